@@ -1,0 +1,1 @@
+"""hpcrec trains recommendation models whose embedding tables outgrow a node, over MPI."""

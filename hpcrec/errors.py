@@ -1,0 +1,25 @@
+"""Exceptions that a user can act on.
+
+Each says where, what was found, what is allowed and what to change. They derive from the builtin that fits, so that a
+caller may catch either. Knows nothing of MPI: how ranks fail together is ``comm.failure``.
+"""
+
+
+class HpcrecError(Exception):
+    """Base of every error that hpcrec raises on purpose."""
+
+
+class ConfigError(HpcrecError, ValueError):
+    """A configuration that cannot be run: an unknown key, a wrong type, an impossible combination."""
+
+
+class DataError(HpcrecError, ValueError):
+    """A data set, or a line of one, that cannot be used."""
+
+
+class CheckpointError(HpcrecError, ValueError):
+    """A checkpoint that cannot be loaded or does not fit the model."""
+
+
+class MissingError(HpcrecError, ImportError):
+    """A package or library that is needed now and not there; the message carries the command that installs it."""

@@ -1,0 +1,142 @@
+"""Nouns shared by every package: what a feature, a table and a batch are. No logic, no MPI, no torch.
+
+Legend of shape suffixes: ``B`` samples on this rank, ``F`` features, ``D`` row width, ``K`` ids, ``V`` vectors (bags),
+``U`` unique ids, ``L`` labels.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[Any]  # float32, or float64 where a run asks for it (train.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """A categorical input: a bag of ids a sample.
+
+    Attributes
+    ----------
+    name : str
+    cardinality : int
+        Ids are in ``[0, cardinality)``.
+    mean_ids : float
+        Ids a sample on average (1.0 for one-hot): what the shard map weighs a table's lookups by.
+    weighted : bool
+        Whether each id carries a float weight.
+    """
+
+    name: str
+    cardinality: int
+    mean_ids: float = 1.0
+    weighted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """How a table's rows learn.
+
+    Attributes
+    ----------
+    name : str
+        ``sgd``, ``adagrad``, ``rowwise_adagrad`` (FBGEMM's EXACT_* semantics) or ``adam`` (torch's SparseAdam).
+    lr, eps, beta1, beta2 : float
+        ``eps`` is added outside the square root; the betas are Adam's.
+    initial_accumulator : float
+        What the Adagrad accumulators start from.
+    """
+
+    name: str = "rowwise_adagrad"
+    lr: float = 0.02
+    eps: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+    initial_accumulator: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """An embedding table: id -> row.
+
+    Attributes
+    ----------
+    name : str
+    rows, width : int
+        Shape of the whole table.
+    hashed : bool
+        Ids are hashed into ``[0, rows)``; else an id is its row and must be below ``rows``.
+    init_scale : float
+        Rows start uniform in ``[-init_scale, init_scale)``, from (table seed, id) alone.
+    optimizer : OptimizerSpec
+    """
+
+    name: str
+    rows: int
+    width: int
+    hashed: bool = False
+    init_scale: float = 0.01
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """One feature read from one table: what an operator consumes.
+
+    ``pooling`` is ``sum`` or ``mean``; a mean over a weighted bag is the weighted sum divided by the number of ids.
+    An empty bag pools to zeros.
+    """
+
+    feature: str
+    table: str
+    pooling: str = "sum"
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Jagged ids of F features for B samples, feature-major: bag ``f * B + b`` holds ``ids[offsets[i]:offsets[i + 1]]``.
+
+    Attributes
+    ----------
+    features : tuple of str
+    ids : int64 [K]
+    offsets : int64 [F * B + 1]
+    weights : float32 [K] or None
+        Weight of each id; 1 where the feature carries none. None where no feature carries any.
+    """
+
+    features: tuple[str, ...]
+    ids: Ints
+    offsets: Ints
+    weights: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's contiguous part of one global batch.
+
+    Attributes
+    ----------
+    epoch, index : int
+        The batch is number ``index`` of epoch ``epoch``.
+    size : int
+        Samples of the global batch, over all dense ranks (smaller in the last batch of an epoch).
+    start : int
+        Position in the global batch of this rank's first sample.
+    dense : float32 [B, n_dense]
+    label : float32 [B] or [B, L]
+    weight : float32 [B] or None
+        Sample weights; None means 1.
+    bags : Bags
+    """
+
+    epoch: int
+    index: int
+    size: int
+    start: int
+    dense: Floats
+    label: Floats
+    weight: Floats | None
+    bags: Bags
