@@ -96,7 +96,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Bags:
-    """Jagged ids of F features for B samples, feature-major: bag ``f * B + b`` holds ``ids[offsets[i]:offsets[i + 1]]``.
+    """Jagged ids of F features for B samples, feature-major: bag ``i = f * B + b`` is ``ids[offsets[i]:offsets[i+1]]``.
 
     Attributes
     ----------

@@ -1,0 +1,185 @@
+"""Topology: which ranks own embedding rows, which run the dense towers, and which host each is on.
+
+Roles are assigned by arithmetic alone from the number of ranks and their hosts, so every rank computes the same and
+tests can try any shape. Knows nothing of communicators (``comm.world``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcrec.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Ranks, roles and hosts of a run, seen from one rank.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank and the number of ranks in the world.
+    owners, dense : tuple of int
+        World ranks that hold rows, and world ranks that run the towers; ascending. They may overlap or be equal.
+    host_of : tuple of int
+        Host number of each world rank; hosts are numbered by their lowest rank.
+    """
+
+    rank: int
+    size: int
+    owners: tuple[int, ...]
+    dense: tuple[int, ...]
+    host_of: tuple[int, ...]
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this rank holds rows."""
+        return self.rank in self.owners
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether this rank runs the towers."""
+        return self.rank in self.dense
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether every rank is both."""
+        return self.owners == self.dense
+
+    @property
+    def dense_index(self) -> int:
+        """This rank's number among the dense ranks."""
+        return self.dense.index(self.rank)
+
+    @property
+    def owner_index(self) -> int:
+        """This rank's number among the owners."""
+        return self.owners.index(self.rank)
+
+    @property
+    def n_hosts(self) -> int:
+        """Hosts in the run."""
+        return len(set(self.host_of))
+
+    @property
+    def host_ranks(self) -> tuple[int, ...]:
+        """World ranks on this rank's host."""
+        return tuple(r for r in range(self.size) if self.host_of[r] == self.host_of[self.rank])
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """World ranks with this rank's local index, one a host; only hosts that have so many ranks."""
+        local = self.host_ranks.index(self.rank)
+        by_host: dict[int, list[int]] = {}
+        for r, host in enumerate(self.host_of):
+            by_host.setdefault(host, []).append(r)
+        return tuple(ranks[local] for _, ranks in sorted(by_host.items()) if len(ranks) > local)
+
+    def describe(self) -> dict[str, object]:
+        """What ``summary.json`` says of it."""
+        return {
+            "ranks": self.size,
+            "owners": list(self.owners),
+            "dense": list(self.dense),
+            "fused": self.is_fused,
+            "host_of_rank": list(self.host_of),
+        }
+
+
+def assign_roles(
+    host_of: Sequence[int],
+    *,
+    mode: str,
+    owners: int | Sequence[int] | None = None,
+    dense: int | Sequence[int] | None = None,
+    owners_per_host: int | None = None,
+    dense_per_host: int | None = None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Owners and dense ranks of a world.
+
+    A count takes owners from the first ranks and dense ranks from the last; a count per host does so on each host; a
+    list names them. With one role given, ``split`` gives the other all the remaining ranks. ``fused`` takes no roles.
+
+    Raises
+    ------
+    ConfigError
+        Roles that cannot be had, or that leave a rank without one.
+    """
+    size = len(host_of)
+    given = {
+        "owners": owners,
+        "dense": dense,
+        "owners_per_host": owners_per_host,
+        "dense_per_host": dense_per_host,
+    }
+    if mode == "fused":
+        extra = [name for name, value in given.items() if value is not None]
+        if extra:
+            raise ConfigError(
+                f"topology.{extra[0]} is set, but topology.mode is 'fused', where every rank has both roles. "
+                "Remove it, or set topology.mode = 'split'."
+            )
+        return tuple(range(size)), tuple(range(size))
+    if mode != "split":
+        raise ConfigError(f"topology.mode is {mode!r}. Allowed: 'fused', 'split'.")
+    if size == 1:
+        raise ConfigError(
+            "topology.mode is 'split', but there is 1 rank, which cannot be split into owners and dense ranks. "
+            "Start more ranks (hpcrec run -n 4 ...), or set topology.mode = 'fused'."
+        )
+    own = _pick(host_of, "owners", owners, owners_per_host, first=True)
+    den = _pick(host_of, "dense", dense, dense_per_host, first=False)
+    if own is None and den is None:
+        own = tuple(range(size // 2)) or (0,)
+    if own is None:
+        own = _rest(size, den, "owners")
+    if den is None:
+        den = _rest(size, own, "dense")
+    idle = sorted(set(range(size)) - set(own) - set(den))
+    if idle:
+        raise ConfigError(
+            f"topology: of {size} ranks, {len(own)} own rows and {len(den)} are dense, which leaves rank {idle[0]} "
+            f"({len(idle)} in all) without a role. Raise topology.owners or topology.dense, or start fewer ranks."
+        )
+    return own, den
+
+
+def _pick(
+    host_of: Sequence[int], role: str, wanted: int | Sequence[int] | None, per_host: int | None, *, first: bool
+) -> tuple[int, ...] | None:
+    if wanted is not None and per_host is not None:
+        raise ConfigError(f"topology.{role} and topology.{role}_per_host are both set. Keep one of them.")
+    size = len(host_of)
+    if per_host is not None:
+        picked: list[int] = []
+        for host in sorted(set(host_of)):
+            local = [r for r in range(size) if host_of[r] == host]
+            _check_count(f"topology.{role}_per_host", per_host, len(local), f"host {host}")
+            picked += local[:per_host] if first else local[-per_host:]
+        return tuple(sorted(picked))
+    if wanted is None:
+        return None
+    if isinstance(wanted, int):
+        _check_count(f"topology.{role}", wanted, size, "the run")
+        return tuple(range(wanted)) if first else tuple(range(size - wanted, size))
+    ranks = tuple(sorted(wanted))
+    bad = [r for r in ranks if not 0 <= r < size]
+    if bad or not ranks or len(set(ranks)) != len(ranks):
+        raise ConfigError(
+            f"topology.{role} lists {list(wanted)}. Allowed: at least one rank, each once, from 0 to {size - 1}."
+        )
+    return ranks
+
+
+def _check_count(where: str, count: int, limit: int, what: str) -> None:
+    if not 1 <= count <= limit:
+        raise ConfigError(f"{where} is {count}. Allowed: 1 to {limit}, the ranks of {what}.")
+
+
+def _rest(size: int, taken: Sequence[int] | None, role: str) -> tuple[int, ...]:
+    rest = tuple(r for r in range(size) if r not in (taken or ()))
+    if not rest:
+        raise ConfigError(
+            f"topology: the other role takes all {size} ranks, which leaves none for {role}. "
+            f"Set topology.{role} too (roles may overlap), or topology.mode = 'fused'."
+        )
+    return rest

@@ -1,0 +1,123 @@
+"""World: the communicators of a run, made in one place and taken down in order.
+
+Knows roles and hosts; does not know what crosses. Horovod is given the dense communicator by ``dense``.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.topology import Topology
+from hpcrec.errors import HpcrecError
+
+RoleRule = Callable[[tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def launcher_tasks(environment: dict[str, str]) -> int | None:
+    """Tasks that the launcher says it started; None where it says nothing."""
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    return None
+
+
+class World:
+    """Communicators and their collectives.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        All ranks of the run, ``MPI.COMM_WORLD`` or a part of it.
+    roles : callable
+        Host number of each rank -> (owners, dense ranks); ``comm.topology.assign_roles`` with its options bound.
+
+    Attributes
+    ----------
+    topology : Topology
+    ledger : Ledger
+    main : Collectives
+        All ranks: the main thread's collectives.
+    route : Collectives
+        All ranks: the routing thread's collectives, which must not mix with the main thread's.
+    owners, dense : Collectives or None
+        Only on ranks of that role.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, roles: RoleRule) -> None:
+        self._closed = False
+        host_of = _hosts(comm)
+        owners, dense = roles(host_of)
+        self.topology = Topology(rank=comm.rank, size=comm.size, owners=owners, dense=dense, host_of=host_of)
+        self.ledger = Ledger(comm.rank, host_of)
+        everyone = tuple(range(comm.size))
+        self.main = Collectives(comm.Dup(), everyone, self.ledger)
+        self.route = Collectives(comm.Dup(), everyone, self.ledger)
+        self.owners = self._part(comm, owners)
+        self.dense = self._part(comm, dense)
+
+    def _part(self, comm: MPI.Intracomm, ranks: tuple[int, ...]) -> Collectives | None:
+        inside = comm.rank in ranks
+        part = comm.Split(0 if inside else MPI.UNDEFINED, comm.rank)
+        return Collectives(part, ranks, self.ledger) if isinstance(part, MPI.Intracomm) and inside else None
+
+    @property
+    def threads_may_communicate(self) -> bool:
+        """Whether MPI lets two threads of a rank communicate at once."""
+        return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
+
+    def total_wire_bytes(self) -> np.ndarray:
+        """Bytes by tag over all ranks; collective."""
+        counted = self.ledger.snapshot()  # before this call adds its own
+        return self.main.comm.allreduce(counted, op=MPI.SUM)
+
+    def close(self) -> None:
+        """Waits until every rank is here, then frees the communicators; collective.
+
+        A group that leaves early would abort what the other group still has in flight.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self.main.barrier()
+        for part in (self.dense, self.owners, self.route, self.main):
+            if part is not None:
+                part.close()
+
+
+def versions() -> dict[str, str]:
+    """The MPI library, its standard and the thread level, for ``summary.json``."""
+    level = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
+    return {
+        "mpi_library": MPI.Get_library_version().split(",")[0].strip("\0"),
+        "mpi_standard": ".".join(str(n) for n in MPI.Get_version()),
+        "mpi_threads": level.get(MPI.Query_thread(), "multiple"),
+    }
+
+
+def check_launch(comm: MPI.Intracomm, environment: dict[str, str]) -> None:
+    """Refuses a world of one rank under a launcher that started more: its MPI and ours did not meet.
+
+    Raises
+    ------
+    HpcrecError
+        Each task would train alone and believe it is the whole run.
+    """
+    tasks = launcher_tasks(environment)
+    if comm.size == 1 and tasks is not None and tasks > 1:
+        raise HpcrecError(
+            f"the launcher started {tasks} tasks, but MPI sees a world of 1 rank: the launcher does not speak to this "
+            "MPI library. Under Slurm use 'srun --mpi=pmix', or mpirun inside the allocation."
+        )
+
+
+def _hosts(comm: MPI.Intracomm) -> tuple[int, ...]:
+    """Host number of each rank, hosts numbered in order of their lowest rank."""
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    lowest = host.allreduce(comm.rank, op=MPI.MIN)
+    host.Free()
+    lowest_R = comm.allgather(lowest)
+    numbers = {low: i for i, low in enumerate(sorted(set(lowest_R)))}
+    return tuple(numbers[low] for low in lowest_R)

@@ -1,0 +1,211 @@
+"""The shard map: which rank holds which part of which table.
+
+Tables that one feature feeds form a *family* and are placed alike, so that the feature's ids are routed once. A family
+is placed in one of four ways:
+
+``table``      one owner holds it whole
+``row``        rows are dealt to owners by a seeded permutation of the row numbers (so frequent rows spread, whatever
+               order the data set numbered them in)
+``column``     each owner holds some columns of every row
+``replicate``  every dense rank holds it whole
+
+Everything here is a pure function of the tables, the features and the roles, so every rank computes the same map.
+Knows nothing of MPI or of rows' contents.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcrec.errors import ConfigError
+from hpcrec.types import Feature, Lookup, TableSpec
+
+KINDS = ("table", "row", "column", "replicate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """What a configuration may ask of a table's family.
+
+    ``kind`` is one of ``KINDS`` or ``auto``; ``owners`` are owner numbers (not world ranks); ``parts`` is how many
+    owners a ``row`` or ``column`` placement uses (all of them when None).
+    """
+
+    kind: str = "auto"
+    owners: tuple[int, ...] | None = None
+    parts: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Tables that share features, and with them their ids' routes.
+
+    Attributes
+    ----------
+    name : str
+        Name of its first table.
+    rows : int
+        Rows of each of its tables.
+    hashed : bool
+    tables, features : tuple of str
+    kind : str
+        One of ``KINDS``.
+    holders : tuple of int
+        World ranks that hold a part, in order of parts.
+    """
+
+    name: str
+    rows: int
+    hashed: bool
+    tables: tuple[str, ...]
+    features: tuple[str, ...]
+    kind: str
+    holders: tuple[int, ...]
+
+    @property
+    def row_parts(self) -> int:
+        """Parts that rows are dealt to."""
+        return len(self.holders) if self.kind == "row" else 1
+
+    def part_rows(self, part: int) -> int:
+        """Rows that part ``part`` holds."""
+        return -(-(self.rows - part) // self.row_parts) if self.kind == "row" else self.rows
+
+    def part_columns(self, width: int, part: int) -> tuple[int, int]:
+        """Columns [start, stop) that part ``part`` holds of a table of ``width``; may be none."""
+        if self.kind != "column":
+            return 0, width
+        parts = len(self.holders)
+        return width * part // parts, width * (part + 1) // parts
+
+
+def table_seed(seed: int, name: str) -> int:
+    """Seed of a table's rows: 63 bits from the run's seed and the table's name."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def build_families(
+    tables: Mapping[str, TableSpec],
+    features: Sequence[Feature],
+    lookups: Sequence[Lookup],
+    placements: Mapping[str, Placement],
+    *,
+    owners: Sequence[int],
+    dense: Sequence[int],
+    replicate_rows: int,
+) -> tuple[Family, ...]:
+    """Places every table that a lookup reads.
+
+    The cost of a family is its share of the memory (rows x width) plus its share of the lookups (ids a sample x width).
+    One that alone exceeds an owner's fair share of either is dealt by rows; the others go whole, dearest first, to the
+    owner with the least cost so far.
+
+    Raises
+    ------
+    ConfigError
+        Tables that a feature links but that differ in rows, or a placement that cannot be had.
+    """
+    mean_ids = {f.name: f.mean_ids for f in features}
+    groups = _connected(tables, lookups)
+    width = {name: sum(tables[t].width for t in names) for name, (names, _) in groups.items()}
+    memory = {name: tables[name].rows * width[name] for name in groups}
+    traffic = {name: sum(mean_ids[f] for f in feats) * width[name] for name, (_, feats) in groups.items()}
+    wanted = {name: _wanted(names, placements) for name, (names, _) in groups.items()}
+    memory_total, traffic_total = sum(memory.values()) or 1, sum(traffic.values()) or 1
+    cost = {n: memory[n] / memory_total + traffic[n] / traffic_total for n in groups}
+    load = dict.fromkeys(range(len(owners)), 0.0)
+    placed: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name in sorted(groups, key=lambda n: (-cost[n], n)):
+        want = wanted[name]
+        kind = want.kind
+        if kind == "auto":
+            fair = 1 / len(owners)
+            big = memory[name] / memory_total > fair or traffic[name] / traffic_total > fair
+            small = tables[name].rows <= replicate_rows
+            kind = "replicate" if small else "row" if big and len(owners) > 1 and want.owners is None else "table"
+        if kind == "replicate":
+            placed[name] = (kind, tuple(dense))
+            continue
+        numbers = _owner_numbers(name, kind, want, len(owners), load, min(tables[t].width for t in groups[name][0]))
+        for number in numbers:
+            load[number] += cost[name] / len(numbers)
+        placed[name] = (kind, tuple(owners[n] for n in numbers))
+    return tuple(
+        Family(
+            name=name,
+            rows=tables[name].rows,
+            hashed=tables[name].hashed,
+            tables=names,
+            features=feats,
+            kind=placed[name][0],
+            holders=placed[name][1],
+        )
+        for name, (names, feats) in groups.items()
+    )
+
+
+def _connected(
+    tables: Mapping[str, TableSpec], lookups: Sequence[Lookup]
+) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Tables and features of each family, by the name of its first table, in order of first lookup."""
+    family_of: dict[str, str] = {}  # table -> family
+    feature_family: dict[str, str] = {}
+    for lookup in lookups:
+        if lookup.table not in tables:
+            raise ConfigError(f"model: feature {lookup.feature!r} reads table {lookup.table!r}, which is not defined.")
+        name = feature_family.get(lookup.feature, family_of.get(lookup.table, lookup.table))
+        old = family_of.get(lookup.table)
+        if old is not None and old != name:  # two families meet in this table
+            family_of.update({t: name for t, f in family_of.items() if f == old})
+            feature_family.update({f: name for f, g in feature_family.items() if g == old})
+        family_of[lookup.table] = name
+        feature_family[lookup.feature] = name
+    out: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    for name in dict.fromkeys(family_of.values()):
+        names = tuple(t for t, f in family_of.items() if f == name)
+        first = tables[names[0]]
+        for t in names[1:]:
+            if (tables[t].rows, tables[t].hashed) != (first.rows, first.hashed):
+                raise ConfigError(
+                    f"tables {names[0]!r} ({first.rows} rows, hashed {first.hashed}) and {t!r} ({tables[t].rows} rows, "
+                    f"hashed {tables[t].hashed}) are read by the same features, so their rows and hashed must agree. "
+                    f"Set both in [embedding.tables]."
+                )
+        out[names[0]] = (names, tuple(f for f, g in feature_family.items() if g == name))
+    return out
+
+
+def _wanted(names: Sequence[str], placements: Mapping[str, Placement]) -> Placement:
+    asked = {t: placements[t] for t in names if placements.get(t, Placement()) != Placement()}
+    if len(set(asked.values())) > 1:
+        raise ConfigError(
+            f"tables {sorted(asked)} are read by the same features and are placed alike, but ask for different shards: "
+            f"{', '.join(f'{t}: {p.kind}' for t, p in sorted(asked.items()))}. Set it for one of them only."
+        )
+    return next(iter(asked.values()), Placement())
+
+
+def _owner_numbers(
+    name: str, kind: str, want: Placement, n_owners: int, load: Mapping[int, float], narrowest: int
+) -> tuple[int, ...]:
+    where = f"embedding.tables.{name}"
+    if kind not in KINDS:
+        raise ConfigError(f"{where}.shard is {kind!r}. Allowed: auto, {', '.join(KINDS)}.")
+    if want.owners is not None:
+        bad = [o for o in want.owners if not 0 <= o < n_owners]
+        if bad or not want.owners or len(set(want.owners)) != len(want.owners):
+            raise ConfigError(
+                f"{where}.owners is {list(want.owners)}. Allowed: owner numbers 0 to {n_owners - 1}, each once."
+            )
+        if kind == "table" and len(want.owners) != 1:
+            raise ConfigError(f"{where}.owners names {len(want.owners)} owners; shard = 'table' takes exactly 1.")
+        return want.owners
+    by_load = sorted(range(n_owners), key=lambda o: (load[o], o))
+    if kind == "table":
+        return (by_load[0],)
+    parts = n_owners if want.parts is None else want.parts
+    if not 1 <= parts <= n_owners:
+        raise ConfigError(f"{where}.parts is {parts}. Allowed: 1 to {n_owners}, the number of owners.")
+    del narrowest  # a table narrower than its parts leaves some owners without columns, which is allowed
+    return tuple(sorted(by_load[:parts]))

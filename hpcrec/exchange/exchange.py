@@ -1,0 +1,237 @@
+"""One exchange a step: ids to the holders of rows, pooled vectors or rows back, gradients to the holders.
+
+::
+
+    dense rank                            holder (owner; for replicated tables every dense rank)
+    ask(bags)  --- ids ----------------->  read(message), sort by row          phase "ids"        may run ahead
+    leaves     <-- values ---------------  answer: gather and pool             phase "values"
+    gradients  --- gradients ----------->  apply: merge by row, step           phase "gradients"
+
+One ``Alltoallv`` a phase whatever the number of tables and forms. Bytes sent per step, vectors of width D and element
+size s, not counting what a rank sends to itself, each message rounded up to 64 bytes:
+
+``ids``        dense -> holder: see ``wire``; before it 32 bytes to every rank (tag ``control``), which tell the size
+``values``     holder -> dense: ``pooled`` s D a non-empty (part of a) bag; ``rows`` s D a distinct row;
+               ``replicate`` nothing
+``gradients``  dense -> holder: as ``values``; ``replicate`` s D a distinct row to every dense rank
+
+Ids do not depend on weights, so the phase ``ids`` may run ahead of the step on a thread of its own. Knows bytes, not
+time: when a phase runs is for ``policy`` to say.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.topology import Topology
+from hpcrec.comm.world import World
+from hpcrec.embedding.store import RowStore
+from hpcrec.exchange.ask import Asked, Asker
+from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.serve import Holder, Served
+from hpcrec.exchange.wire import cumulative
+from hpcrec.types import Batch, Floats
+
+Timer = Callable[[str], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """A routed batch.
+
+    Attributes
+    ----------
+    asked : Asked or None
+        On dense ranks.
+    served : Served or None
+        On ranks that hold rows.
+    stop : bool
+        Some rank had been asked to stop when this batch was routed; every rank sees the same.
+    total_weight : float
+        Sum of the global batch's sample weights; every rank sees the same.
+    """
+
+    asked: Asked | None
+    served: Served | None
+    stop: bool
+    total_weight: float
+
+
+class Exchange:
+    """The three phases over all ranks.
+
+    Parameters
+    ----------
+    world : World
+    layout : Layout
+    store : RowStore or None
+        What this rank holds, replicas included; None where it holds nothing.
+    weighted : set of str
+        Features whose ids carry weights.
+    seed : int
+    dtype : numpy float type
+    timer : callable
+        ``timer(name)`` is a context manager that adds to the phase's seconds.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        layout: Layout,
+        store: RowStore | None,
+        *,
+        weighted: set[str],
+        seed: int,
+        dtype: np.dtype,
+        timer: Timer,
+    ) -> None:
+        self.layout = layout
+        self.store = store
+        self.dtype = np.dtype(dtype)
+        self._world = world
+        self._timer = timer
+        topology: Topology = world.topology
+        self._size = topology.size
+        leg = layout.legs.get(topology.rank)
+        self._holder = None
+        if store is not None and leg is not None:
+            weighs = [e.form == "pooled" and e.features[0] in weighted for e in leg.entries]
+            self._holder = Holder(store, leg, weighted=weighs, size=topology.size, pad=padded_bytes)
+        self._asker = None
+        if topology.is_dense:
+            self._asker = Asker(
+                layout, seed=seed, replicas=store, weighted=weighted, size=topology.size, pad=padded_bytes, dtype=dtype
+            )
+        self._norms = _ColumnNorms(world, layout, self.dtype)
+
+    def route(self, batch: Batch | None, *, train: bool, stop: bool = False) -> Route:
+        """Phase ``ids``; collective, on the routing communicator, from any one thread at a time.
+
+        Parameters
+        ----------
+        batch : Batch or None
+            This rank's part; None on ranks that are not dense.
+        train : bool
+            Whether gradients will come back.
+        stop : bool
+            Whether this rank was asked to stop.
+        """
+        asked = None if self._asker is None or batch is None else self._asker.ask(batch.bags, train=train)
+        control_RM = np.zeros((self._size, 4), np.int64)
+        control_RM[:, 1] = stop
+        if batch is not None:
+            weight = len(batch.label) if batch.weight is None else batch.weight.sum(dtype=np.float64)
+            control_RM[:, 2] = np.float64(weight).view(np.int64)
+        if asked is not None:
+            control_RM[:, 0] = asked.id_bytes_R
+        heard_RM = self._world.route.alltoall(control_RM, "control")
+        bytes_R = heard_RM[:, 0].copy()
+        received = np.empty(int(bytes_R.sum()), np.uint8)
+        sent = np.zeros(0, np.uint8) if asked is None else asked.message
+        sizes_R = np.zeros(self._size, np.int64) if asked is None else asked.id_bytes_R
+        self._world.route.alltoallv(sent, sizes_R, received, bytes_R, "ids")
+        served = None if self._holder is None else self._holder.read(received, bytes_R, train=train)
+        return Route(asked, served, bool(heard_RM[:, 1].any()), float(heard_RM[:, 2].copy().view(np.float64).sum()))
+
+    def values(self, route: Route) -> list[Floats] | None:
+        """Phase ``values``; collective. The leaves [B, F, D] on dense ranks, one a leaf group; None elsewhere."""
+        asked, served = route.asked, route.served
+        with self._timer("gather"):
+            sent = np.zeros(0, self.dtype)
+            if self._holder is not None and served is not None:
+                sent = self._holder.answer(served)
+        with self._timer("values"):
+            zeros_R = np.zeros(self._size, np.int64)
+            sent_R = zeros_R if served is None else served.value_bytes_R
+            wanted_R = zeros_R if asked is None else asked.value_bytes_R
+            received = np.empty(int(wanted_R.sum()) // self.dtype.itemsize, self.dtype)
+            self._world.main.alltoallv(sent, sent_R, received, wanted_R, "values")
+        if asked is None:
+            return None
+        with self._timer("assemble"):
+            groups = self.layout.groups
+            leaves = [np.zeros((asked.n_samples, len(g.lookups), g.width), self.dtype) for g in groups]
+            for move in asked.moves:
+                move.forward(received, leaves)
+        return leaves
+
+    def gradients(self, route: Route, leaf_gradients: Sequence[Floats] | None, *, step: int, lr_scale: float) -> None:
+        """Phase ``gradients``; collective. Rows and their optimizers have stepped when it returns.
+
+        Parameters
+        ----------
+        leaf_gradients : sequence of float [B, F, D], or None on ranks that are not dense
+        step : int
+            Global step, from 1.
+        lr_scale : float
+        """
+        asked, served = route.asked, route.served
+        zeros_R = np.zeros(self._size, np.int64)
+        sent_R = zeros_R if asked is None else asked.gradient_bytes_R
+        sent = np.zeros(int(sent_R.sum()) // self.dtype.itemsize, self.dtype)
+        if asked is not None:
+            assert leaf_gradients is not None
+            with self._timer("disassemble"):
+                for move in asked.moves:
+                    move.backward(leaf_gradients, sent)
+        with self._timer("gradients"):
+            due_R = zeros_R if served is None else served.gradient_bytes_R
+            received = np.empty(int(due_R.sum()) // self.dtype.itemsize, self.dtype)
+            self._world.main.alltoallv(sent, sent_R, received, due_R, "gradients")
+        if self._holder is not None and served is not None:
+            with self._timer("update"):
+                self._holder.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)
+
+
+class _ColumnNorms:
+    """Squared gradient norms over all columns of column-sharded rows, for row-wise Adagrad.
+
+    The holders of a family get the same ids in the same order, so each has the same list of touched rows: they exchange
+    own norms, 4 or 8 bytes a row and holder, and add them in column order. One call a step, on every owner, where any
+    table needs it.
+    """
+
+    def __init__(self, world: World, layout: Layout, dtype: np.dtype) -> None:
+        self._world = world
+        self._dtype = np.dtype(dtype)
+        self._partners: dict[str, list[int]] = {}  # table -> holders with at least one column, in column order
+        for family in layout.families:
+            for table in family.tables if family.kind == "column" else ():
+                spec = layout.tables[table]
+                spans = [family.part_columns(spec.width, i) for i in range(len(family.holders))]
+                holders = [h for h, (start, stop) in zip(family.holders, spans, strict=True) if start < stop]
+                if spec.optimizer.name == "rowwise_adagrad" and len(holders) > 1:
+                    self._partners[table] = holders
+
+    def sum(self, own: dict[str, Floats]) -> dict[str, Floats]:
+        """Norms [U] over all columns, by table; collective over the owners."""
+        owners = self._world.owners
+        if not self._partners or owners is None:
+            return own
+        shared = {
+            rank: [t for t, holders in self._partners.items() if t in own and rank in holders] for rank in owners.ranks
+        }
+        counts = [sum(len(own[t]) for t in shared[rank]) for rank in owners.ranks]
+        sizes_R = padded_bytes(np.array(counts, np.int64) * self._dtype.itemsize)
+        places = cumulative(sizes_R) // self._dtype.itemsize
+        sent, received = np.zeros(places[-1], self._dtype), np.empty(places[-1], self._dtype)
+        for at, rank in zip(places, owners.ranks, strict=False):
+            for table in shared[rank]:
+                sent[at : at + len(own[table])] = own[table]
+                at += len(own[table])
+        owners.alltoallv(sent, sizes_R, received, sizes_R, "gradients")
+        cursor = dict(zip(owners.ranks, places[:-1].tolist(), strict=True))
+        pieces: dict[tuple[str, int], Floats] = {}
+        for rank in owners.ranks:
+            for table in shared[rank]:
+                pieces[table, rank] = received[cursor[rank] : cursor[rank] + len(own[table])]
+                cursor[rank] += len(own[table])
+        totals = {}
+        for table, norms in own.items():
+            totals[table] = np.zeros_like(norms)
+            for rank in self._partners[table]:
+                totals[table] += pieces[table, rank]
+        return totals

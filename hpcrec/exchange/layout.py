@@ -1,0 +1,189 @@
+"""The layout of every message, fixed before the first step and computed alike by every rank.
+
+A dense rank sends each holder of rows one message a phase. It consists of *entries*: the ids of one feature (form
+``pooled``) or the distinct ids of features that read the same tables (forms ``rows``, ``replicate``), in an order that
+both ends know. Each entry is answered by one *stream* of vectors for each table that it reads at that holder, and the
+gradients come back as the same streams. Knows tables, shards and forms; knows nothing of a batch or of MPI.
+
+Legend: ``E`` entries, ``S`` streams, ``R`` ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcrec.embedding.shards import Family
+from hpcrec.errors import ConfigError
+from hpcrec.types import Lookup, TableSpec
+
+FORMS = ("replicate", "rows", "pooled")
+
+
+@dataclass(frozen=True)
+class LeafGroup:
+    """Lookups of equal width, whose pooled vectors are one leaf tensor [B, F, D]."""
+
+    width: int
+    lookups: tuple[Lookup, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Ids that travel together to one holder.
+
+    ``features`` is one feature for ``pooled``; ``part`` is the holder's part of the family.
+    """
+
+    family: Family
+    form: str
+    features: tuple[str, ...]
+    part: int
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Vectors of one table that answer (and whose gradients follow) one entry: one for each of its bags."""
+
+    entry: int
+    table: str
+    columns: tuple[int, int]
+
+    @property
+    def width(self) -> int:
+        """Columns that this holder has of the table."""
+        return self.columns[1] - self.columns[0]
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What passes between any dense rank and one holder.
+
+    Entries and streams of the replicated form come last: they have gradients but no values.
+    """
+
+    entries: tuple[Entry, ...]
+    streams: tuple[Stream, ...]
+
+    @property
+    def n_value_streams(self) -> int:
+        """Streams that the values phase carries."""
+        return sum(self.entries[s.entry].form != "replicate" for s in self.streams)
+
+
+class Layout:
+    """Entries and streams by holder, and the leaves that the dense side fills.
+
+    Parameters
+    ----------
+    tables : mapping of str to TableSpec
+    families : sequence of Family
+    lookups : sequence of Lookup
+        What the model reads.
+    forms : mapping of str to str
+        Feature -> form, for features that are not replicated.
+    default_form : str
+        The form of the other features.
+
+    Attributes
+    ----------
+    legs : dict of int to Leg
+        By world rank of the holder.
+    groups : tuple of LeafGroup
+    place : dict of (feature, table) to (int, int)
+        Leaf group and position in it.
+    weighs : dict of str to bool
+        Whether a feature's bags are means.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, TableSpec],
+        families: Sequence[Family],
+        lookups: Sequence[Lookup],
+        *,
+        forms: Mapping[str, str],
+        default_form: str,
+    ) -> None:
+        self.tables = dict(tables)
+        self.families = tuple(families)
+        self.tables_of: dict[str, tuple[str, ...]] = {}
+        for lookup in lookups:
+            names = self.tables_of.get(lookup.feature, ())
+            self.tables_of[lookup.feature] = names if lookup.table in names else (*names, lookup.table)
+        self.family_of = {f: family for family in families for f in family.features}
+        self.form_of = {f: self._form(f, forms.get(f, default_form)) for f in self.tables_of}
+        self.groups, self.place = _leaves(tables, lookups)
+        self.pooling = _poolings(lookups)
+        ranks = sorted({rank for family in families for rank in family.holders})
+        self.legs = {rank: self._leg(rank) for rank in ranks}
+
+    def _form(self, feature: str, form: str) -> str:
+        if self.family_of[feature].kind == "replicate":
+            return "replicate"
+        if form == "replicate":
+            raise ConfigError(
+                f"exchange: feature {feature!r} has form 'replicate', but its table is sharded "
+                f"({self.family_of[feature].kind}). Set embedding.tables.<table>.shard = 'replicate' instead."
+            )
+        if form not in FORMS:
+            raise ConfigError(f"exchange: feature {feature!r} has form {form!r}. Allowed: {', '.join(FORMS)}.")
+        return form
+
+    def _leg(self, rank: int) -> Leg:
+        entries: list[Entry] = []
+        for family in sorted(self.families, key=lambda f: f.kind == "replicate"):
+            if rank in family.holders:
+                part = family.holders.index(rank)
+                entries += [Entry(family, form, feats, part) for form, feats in self._bundles(family)]
+        entries.sort(key=lambda e: e.form == "replicate")
+        kept, streams = [], []
+        for entry in entries:
+            own = []
+            for table in self.tables_of[entry.features[0]]:
+                columns = entry.family.part_columns(self.tables[table].width, entry.part)
+                if columns[0] < columns[1]:
+                    own.append(Stream(len(kept), table, columns))
+            if own:  # a table narrower than its column parts leaves some holders nothing to answer
+                kept.append(entry)
+                streams += own
+        return Leg(tuple(kept), tuple(streams))
+
+    def _bundles(self, family: Family) -> list[tuple[str, tuple[str, ...]]]:
+        """(form, features) of the entries of one family: pooled features apart, the others by the tables they read."""
+        bundles: dict[tuple[object, ...], tuple[str, tuple[str, ...]]] = {}
+        for feature in family.features:
+            form = self.form_of[feature]
+            key = (form, feature) if form == "pooled" else (form, self.tables_of[feature])
+            old = bundles.get(key, (form, ()))[1]
+            bundles[key] = (form, (*old, feature))
+        return list(bundles.values())
+
+    def bundles(self, form: str) -> list[tuple[Family, tuple[str, ...]]]:
+        """Every (family, features) that travels together under ``form``, once."""
+        return [(fam, feats) for fam in self.families for f, feats in self._bundles(fam) if f == form]
+
+
+def _leaves(
+    tables: Mapping[str, TableSpec], lookups: Sequence[Lookup]
+) -> tuple[tuple[LeafGroup, ...], dict[tuple[str, str], tuple[int, int]]]:
+    by_width: dict[int, list[Lookup]] = {}
+    for lookup in lookups:
+        known = by_width.setdefault(tables[lookup.table].width, [])
+        if lookup not in known:
+            known.append(lookup)
+    groups = tuple(LeafGroup(width, tuple(known)) for width, known in by_width.items())
+    place = {(k.feature, k.table): (g, i) for g, group in enumerate(groups) for i, k in enumerate(group.lookups)}
+    return groups, place
+
+
+def _poolings(lookups: Sequence[Lookup]) -> dict[str, str]:
+    pooling: dict[str, str] = {}
+    for lookup in lookups:
+        if lookup.pooling not in ("sum", "mean"):
+            raise ConfigError(
+                f"model: feature {lookup.feature!r} is pooled by {lookup.pooling!r}. Allowed: 'sum', 'mean'."
+            )
+        if pooling.setdefault(lookup.feature, lookup.pooling) != lookup.pooling:
+            raise ConfigError(
+                f"model: feature {lookup.feature!r} is pooled both by sum and by mean. Use one pooling a feature."
+            )
+    return pooling

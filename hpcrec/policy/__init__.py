@@ -1,0 +1,1 @@
+"""When rows and gradients cross. Time, not bytes (those are ``exchange``)."""

@@ -1,0 +1,37 @@
+"""What a policy is: it says when a batch's rows are read and when its gradients are applied.
+
+A policy hands the loop leaf tensors and takes back their gradients; the loop looks the same under every policy.
+"""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from hpcrec.exchange.exchange import Route
+from hpcrec.exchange.inputs import Inputs
+from hpcrec.types import Batch
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A batch on its way: its part on this rank (None where the rank is not dense), and its route when done."""
+
+    batch: Batch | None
+    train: bool
+    routed: "Future[Route]"
+
+
+class Policy(Protocol):
+    """Four verbs, each collective: every rank calls them in the same order."""
+
+    def submit(self, batch: Batch | None, *, train: bool, stop: bool = False) -> Ticket:
+        """Starts to route a batch; returns at once where routing runs ahead."""
+
+    def gather(self, ticket: Ticket) -> Inputs | None:
+        """What the model receives for the batch; None on ranks that are not dense."""
+
+    def scatter(self, ticket: Ticket, inputs: Inputs | None, *, step: int, lr_scale: float) -> None:
+        """Sends the gradients of the leaves to their rows."""
+
+    def close(self) -> None:
+        """Ends what runs ahead."""

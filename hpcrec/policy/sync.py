@@ -1,0 +1,65 @@
+"""Policy ``sync``: every read sees every earlier update. The reference that the other policies are held to.
+
+Only ids run ahead: the route of batch t + 1 is made by a thread of its own while batch t is computed, which changes no
+result, because ids do not depend on weights.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from hpcrec.exchange.exchange import Exchange, Route, Timer
+from hpcrec.exchange.inputs import Inputs
+from hpcrec.operators.base import Operator
+from hpcrec.policy.base import Ticket
+from hpcrec.types import Batch
+
+
+class Sync:
+    """Reads and writes in step order.
+
+    Parameters
+    ----------
+    exchange : Exchange
+    operators : mapping of str to Operator
+    timer : callable
+    ahead : bool
+        Route on a thread of its own; else ``submit`` routes before it returns.
+    """
+
+    def __init__(self, exchange: Exchange, operators: Mapping[str, Operator], *, timer: Timer, ahead: bool) -> None:
+        self._exchange = exchange
+        self._operators = operators
+        self._timer = timer
+        # one thread, first in first out: all ranks submit in the same order, so their collectives meet
+        self._router = ThreadPoolExecutor(1, thread_name_prefix="route") if ahead else None
+
+    def submit(self, batch: Batch | None, *, train: bool, stop: bool = False) -> Ticket:
+        """See ``Policy``."""
+        if self._router is not None:
+            return Ticket(batch, train, self._router.submit(self._route, batch, train, stop))
+        done: Future[Route] = Future()
+        done.set_result(self._route(batch, train, stop))
+        return Ticket(batch, train, done)
+
+    def _route(self, batch: Batch | None, train: bool, stop: bool) -> Route:
+        with self._timer("route"):
+            return self._exchange.route(batch, train=train, stop=stop)
+
+    def gather(self, ticket: Ticket) -> Inputs | None:
+        """See ``Policy``."""
+        with self._timer("route_wait"):
+            route = ticket.routed.result()
+        leaves = self._exchange.values(route)
+        if leaves is None:
+            return None
+        return Inputs(leaves, self._exchange.layout, self._operators, train=ticket.train)
+
+    def scatter(self, ticket: Ticket, inputs: Inputs | None, *, step: int, lr_scale: float) -> None:
+        """See ``Policy``."""
+        gradients = None if inputs is None else inputs.gradients()
+        self._exchange.gradients(ticket.routed.result(), gradients, step=step, lr_scale=lr_scale)
+
+    def close(self) -> None:
+        """See ``Policy``."""
+        if self._router is not None:
+            self._router.shutdown()

@@ -1,0 +1,344 @@
+"""Session: everything a run consists of, and its step. What a user's own loop runs over.
+
+    for step in session.steps():
+        step.run()
+
+Every rank runs the same loop: owners serve rows in ``run`` while dense ranks compute. Knows the order of a step
+(gather, forward, backward, scatter, reduce, optimizer) and who takes part; how each is done is for ``policy``,
+``exchange`` and ``dense``. What to do every n steps is for ``train.loop``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpcrec.comm.topology import Topology
+from hpcrec.comm.world import World
+from hpcrec.data.loader import Loader
+from hpcrec.data.order import GlobalOrder
+from hpcrec.data.reader import DataSet
+from hpcrec.dense.reducer import DenseReducer
+from hpcrec.embedding.store import RowStore
+from hpcrec.errors import ConfigError, HpcrecError
+from hpcrec.policy.base import Policy, Ticket
+from hpcrec.train import metrics
+from hpcrec.train.schedule import Schedule
+from hpcrec.types import Batch
+
+Timer = Callable[[str], AbstractContextManager[object]]
+Losses = Callable[[Mapping[str, Tensor], "Samples"], Tensor]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A dense rank's part of a batch, as tensors.
+
+    Attributes
+    ----------
+    dense : Tensor [B, n_dense]
+    label : Tensor [B] or [B, L]
+    weight : Tensor [B] or None
+    """
+
+    dense: Tensor
+    label: Tensor
+    weight: Tensor | None
+
+    @classmethod
+    def of(cls, batch: Batch, dtype: torch.dtype) -> "Samples":
+        """The batch's arrays in the run's precision."""
+        weight = None if batch.weight is None else torch.from_numpy(batch.weight).to(dtype)
+        return cls(torch.from_numpy(batch.dense).to(dtype), torch.from_numpy(batch.label).to(dtype), weight)
+
+
+@dataclass(kw_only=True)
+class Split:
+    """A data set, and the order in which this run reads it."""
+
+    dataset: DataSet
+    order: GlobalOrder
+
+
+@dataclass(kw_only=True)
+class DensePart:
+    """What only dense ranks have."""
+
+    model: nn.Module
+    reducer: DenseReducer
+    optimizer: torch.optim.Optimizer
+    clip_norm: float | None
+
+    @property
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The trained parameters by name."""
+        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """What a session is made of; ``hpcrec.build`` makes it from a configuration."""
+
+    world: World
+    policy: Policy
+    store: RowStore | None
+    tables: tuple[str, ...]
+    dense: DensePart | None
+    splits: dict[str, Split]
+    schedule: Schedule
+    scale_embeddings: bool
+    epochs: int
+    steps: int | None
+    seed: int
+    dtype: torch.dtype
+    prefetch: int
+    ahead: bool
+    features: tuple[str, ...]
+    timer: Timer
+    stop_requested: Callable[[], bool]
+    close: Callable[[], None]
+
+
+class Session:
+    """A run's parts and its position.
+
+    Attributes
+    ----------
+    topology : Topology
+    step : int
+        Steps done so far; a resumed session starts where its checkpoint was.
+    stopped : bool
+        Whether the ranks agreed to stop before the last step (a signal).
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.topology: Topology = parts.world.topology
+        self.step = 0
+        self.stopped = False
+        self._closed = False
+
+    # Position.
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Global batches in one epoch of the training data."""
+        return self._split("train").order.n_batches
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        steps = self.parts.steps
+        return self.parts.epochs * self.batches_per_epoch if steps is None else steps
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The dense model; None on ranks that are not dense."""
+        return None if self.parts.dense is None else self.parts.dense.model
+
+    # Training.
+
+    def steps(self) -> Iterator["Step"]:
+        """The steps that are left, in order; ends early when a rank was asked to stop. Call ``run`` on each.
+
+        Collective: every rank runs through the same steps, and leaves at the same one if it leaves early.
+        """
+        first, last = self.step, self.total_steps
+        tickets = self._tickets("train", first, last - first, train=True)
+        try:
+            for ticket in tickets:
+                step = Step(self, ticket, self.step)
+                yield step
+                if self.step != step.number + 1:
+                    raise HpcrecError(f"step {step.number} was left without run(), which every rank must call")
+                if ticket.routed.result().stop:
+                    self.stopped = self.step < last
+                    return
+        finally:
+            tickets.close()
+
+    def run_step(self, ticket: Ticket, losses: Losses | None) -> float:
+        """One training step on a routed batch; returns this rank's share of the global mean loss (0 if not dense).
+
+        Parameters
+        ----------
+        losses : callable, optional
+            ``(inputs, samples) -> Tensor [B]``, a loss for each sample; the session weighs and averages them over the
+            global batch. Default: the model's binary cross-entropy, averaged over labels.
+        """
+        parts, timer, step = self.parts, self.parts.timer, self.step
+        scale = parts.schedule.multiplier(step)
+        inputs = parts.policy.gather(ticket)
+        loss = 0.0
+        if inputs is not None:
+            assert parts.dense is not None and ticket.batch is not None
+            # the seed depends on the step alone, so dropout in a resumed run goes on as it would have
+            torch.manual_seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
+            parts.dense.model.train()
+            parts.dense.reducer.zero_grad()
+            samples = Samples.of(ticket.batch, parts.dtype)
+            with timer("forward"):
+                losses_B = (losses or self.default_losses)(inputs, samples)
+                if losses_B.shape != samples.label.shape[:1]:
+                    raise HpcrecError(
+                        f"the loss function returned shape {tuple(losses_B.shape)}; expected one loss for each of the "
+                        f"{samples.label.shape[0]} samples (do not average: the mean over the global batch is taken here)"
+                    )
+                if samples.weight is not None:
+                    losses_B = losses_B * samples.weight
+                total = losses_B.sum() / ticket.routed.result().total_weight
+            with timer("backward"):
+                total.backward()
+            loss = float(total.detach())
+        lr_scale = scale if parts.scale_embeddings else 1.0
+        parts.policy.scatter(ticket, inputs, step=step + 1, lr_scale=lr_scale)
+        if parts.dense is not None:
+            self._dense_step(parts.dense, scale)
+        self.step += 1
+        return loss
+
+    def _dense_step(self, dense: DensePart, scale: float) -> None:
+        with self.parts.timer("dense_reduce"):
+            dense.reducer.reduce()
+        with self.parts.timer("dense_update"):
+            if dense.clip_norm is not None:
+                dense.reducer.clip(dense.clip_norm)
+            for group in dense.optimizer.param_groups:
+                group["lr"] = group.setdefault("base_lr", group["lr"]) * scale
+            dense.optimizer.step()
+
+    def default_losses(self, inputs: Mapping[str, Tensor], samples: Samples) -> Tensor:
+        """Binary cross-entropy of the model's logits: [B], the mean over labels where there are several."""
+        assert self.model is not None
+        losses = F.binary_cross_entropy_with_logits(self.model(inputs, samples.dense), samples.label, reduction="none")
+        return losses.mean(dim=1) if losses.ndim == 2 else losses
+
+    # Evaluation.
+
+    def evaluate(self, split: str, max_batches: int | None = None) -> dict[str, Any]:
+        """AUC, log-loss, normalized entropy and calibration over a split; collective, same result on every rank."""
+        logits, labels, weights = [], [], []
+        for _, batch, out in self.outputs(split, max_batches):
+            logits.append(out.numpy())
+            labels.append(batch.label)
+            weights.append(batch.weight)
+        result = None
+        if self.topology.is_dense:
+            weight = (
+                None if not weights or weights[0] is None else np.concatenate([w for w in weights if w is not None])
+            )
+            result = metrics.evaluate(np.concatenate(logits), np.concatenate(labels), weight, self.parts.world.dense)
+        return dict(self.parts.world.main.bcast(result, root=self.topology.dense[0]))
+
+    def outputs(self, split: str, max_batches: int | None = None) -> Iterator[tuple[int, Batch, Tensor]]:
+        """(first position, batch, logits) of this rank's part of each batch of a split, in order; collective.
+
+        Yields on dense ranks only; on the others it serves rows and ends.
+        """
+        order = self._split(split).order
+        n = order.n_batches if max_batches is None else min(max_batches, order.n_batches)
+        parts = self.parts
+        tickets = self._tickets(split, 0, n, train=False)
+        if parts.dense is not None:
+            parts.dense.model.eval()
+        for ticket in tickets:
+            inputs = parts.policy.gather(ticket)
+            if inputs is None:
+                continue
+            assert parts.dense is not None and ticket.batch is not None
+            with torch.no_grad():
+                logits = parts.dense.model(inputs, Samples.of(ticket.batch, parts.dtype).dense)
+            batch = ticket.batch
+            yield order.batch_range(batch.index)[0] + batch.start, batch, logits
+
+    # Batches.
+
+    def _split(self, name: str) -> Split:
+        if name not in self.parts.splits:
+            raise ConfigError(
+                f"data.{name} is not set, but is asked for. Set data.{name} to an HDF5 file. "
+                f"There are: {', '.join(self.parts.splits)}."
+            )
+        return self.parts.splits[name]
+
+    def _tickets(self, split: str, first: int, n: int, *, train: bool) -> Iterator[Any]:
+        """Tickets of ``n`` batches from number ``first`` on; the next batch is routed while one is worked on."""
+        batches = self._batches(split, first, n)
+        waiting: list[Ticket] = []
+        try:
+            for _ in range(n):
+                with self.parts.timer("load_wait"):
+                    batch = None if batches is None else next(batches)
+                waiting.append(self.parts.policy.submit(batch, train=train, stop=train and self.parts.stop_requested()))
+                if len(waiting) > self.parts.ahead:
+                    yield waiting.pop(0)
+            yield from waiting
+        finally:
+            for ticket in waiting:
+                ticket.routed.exception()  # routed on every rank, so it ends; nothing may be left in flight
+            if batches is not None:
+                batches.close()
+
+    def _batches(self, split: str, first: int, n: int) -> Any:
+        if not self.topology.is_dense:
+            return None
+        source = self._split(split)
+        loader = Loader(
+            source.dataset,
+            source.order,
+            part=self.topology.dense_index,
+            parts=len(self.topology.dense),
+            features=self.parts.features,
+            prefetch=self.parts.prefetch,
+        )
+        epoch, index = divmod(first, source.order.n_batches)
+        return loader.batches(epoch, index, n)
+
+    # End.
+
+    def close(self) -> None:
+        """Waits for every rank, then takes everything down in order; collective."""
+        if not self._closed:
+            self._closed = True
+            self.parts.policy.close()
+            self.parts.world.main.barrier()  # nothing of any rank is in flight any more
+            self.parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:  # after an error the other ranks will not come to a barrier
+            self.close()
+
+
+class Step:
+    """One training step, not yet run.
+
+    Attributes
+    ----------
+    number : int
+        Steps done before it.
+    batch : Batch or None
+        This rank's part; None on ranks that are not dense.
+    """
+
+    def __init__(self, session: Session, ticket: Ticket, number: int) -> None:
+        self._session = session
+        self._ticket = ticket
+        self.number = number
+        self.batch = ticket.batch
+
+    def run(self, losses: Losses | None = None) -> float:
+        """See ``Session.run_step``; once."""
+        if self._session.step != self.number:
+            raise HpcrecError(f"step {self.number} was run already")
+        return self._session.run_step(self._ticket, losses)
