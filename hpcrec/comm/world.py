@@ -29,8 +29,8 @@ class World:
 
     Parameters
     ----------
-    comm : MPI.Intracomm
-        All ranks of the run, ``MPI.COMM_WORLD`` or a part of it.
+    comm : MPI.Intracomm or None
+        All ranks of the run; None is ``MPI.COMM_WORLD``.
     roles : callable
         Host number of each rank -> (owners, dense ranks); ``comm.topology.assign_roles`` with its options bound.
 
@@ -46,8 +46,9 @@ class World:
         Only on ranks of that role.
     """
 
-    def __init__(self, comm: MPI.Intracomm, roles: RoleRule) -> None:
+    def __init__(self, comm: MPI.Intracomm | None, roles: RoleRule) -> None:
         self._closed = False
+        comm = MPI.COMM_WORLD if comm is None else comm
         host_of = _hosts(comm)
         owners, dense = roles(host_of)
         self.topology = Topology(rank=comm.rank, size=comm.size, owners=owners, dense=dense, host_of=host_of)

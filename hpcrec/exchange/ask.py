@@ -135,7 +135,7 @@ class Asker:
                 self._place_distinct(w, columns, starts, pools, n_samples)
         replicas = [] if self._replicas is None else [a.rows for a in self._replicas.arenas]
         widths = [g.width for g in self._layout.groups]
-        moves = [*copies.finish(self._dtype), *pools.finish(widths, replicas, self._dtype, train=train)]
+        moves: list[Move] = [*copies.finish(self._dtype), *pools.finish(widths, replicas, self._dtype, train=train)]
         return Asked(message, id_bytes_R, value_bytes_R, gradient_bytes_R, moves, n_samples)
 
     def _column(self, bags: Bags, feature: str, n_samples: int) -> _Column:

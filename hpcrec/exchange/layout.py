@@ -135,7 +135,8 @@ class Layout:
                 part = family.holders.index(rank)
                 entries += [Entry(family, form, feats, part) for form, feats in self._bundles(family)]
         entries.sort(key=lambda e: e.form == "replicate")
-        kept, streams = [], []
+        kept: list[Entry] = []
+        streams: list[Stream] = []
         for entry in entries:
             own = []
             for table in self.tables_of[entry.features[0]]:

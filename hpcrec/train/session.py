@@ -8,17 +8,17 @@ Every rank runs the same loop: owners serve rows in ``run`` while dense ranks co
 ``exchange`` and ``dense``. What to do every n steps is for ``train.loop``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
+from hpcrec.comm.failure import StopSignal
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.data.loader import Loader
@@ -30,9 +30,9 @@ from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.policy.base import Policy, Ticket
 from hpcrec.train import metrics
 from hpcrec.train.schedule import Schedule
-from hpcrec.types import Batch
+from hpcrec.train.telemetry import PhaseTimer
+from hpcrec.types import Batch, TableSpec
 
-Timer = Callable[[str], AbstractContextManager[object]]
 Losses = Callable[[Mapping[str, Tensor], "Samples"], Tensor]
 
 
@@ -74,6 +74,7 @@ class DensePart:
     reducer: DenseReducer
     optimizer: torch.optim.Optimizer
     clip_norm: float | None
+    close: Callable[[], None]
 
     @property
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -88,7 +89,7 @@ class Parts:
     world: World
     policy: Policy
     store: RowStore | None
-    tables: tuple[str, ...]
+    tables: dict[str, TableSpec]
     dense: DensePart | None
     splits: dict[str, Split]
     schedule: Schedule
@@ -98,10 +99,10 @@ class Parts:
     seed: int
     dtype: torch.dtype
     prefetch: int
-    ahead: bool
+    ahead: int
     features: tuple[str, ...]
-    timer: Timer
-    stop_requested: Callable[[], bool]
+    timer: PhaseTimer
+    signal: StopSignal
     close: Callable[[], None]
 
 
@@ -115,6 +116,8 @@ class Session:
         Steps done so far; a resumed session starts where its checkpoint was.
     stopped : bool
         Whether the ranks agreed to stop before the last step (a signal).
+    last_logits : Tensor or None
+        The model's logits of the last training step on this rank; None where a user's own loss was used.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -122,6 +125,7 @@ class Session:
         self.topology: Topology = parts.world.topology
         self.step = 0
         self.stopped = False
+        self.last_logits: Tensor | None = None
         self._closed = False
 
     # Position.
@@ -175,7 +179,7 @@ class Session:
         parts, timer, step = self.parts, self.parts.timer, self.step
         scale = parts.schedule.multiplier(step)
         inputs = parts.policy.gather(ticket)
-        loss = 0.0
+        loss, self.last_logits = 0.0, None
         if inputs is not None:
             assert parts.dense is not None and ticket.batch is not None
             # the seed depends on the step alone, so dropout in a resumed run goes on as it would have
@@ -187,8 +191,8 @@ class Session:
                 losses_B = (losses or self.default_losses)(inputs, samples)
                 if losses_B.shape != samples.label.shape[:1]:
                     raise HpcrecError(
-                        f"the loss function returned shape {tuple(losses_B.shape)}; expected one loss for each of the "
-                        f"{samples.label.shape[0]} samples (do not average: the mean over the global batch is taken here)"
+                        f"the loss function returned shape {tuple(losses_B.shape)}; expected one loss for each of "
+                        f"the {samples.label.shape[0]} samples: the mean over the global batch is taken here"
                     )
                 if samples.weight is not None:
                     losses_B = losses_B * samples.weight
@@ -216,7 +220,9 @@ class Session:
     def default_losses(self, inputs: Mapping[str, Tensor], samples: Samples) -> Tensor:
         """Binary cross-entropy of the model's logits: [B], the mean over labels where there are several."""
         assert self.model is not None
-        losses = F.binary_cross_entropy_with_logits(self.model(inputs, samples.dense), samples.label, reduction="none")
+        logits = self.model(inputs, samples.dense)
+        self.last_logits = logits.detach()
+        losses = functional.binary_cross_entropy_with_logits(logits, samples.label, reduction="none")
         return losses.mean(dim=1) if losses.ndim == 2 else losses
 
     # Evaluation.
@@ -267,7 +273,7 @@ class Session:
             )
         return self.parts.splits[name]
 
-    def _tickets(self, split: str, first: int, n: int, *, train: bool) -> Iterator[Any]:
+    def _tickets(self, split: str, first: int, n: int, *, train: bool) -> Generator[Ticket]:
         """Tickets of ``n`` batches from number ``first`` on; the next batch is routed while one is worked on."""
         batches = self._batches(split, first, n)
         waiting: list[Ticket] = []
@@ -275,7 +281,7 @@ class Session:
             for _ in range(n):
                 with self.parts.timer("load_wait"):
                     batch = None if batches is None else next(batches)
-                waiting.append(self.parts.policy.submit(batch, train=train, stop=train and self.parts.stop_requested()))
+                waiting.append(self.parts.policy.submit(batch, train=train, stop=train and self.parts.signal.requested))
                 if len(waiting) > self.parts.ahead:
                     yield waiting.pop(0)
             yield from waiting

@@ -1,0 +1,57 @@
+# Every command of hpcrec. Each does what it needs first, from a fresh clone on: `make train` is enough.
+# Switches, on the command line of make:
+#   MPI=site      the MPI whose mpicc is on the path (module load ...), instead of the one from PyPI
+#   PYTHON=path   the Python (3.11 or newer) that .venv is made from
+#   NP=4          ranks of `make train`; its configuration asks for 2 owners and 2 dense ranks, so another number
+#                 takes another split: NP=3 ARGS="--set topology.dense=1"
+#   ARGS="..."    more arguments: for train those of `hpcrec train`, for test and soak those of pytest
+#   QUICK=1       `make bench` with less work
+NP ?= 4
+ARGS ?=
+QUICK ?=
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup data train test soak lint format bench clean clean-venv
+
+venv := . .venv/bin/activate;
+quickstart := data/quickstart
+
+help:                 ## this table
+	@echo "make TARGET [MPI=site] [PYTHON=python3.12] [NP=4] [ARGS=...]"
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup:                ## .venv with everything in it: MPI, Horovod, the native module (5 min, then 0.5 s)
+	@tools/setup.sh
+
+data: $(quickstart)   ## the synthetic data set of the quickstart, in data/quickstart; made once
+
+# Made beside its place and renamed, so that an interrupted run leaves no half data set. One recipe, one shell.
+$(quickstart): | setup
+	@$(venv) rm -rf $@.tmp; mkdir -p $(@D); hpcrec prepare synthetic --out $@.tmp; mv $@.tmp $@
+
+train: setup data     ## trains the quickstart model on NP ranks: runs/quickstart
+	@$(venv) rm -rf runs/quickstart; hpcrec run -n $(NP) -- train examples/quickstart/config.toml $(ARGS)
+	@echo "result: runs/quickstart/summary.json"
+
+test: setup           ## all tests but the slow ones: serial, then on 1 to 4 ranks
+	@$(venv) python tools/run_tests.py $(ARGS)
+
+soak: setup           ## the slow tests: the same properties at long counts
+	@$(venv) python tools/run_tests.py --slow $(ARGS)
+
+lint: setup           ## every linter
+	@$(venv) tools/lint.sh
+
+format: setup         ## formats Python, C++ and CUDA
+	@$(venv) ruff format .; ruff check --fix .; find native -regex ".*\.\(cpp\|h\|cu\|cuh\)" | xargs -r clang-format -i
+
+bench: setup          ## every benchmark; JSON in benchmarks/results
+	@$(venv) tools/bench.sh $(if $(QUICK),--quick)
+
+clean:                ## removes build folders, caches, the quickstart's data and run; keeps .venv
+	@rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis $(quickstart) $(quickstart).tmp runs/quickstart
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+clean-venv:           ## removes .venv
+	@rm -rf .venv

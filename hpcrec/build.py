@@ -1,0 +1,225 @@
+"""From a configuration to a session: every choice of the configuration becomes an object here, and only here.
+
+Knows every package; decides nothing that the configuration does not say. Set-up is collective: what one rank finds
+wrong is raised on all of them together (``comm.failure.agree``), before any data crosses.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpcrec import kernels
+from hpcrec.build_tables import DTYPES, make_layout, make_model
+from hpcrec.comm.failure import StopSignal, agree
+from hpcrec.comm.topology import Topology, assign_roles
+from hpcrec.comm.world import World
+from hpcrec.config import Config, load_config
+from hpcrec.data.order import GlobalOrder
+from hpcrec.data.reader import DataSet
+from hpcrec.dense.allreduce import make_allreduce
+from hpcrec.dense.optimizer import build_optimizer
+from hpcrec.dense.reducer import DenseReducer
+from hpcrec.embedding.shards import Family
+from hpcrec.embedding.store import RowStore
+from hpcrec.errors import ConfigError
+from hpcrec.exchange.exchange import Exchange
+from hpcrec.policy.sync import Sync
+from hpcrec.train.schedule import Schedule
+from hpcrec.train.session import DensePart, Parts, Session, Split
+from hpcrec.train.telemetry import PhaseTimer
+from hpcrec.types import TableSpec
+
+T = TypeVar("T")
+
+
+def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, folder: Path | None = None) -> Session:
+    """A session for a user's own loop, or for ``hpcrec train``; collective over all ranks.
+
+    Parameters
+    ----------
+    config : Config or path of a TOML file
+    overrides : sequence of "section.key=value"
+    folder : Path, optional
+        Where a user's own model is looked for first; by default the folder of the TOML file.
+
+    Raises
+    ------
+    ConfigError, DataError
+        On all ranks together.
+    """
+    if not isinstance(config, Config):
+        folder = folder or Path(config).parent
+        config = load_config(config, overrides)
+    world = make_world(config)
+    agreed = partial(_together, world)
+    splits = agreed(lambda: _open_splits(config))
+    dataset = splits["train"].dataset
+    model, operators = agreed(lambda: make_model(config, dataset, folder))
+    tables, families, layout = agreed(lambda: make_layout(config, dataset, operators, world.topology))
+    store = agreed(lambda: _make_store(config, tables, families, world.topology))
+    agreed(lambda: _check_threads(config, world))
+    dense = agreed(lambda: _make_dense(config, model, world))
+    timer, signal = PhaseTimer(), StopSignal()
+    exchange = Exchange(
+        world,
+        layout,
+        store,
+        weighted={f.name for f in dataset.features if f.weighted},
+        seed=config.train.seed,
+        dtype=DTYPES[config.train.dtype][0],
+        timer=timer,
+    )
+
+    def close() -> None:
+        if dense is not None:
+            dense.close()
+        signal.close()
+        for split in splits.values():
+            split.dataset.close()
+        world.close()
+
+    parts = Parts(
+        world=world,
+        policy=Sync(exchange, operators, timer=timer, ahead=config.exchange.prefetch > 0),
+        tables=tables,
+        store=store,
+        dense=dense,
+        splits=splits,
+        schedule=_schedule(config, config.train.steps or config.train.epochs * splits["train"].order.n_batches),
+        scale_embeddings=config.schedule.apply_to_embeddings,
+        epochs=config.train.epochs,
+        steps=config.train.steps,
+        seed=config.train.seed,
+        dtype=DTYPES[config.train.dtype][1],
+        prefetch=config.data.prefetch,
+        ahead=config.exchange.prefetch,
+        features=tuple(layout.form_of),
+        timer=timer,
+        signal=signal,
+        close=close,
+    )
+    return Session(parts)
+
+
+def make_world(config: Config) -> World:
+    """The communicators that ``[topology]`` asks for; collective."""
+    t = config.topology
+    roles = partial(
+        assign_roles,
+        mode=t.mode,
+        owners=t.owners,
+        dense=t.dense,
+        owners_per_host=t.owners_per_host,
+        dense_per_host=t.dense_per_host,
+    )
+    return World(None, roles)
+
+
+def _together(world: World, make: Callable[[], T]) -> T:
+    """``make()`` on every rank; if it fails on any rank, all ranks raise."""
+    error, made = None, None
+    try:
+        made = make()
+    except Exception as caught:
+        error = caught
+    agree(world.main, error)
+    return made  # type: ignore[return-value]
+
+
+def _open_splits(config: Config) -> dict[str, Split]:
+    """The data sets of the configuration; only the training data is shuffled."""
+    splits: dict[str, Split] = {}
+    for name in ("train", "validation", "test"):
+        path = getattr(config.data, name)
+        if path is None:
+            continue
+        dataset = DataSet(path)
+        order = GlobalOrder(
+            dataset.samples,
+            config.train.batch_size,
+            seed=config.train.seed,
+            chunk=config.data.chunk,
+            window=config.data.window,
+            shuffle=config.data.shuffle and name == "train",
+        )
+        splits[name] = Split(dataset=dataset, order=order)
+        facts = [(f.name, f.cardinality, f.weighted) for f in dataset.features], dataset.n_dense, dataset.n_labels
+        first = splits["train"].dataset
+        expected = [(f.name, f.cardinality, f.weighted) for f in first.features], first.n_dense, first.n_labels
+        if facts != expected:
+            raise ConfigError(
+                f"data.{name} ({path}) and data.train ({config.data.train}) differ in features, cardinalities, dense "
+                "inputs or labels. Prepare both in one go, so that they have the same ids."
+            )
+    return splits
+
+
+def _make_store(
+    config: Config, tables: dict[str, TableSpec], families: Sequence[Family], topology: Topology
+) -> RowStore | None:
+    held = [family for family in families if topology.rank in family.holders]
+    if not held:
+        return None
+    dtype = DTYPES[config.train.dtype][0]
+    return RowStore(tables, held, rank=topology.rank, seed=config.train.seed, dtype=dtype)
+
+
+def _make_dense(config: Config, model: nn.Module, world: World) -> DensePart | None:
+    """The dense part on dense ranks, with equal parameters on all of them."""
+    if world.dense is None:
+        return None
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            values = np.ascontiguousarray(tensor.detach().numpy())
+            world.dense.bcast_array(values)
+            tensor.copy_(torch.from_numpy(values))
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    optimizer = build_optimizer(
+        config.dense.optimizer.name, named, config.dense.optimizer.lr, config.dense.optimizer.options
+    )
+    allreduce = make_allreduce(config.dense.reducer, world.dense)
+    reducer = DenseReducer(named, allreduce, bucket_bytes=config.dense.bucket_bytes)
+
+    def close() -> None:
+        reducer.close()
+        allreduce.close()
+
+    return DensePart(model=model, reducer=reducer, optimizer=optimizer, clip_norm=config.dense.clip_norm, close=close)
+
+
+def _schedule(config: Config, total_steps: int) -> Schedule:
+    s = config.schedule
+    if s.kind == "constant":
+        return Schedule(warmup_steps=s.warmup_steps)
+    start = s.warmup_steps if s.decay_start is None else s.decay_start
+    return Schedule(
+        kind=s.kind,
+        warmup_steps=s.warmup_steps,
+        decay_start=s.decay_start,
+        decay_steps=s.decay_steps or max(1, total_steps - start),
+        final=s.final,
+        power=s.power,
+        factor=s.factor,
+    )
+
+
+def _check_threads(config: Config, world: World) -> None:
+    """Threads of this rank's kernels and of torch; refuses routing ahead where MPI cannot do it."""
+    if config.exchange.prefetch and not world.threads_may_communicate:
+        raise ConfigError(
+            f"exchange.prefetch is {config.exchange.prefetch}, but this MPI library does not let two threads "
+            "communicate at once (MPI_THREAD_MULTIPLE). Set exchange.prefetch = 0, or use an MPI with thread support."
+        )
+    topology = world.topology
+    mine, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    sharing = len(topology.host_ranks) if mine == all_cores else 1  # a rank that is bound has its cores alone
+    fair = max(1, mine // sharing)
+    kernels.set_threads(config.topology.owner_threads or fair)
+    if topology.is_dense:
+        torch.set_num_threads(config.topology.dense_threads or fair)

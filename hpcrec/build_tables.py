@@ -1,0 +1,133 @@
+"""From a configuration to a model, its tables and their layout. Knows no communicator: pure, the same on every rank."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpcrec.comm.topology import Topology
+from hpcrec.config import Config
+from hpcrec.data.reader import DataSet
+from hpcrec.embedding.shards import Family, Placement, build_families
+from hpcrec.errors import ConfigError
+from hpcrec.exchange.layout import Layout
+from hpcrec.models import build_model, tables_of
+from hpcrec.operators.base import Operator
+from hpcrec.types import Feature, Lookup, TableSpec
+
+DTYPES: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
+    "float32": (np.dtype(np.float32), torch.float32),
+    "float64": (np.dtype(np.float64), torch.float64),
+}
+
+
+def make_model(config: Config, dataset: DataSet, folder: Path | None) -> tuple[nn.Module, dict[str, Operator]]:
+    """The model and its operators, with shared tables put in.
+
+    Raises
+    ------
+    ConfigError
+        A feature that the data set does not have, or what ``build_model`` refuses.
+    """
+    torch.manual_seed(config.train.seed)
+    model = build_model(
+        config.model.name,
+        _used_features(config, dataset),
+        dataset.n_dense,
+        width=config.model.width,
+        n_labels=dataset.n_labels,
+        pooling=config.model.pooling,
+        options=config.model.options,
+        folder=folder,
+    ).to(DTYPES[config.train.dtype][1])
+    operators = {name: _shared(operator, config) for name, operator in dict(model.operators).items()}  # type: ignore[arg-type]
+    return model, operators
+
+
+def make_layout(
+    config: Config, dataset: DataSet, operators: dict[str, Operator], topology: Topology
+) -> tuple[dict[str, TableSpec], tuple[Family, ...], Layout]:
+    """Tables, where their parts are, and what every message holds.
+
+    Raises
+    ------
+    ConfigError
+        Settings of a table that the model does not read, or a placement that cannot be had.
+    """
+    widths = tables_of(operators)
+    lookups = [lookup for operator in operators.values() for lookup in operator.lookups]
+    beside = {k.table: config.embedding.table_of(k.feature) for k in lookups}
+    for name in config.embedding.tables:
+        if name not in widths and name not in beside.values():
+            known = ", ".join(dict.fromkeys((*beside.values(), *widths)))
+            raise ConfigError(f"embedding.tables.{name} is set, but the model reads no such table. It reads: {known}.")
+    tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
+    families = build_families(
+        tables,
+        dataset.features,
+        lookups,
+        {name: _placement(config, name, beside[name]) for name in widths},
+        owners=topology.owners,
+        dense=topology.dense,
+        replicate_rows=config.exchange.replicate_rows,
+    )
+    layout = Layout(tables, families, lookups, forms=config.exchange.forms, default_form=config.exchange.form)
+    return tables, families, layout
+
+
+def _placement(config: Config, name: str, beside: str) -> Placement:
+    """A table's own, or that of the table of its feature: both are routed by the same ids."""
+    own = config.embedding.tables.get(name) or config.embedding.table(beside)
+    return Placement(kind=own.shard, owners=own.owners, parts=own.parts)
+
+
+def _table(config: Config, name: str, width: int, lookups: Sequence[Lookup], dataset: DataSet) -> TableSpec:
+    """One table; a wide table has the rows of the table beside it, for both are read by the same ids."""
+    readers = [k.feature for k in lookups if k.table == name]
+    own = config.embedding.table(name)
+    beside = config.embedding.table(config.embedding.table_of(readers[0]))
+    cardinality = max(dataset.feature(f).cardinality for f in readers)
+    assert own.optimizer is not None and own.init_scale is not None, "EmbeddingConfig.table fills them in"
+    return TableSpec(
+        name=name,
+        rows=own.rows or beside.rows or cardinality,
+        width=width,
+        hashed=own.hashed or beside.hashed,
+        init_scale=own.init_scale,
+        optimizer=own.optimizer.spec(),
+    )
+
+
+def _used_features(config: Config, dataset: DataSet) -> tuple[Feature, ...]:
+    names = config.data.features or tuple(f.name for f in dataset.features)
+    known = {f.name: f for f in dataset.features}
+    for section, keys in (
+        ("data.features", names),
+        ("model.pooling", config.model.pooling),
+        ("exchange.forms", config.exchange.forms),
+        ("embedding.share", config.embedding.share),
+        ("embedding.share", config.embedding.share.values()),
+    ):
+        for name in keys:
+            if name not in known:
+                raise ConfigError(
+                    f"{section} names feature {name!r}, which {dataset.path} does not have. It has: {', '.join(known)}."
+                )
+    return tuple(known[name] for name in names)
+
+
+def _shared(operator: Any, config: Config) -> Any:
+    """The operator with each lookup's table replaced as ``embedding.share`` says, wide tables alike."""
+
+    def table(lookup: Lookup) -> str:
+        if lookup.table != lookup.feature and not lookup.table.startswith(lookup.feature + "."):
+            return lookup.table  # a table that the model named itself
+        return config.embedding.table_of(lookup.feature) + lookup.table[len(lookup.feature) :]
+
+    if not config.embedding.share:
+        return operator
+    return replace(operator, lookups=tuple(replace(k, table=table(k)) for k in operator.lookups))

@@ -1,0 +1,269 @@
+"""The command ``hpcrec``: train, evaluate, predict, prepare, run, config.
+
+Parses a command line, checks the configuration and hands over. What a command needs is imported when it runs, so that
+``--help`` is quick and ``hpcrec run`` does not start MPI itself. Knows no sessions, files or communicators.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcrec.errors import ConfigError, HpcrecError
+
+if TYPE_CHECKING:
+    from hpcrec.config import Config
+
+HELP = ["-h", "--help"]
+CONTEXT = {"help_option_names": HELP, "max_content_width": 100}
+
+
+def _examples(*lines: str) -> str:
+    """Command lines for the end of a help text, kept as they are."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+File = click.Path(exists=True, dir_okay=False, path_type=Path)
+Target = click.Path(dir_okay=False, path_type=Path)
+Anything = click.Path(exists=True, path_type=Path)
+
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the configuration; repeatable."
+)
+checkpoint_option = click.option(
+    "--checkpoint",
+    default="best",
+    show_default=True,
+    metavar="best|last|PATH",
+    help="Which checkpoint of the run; best is the last one where none was marked.",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and ends the process: 0, 1 (error), 2 (configuration, usage), 75 (stopped, goes on)."""
+    try:
+        code = command_line(args=arguments, prog_name="hpcrec", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except HpcrecError as error:
+        if "mpi4py.MPI" in sys.modules:  # on ranks, comm.failure says it once and ends all of them
+            raise
+        click.echo(f"hpcrec: error: {error}", err=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    sys.exit(code or 0)
+
+
+@click.group(
+    context_settings=CONTEXT,
+    epilog=_examples(
+        "hpcrec prepare synthetic data/first",
+        "hpcrec run -n 4 -- train examples/quickstart/config.toml",
+        "hpcrec run -n 4 -- evaluate runs/quickstart",
+    ),
+)
+@click.version_option(package_name="hpcrec")
+def command_line() -> None:
+    """Train recommendation models whose embedding tables outgrow a node, over MPI."""
+
+
+# ---- commands of every rank ------------------------------------------------------------------------------------------
+
+
+@command_line.command(
+    epilog=_examples(
+        "hpcrec train my.toml --set train.steps=100", "hpcrec run -n 4 -- train my.toml --set topology.mode=split"
+    )
+)
+@click.argument("config", type=File)
+@set_option
+@click.option(
+    "--resume",
+    metavar="auto|never|PATH",
+    help="Go on from the run folder's newest checkpoint if there is one (auto), start anew (never), or start from the "
+    "checkpoint folder PATH. Default: checkpoint.resume of the configuration, which is auto unless it says otherwise.",
+)
+def train(config: Path, overrides: Sequence[str], resume: str | None) -> int:
+    """Train as the TOML file CONFIG says, into its run.folder.
+
+    Runs on one rank; start it by 'hpcrec run', mpirun or srun for more. Stopped by a signal (TERM, INT, USR1), it
+    writes a checkpoint and ends with exit code 75; the same command then goes on.
+    """
+    _start()
+    from hpcrec import commands
+
+    return int(commands.train(_train_config(config, overrides, resume), config.parent))
+
+
+@command_line.command(
+    epilog=_examples(
+        "hpcrec evaluate runs/quickstart", "hpcrec run -n 4 -- evaluate my.toml --data tomorrow.h5 --checkpoint last"
+    )
+)
+@click.argument("run_or_config", type=Anything)
+@click.option("--data", type=File, help="Data set to evaluate on; the run's test or validation data by default.")
+@checkpoint_option
+@set_option
+def evaluate(run_or_config: Path, data: Path | None, checkpoint: str, overrides: Sequence[str]) -> None:
+    """Evaluate a trained model; print its metrics as JSON.
+
+    RUN_OR_CONFIG is a run folder, or the TOML file that made it. Any number of ranks will do.
+    """
+    rank = _start()
+    from hpcrec import commands
+
+    config = _run_config(run_or_config, overrides)
+    found = commands.evaluate(config, data=None if data is None else str(data), checkpoint=checkpoint)
+    if rank == 0:
+        click.echo(json.dumps(found, indent=2, default=_as_list))
+
+
+@command_line.command(
+    short_help="Write a trained model's probabilities for a data set.",
+    epilog=_examples("hpcrec predict runs/quickstart --data data/quickstart/test.h5 --out predictions.h5"),
+)
+@click.argument("run", type=Anything)
+@click.option("--data", type=File, required=True, help="Data set to predict.")
+@click.option("--out", type=Target, required=True, help="HDF5 file to write: probabilities in /prediction.")
+@checkpoint_option
+@set_option
+def predict(run: Path, data: Path, out: Path, checkpoint: str, overrides: Sequence[str]) -> None:
+    """Write a trained model's probabilities for a data set, in its order.
+
+    RUN is a run folder, or the TOML file that made it.
+    """
+    rank = _start()
+    from hpcrec import commands
+
+    config = _run_config(run, overrides)
+    samples = commands.predict(config, data=str(data), out=out, checkpoint=checkpoint)
+    if rank == 0:
+        click.echo(f"{out}: {samples} predictions")
+
+
+def _start() -> int:
+    """Makes this process a rank, before anything that can go wrong on all of them."""
+    from hpcrec.comm.start import start
+
+    return start(os.environ)
+
+
+def _train_config(path: Path, overrides: Sequence[str], resume: str | None) -> "Config":
+    from hpcrec.config import load_config
+
+    return load_config(path, [*overrides, *([] if resume is None else [f"checkpoint.resume={resume}"])])
+
+
+def _run_config(path: Path, overrides: Sequence[str]) -> "Config":
+    """The configuration of a run folder, or a file's."""
+    from hpcrec.config import load_config
+
+    if path.is_dir() and not (path / "config.toml").is_file():
+        raise ConfigError(f"{path}: has no config.toml, so it is no run folder. Give a run.folder, or a TOML file.")
+    return load_config(path / "config.toml" if path.is_dir() else path, overrides)
+
+
+def _as_list(value: Any) -> Any:
+    return value.tolist()
+
+
+# ---- run -------------------------------------------------------------------------------------------------------------
+
+
+@command_line.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Start one of the others on several ranks.",
+    epilog=_examples(
+        "hpcrec run -n 4 -- train my.toml --set train.batch_size=8192",
+        "hpcrec run -n 2 --threads 8 -- evaluate runs/quickstart",
+    ),
+)
+@click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Ranks to start.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads a rank; by default an equal part of the cores.")
+@click.option("--hostfile", type=click.Path(path_type=Path), help="Host file for mpirun, to run on several hosts.")
+@click.option("--mpirun-option", "options", multiple=True, metavar="OPTION", help="Handed to mpirun; repeatable.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, required=True)
+def run(
+    ranks: int, threads: int | None, hostfile: Path | None, options: Sequence[str], arguments: tuple[str, ...]
+) -> int:
+    """Start 'hpcrec ARGUMENTS' on several ranks by mpirun, with binding, threads and signals that suit it.
+
+    The command line and its configuration are checked before anything is started.
+    """
+    _check_before(arguments)
+    from hpcrec.launch import run_command
+
+    return run_command(
+        ranks,
+        arguments,
+        environment=os.environ,
+        threads=threads,
+        hostfile=None if hostfile is None else str(hostfile),
+        options=options,
+    )
+
+
+def _check_before(arguments: Sequence[str]) -> None:
+    """Refuses here, once, what every rank would refuse."""
+    name, *rest = arguments
+    wanted = {"train": train, "evaluate": evaluate, "predict": predict}
+    if name not in wanted:
+        raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)}, not {name!r}; those run on several ranks.")
+    if set(rest) & set(HELP):
+        raise click.UsageError(f"For help on it: hpcrec {name} --help")
+    given = wanted[name].make_context(f"hpcrec {name}", list(rest)).params
+    if name == "train":
+        _train_config(given["config"], given["overrides"], given["resume"])
+    else:
+        _run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
+
+
+# ---- config ----------------------------------------------------------------------------------------------------------
+
+
+@command_line.group("config", short_help="Check or show configurations; print the reference of keys.")
+def config_group() -> None:
+    """Look at configurations: check one, show it whole, or print the reference of all keys."""
+
+
+@config_group.command(
+    "check", short_help="Check a configuration.", epilog=_examples("hpcrec config check my.toml --set train.steps=100")
+)
+@click.argument("config", type=File)
+@set_option
+def config_check(config: Path, overrides: Sequence[str]) -> None:
+    """Check the TOML file CONFIG: unknown keys, wrong types, keys that do not go together."""
+    from hpcrec.config import load_config
+
+    load_config(config, overrides)
+    click.echo(f"{config}: valid")
+
+
+@config_group.command(
+    "show", short_help="Print a configuration with every default.", epilog=_examples("hpcrec config show my.toml")
+)
+@click.argument("config", type=File)
+@set_option
+def config_show(config: Path, overrides: Sequence[str]) -> None:
+    """Print the TOML file CONFIG with every default, as a run folder's config.toml has it."""
+    from hpcrec.config import load_config, to_toml
+
+    click.echo(to_toml(load_config(config, overrides)), nl=False)
+
+
+@config_group.command(
+    "reference",
+    short_help="Print every key and what is allowed.",
+    epilog=_examples("hpcrec config reference > docs/configuration.md"),
+)
+def config_reference() -> None:
+    """Print every key with its default and what is allowed, as Markdown."""
+    from hpcrec.config import reference
+
+    click.echo(reference(), nl=False)

@@ -1,0 +1,236 @@
+"""How ranks fail and stop: together, within seconds, with one message and a telling exit code.
+
+An error that every rank raises (a wrong configuration, or anything put through ``agree``) is printed once, as one line.
+An error of one rank prints that rank's traceback once and ends the whole job by ``MPI_Abort``, since the others would
+wait for it for ever. A signal only sets a flag; how the ranks agree on the step after which they stop is not known
+here.
+
+Imports no MPI itself: it is handed communicators.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Iterator
+from enum import IntEnum
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from hpcrec import errors
+from hpcrec.errors import ConfigError, HpcrecError
+
+_TOGETHER_S = 1.5  # ranks that fail by the same cause arrive within this; one that fails alone ends the job after it
+_LAST_RESORT_S = 2  # after this an MPI_Abort or a shutdown that hangs is cut off by the kernel
+
+
+class ExitCodes(IntEnum):
+    """What a run's exit code says."""
+
+    FINISHED = 0
+    ERROR = 1
+    CONFIGURATION = 2  # a configuration or a command line that cannot be run
+    STOPPED = 75  # stopped by a signal after writing a checkpoint: start it again to go on (EX_TEMPFAIL)
+
+
+class Gathers(Protocol):
+    """What ``agree`` needs of ``comm.collectives.Collectives``."""
+
+    rank: int
+
+    def allgather(self, thing: Any) -> list[Any]:
+        """Small Python objects from every rank, in rank order."""
+
+
+def agree(comm: Gathers, error: Exception | None) -> None:
+    """Raises on every rank what any rank has caught; collective. Returns where no rank has an error.
+
+    For set-up and checkpoints, never for steps. The failing rank with the lowest number wins; the others are told
+    which rank it was, unless all have the same error.
+
+    Raises
+    ------
+    HpcrecError
+        Of the class that the failing rank had, where hpcrec defines it; ``HpcrecError`` for any other exception, which
+        is raised as it is on the failing rank.
+    """
+    mine = None if error is None else (_kind(error), _text(error))
+    everyone = comm.allgather(mine)
+    failed = [rank for rank, told in enumerate(everyone) if told is not None]
+    if not failed:
+        return
+    kind, text = everyone[failed[0]]
+    if everyone.count(everyone[failed[0]]) < len(everyone):
+        text = f"rank {failed[0]}: {text}"
+    if comm.rank == failed[0] and error is not None and not isinstance(error, HpcrecError):
+        raise error  # unforeseen: this rank's traceback is what helps
+    raise getattr(errors, kind)(text) from error
+
+
+def exit_code(error: BaseException) -> ExitCodes:
+    """The exit code of a run that ends by ``error``."""
+    return ExitCodes.CONFIGURATION if isinstance(error, ConfigError) else ExitCodes.ERROR
+
+
+def install(comm: Any) -> None:
+    """Makes uncaught errors of any thread end the whole job; collective, once a process.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        All ranks of the job; ``MPI.COMM_WORLD``.
+    """
+    last_words = _LastWords(comm)
+    sys.excepthook = last_words.on_main_thread
+    threading.excepthook = last_words.on_thread
+
+
+class _LastWords:
+    """What a rank says and does about an uncaught error."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+        self._quiet = comm.Dup()  # for finding out who else has failed, whatever the others wait for
+        self._who = f"[rank {comm.rank} on {socket.gethostname()}]"
+        self._once = threading.Lock()
+
+    def on_main_thread(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not self._once.acquire(blocking=False):
+            return
+        if isinstance(error, KeyboardInterrupt):
+            self._end(f"{self._who} interrupted\n", 128 + signal.SIGINT)
+        if not isinstance(error, HpcrecError):
+            self._end_with_traceback(kind, error, trace)
+        message = str(error)
+        said_R = self._all_failed(message)
+        if said_R is None:
+            self._end(f"hpcrec: error: {self._who} {message}\n", exit_code(error))
+        if message_digest(message) not in said_R[: self._comm.rank]:
+            _say(f"hpcrec: error: {message}\n")
+        # Every rank is here, so every rank can leave in order; one that cannot is cut off.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_LAST_RESORT_S)
+        raise SystemExit(int(exit_code(error)))
+
+    def on_thread(self, args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is SystemExit or not self._once.acquire(blocking=False):
+            return
+        if isinstance(args.exc_value, HpcrecError):
+            self._end(f"hpcrec: error: {self._who} {args.exc_value}\n", exit_code(args.exc_value))
+        self._end_with_traceback(args.exc_type, args.exc_value, args.exc_traceback)
+
+    def _end_with_traceback(
+        self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+    ) -> NoReturn:
+        lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
+        self._end("".join(f"{self._who} {line}\n" for line in lines), ExitCodes.ERROR)
+
+    def _end(self, text: str, code: int) -> NoReturn:
+        """Says ``text`` and ends every rank of the job."""
+        _say(text)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # else whoever has taken it keeps it
+        signal.alarm(_LAST_RESORT_S)
+        self._comm.Abort(int(code))
+        os._exit(int(code))
+
+    def _all_failed(self, message: str) -> list[int] | None:
+        """Digests of all ranks' messages if every rank has come here, None if some rank has not in time."""
+        mine = np.array([message_digest(message)], np.int64)
+        everyone = np.zeros(self._quiet.size, np.int64)
+        request = self._quiet.Iallgather(mine, everyone)
+        until = time.monotonic() + _TOGETHER_S
+        while not request.Test():
+            if time.monotonic() > until:
+                return None
+            time.sleep(0.005)
+        return everyone.tolist()
+
+
+def message_digest(message: str) -> int:
+    """A number that is the same on every rank for the same message."""
+    return zlib.crc32(message.encode())
+
+
+class StopSignal:
+    """Turns TERM, INT and USR1 into a flag that the training loop looks at.
+
+    A second TERM or INT does what it does by default, for a user who will not wait. USR1 only ever sets the flag:
+    launchers and Slurm send it ahead of a time limit, some of them to a rank more than once.
+
+    Made on the main thread.
+
+    Attributes
+    ----------
+    requested : bool
+        Whether a signal has come.
+    name : str or None
+        The first signal that came, for the report.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.name: str | None = None
+        self._before = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+        }
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.requested and number != signal.SIGUSR1:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
+            signal.raise_signal(number)
+            return
+        self.requested = True
+        self.name = self.name or signal.Signals(number).name
+
+    def close(self) -> None:
+        """Puts back the handlers that were there before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def __enter__(self) -> "StopSignal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def dump_stacks(after_s: float) -> Iterator[None]:
+    """Prints the stacks of all threads to stderr every ``after_s`` seconds for as long as the block lasts.
+
+    For what may hang: a rank that waits shows where.
+    """
+    faulthandler.dump_traceback_later(after_s, repeat=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _kind(error: Exception) -> str:
+    """The nearest class that hpcrec defines."""
+    return next((k.__name__ for k in type(error).__mro__ if k.__module__ == errors.__name__), "HpcrecError")
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}"
+
+
+def _say(text: str) -> None:
+    """Writes in one piece, so that ranks do not mix, and flushes: what follows may be the end of the process."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()

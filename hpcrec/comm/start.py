@@ -1,0 +1,26 @@
+"""The start of a program on every rank: errors end the whole job, and the launcher's MPI is ours."""
+
+from collections.abc import Mapping
+
+from mpi4py import MPI
+
+from hpcrec.comm import failure
+from hpcrec.comm.world import check_launch
+
+
+def start(environment: Mapping[str, str]) -> int:
+    """Call it first and once, on every rank; collective. Returns this rank's number.
+
+    Parameters
+    ----------
+    environment : mapping
+        ``os.environ``, for what the launcher says there.
+
+    Raises
+    ------
+    HpcrecError
+        The launcher started several tasks, each of which believes to be alone.
+    """
+    failure.install(MPI.COMM_WORLD)
+    check_launch(MPI.COMM_WORLD, dict(environment))
+    return int(MPI.COMM_WORLD.rank)

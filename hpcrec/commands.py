@@ -1,0 +1,182 @@
+"""What the commands ``train``, ``evaluate`` and ``predict`` do on every rank, from a checked configuration on.
+
+Knows sessions and run folders; does not parse a command line (``cli``).
+"""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from hpcrec.build import open_session
+from hpcrec.comm.failure import ExitCodes
+from hpcrec.comm.ledger import describe
+from hpcrec.comm.world import versions as mpi_versions
+from hpcrec.config import Config, to_toml, with_absolute_paths
+from hpcrec.data.files import temporary_beside
+from hpcrec.train import report, state, telemetry
+from hpcrec.train.checkpoint import find_checkpoint
+from hpcrec.train.checkpoint_files import checkpoints_in, on_root
+from hpcrec.train.loop import Loop, LoopOptions, Outcome
+from hpcrec.train.session import Session
+
+EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
+
+
+def train(config: Config, folder: Path | None = None) -> ExitCodes:
+    """Trains as the configuration says, into its run folder; collective.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Where a user's own model is looked for first.
+
+    Returns
+    -------
+    ExitCodes
+        ``FINISHED``, or ``STOPPED`` where a signal ended it: started again, it goes on.
+    """
+    config = with_absolute_paths(config)
+    run = Path(config.run.folder)
+    with open_session(config, folder=folder) as session:
+        root = session.topology.rank == 0
+        on_root(session.parts.world.main, lambda: _prepare_folder(run, config))
+        loop = Loop(session, run, _loop_options(config))
+        first = loop.resume()
+        if root and first:
+            print(f"resumed from step {first} of {session.total_steps}", flush=True)
+        with telemetry.Telemetry(
+            run,
+            active=root,
+            first_step=first,
+            total_steps=session.total_steps,
+            tensorboard=config.run.tensorboard,
+            progress=config.run.progress,
+        ) as told:
+            outcome = loop.run(told)
+            throughput = told.throughput()
+        summary = _summary(session, outcome, throughput)
+        if root:
+            telemetry.write_summary(run, summary)
+            report.write_report(run, summary)
+            print(report.text_table(summary), flush=True)
+            print(f"run folder: {run}", flush=True)
+    return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
+
+
+def evaluate(config: Config, *, data: str | None = None, checkpoint: str = "best") -> dict[str, Any]:
+    """Metrics of a run's checkpoint on ``data``, by default its test or validation data; collective.
+
+    ``checkpoint`` is ``best`` (``last`` where none was marked), ``last`` or a path.
+    """
+    with _open_for_reading(config, data, checkpoint) as session:
+        result = session.evaluate("test")
+        attainable = session.parts.splits["test"].dataset.attributes.get("attainable_auc")
+    return {**result, **({} if attainable is None else {"attainable_auc": float(attainable)})}
+
+
+def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -> int:
+    """Writes probabilities of a data set's samples, in its order, as ``/prediction`` of an HDF5 file; collective.
+
+    Returns
+    -------
+    int
+        Samples written.
+    """
+    with _open_for_reading(config, data, checkpoint) as session:
+        topology, dense = session.topology, session.parts.world.dense
+        dataset = session.parts.splits["test"].dataset
+        shape = (dataset.samples,) if dataset.n_labels == 1 else (dataset.samples, dataset.n_labels)
+        writes = topology.is_dense and topology.dense_index == 0
+        hidden = temporary_beside(out)
+        file = h5py.File(hidden, "w", locking=False) if writes else None
+        target = None if file is None else file.create_dataset("prediction", shape, np.float32)
+        for first, _, logits in session.outputs("test"):
+            assert dense is not None
+            parts = dense.gather_arrays(torch.sigmoid(logits).to(torch.float32).numpy())
+            if target is not None and parts is not None:
+                joined = np.concatenate(parts)
+                target[first : first + len(joined)] = joined
+        if file is not None:
+            file.attrs.update({"data": str(dataset.path), "step": session.step})
+            file.close()
+            hidden.replace(out)
+        return dataset.samples
+
+
+def _prepare_folder(run: Path, config: Config) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    if config.checkpoint.resume == "never":
+        shutil.rmtree(checkpoints_in(run), ignore_errors=True)  # those of the run that this one replaces
+    (run / "config.toml").write_text(to_toml(config), encoding="utf-8")
+
+
+def _loop_options(config: Config) -> LoopOptions:
+    stop = config.train.early_stop
+    return LoopOptions(
+        log_every=config.train.log_every,
+        eval_every=config.train.eval_every,
+        eval_batches=config.train.eval_batches,
+        checkpoint_every=config.checkpoint.every,
+        keep=config.checkpoint.keep,
+        keep_best=bool(config.checkpoint.keep_best),
+        resume=config.checkpoint.resume,
+        patience=None if stop is None else stop.patience,
+        min_delta=0.0 if stop is None else stop.min_delta,
+        metric=config.best_metric,
+    )
+
+
+def _summary(session: Session, outcome: Outcome, throughput: dict[str, Any]) -> dict[str, Any]:
+    """``summary.json``, as design says; collective."""
+    main = session.parts.world.main
+    dense = session.topology.is_dense
+    mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
+    everyone = main.allgather(mine)
+    split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
+    evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
+    if outcome.evaluation is not None:
+        evaluation = {name: outcome.evaluation[name] for name in EVALUATED}
+    if (
+        split is not None
+        and (known := session.parts.splits[split].dataset.attributes.get("attainable_auc")) is not None
+    ):
+        evaluation["attainable_auc"] = float(known)
+    return {
+        "status": outcome.status,
+        "steps": session.step,
+        "samples": outcome.progress.samples,
+        "eval": evaluation,
+        "throughput": throughput,
+        "wire_bytes": describe(session.parts.world.total_wire_bytes()),
+        "phase_s": _phases(everyone),
+        "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
+        "topology": session.topology.describe(),
+        "versions": {**telemetry.versions(), **mpi_versions()},
+    }
+
+
+def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, float]:
+    """Mean seconds by phase over the dense ranks; phases of ranks that only own rows under ``owner.<phase>``."""
+    out: dict[str, float] = {}
+    for prefix, wanted in (("", True), ("owner.", False)):
+        phases = [seconds for seconds, _, dense in everyone if dense == wanted]
+        for name in sorted({n for seconds in phases for n in seconds}):
+            out[prefix + name] = sum(s.get(name, 0.0) for s in phases) / len(phases)
+    return out
+
+
+def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Session:
+    """A session with a checkpoint's weights whose split ``test`` is ``data``."""
+    path = data or config.data.test or config.data.validation or config.data.train
+    run = Path(config.run.folder)
+    session = open_session(replace(config, data=replace(config.data, test=path)))
+    main = session.parts.world.main
+    if checkpoint == "best" and not on_root(main, (checkpoints_in(run) / "best.json").exists):
+        checkpoint = "last"
+    state.load(session, find_checkpoint(run, checkpoint, main), resume=False)
+    return session

@@ -1,0 +1,603 @@
+"""Every key that a run can be told, in one place: types, defaults, limits, and which do not go together.
+
+A configuration is one TOML file plus ``--set a.b=value``, checked as a whole before any communication. The text under
+each field is its documentation (docs/configuration.md is written from it), which is why this file is long. Knows
+nothing of data sets, models or ranks: what only they can tell (a feature's name, a model's options, the number of
+ranks) is checked where they are.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from hpcrec import toml
+from hpcrec.errors import ConfigError
+from hpcrec.types import OptimizerSpec
+from hpcrec.units import MiB
+
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Positive = Annotated[int, Field(strict=True, ge=1)]
+Amount = Annotated[float, Field(strict=True, ge=0)]
+AboveZero = Annotated[float, Field(strict=True, gt=0)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Decay = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Form = Literal["pooled", "rows"]
+Metric = Literal["auc", "logloss", "normalized_entropy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Data sets, and how they are read. Paths are relative to the working directory."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    train: Text
+    """Data set to train on: an HDF5 file, or the index file of several."""
+    validation: Text | None = None
+    """Data set for evaluation during and after training; none by default."""
+    test: Text | None = None
+    """Data set evaluated once, after training; none by default."""
+    features: tuple[Text, ...] = ()
+    """Categorical features to use, in this order; all of the data set's when empty."""
+    chunk: Positive = 4096
+    """Samples that are read together: an epoch permutes chunks, then samples within a window of chunks."""
+    window: Positive = 16
+    """Chunks in a window, in memory at once. Larger mixes better and takes more memory."""
+    shuffle: Flag = True
+    """Whether samples are permuted each epoch; otherwise every epoch is in the order of the file."""
+    prefetch: Count = 2
+    """Batches read ahead by a thread; 0 reads each in its step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model, by name."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    name: Text = "dlrm"
+    """A model of the zoo, or your own as package.module:attribute."""
+    width: Positive = 16
+    """Columns of an embedding row."""
+    pooling: dict[str, Literal["sum", "mean"]] = field(default_factory=dict)
+    """How the ids of a feature become one vector; sum where a feature is not named."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Handed to the model's builder, which checks them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptimizer:
+    """How rows learn. A table's own takes what it leaves out from embedding.optimizer, if the names are equal."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    name: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
+    """Row-wise Adagrad keeps one number a row, Adagrad one a weight, Adam two a weight, SGD none."""
+    lr: AboveZero = 0.02
+    """Learning rate, before the schedule."""
+    eps: Amount = 1e-8
+    """Added to the square root that is divided by. Not for sgd."""
+    beta1: Decay = 0.9
+    """Decay of the first moment, a step. Only for adam."""
+    beta2: Decay = 0.999
+    """Decay of the second moment, a step. Only for adam."""
+    initial_accumulator: Amount = 0.0
+    """What sums of squares start from. Only for adagrad and rowwise_adagrad."""
+
+    def spec(self) -> OptimizerSpec:
+        """The same as what tables take."""
+        return OptimizerSpec(**toml.plain(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableConfig:
+    """One table. It has the name of its feature; a model may name further tables of its own."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    rows: Positive | None = None
+    """Rows; the feature's cardinality by default."""
+    hashed: Flag = False
+    """Whether ids are hashed into the rows; otherwise an id is its row. Takes rows."""
+    optimizer: RowOptimizer | None = None
+    """This table's own; embedding.optimizer by default."""
+    init_scale: Amount | None = None
+    """This table's own; embedding.init_scale by default."""
+    shard: Literal["auto", "table", "row", "column", "replicate"] = "auto"
+    """One owner holds it whole (table), rows or columns are dealt to owners, or every dense rank holds it whole
+    (replicate). auto weighs rows and lookups against an owner's fair share."""
+    owners: tuple[Count, ...] | None = None
+    """Numbers of the owners (counted among owners, from 0) that hold it. Only with shard table, row or column."""
+    parts: Positive | None = None
+    """Owners that it is dealt to; all by default. Only with shard row or column, and without owners."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig:
+    """Embedding tables. Their rows start from train.seed, the table's name and the id alone."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    optimizer: RowOptimizer = field(default_factory=RowOptimizer)
+    """How rows learn."""
+    init_scale: Amount = 0.01
+    """Rows start uniform in [-init_scale, init_scale)."""
+    tables: dict[str, TableConfig] = field(default_factory=dict)
+    """What differs from the above, by table."""
+    share: dict[str, Text] = field(default_factory=dict)
+    """Feature = the feature whose table it reads instead of one of its own."""
+
+    def table_of(self, feature: str) -> str:
+        """Name of the table that a feature reads."""
+        while feature in self.share:
+            feature = self.share[feature]
+        return feature
+
+    def table(self, name: str) -> TableConfig:
+        """A table's settings with optimizer and init_scale filled in."""
+        own = self.tables.get(name, TableConfig())
+        scale = self.init_scale if own.init_scale is None else own.init_scale
+        return dataclasses.replace(own, optimizer=own.optimizer or self.optimizer, init_scale=scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopologyConfig:
+    """Which ranks hold rows (owners) and which run the model (dense ranks)."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    mode: Literal["fused", "split"] = "fused"
+    """fused: every rank is both. split: some ranks own rows, others are dense; half and half unless told below."""
+    owners: Positive | tuple[Count, ...] | None = None
+    """Number of owners, taken from the first ranks, or a list of ranks. Only with split."""
+    dense: Positive | tuple[Count, ...] | None = None
+    """Number of dense ranks, taken from the last ranks, or a list of ranks. Only with split."""
+    owners_per_host: Positive | None = None
+    """Owners on each host, its first ranks. Only with split, instead of owners."""
+    dense_per_host: Positive | None = None
+    """Dense ranks on each host, its last ranks. Only with split, instead of dense."""
+    owner_threads: Count = 0
+    """Threads of an owner's kernels; 0 takes the cores that the rank may use."""
+    dense_threads: Count = 0
+    """Threads of a dense rank; 0 takes the cores that the rank may use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig:
+    """What crosses between dense ranks and owners."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    form: Form = "pooled"
+    """pooled: owners send one vector a sample and feature. rows: owners send each distinct row once."""
+    codec: Literal["fp32"] = "fp32"
+    """How values are written on the wire; with train.dtype = "float64" they cross as such."""
+    forms: dict[str, Form] = field(default_factory=dict)
+    """Form of single features."""
+    replicate_rows: Count = 0
+    """Tables of at most so many rows, with shard auto, are replicated on every dense rank; 0: none."""
+    prefetch: Annotated[int, Field(strict=True, ge=0, le=1)] = 1
+    """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """When values and gradients cross."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    name: Literal["sync"] = "sync"
+    """sync: every step reads rows after the last step's update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """Where rows live."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    name: Literal["dram"] = "dram"
+    """dram: main memory of their owner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseOptimizer:
+    """How the model's dense parameters learn."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    name: Text = "Adam"
+    """A class of torch.optim, by its name there: Adam, AdamW, SGD, Adagrad, ..."""
+    lr: AboveZero = 1e-3
+    """Learning rate, before the schedule."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of that class, such as betas or weight_decay; it checks them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig:
+    """Dense parameters: their optimizer, and how their gradients are summed over dense ranks."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    reducer: Literal["horovod", "mpi"] = "horovod"
+    """Who sums gradients: Horovod, or MPI alone where Horovod is not installed."""
+    optimizer: DenseOptimizer = field(default_factory=DenseOptimizer)
+    """How dense parameters learn."""
+    clip_norm: AboveZero | None = None
+    """Largest norm of the whole dense gradient, which is scaled down to it; no limit by default."""
+    bucket_bytes: Positive = MiB
+    """Bytes of gradients that are summed in one call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """What learning rates are multiplied by, step for step: a linear warm-up, then a constant or a decay."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    kind: Literal["constant", "linear", "cosine", "polynomial", "step"] = "constant"
+    """The decay: none, along a line, a cosine or a power, or a fall every decay_steps."""
+    warmup_steps: Count = 0
+    """Steps in which the multiplier rises linearly to 1."""
+    decay_start: Count | None = None
+    """Step at which the decay starts; where the warm-up ends by default. Not for constant."""
+    decay_steps: Positive | None = None
+    """Steps from there until the multiplier is final; the rest of the run by default. For step: those between two
+    falls, which must be given. Not for constant."""
+    final: Share = 0.0
+    """Multiplier that the decay ends at. Not for constant."""
+    power: AboveZero = 2.0
+    """Exponent. Only for polynomial."""
+    factor: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.1
+    """What a fall multiplies by. Only for step."""
+    apply_to_embeddings: Flag = True
+    """Whether rows follow the schedule too, or keep their learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopConfig:
+    """Ends training when evaluations of the validation data stop improving. Absent: never."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    metric: Metric = "auc"
+    """What must improve: auc rises, logloss and normalized_entropy fall. Also what the best checkpoint is best in."""
+    patience: Positive = 3
+    """Evaluations in a row without improvement that end training."""
+    min_delta: Amount = 0.0
+    """Improvements up to this do not count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long to train, in which steps, and how often to look."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    epochs: Positive = 1
+    """Passes over the training data. Not used where train.steps is set."""
+    steps: Positive | None = None
+    """Steps of the run, instead of train.epochs: as many epochs, or as little of one, as they take."""
+    batch_size: Positive = 2048
+    """Samples of a step, over all dense ranks."""
+    eval_every: Count = 0
+    """Steps between evaluations of the validation data; 0: only after training."""
+    eval_batches: Positive | None = None
+    """Batches of an evaluation; the whole data set by default."""
+    early_stop: EarlyStopConfig | None = None
+    """When to end early; never by default."""
+    seed: Count = 1
+    """Seed of rows, dense parameters and the order of samples."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Arithmetic of rows, dense parameters and wire."""
+    log_every: Positive = 50
+    """Steps between two lines of metrics.jsonl."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the run is saved, and what it starts from."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    every: Count = 0
+    """Steps between checkpoints; 0: only after training."""
+    keep: Positive = 2
+    """Newest checkpoints that are kept."""
+    keep_best: Flag | None = None
+    """Whether the checkpoint with the best validation is kept besides; by default where there is validation data."""
+    resume: Text = "auto"
+    """auto: from the run folder's newest checkpoint, if there is one. never: from the start. Else: path of a
+    checkpoint folder to start from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What the run writes."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    folder: Text
+    """Folder for config.toml, metrics.jsonl, summary.json, report.html, tensorboard/ and checkpoints/; made if need
+    be."""
+    tensorboard: Flag = True
+    """Whether tensorboard/ is written."""
+    progress: Flag = True
+    """Whether a progress bar is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole configuration."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    data: DataConfig
+    model: ModelConfig = field(default_factory=ModelConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    dense: DenseConfig = field(default_factory=DenseConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    run: RunConfig
+
+    @property
+    def best_metric(self) -> Metric:
+        """What the best checkpoint is best in."""
+        return self.train.early_stop.metric if self.train.early_stop else "auc"
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a TOML file, with ``section.key=value`` overrides put in.
+
+    Raises
+    ------
+    ConfigError
+        Naming the file (or the override), the key, what was found, what is allowed and what to change.
+    """
+    mapping, sources = toml.override(toml.read(Path(path)), overrides)
+    return validate(mapping, str(path), sources)
+
+
+def validate(mapping: Mapping[str, Any], source: str, sources: Mapping[toml.Keys, str] | None = None) -> Config:
+    """A mapping as a configuration; ``source`` is what messages call it.
+
+    ``sources`` names the keys that came from elsewhere, by key path.
+    """
+    sources = sources or {}
+    config = toml.check(Config, _tables_filled(mapping), source, sources)
+    for key, sentence in _conflicts(config):
+        where = toml.source_of(toml.split(key), source, sources)
+        raise ConfigError(f"{where}: {key} {sentence}")
+    if config.checkpoint.keep_best is None:
+        best = dataclasses.replace(config.checkpoint, keep_best=config.data.validation is not None)
+        config = dataclasses.replace(config, checkpoint=best)
+    return config
+
+
+def to_toml(config: Config) -> str:
+    """The whole configuration, defaults included, as TOML that loads to the same."""
+    return toml.dump(config)
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The same with paths that hold in any working directory, as a run folder's config.toml has them."""
+    data, checkpoint = config.data, config.checkpoint
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(
+            data,
+            train=_absolute(data.train),
+            validation=data.validation and _absolute(data.validation),
+            test=data.test and _absolute(data.test),
+        ),
+        checkpoint=dataclasses.replace(
+            checkpoint,
+            resume=checkpoint.resume if checkpoint.resume in ("auto", "never") else _absolute(checkpoint.resume),
+        ),
+        run=dataclasses.replace(config.run, folder=_absolute(config.run.folder)),
+    )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())
+
+
+def reference() -> str:
+    """docs/configuration.md."""
+    return (
+        "# Configuration\n\n"
+        "One TOML file says what a run does; `--set section.key=value` changes a key for one run. An unknown key, a\n"
+        "wrong type or two keys that do not go together are refused before anything starts. `hpcrec config check\n"
+        "FILE` checks a file, `hpcrec config show FILE` prints it with every default. A key without a default may be\n"
+        "left out; `<name>` stands for a name of yours.\n\n"
+        "This page is written from `hpcrec/config.py`: `hpcrec config reference > docs/configuration.md`.\n"
+        + toml.reference(Config)
+    )
+
+
+def _tables_filled(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Tables' optimizers take what they leave out from ``embedding.optimizer``, where both have the same name."""
+    embedding = mapping.get("embedding")
+    if not isinstance(embedding, dict):
+        return mapping
+    common, tables = embedding.get("optimizer", {}), embedding.get("tables", {})
+    if not isinstance(common, dict) or not isinstance(tables, dict):
+        return mapping
+    name = common.get("name", RowOptimizer.name)
+    filled = {}
+    for table, settings in tables.items():
+        own = settings.get("optimizer") if isinstance(settings, dict) else None
+        if isinstance(own, dict) and own.get("name", name) == name:
+            settings = {**settings, "optimizer": {**common, **own}}
+        filled[table] = settings
+    return {**mapping, "embedding": {**embedding, "tables": filled}}
+
+
+# ---- what does not go together: (key, the rest of the sentence) ------------------------------------------------------
+
+
+def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    yield from _topology_conflicts(config.topology)
+    yield from _evaluation_conflicts(config)
+    yield from _embedding_conflicts(config)
+    yield from _feature_conflicts(config)
+    yield from _schedule_conflicts(config.schedule)
+
+
+def _topology_conflicts(topology: TopologyConfig) -> Iterator[tuple[str, str]]:
+    for name in ("owners", "dense", "owners_per_host", "dense_per_host"):
+        value = getattr(topology, name)
+        if value is None:
+            continue
+        if topology.mode == "fused":
+            yield (
+                f"topology.{name}",
+                (
+                    f"is {toml.shown(value)}, but topology.mode is 'fused', where every rank has both roles. Remove "
+                    "it, or set topology.mode = 'split'."
+                ),
+            )
+        if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
+            yield f"topology.{name}", f"is {toml.shown(value)}. Allowed: at least one rank, each once."
+    for name in ("owners", "dense"):
+        if getattr(topology, name) is not None and getattr(topology, f"{name}_per_host") is not None:
+            yield f"topology.{name}_per_host", f"is set, and so is topology.{name}. Remove one of them."
+
+
+def _evaluation_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    train = config.train
+    if train.early_stop is not None and train.eval_every == 0:
+        yield (
+            "train.early_stop",
+            (
+                "is set, but train.eval_every is 0, so nothing is evaluated before the end. Set train.eval_every to "
+                "the steps between evaluations."
+            ),
+        )
+    if config.data.validation is not None:
+        return
+    needing = {
+        "train.early_stop": train.early_stop is not None,
+        "train.eval_every": train.eval_every > 0,
+        "train.eval_batches": train.eval_batches is not None and config.data.test is None,
+        "checkpoint.keep_best": bool(config.checkpoint.keep_best),
+    }
+    for key, is_set in needing.items():
+        if is_set:
+            yield key, "is set, but there is no data.validation to evaluate. Set data.validation, or remove it."
+
+
+def _embedding_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    embedding = config.embedding
+    yield from _optimizer_conflicts("embedding.optimizer", embedding.optimizer)
+    for name, table in embedding.tables.items():
+        key = toml.dotted(("embedding", "tables", name))
+        if table.optimizer is not None:
+            yield from _optimizer_conflicts(f"{key}.optimizer", table.optimizer)
+        if table.hashed and table.rows is None:
+            yield f"{key}.hashed", f"is true, but {key}.rows is not set. Set it to the rows that ids are hashed into."
+        yield from _shard_conflicts(key, table)
+        if name in embedding.share:
+            yield (
+                key,
+                (
+                    f"is set, but feature {name!r} reads the table of {embedding.share[name]!r} (embedding.share), so "
+                    "it has none of its own. Remove one of them."
+                ),
+            )
+
+
+def _shard_conflicts(key: str, table: TableConfig) -> Iterator[tuple[str, str]]:
+    if table.owners is not None:
+        if table.shard not in ("table", "row", "column"):
+            yield f"{key}.owners", f"goes with shard table, row or column, but {key}.shard is {table.shard!r}."
+        if not table.owners or len(set(table.owners)) < len(table.owners):
+            yield f"{key}.owners", f"is {toml.shown(table.owners)}. Allowed: at least one owner, each once."
+        if table.shard == "table" and len(table.owners) > 1:
+            yield f"{key}.owners", f"is {toml.shown(table.owners)}, but {key}.shard is 'table', which takes one owner."
+    if table.parts is not None:
+        if table.shard not in ("row", "column"):
+            yield f"{key}.parts", f"goes with shard row or column, but {key}.shard is {table.shard!r}."
+        if table.owners is not None:
+            yield f"{key}.parts", f"is set, and so is {key}.owners, which says how many parts there are. Remove one."
+
+
+def _optimizer_conflicts(key: str, optimizer: RowOptimizer) -> Iterator[tuple[str, str]]:
+    uses = {
+        "eps": ("adagrad", "rowwise_adagrad", "adam"),
+        "beta1": ("adam",),
+        "beta2": ("adam",),
+        "initial_accumulator": ("adagrad", "rowwise_adagrad"),
+    }
+    for name, users in uses.items():
+        value = getattr(optimizer, name)
+        if optimizer.name not in users and value != getattr(RowOptimizer, name):
+            yield (
+                f"{key}.{name}",
+                (
+                    f"is {toml.shown(value)}, but {key}.name is {optimizer.name!r}, which has none. Allowed with: "
+                    f"{', '.join(users)}. Remove it."
+                ),
+            )
+
+
+def _feature_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    share, forms = config.embedding.share, config.exchange.forms
+    for feature in share:
+        seen = [feature]
+        while (following := share.get(seen[-1])) is not None and following not in seen:
+            seen.append(following)
+        if following is not None:
+            path = " -> ".join([*seen, following])
+            yield toml.dotted(("embedding", "share", feature)), f"leads back to itself: {path}. Remove one of these."
+    for feature in forms:
+        table = config.embedding.table_of(feature)
+        if config.embedding.table(table).shard == "replicate":
+            yield (
+                toml.dotted(("exchange", "forms", feature)),
+                (
+                    f"is {forms[feature]!r}, but {toml.dotted(('embedding', 'tables', table, 'shard'))} is "
+                    "'replicate', so its values do not cross. Remove one of them."
+                ),
+            )
+    named: dict[str, Mapping[str, Any]] = {
+        "model.pooling": config.model.pooling,
+        "exchange.forms": forms,
+        "embedding.share": share,
+    }
+    for section, keys in named.items():
+        for feature in keys:
+            if config.data.features and feature not in config.data.features:
+                yield (
+                    toml.dotted((*section.split("."), feature)),
+                    (
+                        f"names a feature that data.features leaves out. Allowed: {', '.join(config.data.features)}. "
+                        "Remove it, or add the feature there."
+                    ),
+                )
+    if len(set(config.data.features)) < len(config.data.features):
+        yield "data.features", f"is {toml.shown(config.data.features)}. Allowed: each feature once."
+
+
+def _schedule_conflicts(schedule: ScheduleConfig) -> Iterator[tuple[str, str]]:
+    decays = ("linear", "cosine", "polynomial", "step")
+    uses = {
+        "decay_start": decays,
+        "decay_steps": decays,
+        "final": decays,
+        "power": ("polynomial",),
+        "factor": ("step",),
+    }
+    for name, users in uses.items():
+        value = getattr(schedule, name)
+        if schedule.kind not in users and value != getattr(ScheduleConfig, name):
+            yield (
+                f"schedule.{name}",
+                (
+                    f"is {toml.shown(value)}, but schedule.kind is {schedule.kind!r}, which has none. Allowed with: "
+                    f"{', '.join(users)}. Remove it, or change schedule.kind."
+                ),
+            )
+    if schedule.kind == "step" and schedule.decay_steps is None:
+        yield "schedule.decay_steps", "is not set, but schedule.kind is 'step'. Set it to the steps between two falls."
+    if schedule.decay_start is not None and schedule.decay_start < schedule.warmup_steps:
+        yield (
+            "schedule.decay_start",
+            f"is {schedule.decay_start}. Allowed: {schedule.warmup_steps} (schedule.warmup_steps) and more.",
+        )

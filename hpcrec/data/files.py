@@ -1,0 +1,38 @@
+"""Files that are whole or absent: a temporary name beside the target, flushed to disk, then renamed.
+
+Knows nothing of what is in them.
+"""
+
+import os
+from pathlib import Path
+
+
+def temporary_beside(path: Path) -> Path:
+    """Name in the same folder under which `path` is written; one a process, so that two writers do not meet."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Flush `temporary`, give it its name `path`, and flush the folder so that the name lasts."""
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file whole or not at all."""
+    temporary = temporary_beside(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,81 @@
+"""Picks samples out of columns and joins them into bags; no loop over samples, no file.
+
+Legend: ``S`` samples of the columns, ``B`` samples picked, ``K`` ids, ``F`` features.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcrec.data.layout import Column, Columns
+from hpcrec.types import Bags, Floats, Ints
+
+
+def take(columns: Columns, rows_B: Ints) -> Columns:
+    """Samples `rows_B` of `columns`, in that order, as copies; `group` and `time` are left out."""
+    return Columns(
+        label=columns.label.take(rows_B, axis=0),
+        dense=columns.dense.take(rows_B, axis=0),
+        sparse={name: take_column(column, rows_B) for name, column in columns.sparse.items()},
+        weight=None if columns.weight is None else columns.weight.take(rows_B),
+    )
+
+
+def take_column(column: Column, rows_B: Ints) -> Column:
+    """Bags of samples `rows_B`, in that order."""
+    ids, offsets, weights = column.ids, column.offsets, column.weights
+    if offsets is None:
+        return Column(ids.take(rows_B), None, None if weights is None else weights.take(rows_B))
+    starts_B = offsets.take(rows_B)
+    lengths_B = offsets.take(rows_B + 1) - starts_B
+    taken = ends(lengths_B)
+    # Id k of bag b stands at starts_B[b] + k - (first k of bag b): one shift a bag, repeated over its ids.
+    where_K = np.repeat(starts_B - taken[:-1], lengths_B)
+    where_K += np.arange(taken[-1])
+    return Column(ids.take(where_K), taken, None if weights is None else weights.take(where_K))
+
+
+def ends(lengths: Ints) -> Ints:
+    """Offsets of bags of these lengths: 0 and the running sum; int64 [len + 1]."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def join(parts: Sequence[Columns]) -> Columns:
+    """Samples of `parts` one after the other; `group` and `time` are left out."""
+    if len(parts) == 1:
+        return parts[0]
+    weight = None if parts[0].weight is None else np.concatenate([p.weight for p in parts if p.weight is not None])
+    return Columns(
+        label=np.concatenate([part.label for part in parts]),
+        dense=np.concatenate([part.dense for part in parts]),
+        sparse={name: _join_column([part.sparse[name] for part in parts]) for name in parts[0].sparse},
+        weight=weight,
+    )
+
+
+def _join_column(parts: Sequence[Column]) -> Column:
+    ids = np.concatenate([part.ids for part in parts])
+    weights = None if parts[0].weights is None else np.concatenate([p.weights for p in parts if p.weights is not None])
+    if parts[0].offsets is None:
+        return Column(ids, None, weights)
+    return Column(ids, ends(np.concatenate([np.diff(p.offsets) for p in parts if p.offsets is not None])), weights)
+
+
+def bags(columns: Columns, features: Sequence[str]) -> Bags:
+    """Bags of `features`, feature-major in that order; see `hpcrec.types.Bags`."""
+    chosen = [columns.sparse[name] for name in features]
+    n = columns.samples
+    ids_K = np.concatenate([np.empty(0, dtype=np.int64), *(column.ids for column in chosen)])
+    if all(column.offsets is None for column in chosen):
+        offsets = np.arange(len(chosen) * n + 1, dtype=np.int64)
+    else:
+        ones = np.ones(n, dtype=np.int64)
+        offsets = ends(np.concatenate([ones if c.offsets is None else np.diff(c.offsets) for c in chosen]))
+    weights_K: Floats | None = None
+    if any(column.weights is not None for column in chosen):
+        weights_K = np.concatenate(
+            [np.ones(len(c.ids), np.float32) if c.weights is None else c.weights for c in chosen]
+        )
+    return Bags(tuple(features), ids_K, offsets, weights_K)

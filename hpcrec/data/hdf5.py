@@ -1,0 +1,176 @@
+"""One HDF5 file of a data set: opened, checked against the schema, and read by contiguous slices.
+
+`reader.DataSet` joins files; this module knows of one. See ``docs/data.md`` for the schema.
+"""
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcrec.data import layout
+from hpcrec.errors import DataError
+from hpcrec.types import Feature, Ints
+
+_OWN_ATTRIBUTES = (layout.VERSION_ATTRIBUTE, layout.NAMES_ATTRIBUTE, layout.CARDINALITIES_ATTRIBUTE)
+
+
+class File:
+    """A data set file, checked when it is made, open only while it is read.
+
+    Attributes
+    ----------
+    samples, n_dense, n_labels : int
+    features : tuple of Feature
+        With `mean_ids` 1; the number of ids is in `n_ids`.
+    jagged : frozenset of str
+        Features with offsets.
+    optional : tuple of str
+        Which of ``weight``, ``group`` and ``time`` are there.
+    n_ids : dict of str to int
+    attributes : dict
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: h5py.File | None = open_hdf5(path)
+        try:
+            self._check()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the handle; the next read opens it again."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+    def read_into(self, name: str, start: int, stop: int, out: Any) -> None:
+        """Rows ``[start, stop)`` of dataset `name` into the array `out` of that length, converted to its type."""
+        try:
+            self._file()[name].read_direct(out, np.s_[start:stop])
+        except OSError as error:
+            raise self._error(
+                name, f"rows [{start}, {stop}) cannot be read ({error})", "copy or convert it again"
+            ) from error
+
+    def read_offsets(self, feature: str, start: int, stop: int) -> Ints:
+        """Offsets of samples ``[start, stop)`` into the file's ids; int64 [stop - start + 1], checked to rise."""
+        if feature not in self.jagged:
+            return np.arange(start, stop + 1, dtype=np.int64)
+        name = layout.sparse_path(feature, "offsets")
+        offsets = np.empty(stop - start + 1, dtype=np.int64)
+        self.read_into(name, start, stop + 1, offsets)
+        falls = np.flatnonzero(np.diff(offsets) < 0)
+        if len(falls) or offsets[0] < 0 or offsets[-1] > self.n_ids[feature]:
+            sample = start + int(falls[0]) if len(falls) else start
+            found = f"sample {sample} has offsets {offsets[sample - start : sample - start + 2].tolist()}"
+            raise self._error(name, found, f"they must rise from 0 to the number of ids, {self.n_ids[feature]}")
+        return offsets
+
+    def _file(self) -> h5py.File:
+        if self._handle is None:
+            self._handle = open_hdf5(self.path)
+        return self._handle
+
+    def _error(self, where: str, found: str, change: str) -> DataError:
+        return DataError(f"{self.path}: {where}: {found}; {change}.")
+
+    def _check(self) -> None:
+        attributes = self._file().attrs
+        version = attributes.get(layout.VERSION_ATTRIBUTE)
+        if version != layout.SCHEMA_VERSION:
+            found = "no such attribute" if version is None else f"version {version}"
+            change = f"version {layout.SCHEMA_VERSION} is read here: convert the data with this release"
+            raise self._error(layout.VERSION_ATTRIBUTE, found, change)
+        self.attributes = {k: _decode(v) for k, v in attributes.items() if k not in _OWN_ATTRIBUTES}
+        label = self._dataset("/label", "f", (1, 2))
+        self.samples = len(label)
+        self.n_labels = 1 if label.ndim == 1 else label.shape[1]
+        self.n_dense = self._dataset("/dense", "f", (2,), self.samples).shape[1] if "dense" in self._file() else 0
+        self.optional = tuple(name for name in layout.OPTIONAL_COLUMNS if name in self._file())
+        for name in self.optional:
+            self._dataset(f"/{name}", np.dtype(layout.OPTIONAL_COLUMNS[name]).kind, (1,), self.samples)
+        self._check_features(attributes)
+
+    def _check_features(self, attributes: Any) -> None:
+        names = [str(_decode(name)) for name in attributes.get(layout.NAMES_ATTRIBUTE, ())]
+        cardinalities = np.atleast_1d(attributes.get(layout.CARDINALITIES_ATTRIBUTE, ())).tolist()
+        if len(names) != len(cardinalities) or len(set(names)) != len(names):
+            found = f"{len(names)} names ({len(set(names))} distinct), {len(cardinalities)} cardinalities"
+            change = "both attributes must list every feature once"
+            raise self._error(f"{layout.NAMES_ATTRIBUTE}, {layout.CARDINALITIES_ATTRIBUTE}", found, change)
+        self.n_ids: dict[str, int] = {}
+        jagged: set[str] = set()
+        features = []
+        for name, cardinality in zip(names, cardinalities, strict=True):
+            if cardinality < 1:
+                raise self._error(layout.CARDINALITIES_ATTRIBUTE, f"{name} has {cardinality}", "1 or more is allowed")
+            is_jagged = layout.sparse_path(name, "offsets") in self._file()
+            ids = self._dataset(layout.sparse_path(name, "ids"), "i", (1,), None if is_jagged else self.samples)
+            weighted = layout.sparse_path(name, "weights") in self._file()
+            if is_jagged:
+                jagged.add(name)
+                self._check_offsets(name, len(ids))
+            if weighted:
+                self._dataset(layout.sparse_path(name, "weights"), "f", (1,), len(ids))
+            self.n_ids[name] = len(ids)
+            features.append(Feature(name=name, cardinality=int(cardinality), weighted=weighted))
+        self.features, self.jagged = tuple(features), frozenset(jagged)
+
+    def _check_offsets(self, name: str, n_ids: int) -> None:
+        path = layout.sparse_path(name, "offsets")
+        offsets = self._dataset(path, "i", (1,), self.samples + 1)
+        if offsets[0] != 0 or offsets[-1] != n_ids:
+            change = f"they must go from 0 to the number of ids, {n_ids}"
+            raise self._error(path, f"they go from {offsets[0]} to {offsets[-1]}", change)
+
+    def _dataset(self, name: str, kind: str, ndim: tuple[int, ...], length: int | None = None) -> h5py.Dataset:
+        """The dataset, after a look at its type ('f' or 'i'), dimensions and length."""
+        data = self._file().get(name)
+        word = {"f": "float32", "i": "int64"}[kind]
+        if not isinstance(data, h5py.Dataset):
+            raise self._error(name, "no such dataset", f"the schema wants {word}")
+        if data.dtype.kind != kind or data.ndim not in ndim:
+            allowed = f"{word} with {' or '.join(map(str, ndim))} dimensions is allowed"
+            raise self._error(name, f"{data.dtype} with {data.ndim} dimensions", allowed)
+        if length is not None and len(data) != length:
+            raise self._error(
+                name, f"length {len(data)}", f"{length} is needed, since /label has {len(self._file()['/label'])}"
+            )
+        return data
+
+
+def open_hdf5(path: Path) -> h5py.File:
+    """Open for reading; without file locks where the file system refuses them (some parallel file systems do).
+
+    Raises
+    ------
+    DataError
+        When the file is absent, is no HDF5 file, or is being written by another program.
+    """
+    try:
+        return h5py.File(path, "r", locking="best-effort")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; write it by `hpcrec prepare`, or change the path.") from None
+    except OSError as error:
+        if "lock" not in str(error):
+            raise DataError(f"{path}: not a readable HDF5 file ({error}); copy or convert it again.") from error
+        if f"errno = {errno.EAGAIN}" in str(error):
+            raise DataError(f"{path}: another program is writing this file; wait until it is finished.") from error
+    return h5py.File(path, "r", locking=False)
+
+
+def _decode(value: Any) -> Any:
+    """Attribute as plain Python: text, number or list; text that is a JSON object or list is parsed."""
+    if isinstance(value, bytes):
+        value = value.decode()
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

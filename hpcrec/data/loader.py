@@ -1,0 +1,215 @@
+"""Feeds one rank its part of each batch of the global order, read and assembled off the critical path.
+
+Two background threads: one reads windows of the order from the data set (the only one that touches the files), one
+picks the samples of this part out of them. Knows nothing of MPI: `part` of `parts` is all it is told.
+
+Memory: two windows (one being picked from, one being read; each `order.chunk * order.window_chunks` samples of the
+chosen features) and `prefetch + 1` parts of batches. Every part reads every window: shuffled samples of a part lie all
+over it. An owner that reads its own features (`features`) reads only their columns.
+"""
+
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from hpcrec.data import gather
+from hpcrec.data.layout import Columns
+from hpcrec.data.order import GlobalOrder, Window, part
+from hpcrec.data.prefetch import Prefetch
+from hpcrec.data.reader import DataSet
+from hpcrec.errors import ConfigError
+from hpcrec.types import Batch, Ints
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One batch to make: positions ``[start, stop)`` of `epoch` are this part's share of batch `index`."""
+
+    epoch: int
+    index: int
+    size: int
+    offset: int
+    start: int
+    stop: int
+
+
+class Loader:
+    """Batches of a data set for one part of the global order.
+
+    Parameters
+    ----------
+    dataset : DataSet
+    order : GlobalOrder
+        Over the data set's samples.
+    part, parts : int
+        This rank is number `part` of `parts` that share each batch.
+    features : tuple of str, optional
+        What the bags hold, in this order; all features of the data set by default. May be empty.
+    prefetch : int
+        Batches made ahead; 0 makes each one when it is asked for, without threads.
+
+    Attributes
+    ----------
+    load_wait_s : float
+        Seconds that consumers have waited for batches.
+
+    Raises
+    ------
+    ConfigError
+        When the order is not over this data set, or `part` is not one of `parts`.
+    DataError
+        When a feature is not in the data set; from the iterator, when a file cannot be read.
+    """
+
+    def __init__(
+        self,
+        dataset: DataSet,
+        order: GlobalOrder,
+        *,
+        part: int = 0,
+        parts: int = 1,
+        features: tuple[str, ...] | None = None,
+        prefetch: int = 4,
+    ) -> None:
+        if order.samples != dataset.samples:
+            raise ConfigError(f"loader: the order has {order.samples} samples, {dataset.path} has {dataset.samples}.")
+        if not 0 <= part < parts:
+            raise ConfigError(f"loader: part {part} of {parts}; it must be in [0, {parts}).")
+        if prefetch < 0:
+            raise ConfigError(f"loader: prefetch is {prefetch}; it must be 0 or more.")
+        self.dataset, self.order, self.part, self.parts, self.prefetch = dataset, order, part, parts, prefetch
+        self.features = tuple(f.name for f in dataset.features) if features is None else tuple(features)
+        for name in self.features:
+            dataset.feature(name)
+        self.load_wait_s = 0.0
+
+    def batches(self, epoch: int = 0, index: int = 0, n: int | None = None) -> "BatchStream":
+        """Batches from number `index` of `epoch` on, through later epochs.
+
+        Parameters
+        ----------
+        epoch, index : int
+            `index` may equal the batches of an epoch: the stream then starts with the next one.
+        n : int, optional
+            Batches in all; endless by default.
+
+        Returns
+        -------
+        BatchStream
+            An iterator of `Batch`, to be closed (or dropped) by its user. Batches may be kept: each has arrays of its
+            own.
+        """
+        if epoch < 0 or not 0 <= index <= self.order.n_batches:
+            raise ConfigError(
+                f"loader: batch {index} of epoch {epoch}; epochs start at 0 and have {self.order.n_batches} batches."
+            )
+        position = epoch * self.order.n_batches + index
+        return BatchStream(self, position, None if n is None else position + n)
+
+    def tasks(self, first: int, end: int | None) -> Iterator[_Task]:
+        """What to make for batches number ``[first, end)``, counted through all epochs."""
+        while end is None or first < end:
+            epoch, index = divmod(first, self.order.n_batches)
+            start, stop = self.order.batch_range(index)
+            low, high = part(stop - start, self.part, self.parts)
+            yield _Task(epoch, index, stop - start, low, start + low, start + high)
+            first += 1
+
+
+class BatchStream:
+    """An iterator of batches that owns its threads; a context manager. Made by `Loader.batches`."""
+
+    def __init__(self, loader: Loader, first: int, end: int | None) -> None:
+        self._loader = loader
+        reading = _read_windows(loader, loader.tasks(first, end))
+        windows = Prefetch(reading, 1) if loader.prefetch else reading
+        making = _make_batches(loader, loader.tasks(first, end), windows)
+        self._batches = Prefetch(making, loader.prefetch) if loader.prefetch else making
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        began = time.perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self._loader.load_wait_s += time.perf_counter() - began
+
+    def close(self) -> None:
+        """Stop reading; returns when the threads are gone. No batch comes after."""
+        self._batches.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A window of `epoch`, in memory."""
+
+    epoch: int
+    window: Window
+    columns: Columns
+
+    def holds(self, epoch: int, position: int) -> bool:
+        return epoch == self.epoch and self.window.start <= position < self.window.stop
+
+    def rows(self, start: int, stop: int) -> Ints:
+        """Rows of `columns` that stand at positions ``[start, stop)``."""
+        low, high = start - self.window.start, stop - self.window.start
+        order = self.window.permutation
+        return np.arange(low, high, dtype=np.int64) if order is None else order[low:high]
+
+
+def _read_windows(loader: Loader, tasks: Iterator[_Task]) -> Generator[_Loaded]:
+    """Each window that `tasks` need, once a stretch, in the order in which they need it."""
+    order, epoch, end = loader.order, -1, 0  # of the window read last
+    for task in tasks:
+        position = task.start if task.epoch != epoch else max(task.start, end)
+        while position < task.stop:
+            window = order.window(task.epoch, order.window_of(task.epoch, position))
+            yield _Loaded(task.epoch, window, loader.dataset.read_ranges(window.ranges, loader.features, ("weight",)))
+            epoch, end = task.epoch, window.stop
+            position = end
+
+
+def _make_batches(
+    loader: Loader, tasks: Iterator[_Task], windows: Generator[_Loaded] | Prefetch[_Loaded]
+) -> Generator[Batch]:
+    """One batch a task, picked from the windows as they come."""
+    loaded: _Loaded | None = None
+    nothing = loader.dataset.read(0, 0, loader.features)  # gives an empty part its shapes
+    try:
+        for task in tasks:
+            parts = []
+            position = task.start
+            while position < task.stop:
+                if loaded is None or not loaded.holds(task.epoch, position):
+                    loaded = None  # let the old window go before the next one is waited for
+                    loaded = next(windows)
+                stop = min(task.stop, loaded.window.stop)
+                parts.append(gather.take(loaded.columns, loaded.rows(position, stop)))
+                position = stop
+            columns = gather.join(parts or [nothing])
+            yield Batch(
+                epoch=task.epoch,
+                index=task.index,
+                size=task.size,
+                start=task.offset,
+                dense=columns.dense,
+                label=columns.label,
+                weight=columns.weight,
+                bags=gather.bags(columns, loader.features),
+            )
+    finally:
+        windows.close()

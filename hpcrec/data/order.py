@@ -1,0 +1,155 @@
+"""The one global order of samples: which sample stands at which position of an epoch.
+
+A pure function of (samples, batch size, seed, chunk, window, epoch): no state, no file, no rank. So any rank computes
+any batch for any number of ranks, a resumed run goes on where it stopped, and an owner can read ahead.
+
+Samples are cut into chunks of `chunk` consecutive samples (the last may be shorter). Each epoch permutes the chunks;
+`window` consecutive chunks of that order form a window, inside which the samples are permuted. Batch t is positions
+``[t * B, (t + 1) * B)``; the last batch of an epoch may be smaller. A reader thus needs no more than one window in
+memory, and reads each chunk once an epoch.
+"""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcrec.data import hashing
+from hpcrec.errors import ConfigError
+from hpcrec.types import Ints
+
+_CHUNKS = 0  # streams under (seed, epoch): the order of chunks, and 1 + w for the samples of window w
+_KEPT_WINDOWS = 2  # permutations kept: a batch may straddle two windows
+
+
+@dataclass(frozen=True)
+class Window:
+    """Positions ``[start, stop)`` of an epoch and the samples that stand there.
+
+    Attributes
+    ----------
+    start, stop : int
+    ranges : tuple of (int, int)
+        Sample numbers ``[first, end)`` of its chunks in the epoch's order, neighbours merged.
+    permutation : int64 [stop - start] or None
+        Position ``start + i`` holds sample ``permutation[i]`` of the concatenated ranges; None is the identity.
+    """
+
+    start: int
+    stop: int
+    ranges: tuple[tuple[int, int], ...]
+    permutation: Ints | None
+
+    def samples(self) -> Ints:
+        """Sample numbers in the order of positions; int64 [stop - start]."""
+        numbers = np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in self.ranges])
+        return numbers if self.permutation is None else numbers[self.permutation]
+
+
+class GlobalOrder:
+    """The order of `samples` samples in batches of `batch_size`, for every epoch.
+
+    Parameters
+    ----------
+    samples, batch_size : int
+        At least 1 each. `batch_size` is global: over all dense ranks.
+    seed : int
+    chunk : int
+        Samples of a chunk.
+    window : int
+        Chunks of a window.
+    shuffle : bool
+        False: every epoch is file order.
+
+    Raises
+    ------
+    ConfigError
+        When a size is not positive.
+    """
+
+    def __init__(
+        self, samples: int, batch_size: int, *, seed: int = 0, chunk: int = 16384, window: int = 8, shuffle: bool = True
+    ) -> None:
+        for name, value in (("samples", samples), ("batch_size", batch_size), ("chunk", chunk), ("window", window)):
+            if value < 1:
+                raise ConfigError(f"data order: {name} is {value}; it must be 1 or more.")
+        self.samples, self.batch_size, self.seed = samples, batch_size, seed
+        self.chunk, self.window_chunks, self.shuffle = chunk, window, shuffle
+        self.n_chunks = -(-samples // chunk)
+        self.n_windows = -(-self.n_chunks // window)
+        self.n_batches = -(-samples // batch_size)
+        self._epoch: tuple[int, Ints, Ints] | None = None
+        self._windows: OrderedDict[tuple[int, int], Window] = OrderedDict()
+        self._lock = threading.Lock()  # a loader's thread and its owner may ask at the same time
+
+    def batch_range(self, t: int) -> tuple[int, int]:
+        """Positions ``[start, stop)`` of batch `t` of any epoch; the last batch ends with the epoch."""
+        if not 0 <= t < self.n_batches:
+            raise IndexError(f"batch {t} of an epoch of {self.n_batches} batches")
+        start = t * self.batch_size
+        return start, min(start + self.batch_size, self.samples)
+
+    def window_of(self, epoch: int, position: int) -> int:
+        """Number of the window that holds `position`."""
+        return int(np.searchsorted(self._layout(epoch)[1], position, side="right")) - 1
+
+    def window(self, epoch: int, w: int) -> Window:
+        """Window `w` of an epoch; its permutation is kept for the next call."""
+        with self._lock:
+            found = self._windows.get((epoch, w))
+            if found is None:
+                found = self._make_window(epoch, w)
+                self._windows[epoch, w] = found
+                while len(self._windows) > _KEPT_WINDOWS:
+                    self._windows.popitem(last=False)
+            return found
+
+    def positions(self, epoch: int, start: int, stop: int) -> Ints:
+        """Sample numbers that stand at positions ``[start, stop)`` of `epoch`; int64 [stop - start]."""
+        if not 0 <= start <= stop <= self.samples:
+            raise IndexError(f"positions [{start}, {stop}) of an epoch of {self.samples} samples")
+        parts = [np.empty(0, dtype=np.int64)]
+        while start < stop:
+            window = self.window(epoch, self.window_of(epoch, start))
+            end = min(stop, window.stop)
+            parts.append(window.samples()[start - window.start : end - window.start])
+            start = end
+        return np.concatenate(parts)
+
+    def _layout(self, epoch: int) -> tuple[Ints, Ints]:
+        """Chunks in the epoch's order, and the first position of each window (with the end of the last)."""
+        known = self._epoch
+        if known is None or known[0] != epoch:
+            if self.shuffle:
+                chunks = hashing.permutation(hashing.stream(self.seed, epoch, _CHUNKS), self.n_chunks)
+            else:
+                chunks = np.arange(self.n_chunks, dtype=np.int64)
+            sizes = np.minimum(self.samples - chunks * self.chunk, self.chunk)
+            ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+            starts = np.append(ends[:-1][:: self.window_chunks], ends[-1])
+            known = self._epoch = (epoch, chunks, starts)
+        return known[1], known[2]
+
+    def _make_window(self, epoch: int, w: int) -> Window:
+        chunks, starts = self._layout(epoch)
+        ranges: list[tuple[int, int]] = []
+        for number in chunks[w * self.window_chunks : (w + 1) * self.window_chunks].tolist():
+            first, end = number * self.chunk, min((number + 1) * self.chunk, self.samples)
+            if ranges and ranges[-1][1] == first:
+                ranges[-1] = (ranges[-1][0], end)
+            else:
+                ranges.append((first, end))
+        start, stop = int(starts[w]), int(starts[w + 1])
+        order = hashing.permutation(hashing.stream(self.seed, epoch, 1 + w), stop - start) if self.shuffle else None
+        return Window(start, stop, tuple(ranges), order)
+
+
+def part(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Contiguous part ``[start, stop)`` of a batch of `size` samples for `rank` of `ranks`: sizes differ by at most 1.
+
+    The first ``size % ranks`` ranks hold one more; a part is empty where there are more ranks than samples.
+    """
+    small, larger = divmod(size, ranks)
+    start = rank * small + min(rank, larger)
+    return start, start + small + (rank < larger)

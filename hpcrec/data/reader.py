@@ -1,0 +1,286 @@
+"""Opens and reads a data set: one HDF5 file, or several through an index file.
+
+Opening checks the layout; reading checks the ids that it returns. Knows nothing of order, batches or ranks. HDF5 calls
+are serialised by h5py; reads are serialised by the data set, so that any thread may call them.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from hpcrec.data import layout
+from hpcrec.data.files import write_text
+from hpcrec.data.hdf5 import File
+from hpcrec.data.layout import Column, Columns
+from hpcrec.errors import DataError
+from hpcrec.types import Feature, Floats
+
+_OPEN_FILES = 32  # handles kept open at a time, whatever the number of files of the data set
+_PEEK = 4096  # labels at either end that the fingerprint covers
+
+# A contiguous piece of a read: samples [start, stop) of a file become samples [at, at + stop - start) of the result.
+_Piece = tuple[File, int, int, int]
+
+
+class DataSet:
+    """A data set on disk; a context manager.
+
+    Parameters
+    ----------
+    path : Path
+        An HDF5 file (``docs/data.md``), or an index ``<name>.index.json`` of several, whose samples follow each other.
+
+    Attributes
+    ----------
+    features : tuple of Feature
+    samples, n_dense, n_labels : int
+    attributes : dict
+        Root attributes that all files share, JSON decoded; an index file may add its own.
+    fingerprint : str
+        Of layout, sizes, attributes and the outermost labels: equal for equal data however it is cut into files,
+        cheap to compute. Says whether a resumed run reads the data that it began with.
+
+    Raises
+    ------
+    DataError
+        When a file is absent, is no HDF5, or departs from the schema: file, dataset, what was found, what is allowed.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        extra: dict[str, Any] = {}
+        if self.path.name.endswith(layout.INDEX_SUFFIX):
+            self._files, extra = _open_index(self.path)
+        else:
+            self._files = [File(self.path)]
+        self._open: list[File] = []
+        self._lock = threading.Lock()  # a loader's thread and its owner may read at the same time
+        self._starts = np.concatenate([[0], np.cumsum([file.samples for file in self._files])]).astype(np.int64)
+        self.samples = int(self._starts[-1])
+        self.features = _merge_features(self._files)
+        first = self._files[0]
+        self.n_dense, self.n_labels, self.optional = first.n_dense, first.n_labels, first.optional
+        shared = {k: v for k, v in first.attributes.items() if all(f.attributes.get(k) == v for f in self._files)}
+        self.attributes: dict[str, Any] = {**shared, **extra}
+        self.fingerprint = self._fingerprint()
+
+    def feature(self, name: str) -> Feature:
+        """The feature of that name."""
+        for feature in self.features:
+            if feature.name == name:
+                return feature
+        raise DataError(
+            f"{self.path}: no feature {name!r}; it has {', '.join(f.name for f in self.features) or 'none'}. "
+            "Change the name, or convert the data again with this feature."
+        )
+
+    def jagged(self, name: str) -> bool:
+        """Whether samples may have any number of ids of this feature; False: exactly one each."""
+        return any(name in file.jagged for file in self._files)
+
+    def read(self, start: int, stop: int, features: Sequence[str] | None = None) -> Columns:
+        """Samples ``[start, stop)``; see `read_ranges`."""
+        return self.read_ranges([(start, stop)], features)
+
+    def read_ranges(
+        self,
+        ranges: Sequence[tuple[int, int]],
+        features: Sequence[str] | None = None,
+        optional: Sequence[str] | None = None,
+    ) -> Columns:
+        """Samples of several ranges ``[first, end)``, one after the other, in fresh arrays.
+
+        Parameters
+        ----------
+        ranges : sequence of (int, int)
+        features : sequence of str, optional
+            Only these, in this order; all by default.
+        optional : sequence of str, optional
+            Which of ``weight``, ``group`` and ``time`` to read where the data set has them; all by default.
+
+        Raises
+        ------
+        DataError
+            When a range is outside the data set, or the file holds ids outside a feature's cardinality.
+        """
+        with self._lock:
+            pieces = self._pieces(ranges)
+            total = sum(stop - start for _, start, stop, _ in pieces)
+            names = [feature.name for feature in self.features] if features is None else features
+            label = np.empty((total,) if self.n_labels == 1 else (total, self.n_labels), dtype=np.float32)
+            dense = np.empty((total, self.n_dense), dtype=np.float32)
+            single = {
+                name: _fill(f"/{name}", pieces, np.empty(total, dtype=layout.OPTIONAL_COLUMNS[name]))
+                for name in self.optional
+                if optional is None or name in optional
+            }
+            return Columns(
+                label=_fill("/label", pieces, label),
+                dense=_fill("/dense", pieces, dense) if self.n_dense else dense,
+                sparse={name: self._read_feature(self.feature(name), pieces, total) for name in names},
+                **single,
+            )
+
+    def close(self) -> None:
+        """Close the files; a later read opens them again."""
+        for file in self._open:
+            file.close()
+        self._open = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pieces(self, ranges: Sequence[tuple[int, int]]) -> list[_Piece]:
+        pieces: list[_Piece] = []
+        at = 0
+        for first, end in ranges:
+            if not 0 <= first <= end <= self.samples:
+                raise DataError(f"{self.path}: samples [{first}, {end}) were asked for; it has {self.samples}.")
+            while first < end:
+                number = int(np.searchsorted(self._starts, first, side="right")) - 1
+                base = int(self._starts[number])
+                stop = min(end, int(self._starts[number + 1]))
+                pieces.append((self._ready(self._files[number]), first - base, stop - base, at))
+                at += stop - first
+                first = stop
+        return pieces
+
+    def _ready(self, file: File) -> File:
+        """Mark `file` as used last and close the one unused for longest; `File` itself opens when it is read."""
+        if file in self._open:
+            self._open.remove(file)
+        self._open.append(file)
+        if len(self._open) > _OPEN_FILES:
+            self._open.pop(0).close()
+        return file
+
+    def _read_feature(self, feature: Feature, pieces: list[_Piece], total: int) -> Column:
+        if not self.jagged(feature.name):
+            ids = _fill(layout.sparse_path(feature.name, "ids"), pieces, np.empty(total, dtype=np.int64))
+            column = Column(ids, None, self._read_weights(feature, pieces, total))
+        else:
+            column = self._read_jagged(feature, pieces, total)
+        if len(column.ids) and not 0 <= column.ids.min() <= column.ids.max() < feature.cardinality:
+            raise DataError(
+                f"{self.path}: {layout.sparse_path(feature.name, 'ids')}: ids from {column.ids.min()} to "
+                f"{column.ids.max()}; they must be in [0, {feature.cardinality}), the attribute "
+                f"{layout.CARDINALITIES_ATTRIBUTE!r}. Convert the data again."
+            )
+        return column
+
+    def _read_jagged(self, feature: Feature, pieces: list[_Piece], total: int) -> Column:
+        offsets = np.zeros(total + 1, dtype=np.int64)
+        spans: list[_Piece] = []
+        n_ids = 0
+        for file, start, stop, at in pieces:
+            raw = file.read_offsets(feature.name, start, stop)
+            offsets[at + 1 : at + 1 + stop - start] = raw[1:] - raw[0] + n_ids
+            spans.append((file, int(raw[0]), int(raw[-1]), n_ids))
+            n_ids += int(raw[-1] - raw[0])
+        ids = _fill(layout.sparse_path(feature.name, "ids"), spans, np.empty(n_ids, dtype=np.int64))
+        return Column(ids, offsets, self._read_weights(feature, spans, n_ids))
+
+    def _read_weights(self, feature: Feature, spans: list[_Piece], n_ids: int) -> Floats | None:
+        if not feature.weighted:
+            return None
+        return _fill(layout.sparse_path(feature.name, "weights"), spans, np.empty(n_ids, dtype=np.float32))
+
+    def _fingerprint(self) -> str:
+        head = self.read(0, min(_PEEK, self.samples), features=())
+        tail = self.read(max(self.samples - _PEEK, 0), self.samples, features=())
+        facts = {
+            "samples": self.samples,
+            "dense": self.n_dense,
+            "labels": self.n_labels,
+            "optional": self.optional,
+            "features": [[f.name, f.cardinality, f.weighted, self.jagged(f.name)] for f in self.features],
+            "ids": [sum(file.n_ids[f.name] for file in self._files) for f in self.features],
+            "attributes": self.attributes,
+        }
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+        digest.update(head.label.tobytes() + tail.label.tobytes())
+        return digest.hexdigest()[:32]
+
+
+def write_index(path: Path, paths: Sequence[Path], attributes: dict[str, Any] | None = None) -> None:
+    """Write the index file that makes one data set of several files.
+
+    Parameters
+    ----------
+    path : Path
+        ``<name>.index.json``; whole or not at all.
+    paths : sequence of Path
+        Data set files in the order of their samples, in or below the index file's folder.
+    attributes : dict, optional
+        Attributes of the whole, say its attainable AUC.
+    """
+    if not path.name.endswith(layout.INDEX_SUFFIX):
+        raise DataError(f"{path}: the name of an index file must end in {layout.INDEX_SUFFIX}.")
+    entries = []
+    for file in paths:
+        with DataSet(file) as data:
+            entries.append(
+                {"path": file.resolve().relative_to(path.parent.resolve()).as_posix(), "samples": data.samples}
+            )
+    content = {layout.VERSION_ATTRIBUTE: layout.SCHEMA_VERSION, "files": entries, "attributes": attributes or {}}
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def _fill(name: str, pieces: Sequence[_Piece], out: Any) -> Any:
+    for file, start, stop, at in pieces:
+        if stop > start:
+            file.read_into(name, start, stop, out[at : at + stop - start])
+    return out
+
+
+def _open_index(path: Path) -> tuple[list[File], dict[str, Any]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        entries = [(path.parent / entry["path"], int(entry["samples"])) for entry in content["files"]]
+        version = content[layout.VERSION_ATTRIBUTE]
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; write it by `hpcrec prepare`, or change the path.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: not an index file ({type(error).__name__}: {error}); it must be JSON with "
+            f"{layout.VERSION_ATTRIBUTE!r} and 'files', a list of {{'path', 'samples'}}."
+        ) from error
+    if version != layout.SCHEMA_VERSION or not entries:
+        raise DataError(
+            f"{path}: schema version {version}, {len(entries)} files; version {layout.SCHEMA_VERSION} and at least "
+            "one file are needed."
+        )
+    files = []
+    for name, samples in entries:
+        files.append(file := File(name))
+        if file.samples != samples:
+            raise DataError(
+                f"{path}: says {samples} samples for {name}, which has {file.samples}; write the index again."
+            )
+    return files, dict(content.get("attributes", {}))
+
+
+def _merge_features(files: Sequence[File]) -> tuple[Feature, ...]:
+    """Features of all files, which must agree; `mean_ids` is over all their samples."""
+    first = files[0]
+    for file in files[1:]:
+        for what in ("features", "n_dense", "n_labels", "optional"):
+            if getattr(file, what) != getattr(first, what):
+                raise DataError(
+                    f"{file.path}: {what} {getattr(file, what)}, but {first.path} has {getattr(first, what)}; files of "
+                    "one index must agree."
+                )
+    samples = max(sum(file.samples for file in files), 1)
+    return tuple(replace(f, mean_ids=sum(file.n_ids[f.name] for file in files) / samples) for f in first.features)

@@ -1,0 +1,37 @@
+"""Kernels: one call each, native where the native module is built, NumPy where it is not, the same bits from both.
+
+``reference.py`` is the definition of what each computes; ``native/`` makes it fast. No MPI and no torch here.
+"""
+
+from hpcrec.kernels.backend import active, get_threads, set_threads, use
+from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, unpermute
+from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
+from hpcrec.kernels.lookup import copy_vectors, pooled_gather
+from hpcrec.kernels.memory import aligned_empty
+from hpcrec.kernels.reference import Grouping
+from hpcrec.kernels.rules import initial_states, state_shapes, state_values
+
+__all__ = [
+    "Grouping",
+    "active",
+    "aligned_empty",
+    "copy_vectors",
+    "dedup",
+    "get_threads",
+    "group",
+    "hash_ids",
+    "init_rows",
+    "initial_states",
+    "merge",
+    "merge_update",
+    "partition",
+    "permute",
+    "pooled_gather",
+    "set_threads",
+    "squared_norm",
+    "state_shapes",
+    "state_values",
+    "unpermute",
+    "update",
+    "use",
+]

@@ -1,0 +1,118 @@
+"""Kernels on ids: grouping, distinct ids, partition, seeded hash and permutation, initial rows.
+
+Where ids live and who owns them is known above. Shapes: K ids, U distinct ids, D row width.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrec.kernels import checks
+from hpcrec.kernels.backend import backend
+from hpcrec.kernels.reference import WORD, Grouping
+from hpcrec.types import Floats, Ints
+
+
+def group(index: Ints) -> Grouping:
+    """Sort occurrences by value, stably: which k belong to which distinct value.
+
+    Parameters
+    ----------
+    index : int64 [K]
+        Any values; the sort takes as many passes as their range needs.
+
+    Returns
+    -------
+    Grouping
+        ``unique`` ascending; ``order[segments[u]:segments[u + 1]]`` are the k of ``unique[u]``, ascending.
+    """
+    return backend().group(checks.ints("index", index))
+
+
+def dedup(ids: Ints) -> tuple[Ints, Ints]:
+    """Distinct ids [U], ascending, and for each of the K ids its place among them: ``unique[inverse] == ids``."""
+    return backend().dedup(checks.ints("ids", ids))
+
+
+def partition(part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
+    """Stable counting sort of K things by the part that each goes to.
+
+    Parameters
+    ----------
+    part : int32 [K]
+        In ``[0, n_parts)``.
+    n_parts : int
+
+    Returns
+    -------
+    counts : int64 [n_parts]
+    order : int64 [K]
+        Positions of the things of part 0, then of part 1, ...; ascending in each.
+    """
+    if not (isinstance(part, np.ndarray) and part.dtype == np.int32 and part.ndim == 1 and part.flags.c_contiguous):
+        raise checks.fail("part", part, "int32[any]")
+    return backend().partition(part, checks.positive("n_parts", n_parts))
+
+
+def permute(ids: Ints, rows: int, seed: int) -> Ints:
+    """A seeded bijection of ``[0, rows)``: spreads neighbouring ids, and can be undone by ``unpermute``.
+
+    Parameters
+    ----------
+    ids : int64 [K]
+        In ``[0, rows)``.
+    rows : int
+    seed : int
+        Taken modulo 2^64.
+
+    Returns
+    -------
+    int64 [K]
+        In ``[0, rows)``.
+    """
+    return backend().permute(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD, False)
+
+
+def unpermute(ids: Ints, rows: int, seed: int) -> Ints:
+    """What ``permute`` took to ``ids``."""
+    return backend().permute(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD, True)
+
+
+def hash_ids(ids: Ints, rows: int, seed: int) -> Ints:
+    """Any int64 ids [K] into ``[0, rows)``, seeded, uniform; two ids may meet."""
+    return backend().hash_ids(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD)
+
+
+def init_rows(
+    seed: int,
+    ids: Ints,
+    width: int,
+    *,
+    column_start: int = 0,
+    scale: float,
+    dtype: np.dtype | type = np.float32,
+) -> Floats:
+    """Initial rows, from (seed, id, column) alone: whoever holds a row, or a part of its columns, starts it alike.
+
+    Parameters
+    ----------
+    seed : int
+        Of the table; taken modulo 2^64.
+    ids : int64 [K]
+        Any values.
+    width, column_start : int
+        Columns ``[column_start, column_start + width)`` of the table's rows.
+    scale : float
+        Values are uniform in ``[-scale, scale)``, before the rounding to ``dtype``; 0 gives zeros.
+    dtype : float32 or float64
+
+    Returns
+    -------
+    dtype [K, width]
+    """
+    checks.ints("ids", ids)
+    checks.positive("width", width)
+    if np.dtype(dtype) not in checks.FLOATS or column_start < 0:
+        raise ValueError(f"dtype is {np.dtype(dtype)}, column_start {column_start}; needed: float32 or float64, >= 0")
+    if scale == 0:
+        return np.zeros((ids.size, width), dtype)
+    return backend().init_rows(seed & WORD, ids, width, column_start, float(scale), np.dtype(dtype))

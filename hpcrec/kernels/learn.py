@@ -1,0 +1,152 @@
+"""Kernels by which rows learn: gradients of occurrences summed by row, and the optimizer's step on the touched rows.
+
+Semantics are FBGEMM's ``EXACT_SGD``, ``EXACT_ADAGRAD``, ``EXACT_ROWWISE_ADAGRAD`` and torch's ``SparseAdam``: gradients
+of a row's occurrences are summed first, the row moves once, ``eps`` is outside the square root. Where rows live is
+known above. Shapes: N rows, D width, K occurrences, U unique rows.
+"""
+
+import numpy as np
+
+from hpcrec.kernels import checks
+from hpcrec.kernels.backend import backend
+from hpcrec.kernels.reference import Grouping
+from hpcrec.kernels.rules import rule_of, state_shapes, step_numbers
+from hpcrec.types import Floats, Ints, OptimizerSpec
+
+
+def _check_occurrences(
+    grouping: Grouping, gradients: Floats, source_start: Ints, weights: Floats | None, dtype: np.dtype
+) -> None:
+    n_occurrences = checks.ints("grouping.order", grouping.order).size
+    checks.ints("grouping.unique", grouping.unique)
+    checks.ints("grouping.segments", grouping.segments, grouping.unique.size + 1)
+    checks.floats("gradients", gradients, (None,), dtype)
+    checks.ints("source_start", source_start, n_occurrences)
+    if weights is not None:
+        checks.floats("weights", weights, (n_occurrences,), dtype)
+
+
+def _check_rows(spec: OptimizerSpec, rows: Floats, states: dict[str, Floats]) -> None:
+    dtype = checks.floats("rows", rows, (None, None), write=True).dtype
+    checks.positive("width of rows", rows.shape[1])
+    shapes = state_shapes(spec, *rows.shape)
+    if states.keys() != shapes.keys():
+        raise ValueError(f"states are {sorted(states)}; optimizer {spec.name} needs {sorted(shapes)}")
+    for name, shape in shapes.items():
+        checks.floats(f"state {name}", states[name], shape, dtype, write=True)
+
+
+def merge(
+    grouping: Grouping,
+    gradients: Floats,
+    source_start: Ints,
+    width: int,
+    *,
+    weights: Floats | None = None,
+    out: Floats | None = None,
+) -> Floats:
+    """``merged[u] = sum(weights[k] * gradients[source_start[k]:][:width])`` over the occurrences k of ``unique[u]``.
+
+    Added in blocks of 128 occurrences, each in order from 0, folded in order: the bits depend on no number of threads.
+
+    Parameters
+    ----------
+    grouping : Grouping
+        Of K occurrences, from ``group``.
+    gradients : float32 or float64, flat
+    source_start : int64 [K]
+        Element where the gradient of occurrence k begins; occurrences may share one.
+    width : int
+    weights : like gradients [K], optional
+    out : like gradients [U, width], optional
+        Where to write; left out: a new array.
+
+    Returns
+    -------
+    like gradients [U, width]
+    """
+    dtype = checks.floats("gradients", gradients, (None,)).dtype
+    checks.positive("width", width)
+    _check_occurrences(grouping, gradients, source_start, weights, dtype)
+    shape = (grouping.unique.size, width)
+    out = np.empty(shape, dtype) if out is None else checks.floats("out", out, shape, dtype, write=True)
+    backend().merge(grouping, gradients, source_start, width, weights, out)
+    return out
+
+
+def squared_norm(merged: Floats) -> Floats:
+    """Sum of squares of each of the U rows of ``merged [U, D]``: what row-wise Adagrad adds up over column shards."""
+    return backend().squared_norm(checks.floats("merged", merged, (None, None)))
+
+
+def update(
+    spec: OptimizerSpec,
+    rows: Floats,
+    states: dict[str, Floats],
+    unique: Ints,
+    merged: Floats,
+    *,
+    lr: float,
+    step: int,
+    squared_norm: Floats | None = None,
+    total_width: int | None = None,
+) -> None:
+    """One optimizer step of the rows ``unique``, in place; no other row or state is touched.
+
+    Parameters
+    ----------
+    spec : OptimizerSpec
+        Its ``lr`` is not read: schedules decide ``lr``.
+    rows : float32 or float64 [N, D]
+    states : dict of str to like rows
+        Shapes as ``state_shapes`` gives them.
+    unique : int64 [U]
+        Distinct, in ``[0, N)``.
+    merged : like rows [U, D]
+        Gradients, summed by row.
+    lr : float
+    step : int
+        Global step, counted from 1; read by Adam only.
+    squared_norm : like rows [U], optional
+        Row-wise Adagrad of a table whose columns are sharded: the squared norm over all of its columns.
+    total_width : int, optional
+        The width of that whole table; left out: D.
+
+    Raises
+    ------
+    ValueError
+        The optimizer is not known, a state is missing, a type or shape is wrong, or a row is outside the table.
+    """
+    _check_rows(spec, rows, states)
+    checks.ints("unique", unique)
+    checks.floats("merged", merged, (unique.size, rows.shape[1]), rows.dtype)
+    if squared_norm is not None:
+        checks.floats("squared_norm", squared_norm, (unique.size,), rows.dtype)
+    if spec.name != "rowwise_adagrad" and (squared_norm is not None or total_width is not None):
+        raise ValueError(f"squared_norm and total_width are row-wise Adagrad's; the optimizer is {spec.name}")
+    width = rows.shape[1] if total_width is None else checks.positive("total_width", total_width)
+    numbers = step_numbers(spec, lr=lr, step=step)
+    backend().update(spec.name, numbers, rows, states, unique, merged, squared_norm, width)
+
+
+def merge_update(
+    spec: OptimizerSpec,
+    rows: Floats,
+    states: dict[str, Floats],
+    grouping: Grouping,
+    gradients: Floats,
+    source_start: Ints,
+    *,
+    weights: Floats | None = None,
+    lr: float,
+    step: int,
+) -> None:
+    """``merge`` and ``update`` in one pass, with the same bits and no array between them.
+
+    ``grouping`` groups the occurrences' rows in ``[0, N)``; the other parameters are those of the two.
+    """
+    rule_of(spec)
+    _check_rows(spec, rows, states)
+    _check_occurrences(grouping, gradients, source_start, weights, rows.dtype)
+    numbers = step_numbers(spec, lr=lr, step=step)
+    backend().merge_update(spec.name, numbers, rows, states, grouping, gradients, source_start, weights)

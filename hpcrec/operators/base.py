@@ -1,0 +1,88 @@
+"""What an operator is: a function of pooled vectors that can be computed in parts.
+
+Knows torch and the lookups that an operator reads; does not know which rank holds which row, nor what crosses between
+ranks. Source: [DES].
+
+Legend: ``B`` samples, ``F`` lookups of the operator, ``D`` row width.
+"""
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from hpcrec.errors import ConfigError
+from hpcrec.types import Lookup
+
+
+@runtime_checkable
+class Operator(Protocol):
+    """A function of pooled vectors that splits into partial results, one for each holder of rows.
+
+    Let holder p have the rows ``W_p`` and let ``x_p`` be those ids of a sample that it holds. An operator is
+    ``finish(partial(x_1; W_1) + ... + partial(x_P; W_P))``, where ``+`` stands for ``reduce``, which is associative
+    and commutative. So the model receives the same number, up to the order of summation, wherever the partials were
+    computed: all on the dense rank that pooled the vectors itself (``finish(partial(pooled))``), or one on each holder.
+
+    ``partial`` gets a vector for each of the operator's lookups, in their order; a holder that has no row of a lookup's
+    bag passes zeros for it, which is the neutral element of every reduction here. What may be split is the set of
+    lookups; whether a *bag* may also be split over holders is said by each operator.
+
+    All methods are plain torch and run under autograd: the gradients need no code of their own.
+
+    Attributes
+    ----------
+    lookups : tuple of Lookup
+        What is read. All tables have the same width.
+    width : int
+        ``D``, the width of those tables.
+    """
+
+    @property
+    def lookups(self) -> tuple[Lookup, ...]:
+        """What is read, in the order of ``pooled_BFD``."""
+
+    @property
+    def width(self) -> int:
+        """Width of every table that is read."""
+
+    def partial(self, pooled_BFD: Tensor) -> tuple[Tensor, ...]:
+        """Partial result of one holder: tensors whose first dimension is B."""
+
+    def reduce(self, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Partial result of both holders."""
+
+    def finish(self, partials: tuple[Tensor, ...]) -> Tensor:
+        """What the model receives, from the partial result of all holders."""
+
+
+def add_partials(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Elementwise sum: the ``reduce`` of all operators whose partials are sums."""
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def check_lookups(operator: str, lookups: tuple[Lookup, ...], width: int) -> None:
+    """Refuse what no operator can read.
+
+    Raises
+    ------
+    ConfigError
+        No lookup, the same lookup twice, an unknown pooling, or a width below 1.
+    """
+    if not lookups:
+        raise ConfigError(f"operator {operator}: it reads no feature; give it at least one lookup")
+    if width < 1:
+        raise ConfigError(f"operator {operator}: width is {width}; it must be at least 1")
+    seen = set()
+    for lookup in lookups:
+        if lookup.pooling not in ("sum", "mean"):
+            raise ConfigError(
+                f"operator {operator}: pooling of feature {lookup.feature!r} is {lookup.pooling!r}; "
+                "allowed are 'sum' and 'mean'"
+            )
+        key = (lookup.feature, lookup.table)
+        if key in seen:
+            raise ConfigError(
+                f"operator {operator}: feature {lookup.feature!r} is read twice from table {lookup.table!r}; "
+                "leave one of the lookups out"
+            )
+        seen.add(key)

@@ -1,0 +1,75 @@
+"""Copies mpirun's stderr as it comes, without mpirun's remarks on ranks that ended on purpose.
+
+A rank that fails says why itself, and exit code 75 is no failure; Open MPI cannot be told to be quiet about either
+without also losing the exit code. Knows how Open MPI frames its remarks: two lines of dashes.
+"""
+
+import os
+import re
+import select
+
+_RULE = re.compile(rb"-{60,}\s*\Z")
+# Exit codes 1, 2 and 75 are ours, with a message or a checkpoint behind them. Any other code is news.
+_KNOWN = (
+    re.compile(rb"exited with non-zero status.*Exit code:\s+(1|2|75)\s*\n", re.DOTALL),
+    re.compile(rb"MPI_ABORT was invoked on rank.*?(Errorcode:|with errorcode) +(1|2)\b", re.DOTALL),
+    re.compile(rb"has exited due to process rank \d+.*calling\s+\"abort\"", re.DOTALL),
+)
+_LONGEST_REMARK_LINES = 30
+_HOLD_S = 1.0
+
+
+class RemarkFilter:
+    """Passes text through, piece by piece, but for known remarks."""
+
+    def __init__(self) -> None:
+        self._line = b""  # an unfinished line that may be a rule
+        self._held: list[bytes] = []  # a remark so far, from its first rule on
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be passed on once ``data`` has come."""
+        *lines, rest = (self._line + data).split(b"\n")
+        self._line = b""
+        out = [self._whole(line + b"\n") for line in lines]
+        if self._held or rest.startswith(b"-"):
+            self._line = rest
+        else:
+            out.append(rest)  # a progress bar, or a prompt
+        return b"".join(out)
+
+    def flush(self) -> bytes:
+        """All that is held back."""
+        out = b"".join(self._held) + self._line
+        self._held, self._line = [], b""
+        return out
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything is held back."""
+        return bool(self._held or self._line)
+
+    def _whole(self, line: bytes) -> bytes:
+        is_rule = _RULE.match(line) is not None
+        if not self._held and not is_rule:
+            return line
+        self._held.append(line)
+        if len(self._held) > 1 and is_rule:
+            remark, self._held = b"".join(self._held), []
+            return b"" if any(known.search(remark) for known in _KNOWN) else remark
+        if len(self._held) > _LONGEST_REMARK_LINES:
+            held, self._held = b"".join(self._held), []
+            return held
+        return b""
+
+
+def relay(source: int, target: int) -> None:
+    """Copies from one file descriptor to another until the end."""
+    remarks = RemarkFilter()
+    while True:
+        ready, _, _ = select.select([source], [], [], _HOLD_S if remarks.holds else None)
+        data = os.read(source, 65536) if ready else b""
+        out = remarks.feed(data) if data else remarks.flush()
+        while out:
+            out = out[os.write(target, out) :]
+        if ready and not data:
+            return

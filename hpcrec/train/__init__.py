@@ -1,0 +1,1 @@
+"""The training loop and what surrounds it: session, metrics, checkpoints, telemetry."""

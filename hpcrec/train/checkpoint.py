@@ -1,0 +1,220 @@
+"""Checkpoints: written by any number of ranks, read by any number of others. docs/checkpoint.md is the format.
+
+A table is any number of parts, each some ids and some columns of it, with every optimizer state by its plain name; a
+reader takes what it holds out of all of them. Dense parameters and their state go by parameter name. Knows arrays and
+files; does not know the model, the shard map or MPI (``Ranks`` is what it takes of a communicator). No pickle.
+
+The writer is here, the reader in ``checkpoint_reader``, folders and manifests in ``checkpoint_files``; all that others
+need can be imported from here. Legend: ``U`` ids in a part or block, ``D`` its columns.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcrec.data.files import sync
+from hpcrec.errors import CheckpointError
+from hpcrec.train import checkpoint_files as files
+from hpcrec.train.checkpoint_files import Alone, Ranks, mark_best, prune, read_best, remove_leftovers, steps_in
+from hpcrec.train.checkpoint_reader import Checkpoint, DenseState, TableBlock, find_checkpoint
+from hpcrec.types import Floats, Ints
+from hpcrec.units import KiB
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointWriter",
+    "DenseState",
+    "Ranks",
+    "TableBlock",
+    "find_checkpoint",
+    "mark_best",
+    "prune",
+    "read_best",
+    "remove_leftovers",
+    "steps_in",
+]
+
+_HDF5_CHUNK_BYTES = 256 * KiB
+
+Block = tuple[Ints, Floats, Mapping[str, Floats]]
+
+
+class CheckpointWriter:
+    """Writes one checkpoint; all ranks together.
+
+    Every rank makes one, calls ``begin``, writes what it holds, and calls ``commit``; between these nothing is
+    collective. A write that fails (a full disk) is remembered, and ``commit`` raises it on every rank.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    step : int
+        Steps done.
+    ranks : Ranks, optional
+        Collectives of the ranks that write; one rank by default.
+    """
+
+    def __init__(self, folder: Path, step: int, ranks: Ranks | None = None) -> None:
+        self.folder = Path(folder)
+        self.step = step
+        self._ranks = ranks or Alone()
+        self._hidden = files.hidden_folder(self.folder, step)
+        self._written: dict[str, dict[str, Any]] = {}
+        self._failure: str | None = None
+
+    def begin(self) -> None:
+        """Makes the hidden folder, and removes what a killed run left; collective.
+
+        Raises
+        ------
+        CheckpointError
+            The folder cannot be made; on every rank.
+        """
+        files.on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step))
+
+    def write_table_part(
+        self, table: str, part: int, blocks: Iterable[Block], *, rows: int, width: int, columns: tuple[int, int]
+    ) -> None:
+        """Writes one part of a table, block by block.
+
+        Parameters
+        ----------
+        part : int
+            Its number, which no other part of the table has.
+        blocks : iterable of (ids [U], rows [U, D], states by name [U] or [U, D])
+            As ``RowStore.export`` gives them.
+        rows, width : int
+            Shape of the whole table.
+        columns : (int, int)
+            Columns of the whole table that this part has.
+        """
+
+        def write(path: Path) -> None:
+            path.parent.mkdir(exist_ok=True)
+            with _created(path) as file:
+                file.attrs.update(
+                    {
+                        "table": table,
+                        "rows": rows,
+                        "width": width,
+                        "column_start": columns[0],
+                        "column_stop": columns[1],
+                    }
+                )
+                file.create_group("state")
+                for ids, values, states in blocks:
+                    assert values.shape == (len(ids), columns[1] - columns[0]), (values.shape, len(ids), columns)
+                    _append(file, "ids", np.asarray(ids, np.int64))
+                    _append(file, "rows", values)
+                    for name, state in states.items():
+                        _append(file, f"state/{files.quoted(name)}", state)
+
+        self._write(f"{files.quoted(table)}/part-{part}.h5", write)
+
+    def write_dense(
+        self,
+        parameters: Mapping[str, Any],
+        optimizer: Mapping[str, Mapping[str, Any]],
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Writes the dense part; on one rank. Values are NumPy arrays, torch tensors or numbers."""
+
+        def write(path: Path) -> None:
+            with _created(path) as file:
+                _put(file.create_group("parameters"), parameters)
+                _put(file.create_group("extra"), extra or {})
+                states = file.create_group("optimizer")
+                for name, state in optimizer.items():
+                    _put(states.create_group(files.quoted(name)), state)
+
+        self._write(files.DENSE, write)
+
+    def write_state(self, state: Mapping[str, Any]) -> None:
+        """Writes the position of the run and what else JSON can hold; on one rank, always. Adds ``step``."""
+        text = json.dumps({**state, "step": self.step}, indent=1, default=_as_json)
+        self._write(files.STATE, lambda path: _write_text(path, text + "\n"))
+
+    def commit(self) -> Path:
+        """Makes what was written a checkpoint, whole and on disk; collective. Returns its folder.
+
+        Raises
+        ------
+        CheckpointError
+            A rank could not write its files; on every rank. Earlier checkpoints are untouched.
+        """
+        parts = self._ranks.allgather((self._written, self._failure))
+        failure = next((f"rank {i}: {text}" for i, (_, text) in enumerate(parts) if text), None)
+        if failure is not None:
+            if self._ranks.rank == 0:
+                shutil.rmtree(self._hidden, ignore_errors=True)
+            raise CheckpointError(f"the checkpoint of step {self.step} could not be written: {failure}")
+        everything: dict[str, dict[str, Any]] = {}
+        for written, _ in parts:
+            twice = sorted(set(written) & set(everything))
+            assert not twice, f"two ranks wrote {twice}"
+            everything.update(written)
+        assert files.STATE in everything, "write_state() was not called on any rank"
+
+        def finish() -> None:
+            files.write_manifest(self._hidden, self.step, everything)
+            files.publish(self.folder, self.step)
+
+        files.on_root(self._ranks, finish)
+        return files.step_folder(self.folder, self.step)
+
+    def prune(self, keep: int, protect: Iterable[int] = ()) -> None:
+        """Removes all but the newest ``keep`` checkpoints of the run and those to protect; collective."""
+        files.on_root(self._ranks, lambda: files.prune(self.folder, keep, protect))
+
+    def _write(self, name: str, write: Callable[[Path], None]) -> None:
+        if self._failure is not None:
+            return
+        path = self._hidden / name
+        try:
+            write(path)
+            sync(path)
+            self._written[name] = files.fingerprint(path)
+        except (OSError, RuntimeError) as error:  # HDF5 reports some failures of the disk as RuntimeError
+            self._failure = f"{path}: {error}"
+
+
+def _created(path: Path) -> h5py.File:
+    return h5py.File(path, "w", locking=False)  # nobody else knows the file yet
+
+
+def _append(file: h5py.File, name: str, values: Floats) -> None:
+    if name not in file:
+        row_bytes = values.dtype.itemsize * math.prod(values.shape[1:])
+        chunk = (max(1, _HDF5_CHUNK_BYTES // max(row_bytes, 1)), *values.shape[1:])
+        file.create_dataset(name, data=values, maxshape=(None, *values.shape[1:]), chunks=chunk)
+        return
+    dataset = file[name]
+    start = len(dataset)
+    dataset.resize(start + len(values), axis=0)
+    dataset[start:] = values
+
+
+def _put(group: h5py.Group, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if hasattr(value, "detach"):  # a torch tensor; its own state may be one of a single number
+            value = value.detach().cpu().numpy()
+        group.create_dataset(files.quoted(name), data=value).attrs["number"] = isinstance(value, int | float)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"a checkpoint's state cannot hold {value!r}: it is JSON, plus arrays, which are read as lists")

@@ -1,0 +1,248 @@
+"""Checkpoint folders: their names, manifests, and what is kept. docs/checkpoint.md is the format.
+
+A checkpoint is written under a name with a leading dot and renamed when it is whole, and it is renamed back to such a
+name before it is removed, so a folder named ``step-<n>`` was whole once. The manifest, written last, tells whether it
+still is. Knows nothing of what is in the files (``checkpoint``), nor of MPI: what works together takes ``Ranks``.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote
+
+from hpcrec.data.files import sync, write_text
+from hpcrec.errors import CheckpointError
+
+FORMAT = "hpcrec checkpoint"
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+DENSE = "dense.h5"
+STATE = "state.json"
+BEST = "best.json"
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """What is needed of ``comm.collectives.Collectives``."""
+
+    rank: int
+    size: int
+
+    def allgather(self, thing: Any) -> list[Any]:
+        """Things of every rank, in rank order."""
+
+    def bcast(self, thing: Any, root: int = 0) -> Any:
+        """The thing of ``root``."""
+
+
+class Alone:
+    """One rank, without MPI."""
+
+    rank = 0
+    size = 1
+
+    def allgather(self, thing: Any) -> list[Any]:
+        """Its own thing."""
+        return [thing]
+
+    def bcast(self, thing: Any, root: int = 0) -> Any:
+        """Its own thing."""
+        del root
+        return thing
+
+
+def on_root(ranks: Ranks, work: Callable[[], T]) -> T:
+    """Does ``work`` on rank 0; every rank has its result, or raises its error.
+
+    Raises
+    ------
+    CheckpointError
+        ``work`` failed on rank 0.
+    """
+    result, error = None, None
+    if ranks.rank == 0:
+        try:
+            result = work()
+        except (OSError, CheckpointError) as caught:
+            error = str(caught)
+    result, error = ranks.bcast((result, error))
+    if error is not None:
+        raise CheckpointError(error)
+    return result
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def quoted(name: str) -> str:
+    """A name of a table, parameter or state as one HDF5 or file name: ``%``, ``/`` and a leading dot as ``%xx``."""
+    name = name.replace("%", "%25").replace("/", "%2F")
+    if name.startswith(".") or name in (MANIFEST, DENSE, STATE):
+        name = name.replace(".", "%2E")
+    return name
+
+
+def unquoted(name: str) -> str:
+    """The name that ``quoted`` was given."""
+    return unquote(name)
+
+
+def checkpoints_in(run: Path) -> Path:
+    """The folder of a run's checkpoints."""
+    return run / "checkpoints"
+
+
+def step_folder(run: Path, step: int) -> Path:
+    """Folder of the checkpoint after ``step`` steps."""
+    return checkpoints_in(run) / f"step-{step}"
+
+
+def hidden_folder(run: Path, step: int, kind: str = "tmp") -> Path:
+    """The same while it is written or removed (``tmp``), or about to be replaced (``old``)."""
+    return checkpoints_in(run) / f".step-{step}.{kind}"
+
+
+def steps_in(run: Path) -> list[int]:
+    """Steps of a run's checkpoints, oldest first; whether they are whole is for ``problem``."""
+    folder = checkpoints_in(run)
+    if not folder.is_dir():
+        return []
+    names = [p.name.removeprefix("step-") for p in folder.iterdir() if p.name.startswith("step-") and p.is_dir()]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+# ---- manifest --------------------------------------------------------------------------------------------------------
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file, as the manifest has them."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def write_manifest(folder: Path, step: int, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Makes a folder a checkpoint: lists every file in it."""
+    manifest = {"format": FORMAT, "version": FORMAT_VERSION, "step": step, "files": dict(sorted(files.items()))}
+    write_text(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        None there, not one, or of another version.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        found = (manifest["format"], manifest["version"])
+        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        int(manifest["step"])
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}), so {folder} is no checkpoint.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: is not the manifest of a checkpoint ({error!r}). See docs/checkpoint.md."
+        ) from error
+    if found != (FORMAT, FORMAT_VERSION):
+        raise CheckpointError(
+            f"{path}: format {found[0]!r}, version {found[1]!r}. Allowed: {FORMAT!r}, version {FORMAT_VERSION}. "
+            "Read it with the hpcrec that wrote it."
+        )
+    if STATE not in files:
+        raise CheckpointError(f"{path}: lists no {STATE}, which every checkpoint has. See docs/checkpoint.md.")
+    return dict(manifest)
+
+
+def damage(folder: Path, manifest: Mapping[str, Any], ranks: Ranks) -> str | None:
+    """What is wrong with a checkpoint's files, or None; collective: each rank reads its share of them."""
+    mine = list(manifest["files"].items())[ranks.rank :: ranks.size]
+    found = next((text for name, entry in mine if (text := _file_damage(folder / name, entry))), None)
+    return next((text for text in ranks.allgather(found) if text), None)
+
+
+def _file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
+    try:
+        n_bytes = path.stat().st_size
+        if n_bytes != entry["bytes"]:
+            return f"{path} has {n_bytes} bytes, its manifest says {entry['bytes']}"
+        if fingerprint(path)["sha256"] != entry["sha256"]:
+            return f"{path} has another checksum than its manifest says"
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror})"
+    return None
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+def publish(run: Path, step: int) -> None:
+    """Gives a whole checkpoint its name, in place of an older one of the same step."""
+    hidden, final, old = hidden_folder(run, step), step_folder(run, step), hidden_folder(run, step, "old")
+    for folder in {hidden, *(path.parent for path in hidden.rglob("*"))}:
+        sync(folder)
+    if final.exists():
+        final.rename(old)
+    hidden.rename(final)
+    sync(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_leftovers(run: Path) -> None:
+    """Removes what a killed run left half written; brings back what it was about to replace. On one rank."""
+    folder = checkpoints_in(run)
+    if not folder.is_dir():
+        return
+    for old in folder.glob(".step-*.old"):
+        final = folder / old.name.removeprefix(".").removesuffix(".old")
+        if not final.exists():
+            old.rename(final)
+    for path in [*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")]:
+        shutil.rmtree(path)
+    for path in folder.glob(f".{BEST}.*"):
+        path.unlink()
+
+
+def prune(run: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
+    """Removes all but the newest ``keep`` checkpoints and those to protect; returns the steps removed. On one rank."""
+    steps = steps_in(run)
+    removed = sorted(set(steps[: max(len(steps) - keep, 0)]) - set(protect))
+    for step in removed:
+        hidden = hidden_folder(run, step)
+        step_folder(run, step).rename(hidden)
+        sync(hidden.parent)
+        shutil.rmtree(hidden)
+    return removed
+
+
+def mark_best(run: Path, step: int, metric: str, value: float) -> None:
+    """Notes which checkpoint is best, in place of the last note. On one rank."""
+    write_text(checkpoints_in(run) / BEST, json.dumps({"step": step, "metric": metric, "value": value}) + "\n")
+
+
+def read_best(run: Path) -> dict[str, Any] | None:
+    """What ``mark_best`` noted: step, metric, value; None where nothing was."""
+    path = checkpoints_in(run) / BEST
+    try:
+        best = json.loads(path.read_text(encoding="utf-8"))
+        return {"step": int(best["step"]), "metric": str(best["metric"]), "value": float(best["value"])}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: does not say which checkpoint is best ({error!r}). Remove it.") from error
+
+
+def make_hidden(run: Path, step: int) -> Path:
+    """An empty folder to write a checkpoint in. On one rank."""
+    remove_leftovers(run)
+    hidden = hidden_folder(run, step)
+    hidden.mkdir(parents=True)
+    sync(hidden.parent)
+    return hidden

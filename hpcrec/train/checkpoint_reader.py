@@ -1,0 +1,308 @@
+"""Checkpoints, read: the newest whole one, its rows in bounded memory, and whether they fit a model.
+
+Knows arrays and files; does not know the model, the shard map or MPI. The format is docs/checkpoint.md, the writer
+``checkpoint``.
+
+Legend: ``U`` ids in a block, ``D`` its columns.
+"""
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcrec.errors import CheckpointError
+from hpcrec.train import checkpoint_files as files
+from hpcrec.train.checkpoint_files import Alone, Ranks
+from hpcrec.types import Floats, Ints
+
+_BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows
+_ATTRIBUTES = ("table", "rows", "width", "column_start", "column_stop")
+
+Number = float | int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableBlock:
+    """Some rows of a table.
+
+    Attributes
+    ----------
+    ids : int64 [U]
+        Row numbers in the whole table.
+    rows : float [U, D]
+    states : dict of str to float [U] or [U, D]
+        Optimizer states by plain name.
+    columns : (int, int)
+        Columns of the whole table that ``rows`` are.
+    """
+
+    ids: Ints
+    rows: Floats
+    states: dict[str, Floats]
+    columns: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseState:
+    """Dense parameters, their optimizer state by parameter and plain name, and further arrays such as buffers."""
+
+    parameters: dict[str, Floats]
+    optimizer: dict[str, dict[str, Floats | Number]]
+    extra: dict[str, Floats | Number]
+
+
+class Checkpoint:
+    """A whole checkpoint, for reading.
+
+    Attributes
+    ----------
+    folder : Path
+    step : int
+        Steps done.
+    state : dict
+        What ``write_state`` was given, and ``step``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        manifest = files.read_manifest(self.folder)
+        self.step = int(manifest["step"])
+        self.state: dict[str, Any] = json.loads((self.folder / files.STATE).read_text(encoding="utf-8"))
+        self._parts: dict[str, list[Path]] = {}
+        self._has_dense = files.DENSE in manifest["files"]
+        for name in manifest["files"]:
+            table, slash, _ = name.rpartition("/")
+            if slash:
+                self._parts.setdefault(files.unquoted(table), []).append(self.folder / name)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Tables in it."""
+        return tuple(sorted(self._parts))
+
+    def dense(self) -> DenseState:
+        """Dense parameters and their optimizer state.
+
+        Raises
+        ------
+        CheckpointError
+            It has no dense part.
+        """
+        path = self.folder / files.DENSE
+        if not self._has_dense:
+            raise CheckpointError(f"{self.folder}: has no {files.DENSE}, so it cannot start dense parameters.")
+        with _opened(path) as file:
+            return DenseState(
+                parameters=_arrays(file["parameters"]) if "parameters" in file else {},
+                optimizer={files.unquoted(n): _values(g) for n, g in file.get("optimizer", {}).items()},
+                extra=_values(file["extra"]) if "extra" in file else {},
+            )
+
+    def table_parts(self, table: str) -> Iterator[TableBlock]:
+        """Every row of a table, block by block, in bounded memory.
+
+        Raises
+        ------
+        CheckpointError
+            No such table.
+        """
+        for path in self._paths(table):
+            with _opened(path) as file:
+                columns = (int(file.attrs["column_start"]), int(file.attrs["column_stop"]))
+                states = {files.unquoted(name): dataset for name, dataset in file.get("state", {}).items()}
+                n_ids = len(file["ids"]) if "ids" in file else 0
+                for start in range(0, n_ids, _BLOCK_ROWS):
+                    here = slice(start, min(start + _BLOCK_ROWS, n_ids))
+                    yield TableBlock(
+                        ids=file["ids"][here],
+                        rows=file["rows"][here],
+                        states={name: dataset[here] for name, dataset in states.items()},
+                        columns=columns,
+                    )
+
+    def check_table(self, table: str, *, rows: int, width: int, states: Mapping[str, tuple[int, ...]]) -> None:
+        """Holds a table of the checkpoint to what a model wants of it.
+
+        Parameters
+        ----------
+        rows, width : int
+            Shape of the model's table.
+        states : mapping of str to tuple of int
+            Optimizer states that it keeps, by name, and their shapes, of which only the number of dimensions counts.
+
+        Raises
+        ------
+        CheckpointError
+            The table is missing, has another shape or other states, or its parts are not all of it.
+        """
+        wanted = {_state_said(name, len(shape)) for name, shape in states.items()}
+        covered = 0
+        for path in self._paths(table):
+            found = _part_facts(path)
+            for name, ours in (("rows", rows), ("width", width)):
+                if found[name] != ours:
+                    raise CheckpointError(
+                        f"{path}: table {table!r} has {name} {found[name]}, the model's has {ours}. Set "
+                        f"{'model.width' if name == 'width' else f'embedding.tables.{table}.rows'} = {found[name]}, or "
+                        "start from another checkpoint."
+                    )
+            if found["n_ids"] and found["states"] != wanted:
+                raise CheckpointError(
+                    f"{path}: table {table!r} has optimizer states {_listed(found['states'])}; the model's optimizer "
+                    f"keeps {_listed(wanted)}. Set embedding.optimizer.name (or that of the table) to the one that the "
+                    "checkpoint was trained with."
+                )
+            covered += found["n_ids"] * (found["column_stop"] - found["column_start"])
+        if covered != rows * width:
+            raise CheckpointError(
+                f"{self.folder}: the parts of table {table!r} hold {covered} values, the table has {rows} x {width} = "
+                f"{rows * width}. Every id and column must be in exactly one part; see docs/checkpoint.md."
+            )
+
+    def check_tables(self, names: Iterable[str]) -> None:
+        """Holds the set of tables to a model's.
+
+        Raises
+        ------
+        CheckpointError
+            One that only the model or only the checkpoint has.
+        """
+        names = set(names)
+        for name in sorted(names):
+            self._paths(name)
+        if left := sorted(set(self._parts) - names):
+            raise CheckpointError(
+                f"{self.folder}: has table {left[0]!r}, which the model has not. The model has: {_listed(names)}. "
+                "Use the data.features, embedding.share and model that the checkpoint was trained with."
+            )
+
+    def check_dense(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Holds the dense parameters to a model's, by name and shape.
+
+        Raises
+        ------
+        CheckpointError
+            The first parameter that is missing, of another shape, or unknown to the model.
+        """
+        change = "Use the model.name and model.options that the checkpoint was trained with."
+        found = {name: value.shape for name, value in self.dense().parameters.items()}
+        for name, shape in shapes.items():
+            if name not in found:
+                raise CheckpointError(
+                    f"{self.folder}: has no dense parameter {name!r}. It has: {_listed(found)}. {change}"
+                )
+            if found[name] != tuple(shape):
+                raise CheckpointError(
+                    f"{self.folder}: dense parameter {name!r} has shape {list(found[name])}, the model's has "
+                    f"{list(shape)}. {change}"
+                )
+        if left := sorted(set(found) - set(shapes)):
+            raise CheckpointError(f"{self.folder}: has dense parameter {left[0]!r}, which the model has not. {change}")
+
+    def _paths(self, table: str) -> list[Path]:
+        if table not in self._parts:
+            raise CheckpointError(
+                f"{self.folder}: has no table {table!r}. It has: {_listed(self._parts)}. Use the data.features, "
+                "embedding.share and model that the checkpoint was trained with."
+            )
+        return self._parts[table]
+
+
+def find_checkpoint(folder: Path, which: str = "last", ranks: Ranks | None = None) -> Checkpoint:
+    """A checkpoint whose files are as its manifest says; collective, the ranks share the reading.
+
+    Parameters
+    ----------
+    folder : Path
+        A run's folder.
+    which : str
+        ``last`` (a damaged newer one is named in a warning and the next older taken), ``best``, or the path of a
+        checkpoint's folder.
+    ranks : Ranks, optional
+        Collectives of the ranks that call this; one rank by default.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or none that is whole; on every rank.
+    """
+    ranks = ranks or Alone()
+    folder = Path(folder)
+    candidates: list[Path] = files.on_root(ranks, lambda: _candidates(folder, which))
+    problems: list[str] = []
+    for path in candidates:
+        manifest, problem = ranks.bcast(_manifest_or_problem(path) if ranks.rank == 0 else None)
+        problem = problem or files.damage(path, manifest, ranks)
+        if problem is None:
+            if problems and ranks.rank == 0:
+                warnings.warn(f"damaged checkpoint passed over, {path.name} used: {'; '.join(problems)}", stacklevel=2)
+            return Checkpoint(path)
+        problems.append(problem)
+    raise CheckpointError(f"no whole checkpoint: {'; '.join(problems)}. Start from another one, or train anew.")
+
+
+def _candidates(folder: Path, which: str) -> list[Path]:
+    if which == "last":
+        steps = files.steps_in(folder)
+        if not steps:
+            raise CheckpointError(f"{files.checkpoints_in(folder)}: has no checkpoint. Give a run that has saved one.")
+        return [files.step_folder(folder, step) for step in reversed(steps)]
+    if which == "best":
+        best = files.read_best(folder)
+        if best is None:
+            raise CheckpointError(
+                f"{files.checkpoints_in(folder)}: has no best checkpoint; it takes data.validation and "
+                "checkpoint.keep_best. Ask for the last one."
+            )
+        return [files.step_folder(folder, best["step"])]
+    return [Path(which)]
+
+
+def _manifest_or_problem(path: Path) -> tuple[dict[str, Any] | None, str | None]:
+    try:
+        return files.read_manifest(path), None
+    except CheckpointError as error:
+        return None, str(error).rstrip(".")
+
+
+def _opened(path: Path) -> h5py.File:
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read as HDF5 ({error}).") from error
+
+
+def _values(group: h5py.Group) -> dict[str, Floats | Number]:
+    return {
+        files.unquoted(name): dataset[()].item() if dataset.attrs.get("number", False) else np.asarray(dataset[()])
+        for name, dataset in group.items()
+    }
+
+
+def _arrays(group: h5py.Group) -> dict[str, Floats]:
+    return {files.unquoted(name): np.asarray(dataset[()]) for name, dataset in group.items()}
+
+
+def _part_facts(path: Path) -> dict[str, Any]:
+    with _opened(path) as file:
+        if missing := [name for name in _ATTRIBUTES if name not in file.attrs]:
+            raise CheckpointError(f"{path}: has no attribute {missing[0]!r}. See docs/checkpoint.md.")
+        facts: dict[str, Any] = {name: int(file.attrs[name]) for name in _ATTRIBUTES[1:]}
+        facts["n_ids"] = len(file["ids"]) if "ids" in file else 0
+        facts["states"] = {_state_said(files.unquoted(n), s.ndim) for n, s in file.get("state", {}).items()}
+        return facts
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _state_said(name: str, n_dims: int) -> str:
+    """A state as messages call it: optimizers may use one name for a number a row and for one a value."""
+    return f"{name} (one number a {'row' if n_dims == 1 else 'value'})"

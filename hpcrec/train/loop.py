@@ -1,0 +1,210 @@
+"""The training loop: what happens every n steps around ``Session.steps`` (logging, evaluation, checkpoints, stopping).
+
+Every rank runs it; rank 0 writes. Knows when; how a step is done is for ``session``, what is written for ``telemetry``,
+``state`` and ``checkpoint``.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcrec.train import state
+from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in
+from hpcrec.train.checkpoint_files import on_root
+from hpcrec.train.metrics import RunningMetrics
+from hpcrec.train.session import Session
+from hpcrec.train.telemetry import Telemetry
+
+RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """When to do what; the fields are those of ``[train]`` and ``[checkpoint]``.
+
+    Attributes
+    ----------
+    log_every, eval_every, eval_batches, checkpoint_every : int or None
+        In steps, or batches; 0 means only at the end.
+    keep : int
+    keep_best : bool
+    resume : str
+        ``auto``, ``never`` or the path of a checkpoint.
+    patience : int or None
+        Evaluations without improvement that end the run; None: no early stopping.
+    min_delta : float
+    metric : str
+        What is to improve.
+    """
+
+    log_every: int
+    eval_every: int
+    eval_batches: int | None
+    checkpoint_every: int
+    keep: int
+    keep_best: bool
+    resume: str
+    patience: int | None
+    min_delta: float
+    metric: str
+
+
+@dataclass
+class Progress:
+    """What a resumed run needs to know besides the session's state."""
+
+    best_value: float | None = None
+    best_step: int | None = None
+    misses: int = 0
+    elapsed_s: float = 0.0
+    samples: int = 0
+    ended: bool = False  # by early stopping
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: ``finished`` or ``stopped``, and what it measured last."""
+
+    status: str
+    evaluation: dict[str, Any] | None
+    progress: Progress
+
+
+class Loop:
+    """Trains a session to its end.
+
+    Parameters
+    ----------
+    session : Session
+    folder : Path
+        The run's folder.
+    options : LoopOptions
+    """
+
+    def __init__(self, session: Session, folder: Path, options: LoopOptions) -> None:
+        self._session = session
+        self._folder = folder
+        self._options = options
+        self._progress = Progress()
+        self._running = RunningMetrics()
+        self._saved_at = -1
+        self._logged_bytes = 0
+
+    def resume(self) -> int:
+        """Goes on from a checkpoint where there is one; collective. Returns the steps done before."""
+        world, which = self._session.parts.world, self._options.resume
+        if which == "never":
+            return 0
+        if which == "auto":
+            if not on_root(world.main, lambda: bool(steps_in(self._folder))):
+                return 0
+            which = "last"
+        checkpoint = find_checkpoint(self._folder, which, world.main)
+        saved = state.load(self._session, checkpoint, resume=True)
+        self._progress = Progress(**saved["progress"])
+        self._saved_at = self._session.step
+        self._logged_bytes = world.total_wire_bytes().sum()
+        return self._session.step
+
+    def run(self, telemetry: Telemetry) -> Outcome:
+        """Trains, evaluates and saves as the options say; collective."""
+        self._telemetry = telemetry
+        session, options = self._session, self._options
+        status = "finished"
+        if not self._progress.ended:
+            for step in session.steps():
+                self._one(step)
+                if self._due(options.eval_every) and "validation" in session.parts.splits and self._judge():
+                    self._progress.ended = True
+                    break
+                if self._due(options.checkpoint_every):
+                    self.save()
+        if session.stopped:
+            status = "stopped"
+        self.save()
+        split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
+        evaluation = None
+        if status == "finished" and split is not None:
+            with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
+                evaluation = session.evaluate(split)
+        return Outcome(status, evaluation, self._progress)
+
+    def _one(self, step: Any) -> None:
+        session = self._session
+        began = time.perf_counter()
+        loss = step.run()
+        took_s = time.perf_counter() - began
+        order = session.parts.splits["train"].order
+        start, stop = order.batch_range(step.number % order.n_batches)
+        self._progress.samples += stop - start
+        self._progress.elapsed_s += took_s
+        self._telemetry.step(took_s, stop - start)
+        if session.last_logits is not None and step.batch is not None:
+            self._running.update(session.last_logits.numpy(), step.batch.label, step.batch.weight)
+        if self._due(self._options.log_every):
+            self._log(loss)
+
+    def _log(self, loss: float) -> None:
+        """One line of metrics: the loss of this step over all ranks."""
+        session = self._session
+        total = session.parts.world.main.allreduce(np.array([loss]))
+        running = session.parts.world.main.bcast(self._running.read(), root=session.topology.dense[0])
+        wire_bytes = session.parts.world.total_wire_bytes().sum()
+        self._telemetry.log(
+            session.step,
+            {
+                "loss": float(total[0]),
+                "train_auc": running["auc"],
+                "wire_bytes_per_step": float(wire_bytes - self._logged_bytes) / self._options.log_every,
+                "lr_scale": session.parts.schedule.multiplier(session.step - 1),
+                "epoch": session.step / session.batches_per_epoch,
+            },
+        )
+        self._logged_bytes = wire_bytes
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self._session.step % every == 0
+
+    def _judge(self) -> bool:
+        """Evaluates the validation data; says whether to end early. Collective, same answer on every rank."""
+        session, options, progress = self._session, self._options, self._progress
+        with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
+            found = session.evaluate("validation", options.eval_batches)
+        progress.evaluations.append({"step": session.step, **found})
+        self._telemetry.log(session.step, {f"validation_{k}": v for k, v in found.items()})
+        value = found.get(options.metric)
+        if value is None or not math.isfinite(_mean(value)):
+            return False
+        value = _mean(value)
+        best = progress.best_value
+        sign = 1 if RISES[options.metric] else -1
+        if best is None or sign * (value - best) > options.min_delta:
+            progress.best_value, progress.best_step, progress.misses = value, session.step, 0
+            if options.keep_best:
+                self.save()
+                on_root(session.parts.world.main, lambda: mark_best(self._folder, session.step, options.metric, value))
+        else:
+            progress.misses += 1
+        return options.patience is not None and progress.misses >= options.patience
+
+    def save(self) -> None:
+        """Writes a checkpoint unless this step has one, and removes those that are not to be kept; collective."""
+        session = self._session
+        if self._saved_at == session.step:
+            return
+        with session.parts.timer("checkpoint"), session.parts.world.ledger.paused():
+            state.save(session, self._folder, {"progress": self._progress.__dict__})
+            protect = [] if self._progress.best_step is None else [self._progress.best_step]
+            on_root(session.parts.world.main, lambda: prune(self._folder, self._options.keep, protect))
+        self._saved_at = session.step
+
+
+def _mean(value: float | Mapping[str, float] | list[float]) -> float:
+    """A metric's value; its mean over labels where there are several."""
+    return float(np.mean(value)) if isinstance(value, list) else float(value)  # type: ignore[arg-type]

@@ -1,0 +1,168 @@
+"""A finished run as a page and as a table: what is in summary.json and metrics.jsonl, for a reader.
+
+The page is one file without scripts or anything from elsewhere, so it can be mailed or kept. Knows the summary's keys
+(``telemetry``) and nothing of how a run goes.
+"""
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrec.data.files import write_text
+from hpcrec.train.telemetry import read_metrics
+from hpcrec.units import format_bytes
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 240, 64, 16, 14, 34  # pixels of a chart and its margins
+_DOTS = 60  # points up to which each has a dot
+_COLORS = ("#3465a4", "#c4650a", "#4e8f2f", "#8a4fa3")
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+table { border-collapse: collapse } td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top }
+td.number { text-align: right; font-variant-numeric: tabular-nums }
+pre { background: #f4f4f2; padding: .8rem; overflow-x: auto; font-size: .85rem }
+svg text { font: 12px system-ui, sans-serif; fill: #444 } svg .axis { stroke: #aaa } svg .grid { stroke: #e6e6e6 }
+@media (prefers-color-scheme: dark) {
+  body { background: #1b1b1b; color: #ddd } pre { background: #262626 } svg text { fill: #bbb }
+  svg .grid { stroke: #333 }
+}
+"""
+
+
+def write_report(folder: Path, summary: Mapping[str, Any]) -> Path:
+    """Writes report.html from a run's summary, its metrics.jsonl and its config.toml; returns its path."""
+    folder = Path(folder)
+    config = folder / "config.toml"
+    path = folder / "report.html"
+    text = config.read_text(encoding="utf-8") if config.exists() else ""
+    write_text(path, page(folder.absolute().name, summary, read_metrics(folder), text))
+    return path
+
+
+def page(title: str, summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], config: str) -> str:
+    """The page as text."""
+    body = [f"<h1>{html.escape(title)}: {html.escape(str(summary['status']))}</h1>", _table(quality_rows(summary))]
+    for name in ("loss", "auc", "logloss"):
+        if chart := line_chart(name, series(lines, name)):
+            body += [f"<h2>{name}</h2>", chart]
+    body += ["<h2>Bytes sent, all ranks</h2>", _table(wire_rows(summary), ("", "same host", "across hosts", "a step"))]
+    body += ["<h2>Time by phase</h2>", _table(phase_rows(summary))]
+    body += [
+        "<h2>Most memory</h2>",
+        _table((f"rank {r}", format_bytes(n)) for r, n in _pairs(summary, "peak_rss_bytes")),
+    ]
+    body += ["<h2>Topology</h2>", _table((k, str(v)) for k, v in _pairs(summary, "topology"))]
+    body += ["<h2>Versions</h2>", _table((k, str(v)) for k, v in _pairs(summary, "versions"))]
+    body += ["<h2>Configuration</h2>", f"<pre>{html.escape(config)}</pre>"]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
+    )
+
+
+def text_table(summary: Mapping[str, Any]) -> str:
+    """The summary as lines for a terminal."""
+    rows = [*quality_rows(summary)]
+    rows += [(f"sent: {tag}", f"{same} same host, {cross} across hosts") for tag, same, cross, _ in wire_rows(summary)]
+    rows += [(f"time: {phase}", value) for phase, value in phase_rows(summary)]
+    wide = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{wide}}  {value}" for name, value in rows)
+
+
+def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What came out and how fast, as (name, value)."""
+    rows = [
+        ("status", str(summary["status"])),
+        ("steps", f"{summary['steps']:,}"),
+        ("samples", f"{summary['samples']:,}"),
+    ]
+    rows += [(name, f"{value:.6g}") for name, value in summary["eval"].items() if value is not None]
+    throughput = summary["throughput"]
+    rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
+    step_ms = throughput["step_ms"]
+    return [*rows, ("step", f"{step_ms['p50']:.3g} ms median, {step_ms['p95']:.3g} ms 95th percentile")]
+
+
+def wire_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Bytes sent by all ranks, as (tag, same host, across hosts, both a step)."""
+    steps = max(summary["steps"], 1)
+    return [
+        (tag, format_bytes(n["same_host"]), format_bytes(n["cross_host"]), format_bytes(sum(n.values()) / steps))
+        for tag, n in summary["wire_bytes"].items()
+    ]
+
+
+def phase_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Seconds by phase, the longest first."""
+    return [(phase, f"{s:.2f} s") for phase, s in sorted(summary["phase_s"].items(), key=lambda item: -item[1])]
+
+
+# ---- charts ----------------------------------------------------------------------------------------------------------
+
+
+def series(lines: Iterable[Mapping[str, Any]], name: str) -> dict[str, list[tuple[int, float]]]:
+    """Points (step, value) of every quantity in metrics.jsonl that is called ``name``, or ``something_name``."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for key, value in line.items():
+            if (key == name or key.endswith(f"_{name}")) and isinstance(value, int | float):
+                points.setdefault(key, []).append((line["step"], float(value)))
+    return points
+
+
+def line_chart(name: str, points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """An SVG of a line for each quantity; nothing where none has two points."""
+    points = {key: values for key, values in points.items() if values}
+    if not any(len(values) > 1 for values in points.values()):
+        return ""
+    steps = [step for values in points.values() for step, _ in values]
+    heights = [value for values in points.values() for _, value in values]
+    x_range = (min(steps), max(steps))
+    y_range = _widened(min(heights), max(heights))
+
+    def place(step: float, value: float) -> tuple[float, float]:
+        x = _LEFT + (step - x_range[0]) / max(x_range[1] - x_range[0], 1) * (_WIDTH - _LEFT - _RIGHT)
+        y = _HEIGHT - _BOTTOM - (value - y_range[0]) / (y_range[1] - y_range[0]) * (_HEIGHT - _TOP - _BOTTOM)
+        return x, y
+
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(name)} by step">']
+    for i in range(5):
+        value = y_range[0] + (y_range[1] - y_range[0]) * i / 4
+        _, y = place(x_range[0], value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>')
+    base = _HEIGHT - _BOTTOM
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
+    for step, anchor in zip(x_range, ("start", "end"), strict=True):
+        x, _ = place(step, y_range[0])
+        parts.append(f'<text x="{x:.1f}" y="{base + 16}" text-anchor="{anchor}">step {step:,}</text>')
+    for i, (key, values) in enumerate(points.items()):
+        color = _COLORS[i % len(_COLORS)]
+        places = [place(*point) for point in values]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.8"/>')
+        if len(places) <= _DOTS:
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{color}"/>' for x, y in places]
+        x = (_LEFT + _WIDTH) / 2 + (i - (len(points) - 1) / 2) * 110
+        parts.append(
+            f'<text x="{x:.0f}" y="{base + 30}" text-anchor="middle" style="fill:{color}">{html.escape(key)}</text>'
+        )
+    return "\n".join([*parts, "</svg>"])
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    margin = (high - low) * 0.05 or abs(high) * 0.05 or 0.5
+    return low - margin, high + margin
+
+
+def _pairs(summary: Mapping[str, Any], key: str) -> Iterable[tuple[Any, Any]]:
+    return summary[key].items()
+
+
+def _table(rows: Iterable[Sequence[str]], heads: Sequence[str] = ()) -> str:
+    lines = ["<tr>" + "".join(f"<th>{html.escape(head)}</th>" for head in heads) + "</tr>"] if heads else []
+    for name, *cells in rows:
+        numbers = "".join(f'<td class="number">{html.escape(cell)}</td>' for cell in cells)
+        lines.append(f"<tr><td>{html.escape(str(name))}</td>{numbers}</tr>")
+    return "<table>" + "\n".join(lines) + "</table>"

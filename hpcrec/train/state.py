@@ -1,0 +1,152 @@
+"""A session's state on disk and back: rows, dense parameters, their optimizers and the position.
+
+Random numbers need no state: rows start from (seed, table, id), the order of samples is a function of (seed, epoch),
+and dropout is seeded by the step. Knows a session and the checkpoint's verbs; the format is ``train.checkpoint``'s.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcrec import kernels
+from hpcrec.comm.failure import agree
+from hpcrec.dense.optimizer import load_optimizer_state, optimizer_state
+from hpcrec.errors import CheckpointError
+from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
+from hpcrec.train.session import DensePart, Session
+
+
+def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
+    """Writes a checkpoint of the session into a run's folder; collective. Returns the checkpoint's folder.
+
+    Parameters
+    ----------
+    extra : dict
+        What else a resumed run needs to know, JSON-like.
+    """
+    parts, world, topology = session.parts, session.parts.world, session.topology
+    writer = CheckpointWriter(folder, session.step, world.main)
+    writer.begin()
+    if parts.store is not None:
+        for table in parts.store.tables:
+            found = parts.store.find(table)
+            assert found is not None
+            part = found[1]
+            if part.family.kind == "replicate" and part.number > 0:
+                continue  # every copy is the same
+            writer.write_table_part(
+                table,
+                part.number,
+                parts.store.export(table),
+                rows=parts.tables[table].rows,
+                width=part.width,
+                columns=part.columns,
+            )
+    if parts.dense is not None and topology.dense_index == 0:
+        dense = parts.dense
+        trained = dict(dense.named_parameters)
+        others = {n: t.numpy() for n, t in dense.model.state_dict().items() if n not in trained}
+        writer.write_dense(
+            {n: p.detach().numpy() for n, p in trained.items()},
+            optimizer_state(dense.optimizer, dense.named_parameters),
+            others,
+        )
+    wire_T2 = world.total_wire_bytes()
+    if topology.rank == 0:
+        writer.write_state({**_identity(session), "wire_bytes": wire_T2.tolist(), **extra})
+    return writer.commit()
+
+
+def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str, Any]:
+    """Takes a checkpoint over; collective. Returns the ``extra`` that was saved, among the rest of the state.
+
+    Parameters
+    ----------
+    resume : bool
+        Also goes on from its position, which takes the same data, seed and batch size; else only weights are taken.
+
+    Raises
+    ------
+    CheckpointError
+        It is of another model, or of a run that cannot be gone on with; on every rank.
+    """
+    error = None
+    try:
+        _check(session, checkpoint, resume=resume)
+        _load_rows(session, checkpoint)
+        if session.parts.dense is not None:
+            _load_dense(session.parts.dense, checkpoint)
+    except Exception as caught:
+        error = caught
+    agree(session.parts.world.main, error)
+    if resume:
+        session.step = checkpoint.step
+        if session.topology.rank == 0:
+            session.parts.world.ledger.restore(np.array(checkpoint.state["wire_bytes"], np.int64))
+    return checkpoint.state
+
+
+def _identity(session: Session) -> dict[str, Any]:
+    """What must be equal for a run to go on as if it had not stopped."""
+    order, dataset = session.parts.splits["train"].order, session.parts.splits["train"].dataset
+    return {
+        "seed": session.parts.seed,
+        "batch_size": order.batch_size,
+        "chunk": order.chunk,
+        "window": order.window_chunks,
+        "shuffle": order.shuffle,
+        "data": dataset.fingerprint,
+        "dtype": str(session.parts.dtype),
+    }
+
+
+_KEYS = {
+    "seed": "train.seed",
+    "batch_size": "train.batch_size",
+    "chunk": "data.chunk",
+    "window": "data.window",
+    "shuffle": "data.shuffle",
+    "data": "data.train (its content)",
+    "dtype": "train.dtype",
+}
+
+
+def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
+    checkpoint.check_tables(session.parts.tables)
+    for name, table in session.parts.tables.items():
+        states = kernels.state_shapes(table.optimizer, 1, 1)
+        checkpoint.check_table(name, rows=table.rows, width=table.width, states=states)
+    if session.parts.dense is not None:
+        checkpoint.check_dense({n: tuple(p.shape) for n, p in session.parts.dense.named_parameters})
+    if not resume:
+        return
+    for key, now in _identity(session).items():
+        then = checkpoint.state.get(key)
+        if then != now:
+            raise CheckpointError(
+                f"{checkpoint.folder}: was written with {_KEYS[key]} = {then!r}, this run has {now!r}, so it cannot go "
+                "on where that one stopped. Set it back, or start anew with checkpoint.resume = 'never' in another "
+                "run.folder."
+            )
+
+
+def _load_rows(session: Session, checkpoint: Checkpoint) -> None:
+    store = session.parts.store
+    if store is None:
+        return
+    for table in store.tables:
+        for block in checkpoint.table_parts(table):
+            store.load(table, block.ids, block.rows, block.states, block.columns)
+
+
+def _load_dense(dense: DensePart, checkpoint: Checkpoint) -> None:
+    saved = checkpoint.dense()
+    others = {n: torch.as_tensor(v) for n, v in saved.extra.items()}
+    dense.model.load_state_dict({**{n: torch.from_numpy(v) for n, v in saved.parameters.items()}, **others})
+    states = {
+        name: {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in state.items()}
+        for name, state in saved.optimizer.items()
+    }
+    load_optimizer_state(dense.optimizer, dense.named_parameters, states)

@@ -1,0 +1,301 @@
+"""What a run tells about itself: phase and step times, metrics.jsonl, TensorBoard, a progress bar, summary.json.
+
+Rank 0 writes; every rank may time. Knows numbers and files, not what is trained; counts of bytes come from the ledger,
+qualities from ``metrics``. The page and the table that show them are ``report``.
+"""
+
+import importlib.metadata
+import json
+import math
+import platform
+import resource
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from hpcrec.data.files import write_text
+from hpcrec.units import KiB, format_bytes
+
+STATUSES = ("finished", "stopped", "failed")
+# What summary.json consists of: a nested mapping says which keys, None that anything goes.
+SUMMARY_KEYS: dict[str, Any] = {
+    "status": None,
+    "steps": None,
+    "samples": None,
+    "eval": dict.fromkeys(("auc", "attainable_auc", "logloss", "normalized_entropy", "calibration")),
+    "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
+    "wire_bytes": None,
+    "phase_s": None,
+    "peak_rss_bytes": None,
+    "topology": None,
+    "versions": None,
+}
+_OPTIONAL = ("eval.attainable_auc",)  # only where the data set knows it
+_PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "horovod", "mpi4py")
+_RECENT_STEPS = 20  # over which the bar's samples/s are taken
+_LOG_BAR_EVERY_S = 30.0  # where the progress bar goes to a file
+
+
+class PhaseTimer:
+    """Seconds by phase: ``with timer("values"): ...``, from any thread.
+
+    A phase inside another counts in both; phases of two threads may overlap, so the seconds need not add up to the
+    run's.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, phase: str) -> "_Phase":
+        """A context manager whose time counts as ``phase``."""
+        return _Phase(self, phase)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Counts time that was measured elsewhere."""
+        with self._lock:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase so far, the longest first."""
+        with self._lock:
+            return dict(sorted(self._seconds.items(), key=lambda item: -item[1]))
+
+
+class _Phase:
+    __slots__ = ("_began_s", "_phase", "_timer")
+
+    def __init__(self, timer: PhaseTimer, phase: str) -> None:
+        self._timer, self._phase, self._began_s = timer, phase, 0.0
+
+    def __enter__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.add(self._phase, time.perf_counter() - self._began_s)
+
+
+class Telemetry:
+    """Writes what a run tells; on other ranks than the first it only counts.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    active : bool
+        Whether this rank writes.
+    first_step, total_steps : int
+        Steps done before (a resumed run) and steps of the whole run. Lines of metrics.jsonl past ``first_step`` are
+        from a run that was interrupted after its last checkpoint; they are dropped, and written anew.
+    tensorboard, progress : bool
+        Whether to write TensorBoard's files, and to show a progress bar.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        active: bool,
+        first_step: int = 0,
+        total_steps: int | None = None,
+        tensorboard: bool = True,
+        progress: bool = True,
+    ) -> None:
+        self.folder = Path(folder)
+        self._samples = 0
+        self._step_s = array("d")
+        self._file = self._board = self._bar = None
+        self._shown: dict[str, str] = {}
+        if not active:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "metrics.jsonl"
+        _keep_until(path, first_step)
+        self._file = path.open("a", encoding="utf-8")
+        if tensorboard:
+            self._board = _board(self.folder / "tensorboard", first_step)
+        if progress:
+            every_s = 0.1 if sys.stderr.isatty() else _LOG_BAR_EVERY_S
+            self._bar = tqdm(
+                total=total_steps, initial=first_step, unit="step", mininterval=every_s, dynamic_ncols=True
+            )
+
+    def step(self, seconds: float, samples: int, *, loss: float | None = None, wire_bytes: float | None = None) -> None:
+        """Counts one step.
+
+        Parameters
+        ----------
+        seconds : float
+            That it took.
+        samples : int
+            Of the global batch.
+        loss : float, optional
+            Mean over the global batch, where it is known.
+        wire_bytes : float, optional
+            Sent by all ranks in this step, where it is known.
+        """
+        self._samples += samples
+        self._step_s.append(seconds)
+        if self._bar is None:
+            return
+        recent_s = self._step_s[-_RECENT_STEPS:]
+        if sum(recent_s) > 0:
+            self._shown["samples/s"] = f"{samples * len(recent_s) / sum(recent_s):.3g}"
+        self._show({"loss": loss, "wire_bytes_per_step": wire_bytes})
+        self._bar.update(1)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Writes a line of metrics.jsonl: ``{"step", "time", **values}``, and the numbers to TensorBoard.
+
+        Numbers that JSON cannot hold (nan, infinities) become null. The bar shows ``loss``, ``wire_bytes_per_step`` and
+        any ``auc``, whatever comes before its name.
+        """
+        if self._file is None:
+            return
+        line = {"step": step, "time": round(time.time(), 3), **values}
+        self._file.write(json.dumps(as_json(line)) + "\n")
+        self._file.flush()
+        self._show(values)
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float | np.number) and math.isfinite(value):
+                    self._board.add_scalar(name, float(value), step)
+
+    def _show(self, values: Mapping[str, Any]) -> None:
+        """Puts what the bar shows of ``values`` behind it."""
+        if self._bar is None:
+            return
+        for name, value in values.items():
+            if not isinstance(value, int | float):
+                continue
+            if name == "loss" or name.endswith("auc"):
+                self._shown[name] = f"{value:.4f}"
+            elif name == "wire_bytes_per_step":
+                self._shown["sent"] = f"{format_bytes(value)}/step"
+        self._bar.set_postfix(self._shown, refresh=False)
+
+    def throughput(self) -> dict[str, Any]:
+        """Samples a second, and the median and 95th percentile of step times, as summary.json has them."""
+        if not self._step_s:
+            return {"samples_per_s": 0.0, "step_ms": {"p50": 0.0, "p95": 0.0}}
+        p50, p95 = np.percentile(np.frombuffer(self._step_s), (50, 95)) * 1e3
+        total_s = sum(self._step_s)
+        rate = self._samples / total_s if total_s > 0 else 0.0
+        return {"samples_per_s": rate, "step_ms": {"p50": float(p50), "p95": float(p95)}}
+
+    def close(self) -> None:
+        """Ends the bar and the files; again does nothing."""
+        for thing in (self._bar, self._board, self._file):
+            if thing is not None:
+                thing.close()
+        self._bar = self._board = self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; an unfinished last line is left out."""
+    path = Path(folder) / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Writes summary.json, whole or not at all.
+
+    Raises
+    ------
+    ValueError
+        Keys other than ``SUMMARY_KEYS``, or a status other than ``STATUSES``.
+    """
+    _check_keys(summary, SUMMARY_KEYS, "")
+    if summary["status"] not in STATUSES:
+        raise ValueError(f"summary.json: status is {summary['status']!r}. Allowed: {', '.join(STATUSES)}.")
+    for tag, counts in summary["wire_bytes"].items():
+        _check_keys(counts, {"same_host": None, "cross_host": None}, f"wire_bytes.{tag}.")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_text(Path(folder) / "summary.json", json.dumps(as_json(summary), indent=2) + "\n")
+
+
+def _check_keys(found: Mapping[str, Any], wanted: Mapping[str, Any], above: str) -> None:
+    missing = [key for key in wanted if key not in found and above + key not in _OPTIONAL]
+    unknown = [key for key in found if key not in wanted]
+    if missing or unknown:
+        said = f"has no {above}{missing[0]}" if missing else f"has an unknown key {above}{unknown[0]}"
+        raise ValueError(f"summary.json: {said}. Allowed: {', '.join(above + key for key in wanted)}.")
+    for key, inner in wanted.items():
+        if inner is not None and key in found:
+            _check_keys(found[key], inner, f"{above}{key}.")
+
+
+def as_json(value: Any) -> Any:
+    """A value as strict JSON holds it: arrays as lists, paths as text, nan and infinities as None, keys as text."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(inner) for inner in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return as_json(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
+
+
+def peak_rss_bytes() -> int:
+    """Most memory that this process has held at once."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * KiB
+    unit_bytes = 1 if sys.platform == "darwin" else KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+
+
+def versions() -> dict[str, str]:
+    """What the bits of a result depend on besides its configuration; MPI's part is ``comm.world.versions``."""
+    found = {"python": platform.python_version(), "cpu": _cpu_model(), "threads": str(torch.get_num_threads())}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "none"
+    return found
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Drops the lines after ``step``, and all of them at step 0."""
+    if not path.exists():
+        return
+    lines = read_metrics(path.parent) if step > 0 else []
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))
+
+
+def _board(folder: Path, first_step: int) -> Any:
+    from tensorboardX import SummaryWriter  # only where it is asked for
+
+    return SummaryWriter(str(folder), purge_step=first_step if first_step > 0 else None)

@@ -1,0 +1,41 @@
+// Learning: gradients of occurrences summed by row, and applied. Shapes: N rows, D width, K occurrences, U unique rows.
+#pragma once
+#include <cstdint>
+
+namespace hpcrec {
+
+// Occurrences of one sum: long sums are cut into blocks of this many, so that one hot row occupies every thread.
+constexpr int64_t block_size = 128;
+
+template <class T> struct Occurrences {
+  const int64_t* segments;      // [n_unique + 1]
+  const int64_t* order;         // [n_occurrences]
+  const int64_t* source_start;  // [n_occurrences]
+  const T* weights;             // [n_occurrences] or null
+  const T* gradients;           // [gradients_size]
+  int64_t n_unique, n_occurrences, gradients_size, width;
+};
+
+template <class T> struct Target {
+  T* rows;                // [n_rows, width]
+  const int64_t* unique;  // [n_unique], distinct
+  int64_t n_rows, n_unique, width;
+};
+
+enum class Rule { sgd, adagrad, rowwise_adagrad, adam };
+
+// What an optimizer needs; which of it is used depends on the rule.
+template <class T> struct Learning {
+  Rule rule;
+  T rate, eps, rest1, rest2, total_width;  // rate: lr, or Adam's step size; rest: 1 - beta
+  T* state1;                               // accumulator or exp_avg
+  T* state2;                               // exp_avg_sq
+  const T* norm;                           // [n_unique] or null
+};
+
+template <class T> void merge(const Occurrences<T>& from, T* merged);
+template <class T> void squared_norms(const T* merged, int64_t n, int64_t width, T* out);
+template <class T> void update(const Target<T>& target, const T* merged, const Learning<T>& how);
+template <class T> void merge_update(const Target<T>& target, const Occurrences<T>& from, const Learning<T>& how);
+
+}  // namespace hpcrec

@@ -1,0 +1,31 @@
+// Moving rows: pooled gather and vector copy. Shapes: N rows, D width, K ids, V vectors.
+#pragma once
+#include <cstdint>
+
+namespace hpcrec {
+
+template <class T> struct Gather {
+  const T* rows;             // [n_rows, width]
+  const int64_t* index;      // [n_ids]
+  const int64_t* offsets;    // [n_vectors + 1]
+  const int64_t* out_start;  // [n_vectors] or null
+  const T* weights;          // [n_ids] or null
+  const T* scale;            // [n_vectors] or null
+  T* out;                    // [out_size]
+  int64_t n_rows, width, n_ids, n_vectors, out_size;
+};
+
+template <class T> struct Copy {
+  const T* source;              // [source_size]
+  T* target;                    // [target_size]
+  const int64_t* source_start;  // [n_vectors] or null
+  const int64_t* target_start;  // [n_vectors] or null
+  const T* scale;               // [n_vectors] or null
+  int64_t n_vectors, width, source_size, target_size;
+  bool accumulate;
+};
+
+template <class T> void pooled_gather(const Gather<T>& call);
+template <class T> void copy_vectors(const Copy<T>& call);
+
+}  // namespace hpcrec

@@ -1,0 +1,107 @@
+// Rows of D elements: sums held in registers where D is a width that models use, and prefetch.
+// W is D where it is known at compile time, and 0 where it is not.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace hpcrec {
+
+// Brings a row towards the core: both ends, since a row need not begin on a cache line.
+template <bool WRITE = false, class T> inline void prefetch_row(const T* row, int64_t width) {
+  const char* p = reinterpret_cast<const char*>(row);
+  const int64_t bytes = width * static_cast<int64_t>(sizeof(T));
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, WRITE, 3);
+  __builtin_prefetch(p + bytes - 1, WRITE, 3);
+}
+
+// Running sum of rows, from +0, one rounding a product and one an addition.
+template <class T, int W> class Sum {
+  static constexpr int n_lanes = W * sizeof(T) < 32 ? W : 32 / sizeof(T);
+  static constexpr int n_parts = W / n_lanes;
+  typedef T Part __attribute__((vector_size(n_lanes * sizeof(T))));
+  Part part_[n_parts];
+
+ public:
+  // `memory` has room for the sum; a fixed width does not need it.
+  Sum(T* /*memory*/, int64_t /*width*/) {
+#pragma GCC unroll 64
+    for (int i = 0; i < n_parts; ++i) part_[i] = Part{};
+  }
+  void add(const T* row) {
+#pragma GCC unroll 64
+    for (int i = 0; i < n_parts; ++i) {
+      Part x;
+      std::memcpy(&x, row + i * n_lanes, sizeof x);
+      part_[i] += x;
+    }
+  }
+  void add(const T* row, T weight) {
+#pragma GCC unroll 64
+    for (int i = 0; i < n_parts; ++i) {
+      Part x;
+      std::memcpy(&x, row + i * n_lanes, sizeof x);
+      part_[i] += weight * x;
+    }
+  }
+  void store(T* to) const {
+#pragma GCC unroll 64
+    for (int i = 0; i < n_parts; ++i) std::memcpy(to + i * n_lanes, &part_[i], sizeof(Part));
+  }
+  void store(T* to, T scale) const {
+#pragma GCC unroll 64
+    for (int i = 0; i < n_parts; ++i) {
+      const Part x = scale * part_[i];
+      std::memcpy(to + i * n_lanes, &x, sizeof x);
+    }
+  }
+};
+
+// Any width: the sum lives in the caller's memory, in the first-level cache.
+template <class T> class Sum<T, 0> {
+  T* sum_;
+  int64_t width_;
+
+ public:
+  Sum(T* memory, int64_t width) : sum_(memory), width_(width) { std::memset(sum_, 0, sizeof(T) * width); }
+  void add(const T* __restrict row) {
+    T* __restrict sum = sum_;
+    for (int64_t d = 0; d < width_; ++d) sum[d] += row[d];
+  }
+  void add(const T* __restrict row, T weight) {
+    T* __restrict sum = sum_;
+    for (int64_t d = 0; d < width_; ++d) sum[d] += weight * row[d];
+  }
+  void store(T* to) const {
+    if (to != sum_) std::memcpy(to, sum_, sizeof(T) * width_);
+  }
+  void store(T* to, T scale) const {
+    for (int64_t d = 0; d < width_; ++d) to[d] = scale * sum_[d];
+  }
+};
+
+// Calls f with the width as a compile-time constant where there is a specialisation for it, else with 0.
+template <class F> void with_width(int64_t width, F&& f) {
+  switch (width) {
+    case 1:
+      return f(std::integral_constant<int, 1>{});
+    case 2:
+      return f(std::integral_constant<int, 2>{});
+    case 4:
+      return f(std::integral_constant<int, 4>{});
+    case 8:
+      return f(std::integral_constant<int, 8>{});
+    case 16:
+      return f(std::integral_constant<int, 16>{});
+    case 32:
+      return f(std::integral_constant<int, 32>{});
+    case 64:
+      return f(std::integral_constant<int, 64>{});
+    case 128:
+      return f(std::integral_constant<int, 128>{});
+    default:
+      return f(std::integral_constant<int, 0>{});
+  }
+}
+
+}  // namespace hpcrec

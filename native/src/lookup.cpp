@@ -1,0 +1,99 @@
+// Pooled gather and vector copy: bound by memory, so all that they do is ask for rows early enough.
+#include "hpcrec/lookup.h"
+
+#include "hpcrec/check.h"
+#include "hpcrec/parallel.h"
+#include "hpcrec/row.h"
+
+namespace hpcrec {
+namespace {
+
+// Rows asked for ahead of the one being added: enough in flight for a DRAM latency, few enough for the L1.
+template <class T> int64_t rows_ahead(int64_t width) {
+  const int64_t bytes = width * static_cast<int64_t>(sizeof(T));
+  return std::max<int64_t>(4, std::min<int64_t>(32, 4096 / bytes));
+}
+
+template <class T, int W> void gather_range(const Gather<T>& c, Range mine) {
+  if (mine.first == mine.last) return;
+  const int64_t width = W ? W : c.width;
+  const int64_t ahead = rows_ahead<T>(width), last_id = c.offsets[mine.last] - 1;
+  const int64_t* __restrict index = c.index;
+  for (int64_t k = c.offsets[mine.first]; k <= std::min(c.offsets[mine.first] + ahead - 1, last_id); ++k)
+    prefetch_row(c.rows + index[k] * width, width);
+  for (int64_t v = mine.first; v < mine.last; ++v) {
+    T* out = c.out + (c.out_start ? c.out_start[v] : v * width);
+    Sum<T, W> sum(out, width);
+    const int64_t end = c.offsets[v + 1];
+    for (int64_t k = c.offsets[v]; k < end; ++k) {
+      prefetch_row(c.rows + index[std::min(k + ahead, last_id)] * width, width);
+      const T* row = c.rows + index[k] * width;
+      if (c.weights) sum.add(row, c.weights[k]);
+      else sum.add(row);
+    }
+    if (c.scale) sum.store(out, c.scale[v]);
+    else sum.store(out);
+  }
+}
+
+// Columns [column, column + width) of vectors [mine): the whole width, except where several threads accumulate.
+template <class T, int W> void copy_range(const Copy<T>& c, Range mine, int64_t column, int64_t n_columns) {
+  const int64_t width = W ? W : n_columns, ahead = rows_ahead<T>(width);
+  for (int64_t v = mine.first; v < mine.last; ++v) {
+    const int64_t next = std::min(v + ahead, mine.last - 1);
+    if (c.source_start) prefetch_row(c.source + c.source_start[next] + column, width);
+    if (c.target_start) prefetch_row<true>(c.target + c.target_start[next] + column, width);
+    const T* __restrict from = c.source + (c.source_start ? c.source_start[v] : v * c.width) + column;
+    T* __restrict to = c.target + (c.target_start ? c.target_start[v] : v * c.width) + column;
+    if (c.accumulate) {
+      if (c.scale)
+        for (int64_t d = 0; d < width; ++d) to[d] += c.scale[v] * from[d];
+      else
+        for (int64_t d = 0; d < width; ++d) to[d] += from[d];
+    } else if (c.scale) {
+      for (int64_t d = 0; d < width; ++d) to[d] = c.scale[v] * from[d];
+    } else {
+      std::memcpy(to, from, sizeof(T) * width);
+    }
+  }
+}
+
+}  // namespace
+
+template <class T> void pooled_gather(const Gather<T>& c) {
+  require_offsets("offsets", c.offsets, c.n_vectors, c.n_ids);
+  require_below("index", c.index, c.n_ids, c.n_rows);
+  require_vectors("out_start", c.out_start, c.n_vectors, c.width, c.out_size);
+  parallel_pieces(team((c.n_ids + c.n_vectors) * c.width), [&](int member, int members) {
+    const Range mine = share_bags(c.offsets, c.n_vectors, member, members);
+    with_width(c.width, [&](auto w) { gather_range<T, decltype(w)::value>(c, mine); });
+  });
+}
+
+template <class T> void copy_vectors(const Copy<T>& c) {
+  require_vectors("source_start", c.source_start, c.n_vectors, c.width, c.source_size);
+  require_vectors("target_start", c.target_start, c.n_vectors, c.width, c.target_size);
+  const int n = team(c.n_vectors * c.width);
+  if (!c.accumulate || !c.target_start || n == 1) {
+    parallel_pieces(n, [&](int member, int members) {
+      const Range mine = share(c.n_vectors, member, members);
+      with_width(c.width, [&](auto w) { copy_range<T, decltype(w)::value>(c, mine, 0, c.width); });
+    });
+    return;
+  }
+  // Targets may repeat and must add up in the order of v: threads divide the columns, in whole cache lines.
+  constexpr int64_t line = 64 / sizeof(T);
+  const int64_t n_lines = (c.width + line - 1) / line;
+  parallel(n, [&](int member, int members) {
+    const Range lines = share(n_lines, member, members);
+    const int64_t column = lines.first * line, end = std::min(lines.last * line, c.width);
+    if (column < end) copy_range<T, 0>(c, {0, c.n_vectors}, column, end - column);
+  });
+}
+
+template void pooled_gather(const Gather<float>&);
+template void pooled_gather(const Gather<double>&);
+template void copy_vectors(const Copy<float>&);
+template void copy_vectors(const Copy<double>&);
+
+}  // namespace hpcrec

@@ -1,0 +1,74 @@
+// Optimizer updates of touched rows: from merged gradients, or fused with the merge.
+#include "hpcrec/merge.h"
+#include "hpcrec/optimizer.h"
+
+namespace hpcrec {
+namespace {
+
+// Gives each merged gradient to its row.
+template <class T, class Optimizer> struct Apply {
+  const Target<T>& target;
+  const Optimizer& optimizer;
+
+  void prefetch(int64_t u) const {
+    const int64_t n = target.unique[u];
+    prefetch_row<true>(target.rows + n * target.width, target.width);
+    optimizer.prefetch(n);
+  }
+  T* memory(int64_t, T* spare) const { return spare; }
+  template <int W> void take(int64_t u, const T* g) const {
+    const int64_t n = target.unique[u];
+    optimizer.template apply<W>(n, u, target.rows + n * (W ? W : target.width), g);
+  }
+};
+
+template <class T, int W, class Taker> void take_all(const T* merged, int64_t n, int64_t width, const Taker& taker) {
+  parallel_pieces(team(n * width), [&](int member, int members) {
+    const Range mine = share(n, member, members);
+    for (int64_t u = mine.first; u < mine.last; ++u) {
+      taker.prefetch(std::min(u + 8, mine.last - 1));
+      taker.template take<W>(u, merged + u * (W ? W : width));
+    }
+  });
+}
+
+// Calls f with the optimizer that the rule names.
+template <class T, class F> void with_optimizer(const Learning<T>& how, int64_t width, F&& f) {
+  switch (how.rule) {
+    case Rule::sgd:
+      return f(Sgd<T>{how.rate, width});
+    case Rule::adagrad:
+      return f(Adagrad<T>{how.rate, how.eps, how.state1, width});
+    case Rule::rowwise_adagrad:
+      return f(RowwiseAdagrad<T>{how.rate, how.eps, how.total_width, how.state1, how.norm, width});
+    case Rule::adam:
+      return f(Adam<T>{how.rate, how.eps, how.rest1, how.rest2, how.state1, how.state2, width});
+  }
+}
+
+}  // namespace
+
+template <class T> void update(const Target<T>& target, const T* merged, const Learning<T>& how) {
+  require_below("unique", target.unique, target.n_unique, target.n_rows);
+  with_optimizer(how, target.width, [&](const auto& optimizer) {
+    const Apply<T, std::decay_t<decltype(optimizer)>> taker{target, optimizer};
+    with_width(target.width,
+               [&](auto w) { take_all<T, decltype(w)::value>(merged, target.n_unique, target.width, taker); });
+  });
+}
+
+template <class T> void merge_update(const Target<T>& target, const Occurrences<T>& from, const Learning<T>& how) {
+  require_below("unique", target.unique, target.n_unique, target.n_rows);
+  const int64_t longest = require_occurrences(from);
+  with_optimizer(how, target.width, [&](const auto& optimizer) {
+    const Apply<T, std::decay_t<decltype(optimizer)>> taker{target, optimizer};
+    with_width(target.width, [&](auto w) { merge_into<T, decltype(w)::value>(from, longest, taker); });
+  });
+}
+
+template void update(const Target<float>&, const float*, const Learning<float>&);
+template void update(const Target<double>&, const double*, const Learning<double>&);
+template void merge_update(const Target<float>&, const Occurrences<float>&, const Learning<float>&);
+template void merge_update(const Target<double>&, const Occurrences<double>&, const Learning<double>&);
+
+}  // namespace hpcrec

@@ -1,0 +1,89 @@
+"""Starts small scripts on ranks through the launcher, with a time-out, and makes sure that nothing outlives the test."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+
+PREAMBLE = """
+import os, sys, threading, time
+from mpi4py import MPI
+from hpcrec import errors
+from hpcrec.comm import failure
+world = MPI.COMM_WORLD
+failure.install(world)
+class Everyone:
+    rank = world.rank
+    allgather = staticmethod(world.allgather)
+def ready():
+    world.Barrier()
+    if world.rank == 0:
+        open(sys.argv[1], "w").close()
+"""
+LAUNCHER = (
+    "import os, sys; from hpcrec.launch import run_command; sys.exit(run_command(int(sys.argv[1]), sys.argv[3:], \
+environment=os.environ, program=(sys.executable, '-u', sys.argv[2])))"
+)
+
+
+@dataclass
+class Ended:
+    code: int
+    out: str
+    err: str
+    seconds_s: float  # from the moment all ranks were ready
+
+
+class Job:
+    """``body`` on ``ranks`` ranks; it calls ``ready()`` once it is under way."""
+
+    def __init__(self, tmp_path, body, ranks=3):
+        self.flag = tmp_path / "ready"
+        self.script = tmp_path / "body.py"
+        self.script.write_text(PREAMBLE + textwrap.dedent(body))
+        without_mpi = {k: v for k, v in os.environ.items() if not k.startswith(("PMIX_", "OMPI_COMM", "PRTE_MCA"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, str(ranks), str(self.script), str(self.flag)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=without_mpi,
+        )
+
+    def wait_ready(self):
+        until = time.monotonic() + 40
+        while not self.flag.exists():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < until, "the ranks did not start in 40 s"
+            time.sleep(0.01)
+
+    def end(self, limit_s=5.0):
+        """Waits for the end, which must come within ``limit_s`` of all ranks being ready."""
+        try:
+            self.wait_ready()
+            began = time.monotonic()
+            out, err = self.process.communicate(timeout=limit_s + 10)
+            took_s = time.monotonic() - began
+        finally:
+            self.clean()
+        assert took_s < limit_s, err
+        assert not self.alive(), "processes were left behind"
+        return Ended(self.process.returncode, out, err, took_s)
+
+    def alive(self):
+        """Processes that run the script, zombies left out."""
+        found = subprocess.run(["pgrep", "-r", "R,S,D,T", "-f", str(self.script)], capture_output=True, text=True)
+        return [int(pid) for pid in found.stdout.split()]
+
+    def clean(self):
+        until = time.monotonic() + 2
+        while self.process.poll() is not None and self.alive() and time.monotonic() < until:
+            time.sleep(0.05)
+        if self.process.poll() is None:
+            self.process.kill()
+            for pid in self.alive():
+                os.kill(pid, signal.SIGKILL)
+            self.process.communicate()

@@ -1,0 +1,108 @@
+"""Collectives move what they should and nothing else, and the ledger counts exactly what crossed."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcrec.comm.collectives import UNIT_BYTES, Collectives, padded_bytes
+from hpcrec.comm.ledger import TAGS, Ledger, describe
+from hpcrec.comm.topology import assign_roles
+from hpcrec.comm.world import World, check_launch, launcher_tasks
+from hpcrec.errors import HpcrecError
+
+
+def make() -> tuple[Collectives, Ledger]:
+    comm = MPI.COMM_WORLD
+    ledger = Ledger(comm.rank, [r % 2 for r in range(comm.size)])  # hosts 0, 1, 0, 1
+    return Collectives(comm.Dup(), range(comm.size), ledger), ledger
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_alltoallv_moves_uneven_and_empty_messages() -> None:
+    c, ledger = make()
+    rank, size = c.rank, c.size
+
+    def units(a: int, b: int) -> int:
+        return (a + 2 * b) % 4  # some are empty
+
+    sizes_R = np.array([units(rank, r) for r in range(size)], np.int64) * UNIT_BYTES
+    due_R = np.array([units(r, rank) for r in range(size)], np.int64) * UNIT_BYTES
+    send = np.concatenate([np.full(n, 16 * rank + r, np.uint8) for r, n in enumerate(sizes_R)])
+    recv = np.full(int(due_R.sum()) + 17, 255, np.uint8)  # poisoned, with a tail that must stay
+    c.alltoallv(send, sizes_R, recv, due_R, "values")
+    expected = np.concatenate([np.full(n, 16 * r + rank, np.uint8) for r, n in enumerate(due_R)])
+    np.testing.assert_array_equal(recv[: len(expected)], expected)
+    assert (recv[len(expected) :] == 255).all()
+    same = sum(int(n) for r, n in enumerate(sizes_R) if r != rank and r % 2 == rank % 2)
+    cross = sum(int(n) for r, n in enumerate(sizes_R) if r % 2 != rank % 2)
+    assert describe(ledger.snapshot())["values"] == {"same_host": same, "cross_host": cross}
+    c.close()
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_small_collectives() -> None:
+    c, ledger = make()
+    table = np.arange(2 * c.size, dtype=np.int64).reshape(c.size, 2) + 100 * c.rank
+    got = c.alltoall(table, "control")
+    np.testing.assert_array_equal(got, [[100 * r + 2 * c.rank, 100 * r + 2 * c.rank + 1] for r in range(c.size)])
+    assert ledger.total_bytes() == 16 * (c.size - 1)
+    total = c.allreduce(np.array([1.0, c.rank]), "dense")
+    np.testing.assert_array_equal(total, [c.size, sum(range(c.size))])
+    flat = np.full(10, float(c.rank))
+    c.start_allreduce(flat, "dense").wait()
+    np.testing.assert_array_equal(flat, np.full(10, sum(range(c.size))))
+    ring = round(2 * (c.size - 1) / c.size * 16) + round(2 * (c.size - 1) / c.size * 80)
+    assert sum(describe(ledger.snapshot())["dense"].values()) == ring
+    parts = c.gather_arrays(np.full(c.rank, c.rank))
+    assert (parts is None) == (c.rank != 0)
+    if parts is not None:
+        assert [len(p) for p in parts] == list(range(c.size))
+    c.close()
+
+
+def test_padding_and_limit() -> None:
+    np.testing.assert_array_equal(padded_bytes(np.array([0, 1, 64, 65])), [0, 64, 64, 128])
+    c, _ = make()
+    too_many = np.array([(2**31) * UNIT_BYTES], np.int64)
+    with pytest.raises(HpcrecError, match="smaller train.batch_size"):
+        c.alltoallv(np.zeros(0, np.uint8), too_many, np.zeros(0, np.uint8), np.zeros(1, np.int64), "ids")
+    c.close()
+
+
+def test_ledger_pauses_and_goes_on() -> None:
+    ledger = Ledger(0, [0, 0, 1])
+    ledger.add("ids", [0, 1, 2], np.array([5, 6, 7]))
+    with ledger.paused():
+        ledger.add("ids", [1], np.array([100]))
+    assert describe(ledger.snapshot())["ids"] == {"same_host": 6, "cross_host": 7}
+    ledger.add_allgather("dense", [0, 1, 2], 10)
+    assert describe(ledger.snapshot())["dense"] == {"same_host": 20, "cross_host": 0}
+    other = Ledger(0, [0, 0, 1])
+    other.restore(ledger.snapshot())
+    assert other.total_bytes() == ledger.total_bytes() == 33
+    assert set(describe(other.snapshot())) == set(TAGS)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_world_has_the_communicators_of_its_roles() -> None:
+    comm = MPI.COMM_WORLD
+    mode = "split" if comm.size > 1 else "fused"
+    world = World(comm, lambda hosts: assign_roles(hosts, mode=mode))
+    assert world.main.size == world.route.size == comm.size
+    assert (world.owners is not None) == world.topology.is_owner
+    assert (world.dense is not None) == world.topology.is_dense
+    if world.dense is not None:
+        assert world.dense.ranks == world.topology.dense
+        assert world.dense.rank == world.topology.dense_index
+    world.ledger.add("ids", [(comm.rank + 1) % comm.size], np.array([10]))
+    assert world.total_wire_bytes().sum() == (10 * comm.size if comm.size > 1 else 0)
+    world.close()
+    world.close()  # a second call does nothing
+
+
+def test_a_launcher_that_mpi_did_not_meet_is_refused() -> None:
+    assert launcher_tasks({"SLURM_STEP_NUM_TASKS": "4"}) == 4
+    assert launcher_tasks({}) is None
+    with pytest.raises(HpcrecError, match="--mpi=pmix"):
+        check_launch(MPI.COMM_SELF, {"SLURM_STEP_NUM_TASKS": "4"})
+    check_launch(MPI.COMM_SELF, {"SLURM_STEP_NUM_TASKS": "1"})

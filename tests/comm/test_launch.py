@@ -1,0 +1,134 @@
+"""The command line of the launcher, and its filter of mpirun's remarks."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from hpcrec.errors import ConfigError, MissingError
+from hpcrec.launch import Launch, find_mpirun, flavour_of, mpirun_line, physical_cores, run_command
+from hpcrec.relay import RemarkFilter, relay
+
+PROGRAM = ["python", "-m", "hpcrec", "train"]
+
+
+def line(environment=None, **options):
+    launch = Launch(mpirun="mpirun", **{"flavour": "openmpi", "ranks": 4, "cores": 8, **options})
+    argv, env = mpirun_line(launch, PROGRAM, environment or {})
+    assert argv[-4:] == PROGRAM
+    return " ".join(argv[:-4]), env
+
+
+def test_ranks_that_fit_are_bound_to_cores():
+    assert line() == (
+        "mpirun -n 4 -x OMP_NUM_THREADS --map-by slot:pe=2 --bind-to core",
+        {"OMP_NUM_THREADS": "2"},
+    )
+    assert line(threads=1)[0].endswith("--map-by slot:pe=1 --bind-to core")
+    assert line({"OMP_NUM_THREADS": "1"})[1] == {"OMP_NUM_THREADS": "1"}
+    assert line({"OMP_NUM_THREADS": "1"}, threads=2)[1] == {"OMP_NUM_THREADS": "2"}
+    assert line({"OMP_NUM_THREADS": "many"})[1] == {"OMP_NUM_THREADS": "2"}
+
+
+def test_more_ranks_than_cores_are_not_bound_and_yield():
+    argv, env = line(cores=2)
+    assert argv == "mpirun -n 4 -x OMP_NUM_THREADS --oversubscribe --bind-to none"
+    assert env == {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    assert line(threads=3)[0].endswith("--oversubscribe --bind-to none")
+
+
+def test_hostfile_root_and_own_options():
+    argv, env = line(hostfile="hosts", ranks=64, threads=4, is_root=True)
+    assert argv == "mpirun -n 64 -x OMP_NUM_THREADS --hostfile hosts --map-by slot:pe=4 --bind-to core"
+    assert env == {
+        "OMP_NUM_THREADS": "4",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    assert line(options=("--report-bindings",))[0].endswith("--bind-to core --report-bindings")
+    assert line(options=("--map-by", "node"))[0] == "mpirun -n 4 -x OMP_NUM_THREADS --map-by node"
+    assert line(options=("--bind-to=none",))[0] == "mpirun -n 4 -x OMP_NUM_THREADS --bind-to=none"
+
+
+def test_mpich_takes_other_flags():
+    assert line(flavour="mpich", is_root=True) == ("mpirun -n 4 -bind-to core:2", {"OMP_NUM_THREADS": "2"})
+    assert line(flavour="mpich", cores=2, hostfile=None)[0] == "mpirun -n 4 -bind-to none"
+    assert line(flavour="mpich", hostfile="hosts", threads=1)[0] == "mpirun -n 4 -f hosts -bind-to core:1"
+    assert line(flavour="mpich", options=("-bind-to", "socket"))[0] == "mpirun -n 4 -bind-to socket"
+
+
+def test_the_flavour_is_read_from_the_version():
+    assert (
+        flavour_of("mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/") == "openmpi"
+    )
+    assert flavour_of("mpirun (Open MPI) 4.1.6") == "openmpi"
+    assert flavour_of("HYDRA build details:\n    Version:                                 4.2.1") == "mpich"
+    assert flavour_of("Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005") == "mpich"
+    with pytest.raises(MissingError, match="'mpirun 0.1', which is neither Open MPI nor MPICH"):
+        flavour_of("mpirun 0.1\nmore")
+
+
+def test_mpirun_is_found_beside_python_first(tmp_path):
+    command = tmp_path / "mpirun"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    found = find_mpirun({"PATH": str(tmp_path)})
+    assert os.path.dirname(found) in (os.path.dirname(sys.executable), str(tmp_path))
+    assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_no_mpirun_says_how_to_get_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(MissingError, match="'make setup'"):
+        find_mpirun({"PATH": str(tmp_path)})
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ConfigError, match=r"-n is 0. Allowed: 1 and more"):
+        line(ranks=0)
+    with pytest.raises(ConfigError, match="--threads is -1"):
+        line(threads=-1)
+    with pytest.raises(ConfigError, match="--hostfile /nowhere is not a file"):
+        run_command(1, [], environment={}, hostfile="/nowhere")
+
+
+RULE = b"-" * 74 + b"\n"
+STOPPED = (
+    RULE + b"prterun detected that one or more processes exited with non-zero status,\nthus causing the job to be "
+    b"terminated. The first process to do so was:\n\n   Process name: [prterun-vm-1@1,1]\n   Exit code:    75\n" + RULE
+)
+KILLED = RULE + b"prterun noticed that process rank 1 with PID 15144 on node vm exited on\nsignal 9 (Killed).\n" + RULE
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+def test_remarks_on_ends_on_purpose_are_taken_out_however_they_arrive(piece):
+    text = b"a\n" + STOPPED + b"--- b\n" + STOPPED.replace(b"75", b"3") + KILLED + b"50%|###\r60%"
+    remarks = RemarkFilter()
+    out = b"".join(remarks.feed(text[i : i + piece]) for i in range(0, len(text), piece))
+    assert out == b"a\n--- b\n" + STOPPED.replace(b"75", b"3") + KILLED + b"50%|###\r60%"
+    assert not remarks.holds
+
+
+def test_a_user_who_prints_rules_gets_all_of_them():
+    remarks = RemarkFilter()
+    lines = b"".join(b"line %d\n" % i for i in range(40))
+    assert remarks.feed(b"-") == b""
+    assert remarks.feed(RULE[1:] + lines) == RULE + lines
+    assert remarks.feed(RULE + b"half") == b""
+    assert remarks.flush() == RULE + b"half"
+
+
+def test_relay_passes_on_what_is_held_once_nothing_follows():
+    source, write = os.pipe()
+    read, target = os.pipe()
+    os.write(write, b"x\n" + STOPPED + RULE)
+    os.close(write)
+    relay(source, target)
+    os.close(target)
+    assert os.read(read, 1000) == b"x\n" + RULE
+    for fd in (source, read):
+        os.close(fd)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,75 @@
+"""Roles are assigned as asked, for any shape, or refused with a sentence that says what to change."""
+
+import itertools
+
+import pytest
+
+from hpcrec.comm.topology import Topology, assign_roles
+from hpcrec.errors import ConfigError
+
+TWO_HOSTS = (0, 0, 0, 1, 1, 1)
+
+
+def test_fused_gives_every_rank_both_roles() -> None:
+    for size in (1, 2, 5):
+        owners, dense = assign_roles((0,) * size, mode="fused")
+        assert owners == dense == tuple(range(size))
+
+
+@pytest.mark.parametrize(
+    ("roles", "owners", "dense"),
+    [
+        ({}, (0, 1, 2), (3, 4, 5)),
+        ({"owners": 2}, (0, 1), (2, 3, 4, 5)),
+        ({"dense": 2}, (0, 1, 2, 3), (4, 5)),
+        ({"owners": 4, "dense": 4}, (0, 1, 2, 3), (2, 3, 4, 5)),
+        ({"owners": 6, "dense": 6}, (0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5)),
+        ({"owners": [5, 0]}, (0, 5), (1, 2, 3, 4)),
+        ({"owners_per_host": 1}, (0, 3), (1, 2, 4, 5)),
+        ({"dense_per_host": 1}, (0, 1, 3, 4), (2, 5)),
+        ({"owners_per_host": 2, "dense_per_host": 2}, (0, 1, 3, 4), (1, 2, 4, 5)),
+    ],
+)
+def test_split(roles: dict, owners: tuple, dense: tuple) -> None:
+    assert assign_roles(TWO_HOSTS, mode="split", **roles) == (owners, dense)
+
+
+def test_every_count_covers_every_rank_or_is_refused() -> None:
+    for size, n_owners, n_dense in itertools.product(range(2, 7), range(1, 7), range(1, 7)):
+        if n_owners <= size and n_dense <= size and n_owners + n_dense >= size:
+            owners, dense = assign_roles((0,) * size, mode="split", owners=n_owners, dense=n_dense)
+            assert (len(owners), len(dense)) == (n_owners, n_dense)
+            assert set(owners) | set(dense) == set(range(size))
+        else:
+            with pytest.raises(ConfigError):
+                assign_roles((0,) * size, mode="split", owners=n_owners, dense=n_dense)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "roles", "says"),
+    [
+        ((0,), {"mode": "split"}, "1 rank, which cannot be split"),
+        ((0, 0), {"mode": "fused", "owners": 1}, "every rank has both roles"),
+        ((0, 0), {"mode": "split", "owners": 3}, "topology.owners is 3. Allowed: 1 to 2"),
+        ((0, 0), {"mode": "split", "owners": [0, 2]}, "from 0 to 1"),
+        ((0, 0), {"mode": "split", "owners": [0, 0]}, "each once"),
+        ((0, 0), {"mode": "split", "owners": 2}, "leaves none for dense"),
+        ((0, 0, 0), {"mode": "split", "owners": 1, "dense": 1}, "without a role"),
+        ((0, 1, 1), {"mode": "split", "owners_per_host": 2}, "owners_per_host is 2. Allowed: 1 to 1"),
+        ((0, 0), {"mode": "split", "owners": 1, "owners_per_host": 1}, "Keep one"),
+        ((0, 0), {"mode": "weird"}, "Allowed: 'fused', 'split'"),
+    ],
+)
+def test_refusals_say_why(hosts: tuple, roles: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
+        assign_roles(hosts, **roles)
+
+
+def test_hosts_and_peers() -> None:
+    topology = Topology(rank=4, size=6, owners=(0, 3), dense=(1, 2, 4, 5), host_of=TWO_HOSTS)
+    assert topology.n_hosts == 2
+    assert topology.host_ranks == (3, 4, 5)
+    assert topology.peers == (1, 4)
+    assert (topology.is_owner, topology.is_dense, topology.dense_index) == (False, True, 2)
+    uneven = Topology(rank=2, size=4, owners=(0,), dense=(1, 2, 3), host_of=(0, 0, 0, 1))
+    assert uneven.peers == (2,)

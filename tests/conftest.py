@@ -1,0 +1,79 @@
+"""Settings for all tests: an environment that mpirun starts in, stacks on a signal, outcomes for tools/run_tests.py.
+
+Runs in serial pytest and in each rank of ``mpirun -n N pytest``. Knows nothing of what the tests test.
+"""
+
+import faulthandler
+import os
+import signal
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+# For the runs that tests start themselves: as root (a container), and with more ranks than cores.
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMP_NUM_THREADS": "1",
+}
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+for _name, _value in MPI_ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+
+
+def launched_rank() -> int | None:
+    """The rank that a launcher gave this process; None where there is no launcher."""
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), None)
+
+
+def ranks_of(item: pytest.Item) -> int:
+    """Ranks that a test asks for by mpi-pytest's marker; 0 where it has none."""
+    if not item.get_closest_marker("parallel"):
+        return 0
+    names = (marker.name for marker in item.iter_markers())
+    return next(int(name[9:-1]) for name in names if name.startswith("parallel[") and name[9:-1].isdigit())
+
+
+class Outcomes:
+    """Writes what happens as it happens, so that a crash or a hang leaves it behind."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Any:
+        """Notes which rank counts the collected tests ask for, before any selection takes tests out."""
+        everything = list(items)
+        yield
+        asked = {(ranks_of(item), "slow" if item.get_closest_marker("slow") else "fast") for item in everything}
+        for ranks, speed in sorted(asked):
+            self._file.write(f"asks {ranks} {speed}\n")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Notes that a test began: one without an outcome crashed or hung."""
+        self._file.write(f"began {nodeid}\n")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Notes a test's outcome: that of its call, or of a set-up or tear-down that did not pass."""
+        if report.when == "call" or report.outcome != "passed":
+            self._file.write(f"{report.outcome} {report.nodeid}\n")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--outcomes DIR``: writes each test's outcome there, one file a rank."""
+    parser.addoption("--outcomes", metavar="DIR", default=None, help="folder for one file of outcomes a rank")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Stacks of all threads on USR1."""
+    stderr = os.dup(2)  # pytest captures fd 2 while tests run; here it is still the real one
+    faulthandler.register(signal.SIGUSR1, file=stderr, all_threads=True)
+    if folder := config.getoption("--outcomes"):
+        file = (Path(folder) / f"outcomes-{launched_rank() or 0}").open("w", buffering=1)
+        config.add_cleanup(file.close)
+        config.pluginmanager.register(Outcomes(file))

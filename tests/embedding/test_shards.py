@@ -1,0 +1,122 @@
+"""The shard map places every row exactly once, balances, follows overrides and refuses what cannot be."""
+
+import numpy as np
+import pytest
+
+from hpcrec.embedding.shards import Placement, build_families, table_seed
+from hpcrec.embedding.store import RowStore
+from hpcrec.errors import ConfigError
+from hpcrec.types import Feature, Lookup, OptimizerSpec, TableSpec
+
+
+def specs(rows: dict[str, int], width: int = 8) -> tuple[dict, list, list]:
+    tables = {n: TableSpec(name=n, rows=r, width=width) for n, r in rows.items()}
+    return tables, [Feature(name=n, cardinality=r) for n, r in rows.items()], [Lookup(feature=n, table=n) for n in rows]
+
+
+def place(rows: dict[str, int], placements: dict | None = None, owners: int = 3, replicate_rows: int = 0) -> dict:
+    tables, features, lookups = specs(rows)
+    families = build_families(
+        tables,
+        features,
+        lookups,
+        placements or {},
+        owners=tuple(range(10, 10 + owners)),
+        dense=(20, 21),
+        replicate_rows=replicate_rows,
+    )
+    return {f.name: f for f in families}
+
+
+def test_large_is_dealt_by_rows_small_replicated_rest_balanced() -> None:
+    families = place({"huge": 100_000, "tiny": 5} | {f"t{i}": 1000 + i for i in range(6)}, replicate_rows=10)
+    assert (families["huge"].kind, families["huge"].holders) == ("row", (10, 11, 12))
+    assert (families["tiny"].kind, families["tiny"].holders) == ("replicate", (20, 21))
+    rest = [families[f"t{i}"].holders for i in range(6)]
+    assert all(len(h) == 1 for h in rest)
+    assert sorted(rest) == [(10,), (10,), (11,), (11,), (12,), (12,)]
+
+
+def test_overrides() -> None:
+    wanted = {"a": Placement(kind="column", parts=2), "b": Placement(kind="row", owners=(2, 0)), "c": Placement()}
+    families = place({"a": 100, "b": 100, "c": 100}, wanted)
+    assert families["a"].kind == "column" and len(families["a"].holders) == 2
+    assert families["b"].holders == (12, 10)
+
+
+@pytest.mark.parametrize(
+    ("placement", "says"),
+    [
+        (Placement(kind="table", owners=(0, 1)), "takes exactly 1"),
+        (Placement(kind="row", owners=(3,)), "owner numbers 0 to 2"),
+        (Placement(kind="row", parts=4), "Allowed: 1 to 3"),
+        (Placement(kind="diagonal"), "Allowed: auto"),
+    ],
+)
+def test_refusals(placement: Placement, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        place({"a": 100}, {"a": placement})
+
+
+def test_tables_of_one_feature_must_agree() -> None:
+    tables = {"a": TableSpec(name="a", rows=10, width=4), "w": TableSpec(name="w", rows=11, width=1)}
+    features = [Feature(name="f", cardinality=10)]
+    lookups = [Lookup(feature="f", table="a"), Lookup(feature="f", table="w")]
+    with pytest.raises(ConfigError, match="must agree"):
+        build_families(tables, features, lookups, {}, owners=(0,), dense=(0,), replicate_rows=0)
+
+
+@pytest.mark.parametrize("kind", ["table", "row", "column"])
+def test_every_row_is_held_once_and_starts_alike(kind: str) -> None:
+    tables = {"a": TableSpec(name="a", rows=101, width=7, init_scale=0.3)}
+    lookups, features = [Lookup(feature="a", table="a")], [Feature(name="a", cardinality=101)]
+    whole = {}
+    for owners in (1, 2, 3, 5):
+        families = build_families(
+            tables, features, lookups, {"a": Placement(kind=kind)}, owners=range(owners), dense=(0,), replicate_rows=0
+        )
+        seen = np.zeros((101, 7), int)
+        rows = np.full((101, 7), np.nan, np.float32)
+        for rank in families[0].holders:
+            store = RowStore(tables, families, rank=rank, seed=3, dtype=np.float32)
+            for ids, block, _ in store.export("a") if "a" in store.tables else ():
+                columns = slice(*store.find("a")[1].columns)
+                seen[ids, columns] += 1
+                rows[ids, columns] = block
+        assert (seen == 1).all()
+        whole[owners] = rows
+        np.testing.assert_array_equal(rows, whole[1])
+    assert 0.25 < np.abs(whole[1]).max() <= 0.3
+
+
+def test_load_takes_what_export_gave_for_any_shards() -> None:
+    spec = OptimizerSpec(name="adagrad")
+    tables = {"a": TableSpec(name="a", rows=50, width=6, optimizer=spec)}
+    lookups, features = [Lookup(feature="a", table="a")], [Feature(name="a", cardinality=50)]
+
+    def stores(kind: str, owners: int) -> list[RowStore]:
+        families = build_families(
+            tables, features, lookups, {"a": Placement(kind=kind)}, owners=range(owners), dense=(0,), replicate_rows=0
+        )
+        return [RowStore(tables, families, rank=r, seed=1, dtype=np.float64) for r in families[0].holders]
+
+    source = stores("row", 3)
+    for store in source:
+        for arena in store.arenas:
+            arena.rows += 5.0
+            arena.states["accumulator"] += arena.rows
+    for kind, owners in (("table", 1), ("row", 2), ("column", 3)):
+        target, taken = stores(kind, owners), 0
+        for store in source:
+            for ids, rows, states in store.export("a"):
+                taken += sum(t.load("a", ids, rows, states, (0, 6)) for t in target)
+        assert taken == 50 * 6
+        for store in target:
+            for _, rows, states in store.export("a"):
+                assert (rows > 4).all()
+                np.testing.assert_array_equal(states["accumulator"], rows)
+
+
+def test_seeds_differ_by_table_and_run() -> None:
+    assert len({table_seed(s, n) for s in (1, 2) for n in ("a", "b", "a.wide")}) == 6
+    assert table_seed(1, "a") == table_seed(1, "a") < 2**63

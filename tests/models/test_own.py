@@ -1,0 +1,145 @@
+"""A user's own model: what is found and accepted, and what is refused with which words."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcrec.errors import ConfigError
+from hpcrec.models import build_model, load_model, tables_of
+from hpcrec.types import Feature
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_model"
+FEATURES = tuple(Feature(name=name, cardinality=7) for name in ("user", "item", "genre"))
+HEADER = "import torch\nfrom hpcrec.models import block_operators\nfrom hpcrec.operators import Block\n"
+MODEL = """
+class Model(torch.nn.Module):
+    def __init__(self, features, n_dense, *, width, n_labels=1, scale=1.0):
+        super().__init__()
+        self.scale = scale
+        self.operators = block_operators(features, width)
+
+    def forward(self, inputs, dense):
+        return self.scale * inputs["block"].sum((1, 2))
+"""
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Writes a module of the given text and loads ``build`` from it."""
+    modules, path = dict(sys.modules), list(sys.path)
+
+    def load_text(text, attribute="build", **keywords):
+        name = f"own_{len(list(tmp_path.iterdir()))}_{tmp_path.name}".replace("-", "_")
+        (tmp_path / f"{name}.py").write_text(HEADER + text)
+        return load_model(f"{name}:{attribute}", FEATURES, 2, width=4, folder=tmp_path, **keywords)
+
+    yield load_text
+    assert sys.path == path, "the folder stays on the path"
+    for name in set(sys.modules) - set(modules):
+        if name.startswith("own_"):
+            del sys.modules[name]
+
+
+def test_a_class_will_do(load):
+    model = load(MODEL, "Model", options={"scale": 3.0})
+    assert tables_of(model.operators) == {"user": 4, "item": 4, "genre": 4}
+    assert model({"block": torch.ones(2, 3, 4)}, torch.zeros(2, 2)).tolist() == [36, 36]
+
+
+def test_a_function_gets_what_was_asked(load):
+    text = MODEL + (
+        "def build(features, n_dense, *, width, n_labels=1, pooling=None, **options):\n"
+        "    model = Model(features, n_dense, width=width)\n"
+        "    model.seen = (features, n_dense, width, n_labels, pooling, options)\n"
+        "    return model\n"
+    )
+    assert load(text).seen == (FEATURES, 2, 4, 1, None, {})
+    seen = load(text, n_labels=2, pooling={"user": "mean"}, options={"a": [1]}).seen
+    assert seen == (FEATURES, 2, 4, 2, {"user": "mean"}, {"a": [1]})
+
+
+def returns(what):
+    return f"{MODEL}def build(features, n_dense, *, width, n_labels=1):\n    {what}\n"
+
+
+MAKE = "model = Model(features, n_dense, width=width)"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MODEL, "has no function 'build'; it has .*Model"),
+        ("build = 3", "has no function 'build'"),
+        ("import not_there_at_all", "cannot be imported: No module named 'not_there_at_all'"),
+        (returns("pass"), "it is a NoneType; a builder must return a torch.nn.Module"),
+        (returns("return torch.nn.Linear(1, 1)"), "its attribute 'operators' is None; it must be a dict"),
+        (returns(f"{MAKE}; model.operators = {{}}; return model"), "'operators' is {}; it must be a dict"),
+        (
+            returns(f"{MAKE}; model.operators = {{'x': 1}}; return model"),
+            r"operators\['x'\] is 1; it must be an operator",
+        ),
+        (returns(f"{MAKE}; model.operators = {{'x': Block}}; return model"), r"operators\['x'\] is <class"),
+        (
+            returns(f"{MAKE}; model.operators |= block_operators(features, 8, name='b'); return model"),
+            "operator 'b' reads table 'user' with width 8, another operator with width 4",
+        ),
+        (
+            returns(f"{MAKE}; model.operators |= block_operators(features, 4, {{'item': 'mean'}}, 'b'); return model"),
+            "operator 'b' pools feature 'item' of table 'item' by 'mean', another operator by 'sum'",
+        ),
+        (
+            returns(
+                "from hpcrec.types import Feature; return Model([Feature(name='x', cardinality=2)], 0, width=width)"
+            ),
+            "operator 'block' reads feature 'x'; the data set has genre, item, user",
+        ),
+    ],
+)
+def test_refusals(load, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load(text)
+
+
+def test_wrong_options_and_signatures(load):
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'depth'"):
+        load(MODEL, "Model", options={"depth": 3})
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'pooling'"):
+        load(MODEL, "Model", pooling={"user": "mean"})
+    with pytest.raises(ConfigError, match=r"its signature must allow build\(features, n_dense, \*, width, n_labels=1"):
+        load(MODEL + "def build(features):\n    return None\n")
+    with pytest.raises(ConfigError, match="'width' is handed over anyway; leave it out of the options"):
+        load(MODEL, "Model", options={"width": 3})
+
+
+def test_errors_of_the_builder_are_its_own(load):
+    """A TypeError inside the builder is not taken for a wrong signature."""
+    with pytest.raises(TypeError, match="inside"):
+        load("def build(features, n_dense, *, width, n_labels=1):\n    raise TypeError('inside')\n")
+
+
+@pytest.mark.parametrize("path", [":build", "my_model:", ":"])
+def test_bad_paths(path):
+    with pytest.raises(ConfigError, match=r"is written 'package\.module:build'"):
+        load_model(path, FEATURES, 2, width=4)
+
+
+def test_missing_module(tmp_path):
+    with pytest.raises(ConfigError, match=r"module 'no_such_module' cannot be imported.*it is looked for in"):
+        build_model("no_such_module:build", FEATURES, 2, width=4, folder=tmp_path)
+
+
+def test_example():
+    """The model of examples/own_model: logits from its formula, an empty batch, its own options."""
+    torch.manual_seed(0)
+    model = build_model("my_model:build", FEATURES, 2, width=4, options={"n_left": 2, "out": 5}, folder=EXAMPLE)
+    block, dense = torch.randn(3, 3, 4), torch.randn(3, 2)
+    left = model.left(block[:, :2].reshape(3, 8))
+    right = model.right(torch.cat([block[:, 2], dense], 1))
+    torch.testing.assert_close(model({"block": block}, dense), (left * right).sum(1))
+    empty = model({"block": torch.zeros(0, 3, 4, requires_grad=True)}, torch.zeros(0, 2))
+    assert empty.shape == (0,)
+    empty.sum().backward()
+    assert list(model.state_dict()) == ["left.weight", "left.bias", "right.weight", "right.bias"]
+    assert model.left.weight.shape == (5, 8)

