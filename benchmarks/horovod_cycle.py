@@ -4,14 +4,13 @@
 
 Horovod's thread wakes once a cycle to look for tensors and to agree with the other ranks' threads. A short cycle starts
 a sum sooner and takes CPU time from the rank; a long one lets a sum wait. The default, ``dense.horovod.CYCLE_TIME_MS``,
-is chosen from this table. The row ``mpi`` has no Horovod: the floor for compute and Alltoallv, and the other reducer.
+is chosen from this table. The row ``mpi`` has no Horovod: the floor for an Alltoallv, and the other reducer.
 """
 
 import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ SMALL_BYTES = 2048  # of the Alltoallv, a rank
 COLUMNS = {
     "sum_ms": "4 buckets, nothing to overlap",
     "step_extra_ms": f"the same, in the course of {BACKWARD_MS:.0f} ms of compute: what the step gains on it",
-    "compute_slowdown_percent": "compute alone beside the idle thread, against the row mpi",
+    "compute_slowdown_percent": "compute beside the idle thread, against before it was there",
     "idle_cpu_percent": "CPU time of a rank that sleeps",
     "alltoallv_us": "median beside the idle thread",
     "alltoallv_p95_us": "the slow ones",
@@ -79,9 +78,6 @@ sys.argv[2:], environment=os.environ, threads=1, program=(sys.executable,)))"
             if done.returncode:
                 sys.exit(done.stderr)
             rows.append({"ranks": ranks, **json.loads(out.read_text())})
-        floor = rows[0]["compute_ms"]
-        rows[-1]["compute_slowdown_percent"] = 100.0 * (rows[-1]["compute_ms"] / floor - 1.0)
-        rows[-1]["step_extra_ms"] = rows[-1]["step_ms"] - floor
     return rows
 
 
@@ -117,10 +113,17 @@ def worker(cycle_ms: float, quick: bool, out: Path) -> None:
     torch.set_num_threads(1)
     world = World(MPI.COMM_WORLD, lambda host_of: assign_roles(host_of, mode="fused"))
     assert world.dense is not None
+    barrier = world.main.barrier
     compute = Compute(BACKWARD_MS / BUCKETS, MPI.COMM_WORLD)
+    repeats = 40 if quick else 120
+
+    def compute_only() -> None:
+        for _ in range(BUCKETS):
+            compute()
+
+    alone_ms = 1e3 * usual_s(compute_only, repeats, barrier)  # before there is a thread beside it
     allreduce = HorovodAllreduce(world.dense, cycle_time_ms=cycle_ms) if cycle_ms else MpiAllreduce(world.dense)
     flats = [torch.ones(BUCKET_BYTES // 4) for _ in range(BUCKETS)]
-    repeats = 40 if quick else 120
 
     def step(work: bool) -> None:
         handles = []
@@ -131,16 +134,14 @@ def worker(cycle_ms: float, quick: bool, out: Path) -> None:
         for handle in handles:
             allreduce.wait(handle)
 
-    def compute_only() -> None:
-        for _ in range(BUCKETS):
-            compute()
-
-    barrier = world.main.barrier
+    step_ms = 1e3 * usual_s(lambda: step(True), repeats, barrier)
+    compute_ms = 1e3 * usual_s(compute_only, repeats, barrier)
     row = {
         "cycle": f"{cycle_ms:g}" if cycle_ms else "mpi",
-        "sum_ms": 1e3 * median_s(lambda: step(False), repeats, barrier),
-        "step_ms": 1e3 * median_s(lambda: step(True), repeats, barrier),
-        "compute_ms": 1e3 * median_s(compute_only, repeats, barrier),
+        "sum_ms": 1e3 * usual_s(lambda: step(False), repeats, barrier),
+        "step_ms": step_ms,
+        "step_extra_ms": step_ms - alone_ms,
+        "compute_slowdown_percent": 100.0 * (compute_ms / alone_ms - 1.0),
         "idle_cpu_percent": idle_cpu_percent(0.5 if quick else 2.0),
     }
     times_us = 1e6 * small_alltoallv(world.main.comm, 1000 if quick else 5000)
@@ -170,8 +171,8 @@ class Compute:
             self._a @ self._a
 
 
-def median_s(work: Any, repeats: int, barrier: Any) -> float:
-    """Median seconds of ``work``, all ranks starting together."""
+def usual_s(work: Any, repeats: int, barrier: Any) -> float:
+    """Lower quartile of the seconds of ``work``, all ranks starting together: others may use the machine."""
     taken = []
     for number in range(repeats + 5):
         barrier()
@@ -179,7 +180,7 @@ def median_s(work: Any, repeats: int, barrier: Any) -> float:
         work()
         if number >= 5:
             taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+    return float(np.percentile(taken, 25))
 
 
 def idle_cpu_percent(seconds: float) -> float:

@@ -3,8 +3,8 @@
     python benchmarks/kernels.py [--quick] [--threads N] [--json FILE]
 
 Tables do not fit into the caches; ids are uniform (the hard case for memory) or Zipf (a click log). Bytes are those
-that a kernel must move: ids, rows read, results written; a row that an update changes counts twice, as in a copy. FBGEMM
-is timed as well where it is installed.
+that a kernel must move: ids, rows read, results written; a row that an update changes counts twice, as in a copy.
+FBGEMM is timed as well where it is installed.
 """
 
 import argparse

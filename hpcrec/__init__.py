@@ -1,1 +1,25 @@
-"""hpcrec trains recommendation models whose embedding tables outgrow a node, over MPI."""
+"""hpcrec trains recommendation models whose embedding tables outgrow a node, over MPI.
+
+``hpcrec.open_session(config)`` is the way in for a loop of one's own (``examples/own_loop``); the command ``hpcrec``
+does the rest. Imports nothing until asked, so that metrics, data and configuration load without torch or MPI.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcrec.build import open_session
+    from hpcrec.train.session import Session
+
+__all__ = ["Session", "open_session"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "open_session":
+        from hpcrec.build import open_session
+
+        return open_session
+    if name == "Session":
+        from hpcrec.train.session import Session
+
+        return Session
+    raise AttributeError(f"module 'hpcrec' has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """How ranks fail and stop: together, within seconds, with one message and a telling exit code.
 
-An error that every rank raises (a wrong configuration, or anything put through ``agree``) is printed once, as one line.
+An error that every rank raises (a wrong configuration, or anything put through ``agree``) is printed once, as one line,
+and the ranks leave at once: exit handlers do not run, so what must be on disk is written before.
 An error of one rank prints that rank's traceback once and ends the whole job by ``MPI_Abort``, since the others would
 wait for it for ever. A signal only sets a flag; how the ranks agree on the step after which they stop is not known
 here.
@@ -29,7 +30,7 @@ from hpcrec import errors
 from hpcrec.errors import ConfigError, HpcrecError
 
 _TOGETHER_S = 1.5  # ranks that fail by the same cause arrive within this; one that fails alone ends the job after it
-_LAST_RESORT_S = 2  # after this an MPI_Abort or a shutdown that hangs is cut off by the kernel
+_LAST_RESORT_S = 2  # after this an MPI_Abort that hangs is cut off by the kernel
 
 
 class ExitCodes(IntEnum):
@@ -113,12 +114,12 @@ class _LastWords:
         said_R = self._all_failed(message)
         if said_R is None:
             self._end(f"hpcrec: error: {self._who} {message}\n", exit_code(error))
-        if message_digest(message) not in said_R[: self._comm.rank]:
+        if _digest(message) not in said_R[: self._comm.rank]:
             _say(f"hpcrec: error: {message}\n")
-        # Every rank is here, so every rank can leave in order; one that cannot is cut off.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(_LAST_RESORT_S)
-        raise SystemExit(int(exit_code(error)))
+        # The first rank to leave takes the others with it, so all say what they have to say before. No rank waits for
+        # its threads, Horovod or MPI_Finalize: what they wait for may never come.
+        self._poll(self._quiet.Ibarrier())
+        os._exit(int(exit_code(error)))
 
     def on_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit or not self._once.acquire(blocking=False):
@@ -144,18 +145,22 @@ class _LastWords:
 
     def _all_failed(self, message: str) -> list[int] | None:
         """Digests of all ranks' messages if every rank has come here, None if some rank has not in time."""
-        mine = np.array([message_digest(message)], np.int64)
+        mine = np.array([_digest(message)], np.int64)
         everyone = np.zeros(self._quiet.size, np.int64)
         request = self._quiet.Iallgather(mine, everyone)
+        return everyone.tolist() if self._poll(request) else None
+
+    def _poll(self, request: Any) -> bool:
+        """Whether ``request`` ended in time."""
         until = time.monotonic() + _TOGETHER_S
         while not request.Test():
             if time.monotonic() > until:
-                return None
+                return False
             time.sleep(0.005)
-        return everyone.tolist()
+        return True
 
 
-def message_digest(message: str) -> int:
+def _digest(message: str) -> int:
     """A number that is the same on every rank for the same message."""
     return zlib.crc32(message.encode())
 

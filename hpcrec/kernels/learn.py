@@ -2,7 +2,8 @@
 
 Semantics are FBGEMM's ``EXACT_SGD``, ``EXACT_ADAGRAD``, ``EXACT_ROWWISE_ADAGRAD`` and torch's ``SparseAdam``: gradients
 of a row's occurrences are summed first, the row moves once, ``eps`` is outside the square root. Where rows live is
-known above. Shapes: N rows, D width, K occurrences, U unique rows.
+known above. After an error the contents of rows and states are undefined.
+Shapes: N rows, D width, K occurrences, U unique rows.
 """
 
 import numpy as np

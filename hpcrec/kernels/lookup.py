@@ -1,7 +1,8 @@
 """Kernels that move rows: pooled gather, and copy of vectors between flat buffers.
 
 Buffers are flat because that is what travels: vectors of several tables and widths lie in one of them, each beginning
-where its ``start`` says. What the vectors mean is known above. Shapes: N rows, D width, K ids, V vectors.
+where its ``start`` says. What the vectors mean is known above. After an error the contents of outputs are undefined.
+Shapes: N rows, D width, K ids, V vectors.
 """
 
 import numpy as np

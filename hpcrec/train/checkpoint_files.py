@@ -246,3 +246,29 @@ def make_hidden(run: Path, step: int) -> Path:
     hidden.mkdir(parents=True)
     sync(hidden.parent)
     return hidden
+
+
+def candidates(folder: Path, which: str) -> list[Path]:
+    """Folders to try for ``last``, ``best`` or a path, the wanted one first. On one rank."""
+    if which == "last":
+        steps = steps_in(folder)
+        if not steps:
+            raise CheckpointError(f"{checkpoints_in(folder)}: has no checkpoint. Give a run that has saved one.")
+        return [step_folder(folder, step) for step in reversed(steps)]
+    if which == "best":
+        best = read_best(folder)
+        if best is None:
+            raise CheckpointError(
+                f"{checkpoints_in(folder)}: has no best checkpoint; it takes data.validation and "
+                "checkpoint.keep_best. Ask for the last one."
+            )
+        return [step_folder(folder, best["step"])]
+    return [Path(which)]
+
+
+def manifest_or_problem(path: Path) -> tuple[dict[str, Any] | None, str | None]:
+    """A checkpoint's manifest, or what is wrong with it."""
+    try:
+        return read_manifest(path), None
+    except CheckpointError as error:
+        return None, str(error).rstrip(".")

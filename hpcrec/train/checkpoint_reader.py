@@ -234,10 +234,10 @@ def find_checkpoint(folder: Path, which: str = "last", ranks: Ranks | None = Non
     """
     ranks = ranks or Alone()
     folder = Path(folder)
-    candidates: list[Path] = files.on_root(ranks, lambda: _candidates(folder, which))
+    candidates: list[Path] = files.on_root(ranks, lambda: files.candidates(folder, which))
     problems: list[str] = []
     for path in candidates:
-        manifest, problem = ranks.bcast(_manifest_or_problem(path) if ranks.rank == 0 else None)
+        manifest, problem = ranks.bcast(files.manifest_or_problem(path) if ranks.rank == 0 else None)
         problem = problem or files.damage(path, manifest, ranks)
         if problem is None:
             if problems and ranks.rank == 0:
@@ -245,30 +245,6 @@ def find_checkpoint(folder: Path, which: str = "last", ranks: Ranks | None = Non
             return Checkpoint(path)
         problems.append(problem)
     raise CheckpointError(f"no whole checkpoint: {'; '.join(problems)}. Start from another one, or train anew.")
-
-
-def _candidates(folder: Path, which: str) -> list[Path]:
-    if which == "last":
-        steps = files.steps_in(folder)
-        if not steps:
-            raise CheckpointError(f"{files.checkpoints_in(folder)}: has no checkpoint. Give a run that has saved one.")
-        return [files.step_folder(folder, step) for step in reversed(steps)]
-    if which == "best":
-        best = files.read_best(folder)
-        if best is None:
-            raise CheckpointError(
-                f"{files.checkpoints_in(folder)}: has no best checkpoint; it takes data.validation and "
-                "checkpoint.keep_best. Ask for the last one."
-            )
-        return [files.step_folder(folder, best["step"])]
-    return [Path(which)]
-
-
-def _manifest_or_problem(path: Path) -> tuple[dict[str, Any] | None, str | None]:
-    try:
-        return files.read_manifest(path), None
-    except CheckpointError as error:
-        return None, str(error).rstrip(".")
 
 
 def _opened(path: Path) -> h5py.File:

@@ -50,7 +50,7 @@ struct Feistel {
 }  // namespace
 
 void permute(const int64_t* ids, int64_t n, int64_t rows, uint64_t seed, bool inverse, int64_t* out) {
-  require_below("ids", ids, n, rows);
+  if (!all_below(ids, n, rows)) require_below("ids", ids, n, rows);
   const uint64_t bound = static_cast<uint64_t>(rows);
   const Feistel net(bound, seed);
   parallel_pieces(team(n * 32), [&](int member, int members) {

@@ -8,12 +8,6 @@
 namespace hpcrec {
 namespace {
 
-// Rows asked for ahead of the one being added: enough in flight for a DRAM latency, few enough for the L1.
-template <class T> int64_t rows_ahead(int64_t width) {
-  const int64_t bytes = width * static_cast<int64_t>(sizeof(T));
-  return std::max<int64_t>(4, std::min<int64_t>(32, 4096 / bytes));
-}
-
 template <class T, int W> void gather_range(const Gather<T>& c, Range mine) {
   if (mine.first == mine.last) return;
   const int64_t width = W ? W : c.width;
@@ -61,34 +55,52 @@ template <class T, int W> void copy_range(const Copy<T>& c, Range mine, int64_t 
 }  // namespace
 
 template <class T> void pooled_gather(const Gather<T>& c) {
+  std::atomic<bool> good{c.offsets[0] == 0 && c.offsets[c.n_vectors] == c.n_ids};
+  parallel_pieces(good ? team((c.n_ids + c.n_vectors) * c.width) : 1, [&](int piece, int pieces) {
+    const Range mine = share_bags(c.offsets, c.n_vectors, piece, pieces);
+    if (!good || !all_bags(c.offsets, mine.first, mine.last, c.n_ids) ||
+        !all_vectors(c.out_start, mine.first, mine.last, c.width, c.out_size) ||
+        !all_below(c.index + c.offsets[mine.first], c.offsets[mine.last] - c.offsets[mine.first], c.n_rows)) {
+      good = false;
+      return;
+    }
+    with_width(c.width, [&](auto w) { gather_range<T, decltype(w)::value>(c, mine); });
+  });
+  if (good) return;
   require_offsets("offsets", c.offsets, c.n_vectors, c.n_ids);
   require_below("index", c.index, c.n_ids, c.n_rows);
   require_vectors("out_start", c.out_start, c.n_vectors, c.width, c.out_size);
-  parallel_pieces(team((c.n_ids + c.n_vectors) * c.width), [&](int member, int members) {
-    const Range mine = share_bags(c.offsets, c.n_vectors, member, members);
-    with_width(c.width, [&](auto w) { gather_range<T, decltype(w)::value>(c, mine); });
-  });
+  refuse_changed("pooled_gather");
 }
 
 template <class T> void copy_vectors(const Copy<T>& c) {
+  const int n = team(c.n_vectors * c.width);
+  std::atomic<bool> good{true};
+  auto check = [&](Range mine) {
+    if (!all_vectors(c.source_start, mine.first, mine.last, c.width, c.source_size) ||
+        !all_vectors(c.target_start, mine.first, mine.last, c.width, c.target_size))
+      good = false;
+    return good.load();
+  };
+  if (!c.accumulate || !c.target_start || n == 1) {
+    parallel_pieces(n, [&](int piece, int pieces) {
+      const Range mine = share(c.n_vectors, piece, pieces);
+      if (check(mine)) with_width(c.width, [&](auto w) { copy_range<T, decltype(w)::value>(c, mine, 0, c.width); });
+    });
+  } else if (check({0, c.n_vectors})) {
+    // Targets may repeat and must add up in the order of v: threads divide the columns, in whole cache lines.
+    constexpr int64_t line = 64 / sizeof(T);
+    const int64_t n_lines = (c.width + line - 1) / line;
+    parallel(n, [&](int member, int members) {
+      const Range lines = share(n_lines, member, members);
+      const int64_t column = lines.first * line, end = std::min(lines.last * line, c.width);
+      if (column < end) copy_range<T, 0>(c, {0, c.n_vectors}, column, end - column);
+    });
+  }
+  if (good) return;
   require_vectors("source_start", c.source_start, c.n_vectors, c.width, c.source_size);
   require_vectors("target_start", c.target_start, c.n_vectors, c.width, c.target_size);
-  const int n = team(c.n_vectors * c.width);
-  if (!c.accumulate || !c.target_start || n == 1) {
-    parallel_pieces(n, [&](int member, int members) {
-      const Range mine = share(c.n_vectors, member, members);
-      with_width(c.width, [&](auto w) { copy_range<T, decltype(w)::value>(c, mine, 0, c.width); });
-    });
-    return;
-  }
-  // Targets may repeat and must add up in the order of v: threads divide the columns, in whole cache lines.
-  constexpr int64_t line = 64 / sizeof(T);
-  const int64_t n_lines = (c.width + line - 1) / line;
-  parallel(n, [&](int member, int members) {
-    const Range lines = share(n_lines, member, members);
-    const int64_t column = lines.first * line, end = std::min(lines.last * line, c.width);
-    if (column < end) copy_range<T, 0>(c, {0, c.n_vectors}, column, end - column);
-  });
+  refuse_changed("copy_vectors");
 }
 
 template void pooled_gather(const Gather<float>&);

@@ -9,6 +9,7 @@ template <class T> struct Write {
   T* merged;
   int64_t width;
 
+  bool accepts(Range) const { return true; }
   void prefetch(int64_t) const {}
   T* memory(int64_t u, T*) const { return merged + u * width; }
   template <int W> void take(int64_t, const T*) const {}
@@ -16,9 +17,11 @@ template <class T> struct Write {
 }  // namespace
 
 template <class T> void merge(const Occurrences<T>& from, T* merged) {
-  const int64_t longest = require_occurrences(from);
-  with_width(from.width,
-             [&](auto w) { merge_into<T, decltype(w)::value>(from, longest, Write<T>{merged, from.width}); });
+  bool good = false;
+  with_width(from.width, [&](auto w) { good = merge_into<T, decltype(w)::value>(from, Write<T>{merged, from.width}); });
+  if (good) return;
+  require_occurrences(from);
+  refuse_changed("merge");
 }
 
 template <class T> void squared_norms(const T* merged, int64_t n, int64_t width, T* out) {

@@ -10,6 +10,9 @@ template <class T, class Optimizer> struct Apply {
   const Target<T>& target;
   const Optimizer& optimizer;
 
+  bool accepts(Range mine) const {
+    return all_below(target.unique + mine.first, mine.last - mine.first, target.n_rows);
+  }
   void prefetch(int64_t u) const {
     const int64_t n = target.unique[u];
     prefetch_row<true>(target.rows + n * target.width, target.width);
@@ -22,14 +25,21 @@ template <class T, class Optimizer> struct Apply {
   }
 };
 
-template <class T, int W, class Taker> void take_all(const T* merged, int64_t n, int64_t width, const Taker& taker) {
-  parallel_pieces(team(n * width), [&](int member, int members) {
-    const Range mine = share(n, member, members);
+template <class T, int W, class Taker> bool take_all(const T* merged, int64_t n, int64_t width, const Taker& taker) {
+  std::atomic<bool> good{true};
+  parallel_pieces(team(n * width), [&](int piece, int pieces) {
+    const Range mine = share(n, piece, pieces);
+    if (!taker.accepts(mine)) {
+      good = false;
+      return;
+    }
+    const int64_t ahead = rows_ahead<T>(width);
     for (int64_t u = mine.first; u < mine.last; ++u) {
-      taker.prefetch(std::min(u + 8, mine.last - 1));
+      taker.prefetch(std::min(u + ahead, mine.last - 1));
       taker.template take<W>(u, merged + u * (W ? W : width));
     }
   });
+  return good;
 }
 
 // Calls f with the optimizer that the rule names.
@@ -49,21 +59,27 @@ template <class T, class F> void with_optimizer(const Learning<T>& how, int64_t 
 }  // namespace
 
 template <class T> void update(const Target<T>& target, const T* merged, const Learning<T>& how) {
-  require_below("unique", target.unique, target.n_unique, target.n_rows);
+  bool good = false;
   with_optimizer(how, target.width, [&](const auto& optimizer) {
     const Apply<T, std::decay_t<decltype(optimizer)>> taker{target, optimizer};
     with_width(target.width,
-               [&](auto w) { take_all<T, decltype(w)::value>(merged, target.n_unique, target.width, taker); });
+               [&](auto w) { good = take_all<T, decltype(w)::value>(merged, target.n_unique, target.width, taker); });
   });
+  if (good) return;
+  require_below("unique", target.unique, target.n_unique, target.n_rows);
+  refuse_changed("update");
 }
 
 template <class T> void merge_update(const Target<T>& target, const Occurrences<T>& from, const Learning<T>& how) {
-  require_below("unique", target.unique, target.n_unique, target.n_rows);
-  const int64_t longest = require_occurrences(from);
+  bool good = false;
   with_optimizer(how, target.width, [&](const auto& optimizer) {
     const Apply<T, std::decay_t<decltype(optimizer)>> taker{target, optimizer};
-    with_width(target.width, [&](auto w) { merge_into<T, decltype(w)::value>(from, longest, taker); });
+    with_width(target.width, [&](auto w) { good = merge_into<T, decltype(w)::value>(from, taker); });
   });
+  if (good) return;
+  require_below("unique", target.unique, target.n_unique, target.n_rows);
+  require_occurrences(from);
+  refuse_changed("merge_update");
 }
 
 template void update(const Target<float>&, const float*, const Learning<float>&);

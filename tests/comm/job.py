@@ -1,4 +1,4 @@
-"""Starts small scripts on ranks through the launcher, with a time-out, and makes sure that nothing outlives the test."""
+"""Starts small scripts on ranks through the launcher, with a time-out; nothing outlives the test."""
 
 import os
 import signal

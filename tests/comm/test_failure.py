@@ -91,6 +91,37 @@ def test_an_unforeseen_agreed_error_keeps_its_traceback(tmp_path):
     assert "[rank 1 on " in ended.err
 
 
+HOROVOD = """
+    import torch
+    from hpcrec.comm.topology import assign_roles
+    from hpcrec.comm.world import World
+    from hpcrec.dense.horovod import HorovodAllreduce
+    parts = World(world, lambda host_of: assign_roles(host_of, mode="fused"))
+    allreduce = HorovodAllreduce(parts.dense)
+    flat = torch.ones(10)
+    allreduce.wait(allreduce.start(flat, "x"))
+    assert flat[0] == world.size
+    ready()
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "code", "tracebacks"),
+    [("raise errors.ConfigError('no')", 2, 0), ("if world.rank == 1: raise KeyError('no')", 1, 1)],
+)
+def test_horovod_in_flight_does_not_hold_up_the_end(tmp_path, who, code, tracebacks):
+    body = f"""{HOROVOD}
+    {who}
+    allreduce.wait(allreduce.start(flat, "x"))
+    """
+    ended = Job(tmp_path, body, ranks=2).end()
+    assert ended.code == code
+    assert ended.err.count("Traceback (most recent call last)") == tracebacks
+    assert ended.err.count("no") >= 1
+    if not tracebacks:
+        assert ended.err.strip().splitlines()[1:] == ["hpcrec: error: no"]
+
+
 def test_a_foreseen_error_of_one_rank_does_not_wait_for_the_others(tmp_path):
     body = """
     ready()

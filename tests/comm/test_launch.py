@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_the_flavour_is_read_from_the_version():
     assert flavour_of("mpirun (Open MPI) 4.1.6") == "openmpi"
     assert flavour_of("HYDRA build details:\n    Version:                                 4.2.1") == "mpich"
     assert flavour_of("Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005") == "mpich"
-    with pytest.raises(MissingError, match="'mpirun 0.1', which is neither Open MPI nor MPICH"):
+    with pytest.raises(MissingError, match=r"'mpirun 0\.1', which is neither Open MPI nor MPICH"):
         flavour_of("mpirun 0.1\nmore")
 
 
@@ -76,7 +77,7 @@ def test_mpirun_is_found_beside_python_first(tmp_path):
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
     found = find_mpirun({"PATH": str(tmp_path)})
-    assert os.path.dirname(found) in (os.path.dirname(sys.executable), str(tmp_path))
+    assert Path(found).parent in (Path(sys.executable).parent, tmp_path)
     assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
 
 

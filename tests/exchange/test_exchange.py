@@ -131,7 +131,7 @@ def run(world: World, optimizer: str, kind: str, form: str, dtype: type, batch: 
         specs,
         FEATURES,
         LOOKUPS,
-        {n: Placement(kind=k) for n, k in place.items()},
+        {n: Placement(kind="table", owners=(0,)) if k == "first" else Placement(kind=k) for n, k in place.items()},
         owners=topology.owners,
         dense=topology.dense,
         replicate_rows=0,

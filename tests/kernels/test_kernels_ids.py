@@ -50,6 +50,17 @@ def test_dedup(kind, n):
     assert (unique[inverse] == ids).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_sorts_on_several_threads(kind):
+    n = 200_000  # fewer are sorted by one thread
+    ids = ids_of(kind, n)
+    unique, segments, order = same_from_both(lambda: tuple(kernels.group(ids)))
+    assert (ids[order] == np.repeat(unique, np.diff(segments))).all()
+    same_from_both(lambda: kernels.dedup(ids))
+    part = (np.arange(n) * 7919 % 1000 if kind == "unique" else ids % 13).astype(np.int32)
+    same_from_both(lambda: kernels.partition(part, 1000))
+
+
 @settings(max_examples=50, deadline=None)
 @given(hnp.arrays(np.int64, st.integers(0, 40), elements=st.integers(INT64.min, INT64.max) | st.integers(-3, 3)))
 def test_group_of_any_ids(ids):

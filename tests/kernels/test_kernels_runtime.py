@@ -99,7 +99,7 @@ def test_the_gil_is_released():
 
 
 def test_two_python_threads_at_once():
-    ids = np.random.default_rng(1).integers(0, 10**6, 100_000)
+    ids = np.random.default_rng(1).integers(0, 10**6, 150_000)
     wanted = kernels.group(ids)
     found = []
 

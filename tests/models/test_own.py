@@ -1,16 +1,21 @@
 """A user's own model: what is found and accepted, and what is refused with which words."""
 
+import dataclasses
+import json
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hpcrec.errors import ConfigError
-from hpcrec.models import build_model, load_model, tables_of
+from hpcrec.models import MODELS, build_model, check_model, load_model, tables_of
 from hpcrec.types import Feature
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_model"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "own_model"
 FEATURES = tuple(Feature(name=name, cardinality=7) for name in ("user", "item", "genre"))
 HEADER = "import torch\nfrom hpcrec.models import block_operators\nfrom hpcrec.operators import Block\n"
 MODEL = """
@@ -143,3 +148,30 @@ def test_example():
     empty.sum().backward()
     assert list(model.state_dict()) == ["left.weight", "left.bias", "right.weight", "right.bias"]
     assert model.left.weight.shape == (5, 8)
+
+
+def test_code_of_the_documentation():
+    """Both listings of docs/models.md do what the text around them says."""
+    model_code, operators_code = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "models.md").read_text(), re.DOTALL
+    )
+    names = {}
+    exec(model_code, names)
+    model = names["MyModel"](FEATURES, 2, width=4, hidden=3)
+    check_model("MyModel", model, FEATURES)
+    assert model({"block": torch.zeros(5, 3, 4)}, torch.zeros(5, 2)).shape == (5,)
+    assert model({"block": torch.zeros(0, 3, 4)}, torch.zeros(0, 2)).shape == (0,)
+    names = {"self": SimpleNamespace()}
+    exec(operators_code, names)
+    assert tables_of(names["self"].operators) == {"film": 32, "user": 8}
+
+
+def test_defaults_of_the_documentation():
+    """The table of docs/models.md has every option of every model, with its default."""
+    text = (ROOT / "docs" / "models.md").read_text()
+    for name, entry in MODELS.items():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+        for field in dataclasses.fields(entry.options):
+            default = field.default
+            value = json.dumps(list(default) if isinstance(default, tuple) else default)
+            assert (f"`{field.name}`" if default is None else f"`{field.name} = {value}`") in row

@@ -9,17 +9,41 @@
 
 namespace hpcrec {
 
+// Adds the upper half of N numbers to the lower, until one is left.
+template <int N, class T> inline T fold(const T* x) {
+  if constexpr (N == 1) {
+    return x[0];
+  } else {
+    typedef T Half __attribute__((vector_size(N / 2 * sizeof(T))));
+    Half low, high;
+    std::memcpy(&low, x, sizeof low);
+    std::memcpy(&high, x + N / 2, sizeof high);
+    low += high;
+    T rest[N / 2];
+    std::memcpy(rest, &low, sizeof rest);
+    return fold<N / 2>(rest);
+  }
+}
+
 // Sum of squares: 16 strided running sums, folded in halves.
-template <class T> inline T squared_norm(const T* __restrict g, int64_t width) {
+template <class T> inline T squared_norm(const T* g, int64_t width) {
   constexpr int n_lanes = 16;
-  T lane[n_lanes] = {};
+  typedef T Lanes __attribute__((vector_size(n_lanes * sizeof(T))));
+  Lanes sums{}, x;
   int64_t d = 0;
-  for (; d + n_lanes <= width; d += n_lanes)
-    for (int i = 0; i < n_lanes; ++i) lane[i] += g[d + i] * g[d + i];
-  for (int i = 0; d < width; ++d, ++i) lane[i] += g[d] * g[d];
-  for (int half = n_lanes / 2; half; half /= 2)
-    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-  return lane[0];
+  for (; d + n_lanes <= width; d += n_lanes) {
+    std::memcpy(&x, g + d, sizeof x);
+    sums += x * x;
+  }
+  if (d < width) {
+    T tail[n_lanes] = {};
+    std::memcpy(tail, g + d, sizeof(T) * static_cast<size_t>(width - d));
+    std::memcpy(&x, tail, sizeof x);
+    sums += x * x;
+  }
+  T lane[n_lanes];
+  std::memcpy(lane, &sums, sizeof lane);
+  return fold<n_lanes>(lane);
 }
 
 template <class T> struct Sgd {

@@ -66,7 +66,8 @@ inline Range share_bags(const int64_t* offsets, int64_t n, int member, int membe
     }
     return low;
   };
-  return {cut(total * member / members), member + 1 == members ? n : cut(total * (member + 1) / members)};
+  return {member == 0 ? 0 : cut(total * member / members),
+          member + 1 == members ? n : cut(total * (member + 1) / members)};
 }
 
 }  // namespace hpcrec

@@ -1,6 +1,7 @@
 // Rows of D elements: sums held in registers where D is a width that models use, and prefetch.
 // W is D where it is known at compile time, and 0 where it is not.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -13,6 +14,11 @@ template <bool WRITE = false, class T> inline void prefetch_row(const T* row, in
   const int64_t bytes = width * static_cast<int64_t>(sizeof(T));
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, WRITE, 3);
   __builtin_prefetch(p + bytes - 1, WRITE, 3);
+}
+
+// Rows asked for ahead of the one in work: enough in flight for a DRAM latency, few enough for the first-level cache.
+template <class T> int64_t rows_ahead(int64_t width) {
+  return std::max<int64_t>(4, std::min<int64_t>(32, 4096 / (width * static_cast<int64_t>(sizeof(T)))));
 }
 
 // Running sum of rows, from +0, one rounding a product and one an addition.

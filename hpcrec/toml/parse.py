@@ -1,0 +1,91 @@
+"""TOML files and ``a.b=value`` overrides as mappings. Knows no schema."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrec.errors import ConfigError
+from hpcrec.toml.schema import Keys
+from hpcrec.toml.write import dotted, shown
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a TOML file.
+
+    Raises
+    ------
+    ConfigError
+        A file that cannot be read or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a TOML file.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not text in UTF-8, as TOML is. Give the path of a TOML file.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}. Text takes quotes; a section is [name].") from error
+
+
+def override(mapping: Mapping[str, Any], texts: Sequence[str]) -> tuple[dict[str, Any], dict[Keys, str]]:
+    """A copy of ``mapping`` with each ``a.b=value`` put in, and which text gave each key.
+
+    A value is TOML where it parses as such, else the text itself.
+
+    Raises
+    ------
+    ConfigError
+        A text without ``=``, a key that is not one, or a key below something that is not a table.
+    """
+    result = _copied(mapping)
+    sources: dict[Keys, str] = {}
+    for text in texts:
+        source = "--set " + text.replace("\n", "\\n")  # a message is one line
+        keys, value = _parse_override(text, source)
+        inner = result
+        for depth, key in enumerate(keys[:-1], start=1):
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(
+                    f"{source}: {dotted(keys[:depth])} is {shown(inner)}, which has no keys below it. "
+                    f"Set {dotted(keys[:depth])} itself."
+                )
+        inner[keys[-1]] = value
+        sources[keys] = source
+    return result, sources
+
+
+def _parse_override(text: str, source: str) -> tuple[Keys, Any]:
+    key_text, equals, value_text = text.partition("=")
+    wanted = "Write it as section.key=value, for example --set train.steps=100."
+    if not equals:
+        raise ConfigError(f"{source}: has no '='. {wanted}")
+    try:
+        return split(key_text.strip()), _parse_value(value_text.strip())
+    except ValueError as error:
+        raise ConfigError(f"{source}: {key_text!r} is not a key. {wanted}") from error
+
+
+def split(key: str) -> Keys:
+    """The parts of a dotted key, as TOML reads it."""
+    inner: Any = tomllib.loads(f"{key} = 0")
+    keys: list[str] = []
+    while isinstance(inner, dict):
+        if len(inner) > 1:
+            raise ValueError(f"{key!r} is more than a key")
+        ((name, inner),) = inner.items()
+        keys.append(name)
+    return tuple(keys)
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _copied(value: Any) -> Any:
+    return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
