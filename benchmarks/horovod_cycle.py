@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,13 +24,14 @@ import numpy as np
 
 CYCLES_MS = (1.0, 2.0, 5.0, 10.0)
 BUCKETS, BUCKET_BYTES = 4, 500_000
+LAUNCHES = 3
 BACKWARD_MS = 8.0  # compute of a step, during which the buckets become ready one by one
 SMALL_BYTES = 2048  # of the Alltoallv, a rank
 COLUMNS = {
     "sum_ms": "4 buckets, nothing to overlap",
     "step_extra_ms": f"the same, in the course of {BACKWARD_MS:.0f} ms of compute: what the step gains on it",
-    "compute_slowdown_percent": "compute beside the idle thread, against before it was there",
-    "idle_cpu_percent": "CPU time of a rank that sleeps",
+    "compute_slowdown_percent": "compute beside the idle thread, against before; the slowest rank",
+    "idle_cpu_percent": "CPU time of a rank that sleeps; the busiest rank",
     "alltoallv_us": "median beside the idle thread",
     "alltoallv_p95_us": "the slow ones",
 }
@@ -65,20 +67,27 @@ def main() -> None:
 
 
 def measured(ranks: int, quick: bool) -> list[dict[str, Any]]:
-    """One row a cycle time, each from processes of its own: Horovod reads its settings once."""
+    """One row a cycle time: the mean of launches of their own, since phases of the threads differ by launch."""
     rows: list[dict[str, Any]] = []
     for cycle_ms in (0.0, *CYCLES_MS):
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "row.json"
-            start = "import os, sys; from hpcrec.launch import run_command; sys.exit(run_command(int(sys.argv[1]), \
-sys.argv[2:], environment=os.environ, threads=1, program=(sys.executable,)))"
-            argv = [sys.executable, "-c", start, str(ranks), __file__, "--worker", str(cycle_ms), "--out", str(out)]
-            argv += ["--quick"] if quick else []
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
-            if done.returncode:
-                sys.exit(done.stderr)
-            rows.append({"ranks": ranks, **json.loads(out.read_text())})
+        launches = [launched(ranks, cycle_ms, quick) for _ in range(1 if quick else LAUNCHES)]
+        means = {name: statistics.mean(launch[name] for launch in launches) for name in launches[0]}
+        rows.append({"ranks": ranks, "cycle": f"{cycle_ms:g}" if cycle_ms else "mpi", **means})
     return rows
+
+
+def launched(ranks: int, cycle_ms: float, quick: bool) -> dict[str, float]:
+    """What one launch measures."""
+    start = "import os, sys; from hpcrec.launch import run_command; sys.exit(run_command(int(sys.argv[1]), \
+sys.argv[2:], environment=os.environ, threads=1, program=(sys.executable,)))"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "row.json"
+        argv = [sys.executable, "-c", start, str(ranks), __file__, "--worker", str(cycle_ms), "--out", str(out)]
+        argv += ["--quick"] if quick else []
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            sys.exit(done.stderr)
+        return json.loads(out.read_text())
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -137,12 +146,11 @@ def worker(cycle_ms: float, quick: bool, out: Path) -> None:
     step_ms = 1e3 * usual_s(lambda: step(True), repeats, barrier)
     compute_ms = 1e3 * usual_s(compute_only, repeats, barrier)
     row = {
-        "cycle": f"{cycle_ms:g}" if cycle_ms else "mpi",
         "sum_ms": 1e3 * usual_s(lambda: step(False), repeats, barrier),
         "step_ms": step_ms,
         "step_extra_ms": step_ms - alone_ms,
-        "compute_slowdown_percent": 100.0 * (compute_ms / alone_ms - 1.0),
-        "idle_cpu_percent": idle_cpu_percent(0.5 if quick else 2.0),
+        "compute_slowdown_percent": max(world.main.allgather(100.0 * (compute_ms / alone_ms - 1.0))),
+        "idle_cpu_percent": max(world.main.allgather(idle_cpu_percent(0.5))),
     }
     times_us = 1e6 * small_alltoallv(world.main.comm, 1000 if quick else 5000)
     row["alltoallv_us"], row["alltoallv_p95_us"] = (float(np.percentile(times_us, q)) for q in (50, 95))

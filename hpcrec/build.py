@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,8 +30,9 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.policy.sync import Sync
+from hpcrec.train.parts import DensePart, Parts, Split
 from hpcrec.train.schedule import Schedule
-from hpcrec.train.session import DensePart, Parts, Session, Split
+from hpcrec.train.session import Session
 from hpcrec.train.telemetry import PhaseTimer
 from hpcrec.types import TableSpec
 
@@ -69,6 +70,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     exchange = Exchange(
         world,
         layout,
+        operators,
         store,
         weighted={f.name for f in dataset.features if f.weighted},
         seed=config.train.seed,
@@ -86,7 +88,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
 
     parts = Parts(
         world=world,
-        policy=Sync(exchange, operators, timer=timer, ahead=config.exchange.prefetch > 0),
+        policy=Sync(exchange, timer=timer, ahead=config.exchange.prefetch > 0),
         tables=tables,
         store=store,
         dense=dense,

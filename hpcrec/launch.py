@@ -118,6 +118,8 @@ def run_command(
     ----------
     arguments : sequence of str
         What follows ``hpcrec`` on each rank.
+    options : sequence of str
+        Further options for mpirun, each one word or several (``"--map-by node"``).
     environment : mapping
         ``os.environ``, for the ranks.
     program : sequence of str
@@ -145,7 +147,7 @@ def run_command(
         threads=threads,
         cores=physical_cores(),
         hostfile=hostfile,
-        options=tuple(options),
+        options=tuple(piece for option in options for piece in shlex.split(option)),
         is_root=os.geteuid() == 0,
     )
     argv, more = mpirun_line(launch, [*program, *arguments], environment)

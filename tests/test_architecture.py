@@ -41,7 +41,7 @@ ALLOWED = {
     "commands": "build config train data comm",
     "cli": "commands systems build config plan data launch comm",
     "__main__": "cli",
-    "__init__": "",
+    "__init__": "build train",
 }
 # Packages of others that only one part may import, and parts that may not import them.
 ONLY_IN = {"mpi4py": "comm", "horovod": "dense"}
@@ -50,6 +50,8 @@ NOT_IN = {("plan", "torch"), ("plan", "mpi4py")}
 LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/dense/horovod.py", "horovod.torch"): "optional: the package imports, and other reducers run, without it",
     ("hpcrec/train/telemetry.py", "tensorboardX"): "only for run.tensorboard; takes 0.2 s",
+    ("hpcrec/__init__.py", "hpcrec.build"): "so that `import hpcrec` needs neither torch nor MPI",
+    ("hpcrec/__init__.py", "hpcrec.train.session"): "so that `import hpcrec` needs neither torch nor MPI",
     ("hpcrec/cli.py", "hpcrec.comm.start"): "starts MPI, which `hpcrec run` and `--help` must not",
     ("hpcrec/cli.py", "hpcrec.commands"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 import hpcrec
 from hpcrec.comm.start import start
-from hpcrec.train.session import Samples
+from hpcrec.train.parts import Samples
 
 
 def main(config: str, *overrides: str) -> None:

@@ -1,10 +1,10 @@
 """How ranks fail and stop: together, within seconds, with one message and a telling exit code.
 
-An error that every rank raises (a wrong configuration, or anything put through ``agree``) is printed once, as one line,
-and the ranks leave at once: exit handlers do not run, so what must be on disk is written before.
-An error of one rank prints that rank's traceback once and ends the whole job by ``MPI_Abort``, since the others would
-wait for it for ever. A signal only sets a flag; how the ranks agree on the step after which they stop is not known
-here.
+An error that every rank raises (a wrong configuration, or anything put through ``agree``) is printed once: one line, or
+a traceback where it was unforeseen. An error of one rank is printed once too and ends the whole job by ``MPI_Abort``,
+since the others would wait for it for ever. Either way the ranks leave at once and exit handlers do not run: what must
+be on disk is written before. A signal only sets a flag; how the ranks agree on the step after which they stop is not
+known here.
 
 Imports no MPI itself: it is handed communicators.
 """
@@ -30,6 +30,7 @@ from hpcrec import errors
 from hpcrec.errors import ConfigError, HpcrecError
 
 _TOGETHER_S = 1.5  # ranks that fail by the same cause arrive within this; one that fails alone ends the job after it
+_UNFORESEEN_S = 0.5  # the same for a traceback, which should be out before anything else happens
 _LAST_RESORT_S = 2  # after this an MPI_Abort that hangs is cut off by the kernel
 
 
@@ -108,31 +109,31 @@ class _LastWords:
             return
         if isinstance(error, KeyboardInterrupt):
             self._end(f"{self._who} interrupted\n", 128 + signal.SIGINT)
-        if not isinstance(error, HpcrecError):
-            self._end_with_traceback(kind, error, trace)
-        message = str(error)
-        said_R = self._all_failed(message)
+        foreseen = isinstance(error, HpcrecError)
+        cause = str(error) if foreseen else "".join(traceback.format_exception(kind, error, trace))
+        said_R = self._all_failed(cause, _TOGETHER_S if foreseen else _UNFORESEEN_S)
         if said_R is None:
-            self._end(f"hpcrec: error: {self._who} {message}\n", exit_code(error))
-        if _digest(message) not in said_R[: self._comm.rank]:
-            _say(f"hpcrec: error: {message}\n")
+            self._end(self._line(error) if foreseen else self._traceback(cause), exit_code(error))
+        if _digest(cause) not in said_R[: self._comm.rank]:
+            _say(f"hpcrec: error: {cause}\n" if foreseen else self._traceback(cause))
         # The first rank to leave takes the others with it, so all say what they have to say before. No rank waits for
         # its threads, Horovod or MPI_Finalize: what they wait for may never come.
-        self._poll(self._quiet.Ibarrier())
+        _poll(self._quiet.Ibarrier(), _TOGETHER_S)
         os._exit(int(exit_code(error)))
 
     def on_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit or not self._once.acquire(blocking=False):
             return
         if isinstance(args.exc_value, HpcrecError):
-            self._end(f"hpcrec: error: {self._who} {args.exc_value}\n", exit_code(args.exc_value))
-        self._end_with_traceback(args.exc_type, args.exc_value, args.exc_traceback)
+            self._end(self._line(args.exc_value), exit_code(args.exc_value))
+        lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
+        self._end(self._traceback("".join(lines)), ExitCodes.ERROR)
 
-    def _end_with_traceback(
-        self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
-    ) -> NoReturn:
-        lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
-        self._end("".join(f"{self._who} {line}\n" for line in lines), ExitCodes.ERROR)
+    def _line(self, error: BaseException) -> str:
+        return f"hpcrec: error: {self._who} {error}\n"
+
+    def _traceback(self, text: str) -> str:
+        return "".join(f"{self._who} {line}\n" for line in text.splitlines())
 
     def _end(self, text: str, code: int) -> NoReturn:
         """Says ``text`` and ends every rank of the job."""
@@ -143,21 +144,21 @@ class _LastWords:
         self._comm.Abort(int(code))
         os._exit(int(code))
 
-    def _all_failed(self, message: str) -> list[int] | None:
-        """Digests of all ranks' messages if every rank has come here, None if some rank has not in time."""
-        mine = np.array([_digest(message)], np.int64)
+    def _all_failed(self, cause: str, within_s: float) -> list[int] | None:
+        """Digests of all ranks' causes if every rank has come here, None if some rank has not in time."""
+        mine = np.array([_digest(cause)], np.int64)
         everyone = np.zeros(self._quiet.size, np.int64)
-        request = self._quiet.Iallgather(mine, everyone)
-        return everyone.tolist() if self._poll(request) else None
+        return everyone.tolist() if _poll(self._quiet.Iallgather(mine, everyone), within_s) else None
 
-    def _poll(self, request: Any) -> bool:
-        """Whether ``request`` ended in time."""
-        until = time.monotonic() + _TOGETHER_S
-        while not request.Test():
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.005)
-        return True
+
+def _poll(request: Any, within_s: float) -> bool:
+    """Whether ``request`` ends in time."""
+    until = time.monotonic() + within_s
+    while not request.Test():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def _digest(message: str) -> int:

@@ -31,16 +31,17 @@ class Ledger:
         self._crosses_R = np.asarray(host_of_R) != host_of_R[rank]
         self._lock = threading.Lock()  # ids are routed by a thread of their own
         self._bytes = np.zeros((len(TAGS), 2), np.int64)  # [tag, (same host, cross host)]
-        self._paused = False
+        self._here = threading.local()  # what one thread leaves out, another may be counting
 
     def add(self, tag: str, ranks: Sequence[int], n_bytes: Ints) -> None:
         """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``."""
         to = np.asarray(ranks)
         n_bytes = np.where(to == self._rank, 0, n_bytes)
         cross = int(n_bytes[self._crosses_R[to]].sum())
+        if getattr(self._here, "paused", False):
+            return
         with self._lock:
-            if not self._paused:
-                self._bytes[TAGS.index(tag)] += (int(n_bytes.sum()) - cross, cross)
+            self._bytes[TAGS.index(tag)] += (int(n_bytes.sum()) - cross, cross)
 
     def add_ring(self, tag: str, ranks: Sequence[int], n_bytes: float) -> None:
         """Counts ``n_bytes`` sent to the next of ``ranks`` in a ring."""
@@ -57,14 +58,13 @@ class Ledger:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out what is sent meanwhile: evaluation is not part of a step's bytes."""
-        with self._lock:
-            self._paused = True
+        """Leaves out what this thread sends meanwhile: evaluation is not part of a step's bytes."""
+        before = getattr(self._here, "paused", False)
+        self._here.paused = True
         try:
             yield
         finally:
-            with self._lock:
-                self._paused = False
+            self._here.paused = before
 
     def total_bytes(self) -> int:
         """All bytes that this rank has sent."""

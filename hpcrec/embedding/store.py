@@ -64,6 +64,11 @@ class Arena:
     parts: list[Part] = field(default_factory=list)
 
 
+def row_states(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
+    """Plain names of the states that an optimizer keeps for one row, and their shapes for a table of one element."""
+    return kernels.state_shapes(spec, 1, 1)
+
+
 class RowStore:
     """The arenas that one rank holds.
 
@@ -120,7 +125,7 @@ class RowStore:
         seed: int,
     ) -> Arena:
         n_rows = parts[-1].base + parts[-1].rows
-        rows = np.empty((n_rows, width), self.dtype)
+        rows = kernels.aligned_empty((n_rows, width), self.dtype)
         for part in parts:
             for start in range(0, part.rows, _BLOCK_ROWS):
                 stop = min(start + _BLOCK_ROWS, part.rows)

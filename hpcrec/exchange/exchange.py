@@ -19,8 +19,8 @@ Ids do not depend on weights, so the phase ``ids`` may run ahead of the step on 
 time: when a phase runs is for ``policy`` to say.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +30,11 @@ from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.ask import Asked, Asker
+from hpcrec.exchange.inputs import Inputs
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.serve import Holder, Served
 from hpcrec.exchange.wire import cumulative
+from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, Floats
 
 Timer = Callable[[str], AbstractContextManager[object]]
@@ -48,6 +50,8 @@ class Route:
         On dense ranks.
     served : Served or None
         On ranks that hold rows.
+    train : bool
+        Gradients will follow; what an evaluation sends is not counted.
     stop : bool
         Some rank had been asked to stop when this batch was routed; every rank sees the same.
     total_weight : float
@@ -56,6 +60,7 @@ class Route:
 
     asked: Asked | None
     served: Served | None
+    train: bool
     stop: bool
     total_weight: float
 
@@ -67,6 +72,8 @@ class Exchange:
     ----------
     world : World
     layout : Layout
+    operators : mapping of str to Operator
+        What the model receives.
     store : RowStore or None
         What this rank holds, replicas included; None where it holds nothing.
     weighted : set of str
@@ -81,6 +88,7 @@ class Exchange:
         self,
         world: World,
         layout: Layout,
+        operators: Mapping[str, Operator],
         store: RowStore | None,
         *,
         weighted: set[str],
@@ -89,6 +97,7 @@ class Exchange:
         timer: Timer,
     ) -> None:
         self.layout = layout
+        self._operators = operators
         self.store = store
         self.dtype = np.dtype(dtype)
         self._world = world
@@ -119,6 +128,13 @@ class Exchange:
         stop : bool
             Whether this rank was asked to stop.
         """
+        with self._counting(train):
+            return self._route(batch, train=train, stop=stop)
+
+    def _counting(self, train: bool) -> AbstractContextManager[None]:
+        return nullcontext() if train else self._world.ledger.paused()
+
+    def _route(self, batch: Batch | None, *, train: bool, stop: bool) -> Route:
         asked = None if self._asker is None or batch is None else self._asker.ask(batch.bags, train=train)
         control_RM = np.zeros((self._size, 4), np.int64)
         control_RM[:, 1] = stop
@@ -134,16 +150,18 @@ class Exchange:
         sizes_R = np.zeros(self._size, np.int64) if asked is None else asked.id_bytes_R
         self._world.route.alltoallv(sent, sizes_R, received, bytes_R, "ids")
         served = None if self._holder is None else self._holder.read(received, bytes_R, train=train)
-        return Route(asked, served, bool(heard_RM[:, 1].any()), float(heard_RM[:, 2].copy().view(np.float64).sum()))
+        return Route(
+            asked, served, train, bool(heard_RM[:, 1].any()), float(heard_RM[:, 2].copy().view(np.float64).sum())
+        )
 
-    def values(self, route: Route) -> list[Floats] | None:
-        """Phase ``values``; collective. The leaves [B, F, D] on dense ranks, one a leaf group; None elsewhere."""
+    def values(self, route: Route) -> Inputs | None:
+        """Phase ``values``; collective. What the model receives, on dense ranks; None elsewhere."""
         asked, served = route.asked, route.served
         with self._timer("gather"):
             sent = np.zeros(0, self.dtype)
             if self._holder is not None and served is not None:
                 sent = self._holder.answer(served)
-        with self._timer("values"):
+        with self._timer("values"), self._counting(route.train):
             zeros_R = np.zeros(self._size, np.int64)
             sent_R = zeros_R if served is None else served.value_bytes_R
             wanted_R = zeros_R if asked is None else asked.value_bytes_R
@@ -156,7 +174,7 @@ class Exchange:
             leaves = [np.zeros((asked.n_samples, len(g.lookups), g.width), self.dtype) for g in groups]
             for move in asked.moves:
                 move.forward(received, leaves)
-        return leaves
+        return Inputs(leaves, self.layout, self._operators, train=route.train)
 
     def gradients(self, route: Route, leaf_gradients: Sequence[Floats] | None, *, step: int, lr_scale: float) -> None:
         """Phase ``gradients``; collective. Rows and their optimizers have stepped when it returns.

@@ -115,6 +115,7 @@ class Layout:
         self.pooling = _poolings(lookups)
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
+        self._entry_at = {(r, e.features): i for r, leg in self.legs.items() for i, e in enumerate(leg.entries)}
 
     def _form(self, feature: str, form: str) -> str:
         if self.family_of[feature].kind == "replicate":
@@ -157,6 +158,10 @@ class Layout:
             old = bundles.get(key, (form, ()))[1]
             bundles[key] = (form, (*old, feature))
         return list(bundles.values())
+
+    def entries_of(self, family: Family, features: tuple[str, ...]) -> list[tuple[int, int]]:
+        """(holder, entry) of a bundle at each holder that has columns of it, in order of parts."""
+        return [(h, self._entry_at[h, features]) for h in family.holders if (h, features) in self._entry_at]
 
     def bundles(self, form: str) -> list[tuple[Family, tuple[str, ...]]]:
         """Every (family, features) that travels together under ``form``, once."""

@@ -4,12 +4,10 @@ Only ids run ahead: the route of batch t + 1 is made by a thread of its own whil
 result, because ids do not depend on weights.
 """
 
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from hpcrec.exchange.exchange import Exchange, Route, Timer
 from hpcrec.exchange.inputs import Inputs
-from hpcrec.operators.base import Operator
 from hpcrec.policy.base import Ticket
 from hpcrec.types import Batch
 
@@ -20,15 +18,13 @@ class Sync:
     Parameters
     ----------
     exchange : Exchange
-    operators : mapping of str to Operator
     timer : callable
     ahead : bool
         Route on a thread of its own; else ``submit`` routes before it returns.
     """
 
-    def __init__(self, exchange: Exchange, operators: Mapping[str, Operator], *, timer: Timer, ahead: bool) -> None:
+    def __init__(self, exchange: Exchange, *, timer: Timer, ahead: bool) -> None:
         self._exchange = exchange
-        self._operators = operators
         self._timer = timer
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
         self._router = ThreadPoolExecutor(1, thread_name_prefix="route") if ahead else None
@@ -49,10 +45,7 @@ class Sync:
         """See ``Policy``."""
         with self._timer("route_wait"):
             route = ticket.routed.result()
-        leaves = self._exchange.values(route)
-        if leaves is None:
-            return None
-        return Inputs(leaves, self._exchange.layout, self._operators, train=ticket.train)
+        return self._exchange.values(route)
 
     def scatter(self, ticket: Ticket, inputs: Inputs | None, *, step: int, lr_scale: float) -> None:
         """See ``Policy``."""

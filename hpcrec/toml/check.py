@@ -5,7 +5,6 @@ Turns what pydantic finds into source, key, what was found, what is allowed and 
 
 import dataclasses
 import difflib
-import functools
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
@@ -16,6 +15,7 @@ from hpcrec.toml.schema import Keys, allowed, choices, dataclass_in, find, is_re
 from hpcrec.toml.write import dotted, shown, spelled
 
 T = TypeVar("T")
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}  # making one takes longer than using it
 
 
 def check(schema: type[T], mapping: Mapping[str, Any], source: str, sources: Mapping[Keys, str]) -> T:
@@ -36,7 +36,10 @@ def check(schema: type[T], mapping: Mapping[str, Any], source: str, sources: Map
         The first thing that is wrong, and which other keys are.
     """
     try:
-        return _adapter(schema).validate_python(mapping)
+        if schema not in _ADAPTERS:
+            _ADAPTERS[schema] = TypeAdapter(schema)
+        checked: T = _ADAPTERS[schema].validate_python(mapping)
+        return checked
     except ValidationError as error:
         problems: dict[Keys, str] = {}
         for one in error.errors(include_url=False):
@@ -45,11 +48,6 @@ def check(schema: type[T], mapping: Mapping[str, Any], source: str, sources: Map
         (keys, text), *others = problems.items()
         more = f" ({len(others)} more to correct: {', '.join(dotted(k) for k, _ in others)})" if others else ""
         raise ConfigError(f"{source_of(keys, source, sources)}: {text}{more}") from None
-
-
-@functools.cache
-def _adapter(schema: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(schema)
 
 
 def source_of(keys: Keys, source: str, sources: Mapping[Keys, str]) -> str:

@@ -94,6 +94,7 @@ class Loop:
         self._progress = Progress()
         self._running = RunningMetrics()
         self._saved_at = -1
+        self._judged_at = -1
         self._logged_bytes = 0
 
     def resume(self) -> int:
@@ -109,6 +110,7 @@ class Loop:
         saved = state.load(self._session, checkpoint, resume=True)
         self._progress = Progress(**saved["progress"])
         self._saved_at = self._session.step
+        self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
         self._logged_bytes = world.total_wire_bytes().sum()
         return self._session.step
 
@@ -116,7 +118,6 @@ class Loop:
         """Trains, evaluates and saves as the options say; collective."""
         self._telemetry = telemetry
         session, options = self._session, self._options
-        status = "finished"
         if not self._progress.ended:
             for step in session.steps():
                 self._one(step)
@@ -126,14 +127,24 @@ class Loop:
                 if self._due(options.checkpoint_every):
                     self.save()
         if session.stopped:
-            status = "stopped"
+            self.save()
+            return Outcome("stopped", None, self._progress)
+        if "validation" in session.parts.splits and self._judged_at != session.step:
+            self._judge()
         self.save()
+        return Outcome("finished", self._final_evaluation(), self._progress)
+
+    def _final_evaluation(self) -> dict[str, Any] | None:
+        """Of the best checkpoint where one is kept, else of the last step; on the test data, else the validation's."""
+        session, best_step = self._session, self._progress.best_step
         split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
-        evaluation = None
-        if status == "finished" and split is not None:
-            with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
-                evaluation = session.evaluate(split)
-        return Outcome(status, evaluation, self._progress)
+        if split is None:
+            return None
+        with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
+            if self._options.keep_best and best_step not in (None, session.step):
+                best = find_checkpoint(self._folder, "best", session.parts.world.main)
+                state.load(session, best, resume=False)
+            return session.evaluate(split)
 
     def _one(self, step: Any) -> None:
         session = self._session
@@ -176,6 +187,7 @@ class Loop:
         session, options, progress = self._session, self._options, self._progress
         with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
             found = session.evaluate("validation", options.eval_batches)
+        self._judged_at = session.step
         progress.evaluations.append({"step": session.step, **found})
         self._telemetry.log(session.step, {f"validation_{k}": v for k, v in found.items()})
         value = found.get(options.metric)

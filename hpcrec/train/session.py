@@ -9,7 +9,6 @@ Every rank runs the same loop: owners serve rows in ``run`` while dense ranks co
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,92 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hpcrec.comm.failure import StopSignal
 from hpcrec.comm.topology import Topology
-from hpcrec.comm.world import World
 from hpcrec.data.loader import Loader
-from hpcrec.data.order import GlobalOrder
-from hpcrec.data.reader import DataSet
-from hpcrec.dense.reducer import DenseReducer
-from hpcrec.embedding.store import RowStore
 from hpcrec.errors import ConfigError, HpcrecError
-from hpcrec.policy.base import Policy, Ticket
+from hpcrec.policy.base import Ticket
 from hpcrec.train import metrics
-from hpcrec.train.schedule import Schedule
-from hpcrec.train.telemetry import PhaseTimer
-from hpcrec.types import Batch, TableSpec
+from hpcrec.train.parts import DensePart, Parts, Samples, Split
+from hpcrec.types import Batch
 
 Losses = Callable[[Mapping[str, Tensor], "Samples"], Tensor]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """A dense rank's part of a batch, as tensors.
-
-    Attributes
-    ----------
-    dense : Tensor [B, n_dense]
-    label : Tensor [B] or [B, L]
-    weight : Tensor [B] or None
-    """
-
-    dense: Tensor
-    label: Tensor
-    weight: Tensor | None
-
-    @classmethod
-    def of(cls, batch: Batch, dtype: torch.dtype) -> "Samples":
-        """The batch's arrays in the run's precision."""
-        weight = None if batch.weight is None else torch.from_numpy(batch.weight).to(dtype)
-        return cls(torch.from_numpy(batch.dense).to(dtype), torch.from_numpy(batch.label).to(dtype), weight)
-
-
-@dataclass(kw_only=True)
-class Split:
-    """A data set, and the order in which this run reads it."""
-
-    dataset: DataSet
-    order: GlobalOrder
-
-
-@dataclass(kw_only=True)
-class DensePart:
-    """What only dense ranks have."""
-
-    model: nn.Module
-    reducer: DenseReducer
-    optimizer: torch.optim.Optimizer
-    clip_norm: float | None
-    close: Callable[[], None]
-
-    @property
-    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """The trained parameters by name."""
-        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-
-
-@dataclass(kw_only=True)
-class Parts:
-    """What a session is made of; ``hpcrec.build`` makes it from a configuration."""
-
-    world: World
-    policy: Policy
-    store: RowStore | None
-    tables: dict[str, TableSpec]
-    dense: DensePart | None
-    splits: dict[str, Split]
-    schedule: Schedule
-    scale_embeddings: bool
-    epochs: int
-    steps: int | None
-    seed: int
-    dtype: torch.dtype
-    prefetch: int
-    ahead: int
-    features: tuple[str, ...]
-    timer: PhaseTimer
-    signal: StopSignal
-    close: Callable[[], None]
 
 
 class Session:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcrec import kernels
 from hpcrec.comm.failure import agree
 from hpcrec.dense.optimizer import load_optimizer_state, optimizer_state
+from hpcrec.embedding.store import row_states
 from hpcrec.errors import CheckpointError
 from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
-from hpcrec.train.session import DensePart, Session
+from hpcrec.train.parts import DensePart
+from hpcrec.train.session import Session
 
 
 def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
@@ -116,8 +117,7 @@ _KEYS = {
 def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
     checkpoint.check_tables(session.parts.tables)
     for name, table in session.parts.tables.items():
-        states = kernels.state_shapes(table.optimizer, 1, 1)
-        checkpoint.check_table(name, rows=table.rows, width=table.width, states=states)
+        checkpoint.check_table(name, rows=table.rows, width=table.width, states=row_states(table.optimizer))
     if session.parts.dense is not None:
         checkpoint.check_dense({n: tuple(p.shape) for n, p in session.parts.dense.named_parameters})
     if not resume:

@@ -99,7 +99,7 @@ Span span_of(const int64_t* ids, int64_t n) {
   return {lowest, bits_of(static_cast<uint64_t>(high) - lowest), bits_of(static_cast<uint64_t>(n))};
 }
 
-// Sorts (ids[k], k) into `sorted`, by as few passes as the ids' range needs, to and fro between it and `spare`.
+// Sorts (ids[k], k) into `sorted`, by as few passes as the ids' range needs, back and forth between it and `spare`.
 template <class Code, class Item>
 void sort_items(const Code& code, const int64_t* ids, int64_t n, Span span, int n_team, Item* sorted, Item* spare) {
   const int n_passes = std::max(1, (span.id_bits + max_digit_bits - 1) / max_digit_bits);

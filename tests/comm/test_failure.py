@@ -68,6 +68,17 @@ def test_an_error_of_all_ranks_is_one_line(tmp_path):
     assert lines[0].startswith("hpcrec: OMP_NUM_THREADS=1")
 
 
+def test_an_unforeseen_error_of_all_ranks_has_one_traceback(tmp_path):
+    body = """
+    ready()
+    raise KeyError("the same everywhere")
+    """
+    ended = Job(tmp_path, body).end()
+    assert ended.code == ExitCodes.ERROR
+    assert ended.err.count("KeyError: 'the same everywhere'") == 1
+    assert "[rank 0 on " in ended.err
+
+
 def test_an_agreed_error_is_one_line_that_names_the_rank(tmp_path):
     body = """
     ready()
@@ -87,8 +98,8 @@ def test_an_unforeseen_agreed_error_keeps_its_traceback(tmp_path):
     ended = Job(tmp_path, body).end()
     assert ended.code == ExitCodes.ERROR
     assert ended.err.count("Traceback (most recent call last)") == 1
-    assert ended.err.count("ZeroDivisionError: oops") == 1
     assert "[rank 1 on " in ended.err
+    assert ended.err.count("hpcrec: error: ") == ended.err.count("hpcrec: error: rank 1: ZeroDivisionError: oops") == 1
 
 
 HOROVOD = """

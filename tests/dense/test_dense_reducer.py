@@ -1,6 +1,7 @@
 """Sums of dense gradients: against float64, whatever the buckets, the backend, the order of hooks or the timing."""
 
 import random
+import sys
 import time
 
 import numpy as np
@@ -13,7 +14,7 @@ from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import TAGS, Ledger
 from hpcrec.dense.allreduce import make_allreduce
 from hpcrec.dense.reducer import DenseReducer
-from hpcrec.errors import ConfigError, HpcrecError
+from hpcrec.errors import ConfigError, HpcrecError, MissingError
 
 BACKENDS = ("horovod", "mpi")
 
@@ -303,4 +304,13 @@ def test_names_and_tensors_that_cannot_be_reduced():
         make_allreduce("nccl", dense)
     with pytest.raises(ConfigError, match=r"bucket b is torch.bfloat16 on cpu"):
         make_allreduce("mpi", dense).start(torch.zeros(2, dtype=torch.bfloat16), "b")
+    dense.close()
+
+
+def test_without_horovod_the_error_says_what_to_do(monkeypatch):
+    dense = collectives(MPI.COMM_SELF, ranks=(MPI.COMM_WORLD.rank,))
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    with pytest.raises(MissingError, match=r"'make setup' .*tools/horovod.sh.* dense.reducer = 'mpi'"):
+        make_allreduce("horovod", dense)
+    make_allreduce("mpi", dense).close()
     dense.close()
