@@ -182,6 +182,7 @@ def _as_list(value: Any) -> Any:
     epilog=_examples(
         "hpcrec run -n 4 -- train my.toml --set train.batch_size=8192",
         "hpcrec run -n 2 --threads 8 -- evaluate runs/quickstart",
+        "hpcrec run -n 4 -- examples/own_loop/train.py examples/quickstart/config.toml",
     ),
 )
 @click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Ranks to start.")
@@ -192,16 +193,18 @@ def _as_list(value: Any) -> Any:
 def run(
     ranks: int, threads: int | None, hostfile: Path | None, options: Sequence[str], arguments: tuple[str, ...]
 ) -> int:
-    """Start 'hpcrec ARGUMENTS' on several ranks by mpirun, with binding, threads and signals that suit it.
+    """Start 'hpcrec ARGUMENTS', or a Python file of your own, on several ranks by mpirun, with binding, threads and signals that suit it.
 
     The command line and its configuration are checked before anything is started.
     """
     _check_before(arguments)
     from hpcrec.launch import run_command
 
+    own_loop = arguments[0].endswith(".py")
     return run_command(
         ranks,
         arguments,
+        program=(sys.executable, "-u", *(() if own_loop else ("-m", "hpcrec"))),
         environment=os.environ,
         threads=threads,
         hostfile=None if hostfile is None else str(hostfile),
@@ -212,9 +215,13 @@ def run(
 def _check_before(arguments: Sequence[str]) -> None:
     """Refuses here, once, what every rank would refuse."""
     name, *rest = arguments
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise click.UsageError(f"{name} is not a file.")
+        return
     wanted = {"train": train, "evaluate": evaluate, "predict": predict}
     if name not in wanted:
-        raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)}, not {name!r}; those run on several ranks.")
+        raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)} or a Python file, not {name!r}.")
     if set(rest) & set(HELP):
         raise click.UsageError(f"For help on it: hpcrec {name} --help")
     given = wanted[name].make_context(f"hpcrec {name}", list(rest)).params

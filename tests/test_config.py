@@ -77,7 +77,10 @@ def refusal(tmp_path: Path, text: str, *overrides: str) -> str:
 
 # lines added to the smallest file -> what the message has to say
 WRONG = {
-    "a word for a number": ('[train]\nbatch_size = "many"', ["train.batch_size", '"many"', "a whole number, at least 1"]),
+    "a word for a number": (
+        '[train]\nbatch_size = "many"',
+        ["train.batch_size", '"many"', "a whole number, at least 1"],
+    ),
     "true for a number": ("[train]\nbatch_size = true", ["train.batch_size is true", "a whole number"]),
     "a fraction": ("[train]\nbatch_size = 1.5", ["train.batch_size is 1.5", "a whole number"]),
     "too small": ("[train]\nlog_every = 0", ["train.log_every is 0", "at least 1"]),
@@ -86,21 +89,33 @@ WRONG = {
     "infinite": ("[embedding]\ninit_scale = inf", ["embedding.init_scale is inf", "a number"]),
     "a number for a word": ("[model]\nname = 3", ["model.name is 3", "text"]),
     "an unknown subsection": ("[model]\n[data.y]", ["data.y is not a key"]),
-    "a number for a flag": ("[exchange]\n[topology]\n[schedule]\napply_to_embeddings = 1", ["apply_to_embeddings is 1", "true or false"]),
+    "a number for a flag": (
+        "[exchange]\n[topology]\n[schedule]\napply_to_embeddings = 1",
+        ["apply_to_embeddings is 1", "true or false"],
+    ),
     "a list for a word": ("[model]\nname = []", ["model.name is []", "text, not empty"]),
-    "a wrong item": ("[topology]\nmode = 'split'\nowners = [0, 'a']", ["topology.owners is [0, \"a\"]", "a list, each"]),
-    "a wrong choice": ("[exchange]\nform = 'pooed'", ['exchange.form is "pooed"', '"pooled", "rows"', 'Did you mean "pooled"?']),
+    "a wrong item": ("[topology]\nmode = 'split'\nowners = [0, 'a']", ['topology.owners is [0, "a"]', "a list, each"]),
+    "a wrong choice": (
+        "[exchange]\nform = 'pooed'",
+        ['exchange.form is "pooed"', '"pooled", "rows"', 'Did you mean "pooled"?'],
+    ),
     "a codec of later": ("[exchange]\ncodec = 'fp16'", ['exchange.codec is "fp16"', 'Allowed: "fp32"']),
     "a wrong pooling": ("[model]\npooling = {a = 'max'}", ["model.pooling.a", '"max"', '"sum", "mean"']),
     "a wrong table": ('[embedding.tables."u.id"]\nrows = 0', ['embedding.tables."u.id".rows is 0', "at least 1"]),
     "another section's key": ("train = 3", ["run.train is not a key", "Did you mean data.train?", "folder"]),
-    "a near key": ("[train]\nbatchsize = 5", ["train.batchsize is not a key", "Did you mean train.batch_size?", "eval_every"]),
+    "a near key": (
+        "[train]\nbatchsize = 5",
+        ["train.batchsize is not a key", "Did you mean train.batch_size?", "eval_every"],
+    ),
     "a far key": ("[exchange]\nclip_norm = 5", ["exchange.clip_norm is not a key", "Did you mean dense.clip_norm?"]),
     "an unknown key": ("[model]\nzzz = 5", ["model.zzz is not a key", "its value is 5", "Remove it", "name, width"]),
     "an unknown section": ("[embeding]\nx = 5", ["embeding is not a key", "Did you mean embedding?", "data, model"]),
     "a nested unknown key": ("[dense.optimizer]\nlearning = 1", ["dense.optimizer.learning", "name, lr, options"]),
     "fused with roles": ("[topology]\nowners = 2", ["topology.owners is 2", "'fused'", "topology.mode = 'split'"]),
-    "roles twice": ("[topology]\nmode = 'split'\ndense = 2\ndense_per_host = 1", ["topology.dense_per_host", "topology.dense"]),
+    "roles twice": (
+        "[topology]\nmode = 'split'\ndense = 2\ndense_per_host = 1",
+        ["topology.dense_per_host", "topology.dense"],
+    ),
     "no owner": ("[topology]\nmode = 'split'\nowners = []", ["topology.owners is []", "at least one rank"]),
     "an owner twice": ("[topology]\nmode = 'split'\nowners = [1, 1]", ["topology.owners is [1, 1]", "each once"]),
     "evaluation of nothing": ("[train]\neval_every = 5", ["train.eval_every", "data.validation"]),
@@ -108,21 +123,50 @@ WRONG = {
     "best of nothing": ("[checkpoint]\nkeep_best = true", ["checkpoint.keep_best", "data.validation"]),
     "eval_batches of nothing": ("[train]\neval_batches = 5", ["train.eval_batches", "data.validation"]),
     "a share loop": ("[embedding]\nshare = {a = 'b', b = 'c', c = 'a'}", ["embedding.share.a", "a -> b -> c -> a"]),
-    "a table of a sharer": ("[embedding]\nshare = {a = 'b'}\n[embedding.tables.a]", ["embedding.tables.a", "table of 'b'"]),
-    "a form that cannot be": ("[exchange]\nforms = {a='rows'}\n[embedding.tables.a]\nshard='replicate'",
-                              ["exchange.forms.a is 'rows'", "embedding.tables.a.shard", "'replicate'"]),
-    "replicate as a form": ("[exchange]\nforms = {a='replicate'}", ["exchange.forms.a", '"replicate"', '"pooled", "rows"']),
-    "parts without cutting": ("[embedding.tables.a]\nparts = 2", ["embedding.tables.a.parts", "row or column", "'auto'"]),
-    "parts and owners": ("[embedding.tables.a]\nshard='row'\nparts = 2\nowners=[0]", ["embedding.tables.a.parts", ".owners"]),
-    "two owners of a whole": ("[embedding.tables.a]\nshard='table'\nowners=[0,1]", ["embedding.tables.a.owners", "one owner"]),
+    "a table of a sharer": (
+        "[embedding]\nshare = {a = 'b'}\n[embedding.tables.a]",
+        ["embedding.tables.a", "table of 'b'"],
+    ),
+    "a form that cannot be": (
+        "[exchange]\nforms = {a='rows'}\n[embedding.tables.a]\nshard='replicate'",
+        ["exchange.forms.a is 'rows'", "embedding.tables.a.shard", "'replicate'"],
+    ),
+    "replicate as a form": (
+        "[exchange]\nforms = {a='replicate'}",
+        ["exchange.forms.a", '"replicate"', '"pooled", "rows"'],
+    ),
+    "parts without cutting": (
+        "[embedding.tables.a]\nparts = 2",
+        ["embedding.tables.a.parts", "row or column", "'auto'"],
+    ),
+    "parts and owners": (
+        "[embedding.tables.a]\nshard='row'\nparts = 2\nowners=[0]",
+        ["embedding.tables.a.parts", ".owners"],
+    ),
+    "two owners of a whole": (
+        "[embedding.tables.a]\nshard='table'\nowners=[0,1]",
+        ["embedding.tables.a.owners", "one owner"],
+    ),
     "owners of anything": ("[embedding.tables.a]\nowners=[0]", ["embedding.tables.a.owners", "table, row or column"]),
-    "hashed to nowhere": ("[embedding.tables.a]\nhashed = true", ["embedding.tables.a.hashed", "embedding.tables.a.rows"]),
-    "betas for adagrad": ("[embedding.optimizer]\nbeta1 = 0.5", ["embedding.optimizer.beta1 is 0.5", "'rowwise_adagrad'", "with: adam"]),
-    "a table's eps": ('[embedding.tables."a.b".optimizer]\nname="sgd"\neps=1', ['embedding.tables."a.b".optimizer.eps is 1.0', "'sgd'"]),
+    "hashed to nowhere": (
+        "[embedding.tables.a]\nhashed = true",
+        ["embedding.tables.a.hashed", "embedding.tables.a.rows"],
+    ),
+    "betas for adagrad": (
+        "[embedding.optimizer]\nbeta1 = 0.5",
+        ["embedding.optimizer.beta1 is 0.5", "'rowwise_adagrad'", "with: adam"],
+    ),
+    "a table's eps": (
+        '[embedding.tables."a.b".optimizer]\nname="sgd"\neps=1',
+        ['embedding.tables."a.b".optimizer.eps is 1.0', "'sgd'"],
+    ),
     "a decay of nothing": ("[schedule]\nfinal = 0.5", ["schedule.final is 0.5", "'constant'", "linear, cosine"]),
     "falls without steps": ("[schedule]\nkind = 'step'", ["schedule.decay_steps", "'step'"]),
-    "a decay in the warm-up": ("[schedule]\nkind='linear'\nwarmup_steps=9\ndecay_start=5", ["schedule.decay_start is 5", "9"]),
-}  # fmt: skip
+    "a decay in the warm-up": (
+        "[schedule]\nkind='linear'\nwarmup_steps=9\ndecay_start=5",
+        ["schedule.decay_start is 5", "9"],
+    ),
+}
 
 
 @pytest.mark.parametrize(("lines", "words"), WRONG.values(), ids=WRONG)
@@ -282,7 +326,7 @@ def test_no_number_passes_for_another_type(tmp_path):
             for key in keys[:-1]:
                 inner = inner.setdefault(key, {})
             inner[keys[-1]] = value
-            with pytest.raises(ConfigError, match="is not|is "):
+            with pytest.raises(ConfigError, match=r"Allowed|missing"):
                 validate(mapping, "run.toml")
             tried += 1
     assert tried > 100

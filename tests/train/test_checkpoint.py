@@ -194,8 +194,11 @@ DAMAGE = {
     "a missing file": (lambda f: (f / "state.json").unlink(), "state.json cannot be read"),
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "manifest.json: cannot be read"),
     "half a manifest": (lambda f: os.truncate(f / "manifest.json", 50), "manifest.json: is not the manifest"),
-    "another version": (lambda f: (f / "manifest.json").write_text('{"format": "x", "version": 9, "files": {}, "step": 1}'), "version 9"),
-}  # fmt: skip
+    "another version": (
+        lambda f: (f / "manifest.json").write_text('{"format": "x", "version": 9, "files": {}, "step": 1}'),
+        "version 9",
+    ),
+}
 
 
 @pytest.mark.parametrize(("harm", "message"), DAMAGE.values(), ids=DAMAGE)
@@ -257,14 +260,26 @@ def test_what_does_not_fit_is_named(tmp_path):
         (lambda: checkpoint.check_tables(["user", "item"]), r"no table 'item'. It has: user"),
         (lambda: checkpoint.check_tables([]), r"has table 'user', which the model has not"),
         (lambda: list(checkpoint.table_parts("item")), r"no table 'item'"),
-        (lambda: checkpoint.check_table("user", rows=ROWS, width=8, states=states), r"width 6, the model's has 8. Set model.width = 6"),
-        (lambda: checkpoint.check_table("user", rows=9, width=6, states=states), r"rows 1000.*embedding.tables.user.rows = 1000"),
-        (lambda: checkpoint.check_table("user", rows=ROWS, width=6, states={"exp_avg": (1, 1)}), r"states moment .*keeps exp_avg \(one number a value\)"),
-        (lambda: checkpoint.check_table("user", rows=ROWS, width=6, states={"moment": (1,), "sum_of_squares": (1,)}), r"moment \(one number a value\).*keeps moment \(one number a row\)"),
+        (
+            lambda: checkpoint.check_table("user", rows=ROWS, width=8, states=states),
+            r"width 6, the model's has 8. Set model.width = 6",
+        ),
+        (
+            lambda: checkpoint.check_table("user", rows=9, width=6, states=states),
+            r"rows 1000.*embedding.tables.user.rows = 1000",
+        ),
+        (
+            lambda: checkpoint.check_table("user", rows=ROWS, width=6, states={"exp_avg": (1, 1)}),
+            r"states moment .*keeps exp_avg \(one number a value\)",
+        ),
+        (
+            lambda: checkpoint.check_table("user", rows=ROWS, width=6, states={"moment": (1,), "sum_of_squares": (1,)}),
+            r"moment \(one number a value\).*keeps moment \(one number a row\)",
+        ),
         (lambda: checkpoint.check_dense({"top.weight": (2, 3), "top.bias": (2,)}), r"no dense parameter 'top.bias'"),
         (lambda: checkpoint.check_dense({"top.weight": (3, 3)}), r"shape \[2, 3\], the model's has \[3, 3\]"),
         (lambda: checkpoint.check_dense({}), r"'top.weight', which the model has not"),
-    ]  # fmt: skip
+    ]
     for call, message in bad:
         with pytest.raises(CheckpointError, match=message):
             call()
@@ -348,5 +363,5 @@ def test_the_documented_program_writes_a_checkpoint(tmp_path, monkeypatch):
     checkpoint.check_tables(["user"])
     checkpoint.check_table("user", rows=1000, width=16, states={"accumulator": (1,)})
     assert sum(len(block.ids) for block in checkpoint.table_parts("user")) == 1000
-    with pytest.raises(CheckpointError, match="has no dense.h5"):
+    with pytest.raises(CheckpointError, match=r"has no dense\.h5"):
         checkpoint.dense()
