@@ -39,15 +39,13 @@ from hpcrec.types import TableSpec
 T = TypeVar("T")
 
 
-def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, folder: Path | None = None) -> Session:
+def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> Session:
     """A session for a user's own loop, or for ``hpcrec train``; collective over all ranks.
 
     Parameters
     ----------
     config : Config or path of a TOML file
     overrides : sequence of "section.key=value"
-    folder : Path, optional
-        Where a user's own model is looked for first; by default the folder of the TOML file.
 
     Raises
     ------
@@ -55,13 +53,12 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         On all ranks together.
     """
     if not isinstance(config, Config):
-        folder = folder or Path(config).parent
         config = load_config(config, overrides)
     world = make_world(config)
     agreed = partial(_together, world)
     splits = agreed(lambda: _open_splits(config))
     dataset = splits["train"].dataset
-    model, operators = agreed(lambda: make_model(config, dataset, folder))
+    model, operators = agreed(lambda: make_model(config, dataset))
     tables, families, layout = agreed(lambda: make_layout(config, dataset, operators, world.topology))
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     agreed(lambda: _check_threads(config, world))

@@ -25,7 +25,7 @@ DTYPES: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
 }
 
 
-def make_model(config: Config, dataset: DataSet, folder: Path | None) -> tuple[nn.Module, dict[str, Operator]]:
+def make_model(config: Config, dataset: DataSet) -> tuple[nn.Module, dict[str, Operator]]:
     """The model and its operators, with shared tables put in.
 
     Raises
@@ -42,7 +42,7 @@ def make_model(config: Config, dataset: DataSet, folder: Path | None) -> tuple[n
         n_labels=dataset.n_labels,
         pooling=config.model.pooling,
         options=config.model.options,
-        folder=folder,
+        folder=None if config.model.folder is None else Path(config.model.folder),
     ).to(DTYPES[config.train.dtype][1])
     operators = {name: _shared(operator, config) for name, operator in dict(model.operators).items()}  # type: ignore[arg-type]
     return model, operators

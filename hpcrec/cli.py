@@ -98,7 +98,7 @@ def train(config: Path, overrides: Sequence[str], resume: str | None) -> int:
     _start()
     from hpcrec import commands
 
-    return int(commands.train(_train_config(config, overrides, resume), config.parent))
+    return int(commands.train(_train_config(config, overrides, resume)))
 
 
 @command_line.command(
@@ -193,9 +193,10 @@ def _as_list(value: Any) -> Any:
 def run(
     ranks: int, threads: int | None, hostfile: Path | None, options: Sequence[str], arguments: tuple[str, ...]
 ) -> int:
-    """Start 'hpcrec ARGUMENTS', or a Python file of your own, on several ranks by mpirun, with binding, threads and signals that suit it.
+    """Start 'hpcrec ARGUMENTS' on several ranks by mpirun, with binding, threads and signals that suit it.
 
-    The command line and its configuration are checked before anything is started.
+    ARGUMENTS may also be a Python file of your own and its arguments. A command line of hpcrec's and its configuration
+    are checked before anything is started.
     """
     _check_before(arguments)
     from hpcrec.launch import run_command

@@ -27,13 +27,8 @@ from hpcrec.train.session import Session
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
 
 
-def train(config: Config, folder: Path | None = None) -> ExitCodes:
+def train(config: Config) -> ExitCodes:
     """Trains as the configuration says, into its run folder; collective.
-
-    Parameters
-    ----------
-    folder : Path, optional
-        Where a user's own model is looked for first.
 
     Returns
     -------
@@ -42,7 +37,7 @@ def train(config: Config, folder: Path | None = None) -> ExitCodes:
     """
     config = with_absolute_paths(config)
     run = Path(config.run.folder)
-    with open_session(config, folder=folder) as session:
+    with open_session(config) as session:
         root = session.topology.rank == 0
         on_root(session.parts.world.main, lambda: _prepare_folder(run, config))
         loop = Loop(session, run, _loop_options(config))

@@ -62,6 +62,8 @@ class ModelConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: Text = "dlrm"
     """A model of the zoo, or your own as package.module:attribute."""
+    folder: Text | None = None
+    """Where a module of your own is looked for first; the folder of the configuration file by default."""
     width: Positive = 16
     """Columns of an embedding row."""
     pooling: dict[str, Literal["sum", "mean"]] = field(default_factory=dict)
@@ -176,7 +178,7 @@ class ExchangeConfig:
     """Form of single features."""
     replicate_rows: Count = 0
     """Tables of at most so many rows, with shard auto, are replicated on every dense rank; 0: none."""
-    prefetch: Annotated[int, Field(strict=True, ge=0, le=1)] = 1
+    prefetch: Count = 1
     """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
 
 
@@ -351,7 +353,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         Naming the file (or the override), the key, what was found, what is allowed and what to change.
     """
     mapping, sources = toml.override(toml.read(Path(path)), overrides)
-    return validate(mapping, str(path), sources)
+    config = validate(mapping, str(path), sources)
+    if config.model.folder is not None:
+        return config
+    model = dataclasses.replace(config.model, folder=str(Path(path).parent))
+    return dataclasses.replace(config, model=model)
 
 
 def validate(mapping: Mapping[str, Any], source: str, sources: Mapping[toml.Keys, str] | None = None) -> Config:
@@ -377,9 +383,10 @@ def to_toml(config: Config) -> str:
 
 def with_absolute_paths(config: Config) -> Config:
     """The same with paths that hold in any working directory, as a run folder's config.toml has them."""
-    data, checkpoint = config.data, config.checkpoint
+    data, model, checkpoint = config.data, config.model, config.checkpoint
     return dataclasses.replace(
         config,
+        model=dataclasses.replace(model, folder=model.folder and _absolute(model.folder)),
         data=dataclasses.replace(
             data,
             train=_absolute(data.train),

@@ -62,8 +62,8 @@ def subprocess_of(*arguments: str, code: str = "") -> subprocess.CompletedProces
 
 def test_train_hands_over_the_configuration_and_the_exit_code(config, commands):
     assert hpcrec("train", config, "--set", "train.steps=5", "--resume", "never", "--set", "model.name=lr") == 75
-    ((name, (given, folder), _),) = commands
-    assert (name, folder) == ("train", config.parent)
+    ((name, (given,), _),) = commands
+    assert (name, given.model.folder) == ("train", str(config.parent))
     assert (given.train.steps, given.checkpoint.resume, given.model.name) == (5, "never", "lr")
     assert given.data.train == "train.h5"
 
@@ -167,15 +167,20 @@ def test_run_hands_the_command_line_to_the_launcher(config, monkeypatch):
     assert hpcrec(*line) == 75
     assert given["arguments"] == ("train", str(config), "--set", "train.steps=5")
     assert (given["ranks"], given["threads"], given["options"], given["hostfile"]) == (4, 2, ("--tag-output",), None)
-    assert "PATH" in given["environment"]
+    assert "PATH" in given["environment"] and given["program"] == (sys.executable, "-u", "-m", "hpcrec")
     assert hpcrec("run", "-n", 3, "train", config) == 75  # without --
     assert (given["ranks"], given["arguments"]) == (3, ("train", str(config)))
+    own = config.with_name("loop.py")
+    own.write_text("")
+    assert hpcrec("run", "-n", 2, "--", own, "--any", "option") == 75
+    assert (given["program"], given["arguments"]) == ((sys.executable, "-u"), (str(own), "--any", "option"))
 
 
 def test_run_refuses_before_anything_is_started(config, run_folder, monkeypatch, capsys):
     monkeypatch.setattr(launch, "run_command", lambda *_, **__: pytest.fail("started"))
     for line, words in [
-        (["prepare"], "starts train, evaluate, predict, not 'prepare'"),
+        (["prepare"], "starts train, evaluate, predict or a Python file, not 'prepare'"),
+        (["no_such_loop.py"], "no_such_loop.py is not a file"),
         (["train"], "Missing argument 'CONFIG'"),
         (["train", config, "--stes", "x"], "No such option"),
         (["train", config, "--help"], "hpcrec train --help"),

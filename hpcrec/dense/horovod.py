@@ -21,9 +21,9 @@ from hpcrec.comm.collectives import Collectives
 from hpcrec.errors import HpcrecError, MissingError
 
 # Measured by benchmarks/horovod_cycle.py at 1, 2, 5 and 10 ms, 2 ranks on 2 cores. A sum that finds the thread asleep
-# takes about a cycle (1.1, 2.1, 5.1 and 10.1 ms for 2 MB in 4 buckets). The thread of an idle rank took 16 to 77 % of a
-# core at 1 ms, and mostly 1 to 15 % at 2 ms and above, with other work on the machine. So 2 ms: the shortest wait that
-# leaves most of the core alone.
+# takes about a cycle (1.1, 2.1, 5.1 and 10.1 ms for 2 MB in 4 buckets). The thread of an idle rank took 21, 14, 13 and
+# 8 % of a core (medians of 7 launches on a machine with other work; single ones 0.2 to 77 %). 2 ms: a third less CPU
+# than Horovod's own 1 ms for one more millisecond, where longer cycles wait much longer for little.
 CYCLE_TIME_MS = 2.0
 
 

@@ -94,7 +94,7 @@ def reference_for(session: Session, config: Config) -> Reference:
     from hpcrec.build_tables import make_model
 
     tables = gather_tables(session)
-    model, operators = make_model(config, session.parts.splits["train"].dataset, None)
+    model, operators = make_model(config, session.parts.splits["train"].dataset)
     optimizers = {}
     for name, spec in session.parts.tables.items():
         o = spec.optimizer

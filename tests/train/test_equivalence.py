@@ -138,7 +138,7 @@ def test_any_number_of_owners_gives_the_same_bits(folder: Path, form: str) -> No
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_the_same_run_twice_gives_the_same_bits(folder: Path) -> None:
     write_data(folder / "data.h5")
-    for roles, prefetch in itertools.product(roles_for(MPI.COMM_WORLD.size)[:2], (0, 1)):
+    for roles, prefetch in itertools.product(roles_for(MPI.COMM_WORLD.size)[:2], (0, 2)):
         wanted = sections(roles, "dcn", "auto", "adam", "pooled")
         wanted["exchange"]["prefetch"] = prefetch
         config = config_for(folder, **wanted, train={"batch_size": 13, "dtype": "float32", "steps": 9})
