@@ -9,18 +9,17 @@ is chosen from this table. The row ``mpi`` has no Horovod: the floor for an Allt
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _report import claim, finish
+from _report import options as benchmark_options
 
 CYCLES_MS = (1.0, 2.0, 5.0, 10.0)
 BUCKETS, BUCKET_BYTES = 4, 500_000
@@ -38,9 +37,7 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="2 ranks only, fewer repeats; within 60 s on 2 cores")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the table and claims")
+    parser = benchmark_options(__doc__)
     parser.add_argument("--worker", type=float, metavar="MS", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -51,19 +48,7 @@ def main() -> None:
     for ranks in (2,) if options.quick else (2, 4):
         rows += measured(ranks, options.quick)
     show(rows)
-    claims = claimed(rows)
-    for claim in claims:
-        print(f"{claim['id']}: {claim['value']:.2f} {claim['unit']} (goal {claim['goal']}): {claim['holds']}")
-    if options.json:
-        result = {
-            "name": "horovod_cycle",
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "system": platform.platform()},
-            "versions": {"python": platform.python_version(), "numpy": np.__version__},
-            "rows": rows,
-            "claims": claims,
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    finish("horovod_cycle", rows, claimed(rows), options.json)
 
 
 def measured(ranks: int, quick: bool) -> list[dict[str, Any]]:
@@ -107,10 +92,7 @@ def claimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     default = f"{CYCLE_TIME_MS:g}"
     row = next(row for row in rows if row["ranks"] == 2 and row["cycle"] == default)
     limits = (("horovod-cycle-sum", "sum_ms", "ms", 3.0), ("horovod-cycle-idle-cpu", "idle_cpu_percent", "%", 50.0))
-    return [
-        {"id": name, "value": row[value], "unit": unit, "goal": f"<= {limit:g}", "holds": row[value] <= limit}
-        for name, value, unit, limit in limits
-    ]
+    return [claim(name, row[value], unit, f"<= {limit:g}") for name, value, unit, limit in limits]
 
 
 def worker(cycle_ms: float, quick: bool, out: Path) -> None:

@@ -7,22 +7,18 @@ that a kernel must move: ids, rows read, results written; a row that an update c
 FBGEMM is timed as well where it is installed.
 """
 
-import argparse
 import importlib.util
-import json
 import os
-import platform
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from _report import claim, finish, options
 
 from hpcrec import kernels
 from hpcrec.types import OptimizerSpec
@@ -228,10 +224,6 @@ def timed(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def claim(name: str, value: float, unit: str) -> dict[str, Any]:
-    return {"id": name, "value": round(value, 3), "unit": unit, "goal": None, "holds": None}
-
-
 def measure(size: Size) -> tuple[Results, list[dict[str, Any]]]:
     results = Results(size=size)
     claims = []
@@ -266,43 +258,20 @@ def measure(size: Size) -> tuple[Results, list[dict[str, Any]]]:
     return results, claims
 
 
-def machine() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="less work: within 60 s on 2 cores")
+    parser = options(__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", type=Path, help="write results here")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")  # torch's and FBGEMM's, of what they lack
     kernels.use("native")
     kernels.set_threads(arguments.threads)
     torch.set_num_threads(arguments.threads)
     results, claims = measure(QUICK if arguments.quick else FULL)
-    report = {
-        "name": "kernels",
-        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine(),
-        "versions": {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
-        "threads": arguments.threads,
-        "quick": arguments.quick,
-        "rows": results.rows,
-        "claims": claims,
-    }
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    for item in claims:
-        print(f"{item['id']:64} {item['value']:8.2f} {item['unit']}")
     print(f"\n{'kernel':24}{'case':48}{'ms':>9}{'M/s':>9}{'GB/s':>8}{'of copy':>9}   {arguments.threads} threads")
     for row in results.rows:
         rates = f"{row['GB_per_s']:8.2f}{row['of_copy']:9.2f}" if row["GB_per_s"] else f"{'-':>8}{'-':>9}"
         print(f"{row['kernel']:24}{row['case']:48}{row['ms']:9.2f}{row['M_per_s']:9.2f}{rates}")
-    sys.stdout.flush()
+    finish("kernels", results.rows, claims, arguments.json)
 
 
 if __name__ == "__main__":

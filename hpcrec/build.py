@@ -16,7 +16,7 @@ from torch import nn
 
 from hpcrec import kernels
 from hpcrec.build_tables import DTYPES, make_layout, make_model
-from hpcrec.comm.failure import StopSignal, agree
+from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.topology import Topology, assign_roles
 from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config
@@ -63,7 +63,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     agreed(lambda: _check_threads(config, world))
     dense = agreed(lambda: _make_dense(config, model, world))
-    timer, signal = PhaseTimer(), StopSignal()
+    timer, signal = PhaseTimer(), watch()
     exchange = Exchange(
         world,
         layout,
@@ -78,7 +78,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
     def close() -> None:
         if dense is not None:
             dense.close()
-        signal.close()
+        unwatch()
         for split in splits.values():
             split.dataset.close()
         world.close()

@@ -108,7 +108,7 @@ WRONG = {
         ["train.batchsize is not a key", "Did you mean train.batch_size?", "eval_every"],
     ),
     "a far key": ("[exchange]\nclip_norm = 5", ["exchange.clip_norm is not a key", "Did you mean dense.clip_norm?"]),
-    "an unknown key": ("[model]\nzzz = 5", ["model.zzz is not a key", "its value is 5", "Remove it", "name, folder, width"]),
+    "an unknown key": ("[model]\nzzz = 5", ["model.zzz is not a key", "its value is 5", "Remove it", "name, folder"]),
     "an unknown section": ("[embeding]\nx = 5", ["embeding is not a key", "Did you mean embedding?", "data, model"]),
     "a nested unknown key": ("[dense.optimizer]\nlearning = 1", ["dense.optimizer.learning", "name, lr, options"]),
     "fused with roles": ("[topology]\nowners = 2", ["topology.owners is 2", "'fused'", "topology.mode = 'split'"]),

@@ -1,4 +1,4 @@
-"""The commands as a user runs them: train over ranks, stop it by a signal, go on, evaluate, predict; a loop of one's own."""
+"""The commands as a user runs them: train over ranks, stop by a signal, go on, evaluate, predict; loops of one's own."""
 
 import json
 import os
@@ -118,7 +118,9 @@ def test_evaluate_and_predict_agree_with_scikit_learn(folder: Path, whole: Path)
     assert found["auc"] == pytest.approx(
         roc_auc_score(columns.label, predictions, sample_weight=columns.weight), abs=1e-6
     )
-    assert found["logloss"] == pytest.approx(log_loss(columns.label, predictions, sample_weight=columns.weight), abs=1e-6)
+    assert found["logloss"] == pytest.approx(
+        log_loss(columns.label, predictions, sample_weight=columns.weight), abs=1e-6
+    )
     assert found["samples"] == 501
 
 
@@ -126,6 +128,31 @@ def test_own_loop_runs_on_ranks(folder: Path) -> None:
     out = hpcrec("examples/own_loop/train.py", str(folder / "whole.toml"), "train.epochs=3", ranks=3)
     assert "step 100 of 120" in out
     assert 0.0 < float(out.split("test AUC")[1]) < 1.0
+
+
+def test_horovod_and_mpi_reduce_alike(folder: Path) -> None:
+    """A process can initialise Horovod for one group of dense ranks only, so these are runs of their own."""
+    losses = {}
+    for reducer in ("horovod", "mpi"):
+        name = f"by-{reducer}"
+        settings = [f"run.folder={folder / name}", f"dense.reducer={reducer}", "train.dtype=float64", "train.epochs=2"]
+        settings += ["dense.bucket_bytes=4096", "train.log_every=5"]
+        hpcrec("train", str(folder / "whole.toml"), *(x for s in settings for x in ("--set", s)), ranks=3)
+        losses[reducer] = [x["loss"] for x in read_metrics(folder / name) if "loss" in x]
+    assert len(losses["mpi"]) == 16
+    np.testing.assert_allclose(losses["horovod"], losses["mpi"], rtol=0, atol=1e-12)
+
+
+def test_own_model_runs_on_ranks(folder: Path) -> None:
+    settings = [
+        f"data.{split}={folder / name}.h5"
+        for split, name in (("train", "train"), ("validation", "test"), ("test", "test"))
+    ]
+    settings += [f"run.folder={folder / 'own'}", "train.batch_size=100", "run.progress=false", "run.tensorboard=false"]
+    hpcrec("train", "examples/own_model/config.toml", *(x for s in settings for x in ("--set", s)), ranks=2)
+    found = json.loads(hpcrec("evaluate", str(folder / "own")))  # the model's module is found from the run folder
+    summary = json.loads((folder / "own" / "summary.json").read_text())
+    assert found["auc"] == pytest.approx(summary["eval"]["auc"], abs=1e-6)
 
 
 def test_configuration_errors_come_once_and_before_any_rank_starts(folder: Path) -> None:

@@ -172,7 +172,7 @@ class StopSignal:
     A second TERM or INT does what it does by default, for a user who will not wait. USR1 only ever sets the flag:
     launchers and Slurm send it ahead of a time limit, some of them to a rank more than once.
 
-    Made on the main thread.
+    Made on the main thread, one at a time: ``watch`` makes it as early as a rank starts.
 
     Attributes
     ----------
@@ -209,6 +209,22 @@ class StopSignal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_watching: list[StopSignal] = []  # at most one
+
+
+def watch() -> StopSignal:
+    """The process's ``StopSignal``, made on the first call: a signal during set-up is kept for the first step."""
+    if not _watching:
+        _watching.append(StopSignal())
+    return _watching[0]
+
+
+def unwatch() -> None:
+    """Puts back the handlers that were there before ``watch``."""
+    while _watching:
+        _watching.pop().close()
 
 
 @contextlib.contextmanager

@@ -22,5 +22,6 @@ def start(environment: Mapping[str, str]) -> int:
         The launcher started several tasks, each of which believes to be alone.
     """
     failure.install(MPI.COMM_WORLD)
+    failure.watch()
     check_launch(MPI.COMM_WORLD, dict(environment))
     return int(MPI.COMM_WORLD.rank)

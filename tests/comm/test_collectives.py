@@ -64,7 +64,7 @@ def test_padding_and_limit() -> None:
     np.testing.assert_array_equal(padded_bytes(np.array([0, 1, 64, 65])), [0, 64, 64, 128])
     c, _ = make()
     too_many = np.array([(2**31) * UNIT_BYTES], np.int64)
-    with pytest.raises(HpcrecError, match="smaller train.batch_size"):
+    with pytest.raises(HpcrecError, match=r"smaller train\.batch_size"):
         c.alltoallv(np.zeros(0, np.uint8), too_many, np.zeros(0, np.uint8), np.zeros(1, np.int64), "ids")
     c.close()
 

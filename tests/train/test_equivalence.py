@@ -108,13 +108,6 @@ def test_several_labels_and_routing_in_the_step(folder: Path, form: str) -> None
         check_against_reference(folder, model={"name": model}, exchange={"form": form, "prefetch": 0})
 
 
-@pytest.mark.parallel([1, 2, 3])
-def test_horovod_sums_as_mpi_does(folder: Path) -> None:
-    write_data(folder / "data.h5")
-    roles = {"mode": "split" if MPI.COMM_WORLD.size > 1 else "fused"}
-    check_against_reference(folder, topology=roles, dense={"reducer": "horovod", "bucket_bytes": 4096})
-
-
 @pytest.mark.parallel([3, 4])
 @pytest.mark.parametrize("form", FORMS)
 def test_any_number_of_owners_gives_the_same_bits(folder: Path, form: str) -> None:

@@ -47,7 +47,7 @@ def test_misuse_is_refused(folder: Path) -> None:  # noqa: F811
         with pytest.raises(HpcrecError, match="without run"):
             for _ in session.steps():
                 pass
-        with pytest.raises(ConfigError, match="data[.]test is not set"):
+        with pytest.raises(ConfigError, match=r"data\.test is not set"):
             session.evaluate("test")
     with open_session(config_for(folder)) as session, pytest.raises(HpcrecError, match="one loss for each"):
         for step in session.steps():

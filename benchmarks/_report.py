@@ -1,0 +1,85 @@
+"""What every benchmark writes: a table on the terminal, and the same as JSON with its claims.
+
+A claim is a figure with an id, a goal and whether it holds, computed here and nowhere else.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "mpi4py", "horovod")
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that all benchmarks share."""
+    parser = argparse.ArgumentParser(description=(description or "").strip().splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="less work: within 60 s on 2 cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table and the claims here")
+    return parser
+
+
+def claim(name: str, value: float | None, unit: str, goal: str | None = None) -> dict[str, Any]:
+    """A claim; ``goal`` is like ``>= 0.97``, None where there is none."""
+    holds = None
+    if goal is not None and value is not None:
+        sign, limit = goal.split()
+        holds = {">=": value >= float(limit), "<=": value <= float(limit), ">": value > float(limit)}[sign]
+    return {"id": name, "value": value, "unit": unit, "goal": goal, "holds": holds}
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and range."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
+
+
+def finish(
+    name: str, rows: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]], path: Path | None
+) -> None:
+    """Prints the claims and, if asked, writes the JSON."""
+    for item in claims:
+        value = "none" if item["value"] is None else f"{item['value']:.4g}"
+        goal = "" if item["goal"] is None else f"  goal {item['goal']}: {'holds' if item['holds'] else 'FALLS SHORT'}"
+        print(f"{item['id']:56} {value:>10} {item['unit']}{goal}")
+    if path is None:
+        return
+    result = {
+        "name": name,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES}, "commit": commit()},
+        "rows": list(rows),
+        "claims": list(claims),
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores and memory."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {"cpu": models[0] if models else platform.machine(), "cores": len(models), "system": platform.system()}
+
+
+def version(package: str) -> str:
+    """Of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def commit() -> str:
+    """Of this checkout; with ``+`` where it has changes."""
+    said = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    return said.stdout.strip() or "none"
