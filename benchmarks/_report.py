@@ -8,6 +8,7 @@ import json
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -59,6 +60,13 @@ def finish(
         "claims": list(claims),
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def hpcrec(*arguments: str) -> None:
+    """Runs a command of hpcrec; ends with its output where it fails."""
+    done = subprocess.run([sys.executable, "-m", "hpcrec", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
 
 
 def machine() -> dict[str, Any]:

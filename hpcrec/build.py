@@ -175,7 +175,7 @@ def _make_dense(config: Config, model: nn.Module, world: World) -> DensePart | N
         return None
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            values = np.ascontiguousarray(tensor.detach().numpy())
+            values = np.array(tensor.detach().numpy(), order="C")  # keeps a scalar one, unlike ascontiguousarray
             world.dense.bcast_array(values)
             tensor.copy_(torch.from_numpy(values))
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -209,16 +209,23 @@ def _schedule(config: Config, total_steps: int) -> Schedule:
 
 
 def _check_threads(config: Config, world: World) -> None:
-    """Threads of this rank's kernels and of torch; refuses routing ahead where MPI cannot do it."""
+    """Threads of this rank's kernels and of torch; refuses what MPI's thread level does not allow. Collective."""
     if config.exchange.prefetch and not world.threads_may_communicate:
         raise ConfigError(
             f"exchange.prefetch is {config.exchange.prefetch}, but this MPI library does not let two threads "
             "communicate at once (MPI_THREAD_MULTIPLE). Set exchange.prefetch = 0, or use an MPI with thread support."
         )
+    if config.dense.reducer == "horovod" and len(world.topology.dense) > 1 and not world.threads_may_communicate:
+        raise ConfigError(
+            "dense.reducer is 'horovod', whose thread sends while others do, but this MPI library does not let two "
+            "threads communicate at once (MPI_THREAD_MULTIPLE). Set dense.reducer = 'mpi', or use an MPI with thread "
+            "support."
+        )
     topology = world.topology
-    mine, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    sharing = len(topology.host_ranks) if mine == all_cores else 1  # a rank that is bound has its cores alone
-    fair = max(1, mine // sharing)
-    kernels.set_threads(config.topology.owner_threads or fair)
+    mine = frozenset(os.sched_getaffinity(0))
+    cores_R = world.main.allgather(mine)
+    sharing = sum(cores_R[rank] == mine for rank in topology.host_ranks)  # a rank that is bound has its cores alone
+    fair = max(1, len(mine) // sharing)
+    kernels.set_threads((config.topology.owner_threads if topology.is_owner else config.topology.dense_threads) or fair)
     if topology.is_dense:
         torch.set_num_threads(config.topology.dense_threads or fair)

@@ -16,7 +16,7 @@ from hpcrec.build import open_session
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
-from hpcrec.config import Config, to_toml, with_absolute_paths
+from hpcrec.config import Config, TopologyConfig, to_toml, with_absolute_paths
 from hpcrec.data.files import temporary_beside
 from hpcrec.train import report, state, telemetry
 from hpcrec.train.checkpoint import find_checkpoint
@@ -106,7 +106,10 @@ def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -
 def _prepare_folder(run: Path, config: Config) -> None:
     run.mkdir(parents=True, exist_ok=True)
     if config.checkpoint.resume == "never":
-        shutil.rmtree(checkpoints_in(run), ignore_errors=True)  # those of the run that this one replaces
+        for replaced in (checkpoints_in(run), run / "tensorboard"):  # of the run that this one replaces
+            shutil.rmtree(replaced, ignore_errors=True)
+    for name in ("summary.json", "report.html"):  # what an earlier run ended with is not what this one will
+        (run / name).unlink(missing_ok=True)
     (run / "config.toml").write_text(to_toml(config), encoding="utf-8")
 
 
@@ -166,10 +169,22 @@ def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, flo
 
 
 def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Session:
-    """A session with a checkpoint's weights whose split ``test`` is ``data``."""
+    """A session with a checkpoint's weights whose split ``test`` is ``data``; every rank has both roles.
+
+    So a run is read on any number of ranks, one included, whatever it was trained on.
+    """
     path = data or config.data.test or config.data.validation or config.data.train
     run = Path(config.run.folder)
-    session = open_session(replace(config, data=replace(config.data, test=path)))
+    tables = {name: replace(own, owners=None, parts=None) for name, own in config.embedding.tables.items()}
+    threads = {"owner_threads": config.topology.owner_threads, "dense_threads": config.topology.dense_threads}
+    session = open_session(
+        replace(
+            config,
+            data=replace(config.data, test=path),
+            topology=TopologyConfig(mode="fused", **threads),
+            embedding=replace(config.embedding, tables=tables),
+        )
+    )
     main = session.parts.world.main
     if checkpoint == "best" and not on_root(main, (checkpoints_in(run) / "best.json").exists):
         checkpoint = "last"

@@ -55,6 +55,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli.py", "hpcrec.comm.start"): "starts MPI, which `hpcrec run` and `--help` must not",
     ("hpcrec/cli.py", "hpcrec.commands"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
+    ("hpcrec/cli.py", "hpcrec.data"): "imports pyarrow, only for `hpcrec prepare`",
     ("hpcrec/cli.py", "hpcrec.launch"): "only for `hpcrec run`",
 }
 # Reads of the environment, by file: why. Everywhere else a setting is an argument.

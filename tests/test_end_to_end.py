@@ -122,6 +122,18 @@ def test_evaluate_and_predict_agree_with_scikit_learn(folder: Path, whole: Path)
         log_loss(columns.label, predictions, sample_weight=columns.weight), abs=1e-6
     )
     assert found["samples"] == 501
+    alone = json.loads(hpcrec("evaluate", str(whole), "--checkpoint", "last"))  # trained split over 3 ranks
+    assert alone["auc"] == pytest.approx(found["auc"], abs=1e-6)
+
+
+def test_a_run_goes_on_from_another_folder_without_its_best(folder: Path, whole: Path) -> None:
+    """The best checkpoint so far stays where it was, so the new run cannot end with it."""
+    settings = [f"run.folder={folder / 'onwards'}", "train.epochs=13", "train.early_stop.patience=1"]
+    settings += [f"checkpoint.resume={whole / 'checkpoints' / 'step-480'}", "dense.reducer=mpi"]
+    hpcrec("train", str(folder / "whole.toml"), *(x for s in settings for x in ("--set", s)), ranks=3)
+    summary = json.loads((folder / "onwards" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("finished", 520)
+    assert summary["eval"]["auc"] is not None
 
 
 def test_own_loop_runs_on_ranks(folder: Path) -> None:

@@ -12,12 +12,14 @@ from hpcrec.types import Bags, Floats, Ints
 
 
 def take(columns: Columns, rows_B: Ints) -> Columns:
-    """Samples `rows_B` of `columns`, in that order, as copies; `group` and `time` are left out."""
+    """Samples `rows_B` of `columns`, in that order, as copies."""
     return Columns(
         label=columns.label.take(rows_B, axis=0),
         dense=columns.dense.take(rows_B, axis=0),
         sparse={name: take_column(column, rows_B) for name, column in columns.sparse.items()},
         weight=None if columns.weight is None else columns.weight.take(rows_B),
+        group=None if columns.group is None else columns.group.take(rows_B),
+        time=None if columns.time is None else columns.time.take(rows_B),
     )
 
 

@@ -1,8 +1,9 @@
 """Synthetic clicks with a planted truth: power-law ids, and labels drawn from known probabilities.
 
 The truth (`Teacher`) is a logit: main effects of ids, low-rank interactions between pairs of features, and terms in
-the dense inputs. Features interact through latent vectors with zero mean, so a linear model sees nothing of them; rare ids have small vectors, so that what a million samples cannot teach does not matter much. Since the
-probabilities are known, so is the best AUC that any model can reach on a file's labels: `auc` of the probabilities.
+the dense inputs. Features interact through latent vectors with zero mean, so a linear model sees nothing of them; rare
+ids have small vectors, so that what a million samples cannot teach does not matter much. Since the probabilities are
+known, so is the best AUC that any model can expect on a file's labels: `auc` of the probabilities.
 
 Everything is a function of (spec, seed, block): blocks may be made in any order, and the first N samples do not depend
 on how many are asked for. Knows nothing of files: `prepare_synthetic` writes them.
@@ -89,7 +90,7 @@ class SyntheticSpec:
     pairs: tuple[tuple[str, str], ...] = _default_pairs()
     n_dense: int = 8
     rank: int = 1
-    main_std: float = 1.1
+    main_std: float = 1.2
     pair_std: float = 1.2
     dense_std: float = 0.5
     bias: float = -1.3

@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcrec import kernels
 from hpcrec.embedding.shards import Family, table_seed
+from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 
 _BLOCK_ROWS = 1 << 16  # rows initialised, exported or loaded at once: bounds the memory beside the rows
@@ -177,8 +178,18 @@ class RowStore:
             Per-element states have the columns of ``rows``.
         columns : (int, int)
             The columns of the whole table that ``rows`` covers.
+
+        Raises
+        ------
+        CheckpointError
+            An id outside the table.
         """
         arena, part = self._where[table]
+        if len(ids) and (ids.min() < 0 or ids.max() >= part.family.rows):
+            raise CheckpointError(
+                f"table {table!r}: ids from {ids.min()} to {ids.max()} are to be loaded. Allowed: row numbers, 0 to "
+                f"{part.family.rows - 1}."
+            )
         local = ids
         if part.family.kind == "row":
             dealt = kernels.permute(ids, part.family.rows, 0)

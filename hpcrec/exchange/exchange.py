@@ -202,6 +202,8 @@ class Exchange:
         if self._holder is not None and served is not None:
             with self._timer("update"):
                 self._holder.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)
+        else:
+            self._norms.sum({})  # every owner takes part, one that holds nothing too
 
 
 class _ColumnNorms:

@@ -110,15 +110,21 @@ class Layout:
             names = self.tables_of.get(lookup.feature, ())
             self.tables_of[lookup.feature] = names if lookup.table in names else (*names, lookup.table)
         self.family_of = {f: family for family in families for f in family.features}
-        self.form_of = {f: self._form(f, forms.get(f, default_form)) for f in self.tables_of}
+        self.form_of = {f: self._form(f, forms.get(f, default_form), chosen=f in forms) for f in self.tables_of}
         self.groups, self.place = _leaves(tables, lookups)
         self.pooling = _poolings(lookups)
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
         self._entry_at = {(r, e.features): i for r, leg in self.legs.items() for i, e in enumerate(leg.entries)}
 
-    def _form(self, feature: str, form: str) -> str:
+    def _form(self, feature: str, form: str, *, chosen: bool) -> str:
         if self.family_of[feature].kind == "replicate":
+            if chosen:
+                raise ConfigError(
+                    f"exchange.forms.{feature} is {form!r}, but its table {self.family_of[feature].name!r} is "
+                    "replicated on every dense rank, so that no values cross. Remove it, or set "
+                    "embedding.tables.<table>.shard to 'table', 'row' or 'column'."
+                )
             return "replicate"
         if form == "replicate":
             raise ConfigError(

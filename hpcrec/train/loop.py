@@ -96,6 +96,8 @@ class Loop:
         self._saved_at = -1
         self._judged_at = -1
         self._logged_bytes = 0
+        self._logged_at = 0
+        self._since_s = 0.0  # when the last step, and what followed it, had ended
 
     def resume(self) -> int:
         """Goes on from a checkpoint where there is one; collective. Returns the steps done before."""
@@ -112,13 +114,28 @@ class Loop:
         self._saved_at = self._session.step
         self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
         self._logged_bytes = world.total_wire_bytes().sum()
+        self._logged_at = self._session.step
+        if self._options.keep_best:
+            self._find_best()
         return self._session.step
+
+    def _find_best(self) -> None:
+        """Forgets a best checkpoint that this folder does not have (the run began elsewhere); collective."""
+        progress, main = self._progress, self._session.parts.world.main
+        step, value, metric = progress.best_step, progress.best_value, self._options.metric
+        if step is None or value is None:
+            return
+        if step not in on_root(main, lambda: steps_in(self._folder)):
+            progress.best_value, progress.best_step, progress.misses = None, None, 0
+        elif step == self._session.step:  # a run killed just after it was written may not have marked it
+            on_root(main, lambda: mark_best(self._folder, step, metric, value))
 
     def run(self, telemetry: Telemetry) -> Outcome:
         """Trains, evaluates and saves as the options say; collective."""
         self._telemetry = telemetry
         session, options = self._session, self._options
         if not self._progress.ended:
+            self._since_s = time.perf_counter()
             for step in session.steps():
                 self._one(step)
                 if self._due(options.eval_every) and "validation" in session.parts.splits and self._judge():
@@ -126,6 +143,7 @@ class Loop:
                     break
                 if self._due(options.checkpoint_every):
                     self.save()
+                self._since_s = time.perf_counter()
         if session.stopped:
             self.save()
             return Outcome("stopped", None, self._progress)
@@ -148,9 +166,8 @@ class Loop:
 
     def _one(self, step: Any) -> None:
         session = self._session
-        began = time.perf_counter()
         loss = step.run()
-        took_s = time.perf_counter() - began
+        took_s = time.perf_counter() - self._since_s  # with the wait for its batch, which came before ``run``
         order = session.parts.splits["train"].order
         start, stop = order.batch_range(step.number % order.n_batches)
         self._progress.samples += stop - start
@@ -172,12 +189,12 @@ class Loop:
             {
                 "loss": float(total[0]),
                 "train_auc": running["auc"],
-                "wire_bytes_per_step": float(wire_bytes - self._logged_bytes) / self._options.log_every,
+                "wire_bytes_per_step": float(wire_bytes - self._logged_bytes) / (session.step - self._logged_at),
                 "lr_scale": session.parts.schedule.multiplier(session.step - 1),
                 "epoch": session.step / session.batches_per_epoch,
             },
         )
-        self._logged_bytes = wire_bytes
+        self._logged_bytes, self._logged_at = wire_bytes, session.step
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._session.step % every == 0

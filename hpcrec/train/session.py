@@ -118,7 +118,8 @@ class Session:
                     )
                 if samples.weight is not None:
                     losses_B = losses_B * samples.weight
-                total = losses_B.sum() / ticket.routed.result().total_weight
+                # samples of a batch may all weigh 0: then nothing is learned from it
+                total = losses_B.sum() / (ticket.routed.result().total_weight or 1.0)
             with timer("backward"):
                 total.backward()
             loss = float(total.detach())

@@ -5,7 +5,7 @@ import pytest
 
 from hpcrec.embedding.shards import Placement, build_families, table_seed
 from hpcrec.embedding.store import RowStore
-from hpcrec.errors import ConfigError
+from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.types import Feature, Lookup, OptimizerSpec, TableSpec
 
 
@@ -115,6 +115,8 @@ def test_load_takes_what_export_gave_for_any_shards() -> None:
             for _, rows, states in store.export("a"):
                 assert (rows > 4).all()
                 np.testing.assert_array_equal(states["accumulator"], rows)
+    with pytest.raises(CheckpointError, match="ids from 50 to 50"):
+        stores("table", 1)[0].load("a", np.array([50]), np.zeros((1, 6)), {"accumulator": np.zeros((1, 6))}, (0, 6))
 
 
 def test_seeds_differ_by_table_and_run() -> None:

@@ -7,10 +7,12 @@ import pytest
 import torch
 from mpi4py import MPI
 
+from hpcrec import build
 from hpcrec.build import open_session
 from hpcrec.errors import ConfigError, DataError, HpcrecError
+from hpcrec.models import MODELS
 from tests.train.runs import FEATURES, SAMPLES, config_for, gather_tables, write_data
-from tests.train.test_equivalence import folder, roles_for  # noqa: F401 - a fixture
+from tests.train.test_equivalence import check_against_reference, folder, roles_for, sections  # noqa: F401 - a fixture
 
 
 def squared(session):
@@ -114,3 +116,86 @@ def test_dense_ranks_hold_equal_parameters(folder: Path) -> None:  # noqa: F811
         for other in session.parts.world.dense.allgather(flat):
             np.testing.assert_array_equal(other, flat)
     assert {f.name for f in FEATURES} == {"user", "item", "history", "tag"}
+
+
+@pytest.mark.parallel([2, 4])
+@pytest.mark.parametrize("form", ["pooled", "rows"])
+def test_dense_ranks_without_samples(folder: Path, form: str) -> None:  # noqa: F811
+    write_data(folder / "data.h5", weighted=False)
+    size = MPI.COMM_WORLD.size
+    few = {"batch_size": size - 1, "dtype": "float64", "steps": 3}
+    for model, shard in zip(MODELS, ("row", "column", "replicate", "table", "row", "column"), strict=True):
+        wanted = sections({"mode": "fused"}, model, shard, "rowwise_adagrad", form)
+        check_against_reference(folder, **wanted, train=few)
+
+
+@pytest.mark.parallel([2, 3])
+def test_features_of_one_table_in_different_forms(folder: Path) -> None:  # noqa: F811
+    write_data(folder / "data.h5")
+    for shard in ("table", "row", "column"):
+        wanted = sections({"mode": "fused"}, "deepfm", shard, "adam", "rows")
+        wanted["exchange"]["forms"] = {"history": "pooled"}
+        check_against_reference(folder, **wanted)
+
+
+@pytest.mark.parallel([2])
+def test_a_form_for_a_replicated_table_is_refused(folder: Path) -> None:  # noqa: F811
+    write_data(folder / "data.h5")
+    with pytest.raises(ConfigError, match=r"exchange\.forms\.user is 'rows'"):
+        open_session(config_for(folder, exchange={"forms": {"user": "rows"}, "replicate_rows": 1000}))
+
+
+@pytest.mark.parallel([3])
+def test_every_owner_takes_part_in_summing_norms(folder: Path) -> None:  # noqa: F811
+    """Also one that holds nothing: the call is collective over all owners."""
+    write_data(folder / "data.h5")
+    config = config_for(
+        folder,
+        data={"train": str(folder / "data.h5"), "features": ["user"]},
+        model={"name": "dlrm", "width": 6, "pooling": {}},
+        embedding={
+            "share": {},
+            "optimizer": {"name": "rowwise_adagrad", "lr": 0.1},
+            "tables": {"user": {"shard": "column", "parts": 2}},
+        },
+    )
+    calls = []
+    with open_session(config) as session:
+        owners = session.parts.world.owners
+        original = owners.alltoallv
+        owners.alltoallv = lambda *given: (calls.append(1), original(*given))
+        holds = session.parts.store is not None
+        for step in session.steps():
+            step.run()
+    assert MPI.COMM_WORLD.allgather(holds).count(True) == 2
+    assert MPI.COMM_WORLD.allgather(len(calls)) == [7, 7, 7]
+
+
+@pytest.mark.parallel([2])
+def test_batches_that_weigh_nothing_change_no_dense_parameter_to_nan(folder: Path) -> None:  # noqa: F811
+    write_data(folder / "data.h5")
+    with open_session(config_for(folder)) as session:
+        for step in session.steps():
+            if step.number == 1:
+                break
+            step.batch.weight[:] = 0.0
+            step._ticket.routed.result().__dict__["total_weight"] = 0.0
+            assert step.run() == 0.0
+        assert all(torch.isfinite(p).all() for p in session.model.parameters())
+
+
+@pytest.mark.parallel([1, 2])
+def test_models_with_scalar_parameters_and_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    write_data(folder / "data.h5")
+    original = build.make_model
+
+    def with_scalars(*given):
+        model, operators = original(*given)
+        model.register_parameter("temperature", torch.nn.Parameter(torch.tensor(float(MPI.COMM_WORLD.rank))))
+        model.add_module("norm", torch.nn.BatchNorm1d(3))  # counts batches in a buffer of no dimension
+        return model, operators
+
+    monkeypatch.setattr(build, "make_model", with_scalars)
+    with open_session(config_for(folder, dense={"optimizer": {"name": "Adam"}})) as session:
+        assert session.model.temperature.shape == () and session.model.temperature.item() == 0.0
+        next(iter(session.steps())).run()
