@@ -39,7 +39,9 @@ ALLOWED = {
     "relay": "",
     "launch": "relay",
     "commands": "build config train data comm",
-    "cli": "commands systems build config plan data launch comm",
+    "cli_options": "",
+    "cli_prepare": "cli_options data",
+    "cli": "cli_options cli_prepare commands systems build config plan data launch comm",
     "__main__": "cli",
     "__init__": "build train",
 }
@@ -55,7 +57,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli.py", "hpcrec.comm.start"): "starts MPI, which `hpcrec run` and `--help` must not",
     ("hpcrec/cli.py", "hpcrec.commands"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
-    ("hpcrec/cli.py", "hpcrec.data"): "imports pyarrow, only for `hpcrec prepare`",
+    ("hpcrec/cli_prepare.py", "hpcrec.data"): "imports pyarrow, only for `hpcrec prepare`",
     ("hpcrec/cli.py", "hpcrec.launch"): "only for `hpcrec run`",
 }
 # Reads of the environment, by file: why. Everywhere else a setting is an argument.

@@ -197,13 +197,14 @@ def test_run_refuses_before_anything_is_started(config, run_folder, monkeypatch,
 
 def test_help_has_an_example_for_every_command(capsys):
     pages = [[name] for name in cli.command_line.commands]
-    pages += [["config", name] for name in cli.config_group.commands]
-    assert len(pages) >= 8
+    groups = {"config": cli.config_group, "prepare": cli.prepare}
+    pages += [[group, name] for group, commands in groups.items() for name in commands.commands]
+    assert len(pages) >= 12
     for page in [[], *pages]:
         assert hpcrec(*page, "--help") == 0
         text = capsys.readouterr().out
         assert "Usage: hpcrec" in text
-        assert page == ["config"] or "\n    hpcrec " in text, page
+        assert (page and page[-1] in groups) or "\n    hpcrec " in text, page
 
 
 def test_help_and_version_import_nothing_heavy():

@@ -1,4 +1,4 @@
-"""The commands as a user runs them: train over ranks, stop by a signal, go on, evaluate, predict; loops of one's own."""
+"""The commands as a user runs them: train over ranks, stop by a signal, go on, evaluate, predict, own loops and models."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def test_evaluate_and_predict_agree_with_scikit_learn(folder: Path, whole: Path)
 
 def test_a_run_goes_on_from_another_folder_without_its_best(folder: Path, whole: Path) -> None:
     """The best checkpoint so far stays where it was, so the new run cannot end with it."""
-    settings = [f"run.folder={folder / 'onwards'}", "train.epochs=13", "train.early_stop.patience=1"]
+    settings = [f"run.folder={folder / 'onwards'}", "train.epochs=13", "train.early_stop.min_delta=1.0"]
     settings += [f"checkpoint.resume={whole / 'checkpoints' / 'step-480'}", "dense.reducer=mpi"]
     hpcrec("train", str(folder / "whole.toml"), *(x for s in settings for x in ("--set", s)), ranks=3)
     summary = json.loads((folder / "onwards" / "summary.json").read_text())

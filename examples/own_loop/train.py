@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 import hpcrec
 from hpcrec.comm.start import start
@@ -24,7 +24,7 @@ def main(config: str, *overrides: str) -> None:
 
         def focal(inputs: Mapping[str, torch.Tensor], samples: Samples) -> torch.Tensor:
             logits = session.model(inputs, samples.dense)
-            losses = F.binary_cross_entropy_with_logits(logits, samples.label, reduction="none")
+            losses = functional.binary_cross_entropy_with_logits(logits, samples.label, reduction="none")
             return (1 - torch.exp(-losses)) ** 0.5 * losses
 
         for step in session.steps():
