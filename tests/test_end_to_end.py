@@ -1,4 +1,4 @@
-"""The commands as a user runs them: train over ranks, stop by a signal, go on, evaluate, predict, own loops and models."""
+"""Commands as users run them: train over ranks, stop by a signal, go on, evaluate, predict; own loops and models."""
 
 import json
 import os

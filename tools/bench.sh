@@ -11,4 +11,5 @@ for file in benchmarks/[!_]*.py; do
   python "$file" --json "benchmarks/results/$name.json" "$@" || { echo "bench: $name failed" >&2; rc=1; }
 done
 [ $found = 1 ] || echo "bench: there is no benchmark in benchmarks/ yet"
+python tools/results.py
 exit $rc

@@ -29,6 +29,7 @@ check "clang-format" xargs -r -d '\n' clang-format --dry-run -Werror < <(native)
 check "codespell" xargs -r -d '\n' codespell < <(tracked)
 check "shell syntax" shell_syntax
 check "trailing whitespace" no_wide_whitespace
+check "results page" python tools/results.py --check
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'lint: failed: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2
   exit 1

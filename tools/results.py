@@ -1,0 +1,64 @@
+#!/usr/bin/env python
+"""Writes docs/results.md from benchmarks/results/*.json: every claim with its goal, command, machine and date.
+
+With ``--check`` it writes nothing and fails where the page is not what the JSON says.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "results.md"
+HEAD = """# Results
+
+Written by `tools/results.py` from `benchmarks/results/`, which `make bench` fills. Times and speeds are of the machine
+named; machines that are shared are noisy, so they are medians where several runs were made, and ratios to something
+measured in the same run. What a claim counts is said by the docstring of its benchmark.
+"""
+EXTRA = {"real_data": " --data DIR"}
+
+
+def page() -> str:
+    """The page as text."""
+    parts = [HEAD]
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        result = json.loads(path.read_text())
+        name, machine, versions = result["name"], result["machine"], result["versions"]
+        parts.append(f"\n## {name}\n\n`python benchmarks/{name}.py{EXTRA.get(name, '')}`, {result['when'][:10]}, ")
+        parts.append(f"{machine['cores']} cores of {machine['cpu']}, {machine['system']}, ")
+        parts.append(", ".join(f"{k} {v}" for k, v in versions.items() if k in ("python", "torch", "numpy", "commit")))
+        parts.append(".\n\n| claim | value | unit | goal | holds |\n|---|---:|---|---|---|\n")
+        for claim in result["claims"]:
+            value = "none" if claim["value"] is None else f"{claim['value']:.4g}"
+            holds = {True: "yes", False: "**no**", None: ""}[claim["holds"]]
+            parts.append(f"| {claim['id']} | {value} | {claim['unit']} | {claim['goal'] or ''} | {holds} |\n")
+        parts.append("\n" + rows_table(result["rows"]))
+    return "".join(parts)
+
+
+def rows_table(rows: list[dict[str, object]]) -> str:
+    """The rows that the claims come from; one table for rows of the same keys."""
+    out, before = [], None
+    for row in rows:
+        keys = list(row)
+        if keys != before:
+            out.append(("\n" if before else "") + f"| {' | '.join(keys)} |\n|{'---|' * len(keys)}\n")
+            before = keys
+        cells = [f"{v:.4g}" if isinstance(v, float) else "" if v is None else str(v) for v in row.values()]
+        out.append(f"| {' | '.join(cells)} |\n")
+    return "".join(out)
+
+
+def main() -> None:
+    """Writes or checks the page."""
+    text = page()
+    if "--check" in sys.argv[1:]:
+        if not PAGE.exists() or PAGE.read_text() != text:
+            sys.exit("docs/results.md is not what benchmarks/results says. Run python tools/results.py.")
+        return
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
