@@ -21,7 +21,17 @@ from hpcrec.data.reader import DataSet
 from hpcrec.data.writer import Writer
 
 FOLDS = 5
-LR = ["model.name=lr", "model.options={}", "train.epochs=4", "schedule.kind=constant"]
+LR = [
+    "model.name=lr",
+    "model.options={}",
+    "embedding.init_scale=0.01",
+    "embedding.optimizer.lr=0.004",
+    "dense.optimizer.name=AdamW",
+    "dense.optimizer.lr=0.05",
+    "dense.optimizer.options={weight_decay=0.1}",
+    "train.epochs=6",
+    "train.batch_size=256",
+]
 
 
 def main() -> None:

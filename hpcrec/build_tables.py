@@ -44,6 +44,13 @@ def make_model(config: Config, dataset: DataSet) -> tuple[nn.Module, dict[str, O
         options=config.model.options,
         folder=None if config.model.folder is None else Path(config.model.folder),
     ).to(DTYPES[config.train.dtype][1])
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise ConfigError(
+                f"model {config.model.name}: {name or 'it'} is a {type(module).__name__} with running statistics, "
+                "which would differ by rank, so that ranks would evaluate differently. Use LayerNorm, or "
+                "track_running_stats = False."
+            )
     operators = {name: _shared(operator, config) for name, operator in dict(model.operators).items()}  # type: ignore[arg-type]
     return model, operators
 
@@ -91,12 +98,18 @@ def _table(config: Config, name: str, width: int, lookups: Sequence[Lookup], dat
     own = config.embedding.table(name)
     beside = config.embedding.table(config.embedding.table_of(readers[0]))
     cardinality = max(dataset.feature(f).cardinality for f in readers)
+    rows, hashed = own.rows or beside.rows or cardinality, own.hashed or beside.hashed
+    if rows < cardinality and not hashed:
+        raise ConfigError(
+            f"embedding.tables: table {name!r} has {rows} rows, but its features have ids up to {cardinality - 1}. Set "
+            "its rows to at least that many and one, or hashed = true."
+        )
     assert own.optimizer is not None and own.init_scale is not None, "EmbeddingConfig.table fills them in"
     return TableSpec(
         name=name,
-        rows=own.rows or beside.rows or cardinality,
+        rows=rows,
         width=width,
-        hashed=own.hashed or beside.hashed,
+        hashed=hashed,
         init_scale=own.init_scale,
         optimizer=own.optimizer.spec(),
     )

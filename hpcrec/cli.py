@@ -191,6 +191,9 @@ def run(
     are checked before anything is started.
     """
     _check_before(arguments)
+    if threads is not None and not arguments[0].endswith(".py"):
+        for role in ("owner", "dense"):
+            arguments = (*arguments, "--set", f"topology.{role}_threads={threads}")
     from hpcrec.launch import run_command
 
     own_loop = arguments[0].endswith(".py")

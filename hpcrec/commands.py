@@ -40,10 +40,13 @@ def train(config: Config) -> ExitCodes:
     with open_session(config) as session:
         root = session.topology.rank == 0
         on_root(session.parts.world.main, lambda: _prepare_folder(run, config))
-        loop = Loop(session, run, _loop_options(config))
+        software = {**telemetry.versions(), **mpi_versions()}
+        loop = Loop(session, run, _loop_options(config), software)
         first = loop.resume()
         if root and first:
             print(f"resumed from step {first} of {session.total_steps}", flush=True)
+            for difference in loop.differences:
+                print(f"not as before, so not bit for bit: {difference}", flush=True)
         with telemetry.Telemetry(
             run,
             active=root,
@@ -52,9 +55,13 @@ def train(config: Config) -> ExitCodes:
             tensorboard=config.run.tensorboard,
             progress=config.run.progress,
         ) as told:
-            outcome = loop.run(told)
+            try:
+                outcome = loop.run(told)
+            except Exception:
+                telemetry.write_summary(run, _failed(session, told, software))  # whichever rank it is
+                raise
             throughput = told.throughput()
-        summary = _summary(session, outcome, throughput)
+        summary = _summary(session, outcome, throughput, software)
         if root:
             telemetry.write_summary(run, summary)
             report.write_report(run, summary)
@@ -129,7 +136,28 @@ def _loop_options(config: Config) -> LoopOptions:
     )
 
 
-def _summary(session: Session, outcome: Outcome, throughput: dict[str, Any]) -> dict[str, Any]:
+def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str]) -> dict[str, Any]:
+    """``summary.json`` of a run that ends by this rank's error: what this rank knows."""
+    rank = session.topology.rank
+    order = session.parts.splits["train"].order
+    epochs, batches = divmod(session.step, order.n_batches)
+    return {
+        "status": "failed",
+        "steps": session.step,
+        "samples": epochs * order.samples + batches * order.batch_size,
+        "eval": dict.fromkeys(EVALUATED),
+        "throughput": told.throughput(),
+        "wire_bytes": {},
+        "phase_s": session.parts.timer.seconds(),
+        "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
+        "topology": session.topology.describe(),
+        "versions": software,
+    }
+
+
+def _summary(
+    session: Session, outcome: Outcome, throughput: dict[str, Any], software: dict[str, str]
+) -> dict[str, Any]:
     """``summary.json``, as design says; collective."""
     main = session.parts.world.main
     dense = session.topology.is_dense
@@ -154,7 +182,7 @@ def _summary(session: Session, outcome: Outcome, throughput: dict[str, Any]) -> 
         "phase_s": _phases(everyone),
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
         "topology": session.topology.describe(),
-        "versions": {**telemetry.versions(), **mpi_versions()},
+        "versions": software,
     }
 
 
@@ -171,7 +199,8 @@ def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, flo
 def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Session:
     """A session with a checkpoint's weights whose split ``test`` is ``data``; every rank has both roles.
 
-    So a run is read on any number of ranks, one included, whatever it was trained on.
+    So a run is read on any number of ranks, one included, whatever it was trained on; ``[topology]`` but for its
+    threads, and placements on certain owners, do not count.
     """
     path = data or config.data.test or config.data.validation or config.data.train
     run = Path(config.run.folder)
@@ -182,6 +211,7 @@ def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sess
             config,
             data=replace(config.data, test=path),
             topology=TopologyConfig(mode="fused", **threads),
+            dense=replace(config.dense, reducer="mpi"),  # nothing is reduced, so Horovod need not be there
             embedding=replace(config.embedding, tables=tables),
         )
     )

@@ -165,7 +165,8 @@ def test_run_hands_the_command_line_to_the_launcher(config, monkeypatch):
         "train.steps=5",
     ]
     assert hpcrec(*line) == 75
-    assert given["arguments"] == ("train", str(config), "--set", "train.steps=5")
+    threads = ("--set", "topology.owner_threads=2", "--set", "topology.dense_threads=2")
+    assert given["arguments"] == ("train", str(config), "--set", "train.steps=5", *threads)
     assert (given["ranks"], given["threads"], given["options"], given["hostfile"]) == (4, 2, ("--tag-output",), None)
     assert "PATH" in given["environment"] and given["program"] == (sys.executable, "-u", "-m", "hpcrec")
     assert hpcrec("run", "-n", 3, "train", config) == 75  # without --

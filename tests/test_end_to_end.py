@@ -99,7 +99,9 @@ def test_stopped_by_a_signal_and_resumed_equals_uninterrupted(folder: Path, whol
     stopped = json.loads((run / "summary.json").read_text())
     assert stopped["status"] == "stopped" and 20 <= stopped["steps"] < 480
     out = hpcrec("train", str(folder / "stopped.toml"), ranks=3)
-    assert f"resumed from step {stopped['steps']} of 480" in out
+    assert f"resumed from step {stopped['steps']} of 480" in out and "not as before" not in out
+    out = hpcrec("train", str(folder / "stopped.toml"), ranks=2)  # finished: nothing is left to train
+    assert "not as before, so not bit for bit: ranks was 3, is 2" in out
     mine, theirs = (json.loads((p / "summary.json").read_text()) for p in (run, whole))
     assert mine["eval"] == theirs["eval"] and mine["samples"] == theirs["samples"]
     with h5py.File(run / "checkpoints/step-480/dense.h5") as a, h5py.File(whole / "checkpoints/step-480/dense.h5") as b:
@@ -134,6 +136,20 @@ def test_a_run_goes_on_from_another_folder_without_its_best(folder: Path, whole:
     summary = json.loads((folder / "onwards" / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("finished", 520)
     assert summary["eval"]["auc"] is not None
+
+
+def test_a_failed_run_says_so(folder: Path) -> None:
+    data = folder / "bad.h5"
+    write_data(data, samples=200, seed=3)
+    with h5py.File(data, "r+") as file:
+        file["sparse/user/ids"][150] = 10**6  # found when it is read
+    settings = [f"data.train={data}", f"run.folder={folder / 'failed'}", "data.window=1", "data.shuffle=false"]
+    words = [word for text in settings for word in ("--set", text)]
+    command = [*HPCREC, "run", "-n", "2", "--", "train", str(folder / "whole.toml"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 1 and "user" in done.stderr and "1000000" in done.stderr
+    summary = json.loads((folder / "failed" / "summary.json").read_text())
+    assert summary["status"] == "failed" and summary["eval"]["auc"] is None
 
 
 def test_own_loop_runs_on_ranks(folder: Path) -> None:

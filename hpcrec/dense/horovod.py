@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.failure import agree
 from hpcrec.errors import HpcrecError, MissingError
 
 # Measured by benchmarks/horovod_cycle.py at 1, 2, 5 and 10 ms, 2 ranks on 2 cores. A sum that finds the thread asleep
@@ -61,7 +62,13 @@ class HorovodAllreduce:
     """
 
     def __init__(self, dense: Collectives, *, cycle_time_ms: float = CYCLE_TIME_MS) -> None:
-        self._hvd = _import_horovod()
+        error, hvd = None, None
+        try:
+            hvd = _import_horovod()
+        except MissingError as caught:
+            error = caught
+        agree(dense, error)  # else the others would wait in hvd.init for the rank that has none
+        self._hvd: Any = hvd
         self._dense = dense
         self._in_flight = 0
         if _running.comm is None:

@@ -127,7 +127,7 @@ def build_families(
         if kind == "replicate":
             placed[name] = (kind, tuple(dense))
             continue
-        numbers = _owner_numbers(name, kind, want, len(owners), load, min(tables[t].width for t in groups[name][0]))
+        numbers = _owner_numbers(name, kind, want, len(owners), load)
         for number in numbers:
             load[number] += cost[name] / len(numbers)
         placed[name] = (kind, tuple(owners[n] for n in numbers))
@@ -186,9 +186,7 @@ def _wanted(names: Sequence[str], placements: Mapping[str, Placement]) -> Placem
     return next(iter(asked.values()), Placement())
 
 
-def _owner_numbers(
-    name: str, kind: str, want: Placement, n_owners: int, load: Mapping[int, float], narrowest: int
-) -> tuple[int, ...]:
+def _owner_numbers(name: str, kind: str, want: Placement, n_owners: int, load: Mapping[int, float]) -> tuple[int, ...]:
     where = f"embedding.tables.{name}"
     if kind not in KINDS:
         raise ConfigError(f"{where}.shard is {kind!r}. Allowed: auto, {', '.join(KINDS)}.")
@@ -207,5 +205,4 @@ def _owner_numbers(
     parts = n_owners if want.parts is None else want.parts
     if not 1 <= parts <= n_owners:
         raise ConfigError(f"{where}.parts is {parts}. Allowed: 1 to {n_owners}, the number of owners.")
-    del narrowest  # a table narrower than its parts leaves some owners without columns, which is allowed
     return tuple(sorted(by_load[:parts]))

@@ -90,8 +90,8 @@ class Layout:
     groups : tuple of LeafGroup
     place : dict of (feature, table) to (int, int)
         Leaf group and position in it.
-    weighs : dict of str to bool
-        Whether a feature's bags are means.
+    pooling : dict of str to str
+        ``sum`` or ``mean`` of each feature.
     """
 
     def __init__(

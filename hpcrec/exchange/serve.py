@@ -142,7 +142,7 @@ class Holder:
             value_start=_join(value_start) if valued else None,
             weights=np.concatenate(weights) if weights else None,
             grouping=kernels.group(joined) if train else None,
-            source_start=np.repeat(_join(gradient_start), lengths_V),
+            source_start=np.repeat(_join(gradient_start), lengths_V) if train else gradient_start[0][:0],
         )
 
     def answer(self, served: Served) -> Floats:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcrec.errors import CheckpointError
 from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in
 from hpcrec.train.checkpoint_files import on_root
@@ -61,7 +62,6 @@ class Progress:
     best_value: float | None = None
     best_step: int | None = None
     misses: int = 0
-    elapsed_s: float = 0.0
     samples: int = 0
     ended: bool = False  # by early stopping
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -85,9 +85,18 @@ class Loop:
     folder : Path
         The run's folder.
     options : LoopOptions
+    software : dict of str to str
+        Versions, processor and threads: what the bits of a result depend on.
+
+    Attributes
+    ----------
+    differences : list of str
+        In what a resumed run's ranks and software are not those of its checkpoint.
     """
 
-    def __init__(self, session: Session, folder: Path, options: LoopOptions) -> None:
+    def __init__(self, session: Session, folder: Path, options: LoopOptions, software: dict[str, str]) -> None:
+        self.differences: list[str] = []
+        self._software = software
         self._session = session
         self._folder = folder
         self._options = options
@@ -109,7 +118,15 @@ class Loop:
                 return 0
             which = "last"
         checkpoint = find_checkpoint(self._folder, which, world.main)
+        newer = on_root(world.main, lambda: [s for s in steps_in(self._folder) if s > checkpoint.step])
+        if newer and which != "last":
+            raise CheckpointError(
+                f"checkpoint.resume is {which}, of step {checkpoint.step}, but {self._folder} has newer checkpoints "
+                f"(step {newer[-1]}), which a later resume would take for this run's. Set another run.folder, or "
+                "remove them."
+            )
         saved = state.load(self._session, checkpoint, resume=True)
+        self.differences = _differences(saved.get("ran_on", {}), self._ran_on())
         self._progress = Progress(**saved["progress"])
         self._saved_at = self._session.step
         self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
@@ -118,6 +135,10 @@ class Loop:
         if self._options.keep_best:
             self._find_best()
         return self._session.step
+
+    def _ran_on(self) -> dict[str, Any]:
+        """Software and ranks, as a checkpoint keeps them."""
+        return {**self._software, **self._session.topology.describe()}
 
     def _find_best(self) -> None:
         """Forgets a best checkpoint that this folder does not have (the run began elsewhere); collective."""
@@ -171,7 +192,6 @@ class Loop:
         order = session.parts.splits["train"].order
         start, stop = order.batch_range(step.number % order.n_batches)
         self._progress.samples += stop - start
-        self._progress.elapsed_s += took_s
         self._telemetry.step(took_s, stop - start)
         if session.last_logits is not None and step.batch is not None:
             self._running.update(session.last_logits.numpy(), step.batch.label, step.batch.weight)
@@ -228,10 +248,14 @@ class Loop:
         if self._saved_at == session.step:
             return
         with session.parts.timer("checkpoint"), session.parts.world.ledger.paused():
-            state.save(session, self._folder, {"progress": self._progress.__dict__})
+            state.save(session, self._folder, {"progress": self._progress.__dict__, "ran_on": self._ran_on()})
             protect = [] if self._progress.best_step is None else [self._progress.best_step]
             on_root(session.parts.world.main, lambda: prune(self._folder, self._options.keep, protect))
         self._saved_at = session.step
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [f"{key} was {then.get(key)}, is {now.get(key)}" for key in now if then.get(key) != now[key]]
 
 
 def _mean(value: float | Mapping[str, float] | list[float]) -> float:

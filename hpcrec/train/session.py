@@ -8,6 +8,7 @@ Every rank runs the same loop: owners serve rows in ``run`` while dense ranks co
 ``exchange`` and ``dense``. What to do every n steps is for ``train.loop``.
 """
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -135,7 +136,12 @@ class Session:
             dense.reducer.reduce()
         with self.parts.timer("dense_update"):
             if dense.clip_norm is not None:
-                dense.reducer.clip(dense.clip_norm)
+                norm = dense.reducer.clip(dense.clip_norm)
+                if not math.isfinite(norm):  # the same on every dense rank
+                    raise HpcrecError(
+                        f"step {self.step}: the norm of the dense gradients is {norm}, so they cannot be clipped to "
+                        f"dense.clip_norm = {dense.clip_norm}. Lower the learning rates, or look for extreme inputs."
+                    )
             for group in dense.optimizer.param_groups:
                 group["lr"] = group.setdefault("base_lr", group["lr"]) * scale
             dense.optimizer.step()
@@ -209,8 +215,7 @@ class Session:
                     yield waiting.pop(0)
             yield from waiting
         finally:
-            for ticket in waiting:
-                ticket.routed.exception()  # routed on every rank, so it ends; nothing may be left in flight
+            # Routes left in flight are of every rank alike; later ones follow them on the same thread.
             if batches is not None:
                 batches.close()
 

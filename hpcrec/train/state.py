@@ -121,6 +121,11 @@ def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
     if session.parts.dense is not None:
         checkpoint.check_dense({n: tuple(p.shape) for n, p in session.parts.dense.named_parameters})
     if not resume:
+        if any(t.hashed for t in session.parts.tables.values()) and checkpoint.state.get("seed") != session.parts.seed:
+            raise CheckpointError(
+                f"{checkpoint.folder}: was trained with train.seed = {checkpoint.state.get('seed')}, by which ids of "
+                f"hashed tables find their rows; this is {session.parts.seed}. Set it back."
+            )
         return
     for key, now in _identity(session).items():
         then = checkpoint.state.get(key)

@@ -11,6 +11,7 @@ from hpcrec import build
 from hpcrec.build import open_session
 from hpcrec.errors import ConfigError, DataError, HpcrecError
 from hpcrec.models import MODELS
+from hpcrec.types import Bags
 from tests.train.runs import FEATURES, SAMPLES, config_for, gather_tables, write_data
 from tests.train.test_equivalence import check_against_reference, folder, roles_for, sections  # noqa: F401 - a fixture
 
@@ -87,9 +88,14 @@ def test_evaluation_is_exact_and_changes_nothing(folder: Path) -> None:  # noqa:
 def test_ids_outside_a_table_and_unknown_features_are_refused(folder: Path) -> None:  # noqa: F811
     write_data(folder / "data.h5")
     small = {"tables": {"user": {"rows": 5}}}
-    session = open_session(config_for(folder, embedding=small))
-    with pytest.raises(DataError, match=r"feature 'user' has id \d+. Allowed: 0 to 4"):
-        next(session.steps()).run()
+    with pytest.raises(ConfigError, match=r"table 'user' has 5 rows, but its features have ids up to 39"):
+        open_session(config_for(folder, embedding=small))
+    with open_session(config_for(folder)) as session:
+        asker = session.parts.policy._exchange._asker
+        n = len(asker._layout.form_of)
+        bags = Bags(tuple(asker._layout.form_of), np.full(n, 40), np.arange(n + 1))  # one sample, id 40 everywhere
+        with pytest.raises(DataError, match=r"feature 'user' has id 40. Allowed: 0 to 39"):
+            asker.ask(bags, train=True)
     with pytest.raises(ConfigError, match=r"which .* does not have"):
         open_session(config_for(folder, exchange={"forms": {"nothing": "rows"}}))
 
@@ -192,10 +198,36 @@ def test_models_with_scalar_parameters_and_buffers(folder: Path, monkeypatch: py
     def with_scalars(*given):
         model, operators = original(*given)
         model.register_parameter("temperature", torch.nn.Parameter(torch.tensor(float(MPI.COMM_WORLD.rank))))
-        model.add_module("norm", torch.nn.BatchNorm1d(3))  # counts batches in a buffer of no dimension
+        model.register_buffer("count", torch.tensor(MPI.COMM_WORLD.rank))
         return model, operators
 
     monkeypatch.setattr(build, "make_model", with_scalars)
     with open_session(config_for(folder, dense={"optimizer": {"name": "Adam"}})) as session:
         assert session.model.temperature.shape == () and session.model.temperature.item() == 0.0
+        assert session.model.count.item() == 0
         next(iter(session.steps())).run()
+
+
+@pytest.mark.parallel([1, 2])
+def test_running_statistics_are_refused(folder: Path) -> None:  # noqa: F811
+    write_data(folder / "data.h5")
+    if MPI.COMM_WORLD.rank == 0:
+        (folder / "normed.py").write_text(
+            "from torch import nn\nfrom hpcrec.models import build_model\n"
+            "def build(features, n_dense, *, width, n_labels=1, **options):\n"
+            "    model = build_model('dlrm', features, n_dense, width=width)\n"
+            "    model.norm = nn.BatchNorm1d(3)\n    return model\n"
+        )
+    MPI.COMM_WORLD.Barrier()
+    own = {"name": "normed:build", "folder": str(folder), "pooling": {}}
+    with pytest.raises(ConfigError, match="norm is a BatchNorm1d with running statistics"):
+        open_session(config_for(folder, model=own))
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_gradient_that_is_not_finite_is_not_clipped_but_said(folder: Path) -> None:  # noqa: F811
+    write_data(folder / "data.h5")
+    with open_session(config_for(folder, dense={"clip_norm": 1.0})) as session:
+        step = next(session.steps())
+        with pytest.raises(HpcrecError, match=r"norm of the dense gradients is (nan|inf)"):
+            step.run(lambda inputs, samples: session.model(inputs, samples.dense) * np.inf)
