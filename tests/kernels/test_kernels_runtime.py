@@ -1,5 +1,6 @@
 """The native module in a process: one OpenMP runtime, threads of their own, the GIL released, the fallback."""
 
+import importlib.util
 import subprocess
 import sys
 import threading
@@ -42,8 +43,8 @@ print(len(os.listdir("/proc/self/task")), *found)
     ],
 )
 def test_one_openmp_runtime(imports):
-    # mpi4py comes before Horovod, here as in hpcrec: a wheel from the cache was linked to another checkout's libmpi, and
-    # finds the one that is loaded already.
+    # mpi4py comes before Horovod, here as in hpcrec: a wheel from the cache names another checkout's libmpi, and takes
+    # the one that is loaded already.
     if "horovod" in imports and importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
     use_torch = "" if "torch" not in imports else "torch.ones(500, 500) @ torch.ones(500, 500); import torch\n"
