@@ -103,6 +103,7 @@ def evaluate(run_or_config: Path, data: Path | None, checkpoint: str, overrides:
     """Evaluate a trained model; print its metrics as JSON.
 
     RUN_OR_CONFIG is a run folder, or the TOML file that made it. Any number of ranks will do.
+    Every rank has both roles here: of [topology] only the threads count.
     """
     rank = _start()
     from hpcrec import commands
