@@ -13,7 +13,7 @@ import numpy as np
 from hpcrec import kernels
 from hpcrec.embedding.store import Arena, Part, RowStore
 from hpcrec.exchange.layout import Leg
-from hpcrec.exchange.wire import Message, cumulative, decode, ranges
+from hpcrec.exchange.wire import Header, cumulative, read_header
 from hpcrec.types import Floats, Ints
 
 # Column-sharded row-wise Adagrad needs squared norms over all columns: own norms [U] by table -> the sums by table.
@@ -93,56 +93,69 @@ class Holder:
             self._streams_of.append((np.array([m[0] for m in mine]), np.array([m[1] for m in mine])))
 
     def read(self, received: np.ndarray, bytes_R: Ints, *, train: bool) -> Served:
-        """Decodes the messages of all ranks (uint8, one after the other in rank order)."""
+        """Reads the messages of all ranks (uint8, one after the other in rank order)."""
         size, item = self._size, self.store.dtype.itemsize
         place_R = cumulative(bytes_R)
         senders = np.flatnonzero(bytes_R)
-        n_entries = len(self._leg.entries)
-        messages = [
-            decode(received[place_R[r] : place_R[r + 1]], n_entries, self._weighted_E, self.store.dtype)
-            for r in senders
-        ]
-        counts = np.array([m.n_bags[self._entry_S] * self._width_S for m in messages], np.int64)
-        counts = counts.reshape(len(messages), len(self._entry_S))  # elements by sender and stream
+        headers = [read_header(received, int(place_R[r]), int(place_R[r + 1]), self._weighted_E, item) for r in senders]
+        counts = np.array([h.n_bags[self._entry_S] * self._width_S for h in headers], np.int64)
+        counts = counts.reshape(len(headers), len(self._entry_S))  # elements by sender and stream
         value_bytes_R, gradient_bytes_R = np.zeros(size, np.int64), np.zeros(size, np.int64)
         value_bytes_R[senders] = self._pad(counts[:, : self._valued].sum(axis=1) * item)
         gradient_bytes_R[senders] = self._pad(counts.sum(axis=1) * item)
         value_base = cumulative(value_bytes_R)[senders] // item
         gradient_base = cumulative(gradient_bytes_R)[senders] // item
         inside = np.cumsum(counts, axis=1) - counts
+        places = value_base[:, None] + inside, gradient_base[:, None] + inside
+        groupings: dict[bytes, kernels.Grouping] = {}
         works = tuple(
-            self._arena_work(a, messages, value_base[:, None] + inside, gradient_base[:, None] + inside, train)
+            self._arena_work(a, received, headers, *places, groupings if train else None)
             for a in range(len(self.store.arenas))
         )
         return Served(works, value_bytes_R, gradient_bytes_R)
 
     def _arena_work(
-        self, a: int, messages: Sequence[Message], value_at: Ints, gradient_at: Ints, train: bool
+        self,
+        a: int,
+        received: np.ndarray,
+        headers: Sequence[Header],
+        value_at: Ints,
+        gradient_at: Ints,
+        groupings: dict[bytes, kernels.Grouping] | None,
     ) -> ArenaWork:
+        """``groupings`` are those of arenas read before, by what was asked of them; None in evaluation."""
         streams, bases = self._streams_of[a]
-        width = self.store.arenas[a].width
         entries = self._entry_S[streams]
         valued = bool(len(streams)) and streams[0] < self._valued  # an arena is all replicated or not at all
-        index, lengths, value_start, gradient_start, weights = [], [], [], [], []
-        for i, m in enumerate(messages):
-            n_ids, n_bags = m.n_ids[entries], m.n_bags[entries]
-            ids_at, bags_at = cumulative(m.n_ids)[entries], cumulative(m.n_bags)[entries]
-            take = ranges(ids_at, n_ids)
-            index.append(m.rows[take] + np.repeat(bases, n_ids))
-            lengths.append(m.lengths[ranges(bags_at, n_bags)])
-            value_start.append(ranges(value_at[i, streams], n_bags, width))
-            gradient_start.append(ranges(gradient_at[i, streams], n_bags, width))
-            if self._weighted_E.any():
-                weights.append(np.ones(len(take), self.store.dtype) if m.weights is None else m.weights[take])
-        joined = _join(index)
-        lengths_V = _join(lengths)
+        asked_PX = np.empty((len(headers), len(streams), 7), np.int64)
+        for i, h in enumerate(headers):
+            asked_PX[i, :, :4] = h.places_EX[entries]
+            asked_PX[i, :, 5], asked_PX[i, :, 6] = value_at[i, streams], gradient_at[i, streams]
+        asked_PX[:, :, 4] = bases
+        joined = kernels.unpack(
+            received,
+            asked_PX.reshape(-1, 7),
+            self.store.arenas[a].width,
+            values=valued,
+            gradients=groupings is not None,
+        )
+        weights = None
+        if self._weighted_E.any():
+            weights = _join([h.weights(received, e, self.store.dtype) for h in headers for e in entries])
+        grouping = None
+        if groupings is not None:
+            # tables of several widths over the same features have their rows asked for alike: sorted once
+            key = asked_PX[:, :, :5].tobytes()
+            if key not in groupings:
+                groupings[key] = kernels.group(joined.index)
+            grouping = groupings[key]
         return ArenaWork(
-            index=joined,
-            offsets=cumulative(lengths_V),
-            value_start=_join(value_start) if valued else None,
-            weights=np.concatenate(weights) if weights else None,
-            grouping=kernels.group(joined) if train else None,
-            source_start=np.repeat(_join(gradient_start), lengths_V) if train else gradient_start[0][:0],
+            index=joined.index,
+            offsets=joined.offsets,
+            value_start=joined.value_start,
+            weights=weights,
+            grouping=grouping,
+            source_start=joined.index[:0] if joined.source_start is None else joined.source_start,
         )
 
     def answer(self, served: Served) -> Floats:
@@ -231,5 +244,5 @@ def _spans(arena: Arena, work: ArenaWork) -> list[tuple[Part, slice]]:
     return [(p, slice(*np.searchsorted(unique, (p.base, p.base + p.rows)).tolist())) for p in arena.parts]
 
 
-def _join(parts: Sequence[Ints]) -> Ints:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+def _join(parts: Sequence[Floats]) -> Floats | None:
+    return np.concatenate(parts) if parts else None

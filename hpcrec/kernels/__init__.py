@@ -4,15 +4,16 @@
 """
 
 from hpcrec.kernels.backend import active, get_threads, set_threads, use
-from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, unpermute
+from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, unpack, unpermute
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
 from hpcrec.kernels.lookup import copy_vectors, pooled_gather
 from hpcrec.kernels.memory import aligned_empty
-from hpcrec.kernels.reference import Grouping
+from hpcrec.kernels.reference import Grouping, Unpacked
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
 
 __all__ = [
     "Grouping",
+    "Unpacked",
     "active",
     "aligned_empty",
     "copy_vectors",
@@ -31,6 +32,7 @@ __all__ = [
     "squared_norm",
     "state_shapes",
     "state_values",
+    "unpack",
     "unpermute",
     "update",
     "use",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.errors import MissingError
-from hpcrec.kernels.reference import Grouping
+from hpcrec.kernels.reference import Grouping, Unpacked
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
 
@@ -93,6 +93,17 @@ def copy_vectors(
 ) -> None:
     """See the reference."""
     module().copy_vectors(source, target, width, n, source_start, target_start, accumulate, scale)
+
+
+def unpack(
+    message: NDArray[np.uint8], asked: Ints, width: int, n_ids: int, n_bags: int, values: bool, gradients: bool
+) -> Unpacked:
+    """See the reference."""
+    index, offsets = np.empty(n_ids, np.int64), np.empty(n_bags + 1, np.int64)
+    value_start = np.empty(n_bags, np.int64) if values else None
+    source_start = np.empty(n_ids, np.int64) if gradients else None
+    module().unpack(message, asked, width, index, offsets, value_start, source_start)
+    return Unpacked(index, offsets, value_start, source_start)
 
 
 def group(index: Ints) -> Grouping:

@@ -15,8 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
+from hpcrec.kernels.reference_bags import Unpacked, unpack
 from hpcrec.kernels.rules import StepNumbers
 from hpcrec.types import Floats, Ints
+
+__all__ = ["Unpacked", "unpack"]  # the definitions of this backend that have a file of their own
 
 BLOCK = 128
 LANES = 16

@@ -10,6 +10,7 @@
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
 #include "hpcrec/parallel.h"
+#include "hpcrec/unpack.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -154,6 +155,19 @@ template <class T> void bind_learn(nb::module_& m) {
 
 void bind_ids(nb::module_& m) {
   using Places = Out<int64_t>;
+  m.def(
+      "unpack",
+      [](In<uint8_t> message, Ids asked, int64_t width, Places index, Places offsets, Maybe<Places> value_start,
+         Maybe<Places> source_start) {
+        static_assert(sizeof(hpcrec::Asked) == 7 * sizeof(int64_t));
+        const hpcrec::Joined to{index.data(), offsets.data(), pointer(value_start), pointer(source_start)};
+        without_gil([&] {
+          hpcrec::unpack(message.data(), size(message), reinterpret_cast<const hpcrec::Asked*>(asked.data()),
+                         static_cast<int64_t>(asked.shape(0)), width, to);
+        });
+      },
+      "message"_a, "asked"_a, "width"_a, "index"_a.noconvert(), "offsets"_a.noconvert(),
+      "value_start"_a.noconvert().none(), "source_start"_a.noconvert().none());
   m.def(
       "group",
       [](Ids ids, Places unique, Places segments, Places order) {
