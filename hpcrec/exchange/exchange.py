@@ -33,7 +33,7 @@ from hpcrec.exchange.ask import Asked, Asker
 from hpcrec.exchange.inputs import Inputs
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.serve import Holder, Served
-from hpcrec.exchange.wire import cumulative
+from hpcrec.exchange.wire import blank, cumulative
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, Floats
 
@@ -170,8 +170,10 @@ class Exchange:
         if asked is None:
             return None
         with self._timer("assemble"):
-            groups = self.layout.groups
-            leaves = [np.zeros((asked.n_samples, len(g.lookups), g.width), self.dtype) for g in groups]
+            leaves = [
+                (np.empty if filled else np.zeros)((asked.n_samples, len(g.lookups), g.width), self.dtype)
+                for g, filled in zip(self.layout.groups, asked.filled, strict=True)
+            ]
             for move in asked.moves:
                 move.forward(received, leaves)
         return Inputs(leaves, self.layout, self._operators, train=route.train)
@@ -189,7 +191,7 @@ class Exchange:
         asked, served = route.asked, route.served
         zeros_R = np.zeros(self._size, np.int64)
         sent_R = zeros_R if asked is None else asked.gradient_bytes_R
-        sent = np.zeros(int(sent_R.sum()) // self.dtype.itemsize, self.dtype)
+        sent = blank(sent_R, self.dtype)
         if asked is not None:
             assert leaf_gradients is not None
             with self._timer("disassemble"):

@@ -13,7 +13,7 @@ import numpy as np
 from hpcrec import kernels
 from hpcrec.embedding.store import Arena, Part, RowStore
 from hpcrec.exchange.layout import Leg
-from hpcrec.exchange.wire import Header, cumulative, read_header
+from hpcrec.exchange.wire import Header, blank, cumulative, read_header
 from hpcrec.types import Floats, Ints
 
 # Column-sharded row-wise Adagrad needs squared norms over all columns: own norms [U] by table -> the sums by table.
@@ -160,7 +160,7 @@ class Holder:
 
     def answer(self, served: Served) -> Floats:
         """The values message: pooled vectors for every rank, one rank after the other."""
-        values = np.zeros(int(served.value_bytes_R.sum()) // self.store.dtype.itemsize, self.store.dtype)
+        values = blank(served.value_bytes_R, self.store.dtype)
         for arena, work in zip(self.store.arenas, served.works, strict=True):
             if work.value_start is not None and len(work.index):
                 kernels.pooled_gather(
