@@ -27,7 +27,7 @@ from hpcrec.dense.optimizer import build_optimizer
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
-from hpcrec.errors import ConfigError
+from hpcrec.errors import ConfigError, DataError
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.policy.sync import Sync
 from hpcrec.train.parts import DensePart, Parts, Split
@@ -139,6 +139,8 @@ def _open_splits(config: Config) -> dict[str, Split]:
         if path is None:
             continue
         dataset = DataSet(path)
+        if not dataset.samples:
+            raise DataError(f"{path}: has no samples. Set data.{name} to a file that has some, or leave it out.")
         order = GlobalOrder(
             dataset.samples,
             config.train.batch_size,
