@@ -3,8 +3,10 @@
 `reader.DataSet` joins files; this module knows of one. See ``docs/data.md`` for the schema.
 """
 
+import contextlib
 import errno
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +67,21 @@ class File:
 
     def read_into(self, name: str, start: int, stop: int, out: Any) -> None:
         """Rows ``[start, stop)`` of dataset `name` into the array `out` of that length, converted to its type."""
-        try:
+        with self._reading(name, start, stop):
             self._file()[name].read_direct(out, np.s_[start:stop])
+
+    def read(self, name: str, start: int, stop: int) -> Any:
+        """Rows ``[start, stop)`` of dataset `name`, or as many as there are, in the type that they have on disk."""
+        with self._reading(name, start, stop):
+            return self._file()[name][start:stop]
+
+    @contextlib.contextmanager
+    def _reading(self, name: str, start: int, stop: int) -> Iterator[None]:
+        try:
+            yield
         except DataError:
             raise
-        except Exception as error:
+        except Exception as error:  # see __init__
             raise self._error(name, f"rows [{start}, {stop}) cannot be read ({_said(error)})", _AGAIN) from error
 
     def bytes_of(self, name: str) -> int:

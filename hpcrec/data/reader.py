@@ -16,8 +16,8 @@ from typing import Any, Self
 import numpy as np
 
 from hpcrec.data import checks, checksum, layout
-from hpcrec.data.files import write_text
 from hpcrec.data.hdf5 import File
+from hpcrec.data.index import open_files
 from hpcrec.data.layout import Column, Columns
 from hpcrec.errors import DataError
 from hpcrec.types import Feature, Ints
@@ -56,11 +56,7 @@ class DataSet:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        extra: dict[str, Any] = {}
-        if self.path.name.endswith(layout.INDEX_SUFFIX):
-            self._files, extra = _open_index(self.path)
-        else:
-            self._files = [File(self.path)]
+        self._files, extra = open_files(self.path)
         self._open: list[File] = []
         self._lock = threading.Lock()  # a loader's thread and its owner may read at the same time
         self._starts = np.concatenate([[0], np.cumsum([file.samples for file in self._files])]).astype(np.int64)
@@ -220,30 +216,6 @@ class DataSet:
         return joined
 
 
-def write_index(path: Path, paths: Sequence[Path], attributes: dict[str, Any] | None = None) -> None:
-    """Write the index file that makes one data set of several files.
-
-    Parameters
-    ----------
-    path : Path
-        ``<name>.index.json``; whole or not at all.
-    paths : sequence of Path
-        Data set files in the order of their samples, in or below the index file's folder.
-    attributes : dict, optional
-        Attributes of the whole, say its attainable AUC.
-    """
-    if not path.name.endswith(layout.INDEX_SUFFIX):
-        raise DataError(f"{path}: the name of an index file must end in {layout.INDEX_SUFFIX}.")
-    entries = []
-    for file in paths:
-        with DataSet(file) as data:
-            entries.append(
-                {"path": file.resolve().relative_to(path.parent.resolve()).as_posix(), "samples": data.samples}
-            )
-    content = {layout.VERSION_ATTRIBUTE: layout.SCHEMA_VERSION, "files": entries, "attributes": attributes or {}}
-    write_text(path, json.dumps(content, indent=1) + "\n")
-
-
 def _read(
     name: str,
     pieces: Sequence[_Piece],
@@ -267,35 +239,6 @@ def _read(
         f"{file.path}: {name}: sample {number} (from 0) {wrong.found}; {wrong.allowed}. Correct what it was made from "
         "and convert it again; `hpcrec data verify` lists all such columns."
     )
-
-
-def _open_index(path: Path) -> tuple[list[File], dict[str, Any]]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        entries = [(path.parent / entry["path"], int(entry["samples"])) for entry in content["files"]]
-        version, extra = content[layout.VERSION_ATTRIBUTE], dict(content.get("attributes", {}))
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; write it by `hpcrec prepare`, or change the path.") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); copy or write it again.") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(
-            f"{path}: not an index file ({type(error).__name__}: {error}); it must be JSON with "
-            f"{layout.VERSION_ATTRIBUTE!r} and 'files', a list of {{'path', 'samples'}}."
-        ) from error
-    if version != layout.SCHEMA_VERSION or not entries:
-        raise DataError(
-            f"{path}: schema version {version}, {len(entries)} files; version {layout.SCHEMA_VERSION} and at least "
-            "one file are needed."
-        )
-    files = []
-    for name, samples in entries:
-        files.append(file := File(name))
-        if file.samples != samples:
-            raise DataError(
-                f"{path}: says {samples} samples for {name}, which has {file.samples}; write the index again."
-            )
-    return files, extra
 
 
 def _merge_features(files: Sequence[File]) -> tuple[Feature, ...]:
