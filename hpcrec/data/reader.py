@@ -189,8 +189,11 @@ class DataSet:
         return offsets, spans, n_ids
 
     def _fingerprint(self) -> str:
-        head = self.read(0, min(_PEEK, self.samples), features=())
-        tail = self.read(max(self.samples - _PEEK, 0), self.samples, features=())
+        shape = () if self.n_labels == 1 else (self.n_labels,)
+        ends = []
+        for start, stop in ((0, min(_PEEK, self.samples)), (max(self.samples - _PEEK, 0), self.samples)):
+            out = np.empty((stop - start, *shape), dtype=np.float32)
+            ends.append(_fill("/label", self._pieces([(start, stop)]), out))  # checked when they are trained on
         facts = {
             "samples": self.samples,
             "dense": self.n_dense,
@@ -202,7 +205,7 @@ class DataSet:
             "checksums": {name: self._checksum(name) for name in self._files[0].columns},
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-        digest.update(head.label.tobytes() + tail.label.tobytes())
+        digest.update(b"".join(labels.tobytes() for labels in ends))
         return digest.hexdigest()[:32]
 
     def _checksum(self, name: str) -> int | None:
@@ -216,6 +219,14 @@ class DataSet:
         return joined
 
 
+def _fill(name: str, pieces: Sequence[_Piece], out: Any) -> Any:
+    """Pieces of a column into `out`, as they are."""
+    for file, start, stop, at in pieces:
+        if stop > start:
+            file.read_into(name, start, stop, out[at : at + stop - start])
+    return out
+
+
 def _read(
     name: str,
     pieces: Sequence[_Piece],
@@ -224,10 +235,7 @@ def _read(
     bags: tuple[Ints, Sequence[_Piece]] | None = None,
 ) -> Any:
     """Pieces of a column into `out`, checked. `bags`: offsets of the samples whose ids these are, and their pieces."""
-    for file, start, stop, at in pieces:
-        if stop > start:
-            file.read_into(name, start, stop, out[at : at + stop - start])
-    wrong = checks.first_wrong(name, out, cardinality)
+    wrong = checks.first_wrong(name, _fill(name, pieces, out), cardinality)
     if wrong is None:
         return out
     sample = wrong.row
