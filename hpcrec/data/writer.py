@@ -4,7 +4,6 @@ The file appears under its name only when it is complete: it is written to a tem
 renamed when the writer closes; an error removes it. Knows nothing of where samples come from.
 """
 
-import contextlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hpcrec.data import checks, checksum, files, layout
+from hpcrec.data.hdf5_out import Output
 from hpcrec.data.layout import Column, Columns
 from hpcrec.errors import DataError
 from hpcrec.types import Feature, Floats, Ints
@@ -44,7 +44,9 @@ class Writer:
     ------
     DataError
         From `append` for a block that does not fit this description or holds a value that is not allowed, with what
-        was found and what is allowed; from any call where the disk cannot be written.
+        was found and what is allowed.
+    OutputError
+        From any call, where the disk cannot be written.
     """
 
     def __init__(
@@ -65,16 +67,10 @@ class Writer:
         self._check_description()
         self._temporary = files.temporary_beside(self.path)
         self._checksums: dict[str, int] = {}
-        self._file: h5py.File | None = None
+        self._output: Output | None = Output(self._temporary, self.path, layout.FILE_FORMAT)
         try:
-            self._temporary.unlink(missing_ok=True)
-            # without locks, since the name is ours alone
-            self._file = h5py.File(self._temporary, "w", locking=False, libver=layout.FILE_FORMAT)
             self._create_columns()
             self.set_attributes(attributes or {})
-        except OSError as error:
-            self.abort()
-            raise self._unwritable(error) from error
         except BaseException:
             self.abort()
             raise
@@ -92,8 +88,9 @@ class Writer:
         """
         try:
             self._append(block)
-        except (OSError, RuntimeError) as error:  # HDF5 reports some failures of the disk as RuntimeError
-            raise self._unwritable(error) from error
+        finally:
+            if self._output is not None:
+                self._output.check()
 
     def _append(self, block: Columns) -> None:
         n = block.samples
@@ -111,25 +108,22 @@ class Writer:
 
     def close(self) -> None:
         """Finish the file and give it its name; a second call does nothing."""
-        if self._file is None:
+        if self._output is None:
             return
         try:
             for name, crc in self._checksums.items():
-                self._file[name].attrs[layout.CHECKSUM_ATTRIBUTE] = np.uint32(crc)
-            self._file.close()
-            self._file = None
-            files.publish(self._temporary, self.path)
-        except (OSError, RuntimeError) as error:
-            raise self._unwritable(error) from error
+                self._open_file()[name].attrs[layout.CHECKSUM_ATTRIBUTE] = np.uint32(crc)
+            self._output.close()
+            with files.writing(self.path):
+                files.publish(self._temporary, self.path)
         finally:
             self.abort()
 
     def abort(self) -> None:
         """Give up: close and remove what was written; nothing is left under the file's name."""
-        file, self._file = self._file, None
-        if file is not None:
-            with contextlib.suppress(OSError, RuntimeError):  # a full disk, which whoever aborts knows of
-                file.close()
+        if self._output is not None:
+            self._output.abort()
+            self._output = None
         self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
@@ -146,13 +140,10 @@ class Writer:
     def _error(self, where: str, found: str, change: str) -> DataError:
         return DataError(f"{self.path}: {where}: {found}; {change}.")
 
-    def _unwritable(self, error: Exception) -> DataError:
-        return self._error("the file", f"cannot be written ({error})", "free space, or write to another folder")
-
     def _open_file(self) -> h5py.File:
-        if self._file is None:
+        if self._output is None:
             raise self._error("writer", "it is closed", "open a new one")
-        return self._file
+        return self._output.file
 
     def _check_description(self) -> None:
         names = [feature.name for feature in self.features]
