@@ -19,7 +19,7 @@ def writing(path: Path) -> Iterator[None]:
     except OutputError:
         raise
     except (OSError, RuntimeError) as error:  # HDF5 reports some failures of the disk as RuntimeError
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())  # HDF5's have several lines
         raise OutputError(
             f"{path}: cannot be written ({reason}). Free space there, or choose another folder that can be written."
         ) from error

@@ -203,12 +203,14 @@ def open_hdf5(path: Path) -> h5py.File:
             if refused and f"errno = {errno.EAGAIN}" in str(error):
                 raise DataError(f"{path}: another program is writing this file; wait until it is finished.") from error
             if not refused:
-                raise DataError(f"{path}: not a readable HDF5 file ({error}); copy or convert it again.") from error
+                raise DataError(
+                    f"{path}: not a readable HDF5 file ({_said(error)}); copy or convert it again."
+                ) from error
     raise AssertionError("without locks none is refused")
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"  # HDF5's have several lines
 
 
 def _decode(value: Any) -> Any:
