@@ -27,7 +27,7 @@ from hpcrec.dense.optimizer import build_optimizer
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
-from hpcrec.errors import ConfigError
+from hpcrec.errors import ConfigError, DataError
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.policy.sync import Sync
 from hpcrec.train.parts import DensePart, Parts, Split
@@ -57,6 +57,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
     world = make_world(config)
     agreed = partial(_together, world)
     splits = agreed(lambda: _open_splits(config))
+    agreed(lambda: _check_same_data(splits, world))
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset))
     tables, families, layout = agreed(lambda: make_layout(config, dataset, operators, world.topology))
@@ -139,6 +140,8 @@ def _open_splits(config: Config) -> dict[str, Split]:
         if path is None:
             continue
         dataset = DataSet(path)
+        if not dataset.samples:
+            raise DataError(f"{path}: has no samples. Set data.{name} to a file that has some, or leave it out.")
         order = GlobalOrder(
             dataset.samples,
             config.train.batch_size,
@@ -157,6 +160,18 @@ def _open_splits(config: Config) -> dict[str, Split]:
                 "inputs or labels. Prepare both in one go, so that they have the same ids."
             )
     return splits
+
+
+def _check_same_data(splits: dict[str, Split], world: World) -> None:
+    """Refuses ranks that read different files under one name, say copies on the disks of their hosts. Collective."""
+    for name, split in splits.items():
+        prints_R = world.main.allgather(split.dataset.fingerprint)
+        others = [rank for rank, one in enumerate(prints_R) if one != prints_R[0]]
+        if others:
+            raise DataError(
+                f"data.{name} ({split.dataset.path}): rank {others[0]} reads another data set there than rank 0. Give "
+                "every host the same files."
+            )
 
 
 def _make_store(

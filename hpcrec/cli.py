@@ -1,4 +1,4 @@
-"""The command ``hpcrec``: train, evaluate, predict, prepare, run, config.
+"""The command ``hpcrec``: train, evaluate, predict, prepare, data, run, config.
 
 Parses a command line, checks the configuration and hands over. What a command needs is imported when it runs, so that
 ``--help`` is quick and ``hpcrec run`` does not start MPI itself. Knows no sessions, files or communicators.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcrec.cli_data import data
 from hpcrec.cli_options import CONTEXT, HELP, Anything, File, Target, examples
 from hpcrec.cli_prepare import prepare
 from hpcrec.errors import ConfigError, HpcrecError
@@ -164,6 +165,7 @@ def _as_list(value: Any) -> Any:
 
 
 command_line.add_command(prepare)
+command_line.add_command(data, "data")
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------

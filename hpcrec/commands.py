@@ -3,12 +3,13 @@
 Knows sessions and run folders; does not parse a command line (``cli``).
 """
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 
@@ -17,7 +18,8 @@ from hpcrec.comm.failure import ExitCodes
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
 from hpcrec.config import Config, TopologyConfig, to_toml, with_absolute_paths
-from hpcrec.data.files import temporary_beside
+from hpcrec.data.files import publish, temporary_beside, writing
+from hpcrec.data.hdf5_out import Output
 from hpcrec.train import report, state, telemetry
 from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.checkpoint_files import checkpoints_in, on_root
@@ -58,7 +60,8 @@ def train(config: Config) -> ExitCodes:
             try:
                 outcome = loop.run(told)
             except Exception:
-                telemetry.write_summary(run, _failed(session, told, software))  # whichever rank it is
+                with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
+                    telemetry.write_summary(run, _failed(session, told, software))  # whichever rank it is
                 raise
             throughput = told.throughput()
         summary = _summary(session, outcome, throughput, software)
@@ -94,23 +97,42 @@ def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -
         dataset = session.parts.splits["test"].dataset
         shape = (dataset.samples,) if dataset.n_labels == 1 else (dataset.samples, dataset.n_labels)
         writes = topology.is_dense and topology.dense_index == 0
-        hidden = temporary_beside(out)
-        file = h5py.File(hidden, "w", locking=False) if writes else None
-        target = None if file is None else file.create_dataset("prediction", shape, np.float32)
-        for first, _, logits in session.outputs("test"):
-            assert dense is not None
-            parts = dense.gather_arrays(torch.sigmoid(logits).to(torch.float32).numpy())
-            if target is not None and parts is not None:
-                joined = np.concatenate(parts)
-                target[first : first + len(joined)] = joined
-        if file is not None:
-            file.attrs.update({"data": str(dataset.path), "step": session.step})
-            file.close()
-            hidden.replace(out)
+        with _predictions(out, shape if writes else None) as output:
+            for first, _, logits in session.outputs("test"):
+                assert dense is not None
+                parts = dense.gather_arrays(torch.sigmoid(logits).to(torch.float32).numpy())
+                if output is not None and parts is not None:
+                    joined = np.concatenate(parts)
+                    output.file["prediction"][first : first + len(joined)] = joined
+                    output.check()
+            if output is not None:
+                output.file.attrs.update({"data": str(dataset.path), "step": session.step})
         return dataset.samples
 
 
+@contextlib.contextmanager
+def _predictions(out: Path, shape: tuple[int, ...] | None) -> Iterator[Output | None]:
+    """The file for predictions of that shape, whole or absent; None where this rank writes none."""
+    if shape is None:
+        yield None
+        return
+    hidden = temporary_beside(out)
+    try:
+        with Output(hidden, out) as output:
+            output.file.create_dataset("prediction", shape, np.float32)
+            yield output
+        with writing(out):
+            publish(hidden, out)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
 def _prepare_folder(run: Path, config: Config) -> None:
+    with writing(run):
+        _clean_folder(run, config)
+
+
+def _clean_folder(run: Path, config: Config) -> None:
     run.mkdir(parents=True, exist_ok=True)
     if config.checkpoint.resume == "never":
         for replaced in (checkpoints_in(run), run / "tensorboard"):  # of the run that this one replaces

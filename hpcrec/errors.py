@@ -17,6 +17,10 @@ class DataError(HpcrecError, ValueError):
     """A data set, or a line of one, that cannot be used."""
 
 
+class OutputError(HpcrecError, OSError):
+    """A file that cannot be written: a full disk, a folder that is read-only."""
+
+
 class CheckpointError(HpcrecError, ValueError):
     """A checkpoint that cannot be loaded or does not fit the model."""
 

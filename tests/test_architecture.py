@@ -41,7 +41,8 @@ ALLOWED = {
     "commands": "build config train data comm",
     "cli_options": "",
     "cli_prepare": "cli_options data",
-    "cli": "cli_options cli_prepare commands systems build config plan data launch comm",
+    "cli_data": "cli_options data",
+    "cli": "cli_options cli_prepare cli_data commands systems build config plan data launch comm",
     "__main__": "cli",
     "__init__": "build train",
 }
@@ -58,6 +59,8 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli.py", "hpcrec.commands"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli_prepare.py", "hpcrec.data"): "imports pyarrow, only for `hpcrec prepare`",
+    ("hpcrec/cli_data.py", "hpcrec.data.inspect"): "imports h5py, only for `hpcrec data inspect`",
+    ("hpcrec/cli_data.py", "hpcrec.data.verify"): "imports h5py, only for `hpcrec data verify`",
     ("hpcrec/cli.py", "hpcrec.launch"): "only for `hpcrec run`",
 }
 # Reads of the environment, by file: why. Everywhere else a setting is an argument.

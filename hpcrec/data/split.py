@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from hpcrec.data import hashing
+from hpcrec.data.files import writing
 from hpcrec.data.gather import take
 from hpcrec.data.layout import Columns
 from hpcrec.data.writer import Writer
@@ -135,7 +136,8 @@ class SplitWriter:
         self.split, self.total, self.seen = split, total, 0
         self.features, self._positives = tuple(features), dict.fromkeys(split.names, 0.0)
         folder = Path(out_dir)
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         self.writers: dict[str, Writer] = {}
         try:
             for name in split.names:

@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 
 from hpcrec.data.files import sync
+from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
 from hpcrec.train.checkpoint_files import Alone, Ranks, mark_best, prune, read_best, remove_leftovers, steps_in
@@ -98,7 +99,8 @@ class CheckpointWriter:
 
         def write(path: Path) -> None:
             path.parent.mkdir(exist_ok=True)
-            with _created(path) as file:
+            with Output(path) as output:
+                file = output.file
                 file.attrs.update(
                     {
                         "table": table,
@@ -115,6 +117,7 @@ class CheckpointWriter:
                     _append(file, "rows", values)
                     for name, state in states.items():
                         _append(file, f"state/{files.quoted(name)}", state)
+                    output.check()  # a full disk is told before the next block is fetched
 
         self._write(f"{files.quoted(table)}/part-{part}.h5", write)
 
@@ -127,7 +130,8 @@ class CheckpointWriter:
         """Writes the dense part; on one rank. Values are NumPy arrays, torch tensors or numbers."""
 
         def write(path: Path) -> None:
-            with _created(path) as file:
+            with Output(path) as output:
+                file = output.file
                 _put(file.create_group("parameters"), parameters)
                 _put(file.create_group("extra"), extra or {})
                 states = file.create_group("optimizer")
@@ -183,10 +187,6 @@ class CheckpointWriter:
             self._written[name] = files.fingerprint(path)
         except (OSError, RuntimeError) as error:  # HDF5 reports some failures of the disk as RuntimeError
             self._failure = f"{path}: {error}"
-
-
-def _created(path: Path) -> h5py.File:
-    return h5py.File(path, "w", locking=False)  # nobody else knows the file yet
 
 
 def _append(file: h5py.File, name: str, values: Floats) -> None:

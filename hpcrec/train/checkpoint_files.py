@@ -144,10 +144,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         found = (manifest["format"], manifest["version"])
         files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-        int(manifest["step"])
+        if type(manifest["step"]) is not int or manifest["step"] < 0:
+            raise ValueError(f"step {manifest['step']!r}")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}), so {folder} is no checkpoint.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: is not the manifest of a checkpoint ({error!r}). See docs/checkpoint.md."
         ) from error
@@ -159,6 +160,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if STATE not in files:
         raise CheckpointError(f"{path}: lists no {STATE}, which every checkpoint has. See docs/checkpoint.md.")
     return dict(manifest)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What ``write_state`` of a checkpoint was given."""
+    path = folder / STATE
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not a JSON object ({error}). See docs/checkpoint.md.") from error
 
 
 def damage(folder: Path, manifest: Mapping[str, Any], ranks: Ranks) -> str | None:

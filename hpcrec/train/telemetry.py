@@ -4,6 +4,7 @@ Rank 0 writes; every rank may time. Knows numbers and files, not what is trained
 qualities from ``metrics``. The page and the table that show them are ``report``.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from hpcrec.data.files import write_text
+from hpcrec.data.files import write_text, writing
 from hpcrec.units import KiB, format_bytes
 
 STATUSES = ("finished", "stopped", "failed")
@@ -160,9 +161,9 @@ class Telemetry:
         """
         if self._file is None:
             return
-        line = {"step": step, "time": round(time.time(), 3), **values}
-        self._file.write(json.dumps(as_json(line)) + "\n")
-        self._file.flush()
+        with writing(self.folder / "metrics.jsonl"):
+            self._file.write(json.dumps(as_json({"step": step, "time": round(time.time(), 3), **values})) + "\n")
+            self._file.flush()
         self._show(values)
         if self._board is not None:
             for name, value in values.items():
@@ -195,7 +196,8 @@ class Telemetry:
         """Ends the bar and the files; again does nothing."""
         for thing in (self._bar, self._board, self._file):
             if thing is not None:
-                thing.close()
+                with contextlib.suppress(OSError):  # a full disk, which `log` has met
+                    thing.close()
         self._bar = self._board = self._file = None
 
     def __enter__(self) -> Self:
