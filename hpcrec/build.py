@@ -17,6 +17,7 @@ from torch import nn
 from hpcrec import kernels
 from hpcrec.build_tables import DTYPES, make_layout, make_model
 from hpcrec.comm.failure import agree, unwatch, watch
+from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology, assign_roles
 from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config
@@ -117,7 +118,7 @@ def make_world(config: Config) -> World:
         owners_per_host=t.owners_per_host,
         dense_per_host=t.dense_per_host,
     )
-    return World(None, roles)
+    return World(None, roles, StallLimits(config.run.stall_report_s, config.run.stall_abort_s))
 
 
 def _together(world: World, make: Callable[[], T]) -> T:

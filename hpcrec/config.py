@@ -318,6 +318,11 @@ class RunConfig:
     """Whether tensorboard/ is written."""
     progress: Flag = True
     """Whether a progress bar is shown."""
+    stall_report_s: Amount = 60.0
+    """Seconds that a rank waits in one collective before it is reported who waits for whom; 0: never."""
+    stall_abort_s: Amount = 600.0
+    """Seconds of such a wait after which the run is ended, with stacks; 0: never. More than what rank 0 may need to
+    write and remove checkpoints, for which the others wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,6 +450,15 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _embedding_conflicts(config)
     yield from _feature_conflicts(config)
     yield from _schedule_conflicts(config.schedule)
+    report_s, abort_s = config.run.stall_report_s, config.run.stall_abort_s
+    if abort_s and abort_s < report_s:
+        yield (
+            "run.stall_abort_s",
+            (
+                f"is {abort_s:g}, before run.stall_report_s = {report_s:g}, so the run would end unreported. Raise it, "
+                "or lower run.stall_report_s."
+            ),
+        )
 
 
 def _topology_conflicts(topology: TopologyConfig) -> Iterator[tuple[str, str]]:

@@ -100,6 +100,7 @@ class Session:
             global batch. Default: the model's binary cross-entropy, averaged over labels.
         """
         parts, timer, step = self.parts, self.parts.timer, self.step
+        parts.world.progress.step = step
         scale = parts.schedule.multiplier(step)
         inputs = parts.policy.gather(ticket)
         loss, self.last_logits = 0.0, None
@@ -252,6 +253,8 @@ class Session:
     ) -> None:
         if error is None:  # after an error the other ranks will not come to a barrier
             self.close()
+        else:
+            self.parts.world.abandon()
 
 
 class Step:

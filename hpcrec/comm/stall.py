@@ -1,0 +1,357 @@
+"""Stalls: a rank that waits too long in a collective has it said, once, by whom and for whom; later the job is ended.
+
+Each rank has a thread that wakes about once a second, looks at ``comm.progress`` and at messages of other ranks' watch
+threads, on a communicator of their own. A rank whose wait passes a limit tells the lowest rank that answers; that one
+asks every rank where it is and prints one report for all of them: each collective that is waited in, who has arrived
+and who has not. A rank that computes, sleeps or reads answers all the same; one that is stopped (SIGSTOP), or held up
+in native code that keeps Python's lock, does not, and is named as such.
+
+Past the second limit the report comes with stacks and the job ends. Does not know what the collectives are for.
+"""
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpi4py import MPI
+
+from hpcrec.comm.failure import ExitCodes, end_job, say
+from hpcrec.comm.progress import Progress
+
+_LONGEST_TICK_S = 1.0
+_BUSY_TICK_S = 0.02  # while an answer is awaited
+_ANSWER_S = 2.0  # beyond two ticks: how long a rank may take to answer
+_TELL_AGAIN_S = 15.0  # whoever was to end the job has not
+_MOST_STACKS = 8
+_TELL, _ASK, _ANSWER = 1, 2, 3  # message tags
+REPORT, ABORT = 1, 2  # levels
+
+
+@dataclass(frozen=True)
+class StallLimits:
+    """Seconds of waiting in one collective after which it is reported, and the job ended; 0 means never."""
+
+    report_s: float
+    abort_s: float
+
+    def of(self, level: int) -> float:
+        """The limit of a level."""
+        return self.report_s if level == REPORT else self.abort_s
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one rank is.
+
+    Attributes
+    ----------
+    step : int
+        Steps done.
+    lanes : dict of str to (count, number, tag, seconds)
+        By communicator: collectives started, the one waited in (0: none), its tag, seconds since it waits (or since
+        its last wait ended).
+    host, where : str
+        Its host, and the line that its main thread is at.
+    stacks : str
+        Of all its threads; empty where they were not asked for.
+    """
+
+    step: int
+    lanes: dict[str, tuple[int, int, str, float]]
+    host: str = ""
+    where: str = ""
+    stacks: str = ""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One collective that some ranks wait in, ``missing`` being those that have not come to it."""
+
+    lane: str
+    tag: str
+    step: int
+    seconds_s: float
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+def find_waits(
+    standings: Mapping[int, Standing], members: Mapping[str, Iterable[int]], at_least_s: float
+) -> list[Wait]:
+    """Every collective that ranks have waited in for some time, those with the longest waits first.
+
+    Parameters
+    ----------
+    standings : mapping of world rank to Standing
+        Of the ranks that answered.
+    members : mapping of str to world ranks
+        By communicator.
+    at_least_s : float
+        Shorter waits are left out.
+    """
+    waits = []
+    for lane, ranks in members.items():
+        found: dict[int, list[int]] = {}
+        for rank in ranks:
+            if rank in standings:
+                _, number, _, seconds_s = standings[rank].lanes[lane]
+                if number and seconds_s >= at_least_s:
+                    found.setdefault(number, []).append(rank)
+        for number, waiting in found.items():
+            first = standings[waiting[0]]
+            missing = [r for r in ranks if r not in standings or standings[r].lanes[lane][0] < number]
+            longest_s = max(standings[r].lanes[lane][3] for r in waiting)
+            waits.append(Wait(lane, first.lanes[lane][2], first.step, longest_s, tuple(waiting), tuple(missing)))
+    return sorted(waits, key=lambda wait: -wait.seconds_s)
+
+
+def describe(waits: list[Wait], standings: Mapping[int, Standing]) -> tuple[str, tuple[int, ...]]:
+    """The report's lines, and the ranks that hold up the others: missing, and waiting for nobody."""
+    missing = sorted({rank for wait in waits for rank in wait.missing})
+    blamed = tuple(r for r in missing if r not in standings or not any(n for _, n, _, _ in standings[r].lanes.values()))
+    longest_s = max((wait.seconds_s for wait in waits), default=0.0)
+    lines = [f"no progress for {longest_s:.3g} s. "]
+    if blamed:
+        lines[0] += f"Waiting for {listed(blamed)}."
+    elif missing:
+        lines[0] += "Ranks wait for each other: they are in different collectives, by a different path of the program."
+    else:
+        lines[0] += "Every rank has come to the collective, which does not end: look at the network."
+    lines += [
+        f"  step {w.step}, collective '{w.tag}' on communicator '{w.lane}': {listed(w.waiting)} waited "
+        f"{w.seconds_s:.3g} s for {listed(w.missing) or 'its end'}"
+        for w in waits
+    ]
+    for rank in blamed:
+        if rank not in standings:
+            lines.append(f"  rank {rank} does not answer: stopped, held up in native code, or its host is gone")
+            continue
+        standing = standings[rank]
+        idle_s = min((s for _, _, _, s in standing.lanes.values()), default=0.0)
+        lines.append(
+            f"  rank {rank} on {standing.host}: step {standing.step}, in no collective for {idle_s:.3g} s, its main "
+            f"thread is at {standing.where}"
+        )
+    return "\n".join(lines), blamed
+
+
+@dataclass
+class _Round:
+    """One collection of standings by this rank."""
+
+    level: int
+    until_s: float
+    standings: dict[int, Standing] = field(default_factory=dict)
+
+
+class StallWatch:
+    """The watch thread of a rank. Made by every rank of ``comm``; collective, as ``close`` is.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        All ranks. Where MPI does not let a second thread communicate, each rank reports for itself alone.
+    progress : Progress
+        This rank's, with all its lanes.
+    members : mapping of str to tuple of int
+        World ranks of every communicator that any rank has a lane for.
+    limits : StallLimits
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, progress: Progress, members: Mapping[str, tuple[int, ...]], limits: StallLimits
+    ) -> None:
+        self._comm = comm.Dup()
+        self._asks = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self._progress = progress
+        self._members = dict(members)
+        self._limits = limits
+        given = [limit for limit in (limits.report_s, limits.abort_s) if limit]
+        self.tick_s = min(_LONGEST_TICK_S, min(given) / 4)
+        self._answer_s = _ANSWER_S + 2 * self.tick_s
+        self._told: dict[str, tuple[int, int, float]] = {}  # lane -> (number, level, until when that will do)
+        self._candidate = -1  # the rank that was told and has not asked yet; -1: none
+        self._candidate_until_s = 0.0
+        self._round: _Round | None = None
+        self._serial = 0
+        self._sending: list[MPI.Request] = []
+        self._ended = threading.Event()
+        # The thread holds no reference to self, so a world that is dropped without close() ends it.
+        self._thread = threading.Thread(
+            target=_run, args=(weakref.ref(self), self._ended), name="stall-watch", daemon=True
+        )
+        self._thread.start()
+        atexit.register(_stop, weakref.ref(self))  # before MPI_Finalize, which mpi4py runs later
+
+    def stop(self) -> None:
+        """Ends the thread; this rank answers no more."""
+        self._ended.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def close(self) -> None:
+        """Ends the threads of all ranks and frees the communicator; collective."""
+        self.stop()
+        self._comm.Barrier()
+        self._serve()  # what was sent to a thread that had ended
+        MPI.Request.Waitall(self._sending)
+        self._comm.Free()
+
+    def look(self) -> float:
+        """One turn of the thread; returns seconds until the next."""
+        if self._asks:
+            self._serve()
+        now_s = time.monotonic()
+        level = self._due(now_s)
+        if self._round is not None:
+            if now_s > self._round.until_s or len(self._round.standings) == self._comm.size:
+                done, self._round = self._round, None
+                self._report(done)
+        elif level == 0:
+            self._candidate = -1
+        elif not self._asks or self._comm.rank == 0:
+            self._collect(level, now_s)
+        elif self._candidate < 0 or now_s > self._candidate_until_s:
+            self._tell_next(level, now_s)
+        return _BUSY_TICK_S if self._round is not None or self._candidate >= 0 else self.tick_s
+
+    # What this rank has to say.
+
+    def _due(self, now_s: float) -> int:
+        """The highest level of a wait of this rank that nobody has taken up yet; 0: none."""
+        due = 0
+        for name, lane in self._progress.lanes.items():
+            number, since_s = lane.waiting, lane.since_s
+            for level in (REPORT, ABORT):
+                limit_s = self._limits.of(level)
+                told_number, told_level, until_s = self._told.get(name, (0, 0, 0.0))
+                taken_up = told_number == number and told_level >= level and now_s < until_s
+                if number and limit_s and now_s - since_s >= limit_s and not taken_up:
+                    due = max(due, level)
+        return due
+
+    def _standing(self, level: int) -> Standing:
+        """Where this rank is; its waits count as taken up at this level from now on."""
+        now_s, lanes = time.monotonic(), {}
+        for name, lane in self._progress.lanes.items():
+            number, seconds_s = lane.waiting, now_s - lane.since_s
+            lanes[name] = (lane.count, number, lane.tag, seconds_s)
+            if number and seconds_s >= self._limits.of(level) / 2:
+                self._told[name] = (number, level, now_s + _TELL_AGAIN_S if level == ABORT else float("inf"))
+        self._candidate = -1
+        stacks = _stacks() if level == ABORT else ""
+        return Standing(self._progress.step, lanes, socket.gethostname(), _where(), stacks)
+
+    # Between ranks.
+
+    def _tell_next(self, level: int, now_s: float) -> None:
+        """Tells rank 0; where it does not ask back, ranks 1, 3, 7, ...; at last this rank asks itself."""
+        self._candidate = 2 * self._candidate + 1 if self._candidate >= 0 else 0
+        if self._candidate >= self._comm.rank:
+            self._collect(level, now_s)
+            return
+        self._candidate_until_s = now_s + self._answer_s
+        self._send(level, self._candidate, _TELL)
+
+    def _collect(self, level: int, now_s: float) -> None:
+        self._serial += 1
+        self._round = _Round(level, now_s + (self._answer_s if self._asks else 0.0))
+        self._round.standings[self._comm.rank] = self._standing(level)
+        for rank in range(self._comm.size):
+            if self._asks and rank != self._comm.rank:
+                self._send((level, self._serial), rank, _ASK)
+
+    def _send(self, thing: Any, rank: int, tag: int) -> None:
+        self._sending = [request for request in self._sending if not request.Test()]
+        self._sending.append(self._comm.isend(thing, rank, tag))
+
+    def _serve(self) -> None:
+        """Takes up what other ranks have sent."""
+        status = MPI.Status()
+        while (message := self._comm.improbe(status=status)) is not None:
+            source, tag = status.Get_source(), status.Get_tag()
+            thing = message.recv()
+            if tag == _TELL and self._round is None:
+                self._collect(int(thing), time.monotonic())
+            elif tag == _ASK:
+                level, serial = thing
+                self._send((serial, self._standing(level)), source, _ANSWER)
+            elif tag == _ANSWER and self._round is not None and thing[0] == self._serial:
+                self._round.standings[source] = thing[1]
+
+    def _report(self, done: _Round) -> None:
+        limit_s = self._limits.of(done.level)
+        members = self._members if self._asks else dict.fromkeys(self._progress.lanes, (self._comm.rank,))
+        waits = find_waits(done.standings, members, limit_s / 2)
+        if not any(wait.seconds_s >= limit_s for wait in waits):
+            return  # it has ended in the meantime
+        text, blamed = describe(waits, done.standings)
+        if not self._asks:
+            text += "\n  which ranks are missing is not known: this MPI has no MPI_THREAD_MULTIPLE"
+        if done.level == REPORT:
+            if self._limits.abort_s:
+                text += f"\n  after {self._limits.abort_s:g} s (run.stall_abort_s) the job is ended"
+            say("".join(f"hpcrec: stall: {line}\n" for line in text.splitlines()))
+            return
+        shown = [r for r in (*blamed[:_MOST_STACKS], waits[0].waiting[0]) if r in done.standings]
+        stacks = "".join(f"hpcrec: stacks of rank {r}:\n{done.standings[r].stacks}" for r in dict.fromkeys(shown))
+        said = f"{stacks}hpcrec: error: stalled past run.stall_abort_s = {limit_s:g}, the job is ended: {text}\n"
+        end_job(self._comm, said, ExitCodes.ERROR)
+
+
+def listed(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0 to 2, 5``, or nothing."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [str(r[0]) if len(r) == 1 else f"{r[0]}{', ' if len(r) == 2 else ' to '}{r[-1]}" for r in runs]
+    many = len(runs) > 1 or (bool(runs) and len(runs[0]) > 1)
+    return f"rank{'s' if many else ''} {', '.join(parts)}" if runs else ""
+
+
+def _run(watch: "weakref.ref[StallWatch]", ended: threading.Event) -> None:
+    pause_s = _BUSY_TICK_S
+    while not ended.wait(pause_s):
+        alive = watch()
+        if alive is None:
+            return
+        pause_s = alive.look()
+        del alive
+
+
+def _stop(watch: "weakref.ref[StallWatch]") -> None:
+    alive = watch()
+    if alive is not None:
+        alive.stop()
+
+
+def _where() -> str:
+    """The line that the main thread is at."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "its end"
+    path = os.sep.join(frame.f_code.co_filename.split(os.sep)[-2:])
+    return f"{path}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _stacks() -> str:
+    """Of all threads but the watch."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    text = ""
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            with contextlib.suppress(OSError):  # a source file that is gone
+                text += f"  thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame))
+    return text
