@@ -10,15 +10,11 @@ Past the second limit the report comes with stacks and the job ends. Does not kn
 """
 
 import atexit
-import contextlib
-import os
 import socket
-import sys
 import threading
 import time
-import traceback
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +22,7 @@ from mpi4py import MPI
 
 from hpcrec.comm.failure import ExitCodes, end_job, say
 from hpcrec.comm.progress import Progress
+from hpcrec.comm.stall_report import Standing, describe, find_waits, stacks, where
 
 _LONGEST_TICK_S = 1.0
 _BUSY_TICK_S = 0.02  # while an answer is awaited
@@ -46,102 +43,6 @@ class StallLimits:
     def of(self, level: int) -> float:
         """The limit of a level."""
         return self.report_s if level == REPORT else self.abort_s
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where one rank is.
-
-    Attributes
-    ----------
-    step : int
-        Steps done.
-    lanes : dict of str to (count, number, tag, seconds)
-        By communicator: collectives started, the one waited in (0: none), its tag, seconds since it waits (or since
-        its last wait ended).
-    host, where : str
-        Its host, and the line that its main thread is at.
-    stacks : str
-        Of all its threads; empty where they were not asked for.
-    """
-
-    step: int
-    lanes: dict[str, tuple[int, int, str, float]]
-    host: str = ""
-    where: str = ""
-    stacks: str = ""
-
-
-@dataclass(frozen=True)
-class Wait:
-    """One collective that some ranks wait in, ``missing`` being those that have not come to it."""
-
-    lane: str
-    tag: str
-    step: int
-    seconds_s: float
-    waiting: tuple[int, ...]
-    missing: tuple[int, ...]
-
-
-def find_waits(
-    standings: Mapping[int, Standing], members: Mapping[str, Iterable[int]], at_least_s: float
-) -> list[Wait]:
-    """Every collective that ranks have waited in for some time, those with the longest waits first.
-
-    Parameters
-    ----------
-    standings : mapping of world rank to Standing
-        Of the ranks that answered.
-    members : mapping of str to world ranks
-        By communicator.
-    at_least_s : float
-        Shorter waits are left out.
-    """
-    waits = []
-    for lane, ranks in members.items():
-        found: dict[int, list[int]] = {}
-        for rank in ranks:
-            if rank in standings:
-                _, number, _, seconds_s = standings[rank].lanes[lane]
-                if number and seconds_s >= at_least_s:
-                    found.setdefault(number, []).append(rank)
-        for number, waiting in found.items():
-            first = standings[waiting[0]]
-            missing = [r for r in ranks if r not in standings or standings[r].lanes[lane][0] < number]
-            longest_s = max(standings[r].lanes[lane][3] for r in waiting)
-            waits.append(Wait(lane, first.lanes[lane][2], first.step, longest_s, tuple(waiting), tuple(missing)))
-    return sorted(waits, key=lambda wait: -wait.seconds_s)
-
-
-def describe(waits: list[Wait], standings: Mapping[int, Standing]) -> tuple[str, tuple[int, ...]]:
-    """The report's lines, and the ranks that hold up the others: missing, and waiting for nobody."""
-    missing = sorted({rank for wait in waits for rank in wait.missing})
-    blamed = tuple(r for r in missing if r not in standings or not any(n for _, n, _, _ in standings[r].lanes.values()))
-    longest_s = max((wait.seconds_s for wait in waits), default=0.0)
-    lines = [f"no progress for {longest_s:.3g} s. "]
-    if blamed:
-        lines[0] += f"Waiting for {listed(blamed)}."
-    elif missing:
-        lines[0] += "Ranks wait for each other: they are in different collectives, by a different path of the program."
-    else:
-        lines[0] += "Every rank has come to the collective, which does not end: look at the network."
-    lines += [
-        f"  step {w.step}, collective '{w.tag}' on communicator '{w.lane}': {listed(w.waiting)} waited "
-        f"{w.seconds_s:.3g} s for {listed(w.missing) or 'its end'}"
-        for w in waits
-    ]
-    for rank in blamed:
-        if rank not in standings:
-            lines.append(f"  rank {rank} does not answer: stopped, held up in native code, or its host is gone")
-            continue
-        standing = standings[rank]
-        idle_s = min((s for _, _, _, s in standing.lanes.values()), default=0.0)
-        lines.append(
-            f"  rank {rank} on {standing.host}: step {standing.step}, in no collective for {idle_s:.3g} s, its main "
-            f"thread is at {standing.where}"
-        )
-    return "\n".join(lines), blamed
 
 
 @dataclass
@@ -248,8 +149,7 @@ class StallWatch:
             if number and seconds_s >= self._limits.of(level) / 2:
                 self._told[name] = (number, level, now_s + _TELL_AGAIN_S if level == ABORT else float("inf"))
         self._candidate = -1
-        stacks = _stacks() if level == ABORT else ""
-        return Standing(self._progress.step, lanes, socket.gethostname(), _where(), stacks)
+        return Standing(self._progress.step, lanes, socket.gethostname(), where(), stacks() if level == ABORT else "")
 
     # Between ranks.
 
@@ -303,22 +203,9 @@ class StallWatch:
             say("".join(f"hpcrec: stall: {line}\n" for line in text.splitlines()))
             return
         shown = [r for r in (*blamed[:_MOST_STACKS], waits[0].waiting[0]) if r in done.standings]
-        stacks = "".join(f"hpcrec: stacks of rank {r}:\n{done.standings[r].stacks}" for r in dict.fromkeys(shown))
-        said = f"{stacks}hpcrec: error: stalled past run.stall_abort_s = {limit_s:g}, the job is ended: {text}\n"
+        traces = "".join(f"hpcrec: stacks of rank {r}:\n{done.standings[r].stacks}" for r in dict.fromkeys(shown))
+        said = f"{traces}hpcrec: error: stalled past run.stall_abort_s = {limit_s:g}, the job is ended: {text}\n"
         end_job(self._comm, said, ExitCodes.ERROR)
-
-
-def listed(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0 to 2, 5``, or nothing."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [str(r[0]) if len(r) == 1 else f"{r[0]}{', ' if len(r) == 2 else ' to '}{r[-1]}" for r in runs]
-    many = len(runs) > 1 or (bool(runs) and len(runs[0]) > 1)
-    return f"rank{'s' if many else ''} {', '.join(parts)}" if runs else ""
 
 
 def _run(watch: "weakref.ref[StallWatch]", ended: threading.Event) -> None:
@@ -335,23 +222,3 @@ def _stop(watch: "weakref.ref[StallWatch]") -> None:
     alive = watch()
     if alive is not None:
         alive.stop()
-
-
-def _where() -> str:
-    """The line that the main thread is at."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None:
-        return "its end"
-    path = os.sep.join(frame.f_code.co_filename.split(os.sep)[-2:])
-    return f"{path}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _stacks() -> str:
-    """Of all threads but the watch."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    text = ""
-    for ident, frame in sys._current_frames().items():
-        if ident != threading.get_ident():
-            with contextlib.suppress(OSError):  # a source file that is gone
-                text += f"  thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame))
-    return text
