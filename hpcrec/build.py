@@ -31,6 +31,7 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.policy.sync import Sync
+from hpcrec.train.nonfinite import Guard
 from hpcrec.train.parts import DensePart, Parts, Split
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.session import Session
@@ -84,6 +85,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
             split.dataset.close()
         world.close()
 
+    guard = Guard(world.main, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
     parts = Parts(
         world=world,
         policy=Sync(exchange, timer=timer, ahead=config.exchange.prefetch > 0),
@@ -104,7 +106,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
         signal=signal,
         close=close,
     )
-    return Session(parts)
+    return Session(parts, guard)
 
 
 def make_world(config: Config) -> World:

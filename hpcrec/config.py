@@ -286,6 +286,11 @@ class TrainConfig:
     """Seed of rows, dense parameters and the order of samples."""
     dtype: Literal["float32", "float64"] = "float32"
     """Arithmetic of rows, dense parameters and wire."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do when the loss is not finite. stop: an error that names the batch and the ranges of its inputs. skip:
+    the batch changes nothing, and is counted as skipped_steps."""
+    nonfinite_limit: Positive = 10
+    """Batches in a row that train.nonfinite = "skip" leaves out before the run stops all the same."""
     log_every: Positive = 50
     """Steps between two lines of metrics.jsonl."""
 
@@ -483,6 +488,14 @@ def _topology_conflicts(topology: TopologyConfig) -> Iterator[tuple[str, str]]:
 
 def _evaluation_conflicts(config: Config) -> Iterator[tuple[str, str]]:
     train = config.train
+    if train.nonfinite == "stop" and train.nonfinite_limit != TrainConfig.nonfinite_limit:
+        yield (
+            "train.nonfinite_limit",
+            (
+                f"is {train.nonfinite_limit}, but train.nonfinite is 'stop', which leaves no batch out. Remove it, or "
+                "set train.nonfinite = 'skip'."
+            ),
+        )
     if train.early_stop is not None and train.eval_every == 0:
         yield (
             "train.early_stop",

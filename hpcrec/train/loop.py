@@ -197,6 +197,8 @@ class Loop:
             self._running.update(session.last_logits.numpy(), step.batch.label, step.batch.weight)
         if self._due(self._options.log_every):
             self._log(loss)
+        elif session.guard.in_a_row:
+            self._telemetry.log(session.step, {"skipped_steps": session.guard.skipped})
 
     def _log(self, loss: float) -> None:
         """One line of metrics: the loss of this step over all ranks."""
@@ -208,6 +210,7 @@ class Loop:
             session.step,
             {
                 "loss": float(total[0]),
+                "skipped_steps": session.guard.skipped,
                 "train_auc": running["auc"],
                 "wire_bytes_per_step": float(wire_bytes - self._logged_bytes) / (session.step - self._logged_at),
                 "lr_scale": session.parts.schedule.multiplier(session.step - 1),

@@ -23,6 +23,7 @@ from hpcrec.data.loader import Loader
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.policy.base import Ticket
 from hpcrec.train import metrics
+from hpcrec.train.nonfinite import Guard, describe
 from hpcrec.train.parts import DensePart, Parts, Samples, Split
 from hpcrec.types import Batch
 
@@ -37,14 +38,18 @@ class Session:
     topology : Topology
     step : int
         Steps done so far; a resumed session starts where its checkpoint was.
+    guard : Guard
+        What is done about losses that are not finite.
     stopped : bool
         Whether the ranks agreed to stop before the last step (a signal).
     last_logits : Tensor or None
-        The model's logits of the last training step on this rank; None where a user's own loss was used.
+        The model's logits of the last training step on this rank; None where a user's own loss was used, and
+        after a step that was left out because of a loss that is not finite.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, guard: Guard) -> None:
         self.parts = parts
+        self.guard = guard
         self.topology: Topology = parts.world.topology
         self.step = 0
         self.stopped = False
@@ -103,7 +108,7 @@ class Session:
         parts.world.progress.step = step
         scale = parts.schedule.multiplier(step)
         inputs = parts.policy.gather(ticket)
-        loss, self.last_logits = 0.0, None
+        loss, self.last_logits, found = 0.0, None, None
         if inputs is not None:
             assert parts.dense is not None and ticket.batch is not None
             # the seed depends on the step alone, so dropout in a resumed run goes on as it would have
@@ -122,9 +127,22 @@ class Session:
                     losses_B = losses_B * samples.weight
                 # samples of a batch may all weigh 0: then nothing is learned from it
                 total = losses_B.sum() / (ticket.routed.result().total_weight or 1.0)
+                loss = float(total.detach())
+            self.guard.tell(loss)
+            if not math.isfinite(loss):
+                split = self._split("train")
+                found = describe(step, split, ticket.batch, samples, inputs.vectors(), losses_B, self.last_logits)
             with timer("backward"):
                 total.backward()
-            loss = float(total.detach())
+        else:
+            self.guard.tell(loss)
+        if not self.guard.all_finite():
+            if parts.dense is not None:
+                parts.dense.reducer.reduce()  # sums under way have to end on every dense rank
+            self.guard.skip(found)
+            self.last_logits = None
+            self.step += 1
+            return loss
         lr_scale = scale if parts.scale_embeddings else 1.0
         parts.policy.scatter(ticket, inputs, step=step + 1, lr_scale=lr_scale)
         if parts.dense is not None:

@@ -12,7 +12,8 @@ from pytest_mpi import parallel_assert
 from hpcrec.comm import stall
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.comm.progress import Lane, Progress
-from hpcrec.comm.stall import StallLimits, StallWatch, Standing, describe, find_waits, listed
+from hpcrec.comm.stall import StallLimits, StallWatch
+from hpcrec.comm.stall_report import Standing, describe, find_waits, listed
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 

@@ -21,6 +21,7 @@ def summary(**changes):
         "status": "finished",
         "steps": 100,
         "samples": 204_800,
+        "skipped_steps": 0,
         "eval": {"auc": 0.79, "attainable_auc": 0.8, "logloss": 0.4, "normalized_entropy": 0.9, "calibration": 1.0},
         "throughput": {"samples_per_s": 12345.6, "step_ms": {"p50": 3.0, "p95": 5.0}},
         "wire_bytes": {"values": {"same_host": 2_000_000, "cross_host": 500}},
