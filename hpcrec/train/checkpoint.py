@@ -21,7 +21,16 @@ import numpy as np
 from hpcrec.data.files import sync
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
-from hpcrec.train.checkpoint_files import Alone, Ranks, mark_best, prune, read_best, remove_leftovers, steps_in
+from hpcrec.train.checkpoint_files import (
+    Alone,
+    Ranks,
+    mark_best,
+    prune,
+    read_best,
+    remove_leftovers,
+    steps_in,
+    unmark_best,
+)
 from hpcrec.train.checkpoint_reader import Checkpoint, DenseState, TableBlock, find_checkpoint
 from hpcrec.types import Floats, Ints
 from hpcrec.units import KiB
@@ -38,6 +47,7 @@ __all__ = [
     "read_best",
     "remove_leftovers",
     "steps_in",
+    "unmark_best",
 ]
 
 _HDF5_CHUNK_BYTES = 256 * KiB
