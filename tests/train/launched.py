@@ -40,8 +40,8 @@ def install(rank, place, call, how):
 if fault is not None and fault["rank"] == world.rank:
     install(**fault)
 if fault is None:
-    ready()
     open(sys.argv[1] + ".pid-" + str(world.rank), "w").write(str(os.getpid()))
+    ready()
 sys.exit(commands.train(load_config({config!r})))
 """
 
@@ -61,5 +61,6 @@ def launch(folder: Path, config: Config, fault: Fault | None = None, ranks: int 
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.toml"
     file.write_text(to_toml(config))
+    (folder / "ready").unlink(missing_ok=True)  # of an earlier run
     told: Any = None if fault is None else asdict(fault)
     return Job(folder, BODY.format(root=str(ROOT), fault=json.dumps(told), config=str(file)), ranks)

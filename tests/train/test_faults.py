@@ -1,4 +1,4 @@
-"""An error anywhere in a run ends every rank within 5 s, with exit status 1 and one traceback, of the rank that failed."""
+"""An error anywhere in a run ends every rank within 5 s: exit status 1, one traceback, of the rank that failed."""
 
 import json
 from pathlib import Path
