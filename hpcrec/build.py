@@ -17,6 +17,7 @@ from torch import nn
 from hpcrec import kernels
 from hpcrec.build_tables import DTYPES, make_layout, make_model
 from hpcrec.comm.failure import agree, unwatch, watch
+from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology, assign_roles
 from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config
@@ -30,6 +31,7 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.policy.sync import Sync
+from hpcrec.train.nonfinite import Guard
 from hpcrec.train.parts import DensePart, Parts, Split
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.session import Session
@@ -84,6 +86,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
             split.dataset.close()
         world.close()
 
+    guard = Guard(world.main, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
     parts = Parts(
         world=world,
         policy=Sync(exchange, timer=timer, ahead=config.exchange.prefetch > 0),
@@ -104,7 +107,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
         signal=signal,
         close=close,
     )
-    return Session(parts)
+    return Session(parts, guard)
 
 
 def make_world(config: Config) -> World:
@@ -118,7 +121,7 @@ def make_world(config: Config) -> World:
         owners_per_host=t.owners_per_host,
         dense_per_host=t.dense_per_host,
     )
-    return World(None, roles)
+    return World(None, roles, StallLimits(config.run.stall_report_s, config.run.stall_abort_s))
 
 
 def _together(world: World, make: Callable[[], T]) -> T:

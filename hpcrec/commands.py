@@ -166,6 +166,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
     return {
         "status": "failed",
         "steps": session.step,
+        "skipped_steps": session.guard.skipped,
         "samples": epochs * order.samples + batches * order.batch_size,
         "eval": dict.fromkeys(EVALUATED),
         "throughput": told.throughput(),
@@ -197,6 +198,7 @@ def _summary(
     return {
         "status": outcome.status,
         "steps": session.step,
+        "skipped_steps": session.guard.skipped,
         "samples": outcome.progress.samples,
         "eval": evaluation,
         "throughput": throughput,

@@ -25,5 +25,9 @@ class CheckpointError(HpcrecError, ValueError):
     """A checkpoint that cannot be loaded or does not fit the model."""
 
 
+class NonFiniteError(HpcrecError, ArithmeticError):
+    """A loss that is not finite: extreme data, or training that diverged."""
+
+
 class MissingError(HpcrecError, ImportError):
     """A package or library that is needed now and not there; the message carries the command that installs it."""

@@ -22,7 +22,16 @@ from hpcrec.data.files import sync
 from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
-from hpcrec.train.checkpoint_files import Alone, Ranks, mark_best, prune, read_best, remove_leftovers, steps_in
+from hpcrec.train.checkpoint_files import (
+    Alone,
+    Ranks,
+    mark_best,
+    prune,
+    read_best,
+    remove_leftovers,
+    steps_in,
+    unmark_best,
+)
 from hpcrec.train.checkpoint_reader import Checkpoint, DenseState, TableBlock, find_checkpoint
 from hpcrec.types import Floats, Ints
 from hpcrec.units import KiB
@@ -39,6 +48,7 @@ __all__ = [
     "read_best",
     "remove_leftovers",
     "steps_in",
+    "unmark_best",
 ]
 
 _HDF5_CHUNK_BYTES = 256 * KiB

@@ -6,6 +6,7 @@ still is. Knows nothing of what is in the files (``checkpoint``), nor of MPI: wh
 """
 
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -220,6 +221,16 @@ def remove_leftovers(run: Path) -> None:
         path.unlink()
 
 
+def set_aside(run: Path, step: int) -> Path:
+    """Takes a damaged checkpoint out of the way, as ``damaged-step-<n>``, and never removes it. On one rank."""
+    folder = checkpoints_in(run)
+    names = itertools.chain([f"damaged-step-{step}"], (f"damaged-step-{step}.{k}" for k in itertools.count(2)))
+    aside = next(folder / name for name in names if not (folder / name).exists())
+    step_folder(run, step).rename(aside)
+    sync(folder)
+    return aside
+
+
 def prune(run: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
     """Removes all but the newest ``keep`` checkpoints and those to protect; returns the steps removed. On one rank."""
     steps = steps_in(run)
@@ -235,6 +246,14 @@ def prune(run: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
 def mark_best(run: Path, step: int, metric: str, value: float) -> None:
     """Notes which checkpoint is best, in place of the last note. On one rank."""
     write_text(checkpoints_in(run) / BEST, json.dumps({"step": step, "metric": metric, "value": value}) + "\n")
+
+
+def unmark_best(run: Path) -> None:
+    """Takes the note away. On one rank."""
+    path = checkpoints_in(run) / BEST
+    if path.exists():
+        path.unlink()
+        sync(path.parent)
 
 
 def read_best(run: Path) -> dict[str, Any] | None:
@@ -253,8 +272,10 @@ def make_hidden(run: Path, step: int) -> Path:
     """An empty folder to write a checkpoint in. On one rank."""
     remove_leftovers(run)
     hidden = hidden_folder(run, step)
-    hidden.mkdir(parents=True)
-    sync(hidden.parent)
+    missing = [path for path in (hidden, *hidden.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
     return hidden
 
 
@@ -276,9 +297,13 @@ def candidates(folder: Path, which: str) -> list[Path]:
     return [Path(which)]
 
 
-def manifest_or_problem(path: Path) -> tuple[dict[str, Any] | None, str | None]:
-    """A checkpoint's manifest, or what is wrong with it."""
-    try:
-        return read_manifest(path), None
-    except CheckpointError as error:
-        return None, str(error).rstrip(".")
+def problem(path: Path, ranks: Ranks) -> str | None:
+    """What is wrong with a checkpoint, None where it is whole; collective: each rank reads its share of the files."""
+    manifest, found = None, None
+    if ranks.rank == 0:
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError as error:
+            found = str(error).rstrip(".")
+    manifest, found = ranks.bcast((manifest, found))
+    return found or damage(path, manifest, ranks)

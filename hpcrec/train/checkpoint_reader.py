@@ -235,8 +235,7 @@ def find_checkpoint(folder: Path, which: str = "last", ranks: Ranks | None = Non
     candidates: list[Path] = files.on_root(ranks, lambda: files.candidates(folder, which))
     problems: list[str] = []
     for path in candidates:
-        manifest, problem = ranks.bcast(files.manifest_or_problem(path) if ranks.rank == 0 else None)
-        problem = problem or files.damage(path, manifest, ranks)
+        problem = files.problem(path, ranks)
         if problem is None:
             if problems and ranks.rank == 0:
                 warnings.warn(f"damaged checkpoint passed over, {path.name} used: {'; '.join(problems)}", stacklevel=2)

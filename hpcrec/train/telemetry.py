@@ -31,6 +31,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "status": None,
     "steps": None,
     "samples": None,
+    "skipped_steps": None,
     "eval": dict.fromkeys(("auc", "attainable_auc", "logloss", "normalized_entropy", "calibration")),
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
     "wire_bytes": None,

@@ -21,6 +21,7 @@ def summary(**changes):
         "status": "finished",
         "steps": 100,
         "samples": 204_800,
+        "skipped_steps": 0,
         "eval": {"auc": 0.79, "attainable_auc": 0.8, "logloss": 0.4, "normalized_entropy": 0.9, "calibration": 1.0},
         "throughput": {"samples_per_s": 12345.6, "step_ms": {"p50": 3.0, "p95": 5.0}},
         "wire_bytes": {"values": {"same_host": 2_000_000, "cross_host": 500}},
@@ -117,7 +118,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples eval throughput wire_bytes phase_s peak_rss_bytes topology versions"
+        "status steps samples skipped_steps eval throughput wire_bytes phase_s peak_rss_bytes topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
