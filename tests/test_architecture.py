@@ -40,7 +40,7 @@ ALLOWED = {
     "doctor": "build_memory config train dense data kernels comm",
     "relay": "",
     "launch": "relay",
-    "commands": "build config train data comm",
+    "commands": "build config train data embedding comm",
     "cli_options": "",
     "cli_prepare": "cli_options data",
     "cli_doctor": "cli_options doctor config comm",

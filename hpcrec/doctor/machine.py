@@ -118,7 +118,7 @@ def judge_memory(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Find
             yield fail(
                 "memory",
                 f"{format_bytes(a['available'])} free of {format_bytes(a['total'])}{why} on {site.hosts[ranks[0]]}, "
-                f"for {len(ranks)} rank{'s' * (len(ranks) > 1)} that take {format_bytes(_BASE_BYTES)} each before any rows",
+                f"for {len(ranks)} rank{'s' * (len(ranks) > 1)}; each takes {format_bytes(_BASE_BYTES)} before rows",
                 "ask for more memory (--mem), or start fewer ranks on a host",
             )
     if min(shares.values()) >= _BASE_BYTES:

@@ -11,7 +11,7 @@ from hpcrec.units import MB
 
 # What a process takes before it holds anything, measured on Linux with torch 2.13 for CPUs (benchmarks/memory.py).
 OWNER_BASE_BYTES = 265 * MB  # Python, NumPy, torch, MPI, HDF5
-DENSE_BASE_BYTES = 60 * MB  # more on a dense rank: Horovod, torch's kernels and autograd once they have run
+DENSE_BASE_BYTES = 85 * MB  # more on a dense rank: Horovod, torch's kernels and autograd once they have run
 BLOCK_ROWS = 1 << 16  # rows that are initialised, saved or loaded at once (embedding.store)
 ROW_STATES = {"sgd": (0, 0), "adagrad": (0, 1), "rowwise_adagrad": (1, 0), "adam": (0, 2)}  # (a row, an element)
 DENSE_STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1}  # by torch's name; 2 as Adam has for any other
