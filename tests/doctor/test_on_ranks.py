@@ -178,7 +178,7 @@ def test_a_configuration(tmp_path) -> None:
     parallel_assert(code == 1 and "is another data set on rank 1 on node1" in said, msg=said)
     root = fake_root(tmp_path / "host", available_bytes=10**8 if WORLD.rank == 0 else 10**11)
     code, said = examined(["memory of a run"], config=config, root=root)
-    parallel_assert(code == 1 and "2 ranks on node0 will need" in said and "of 99.99" in said, msg=said)
+    parallel_assert(code == 1 and "2 ranks on node0 will need" in said and "of 100.00 MB" in said, msg=said)
 
 
 @pytest.mark.parallel([2, 3])
