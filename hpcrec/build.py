@@ -92,6 +92,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
         policy=Sync(exchange, timer=timer, ahead=config.exchange.prefetch > 0),
         tables=tables,
         store=store,
+        load=exchange.load,
         dense=dense,
         splits=splits,
         schedule=_schedule(config, config.train.steps or config.train.epochs * splits["train"].order.n_batches),

@@ -20,6 +20,7 @@ from hpcrec.comm.world import versions as mpi_versions
 from hpcrec.config import Config, TopologyConfig, to_toml, with_absolute_paths
 from hpcrec.data.files import publish, temporary_beside, writing
 from hpcrec.data.hdf5_out import Output
+from hpcrec.embedding.load import Load, imbalance
 from hpcrec.train import report, state, telemetry
 from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.checkpoint_files import checkpoints_in, on_root
@@ -173,6 +174,8 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "wire_bytes": {},
         "phase_s": session.parts.timer.seconds(),
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
+        "owners": {},
+        "imbalance": {},
         "topology": session.topology.describe(),
         "versions": software,
     }
@@ -186,6 +189,7 @@ def _summary(
     dense = session.topology.is_dense
     mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
     everyone = main.allgather(mine)
+    owners = {str(rank): found for rank, found in enumerate(main.allgather(_owner(session))) if found is not None}
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
@@ -205,9 +209,20 @@ def _summary(
         "wire_bytes": describe(session.parts.world.total_wire_bytes()),
         "phase_s": _phases(everyone),
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
+        "owners": owners,
+        "imbalance": imbalance(list(owners.values())),
         "topology": session.topology.describe(),
         "versions": software,
     }
+
+
+def _owner(session: Session) -> dict[str, float] | None:
+    """This rank's figures if it is an owner: zeros where it holds no rows."""
+    if not session.topology.is_owner:
+        return None
+    store, load = session.parts.store, session.parts.load
+    rows = 0 if store is None else sum(len(arena.rows) for arena in store.arenas)
+    return (load or Load()).figures(rows, 0 if store is None else store.memory_bytes)
 
 
 def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, float]:

@@ -36,13 +36,17 @@ ALLOWED = {
     "systems": "config",
     "build_tables": "config data models operators exchange embedding comm",
     "build": "build_tables config train policy exchange dense data models operators embedding kernels comm toml",
+    "build_memory": "build_tables config data exchange embedding plan comm",
+    "doctor": "build_memory config train dense data kernels comm",
     "relay": "",
     "launch": "relay",
-    "commands": "build config train data comm",
+    "commands": "build config train data embedding comm",
     "cli_options": "",
     "cli_prepare": "cli_options data",
     "cli_data": "cli_options data",
-    "cli": "cli_options cli_prepare cli_data commands systems build config plan data launch comm",
+    "cli_doctor": "cli_options doctor config comm",
+    "cli": "cli_options cli_data cli_doctor cli_prepare commands systems build build_memory config plan data launch "
+    "comm",
     "__main__": "cli",
     "__init__": "build train",
 }
@@ -58,6 +62,10 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli.py", "hpcrec.comm.start"): "starts MPI, which `hpcrec run` and `--help` must not",
     ("hpcrec/cli.py", "hpcrec.commands"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
+    ("hpcrec/cli.py", "hpcrec.build_memory"): "imports torch, only for `hpcrec config check`",
+    ("hpcrec/cli_doctor.py", "hpcrec.comm.start"): "starts MPI, which `--help` must not",
+    ("hpcrec/cli_doctor.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
+    ("hpcrec/cli_doctor.py", "hpcrec.doctor.command"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli_prepare.py", "hpcrec.data"): "imports pyarrow, only for `hpcrec prepare`",
     ("hpcrec/cli_data.py", "hpcrec.data.inspect"): "imports h5py, only for `hpcrec data inspect`",
     ("hpcrec/cli_data.py", "hpcrec.data.verify"): "imports h5py, only for `hpcrec data verify`",
@@ -67,6 +75,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
 ENVIRONMENT: dict[str, str] = {
     "hpcrec/__main__.py": "hands the environment's settings to the library",
     "hpcrec/cli.py": "hands the environment's settings to the library",
+    "hpcrec/cli_doctor.py": "hands the environment's settings to the library",
     "hpcrec/launch.py": "hands its own environment on to the ranks that it starts",
     "hpcrec/dense/horovod.py": "Horovod is set by environment variables alone",
 }

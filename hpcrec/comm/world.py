@@ -55,7 +55,7 @@ class World:
     def __init__(self, comm: MPI.Intracomm | None, roles: RoleRule, stall: StallLimits | None = None) -> None:
         self._closed = False
         comm = MPI.COMM_WORLD if comm is None else comm
-        host_of = _hosts(comm)
+        host_of = hosts_of(comm)
         owners, dense = roles(host_of)
         self.topology = Topology(rank=comm.rank, size=comm.size, owners=owners, dense=dense, host_of=host_of)
         self.ledger = Ledger(comm.rank, host_of)
@@ -132,8 +132,8 @@ def check_launch(comm: MPI.Intracomm, environment: dict[str, str]) -> None:
         )
 
 
-def _hosts(comm: MPI.Intracomm) -> tuple[int, ...]:
-    """Host number of each rank, hosts numbered in order of their lowest rank."""
+def hosts_of(comm: MPI.Intracomm) -> tuple[int, ...]:
+    """Host number of each rank, hosts numbered in order of their lowest rank; collective."""
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
     lowest = host.allreduce(comm.rank, op=MPI.MIN)
     host.Free()

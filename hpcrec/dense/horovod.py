@@ -133,6 +133,10 @@ class HorovodAllreduce:
         self._dense.barrier()
         _running.in_use = False
 
+    def facts(self) -> dict[str, bool]:
+        """How this Horovod was built, for ``hpcrec doctor``."""
+        return {"mpi_built": bool(self._hvd.mpi_built()), "mpi_enabled": bool(self._hvd.mpi_enabled())}
+
 
 def _same_ranks(comm: Any, other: Any) -> bool:
     """Whether two communicators have the same processes in the same order."""

@@ -28,6 +28,7 @@ import numpy as np
 from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
+from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.ask import Asked, Asker
 from hpcrec.exchange.inputs import Inputs
@@ -115,6 +116,11 @@ class Exchange:
                 layout, seed=seed, replicas=store, weighted=weighted, size=topology.size, pad=padded_bytes, dtype=dtype
             )
         self._norms = _ColumnNorms(world, layout, self.dtype)
+
+    @property
+    def load(self) -> Load | None:
+        """What training has asked of this rank's rows; None where it holds none."""
+        return None if self._holder is None else self._holder.load
 
     def route(self, batch: Batch | None, *, train: bool, stop: bool = False) -> Route:
         """Phase ``ids``; collective, on the routing communicator, from any one thread at a time.

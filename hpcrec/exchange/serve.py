@@ -5,12 +5,14 @@ have the layout of the answer. For ``rows`` and ``replicate`` each bag is one ro
 order (dense rank, entry, sample, position), whatever the number of holders or threads. Knows no MPI.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Arena, Part, RowStore
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.wire import Header, blank, cumulative, read_header
@@ -73,12 +75,18 @@ class Holder:
         Ranks in the world.
     pad : callable
         Bytes of messages -> bytes on the wire.
+
+    Attributes
+    ----------
+    load : Load
+        What training has asked of it so far.
     """
 
     def __init__(
         self, store: RowStore, leg: Leg, *, weighted: Sequence[bool], size: int, pad: Callable[[Ints], Ints]
     ) -> None:
         self.store = store
+        self.load = Load()
         self._leg = leg
         self._size = size
         self._pad = pad
@@ -94,6 +102,7 @@ class Holder:
 
     def read(self, received: np.ndarray, bytes_R: Ints, *, train: bool) -> Served:
         """Reads the messages of all ranks (uint8, one after the other in rank order)."""
+        began_s = time.thread_time()
         size, item = self._size, self.store.dtype.itemsize
         place_R = cumulative(bytes_R)
         senders = np.flatnonzero(bytes_R)
@@ -112,6 +121,10 @@ class Holder:
             self._arena_work(a, received, headers, *places, groupings if train else None)
             for a in range(len(self.store.arenas))
         )
+        if train:
+            sorted_rows = [work.grouping for work in works if work.grouping is not None]
+            self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
+            self.load.add_time("read", began_s)
         return Served(works, value_bytes_R, gradient_bytes_R)
 
     def _arena_work(
@@ -160,12 +173,15 @@ class Holder:
 
     def answer(self, served: Served) -> Floats:
         """The values message: pooled vectors for every rank, one rank after the other."""
+        began_s = time.thread_time()
         values = blank(served.value_bytes_R, self.store.dtype)
         for arena, work in zip(self.store.arenas, served.works, strict=True):
             if work.value_start is not None and len(work.index):
                 kernels.pooled_gather(
                     arena.rows, work.index, work.offsets, values, out_start=work.value_start, weights=work.weights
                 )
+        if all(work.grouping is not None for work in served.works):  # else it is an evaluation
+            self.load.add_time("gather", began_s)
         return values
 
     def apply(self, served: Served, gradients: Floats, *, step: int, lr_scale: float, norm_sum: NormSum) -> None:
@@ -182,11 +198,13 @@ class Holder:
         norm_sum : callable
             See ``NormSum``.
         """
+        began_s = time.thread_time()
         split = {
             a: self._merged(arena, work, gradients)
             for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True))
             if needs_norms(arena)
         }
+        self.load.add_time("update", began_s)  # ranks wait for each other in the sum of norms, which is no work
         norms = norm_sum(
             {
                 part.table: split[a][1][span]
@@ -194,6 +212,7 @@ class Holder:
                 for part, span in _spans(self.store.arenas[a], served.works[a])
             }
         )
+        began_s = time.thread_time()
         for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
             assert work.grouping is not None, "this step was routed for evaluation"
             lr = arena.spec.lr * lr_scale
@@ -224,6 +243,7 @@ class Holder:
                     lr=lr,
                     step=step,
                 )
+        self.load.add_time("update", began_s)
 
     @staticmethod
     def _merged(arena: Arena, work: ArenaWork, gradients: Floats) -> tuple[Floats, Floats]:

@@ -55,6 +55,11 @@ def available() -> bool:
     return isinstance(_loaded, ModuleType)
 
 
+def load_error() -> MissingError | None:
+    """Why the native module could not be loaded; None where it was."""
+    return _loaded if isinstance(_loaded, MissingError) else None
+
+
 def module() -> ModuleType:
     """The native module.
 

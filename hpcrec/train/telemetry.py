@@ -37,6 +37,8 @@ SUMMARY_KEYS: dict[str, Any] = {
     "wire_bytes": None,
     "phase_s": None,
     "peak_rss_bytes": None,
+    "owners": None,
+    "imbalance": None,
     "topology": None,
     "versions": None,
 }

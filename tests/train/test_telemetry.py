@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from hpcrec.embedding.load import Load
 from hpcrec.train import report, telemetry
 from hpcrec.train.telemetry import PhaseTimer, Telemetry, read_metrics, versions, write_summary
 
@@ -27,6 +28,8 @@ def summary(**changes):
         "wire_bytes": {"values": {"same_host": 2_000_000, "cross_host": 500}},
         "phase_s": {"forward": 1.0, "values": 2.5},
         "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
+        "owners": {"0": Load(steps=4, lookups=400, distinct=200).figures(1000, 68_000)},
+        "imbalance": {"bytes": 1.0, "lookups": 1.25, "distinct": 1.0, "time": 1.0},
         "topology": {"ranks": 2, "owners": [0], "dense": [1]},
         "versions": {"python": "3.11", "cpu": "a <b> & c"},
     }
@@ -118,7 +121,8 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples skipped_steps eval throughput wire_bytes phase_s peak_rss_bytes topology versions"
+        "status steps samples skipped_steps eval throughput wire_bytes phase_s peak_rss_bytes owners imbalance topology "
+        "versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
