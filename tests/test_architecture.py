@@ -26,7 +26,7 @@ ALLOWED = {
     "kernels": "_native",
     "embedding": "kernels",
     "operators": "kernels",
-    "models": "operators",
+    "models": "operators kernels",  # kernels: towers' dot products, natively
     "exchange": "operators embedding comm kernels",
     "policy": "exchange",
     "dense": "comm kernels",

@@ -1,10 +1,13 @@
 """Kernels: one call each, native where the native module is built, NumPy where it is not, the same bits from both.
 
+(Within rounding in ``interaction``, which says why.)
+
 ``reference.py`` is the definition of what each computes; ``native/`` makes it fast. No MPI and no torch here.
 """
 
 from hpcrec.kernels.backend import active, get_threads, set_threads, use
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, unpack, unpermute
+from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
 from hpcrec.kernels.lookup import copy_vectors, pooled_gather
 from hpcrec.kernels.memory import aligned_empty
@@ -18,6 +21,8 @@ __all__ = [
     "aligned_empty",
     "copy_vectors",
     "dedup",
+    "dot_interaction",
+    "dot_interaction_backward",
     "get_threads",
     "group",
     "hash_ids",

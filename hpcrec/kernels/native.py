@@ -206,3 +206,19 @@ def merge_update(
         rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients, code, n.rate,
         n.eps, n.rest1, n.rest2, width, state1, state2,
     )  # fmt: skip
+
+
+def dot_interaction(first: Floats | None, block: Floats, out: Floats) -> None:
+    """See the reference."""
+    module().dot_interaction(first, block, out)
+
+
+def dot_interaction_backward(
+    first: Floats | None,
+    block: Floats,
+    gradient: Floats,
+    first_gradient: Floats | None,
+    block_gradient: Floats,
+) -> None:
+    """See the reference."""
+    module().dot_interaction_backward(first, block, gradient, first_gradient, block_gradient)

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
-from hpcrec.kernels.reference_bags import Unpacked, unpack
+from hpcrec.kernels.reference_bags import Unpacked as Unpacked
+from hpcrec.kernels.reference_bags import unpack as unpack
+from hpcrec.kernels.reference_interaction import dot_interaction as dot_interaction
+from hpcrec.kernels.reference_interaction import dot_interaction_backward as dot_interaction_backward
 from hpcrec.kernels.rules import StepNumbers
 from hpcrec.types import Floats, Ints
-
-__all__ = ["Unpacked", "unpack"]  # the definitions of this backend that have a file of their own
 
 BLOCK = 128
 LANES = 16

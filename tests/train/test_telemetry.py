@@ -121,8 +121,8 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples skipped_steps eval throughput wire_bytes phase_s peak_rss_bytes owners imbalance topology "
-        "versions"
+        "status steps samples skipped_steps eval throughput wire_bytes phase_s peak_rss_bytes owners imbalance "
+        "topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
