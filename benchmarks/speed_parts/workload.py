@@ -140,16 +140,18 @@ def time_steps(step: Callable[[int], float], barrier: Callable[[], Any], warmup:
     """Runs ``step(i)``, which returns this rank's part of the mean loss; what it took, from barrier to barrier."""
     losses = [step(i) for i in range(warmup)]
     barrier()
-    ends_s = [time.perf_counter()]
+    ends_s, cpu_s = [time.perf_counter()], time.process_time()
     for i in range(warmup, warmup + steps):
         losses.append(step(i))
         ends_s.append(time.perf_counter())
     barrier()
-    return {"wall_s": time.perf_counter() - ends_s[0], "step_s": np.diff(ends_s).tolist(), "losses": losses}
+    cpu_ms = 1e3 * (time.process_time() - cpu_s) / steps
+    wall_s = time.perf_counter() - ends_s[0]
+    return {"wall_s": wall_s, "step_s": np.diff(ends_s).tolist(), "losses": losses, "cpu_ms": cpu_ms}
 
 
 def result(name: str, timed: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """One contender's row: speed over the whole of the measured steps, and by the median step."""
+    """One contender's row: speed over the whole of the measured steps, and by the median step; CPU time of a rank."""
     steps, batch = len(timed["step_s"]), WORKLOADS[name].batch
     p10, p50, p90 = (1e3 * float(np.percentile(timed["step_s"], q)) for q in (10, 50, 90))
     losses: Sequence[float] = timed["losses"]
@@ -157,6 +159,7 @@ def result(name: str, timed: dict[str, Any], **more: Any) -> dict[str, Any]:
         "samples_per_s": batch * steps / timed["wall_s"],
         "samples_per_s_median_step": batch / p50 * 1e3,
         "step_ms": {"mean": 1e3 * timed["wall_s"] / steps, "p10": p10, "p50": p50, "p90": p90},
+        "cpu_ms": timed["cpu_ms"],
         "loss_first": losses[0],
         "loss_last": float(np.mean(losses[-5:])),
         "steps": steps,
