@@ -43,7 +43,6 @@ def main() -> None:
     options = parsed()
     place = Place(
         peers=options.peers,
-        dlrm=options.dlrm,
         data=options.data,
         warmup=options.warmup,
         steps=options.steps,
@@ -81,7 +80,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="measured steps of a launch (30)")
     parser.add_argument("--warmup", type=int, help="steps before them (5)")
     parser.add_argument("--peers", type=Path, default=CACHE / "peers/bin/python", help="the peers' Python")
-    parser.add_argument("--dlrm", type=Path, metavar="DIR", help="a checkout of facebookresearch/dlrm")
     parser.add_argument("--data", type=Path, default=CACHE / "speed", help="where data are kept")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for hpcrec's configurations")
     options = parser.parse_args()

@@ -32,7 +32,8 @@ def main(name: str, out: str, warmup: str, steps: str, config: str, *overrides: 
         row = timed(session, n_warmup, n_steps)
         rows = main_ranks.allgather(row)
         if rank == 0:
-            workload.write(Path(out), joined(name, rows))
+            batch = session.parts.splits["train"].order.batch_size
+            workload.write(Path(out), joined(batch, rows))
 
 
 def set_weights(model: torch.nn.Module | None, w: workload.Workload) -> None:
@@ -71,7 +72,7 @@ def timed(session: Any, warmup: int, steps: int) -> dict[str, Any]:
     return {**measured, "role": role, "phase_ms": phase_ms, "cpu_ms": cpu_ms, "threads": torch.get_num_threads()}
 
 
-def joined(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def joined(batch: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """One row of all ranks': the slowest rank's wall time, losses summed, phases as means over ranks of a role."""
     slowest = max(rows, key=lambda row: row["wall_s"])
     losses = np.sum([row["losses"] for row in rows], axis=0).tolist()
@@ -80,8 +81,8 @@ def joined(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         of_role = [row for row in rows if row["role"] == role]
         names = sorted({phase for row in of_role for phase in row["phase_ms"]})
         phases[role] = {p: float(np.mean([row["phase_ms"].get(p, 0.0) for row in of_role])) for p in names}
-        phases[role]["cpu"] = float(np.mean([row["cpu_ms"] for row in of_role]))
-    return workload.result(name, {**slowest, "losses": losses}, phase_ms=phases, threads=rows[-1]["threads"])
+        phases[role]["cpu_time"] = float(np.mean([row["cpu_ms"] for row in of_role]))
+    return workload.result(batch, {**slowest, "losses": losses}, phase_ms=phases, threads=rows[-1]["threads"])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 PARTS = Path(__file__).resolve().parent
 LIMIT_S = 900
 HPCREC = ("hpcrec-fused", "hpcrec-split")
-PEERS = {"tbe": "peer_tbe.py", "torchrec": "peer_torchrec.py", "ddp": "peer_ddp.py", "dlrm": "peer_dlrm.py"}
+PEERS = {"tbe": "peer_tbe.py", "torchrec": "peer_torchrec.py", "ddp": "peer_ddp.py"}
 DLRMS = ("w1", "w1-16k", "w2")
 
 
@@ -25,8 +25,6 @@ class Place:
     ----------
     peers : Path
         Python that the peers' packages are in.
-    dlrm : Path or None
-        A checkout of the published DLRM script.
     data : Path
     warmup, steps : int
     settings : sequence of "section.key=value"
@@ -34,7 +32,6 @@ class Place:
     """
 
     peers: Path
-    dlrm: Path | None
     data: Path
     warmup: int
     steps: int
@@ -54,8 +51,6 @@ def why_not(place: Place, contender: str, name: str, ranks: int) -> str | None:
         return "trains DLRMs only"
     if not place.peers.exists():
         return f"no {place.peers}: tools/peers.sh makes it, --peers names another"
-    if contender == "dlrm" and place.dlrm is None:
-        return "no checkout of the DLRM script: --dlrm DIR"
     return None
 
 
@@ -90,7 +85,7 @@ def peer_line(place: Place, contender: str, name: str, ranks: int, out: Path) ->
     """The command of a peer's loop."""
     torchrun = [str(place.peers), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     words = [name, str(place.data), str(out), str(place.warmup), str(place.steps)]
-    return [*torchrun, str(PARTS / PEERS[contender]), *words, *([str(place.dlrm)] if contender == "dlrm" else [])]
+    return [*torchrun, str(PARTS / PEERS[contender]), *words]
 
 
 def environment(ranks: int) -> dict[str, str]:

@@ -116,7 +116,7 @@ class Run:
             dist.all_reduce(wall_s, op=dist.ReduceOp.MAX)
         if self.rank == 0:
             timed = {**timed, "losses": losses.tolist(), "wall_s": wall_s.item()}
-            row = workload.result(self.name, timed, threads=torch.get_num_threads(), **more)
+            row = workload.result(self.w.batch, timed, threads=torch.get_num_threads(), **more)
             workload.write(self.out, row)
         if self.world > 1:
             dist.barrier()

@@ -150,9 +150,9 @@ def time_steps(step: Callable[[int], float], barrier: Callable[[], Any], warmup:
     return {"wall_s": wall_s, "step_s": np.diff(ends_s).tolist(), "losses": losses, "cpu_ms": cpu_ms}
 
 
-def result(name: str, timed: dict[str, Any], **more: Any) -> dict[str, Any]:
+def result(batch: int, timed: dict[str, Any], **more: Any) -> dict[str, Any]:
     """One contender's row: speed over the whole of the measured steps, and by the median step; CPU time of a rank."""
-    steps, batch = len(timed["step_s"]), WORKLOADS[name].batch
+    steps = len(timed["step_s"])
     p10, p50, p90 = (1e3 * float(np.percentile(timed["step_s"], q)) for q in (10, 50, 90))
     losses: Sequence[float] = timed["losses"]
     return {
