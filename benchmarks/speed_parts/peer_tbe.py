@@ -92,7 +92,9 @@ class Tables:
         got, work = self._coming
         work.wait()
         self.send(number + 1)
-        return got.view(self.run.world, len(self.own), -1).transpose(0, 1).to(torch.int64).reshape(-1)
+        by_rank = got.view(self.run.world, len(self.own), -1)
+        ids = torch.empty(len(self.own), self.run.world, by_rank.shape[2], dtype=torch.int64)
+        return ids.copy_(by_rank.transpose(0, 1)).view(-1)
 
     def pooled(self, ids: Tensor, tbe: SplitTableBatchedEmbeddingBagsCodegen, width: int) -> Tensor:
         """[b, T, D], tables in the order of owners."""
