@@ -35,7 +35,7 @@ from hpcrec.train.nonfinite import Guard
 from hpcrec.train.parts import DensePart, Parts, Split
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.session import Session
-from hpcrec.train.telemetry import PhaseTimer
+from hpcrec.train.timer import PhaseTimer
 from hpcrec.types import TableSpec
 
 T = TypeVar("T")

@@ -23,8 +23,9 @@ from hpcrec.data.hdf5_out import Output
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.train import report, state, telemetry
 from hpcrec.train.checkpoint import find_checkpoint
-from hpcrec.train.checkpoint_files import checkpoints_in, on_root
+from hpcrec.train.checkpoint_files import checkpoints_in
 from hpcrec.train.loop import Loop, LoopOptions, Outcome
+from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
 
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")

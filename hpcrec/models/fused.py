@@ -42,7 +42,7 @@ def dot_interaction(first_BD: Tensor | None, block_BFD: Tensor, place_P: Tensor)
     place_P : int64 [P]
         Where the products lie in the flat matrix of all of them.
     """
-    if _by_kernel(block_BFD) and (first_BD is None or _by_kernel(first_BD) and first_BD.dtype == block_BFD.dtype):
+    if _by_kernel(block_BFD) and (first_BD is None or (_by_kernel(first_BD) and first_BD.dtype == block_BFD.dtype)):
         return _DotInteraction.apply(None if first_BD is None else first_BD.contiguous(), block_BFD.contiguous())
     vectors_BND = block_BFD if first_BD is None else torch.cat([first_BD[:, None], block_BFD], 1)
     products_BNN = torch.bmm(vectors_BND, vectors_BND.transpose(1, 2))

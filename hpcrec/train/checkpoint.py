@@ -23,8 +23,6 @@ from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
 from hpcrec.train.checkpoint_files import (
-    Alone,
-    Ranks,
     mark_best,
     prune,
     read_best,
@@ -33,6 +31,7 @@ from hpcrec.train.checkpoint_files import (
     unmark_best,
 )
 from hpcrec.train.checkpoint_reader import Checkpoint, DenseState, TableBlock, find_checkpoint
+from hpcrec.train.ranks import Alone, Ranks, on_root
 from hpcrec.types import Floats, Ints
 from hpcrec.units import KiB
 
@@ -88,7 +87,7 @@ class CheckpointWriter:
         CheckpointError
             The folder cannot be made; on every rank.
         """
-        files.on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step))
+        on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step))
 
     def write_table_part(
         self, table: str, part: int, blocks: Iterable[Block], *, rows: int, width: int, columns: tuple[int, int]
@@ -180,12 +179,12 @@ class CheckpointWriter:
             files.write_manifest(self._hidden, self.step, everything)
             files.publish(self.folder, self.step)
 
-        files.on_root(self._ranks, finish)
+        on_root(self._ranks, finish)
         return files.step_folder(self.folder, self.step)
 
     def prune(self, keep: int, protect: Iterable[int] = ()) -> None:
         """Removes all but the newest ``keep`` checkpoints of the run and those to protect; collective."""
-        files.on_root(self._ranks, lambda: files.prune(self.folder, keep, protect))
+        on_root(self._ranks, lambda: files.prune(self.folder, keep, protect))
 
     def _write(self, name: str, write: Callable[[Path], None]) -> None:
         if self._failure is not None:

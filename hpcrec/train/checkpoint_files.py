@@ -9,13 +9,14 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 from hpcrec.data.files import sync, write_text
 from hpcrec.errors import CheckpointError
+from hpcrec.train.ranks import Ranks
 
 FORMAT = "hpcrec checkpoint"
 FORMAT_VERSION = 1
@@ -24,59 +25,7 @@ DENSE = "dense.h5"
 STATE = "state.json"
 BEST = "best.json"
 
-T = TypeVar("T")
-
-
-class Ranks(Protocol):
-    """What is needed of ``comm.collectives.Collectives``."""
-
-    rank: int
-    size: int
-
-    def allgather(self, thing: Any) -> list[Any]:
-        """Things of every rank, in rank order."""
-
-    def bcast(self, thing: Any, root: int = 0) -> Any:
-        """The thing of ``root``."""
-
-
-class Alone:
-    """One rank, without MPI."""
-
-    rank = 0
-    size = 1
-
-    def allgather(self, thing: Any) -> list[Any]:
-        """Its own thing."""
-        return [thing]
-
-    def bcast(self, thing: Any, root: int = 0) -> Any:
-        """Its own thing."""
-        del root
-        return thing
-
-
-def on_root(ranks: Ranks, work: Callable[[], T]) -> T:
-    """Does ``work`` on rank 0; every rank has its result, or raises its error.
-
-    Raises
-    ------
-    CheckpointError
-        ``work`` failed on rank 0.
-    """
-    result, error = None, None
-    if ranks.rank == 0:
-        try:
-            result = work()
-        except (OSError, CheckpointError) as caught:
-            error = str(caught)
-    result, error = ranks.bcast((result, error))
-    if error is not None:
-        raise CheckpointError(error)
-    return result
-
-
-# ---- names -----------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------------------------
 
 
 def quoted(name: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
-from hpcrec.train.checkpoint_files import Alone, Ranks
+from hpcrec.train.ranks import Alone, Ranks, on_root
 from hpcrec.types import Floats, Ints
 
 _BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows
@@ -232,7 +232,7 @@ def find_checkpoint(folder: Path, which: str = "last", ranks: Ranks | None = Non
     """
     ranks = ranks or Alone()
     folder = Path(folder)
-    candidates: list[Path] = files.on_root(ranks, lambda: files.candidates(folder, which))
+    candidates: list[Path] = on_root(ranks, lambda: files.candidates(folder, which))
     problems: list[str] = []
     for path in candidates:
         problem = files.problem(path, ranks)

@@ -15,8 +15,8 @@ import numpy as np
 
 from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
-from hpcrec.train.checkpoint_files import on_root
 from hpcrec.train.metrics import RunningMetrics
+from hpcrec.train.ranks import on_root
 from hpcrec.train.resume import resumed_from
 from hpcrec.train.session import Session
 from hpcrec.train.telemetry import Telemetry

@@ -15,7 +15,7 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.policy.base import Policy
 from hpcrec.train.schedule import Schedule
-from hpcrec.train.telemetry import PhaseTimer
+from hpcrec.train.timer import PhaseTimer
 from hpcrec.types import Batch, TableSpec
 
 

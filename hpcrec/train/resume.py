@@ -5,8 +5,8 @@ from pathlib import Path
 
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
-from hpcrec.train.checkpoint import Checkpoint, Ranks, find_checkpoint, remove_leftovers, steps_in
-from hpcrec.train.checkpoint_files import on_root
+from hpcrec.train.checkpoint import Checkpoint, find_checkpoint, remove_leftovers, steps_in
+from hpcrec.train.ranks import Ranks, on_root
 
 
 def resumed_from(folder: Path, which: str, ranks: Ranks) -> Checkpoint | None:

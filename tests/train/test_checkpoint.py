@@ -24,7 +24,8 @@ from hpcrec.train.checkpoint import (
     remove_leftovers,
     steps_in,
 )
-from hpcrec.train.checkpoint_files import Alone, quoted, unquoted
+from hpcrec.train.checkpoint_files import quoted, unquoted
+from hpcrec.train.ranks import Alone
 from hpcrec.train.resume import resumed_from
 
 ROWS, WIDTH = 1000, 6

@@ -14,7 +14,8 @@ import pytest
 
 from hpcrec.embedding.load import Load
 from hpcrec.train import report, telemetry
-from hpcrec.train.telemetry import PhaseTimer, Telemetry, read_metrics, versions, write_summary
+from hpcrec.train.telemetry import Telemetry, read_metrics, versions, write_summary
+from hpcrec.train.timer import PhaseTimer
 
 
 def summary(**changes):
