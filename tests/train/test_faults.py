@@ -23,7 +23,7 @@ PLACES = {
     "checkpoint rows": ("hpcrec.train.checkpoint:CheckpointWriter.write_table_part", 1),
     "checkpoint dense": ("hpcrec.train.checkpoint:CheckpointWriter.write_dense", 1),
     "checkpoint commit": ("hpcrec.train.checkpoint:CheckpointWriter.commit", 1),
-    "loading": ("hpcrec.data.reader:DataSet.read_ranges", 4),
+    "loading": ("hpcrec.data.gather:take", 4),
 }
 OWNER = ("route", "gather", "answer", "scatter", "apply", "evaluation", "checkpoint rows", "checkpoint commit")
 DENSE = tuple(name for name in PLACES if name not in ("answer", "apply", "checkpoint rows"))
