@@ -19,6 +19,7 @@ is Python, scheduling, and the start of kernels, torch's operations and messages
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,9 @@ def main() -> None:
     if options.quick:
         claims += long_claims({item["id"] for item in claims})
     finish("speed", rows, claims, options.json)
+    failed = [row for row in rows if str(row.get("result", "")).startswith("failed")]
+    if failed:
+        sys.exit(f"speed: {len(failed)} rows failed; what the launches said is above")
 
 
 def parsed() -> argparse.Namespace:
@@ -100,16 +104,17 @@ def one_round(place: Place, options: argparse.Namespace, name: str, ranks: int, 
     """One row a contender, and the ideal's."""
     contenders = options.contenders.split(",")
     first = number % len(contenders)
-    rows = []
-    for contender in (*contenders[first:], *contenders[:first]):
-        found = launch.launch(place, contender, name, ranks)
+    rows: list[Row] = []
+
+    def add(contender: str, found: Row) -> None:
         rows.append({"workload": name, "ranks": ranks, "contender": contender, **found})
+        show(rows[-1])
+
+    for contender in (*contenders[first:], *contenders[:first]):
+        add(contender, launch.launch(place, contender, name, ranks))
     if ranks == 2 and "ideal" in options.extras:
         argv = [str(PARTS / "ideal.py"), name, str(place.data)]
-        found = launch.python(argv, lambda out: [str(out), str(min(10, options.steps))])
-        rows.append({"workload": name, "ranks": ranks, "contender": "ideal", **found})
-    for row in rows:
-        show(row)
+        add("ideal", launch.python(argv, lambda out: [str(out), str(min(10, options.steps))]))
     return rows
 
 

@@ -1,7 +1,9 @@
 """Starts one contender of ``benchmarks/speed.py`` and brings back its row. Knows command lines alone."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -106,10 +108,17 @@ def run(line: Callable[[Path], list[str]], more: dict[str, str]) -> dict[str, An
             try:
                 said, _ = process.communicate(timeout=LIMIT_S)
             except subprocess.TimeoutExpired:
-                process.terminate()  # both launchers end their ranks on it
-                said, _ = process.communicate()
-                said += f"\nno end after {LIMIT_S} s"
+                said = f"{ended(process)}\nno end after {LIMIT_S} s"
         if process.returncode or not out.exists():
             print(" ".join(argv), said[-3000:], sep="\n", file=sys.stderr, flush=True)
             return {"result": f"failed: {(said.strip().splitlines() or ['nothing said'])[-1][:200]}"}
         return {**json.loads(out.read_text()), "load_before": load}
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """Ends a launcher and its ranks; what they had said. ``hpcrec run`` kills its ranks on the second INT."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGKILL):
+        process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=30)[0]
+    return ""

@@ -2,7 +2,7 @@
 
 Runs in the peers' own Python: imports torch and ``workload``, nothing of hpcrec. A peer is started by torchrun::
 
-    torchrun --standalone --nproc-per-node 2 peer_tbe.py WORKLOAD DATA OUT WARMUP STEPS [options]
+    torchrun --standalone --nproc-per-node 2 peer_tbe.py WORKLOAD DATA OUT WARMUP STEPS
 """
 
 import sys
@@ -77,7 +77,6 @@ class Run:
     out: Path
     warmup: int
     steps: int
-    more: list[str]
     rank: int
     world: int
     ids: Tensor
@@ -125,12 +124,12 @@ class Run:
 
 def start() -> Run:
     """Joins the group and loads this rank's batches."""
-    name, data, out, warmup, steps, *more = sys.argv[1:]
+    name, data, out, warmup, steps = sys.argv[1:]
     dist.init_process_group("gloo")
     torch.manual_seed(1)
     rank, world = dist.get_rank(), dist.get_world_size()
     arrays = (torch.from_numpy(values) for values in workload.load(name, Path(data), rank, world))
-    return Run(name, workload.WORKLOADS[name], Path(out), int(warmup), int(steps), more, rank, world, *arrays)
+    return Run(name, workload.WORKLOADS[name], Path(out), int(warmup), int(steps), rank, world, *arrays)
 
 
 def sgd(net: nn.Module) -> torch.optim.Optimizer:

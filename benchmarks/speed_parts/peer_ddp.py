@@ -22,7 +22,7 @@ class Model(nn.Module):
         widths = (w.width, 1) if w.is_fm else (w.width,)
         self.tables = nn.ModuleList(nn.EmbeddingBag(sum(w.rows), n, mode="sum", sparse=True) for n in widths)
         for table in self.tables:
-            nn.init.uniform_(table.weight, -workload.INIT_SCALE, workload.INIT_SCALE)
+            nn.init.uniform_(table.weight, -w.init_scale, w.init_scale)
         self.dense = run.model(range(len(w.rows)))
         self.n_tables = len(w.rows)
 

@@ -72,7 +72,7 @@ class Tables:
             eps=workload.EPS_ROWS,
             stochastic_rounding=False,
         )
-        tbe.init_embedding_weights_uniform(-workload.INIT_SCALE, workload.INIT_SCALE)
+        tbe.init_embedding_weights_uniform(-self.run.w.init_scale, self.run.w.init_scale)
         return tbe
 
     def send(self, number: int) -> None:

@@ -1,7 +1,6 @@
 """Peer: TorchRec's DistributedModelParallel with FBGEMM's fused row-wise Adagrad; the planner places the tables.
 
-The dense part is the peers' own, which is faster than TorchRec's ``DLRM``. Options: ``pipeline`` trains through
-TrainPipelineSparseDist, which sends the next batch's ids while it computes.
+The dense part is the peers' own, like everybody's here; TorchRec's ``DLRM`` picks the products by a slower index.
 """
 
 import logging
@@ -27,7 +26,7 @@ class Model(nn.Module):
 
     def __init__(self, run: peer.Run) -> None:
         super().__init__()
-        uniform = {"weight_init_max": workload.INIT_SCALE, "weight_init_min": -workload.INIT_SCALE}
+        uniform = {"weight_init_max": run.w.init_scale, "weight_init_min": -run.w.init_scale}
         tables = [
             EmbeddingBagConfig(
                 name=f"t{i}",

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 ZIPF_EXPONENT = 1.05
 SEED = 20260101
-LR_DENSE, EPS_ROWS, INIT_SCALE = 0.1, 1e-8, 0.01  # SGD; row-wise Adagrad; rows start uniform
+LR_DENSE, EPS_ROWS = 0.1, 1e-8  # of SGD, of row-wise Adagrad
 CRITEO_KAGGLE_ROWS = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
@@ -49,6 +49,9 @@ class Workload:
         Layers of the DLRM's MLPs, all with ReLU but the logit's; empty: the model is an FM.
     lr_rows : float
         Of row-wise Adagrad. An FM that sums 600 ids a sample diverges at the DLRMs'.
+    init_scale : float
+        Rows start uniform in [-init_scale, init_scale), each contender by a generator of its own; small in an FM, whose
+        first losses would differ by it.
     """
 
     rows: tuple[int, ...]
@@ -60,6 +63,7 @@ class Workload:
     bottom: tuple[int, ...] = ()
     top: tuple[int, ...] = ()
     lr_rows: float = 0.02
+    init_scale: float = 0.01
 
     @property
     def is_fm(self) -> bool:
@@ -78,11 +82,12 @@ class Workload:
 
 _W1_ROWS = tuple(min(rows, 1_000_000) for rows in CRITEO_KAGGLE_ROWS)
 _W1 = {"rows": _W1_ROWS, "width": 16, "ids": 1, "bottom": (512, 256, 64, 16), "top": (512, 256, 1)}
+_FM = {"n_dense": 0, "lr_rows": 2e-4, "init_scale": 1e-3}
 WORKLOADS = {
     "w1": Workload(**_W1, batch=2048),
     "w1-16k": Workload(**_W1, batch=16384, n_batches=20),
     "w2": Workload(rows=(100_000,) * 26, width=64, ids=20, batch=2048, bottom=(512, 256, 64), top=(512, 256, 1)),
-    "w3": Workload(rows=(1_000_000,) * 30, width=16, ids=20, batch=8192, n_batches=8, n_dense=0, lr_rows=2e-4),
+    "w3": Workload(rows=(1_000_000,) * 30, width=16, ids=20, batch=8192, n_batches=8, **_FM),
 }
 
 
