@@ -185,6 +185,10 @@ def _matrix(answers: Sequence[dict[int, list[float]]]) -> str:
 def measure_sums(site: Site) -> dict[str, Any]:
     """The dense reducer on all ranks: set up, a sum checked and timed. Horovod first, unless another is configured."""
     wanted = "horovod" if site.config is None else site.config.dense.reducer
+    levels = site.probe.share(site.probe.mpi["mpi_threads"])
+    if wanted == "horovod" and set(levels) != {"multiple"}:
+        why = "not tried: its thread sends while others do, which takes MPI_THREAD_MULTIPLE"
+        return {"reducer": "mpi", "missing": why, **_summed(site, "mpi")}
     try:
         return {"reducer": wanted, **_summed(site, wanted)}
     except MissingError as error:  # on every rank alike: it is agreed on
