@@ -2,10 +2,11 @@
 
     python benchmarks/memory.py [--quick] [--json FILE]
 
-Two fused ranks hold tables of 12 GB in all (``--gb`` says another size; ``--quick``: 1 GB) with row-wise Adagrad and train some steps; with
-``--quick`` they also save a checkpoint, which must stream. ``memory.owner`` is the resident size at its highest divided
-by what is allowed: rows, their optimizer state, 15 % of both, and 400 MB; the larger of the two ranks. One and a half
-times the rows must be free, 18 GB for the full run; where there is less, it is left out and says so.
+Two fused ranks hold tables of 12 GB in all (``--gb`` says another size; ``--quick``: 1 GB) with row-wise Adagrad and
+train some steps; with ``--quick`` they also save a checkpoint, which must stream. ``memory.owner`` is the resident size
+at its highest divided by what is allowed: rows, their optimizer state, 15 % of both, and 400 MB; the larger of the two
+ranks. One and a half times the rows must be free, 18 GB for the full run; where there is less, it is left out and says
+so.
 """
 
 import argparse
