@@ -134,8 +134,7 @@ def judge_native(answers: Sequence[Mapping[str, str]], site: Site) -> Iterator[F
         if bad:
             yield fail("native kernels", f"{key} on {site.who(bad)}: {answers[bad[0]][key]}", do)
             return
-    cuda = "with CUDA" if hasattr(native.module(), "cuda") else "without CUDA"
-    yield ok("native kernels", f"loaded, run on every host; built {cuda}; vector units: {answers[0].get('flags')}")
+    yield ok("native kernels", f"loaded, and run on every host; vector units: {answers[0].get('flags', 'unknown')}")
 
 
 def _simd(cpuinfo: str) -> str:

@@ -156,6 +156,8 @@ def test_sums_by_either_reducer(monkeypatch) -> None:
     needed = replace(config, dense=replace(config.dense, reducer="horovod"))
     code, said = examined(["allreduce"], config=needed)
     parallel_assert(code == 1 and "FAIL  horovod" in said, msg=said)
+    code, said = examined(["allreduce"], fault="threads")
+    parallel_assert("warn  horovod         not tried" in said and "ok    allreduce       mpi" in said, msg=said)
 
 
 @pytest.mark.parallel(2)

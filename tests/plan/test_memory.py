@@ -110,7 +110,14 @@ def resident(config_file: Path, ranks: int) -> tuple[Config, dict[int, int]]:
     assert done.returncode == 0, done.stdout + done.stderr
     config = load_config(config_file)
     summary = json.loads((Path(config.run.folder) / "summary.json").read_text())
-    assert max(summary["imbalance"].values()) < 1.15 or summary["topology"]["fused"]
+    owners = summary["owners"].values()
+    assert set(summary["owners"]) == {str(rank) for rank in summary["topology"]["owners"]}
+    assert sum(o["lookups_per_step"] for o in owners) == 4 * config.train.batch_size  # 4 features, 1 id a sample
+    assert all(0 < o["distinct_per_step"] <= o["lookups_per_step"] for o in owners)
+    assert all(o["gather_ms"] > 0 < o["update_ms"] and o["read_ms"] > 0 for o in owners)
+    assert sum(o["bytes"] for o in owners) == sum(m.held_bytes for m in predict_memory(config, [0] * ranks))
+    assert set(summary["imbalance"]) == {"bytes", "lookups", "distinct", "time"}
+    assert 1 <= summary["imbalance"]["lookups"] < 1.15 > summary["imbalance"]["bytes"] >= 1
     return config, {int(rank): n for rank, n in summary["peak_rss_bytes"].items()}
 
 

@@ -185,7 +185,17 @@ def test_the_page_stands_alone_and_shows_the_run(tmp_path):
     page = Page(text)
     assert page.open == [] and page.loads == [] and "script" not in page.tags and "http" not in text
     assert page.tags.count("svg") == 2 and page.tags.count("polyline") == 3
-    for shown in ("&lt;dlrm&gt;", "a &lt;b&gt; &amp; c", "2.00 MB", "12,346", "2.50 s", "204,800", "0.79"):
+    for shown in (
+        "68.00 kB",
+        "lookups 1.25, distinct 1.00",
+        "&lt;dlrm&gt;",
+        "a &lt;b&gt; &amp; c",
+        "2.00 MB",
+        "12,346",
+        "2.50 s",
+        "204,800",
+        "0.79",
+    ):
         assert shown in text
     assert "finished" in text
 
@@ -202,6 +212,7 @@ def test_the_table_for_the_terminal():
     assert any(line.split() == ["samples/s", "12,346"] for line in lines)
     assert any(line.startswith("sent: values") and "2.00 MB same host, 500 B across hosts" in line for line in lines)
     assert [line.split()[1] for line in lines if line.startswith("time:")] == ["values", "forward"]
+    assert lines[-1].endswith("bytes 1.00, lookups 1.25, distinct 1.00, time 1.00")
 
 
 def test_memory_and_versions_are_real():
