@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcrec.cli_options import CONTEXT, HELP, Anything, File, Target, examples
-from hpcrec.cli_prepare import prepare
+from hpcrec.cli_prepare import check_prepare, prepare
 from hpcrec.errors import ConfigError, HpcrecError
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def run(
     are checked before anything is started.
     """
     _check_before(arguments)
-    if threads is not None and not arguments[0].endswith(".py"):
+    if threads is not None and arguments[0] in _TRAINED:
         for role in ("owner", "dense"):
             arguments = (*arguments, "--set", f"topology.{role}_threads={threads}")
     from hpcrec.launch import run_command
@@ -209,6 +209,9 @@ def run(
     )
 
 
+_TRAINED = {"train": train, "evaluate": evaluate, "predict": predict}  # take --set topology
+
+
 def _check_before(arguments: Sequence[str]) -> None:
     """Refuses here, once, what every rank would refuse."""
     name, *rest = arguments
@@ -216,12 +219,15 @@ def _check_before(arguments: Sequence[str]) -> None:
         if not Path(name).is_file():
             raise click.UsageError(f"{name} is not a file.")
         return
-    wanted = {"train": train, "evaluate": evaluate, "predict": predict}
+    wanted = {**_TRAINED, "prepare": prepare}
     if name not in wanted:
         raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)} or a Python file, not {name!r}.")
     if set(rest) & set(HELP):
         raise click.UsageError(f"For help on it: hpcrec {name} --help")
-    given = wanted[name].make_context(f"hpcrec {name}", list(rest)).params
+    if name == "prepare":
+        check_prepare(rest)
+        return
+    given = _TRAINED[name].make_context(f"hpcrec {name}", list(rest)).params
     if name == "train":
         _train_config(given["config"], given["overrides"], given["resume"])
     else:

@@ -30,7 +30,7 @@ ALLOWED = {
     "exchange": "operators embedding comm kernels",
     "policy": "exchange",
     "dense": "comm kernels",
-    "data": "comm",
+    "data": "comm kernels toml",  # kernels: text is parsed natively; toml: column maps
     "train": "policy dense data models embedding comm",
     "config": "toml",
     "systems": "config",
@@ -40,7 +40,7 @@ ALLOWED = {
     "launch": "relay",
     "commands": "build config train data comm",
     "cli_options": "",
-    "cli_prepare": "cli_options data",
+    "cli_prepare": "cli_options data comm",
     "cli": "cli_options cli_prepare commands systems build config plan data launch comm",
     "__main__": "cli",
     "__init__": "build train",
@@ -57,6 +57,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli.py", "hpcrec.comm.start"): "starts MPI, which `hpcrec run` and `--help` must not",
     ("hpcrec/cli.py", "hpcrec.commands"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
+    ("hpcrec/cli_prepare.py", "hpcrec.comm.everyone"): "starts MPI, only under a launcher of several ranks",
     ("hpcrec/cli_prepare.py", "hpcrec.data"): "imports pyarrow, only for `hpcrec prepare`",
     ("hpcrec/cli.py", "hpcrec.launch"): "only for `hpcrec run`",
 }
@@ -64,6 +65,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
 ENVIRONMENT: dict[str, str] = {
     "hpcrec/__main__.py": "hands the environment's settings to the library",
     "hpcrec/cli.py": "hands the environment's settings to the library",
+    "hpcrec/cli_prepare.py": "the launcher says there whether there are several ranks",
     "hpcrec/launch.py": "hands its own environment on to the ranks that it starts",
     "hpcrec/dense/horovod.py": "Horovod is set by environment variables alone",
 }

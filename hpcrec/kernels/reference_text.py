@@ -125,7 +125,7 @@ def salted_rows(words: Words, salt: int, rows: int) -> Ints:
 
 
 def _values(text: Bytes, begin: Places, end: Places) -> list[bytes]:
-    if len(begin) and not (0 <= begin.min() and (begin <= end).all() and end.max() <= len(text)):
+    if len(begin) and not (begin.min() >= 0 and (begin <= end).all() and end.max() <= len(text)):
         raise ValueError("values must lie in the text: 0 <= begin <= end <= bytes")
     whole = text.tobytes()
     return [whole[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
