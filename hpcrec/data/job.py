@@ -109,9 +109,8 @@ def run(job: Job, ranks: Ranks | None = None, *, restart: bool = False) -> Summa
     plan, finished = ranks.bcast((plan, finished))
     try:
         if finished is None:
-            conversion = _Conversion(job, ranks, journal or Journal(job.out, {}), plan)
             try:
-                finished = conversion.run()
+                finished = _Conversion(job, ranks, journal or Journal(job.out, {}), plan).run()
             except BaseException:
                 if ranks.size == 1 and journal is not None and not journal.has_records("counted", "written"):
                     journal.clear()

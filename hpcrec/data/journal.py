@@ -55,6 +55,9 @@ class Journal:
             self._remove_results()
         finished = _read(self.folder / "prepare.json")
         begun = _read(self.work / "job.json")
+        if begun and begun["identity"] != self._identity and not self.has_records("counted", "written"):
+            self.clear()  # nothing was finished that would be lost
+            begun = None
         earlier = finished or begun
         if earlier is not None:
             self._compare(earlier)

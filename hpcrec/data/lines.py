@@ -100,6 +100,8 @@ def read(span: Span, digest: Digest, *, skip_header: bool = False) -> Iterator[L
                     first, offset = first + lines.n, offset + len(block)
             if rest and not header:
                 yield Lines(span, np.frombuffer(rest + b"\n", np.uint8), 1, first, offset)
+            elif not first and span.kind == "gzip":
+                raise DataError(f"{span.path}: has no line; leave it out, or copy it again.")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{span.path}: the gzip data is damaged or cut short after line {first} ({error}); copy it again."
