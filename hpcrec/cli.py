@@ -16,7 +16,7 @@ import click
 from hpcrec.cli_data import data
 from hpcrec.cli_doctor import doctor
 from hpcrec.cli_options import CONTEXT, HELP, Anything, File, Target, examples
-from hpcrec.cli_prepare import prepare
+from hpcrec.cli_prepare import check_prepare, prepare
 from hpcrec.errors import ConfigError, HpcrecError
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def run(
     are checked before anything is started.
     """
     _check_before(arguments)
-    if threads is not None and arguments[0] != "doctor" and not arguments[0].endswith(".py"):
+    if threads is not None and arguments[0] in _TRAINED:
         for role in ("owner", "dense"):
             arguments = (*arguments, "--set", f"topology.{role}_threads={threads}")
     from hpcrec.launch import run_command
@@ -213,6 +213,9 @@ def run(
     )
 
 
+_TRAINED = {"train": train, "evaluate": evaluate, "predict": predict}  # take --set topology
+
+
 def _check_before(arguments: Sequence[str]) -> None:
     """Refuses here, once, what every rank would refuse."""
     name, *rest = arguments
@@ -220,11 +223,14 @@ def _check_before(arguments: Sequence[str]) -> None:
         if not Path(name).is_file():
             raise click.UsageError(f"{name} is not a file.")
         return
-    wanted = {"train": train, "evaluate": evaluate, "predict": predict, "doctor": doctor}
+    wanted = {**_TRAINED, "prepare": prepare, "doctor": doctor}
     if name not in wanted:
         raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)} or a Python file, not {name!r}.")
     if set(rest) & set(HELP):
         raise click.UsageError(f"For help on it: hpcrec {name} --help")
+    if name == "prepare":
+        check_prepare(rest)
+        return
     given = wanted[name].make_context(f"hpcrec {name}", list(rest)).params
     if name == "train":
         _train_config(given["config"], given["overrides"], given["resume"])

@@ -1,13 +1,25 @@
-"""``hpcrec prepare``: data sets from known formats. Knows options; the converters are ``data.convert``'s."""
+"""``hpcrec prepare``: data sets from tables of text or Parquet and from known formats.
 
+Knows options; the converters are ``data.convert``'s. Starts MPI only where a launcher says that there are several.
+"""
+
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hpcrec.cli_options import File, examples
+from hpcrec.errors import ConfigError
+from hpcrec.units import MiB
+
+if TYPE_CHECKING:
+    from hpcrec.comm.collectives import Collectives
+
+F = TypeVar("F", bound=Callable[..., Any])
+_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what they say how many ranks there are in
 
 out_option = click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for train.h5 and the others."
@@ -23,9 +35,38 @@ seed_option = click.option(
 )
 
 
+def job_options(command: F) -> F:
+    """Options of conversions that are cut into pieces: shared out to ranks, and continued."""
+    for option in (
+        click.option(
+            "--max-bad",
+            type=click.FloatRange(0, 1),
+            default=0.0,
+            show_default=True,
+            help="Share of lines that may be bad: they are left out and written to rejects.tsv. 0 stops at the first.",
+        ),
+        click.option(
+            "--piece",
+            "piece_mib",
+            type=click.IntRange(min=1),
+            default=256,
+            show_default=True,
+            metavar="MIB",
+            help="Source bytes that one rank converts at a time; each piece becomes a file.",
+        ),
+        click.option("--restart", is_flag=True, help="Begin anew, whatever --out holds of an earlier conversion."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.group(short_help="Convert click logs to HDF5, or generate some.")
 def prepare() -> None:
-    """Make a data set (HDF5, docs/data.md) from a known format, with a progress bar and in bounded memory."""
+    """Make a data set (HDF5, docs/data.md), with a progress bar and in bounded memory.
+
+    'criteo' and 'table' run on any number of ranks (hpcrec run -n 8 -- prepare ..., mpirun, srun), with the same
+    result. Cut short, they keep the pieces that are finished: the same command goes on.
+    """
 
 
 @prepare.command(
@@ -45,17 +86,64 @@ def prepare() -> None:
 @click.option("--rows", type=click.IntRange(min=3), help="Rows a feature: 100,000 for hash, no limit for vocabulary.")
 @click.option("--min-count", type=click.IntRange(min=1), default=1, show_default=True, help="For --ids vocabulary.")
 @click.option("--bin-integers", is_flag=True, help="I1..I13 are binned to features too, besides dense inputs.")
-def prepare_criteo(files: Sequence[Path], out: Path, split: str | None, seed: int, **options: Any) -> None:
-    """Criteo click logs in the Kaggle layout: tab-separated, plain or gzip: label, 13 integers, 26 categories."""
+@job_options
+def prepare_criteo(
+    files: Sequence[Path], out: Path, split: str | None, seed: int, rows: int | None, piece_mib: int, **options: Any
+) -> None:
+    """Criteo click logs (Kaggle, 1 TB): tab-separated, plain or gzip: label, 13 integers, 26 categories."""
+    ranks = _ranks()
     from hpcrec.data import convert
 
     cut = convert.Split.parse(split, seed) if split else None
-    rows = options.pop("rows")
-    _told(
-        convert.prepare_criteo(
-            files, out, rows_per_feature=rows, split=cut, progress=sys.stderr.isatty(), **options
-        ).as_dict()
+    summary = convert.prepare_criteo(
+        files,
+        out,
+        rows_per_feature=rows,
+        split=cut,
+        piece_bytes=piece_mib * MiB,
+        progress=sys.stderr.isatty(),
+        ranks=ranks,
+        **options,
     )
+    if ranks is None or ranks.rank == 0:
+        _told(summary.as_dict())
+
+
+@prepare.command(
+    "table",
+    epilog=examples(
+        "hpcrec prepare table --map datasets/avazu/avazu.toml --out data/avazu train.gz",
+        "hpcrec run -n 8 -- prepare table --map mine.toml --out data/mine logs/*.parquet",
+    ),
+)
+@click.argument("files", nargs=-1, type=File, required=True)
+@click.option(
+    "--map", "map_", type=File, required=True, help="TOML file that says what the columns are (docs/data.md)."
+)
+@out_option
+@split_option
+@seed_option
+@job_options
+def prepare_table(
+    files: Sequence[Path], map_: Path, out: Path, split: str | None, seed: int, piece_mib: int, **options: Any
+) -> None:
+    """Tables in delimited text (plain or gzip) or Parquet, in the order given, by a map of their columns."""
+    ranks = _ranks()
+    from hpcrec.data import convert
+
+    cut = convert.Split.parse(split, seed) if split else None
+    summary = convert.prepare_table(
+        files,
+        out,
+        map_,
+        split=cut,
+        piece_bytes=piece_mib * MiB,
+        progress=sys.stderr.isatty(),
+        ranks=ranks,
+        **options,
+    )
+    if ranks is None or ranks.rank == 0:
+        _told(summary.as_dict())
 
 
 @prepare.command(
@@ -81,6 +169,7 @@ def prepare_criteo(files: Sequence[Path], out: Path, split: str | None, seed: in
 )
 def prepare_movielens(out: Path, split: str | None, seed: int, **options: Any) -> None:
     """MovieLens ratings with users and films; label 1 where the rating reaches the threshold."""
+    _alone("movielens")
     from hpcrec.data import convert
 
     cut = convert.Split.parse(split or "hash:0.8,0,0.2", seed)
@@ -93,9 +182,44 @@ def prepare_movielens(out: Path, split: str | None, seed: int, **options: Any) -
 @seed_option
 def prepare_synthetic(out: Path, samples: int, seed: int) -> None:
     """Synthetic clicks from a planted truth, whose attainable AUC is known and written into the files."""
+    _alone("synthetic")
     from hpcrec.data import convert
 
     _told(convert.prepare_synthetic(out, samples=samples, seed=seed, progress=sys.stderr.isatty()).as_dict())
+
+
+def check_prepare(arguments: Sequence[str]) -> None:
+    """Refuse a command line of ``hpcrec prepare`` that every rank would refuse."""
+    name, *rest = arguments or [""]
+    shared = {"criteo": prepare_criteo, "table": prepare_table}
+    if name not in shared:
+        raise click.UsageError(f"'hpcrec run' starts prepare {' or '.join(shared)} on several ranks, not {name!r}.")
+    given = shared[name].make_context(f"hpcrec prepare {name}", list(rest)).params
+    from hpcrec.data import convert, tablemap
+
+    if given["split"]:
+        convert.Split.parse(given["split"])
+    if "map_" in given:
+        tablemap.load_map(given["map_"])
+
+
+def _tasks() -> int:
+    """Ranks that the launcher says it started; 1 without one."""
+    return next((int(os.environ[name]) for name in _LAUNCHERS if os.environ.get(name, "").isdigit()), 1)
+
+
+def _ranks() -> "Collectives | None":
+    """All ranks; None for one process, which then needs no MPI."""
+    if _tasks() == 1:
+        return None
+    from hpcrec.comm.everyone import everyone
+
+    return everyone(os.environ)
+
+
+def _alone(command: str) -> None:
+    if _tasks() > 1:
+        raise ConfigError(f"prepare {command}: runs on one rank; start it without 'hpcrec run', mpirun or srun.")
 
 
 def _told(summary: dict[str, Any]) -> None:
@@ -105,4 +229,6 @@ def _told(summary: dict[str, Any]) -> None:
         more = "" if known is None else f", attainable AUC {known:.4f}"
         said = f"{summary['samples'][part]:,} samples, label rate {summary['label_rate'][part]:.4f}{more}"
         click.echo(f"{path}: {said}")
+    if summary["rejected"]:
+        click.echo(f"rejected lines: {summary['rejected']:,}, in rejects.tsv")
     click.echo("cardinalities: " + ", ".join(f"{name} {n:,}" for name, n in summary["cardinalities"].items()))

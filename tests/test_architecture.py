@@ -30,7 +30,7 @@ ALLOWED = {
     "exchange": "operators embedding comm kernels",
     "policy": "exchange",
     "dense": "comm kernels",
-    "data": "comm",
+    "data": "comm kernels toml",  # kernels: text is parsed natively; toml: column maps
     "train": "policy dense data models embedding comm",
     "config": "toml",
     "systems": "config",
@@ -42,9 +42,9 @@ ALLOWED = {
     "launch": "relay",
     "commands": "build config train data embedding comm",
     "cli_options": "",
-    "cli_prepare": "cli_options data",
     "cli_data": "cli_options data",
     "cli_doctor": "cli_options doctor config comm",
+    "cli_prepare": "cli_options data comm",
     "cli": "cli_options cli_data cli_doctor cli_prepare commands systems build build_memory config plan data launch "
     "comm",
     "__main__": "cli",
@@ -66,6 +66,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli_doctor.py", "hpcrec.comm.start"): "starts MPI, which `--help` must not",
     ("hpcrec/cli_doctor.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli_doctor.py", "hpcrec.doctor.command"): "imports MPI and torch, after comm.start",
+    ("hpcrec/cli_prepare.py", "hpcrec.comm.everyone"): "starts MPI, only under a launcher of several ranks",
     ("hpcrec/cli_prepare.py", "hpcrec.data"): "imports pyarrow, only for `hpcrec prepare`",
     ("hpcrec/cli_data.py", "hpcrec.data.inspect"): "imports h5py, only for `hpcrec data inspect`",
     ("hpcrec/cli_data.py", "hpcrec.data.verify"): "imports h5py, only for `hpcrec data verify`",
@@ -76,6 +77,7 @@ ENVIRONMENT: dict[str, str] = {
     "hpcrec/__main__.py": "hands the environment's settings to the library",
     "hpcrec/cli.py": "hands the environment's settings to the library",
     "hpcrec/cli_doctor.py": "hands the environment's settings to the library",
+    "hpcrec/cli_prepare.py": "the launcher says there whether there are several ranks",
     "hpcrec/launch.py": "hands its own environment on to the ranks that it starts",
     "hpcrec/dense/horovod.py": "Horovod is set by environment variables alone",
 }

@@ -81,5 +81,5 @@ def prepare_synthetic(
             value = auc(label, probability)
             if np.isfinite(value):  # tiny files may have labels of one class only
                 summary.attainable_auc[name] = value
-                out.writers[name].set_attributes({layout.ATTAINABLE_ATTRIBUTE: value})
+                out.set_attributes({layout.ATTAINABLE_ATTRIBUTE: value}, name)
     return summary

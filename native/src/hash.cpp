@@ -3,20 +3,12 @@
 
 #include "hpcrec/check.h"
 #include "hpcrec/ids.h"
+#include "hpcrec/mix.h"
 #include "hpcrec/parallel.h"
 
 namespace hpcrec {
 namespace {
-constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
 constexpr int n_rounds = 4;
-
-// One step of splitmix64 (Steele, Lea and Flood, 2014).
-inline uint64_t mix(uint64_t x) {
-  x += golden;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 // A Feistel network over 2 * half_bits bits.
 struct Feistel {

@@ -11,6 +11,7 @@
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
 #include "hpcrec/parallel.h"
+#include "hpcrec/text.h"
 #include "hpcrec/unpack.h"
 
 namespace nb = nanobind;
@@ -225,6 +226,67 @@ void bind_ids(nb::module_& m) {
       },
       "ids"_a, "rows"_a, "seed"_a, "out"_a.noconvert());
 }
+
+void bind_text(nb::module_& m) {
+  using Bytes = In<uint8_t>;
+  using Places = In<int32_t>;
+  const auto values = [](const Bytes& text, const Places& begin, const Places& end) {
+    return hpcrec::Values{text.data(), size(text), begin.data(), end.data(), size(begin)};
+  };
+  m.def(
+      "cut_lines",
+      [](Bytes text, int delimiter, int quote, Places wanted, Out<int32_t> begin, Out<int32_t> end,
+         Out<int32_t> line_begin, Out<int32_t> columns) {
+        const hpcrec::Cut how{static_cast<uint8_t>(delimiter), quote, wanted.data(), size(wanted)};
+        without_gil([&] {
+          hpcrec::cut_lines(text.data(), size(text), how, size(columns), begin.data(), end.data(), line_begin.data(),
+                            columns.data());
+        });
+      },
+      "text"_a, "delimiter"_a, "quote"_a, "wanted"_a, "begin"_a.noconvert(), "end"_a.noconvert(),
+      "line_begin"_a.noconvert(), "columns"_a.noconvert());
+  m.def(
+      "cut_lists",
+      [values](Bytes text, Places begin, Places end, int separator, Out<int32_t> item_begin, Out<int32_t> item_end,
+               Out<int64_t> offsets) {
+        return without_gil([&] {
+          return hpcrec::cut_lists(values(text, begin, end), static_cast<uint8_t>(separator), size(item_begin),
+                                   item_begin.data(), item_end.data(), offsets.data());
+        });
+      },
+      "text"_a, "begin"_a, "end"_a, "separator"_a, "item_begin"_a.noconvert(), "item_end"_a.noconvert(),
+      "offsets"_a.noconvert());
+  m.def(
+      "parse_integers",
+      [values](Bytes text, Places begin, Places end, Out<int64_t> out, Out<uint8_t> state) {
+        without_gil([&] { hpcrec::parse_integers(values(text, begin, end), out.data(), state.data()); });
+      },
+      "text"_a, "begin"_a, "end"_a, "out"_a.noconvert(), "state"_a.noconvert());
+  m.def(
+      "parse_numbers",
+      [values](Bytes text, Places begin, Places end, Out<double> out, Out<uint8_t> state) {
+        without_gil([&] { hpcrec::parse_numbers(values(text, begin, end), out.data(), state.data()); });
+      },
+      "text"_a, "begin"_a, "end"_a, "out"_a.noconvert(), "state"_a.noconvert());
+  m.def(
+      "parse_hex",
+      [values](Bytes text, Places begin, Places end, int64_t digits, Out<uint64_t> out, Out<uint8_t> state) {
+        without_gil([&] { hpcrec::parse_hex(values(text, begin, end), digits, out.data(), state.data()); });
+      },
+      "text"_a, "begin"_a, "end"_a, "digits"_a, "out"_a.noconvert(), "state"_a.noconvert());
+  m.def(
+      "hash_text",
+      [values](Bytes text, Places begin, Places end, Out<uint64_t> out, Out<uint8_t> state) {
+        without_gil([&] { hpcrec::hash_text(values(text, begin, end), out.data(), state.data()); });
+      },
+      "text"_a, "begin"_a, "end"_a, "out"_a.noconvert(), "state"_a.noconvert());
+  m.def(
+      "salted_rows",
+      [](In<uint64_t> words, uint64_t salt, int64_t rows, Out<int64_t> out) {
+        without_gil([&] { hpcrec::salted_rows(words.data(), size(words), salt, rows, out.data()); });
+      },
+      "words"_a, "salt"_a, "rows"_a, "out"_a.noconvert());
+}
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -233,6 +295,7 @@ NB_MODULE(_native, m) {
   m.def("set_threads", &hpcrec::set_threads, "n"_a);
   m.def("get_threads", &hpcrec::threads);
   bind_ids(m);
+  bind_text(m);
   bind_lookup<float>(m);
   bind_lookup<double>(m);
   bind_learn<float>(m);

@@ -1,0 +1,181 @@
+"""Remembers what a conversion has done, so that one that was cut short goes on; refuses to go on with another.
+
+In the folder of the data set: ``prepare.work/`` while it is made (``job.json``, and a record for each finished part),
+``pieces/`` where there are several pieces, ``prepare.json`` once all is finished. Each file is written whole or not at
+all. Knows nothing of what the records say.
+"""
+
+import fcntl
+import json
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+from hpcrec.data import files
+from hpcrec.errors import ConfigError, DataError
+
+Record = dict[str, Any]
+
+
+class Journal:
+    """What was done to a folder.
+
+    Parameters
+    ----------
+    folder : Path
+    identity : dict
+        What the conversion is, as JSON: two that differ in it do not go on from each other.
+    """
+
+    def __init__(self, folder: Path, identity: Record) -> None:
+        self.folder, self.work, self.pieces = folder, folder / "prepare.work", folder / "pieces"
+        self._identity: Record = json.loads(json.dumps(identity))
+        self._lock: IO[str] | None = None
+
+    def open(self, *, restart: bool) -> Record | None:
+        """Begin, or go on; on one rank. Returns the result of a conversion that is finished already.
+
+        Raises
+        ------
+        ConfigError
+            The folder has the work or the result of another conversion, or another process works in it now.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(exist_ok=True)
+        self._take_lock()
+        try:
+            return self._open(restart)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, restart: bool) -> Record | None:
+        if restart:
+            self.clear()
+            self._remove_results()
+        finished = _read(self.folder / "prepare.json")
+        begun = _read(self.work / "job.json")
+        if begun and begun["identity"] != self._identity and not self.has_records("counted", "written"):
+            self.clear()  # nothing was finished that would be lost
+            begun = None
+        earlier = finished or begun
+        if earlier is not None:
+            self._compare(earlier)
+        if finished is not None:
+            self._check_results(finished)
+            self.clear()
+            return dict(finished["result"])
+        for left in [*self.work.rglob(".*.part"), *self.pieces.glob(".*.part"), *self.folder.glob(".*.part")]:
+            left.unlink()
+        if begun is None:
+            files.write_text(self.work / "job.json", _text({"identity": self._identity}))
+        return None
+
+    def close(self) -> None:
+        """Let another process work in the folder; leave no empty work folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+            if not any(path.name != "lock" for path in self.work.iterdir()):
+                shutil.rmtree(self.work, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Forget what was begun, but for the lock."""
+        if not (self.folder / "prepare.json").exists():
+            shutil.rmtree(self.pieces, ignore_errors=True)
+        for path in self.work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
+
+    def record(self, stage: str, name: str, record: Record) -> None:
+        """Note that a part of a stage is done; what it wrote is on disk."""
+        files.write_text(self.work / f"{stage}-{name}.json", _text(record))
+
+    def records(self, stage: str) -> dict[str, Record]:
+        """What is done of a stage, by name."""
+        found = {}
+        for path in self.work.glob(f"{stage}-*.json"):
+            record = _read(path)
+            if record is not None:
+                found[path.name.removeprefix(f"{stage}-").removesuffix(".json")] = record
+        return found
+
+    def has_records(self, *stages: str) -> bool:
+        """Whether any part of these stages is done."""
+        return any(self.records(stage) for stage in stages)
+
+    def finish(self, result: Record, written: list[Path]) -> None:
+        """Note that all is done and which files it gave; on one rank. The work folder goes."""
+        sizes = {path.relative_to(self.folder).as_posix(): path.stat().st_size for path in written}
+        content = {"identity": self._identity, "result": result, "files": sizes}
+        files.write_text(self.folder / "prepare.json", _text(content))
+        self.clear()
+
+    def _take_lock(self) -> None:
+        self._lock = (self.work / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            self._lock = None
+            raise ConfigError(
+                f"{self.folder}: another process prepares data in this folder now; wait for it, or give another --out."
+            ) from None
+        except OSError:
+            pass  # a file system without locks: then nothing guards against two at once
+
+    def _compare(self, earlier: Record) -> None:
+        was, now = _flat(earlier["identity"]), _flat(self._identity)
+        differ = [
+            f"{key} was {was.get(key, 'absent')}, is {now.get(key, 'absent')}"
+            for key in sorted(was | now)
+            if was.get(key) != now.get(key)
+        ]
+        if differ:
+            more = f" (and {len(differ) - 5} more)" if len(differ) > 5 else ""
+            raise ConfigError(
+                f"{self.folder}: was begun by another command or from other sources: {'; '.join(differ[:5])}{more}. "
+                "Give the same command to go on, --restart to begin anew, or another --out."
+            )
+
+    def _check_results(self, finished: Record) -> None:
+        for name, size in finished["files"].items():
+            path = self.folder / name
+            if not path.is_file() or path.stat().st_size != size:
+                raise DataError(
+                    f"{path}: prepare.json says that it was finished with {size} bytes, which is not so now. Begin "
+                    "anew (--restart), or give another --out."
+                )
+
+    def _remove_results(self) -> None:
+        path = self.folder / "prepare.json"
+        finished = _read(path)
+        if finished is not None:
+            for name in finished["files"]:
+                (self.folder / name).unlink(missing_ok=True)
+            path.unlink()
+            shutil.rmtree(self.pieces, ignore_errors=True)
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        content: Record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DataError(f"{path}: not what `hpcrec prepare` writes ({error}); begin anew (--restart).") from error
+    return content
+
+
+def _text(content: Record) -> str:
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _flat(content: Any, above: str = "") -> dict[str, Any]:
+    """Leaves by dotted key."""
+    if isinstance(content, dict | list) and content:
+        items = content.items() if isinstance(content, dict) else enumerate(content)
+        return {k: v for key, value in items for k, v in _flat(value, f"{above}.{key}" if above else str(key)).items()}
+    return {above: content}

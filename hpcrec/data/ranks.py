@@ -1,0 +1,31 @@
+"""Who works on a conversion: several ranks, or one process. Imports no MPI."""
+
+from typing import Any, Protocol
+
+
+class Ranks(Protocol):
+    """Who works on it; ``comm.collectives.Collectives`` is one."""
+
+    rank: int
+    size: int
+
+    def allgather(self, thing: Any) -> list[Any]:
+        """Small Python objects from every rank, in rank order."""
+
+    def bcast(self, thing: Any, root: int = 0) -> Any:
+        """A small Python object from ``root``."""
+
+
+class Alone:
+    """One process, without MPI."""
+
+    rank, size = 0, 1
+
+    def allgather(self, thing: Any) -> list[Any]:
+        """See `Ranks`."""
+        return [thing]
+
+    def bcast(self, thing: Any, root: int = 0) -> Any:
+        """See `Ranks`."""
+        del root
+        return thing

@@ -1,0 +1,186 @@
+"""Pieces and the journal: the same bytes on any number of ranks, cut short anywhere or not; what is refused."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from pytest_mpi import parallel_assert
+from sources import ALL, content, criteo_line, criteo_lines, write_text
+
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.ledger import Ledger
+from hpcrec.data import pieces
+from hpcrec.data.convert import Split, prepare_criteo
+from hpcrec.data.schema import DataSet
+from hpcrec.errors import ConfigError, DataError
+
+N = 1500
+KB = 1 << 10
+
+
+def sources(folder: Path) -> list[Path]:
+    lines = criteo_lines(N)
+    return [write_text(folder / "a.txt", lines[:1000]), write_text(folder / "b.txt.gz", lines[1000:])]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 37, 64 * KB, 1 << 30])
+def test_pieces_hold_each_line_once_and_in_order(tmp_path: Path, piece_bytes: int) -> None:
+    n = 40 if piece_bytes < KB else N
+    lines = criteo_lines(n)
+    path = write_text(tmp_path / "a.txt", lines)
+    path.write_bytes(path.read_bytes()[:-1])  # the last line ends with the file
+    prepare_criteo([path], tmp_path / "one", split=ALL)
+    plan = pieces.cut([path], max(piece_bytes, 37))
+    assert len(plan) == -(-path.stat().st_size // max(piece_bytes, 37))
+    prepare_criteo([path], tmp_path / "many", split=ALL, piece_bytes=max(piece_bytes, 37))
+    name = "train.h5" if len(plan) == 1 else "train.index.json"
+    with DataSet(tmp_path / "one" / "train.h5") as one, DataSet(tmp_path / "many" / name) as many:
+        assert one.samples == many.samples == n
+        a, b = one.read(0, n), many.read(0, n)
+    np.testing.assert_array_equal(a.label, b.label)
+    np.testing.assert_array_equal(a.dense, b.dense)
+    for feature in a.sparse:
+        np.testing.assert_array_equal(a.sparse[feature].ids, b.sparse[feature].ids)
+
+
+def test_small_files_share_a_piece(tmp_path: Path) -> None:
+    paths = [write_text(tmp_path / f"{i}.txt", criteo_lines(10, i)) for i in range(4)]
+    size = paths[0].stat().st_size
+    assert [len(piece.spans) for piece in pieces.cut(paths, 3 * size)] in ([2, 2], [3, 1])
+    assert len(pieces.cut(paths, 1 << 20)) == 1
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("ids", ["hash", "vocabulary"])
+def test_any_number_of_ranks_gives_the_same_bytes(tmp_path: Path, ids: str) -> None:
+    comm = MPI.COMM_WORLD
+    folder = Path(comm.bcast(str(tmp_path)))
+    ranks = Collectives(comm.Dup(), tuple(range(comm.size)), Ledger(comm.rank, (0,) * comm.size))
+    options = {"ids": ids, "piece_bytes": 40 * KB, "split": Split("hash", (0.7, 0.1, 0.2))}
+    if comm.rank == 0:
+        prepare_criteo(sources(folder), folder / "alone", **options)
+    ranks.barrier()
+    paths = [folder / "a.txt", folder / "b.txt.gz"]
+    summary = prepare_criteo(paths, folder / "together", ranks=ranks, **options)
+    again = prepare_criteo(paths, folder / "together", ranks=ranks, **options)
+    ranks.barrier()
+    parallel_assert(content(folder / "together") == content(folder / "alone"))
+    parallel_assert(again == summary and sum(summary.samples.values()) == N)
+    if comm.rank == 0:
+        assert len(list((folder / "together" / "pieces").glob("train-*"))) > 4
+    ranks.close()
+
+
+ATTEMPTS = """
+import os, random, signal, sys, time
+from pathlib import Path
+from hpcrec.data.convert import Split, prepare_criteo
+folder, ids, seed, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+paths = [folder / "a.txt", folder / "b.txt.gz"]
+def convert(out):
+    prepare_criteo(paths, out, ids=ids, piece_bytes=40 << 10, split=Split("hash", (0.7, 0.1, 0.2)))
+def attempt(out, after_s):
+    child = os.fork()
+    if child == 0:
+        try:
+            convert(out)
+        except BaseException as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    if after_s is not None:
+        time.sleep(after_s)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+start = time.monotonic()
+assert attempt(folder / "whole", None) == 0
+whole_s = time.monotonic() - start
+rng = random.Random(seed)
+killed = 0
+for number in range(100):
+    # later attempts begin where earlier ones were killed, so that all of the way is covered
+    code = attempt(folder / "cut", rng.random() * whole_s * 0.6)
+    assert code in (0, -9), code
+    killed += code == -9
+    if killed == kills:
+        break
+    if code == 0:
+        attempt_again = folder / "cut"
+        os.rename(attempt_again, folder / f"cut-{number}")
+assert attempt(folder / "cut", None) == 0
+print(killed)
+"""
+
+
+def kill(folder: Path, ids: str, seed: int, kills: int) -> None:
+    sources(folder)
+    command = [sys.executable, "-c", ATTEMPTS, str(folder), ids, str(seed), str(kills)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == kills
+    wanted = content(folder / "whole")
+    assert "prepare.json" in wanted and len(wanted) > 10
+    for finished in folder.glob("cut*"):
+        assert content(finished) == wanted, finished
+
+
+@pytest.mark.parametrize("ids", ["hash", "vocabulary"])
+def test_killed_and_started_again_gives_the_same_bytes(tmp_path: Path, ids: str) -> None:
+    kill(tmp_path, ids, seed=1, kills=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3])
+def test_killed_often_and_started_again_gives_the_same_bytes(tmp_path: Path, seed: int) -> None:
+    kill(tmp_path, "vocabulary", seed, kills=20)
+
+
+def test_another_command_or_source_is_refused(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.txt", [*criteo_lines(300), criteo_line("x")])
+    out = tmp_path / "out"
+
+    def convert(**options: object) -> None:
+        prepare_criteo([path], out, split=ALL, **{"piece_bytes": 20 * KB, **options})
+
+    with pytest.raises(DataError, match="line 301, column label"):
+        convert()
+    kept = {piece: piece.stat().st_mtime_ns for piece in (out / "pieces").iterdir()}
+    assert len(kept) == 3 and not (out / "train.index.json").exists()
+    with pytest.raises(ConfigError, match=r"sparse\.C1\.rows was None, is 500; .*and 21 more.*--restart"):
+        convert(rows_per_feature=500)
+    with pytest.raises(ConfigError, match="piece_bytes was 20480, is 30720"):
+        convert(piece_bytes=30 * KB)
+    convert(max_bad=0.01)  # this goes on
+    assert all(piece.stat().st_mtime_ns == time for piece, time in kept.items())
+    assert DataSet(out / "train.index.json").samples == 300
+    with pytest.raises(ConfigError, match=r"split was order:.*, is hash"):
+        prepare_criteo([path], out, split=Split("hash", (1.0, 0.0, 0.0)), piece_bytes=20 * KB)
+    write_text(path, criteo_lines(200))
+    with pytest.raises(ConfigError, match=r"sources\.0\.bytes was \d+, is \d+"):
+        convert(max_bad=0.01)
+    convert(restart=True, piece_bytes=1 << 20)
+    assert sorted(content(out)) == ["prepare.json", "train.h5"]
+    (out / "train.h5").write_bytes(b"")
+    with pytest.raises(DataError, match=r"train\.h5: prepare\.json says that it was finished"):
+        convert(piece_bytes=1 << 20)
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.txt", criteo_lines(10))
+    (tmp_path / "out" / "prepare.work").mkdir(parents=True)
+    holder = (
+        "import fcntl,sys,time; f=open(sys.argv[1],'w'); fcntl.flock(f,fcntl.LOCK_EX); print(1,flush=True); input()"
+    )
+    lock = tmp_path / "out" / "prepare.work" / "lock"
+    command = [sys.executable, "-c", holder, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline()
+        with pytest.raises(ConfigError, match="another process prepares data in this folder"):
+            prepare_criteo([path], tmp_path / "out", split=ALL)
+        other.communicate(b"\n")
+    prepare_criteo([path], tmp_path / "out", split=ALL)
+    assert sorted(content(tmp_path / "out")) == ["prepare.json", "train.h5"]
