@@ -39,6 +39,8 @@ class Writer:
         Which of ``weight``, ``group`` and ``time`` every block brings.
     attributes : mapping
         Root attributes: str, int, float or (as JSON) dict and list. See `set_attributes`.
+    compression : str
+        One of `layout.COMPRESSIONS`.
 
     Raises
     ------
@@ -59,8 +61,10 @@ class Writer:
         jagged: Collection[str] = (),
         optional: Collection[str] = (),
         attributes: Mapping[str, Any] | None = None,
+        compression: str = "none",
     ) -> None:
         self.path = Path(path)
+        self._compression = compression
         self.features, self.n_dense, self.n_labels = tuple(features), n_dense, n_labels
         self.samples = 0
         self._jagged, self._optional = frozenset(jagged), frozenset(optional)
@@ -159,6 +163,8 @@ class Writer:
         if unknown := self._optional - set(layout.OPTIONAL_COLUMNS):
             allowed = ", ".join(layout.OPTIONAL_COLUMNS)
             raise self._error("optional", f"unknown columns {sorted(unknown)}", f"choose from {allowed}")
+        if self._compression not in layout.COMPRESSIONS:
+            raise self._error("compression", f"{self._compression!r}", f"choose from {', '.join(layout.COMPRESSIONS)}")
         if self.n_dense < 0 or self.n_labels < 1:
             found = f"n_dense {self.n_dense}, n_labels {self.n_labels}"
             raise self._error("writer", found, "use at least 0 and 1")
@@ -170,7 +176,7 @@ class Writer:
         for name in self._optional:
             self._create(f"/{name}", layout.OPTIONAL_COLUMNS[name])
         for feature in self.features:
-            self._create(layout.sparse_path(feature.name, "ids"), np.int64)
+            self._create(layout.sparse_path(feature.name, "ids"), layout.ids_type(feature.cardinality))
             if feature.name in self._jagged:
                 offsets = self._create(layout.sparse_path(feature.name, "offsets"), np.int64)
                 offsets.resize(1, axis=0)  # the leading 0
@@ -185,7 +191,12 @@ class Writer:
         rows = max(layout.CHUNK_SAMPLES // int(np.prod(shape, dtype=np.int64)), 256)
         self._checksums[name] = 0
         return self._open_file().create_dataset(
-            name, (0, *shape), dtype, maxshape=(None, *shape), chunks=(rows, *shape), **layout.FILTERS
+            name,
+            (0, *shape),
+            dtype,
+            maxshape=(None, *shape),
+            chunks=(rows, *shape),
+            **layout.COMPRESSIONS[self._compression],
         )
 
     def _extend(
@@ -197,11 +208,13 @@ class Writer:
             raise self._error(name, f"the block brings {found}", f"it must be {shape}")
         if values.dtype.kind != data.dtype.kind:
             raise self._error(name, f"the block brings {values.dtype}", f"it must be {data.dtype}")
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is found
-            values = values.astype(data.dtype, copy=False)
+        if values.dtype.kind == "f":
+            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is found
+                values = values.astype(data.dtype, copy=False)
         if (wrong := checks.first_wrong(name, values, cardinality)) is not None:
             of = "id" if name.startswith("/sparse/") else "sample"
             raise self._error(name, f"{of} {wrong.row} of the block {wrong.found}", wrong.allowed)
+        values = values.astype(data.dtype, copy=False)  # ids: only now that they are known to fit
         self._put(name, values, values)
 
     def _put(self, name: str, values: Floats | Ints, checksummed: Floats | Ints) -> None:
