@@ -1,5 +1,6 @@
 """Ranks killed (-9) at any instant: what is left is whole, and a resumed run ends with the uninterrupted one's bits."""
 
+import contextlib
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import pytest
 
 from hpcrec.config import Config
 from hpcrec.train.checkpoint import find_checkpoint, steps_in
+from tests.comm.job import Job
 from tests.train.launched import Fault, launch
 from tests.train.runs import config_for, write_data
 
@@ -88,17 +90,21 @@ def finish(folder: Path, wanted: Config) -> None:
     assert job.end(limit_s=60).code == 0
 
 
-def kill_at_a_place(folder: Path, wanted: Config, choice: random.Random) -> bool:
-    rank = choice.choice([0, 1, 2])
-    place, calls = choice.choice(PLACES[min(rank, 1)])
-    job = launch(folder, wanted, Fault(rank, place, choice.randint(1, calls), "kill"))
+def was_killed(job: Job) -> bool:
+    """Waits for the end; whether it was by a kill. Nothing may be left of it."""
     try:
-        code = job.process.wait(timeout=120)  # it may end before that call
-        assert code in (0, 137), job.process.communicate()
-        return code != 0
+        _, err = job.process.communicate(timeout=120)
+        assert job.process.returncode in (0, 137), err
+        return job.process.returncode != 0
     finally:
         job.clean()
         assert not job.alive()
+
+
+def kill_at_a_place(folder: Path, wanted: Config, choice: random.Random) -> bool:
+    rank = choice.choice([0, 1, 2])
+    place, calls = choice.choice(PLACES[min(rank, 1)])
+    return was_killed(launch(folder, wanted, Fault(rank, place, choice.randint(1, calls), "kill")))
 
 
 def kill_at_a_time(folder: Path, wanted: Config, choice: random.Random) -> bool:
@@ -107,17 +113,11 @@ def kill_at_a_time(folder: Path, wanted: Config, choice: random.Random) -> bool:
     try:
         job.wait_ready()
         time.sleep(0.05 + choice.random() * 2.0)
-        if job.process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):  # it may have ended
             os.kill(int((folder / f"ready.pid-{rank}").read_text()), signal.SIGKILL)
-        code = job.process.wait(timeout=60)
-        assert code in (0, 137), job.process.communicate()
-        return code != 0
-    except ProcessLookupError:  # it had just ended
-        assert job.process.wait(timeout=60) == 0
-        return False
     finally:
-        job.clean()
-        assert not job.alive()
+        killed = was_killed(job)
+    return killed
 
 
 def whole_run(folder: Path, mode: str) -> Path:
