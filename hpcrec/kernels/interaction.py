@@ -63,4 +63,3 @@ def _check(first: Floats | None, block: Floats, name: str, out: Floats, *, write
     if n_vectors < 2:
         raise ValueError(f"dot_interaction: {n_vectors} vectors a sample; pairs need at least 2")
     checks.floats(name, out, (n_samples, n_out + n_vectors * (n_vectors - 1) // 2), dtype, write=write)
-

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
-from hpcrec.kernels.reference_interaction import dot_interaction as dot_interaction
-from hpcrec.kernels.reference_interaction import dot_interaction_backward as dot_interaction_backward
+from hpcrec.kernels.reference_interaction import dot_interaction, dot_interaction_backward  # noqa: F401  of this backend
 from hpcrec.kernels.rules import StepNumbers
 from hpcrec.types import Floats, Ints
 
