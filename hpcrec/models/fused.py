@@ -58,13 +58,13 @@ def _by_onednn(*tensors: Tensor) -> bool:
     return (
         all(x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0 for x in tensors)
         and tensors[0].ndim == 2
-        and torch.backends.mkldnn.enabled
-        and _onednn_works()
+        and bool(torch.backends.mkldnn.enabled)
+        and onednn_works()
     )
 
 
 @cache
-def _onednn_works() -> bool:
+def onednn_works() -> bool:
     """Whether torch's fused linear operator, which is not public, is there and computes what is expected of it."""
     x, w, b = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(1, -2, 6).view(2, 3), torch.tensor([0.5, -0.5])
     try:
@@ -102,7 +102,7 @@ class _LinearReLU(torch.autograd.Function):
 
 
 def _weight_gradient(g_BY: Tensor, x_BX: Tensor) -> Tensor:
-    """``g^T x``; its transpose, transposed, where rows of x begin anywhere in a cache line: MKL then takes 4/5 to 1/3."""
+    """``g^T x``; by its transpose where rows of x begin anywhere in a cache line: MKL is then up to 3 times as fast."""
     if x_BX.shape[1] % _LINE:
         return x_BX.t().mm(g_BY).t().contiguous()
     return g_BY.t().mm(x_BX)

@@ -1,5 +1,5 @@
 // Dot products of all pairs: two small matrix products a sample, V V^T below its diagonal and, backwards, (G + G^T) V.
-// A sample lies in the first-level cache; its tiles of 4 rows by some vector registers are summed in registers.
+// A sample lies in the first-level cache; tiles of 4 rows by some vector registers are summed in registers.
 //
 // Each element is summed in one order that depends on shapes alone; a fused multiply-add rounds once where the machine
 // has it (native/CMakeLists.txt), so bits differ between kinds of processors.
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -128,9 +129,8 @@ template <int... I, class V> inline void pick(const V& a, const V& b, V& out, st
 #endif
 }
 template <int START, class V, int... I>
-inline void interleave(const V& a, const V& b, V& out, std::integer_sequence<int, I...> all) {
+inline void interleave(const V& a, const V& b, V& out, std::integer_sequence<int, I...>) {
   pick(a, b, out, std::integer_sequence<int, (START + I / 2 + I % 2 * static_cast<int>(sizeof...(I)))...>{});
-  (void)all;
 }
 
 // Transposes a square block of vectors: a perfect shuffle of all its elements, as often as a row number has bits.
