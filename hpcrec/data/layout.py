@@ -88,3 +88,8 @@ class Columns:
 def sparse_path(feature: str, part: str) -> str:
     """Path of a feature's ``ids``, ``offsets`` or ``weights`` in the file."""
     return f"/sparse/{feature}/{part}"
+
+
+def id_type(cardinality: int) -> DTypeLike:
+    """Type of ids on disk: int32 where they fit, which packs faster; they are int64 once read."""
+    return np.int32 if cardinality <= 1 << 31 else np.int64

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hpcrec.data import files, layout
+from hpcrec.data import chunks, files, layout
 from hpcrec.data.layout import Column, Columns
 from hpcrec.errors import DataError
 from hpcrec.types import Feature, Floats, Ints
@@ -156,7 +156,7 @@ class Writer:
         for name in self._optional:
             self._create(f"/{name}", layout.OPTIONAL_COLUMNS[name])
         for feature in self.features:
-            self._create(layout.sparse_path(feature.name, "ids"), np.int64)
+            self._create(layout.sparse_path(feature.name, "ids"), layout.id_type(feature.cardinality))
             if feature.name in self._jagged:
                 offsets = self._create(layout.sparse_path(feature.name, "offsets"), np.int64)
                 offsets.resize(1, axis=0)  # the leading 0
@@ -182,9 +182,7 @@ class Writer:
         if values.dtype.kind != data.dtype.kind:
             raise self._error(name, f"the block brings {values.dtype}", f"it must be {data.dtype}")
         if len(values):
-            start = len(data)
-            data.resize(start + len(values), axis=0)
-            data[start:] = values
+            chunks.append(data, values)
 
     def _append_feature(self, feature: Feature, column: Column, n: int) -> None:
         where = layout.sparse_path(feature.name, "ids")
