@@ -1,4 +1,4 @@
-"""Appends to a dataset of an HDF5 file, compressing whole chunks by ISA-L: the same format, 5 times as fast as HDF5.
+"""Appends to a dataset of an HDF5 file, compressing whole chunks by ISA-L: the same format, several times as fast.
 
 Knows the filters that the writer uses, and no columns. A chunk that is not written whole is left to HDF5.
 """
