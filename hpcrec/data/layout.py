@@ -103,6 +103,6 @@ def sparse_path(feature: str, part: str) -> str:
     return f"/sparse/{feature}/{part}"
 
 
-def ids_type(cardinality: int) -> np.dtype:
-    """Type in which ids below `cardinality` are stored: the smaller one that holds them."""
-    return np.dtype(np.int32 if cardinality <= 2**31 else np.int64)
+def id_type(cardinality: int) -> DTypeLike:
+    """Type of ids on disk: int32 where they fit, which packs faster; they are int64 once read."""
+    return np.int32 if cardinality <= 1 << 31 else np.int64

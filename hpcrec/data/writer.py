@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hpcrec.data import checks, checksum, files, layout
+from hpcrec.data import checks, checksum, chunks, files, layout
 from hpcrec.data.hdf5_out import Output
 from hpcrec.data.layout import Column, Columns
 from hpcrec.errors import DataError
@@ -176,7 +176,7 @@ class Writer:
         for name in self._optional:
             self._create(f"/{name}", layout.OPTIONAL_COLUMNS[name])
         for feature in self.features:
-            self._create(layout.sparse_path(feature.name, "ids"), layout.ids_type(feature.cardinality))
+            self._create(layout.sparse_path(feature.name, "ids"), layout.id_type(feature.cardinality))
             if feature.name in self._jagged:
                 offsets = self._create(layout.sparse_path(feature.name, "offsets"), np.int64)
                 offsets.resize(1, axis=0)  # the leading 0
@@ -221,9 +221,7 @@ class Writer:
         if len(values):
             data = self._open_file()[name]
             self._checksums[name] = checksum.update(self._checksums[name], checksummed, data.dtype)
-            start = len(data)
-            data.resize(start + len(values), axis=0)
-            data[start:] = values
+            chunks.append(data, values)
 
     def _append_feature(self, feature: Feature, column: Column, n: int) -> None:
         where = layout.sparse_path(feature.name, "ids")

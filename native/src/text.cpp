@@ -165,10 +165,16 @@ void parse_hex(const Values& from, int64_t digits, uint64_t* out, uint8_t* state
     if (length < 1 || length > 16 || (digits && length != digits)) continue;
     uint64_t value = 0;
     uint8_t seen = 0;
-    for (; at < end; ++at) {
-      const uint8_t nibble = nibbles.of[*at];
-      seen |= nibble;
-      value = value << 4 | (nibble & 15);
+    if (length == 8) {  // by far the most: no loop, and bits of all digits at once
+      uint8_t nibble[8];
+      for (int k = 0; k < 8; ++k) seen |= nibble[k] = nibbles.of[at[k]];
+      for (int k = 0; k < 8; ++k) value = value << 4 | (nibble[k] & 15);
+    } else {
+      for (; at < end; ++at) {
+        const uint8_t nibble = nibbles.of[*at];
+        seen |= nibble;
+        value = value << 4 | (nibble & 15);
+      }
     }
     if (seen > 15) continue;
     out[i] = value;
