@@ -1,6 +1,8 @@
 # Every command of hpcrec. Each does what it needs first, from a fresh clone on: `make train` is enough.
 # Switches, on the command line of make:
-#   MPI=site      the MPI whose mpicc is on the path (module load ...), instead of the one from PyPI
+#   MPI=site      the MPI whose mpicc is on the path (module load ...), instead of Open MPI from PyPI
+#   MPI=mpich     any target with MPICH from PyPI, in an environment of its own, .venv-mpich
+#   WHEELS=dir    make setup without a network, from what make wheels put there
 #   PYTHON=path   the Python (3.11 or newer) that .venv is made from
 #   NP=4          ranks of `make train`; its configuration asks for 2 owners and 2 dense ranks, so another number
 #                 takes another split: NP=3 ARGS="--set topology.dense=1"
@@ -12,17 +14,21 @@ QUICK ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup data train test soak lint format bench clean clean-venv
+.PHONY: help setup wheels data train test soak sanitize lint format bench clean clean-venv
 
-venv := . .venv/bin/activate;
+venv_folder := .venv$(if $(filter mpich,$(MPI)),-mpich)
+venv := . $(venv_folder)/bin/activate;
 quickstart := data/quickstart
 
 help:                 ## this table
-	@echo "make TARGET [MPI=site] [PYTHON=python3.12] [NP=4] [ARGS=...]"
+	@echo "make TARGET [MPI=site|mpich] [PYTHON=python3.12] [WHEELS=dir] [NP=4] [ARGS=...]"
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup:                ## .venv with everything in it: MPI, Horovod, the native module (5 min, then 0.5 s)
 	@tools/setup.sh
+
+wheels: setup         ## all that setup installs, in wheels/ (or ARGS), for a machine without a network
+	@$(venv) tools/wheels.sh $(ARGS)
 
 data: $(quickstart)   ## the synthetic data set of the quickstart, in data/quickstart; made once
 
@@ -37,8 +43,12 @@ train: setup data     ## trains the quickstart model on NP ranks: runs/quickstar
 test: setup           ## all tests but the slow ones: serial, then on 1 to 4 ranks
 	@$(venv) python tools/run_tests.py $(ARGS)
 
-soak: setup           ## the slow tests: the same properties at long counts
+soak: setup           ## the slow tests: the same properties at long counts; then all others with MPICH
 	@$(venv) python tools/run_tests.py --slow $(ARGS)
+	@$(if $(MPI)$(ARGS),,$(MAKE) --no-print-directory test MPI=mpich)
+
+sanitize: setup       ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(venv) tools/sanitize.sh $(ARGS)
 
 lint: setup           ## every linter
 	@$(venv) tools/lint.sh
@@ -51,7 +61,7 @@ bench: setup          ## every benchmark; JSON in benchmarks/results
 
 clean:                ## removes build folders, caches, the quickstart's data and run; keeps .venv
 	@rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis $(quickstart) $(quickstart).tmp runs/quickstart
-	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	@find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
 
-clean-venv:           ## removes .venv
-	@rm -rf .venv
+clean-venv:           ## removes .venv (with MPI=mpich: .venv-mpich)
+	@rm -rf $(venv_folder)

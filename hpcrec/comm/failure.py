@@ -117,8 +117,12 @@ class _LastWords:
         if _digest(cause) not in said_R[: self._comm.rank]:
             say(f"hpcrec: error: {cause}\n" if foreseen else self._traceback(cause))
         # The first rank to leave takes the others with it, so all say what they have to say before. No rank waits for
-        # its threads, Horovod or MPI_Finalize: what they wait for may never come.
+        # its threads, Horovod or MPI_Finalize: what they wait for may never come. One rank ends the job: where all
+        # leave by themselves, MPICH kills those that are late, and its exit code is then made of both.
         _poll(self._quiet.Ibarrier(), _TOGETHER_S)
+        if self._comm.rank == 0:
+            self._end("", exit_code(error))
+        time.sleep(_LAST_RESORT_S)
         os._exit(int(exit_code(error)))
 
     def on_thread(self, args: threading.ExceptHookArgs) -> None:

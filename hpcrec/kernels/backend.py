@@ -8,9 +8,10 @@ import warnings
 from types import ModuleType
 from typing import Literal
 
-from hpcrec.kernels import native, reference
+from hpcrec.kernels import checks, native, reference
 
 BACKENDS: dict[str, ModuleType] = {"native": native, "reference": reference}
+MOST_THREADS = 1024  # the OpenMP runtime ends the process where it cannot start one
 
 _local = threading.local()
 _active: ModuleType | None = None
@@ -63,11 +64,9 @@ def set_threads(n: int) -> None:
     torch's own number is untouched, but should be the same: the OpenMP runtime is shared, and ends and starts threads
     whenever two successive teams differ in size.
     """
-    if n < 1:
-        raise ValueError(f"set_threads: {n} threads; at least 1 is needed")
-    _local.threads = int(n)
+    _local.threads = n = checks.whole("threads", n, 1, MOST_THREADS)
     if native.available():
-        native.module().set_threads(int(n))
+        native.module().set_threads(n)
 
 
 def get_threads() -> int:

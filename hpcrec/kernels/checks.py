@@ -1,15 +1,21 @@
 """Checks of what a kernel is given, before a backend sees it: types and shapes; for the reference, also contents.
 
-The cost is below a microsecond an array. The native kernels check contents (indices inside arrays) themselves, where it
+The cost is about a microsecond an array. The native kernels check contents (indices inside arrays) themselves, where it
 is nearly free. Knows nothing of what the kernels compute.
 """
 
+import operator
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcrec.types import Floats, Ints
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-INT64 = np.dtype(np.int64)
+INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
+LARGEST = 2**63 - 1
+WIDEST = 2**31 - 1  # elements a row, and parts: more could overflow sizes in native code
 
 
 def fail(name: str, array: object, wanted: str) -> ValueError:
@@ -17,19 +23,20 @@ def fail(name: str, array: object, wanted: str) -> ValueError:
     found = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
     if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
         found += ", not contiguous"
-    return ValueError(f"{name} is {found}; needed is a C-contiguous array {wanted}")
+    if isinstance(array, np.ndarray) and not array.flags.aligned:
+        found += ", not aligned to its elements"
+    return ValueError(f"{name} is {found}; needed is an aligned C-contiguous array {wanted}")
 
 
-def ints(name: str, array: Ints, size: int | None = None) -> Ints:
-    """1-D int64, of ``size`` elements where that is given."""
-    if not (
-        isinstance(array, np.ndarray)
-        and array.dtype == INT64
-        and array.ndim == 1
-        and array.flags.c_contiguous
-        and (size is None or array.size == size)
-    ):
-        raise fail(name, array, f"int64[{'any' if size is None else size}]")
+def _plain(array: object) -> bool:
+    """What native code may read through a pointer: elements in order without gaps, each where its type may lie."""
+    return isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
+
+
+def ints(name: str, array: NDArray[Any], size: int | None = None, *, dtype: np.dtype = INT64) -> NDArray[Any]:
+    """1-D int64 (or ``dtype``), of ``size`` elements where that is given."""
+    if not (_plain(array) and array.dtype == dtype and array.ndim == 1 and (size is None or array.size == size)):
+        raise fail(name, array, f"{dtype}[{'any' if size is None else size}]")
     return array
 
 
@@ -43,10 +50,9 @@ def floats(
 ) -> Floats:
     """float32 or float64 (or exactly ``dtype``) of a shape, where None stands for any size."""
     if not (
-        isinstance(array, np.ndarray)
+        _plain(array)
         and (array.dtype in FLOATS if dtype is None else array.dtype == dtype)
         and array.ndim == len(shape)
-        and array.flags.c_contiguous
         and all(size is None or size == found for size, found in zip(shape, array.shape, strict=True))
     ):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
@@ -56,11 +62,36 @@ def floats(
     return array
 
 
+def whole(name: str, value: int, least: int, largest: int = LARGEST) -> int:
+    """An integer from ``least`` to ``largest``; of NumPy's types too, but no float."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; it must be an integer") from None
+    if not least <= found <= largest:
+        raise ValueError(f"{name} is {found}; allowed are {least} to {largest}")
+    return found
+
+
 def positive(name: str, value: int) -> int:
-    """An integer of at least 1."""
-    if value < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1")
-    return int(value)
+    """An integer of at least 1 that int64 holds."""
+    return whole(name, value, 1)
+
+
+def width_of(name: str, value: int) -> int:
+    """The width of rows: at least 1, below 2^31."""
+    return whole(name, value, 1, WIDEST)
+
+
+def apart(name: str, written: Floats, **others: Floats | Ints | None) -> None:
+    """``written`` shares no memory with what a kernel reads meanwhile, or writes too.
+
+    An index that changes after it was checked would send the kernel outside an array.
+    """
+    for other, array in others.items():
+        # exact for contiguous arrays: it compares their bounds
+        if array is not None and np.may_share_memory(written, array):
+            raise ValueError(f"{name} shares memory with {other}; the kernel writes into it: copy one of them first")
 
 
 def require_below(name: str, values: Ints, limit: int) -> None:

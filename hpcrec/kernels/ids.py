@@ -84,9 +84,8 @@ def partition(part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
     order : int64 [K]
         Positions of the things of part 0, then of part 1, ...; ascending in each.
     """
-    if not (isinstance(part, np.ndarray) and part.dtype == np.int32 and part.ndim == 1 and part.flags.c_contiguous):
-        raise checks.fail("part", part, "int32[any]")
-    return backend().partition(part, checks.positive("n_parts", n_parts))
+    checks.ints("part", part, dtype=checks.INT32)
+    return backend().partition(part, checks.whole("n_parts", n_parts, 1, checks.WIDEST))
 
 
 def permute(ids: Ints, rows: int, seed: int) -> Ints:
@@ -146,9 +145,10 @@ def init_rows(
     dtype [K, width]
     """
     checks.ints("ids", ids)
-    checks.positive("width", width)
-    if np.dtype(dtype) not in checks.FLOATS or column_start < 0:
-        raise ValueError(f"dtype is {np.dtype(dtype)}, column_start {column_start}; needed: float32 or float64, >= 0")
+    width = checks.width_of("width", width)
+    column_start = checks.whole("column_start", column_start, 0, checks.LARGEST - width)
+    if np.dtype(dtype) not in checks.FLOATS:
+        raise ValueError(f"dtype is {np.dtype(dtype)}; needed is float32 or float64")
     if scale == 0:
         return np.zeros((ids.size, width), dtype)
     return backend().init_rows(seed & WORD, ids, width, column_start, float(scale), np.dtype(dtype))

@@ -27,9 +27,17 @@ def _check_occurrences(
         checks.floats("weights", weights, (n_occurrences,), dtype)
 
 
+def _check_apart(written: dict[str, Floats], **read: Floats | Ints | None) -> None:
+    """No array that is written shares memory with another argument."""
+    rest = dict(written)
+    for name, array in written.items():
+        del rest[name]
+        checks.apart(name, array, **rest, **read)
+
+
 def _check_rows(spec: OptimizerSpec, rows: Floats, states: dict[str, Floats]) -> None:
     dtype = checks.floats("rows", rows, (None, None), write=True).dtype
-    checks.positive("width of rows", rows.shape[1])
+    checks.width_of("width of rows", rows.shape[1])
     shapes = state_shapes(spec, *rows.shape)
     if states.keys() != shapes.keys():
         raise ValueError(f"states are {sorted(states)}; optimizer {spec.name} needs {sorted(shapes)}")
@@ -67,17 +75,24 @@ def merge(
     like gradients [U, width]
     """
     dtype = checks.floats("gradients", gradients, (None,)).dtype
-    checks.positive("width", width)
+    width = checks.width_of("width", width)
     _check_occurrences(grouping, gradients, source_start, weights, dtype)
     shape = (grouping.unique.size, width)
-    out = np.empty(shape, dtype) if out is None else checks.floats("out", out, shape, dtype, write=True)
+    if out is None:
+        out = np.empty(shape, dtype)
+    else:
+        checks.floats("out", out, shape, dtype, write=True)
+        _check_apart(
+            {"out": out}, gradients=gradients, source_start=source_start, weights=weights, **grouping._asdict()
+        )  # fmt: skip
     backend().merge(grouping, gradients, source_start, width, weights, out)
     return out
 
 
 def squared_norm(merged: Floats) -> Floats:
     """Sum of squares of each of the U rows of ``merged [U, D]``: what row-wise Adagrad adds up over column shards."""
-    return backend().squared_norm(checks.floats("merged", merged, (None, None)))
+    checks.width_of("width of merged", checks.floats("merged", merged, (None, None)).shape[1])
+    return backend().squared_norm(merged)
 
 
 def update(
@@ -116,7 +131,8 @@ def update(
     Raises
     ------
     ValueError
-        The optimizer is not known, a state is missing, a type or shape is wrong, or a row is outside the table.
+        The optimizer is not known, a state is missing, a type or shape is wrong, a row is outside the table, or rows
+        or a state share memory with another argument.
     """
     _check_rows(spec, rows, states)
     checks.ints("unique", unique)
@@ -126,6 +142,7 @@ def update(
     if spec.name != "rowwise_adagrad" and (squared_norm is not None or total_width is not None):
         raise ValueError(f"squared_norm and total_width are row-wise Adagrad's; the optimizer is {spec.name}")
     width = rows.shape[1] if total_width is None else checks.positive("total_width", total_width)
+    _check_apart({"rows": rows, **states}, unique=unique, merged=merged, squared_norm=squared_norm)
     numbers = step_numbers(spec, lr=lr, step=step)
     backend().update(spec.name, numbers, rows, states, unique, merged, squared_norm, width)
 
@@ -149,5 +166,8 @@ def merge_update(
     rule_of(spec)
     _check_rows(spec, rows, states)
     _check_occurrences(grouping, gradients, source_start, weights, rows.dtype)
+    _check_apart(
+        {"rows": rows, **states}, gradients=gradients, source_start=source_start, weights=weights, **grouping._asdict()
+    )  # fmt: skip
     numbers = step_numbers(spec, lr=lr, step=step)
     backend().merge_update(spec.name, numbers, rows, states, grouping, gradients, source_start, weights)

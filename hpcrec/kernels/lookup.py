@@ -5,8 +5,6 @@ where its ``start`` says. What the vectors mean is known above. After an error t
 Shapes: N rows, D width, K ids, V vectors.
 """
 
-import numpy as np
-
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
 from hpcrec.types import Floats, Ints
@@ -42,10 +40,11 @@ def pooled_gather(
     Raises
     ------
     ValueError
-        A type or shape is wrong, or an index, offset or start points outside its array.
+        A type or shape is wrong, an index, offset or start points outside its array, or ``out`` shares memory with
+        another argument.
     """
     dtype = checks.floats("rows", rows, (None, None)).dtype
-    checks.positive("width of rows", rows.shape[1])
+    checks.width_of("width of rows", rows.shape[1])
     checks.ints("index", index)
     if checks.ints("offsets", offsets).size == 0:
         raise checks.fail("offsets", offsets, "int64[V + 1]")
@@ -57,6 +56,7 @@ def pooled_gather(
         checks.floats("weights", weights, (index.size,), dtype)
     if scale is not None:
         checks.floats("scale", scale, (n_vectors,), dtype)
+    checks.apart("out", out, rows=rows, index=index, offsets=offsets, out_start=out_start, weights=weights, scale=scale)
     backend().pooled_gather(rows, index, offsets, out, out_start, weights, scale)
 
 
@@ -87,11 +87,11 @@ def copy_vectors(
     Raises
     ------
     ValueError
-        A type or shape is wrong, a start points outside its array, or source and target overlap.
+        A type or shape is wrong, a start points outside its array, or ``target`` shares memory with another argument.
     """
     dtype = checks.floats("source", source, (None,)).dtype
     checks.floats("target", target, (None,), dtype, write=True)
-    checks.positive("width", width)
+    width = checks.width_of("width", width)
     given = source_start if source_start is not None else target_start
     n = checks.ints("start", given).size if given is not None else source.size // width
     if given is None and not source.size == target.size == n * width:
@@ -105,6 +105,7 @@ def copy_vectors(
         checks.ints("target_start", target_start, n)
     if scale is not None:
         checks.floats("scale", scale, (n,), dtype)
-    if np.may_share_memory(source, target):  # exact for contiguous arrays: it compares their bounds
-        raise ValueError("source and target overlap; copy one of them first")
-    backend().copy_vectors(source, target, width, n, source_start, target_start, accumulate, scale)
+    checks.apart(
+        "target", target, source=source, source_start=source_start, target_start=target_start, scale=scale
+    )  # fmt: skip
+    backend().copy_vectors(source, target, width, n, source_start, target_start, bool(accumulate), scale)

@@ -41,7 +41,7 @@ void require_offsets(const char* name, const int64_t* offsets, int64_t n, int64_
 
 void require_vectors(const char* name, const int64_t* starts, int64_t n, int64_t width, int64_t size) {
   if (starts) require_below(name, starts, n, std::max<int64_t>(0, size - width + 1));
-  else if (n * width > size)
+  else if (n > size / width)
     refuse(std::string(name) + ": " + std::to_string(n) + " vectors of " + std::to_string(width) +
            " elements do not fit into " + std::to_string(size) + " elements");
 }

@@ -43,8 +43,9 @@ def test_an_error_of_a_thread_ends_all(tmp_path):
     assert "[rank 2 on " in ended.err
 
 
-@pytest.mark.parametrize(("how", "code"), [("os._exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)])
-def test_a_rank_that_vanishes_ends_all(tmp_path, how, code):
+# Of a rank that is killed: 128 + 9 from Open MPI, 9 from MPICH, which also puts in the 9 of those that it kills then.
+@pytest.mark.parametrize(("how", "codes"), [("os._exit(3)", {3, 3 | 9, 9}), ("os.kill(os.getpid(), 9)", {128 + 9, 9})])
+def test_a_rank_that_vanishes_ends_all(tmp_path, how, codes):
     body = f"""
     ready()
     if world.rank == 1:
@@ -52,8 +53,9 @@ def test_a_rank_that_vanishes_ends_all(tmp_path, how, code):
     world.Barrier()
     """
     ended = Job(tmp_path, body).end()
-    assert ended.code == code
-    assert "prterun" in ended.err  # nobody else can say what happened
+    assert ended.code in codes
+    # nobody else can say what happened; MPICH says it of a signal only
+    assert "prterun" in ended.err or "BAD TERMINATION" in ended.out or ended.code == 3
 
 
 def test_an_error_of_all_ranks_is_one_line(tmp_path):
@@ -154,7 +156,7 @@ def test_a_signal_to_the_launcher_stops_every_rank_with_75(tmp_path, number):
         ready()
         while not stop.requested:
             time.sleep(0.01)
-        print(f"rank {world.rank} saw {stop.name}", flush=True)
+        say(f"rank {world.rank} saw {stop.name}")
         world.Barrier()
     sys.exit(failure.ExitCodes.STOPPED)
     """
@@ -186,7 +188,7 @@ def test_a_second_interrupt_kills_ranks_that_will_not_stop(tmp_path):
 
 
 def test_a_job_that_finishes_says_nothing(tmp_path):
-    ended = Job(tmp_path, "ready()\nprint('done', world.size)", ranks=2).end()
+    ended = Job(tmp_path, "ready()\nsay(f'done {world.size}')", ranks=2).end()
     assert (ended.code, ended.out.splitlines()) == (ExitCodes.FINISHED, ["done 2"] * 2)
     assert len(ended.err.splitlines()) == 1
 

@@ -106,12 +106,13 @@ STOPPED = (
     RULE + b"prterun detected that one or more processes exited with non-zero status,\nthus causing the job to be "
     b"terminated. The first process to do so was:\n\n   Process name: [prterun-vm-1@1,1]\n   Exit code:    75\n" + RULE
 )
+ABORTED = b"Abort(2) on node 0 (rank 0 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 2) - process 0\n"
 KILLED = RULE + b"prterun noticed that process rank 1 with PID 15144 on node vm exited on\nsignal 9 (Killed).\n" + RULE
 
 
 @pytest.mark.parametrize("piece", [1, 7, 10_000])
 def test_remarks_on_ends_on_purpose_are_taken_out_however_they_arrive(piece):
-    text = b"a\n" + STOPPED + b"--- b\n" + STOPPED.replace(b"75", b"3") + KILLED + b"50%|###\r60%"
+    text = b"a\n" + STOPPED + b"\0--- b\n" + ABORTED + STOPPED.replace(b"75", b"3") + KILLED + b"50%|###\r60%"
     remarks = RemarkFilter()
     out = b"".join(remarks.feed(text[i : i + piece]) for i in range(0, len(text), piece))
     assert out == b"a\n--- b\n" + STOPPED.replace(b"75", b"3") + KILLED + b"50%|###\r60%"

@@ -58,7 +58,7 @@ def cut(columns: Columns, start: int, stop: int) -> Columns:
     )
 
 
-def write(path: Path, columns: Columns, block: int = 1000, **attributes: object) -> Path:
+def write(path: Path, columns: Columns, block: int = 1000, compression: str = "none", **attributes: object) -> Path:
     n_labels = 1 if columns.label.ndim == 1 else columns.label.shape[1]
     with Writer(
         path,
@@ -68,6 +68,7 @@ def write(path: Path, columns: Columns, block: int = 1000, **attributes: object)
         jagged=("tags", "terms"),
         optional=("weight", "group", "time"),
         attributes=attributes,
+        compression=compression,
     ) as writer:
         for start in range(0, columns.samples, block):
             writer.append(cut(columns, start, min(start + block, columns.samples)))

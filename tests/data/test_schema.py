@@ -56,11 +56,20 @@ def test_several_labels_no_dense_no_features(tmp_path: Path) -> None:
         assert (data.n_dense, data.features, data.read(0, 7).dense.shape) == (0, (), (7, 0))
 
 
-def test_files_are_compressed_in_chunks(data_file: Path) -> None:
-    with h5py.File(data_file) as file:
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_files_have_chunks_with_checksums(
+    samples: Columns, data_file: Path, tmp_path: Path, compression: str | None
+) -> None:
+    path = tmp_path / "packed.h5" if compression else data_file
+    if compression:
+        write(path, samples, compression=compression)
+    with h5py.File(path) as file:
         ids = file["/sparse/user/ids"]
-        assert ids.chunks == (layout.CHUNK_SAMPLES,) and ids.compression == "gzip" and ids.shuffle and ids.fletcher32
+        assert ids.chunks == (layout.CHUNK_SAMPLES,) and ids.compression == compression and ids.fletcher32
+        assert ids.dtype == np.int32 and ids.shuffle == bool(compression)
         assert "offsets" not in file["/sparse/user"]
+    with DataSet(path) as found:
+        assert_equal(found.read(0, found.samples), samples)
 
 
 @pytest.mark.parametrize("borders", [(0, 1000, 2357), (0, 1, 1, 800, 2357)])

@@ -78,7 +78,7 @@ def test_threads_are_the_callers_own():
     other.join()
     assert seen == [(1, 1)]
     assert (kernels.get_threads(), native.module().get_threads()) == (3, 3)
-    with pytest.raises(ValueError, match="0 threads"):
+    with pytest.raises(ValueError, match="threads is 0; allowed are 1 to 1024"):
         kernels.set_threads(0)
 
 

@@ -27,7 +27,7 @@ inline bool all_bags(const int64_t* offsets, int64_t first, int64_t last, int64_
 
 // Whether vectors [first, last) that begin at starts (null: one after the other) lie in an array of `size` elements.
 inline bool all_vectors(const int64_t* starts, int64_t first, int64_t last, int64_t width, int64_t size) {
-  if (!starts) return last * width <= size;
+  if (!starts) return last <= size / width;  // a product could overflow: arrays without rows may be of any width
   return all_below(starts + first, last - first, size < width ? 0 : size - width + 1);
 }
 

@@ -1,7 +1,12 @@
 // How a kernel uses threads: as many as the calling thread has asked for, by fixed splits of the work.
 // No kernel's bits depend on the number of threads: each output is computed by one thread, in one order.
 #pragma once
+#ifdef HPCREC_STD_THREADS
+#include <thread>
+#include <vector>
+#else
 #include <omp.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -20,14 +25,21 @@ inline int team(int64_t work) {
   return work < grain * threads() ? 1 : threads();
 }
 
-// Calls f(member, members) on each of n threads.
+// Calls f(member, members) on each of n threads. HPCREC_STD_THREADS: without OpenMP, for ThreadSanitizer.
 template <class F> void parallel(int n, F&& f) {
   if (n <= 1) {
     f(0, 1);
     return;
   }
+#ifdef HPCREC_STD_THREADS
+  std::vector<std::thread> others;
+  for (int member = 1; member < n; ++member) others.emplace_back([&f, member, n] { f(member, n); });
+  f(0, n);
+  for (std::thread& other : others) other.join();
+#else
 #pragma omp parallel num_threads(n)
   f(omp_get_thread_num(), omp_get_num_threads());
+#endif
 }
 
 // Pieces that parallel_pieces cuts work into.

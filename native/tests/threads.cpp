@@ -1,0 +1,207 @@
+// Every kernel that uses threads, on 2 to 7 of them, against its own result on one: the same bits. Built with
+// HPCREC_SANITIZE=thread it also shows that no two threads touch the same memory without an order between them.
+//   hpcrec_threads [ROUNDS]     ends with 0, or names the kernel whose bits differ and ends with 1
+//   hpcrec_threads --race       two threads add to one number: what the sanitizer has to find
+// What the kernels have to compute is tested from Python; here only threads are looked at.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "hpcrec/ids.h"
+#include "hpcrec/learn.h"
+#include "hpcrec/lookup.h"
+#include "hpcrec/parallel.h"
+
+namespace {
+using Ints = std::vector<int64_t>;
+template <class T> using Reals = std::vector<T>;
+using Random = std::mt19937_64;
+
+struct Bits {
+  std::vector<unsigned char> bytes;
+  template <class T> void add(const std::vector<T>& values, size_t n) {
+    const auto* first = reinterpret_cast<const unsigned char*>(values.data());
+    bytes.insert(bytes.end(), first, first + n * sizeof(T));
+  }
+  template <class T> void add(const std::vector<T>& values) { add(values, values.size()); }
+};
+
+Ints integers(Random& random, int64_t n, int64_t low, int64_t high) {
+  std::uniform_int_distribution<int64_t> draw(low, high);
+  Ints values(n);
+  for (auto& value : values) value = draw(random);
+  return values;
+}
+
+template <class T> Reals<T> reals(Random& random, int64_t n) {
+  std::normal_distribution<double> draw;
+  Reals<T> values(n);
+  for (auto& value : values) value = static_cast<T>(draw(random));
+  return values;
+}
+
+// Runs a kernel on one thread, then on several; the same bits each time.
+void same(const std::string& name, const std::function<Bits()>& run) {
+  hpcrec::set_threads(1);
+  const Bits wanted = run();
+  for (int n = 2; n <= 7; ++n) {
+    hpcrec::set_threads(n);
+    if (run().bytes == wanted.bytes) continue;
+    std::printf("%s: other bits on %d threads than on 1\n", name.c_str(), n);
+    std::exit(1);
+  }
+}
+
+void ids_kernels(Random& random) {
+  const int64_t n = 400'000;  // a sort takes a team for many ids only
+  for (const int64_t high : {int64_t{50}, int64_t{1} << 40, int64_t{1} << 62}) {
+    const Ints ids = integers(random, n, -high, high);
+    same("group", [&] {
+      Ints unique(n), segments(n + 1), order(n);
+      const int64_t n_unique = hpcrec::group(ids.data(), n, unique.data(), segments.data(), order.data());
+      Bits bits;
+      bits.add(unique, n_unique);
+      bits.add(segments, n_unique + 1);
+      bits.add(order);
+      return bits;
+    });
+    same("dedup", [&] {
+      Ints unique(n), inverse(n);
+      const int64_t n_unique = hpcrec::dedup(ids.data(), n, unique.data(), inverse.data());
+      Bits bits;
+      bits.add(unique, n_unique);
+      bits.add(inverse);
+      return bits;
+    });
+  }
+  std::vector<int32_t> part(n);
+  for (auto& p : part) p = static_cast<int32_t>(random() % 13);
+  same("partition", [&] {
+    Ints counts(13), order(n);
+    hpcrec::partition(part.data(), n, 13, counts.data(), order.data());
+    Bits bits;
+    bits.add(counts);
+    bits.add(order);
+    return bits;
+  });
+  const Ints ids = integers(random, 50'000, 0, 99'999);
+  same("permute, hash_ids, init_rows", [&] {
+    Ints there(ids.size()), back(ids.size()), hashed(ids.size());
+    Reals<float> rows(ids.size() * 3);
+    const auto size = static_cast<int64_t>(ids.size());
+    hpcrec::permute(ids.data(), size, 100'000, 5, false, there.data());
+    hpcrec::permute(there.data(), size, 100'000, 5, true, back.data());
+    hpcrec::hash_ids(ids.data(), size, 1'000, 5, hashed.data());
+    hpcrec::init_rows(5, ids.data(), size, 3, 0, 0.1, rows.data());
+    if (back != ids) {
+      std::printf("permute: not undone\n");
+      std::exit(1);
+    }
+    Bits bits;
+    bits.add(there);
+    bits.add(hashed);
+    bits.add(rows);
+    return bits;
+  });
+}
+
+template <class T> void row_kernels(Random& random, int64_t width) {
+  const int64_t n_rows = 700, n_vectors = 900;
+  const Reals<T> rows = reals<T>(random, n_rows * width);
+  Ints offsets(n_vectors + 1, 0);
+  for (int64_t v = 0; v < n_vectors; ++v) offsets[v + 1] = offsets[v] + static_cast<int64_t>(random() % 8);
+  const int64_t n_ids = offsets[n_vectors];
+  Ints index = integers(random, n_ids, 0, n_rows - 1);
+  for (int64_t k = 0; k < n_ids / 3; ++k) index[k] = 11;  // a hot row: its sum is cut into blocks
+  const Reals<T> weights = reals<T>(random, n_ids), scale = reals<T>(random, n_vectors);
+  same("pooled_gather", [&] {
+    Reals<T> out(n_vectors * width);
+    const hpcrec::Gather<T> call{rows.data(), index.data(), offsets.data(), nullptr, weights.data(), scale.data(),
+                                 out.data(),  n_rows,       width,          n_ids,   n_vectors,      n_vectors * width};
+    hpcrec::pooled_gather(call);
+    Bits bits;
+    bits.add(out);
+    return bits;
+  });
+  Ints to(n_vectors), repeated = integers(random, n_vectors, 0, 4);
+  std::iota(to.begin(), to.end(), 0);
+  for (auto& at : to) at *= width;
+  for (auto& at : repeated) at *= width;
+  const Reals<T> source = reals<T>(random, n_vectors * width);
+  for (const bool accumulate : {false, true})
+    same("copy_vectors", [&] {
+      Reals<T> target(n_vectors * width, T{1});
+      const hpcrec::Copy<T> call{source.data(),     target.data(), nullptr, accumulate ? repeated.data() : to.data(),
+                                 scale.data(),      n_vectors,     width,   n_vectors * width,
+                                 n_vectors * width, accumulate};
+      hpcrec::copy_vectors(call);
+      Bits bits;
+      bits.add(target);
+      return bits;
+    });
+  hpcrec::set_threads(1);
+  Ints unique(n_ids), segments(n_ids + 1), order(n_ids), starts(n_ids);
+  const int64_t n_unique = hpcrec::group(index.data(), n_ids, unique.data(), segments.data(), order.data());
+  for (int64_t k = 0; k < n_ids; ++k) starts[k] = static_cast<int64_t>(random() % n_vectors) * width;
+  const hpcrec::Occurrences<T> from{segments.data(), order.data(), starts.data(),     weights.data(), source.data(),
+                                    n_unique,        n_ids,        n_vectors * width, width};
+  same("merge, squared_norms", [&] {
+    Reals<T> merged(n_unique * width), norms(n_unique);
+    hpcrec::merge(from, merged.data());
+    hpcrec::squared_norms(merged.data(), n_unique, width, norms.data());
+    Bits bits;
+    bits.add(merged);
+    bits.add(norms);
+    return bits;
+  });
+  for (const auto rule : {hpcrec::Rule::sgd, hpcrec::Rule::adagrad, hpcrec::Rule::rowwise_adagrad, hpcrec::Rule::adam})
+    for (const bool fused : {false, true})
+      same("update, merge_update", [&] {
+        Reals<T> moved = rows, state1(n_rows * width, T{1}), state2(n_rows * width, T{1}), merged(n_unique * width);
+        const hpcrec::Target<T> target{moved.data(), unique.data(), n_rows, n_unique, width};
+        const hpcrec::Learning<T> how{rule,          T(0.1),        T(1e-8), T(0.1), T(0.01), static_cast<T>(width),
+                                      state1.data(), state2.data(), nullptr};
+        if (fused) {
+          hpcrec::merge_update(target, from, how);
+        } else {
+          hpcrec::merge(from, merged.data());
+          hpcrec::update(target, merged.data(), how);
+        }
+        Bits bits;
+        bits.add(moved);
+        bits.add(state1);
+        bits.add(state2);
+        return bits;
+      });
+}
+
+int race() {
+  int64_t sum = 0;
+  hpcrec::parallel(2, [&](int, int) {
+    for (int i = 0; i < 1000; ++i) ++sum;
+  });
+  std::printf("%d\n", sum > 0);
+  return 0;
+}
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string first = argc > 1 ? argv[1] : "1";
+  if (first == "--race") return race();
+  const int rounds = std::atoi(first.c_str());
+  for (int round = 0; round < rounds; ++round) {
+    Random random(round);
+    ids_kernels(random);
+    for (const int64_t width : {1, 8, 33, 64}) {
+      row_kernels<float>(random, width);
+      row_kernels<double>(random, width);
+    }
+  }
+  std::printf("every kernel: the same bits on 1 to 7 threads, %d rounds\n", rounds);
+  return rounds > 0 ? 0 : 2;
+}

@@ -1,0 +1,285 @@
+"""Calls of the native kernels made from a seed, right ones and spoilt ones, for ``test_kernels_hostile.py``.
+
+Knows what arguments a kernel takes, and nothing of what it computes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcrec import kernels
+from hpcrec.types import OptimizerSpec
+
+EDGES = (-1, -(2**63), 2**63 - 1, 2**31 - 1, 2**31, 2**32, 2**62)
+SCALARS = (0, -1, 1, 2.5, float("nan"), "3", None, True, np.int64(3), 2**40, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63))
+
+
+@dataclass
+class Call:
+    """A kernel and its arguments by name; which arrays it writes into."""
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    written: tuple[str, ...] = ()
+
+    def run(self) -> Any:
+        found = self.function(**self.arguments)
+        return found, [self.arguments[name] for name in self.written]
+
+
+# --- calls that are right --------------------------------------------------------------------------------------------
+
+
+def floats(rng: np.random.Generator, shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
+    return rng.normal(size=shape).astype(dtype)
+
+
+def offsets_of(rng: np.random.Generator, n: int, longest: int) -> np.ndarray:
+    return np.r_[0, np.cumsum(rng.integers(0, longest + 1, n))].astype(np.int64)
+
+
+def sizes(rng: np.random.Generator) -> tuple[int, int, int, Any]:
+    """Vectors, rows, width, type; now and then enough of them for a team of threads."""
+    large = rng.random() < 0.1
+    n = int(rng.integers(100, 200)) if large else int(rng.integers(0, 8))
+    return n, int(rng.integers(1, 9)), int(rng.choice((100, 128) if large else (1, 2, 3, 8, 16))), rng.choice(
+        np.array([np.float32, np.float64], object)
+    )  # fmt: skip
+
+
+def gather(rng: np.random.Generator) -> Call:
+    n, n_rows, width, dtype = sizes(rng)
+    offsets = offsets_of(rng, n, 3)
+    index = rng.integers(0, n_rows, offsets[-1])
+    arguments = {
+        "rows": floats(rng, (n_rows, width), dtype), "index": index, "offsets": offsets,
+        "out": np.zeros(n * width, dtype),
+        "out_start": np.arange(n)[::-1] * width if rng.random() < 0.5 else None,
+        "weights": floats(rng, index.size, dtype) if rng.random() < 0.5 else None,
+        "scale": floats(rng, n, dtype) if rng.random() < 0.5 else None,
+    }  # fmt: skip
+    arguments["out_start"] = contiguous(arguments["out_start"])
+    return Call(kernels.pooled_gather, arguments, ("out",))
+
+
+def contiguous(array: np.ndarray | None) -> np.ndarray | None:
+    return None if array is None else np.ascontiguousarray(array)
+
+
+def copy(rng: np.random.Generator) -> Call:
+    n, n_source, width, dtype = sizes(rng)
+    with_starts = rng.random() < 0.7
+    accumulate = bool(rng.random() < 0.5)
+    starts = rng.integers(0, n_source * width - width + 1, n) if with_starts else None
+    source = floats(rng, (n_source if with_starts else n) * width, dtype)
+    arguments = {
+        "source": source, "target": np.ones(n * width, dtype), "width": width, "source_start": starts,
+        "target_start": rng.permutation(n) * width if with_starts and rng.random() < 0.5 else None,
+        "accumulate": accumulate, "scale": floats(rng, n, dtype) if rng.random() < 0.5 else None,
+    }  # fmt: skip
+    return Call(kernels.copy_vectors, arguments, ("target",))
+
+
+def grouped(rng: np.random.Generator) -> tuple[dict[str, Any], int, Any]:
+    n, n_rows, width, dtype = sizes(rng)
+    grouping = kernels.group(rng.integers(0, n_rows, 3 * n))
+    arguments = {
+        "unique": grouping.unique, "segments": grouping.segments, "order": grouping.order,
+        "gradients": floats(rng, (n + 1) * width, dtype), "source_start": rng.integers(0, n * width + 1, 3 * n),
+        "weights": floats(rng, 3 * n, dtype) if rng.random() < 0.5 else None,
+    }  # fmt: skip
+    return arguments, width, dtype
+
+
+def with_grouping(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(unique: Any, segments: Any, order: Any, **rest: Any) -> Any:
+        return function(grouping=kernels.Grouping(unique, segments, order), **rest)
+
+    return call
+
+
+def merge(rng: np.random.Generator) -> Call:
+    arguments, width, dtype = grouped(rng)
+    out = np.zeros((arguments["unique"].size, width), dtype) if rng.random() < 0.5 else None
+    return Call(with_grouping(kernels.merge), {**arguments, "width": width, "out": out}, ("out",))
+
+
+def stepped(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(name: str, state1: Any = None, state2: Any = None, **rest: Any) -> Any:
+        names = kernels.initial_states(OptimizerSpec(name=name), 1, 1, np.float32)
+        states = dict(zip(names, (state1, state2), strict=False))
+        return function(spec=OptimizerSpec(name=name), states=states, lr=0.1, **rest)
+
+    return call
+
+
+def rows_and_states(rng: np.random.Generator, n_rows: int, width: int, dtype: Any) -> dict[str, Any]:
+    name = str(rng.choice(["sgd", "adagrad", "rowwise_adagrad", "adam"]))
+    states = list(kernels.initial_states(OptimizerSpec(name=name), n_rows, width, dtype).values())
+    numbered = {f"state{i + 1}": state for i, state in enumerate(states)}
+    return {"name": name, "rows": floats(rng, (n_rows, width), dtype), **numbered, "step": int(rng.integers(1, 5))}
+
+
+def update(rng: np.random.Generator) -> Call:
+    n, _, width, dtype = sizes(rng)
+    arguments = rows_and_states(rng, n + 3, width, dtype)
+    arguments |= {"unique": np.sort(rng.permutation(n + 3)[:n]), "merged": floats(rng, (n, width), dtype)}
+    if arguments["name"] == "rowwise_adagrad" and rng.random() < 0.5:
+        arguments |= {"squared_norm": np.abs(floats(rng, n, dtype)), "total_width": 2 * width}
+    return Call(stepped(kernels.update), arguments, ("rows", *(k for k in arguments if k.startswith("state"))))
+
+
+def merge_update(rng: np.random.Generator) -> Call:
+    occurrences, width, dtype = grouped(rng)
+    arguments = rows_and_states(rng, 9, width, dtype) | occurrences
+    written = ("rows", *(k for k in arguments if k.startswith("state")))
+    return Call(stepped(with_grouping(kernels.merge_update)), arguments, written)
+
+
+def squared_norm(rng: np.random.Generator) -> Call:
+    n, _, width, dtype = sizes(rng)
+    return Call(kernels.squared_norm, {"merged": floats(rng, (n, width), dtype)})
+
+
+def any_ids(rng: np.random.Generator, high: int = 2**62) -> np.ndarray:
+    n = int(rng.choice([0, 1, 5, 60]))
+    return rng.integers(-high, high, n) if rng.random() < 0.5 else rng.integers(0, 5, n)
+
+
+def group(rng: np.random.Generator) -> Call:
+    return Call(kernels.group, {"index": any_ids(rng)})
+
+
+def dedup(rng: np.random.Generator) -> Call:
+    return Call(kernels.dedup, {"ids": any_ids(rng)})
+
+
+def partition(rng: np.random.Generator) -> Call:
+    n_parts = int(rng.integers(1, 6))
+    part = rng.integers(0, n_parts, int(rng.integers(0, 30))).astype(np.int32)
+    return Call(kernels.partition, {"part": part, "n_parts": n_parts})
+
+
+def permute(rng: np.random.Generator) -> Call:
+    rows = int(rng.choice([1, 2, 7, 2**20, 2**63 - 1]))
+    function = kernels.permute if rng.random() < 0.5 else kernels.unpermute
+    return Call(function, {"ids": rng.integers(0, rows, 9), "rows": rows, "seed": int(rng.integers(-9, 9))})
+
+
+def hash_ids(rng: np.random.Generator) -> Call:
+    return Call(kernels.hash_ids, {"ids": any_ids(rng), "rows": int(rng.choice([1, 7, 2**62])), "seed": 3})
+
+
+def init_rows(rng: np.random.Generator) -> Call:
+    dtype = rng.choice(np.array([np.float32, np.float64], object))
+    arguments = {"seed": 3, "ids": any_ids(rng), "width": int(rng.integers(1, 9)), "scale": 0.5, "dtype": dtype}
+    return Call(kernels.init_rows, {**arguments, "column_start": int(rng.choice([0, 4, 2**62]))})
+
+
+CALLS = (
+    gather, copy, merge, update, merge_update, squared_norm, group, dedup, partition, permute, hash_ids, init_rows,
+)  # fmt: skip
+
+
+# --- and what is done to them ----------------------------------------------------------------------------------------
+
+
+def misaligned(array: np.ndarray) -> np.ndarray:
+    memory = bytearray(array.nbytes + 1)
+    memory[1:] = array.tobytes()
+    return np.frombuffer(memory, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def resized(array: np.ndarray, n: int) -> np.ndarray:
+    return np.concatenate([array, array[: max(0, n - len(array))]])[:n] if n <= 2 * len(array) else array
+
+
+def edge_value(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
+    """One element becomes a value at an edge of its type, or of the other arrays."""
+    array = array.copy()
+    if array.size:
+        at = int(rng.integers(array.size))
+        if array.dtype.kind == "i":
+            edges = [edge for edge in (*EDGES, array.size, int(array.max()) + 1) if edge in limits(array.dtype)]
+            array.flat[at] = edges[int(rng.integers(len(edges)))]
+        else:
+            array.flat[at] = rng.choice([np.nan, np.inf, -np.inf, -0.0, 5e-324, 1e38])
+    return array
+
+
+def limits(dtype: np.dtype) -> range:
+    return range(int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+
+
+ARRAYS: dict[str, Callable[[np.random.Generator, np.ndarray], Any]] = {
+    "another type": lambda rng, a: a.astype(rng.choice(["i4", "u8", "f2", "c16", "O", "?", "f4", "f8", ">i8", ">f4"])),
+    "strided": lambda rng, a: np.repeat(a, 2, axis=0)[::2],
+    "backwards": lambda rng, a: a[::-1],
+    "columns first": lambda rng, a: np.asfortranarray(a),
+    "misaligned": lambda rng, a: misaligned(a),
+    "read-only": lambda rng, a: read_only(a),
+    "one longer": lambda rng, a: resized(a, len(a) + 1),
+    "one shorter": lambda rng, a: resized(a, max(0, len(a) - 1)),
+    "twice as long": lambda rng, a: resized(a, 2 * len(a)),
+    "empty": lambda rng, a: a[:0],
+    "no dimension": lambda rng, a: a.reshape(-1)[0] if a.size else np.array(0, a.dtype),
+    "one dimension more": lambda rng, a: a[None],
+    "one dimension": lambda rng, a: a.reshape(-1),
+    "without rows, absurdly wide": lambda rng, a: np.empty((0, 2**59), a.dtype),
+    "a list": lambda rng, a: a.tolist(),
+    "nothing": lambda rng, a: None,
+    "a word": lambda rng, a: "rows",
+    "an edge value": edge_value,
+    "another edge value": edge_value,
+    "falling": lambda rng, a: np.ascontiguousarray(a[np.r_[len(a) - 1, 0 : len(a) - 1]]) if len(a) else a,
+}
+
+
+def overlapping(rng: np.random.Generator, call: Call) -> bool:
+    """One array that is written comes to lie over another argument, which keeps its values. Whether there was one."""
+    arrays = {
+        k: a for k, a in call.arguments.items() if isinstance(a, np.ndarray) and a.nbytes and a.flags.c_contiguous
+    }
+    pairs = [(one, other) for one in call.written for other in arrays if one in arrays and one != other]
+    if not pairs:
+        return False
+    one, other = pairs[int(rng.integers(len(pairs)))]
+    memory = np.zeros(max(arrays[one].nbytes, arrays[other].nbytes), np.uint8)
+    memory[: arrays[other].nbytes] = np.frombuffer(arrays[other].tobytes(), np.uint8)
+    for name in (one, other):
+        a = arrays[name]
+        call.arguments[name] = memory[: a.nbytes].view(a.dtype).reshape(a.shape)
+    return True
+
+
+def spoilt(seed: int) -> tuple[str, Call]:
+    """A call made from a seed, and what was done to it: the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    make = CALLS[seed % len(CALLS)]
+    with np.errstate(all="ignore"):
+        return spoil(rng, make.__name__, make(rng), seed)
+
+
+def spoil(rng: np.random.Generator, kernel: str, call: Call, seed: int) -> tuple[str, Call]:
+    """Does one or two things to the arguments; says which."""
+    done: list[str] = []
+    for name in rng.choice(list(call.arguments), min(len(call.arguments), int(rng.integers(1, 3))), replace=False):
+        value = call.arguments[name]
+        if not done and rng.random() < 0.05 and overlapping(rng, call):
+            done.append("overlapping")
+            break
+        if isinstance(value, np.ndarray) and value.ndim:
+            what = str(rng.choice(list(ARRAYS)))
+            call.arguments[name] = ARRAYS[what](rng, value)
+            done.append(f"{name}: {what}")
+        elif isinstance(value, int) and not isinstance(value, bool) and name != "seed":
+            call.arguments[name] = SCALARS[int(rng.integers(len(SCALARS)))]
+            done.append(f"{name} = {call.arguments[name]!r}")
+    return f"{kernel}({', '.join(done)}), seed {seed}", call
