@@ -96,15 +96,15 @@ void cut_lines(const uint8_t* text, int64_t n_bytes, const Cut& how, int64_t n_l
       }
       more = *at != '\n';
     }
-    for (; wanted < how.n_wanted; ++wanted) begin[wanted * n_lines + line] = end[wanted * n_lines + line] = place(at - 1);
+    for (; wanted < how.n_wanted; ++wanted)
+      begin[wanted * n_lines + line] = end[wanted * n_lines + line] = place(at - 1);
     columns[line] = open ? -1 : column;
   }
   if (line != n_lines || at != last) throw std::invalid_argument("text has another number of lines than was said");
   line_begin[n_lines] = place(at);
 }
 
-int64_t cut_lists(const Values& from, uint8_t separator, int64_t room, int32_t* begin, int32_t* end,
-                  int64_t* offsets) {
+int64_t cut_lists(const Values& from, uint8_t separator, int64_t room, int32_t* begin, int32_t* end, int64_t* offsets) {
   require_inside(from);
   int64_t n = 0;
   offsets[0] = 0;
