@@ -17,6 +17,7 @@ from torch import nn
 from hpcrec import kernels
 from hpcrec.build_tables import DTYPES, make_layout, make_model
 from hpcrec.comm.failure import agree, unwatch, watch
+from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology, assign_roles
 from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config
@@ -27,13 +28,14 @@ from hpcrec.dense.optimizer import build_optimizer
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
-from hpcrec.errors import ConfigError
+from hpcrec.errors import ConfigError, DataError
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.policy.sync import Sync
+from hpcrec.train.nonfinite import Guard
 from hpcrec.train.parts import DensePart, Parts, Split
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.session import Session
-from hpcrec.train.telemetry import PhaseTimer
+from hpcrec.train.timer import PhaseTimer
 from hpcrec.types import TableSpec
 
 T = TypeVar("T")
@@ -57,6 +59,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
     world = make_world(config)
     agreed = partial(_together, world)
     splits = agreed(lambda: _open_splits(config))
+    agreed(lambda: _check_same_data(splits, world))
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset))
     tables, families, layout = agreed(lambda: make_layout(config, dataset, operators, world.topology))
@@ -83,11 +86,13 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
             split.dataset.close()
         world.close()
 
+    guard = Guard(world.main, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
     parts = Parts(
         world=world,
         policy=Sync(exchange, timer=timer, ahead=config.exchange.prefetch > 0),
         tables=tables,
         store=store,
+        load=exchange.load,
         dense=dense,
         splits=splits,
         schedule=_schedule(config, config.train.steps or config.train.epochs * splits["train"].order.n_batches),
@@ -103,7 +108,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
         signal=signal,
         close=close,
     )
-    return Session(parts)
+    return Session(parts, guard)
 
 
 def make_world(config: Config) -> World:
@@ -117,7 +122,7 @@ def make_world(config: Config) -> World:
         owners_per_host=t.owners_per_host,
         dense_per_host=t.dense_per_host,
     )
-    return World(None, roles)
+    return World(None, roles, StallLimits(config.run.stall_report_s, config.run.stall_abort_s))
 
 
 def _together(world: World, make: Callable[[], T]) -> T:
@@ -139,6 +144,8 @@ def _open_splits(config: Config) -> dict[str, Split]:
         if path is None:
             continue
         dataset = DataSet(path)
+        if not dataset.samples:
+            raise DataError(f"{path}: has no samples. Set data.{name} to a file that has some, or leave it out.")
         order = GlobalOrder(
             dataset.samples,
             config.train.batch_size,
@@ -157,6 +164,18 @@ def _open_splits(config: Config) -> dict[str, Split]:
                 "inputs or labels. Prepare both in one go, so that they have the same ids."
             )
     return splits
+
+
+def _check_same_data(splits: dict[str, Split], world: World) -> None:
+    """Refuses ranks that read different files under one name, say copies on the disks of their hosts. Collective."""
+    for name, split in splits.items():
+        prints_R = world.main.allgather(split.dataset.fingerprint)
+        others = [rank for rank, one in enumerate(prints_R) if one != prints_R[0]]
+        if others:
+            raise DataError(
+                f"data.{name} ({split.dataset.path}): rank {others[0]} reads another data set there than rank 0. Give "
+                "every host the same files."
+            )
 
 
 def _make_store(

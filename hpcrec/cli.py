@@ -1,4 +1,4 @@
-"""The command ``hpcrec``: train, evaluate, predict, prepare, run, config.
+"""The command ``hpcrec``: train, evaluate, predict, prepare, data, doctor, run, config.
 
 Parses a command line, checks the configuration and hands over. What a command needs is imported when it runs, so that
 ``--help`` is quick and ``hpcrec run`` does not start MPI itself. Knows no sessions, files or communicators.
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcrec.cli_data import data
+from hpcrec.cli_doctor import doctor
 from hpcrec.cli_options import CONTEXT, HELP, Anything, File, Target, examples
 from hpcrec.cli_prepare import check_prepare, prepare
 from hpcrec.errors import ConfigError, HpcrecError
@@ -164,6 +166,8 @@ def _as_list(value: Any) -> Any:
 
 
 command_line.add_command(prepare)
+command_line.add_command(data, "data")
+command_line.add_command(doctor)
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------
@@ -219,7 +223,7 @@ def _check_before(arguments: Sequence[str]) -> None:
         if not Path(name).is_file():
             raise click.UsageError(f"{name} is not a file.")
         return
-    wanted = {**_TRAINED, "prepare": prepare}
+    wanted = {**_TRAINED, "prepare": prepare, "doctor": doctor}
     if name not in wanted:
         raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)} or a Python file, not {name!r}.")
     if set(rest) & set(HELP):
@@ -227,9 +231,12 @@ def _check_before(arguments: Sequence[str]) -> None:
     if name == "prepare":
         check_prepare(rest)
         return
-    given = _TRAINED[name].make_context(f"hpcrec {name}", list(rest)).params
+    given = wanted[name].make_context(f"hpcrec {name}", list(rest)).params
     if name == "train":
         _train_config(given["config"], given["overrides"], given["resume"])
+    elif name == "doctor":
+        if given["config_file"] is not None:
+            _train_config(given["config_file"], given["overrides"], None)
     else:
         _run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
 
@@ -247,12 +254,22 @@ def config_group() -> None:
 )
 @click.argument("config", type=File)
 @set_option
-def config_check(config: Path, overrides: Sequence[str]) -> None:
-    """Check the TOML file CONFIG: unknown keys, wrong types, keys that do not go together."""
+@click.option("-n", "ranks", type=click.IntRange(min=1), help="Ranks of the run; by default what [topology] counts.")
+def config_check(config: Path, overrides: Sequence[str], ranks: int | None) -> None:
+    """Check the TOML file CONFIG: unknown keys, wrong types, keys that do not go together.
+
+    Where its training data is at hand, also print the memory that each rank will need (docs/memory.md).
+    """
     from hpcrec.config import load_config
 
-    load_config(config, overrides)
+    checked = load_config(config, overrides)
     click.echo(f"{config}: valid")
+    if not Path(checked.data.train).exists():
+        click.echo(f"memory a rank: not predicted, for data.train ({checked.data.train}) is not here")
+        return
+    from hpcrec.build_memory import memory_report
+
+    click.echo("\n".join(memory_report(checked, ranks)))
 
 
 @config_group.command(

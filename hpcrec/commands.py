@@ -3,12 +3,13 @@
 Knows sessions and run folders; does not parse a command line (``cli``).
 """
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 
@@ -17,11 +18,14 @@ from hpcrec.comm.failure import ExitCodes
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
 from hpcrec.config import Config, TopologyConfig, to_toml, with_absolute_paths
-from hpcrec.data.files import temporary_beside
+from hpcrec.data.files import publish, temporary_beside, writing
+from hpcrec.data.hdf5_out import Output
+from hpcrec.embedding.load import Load, imbalance
 from hpcrec.train import report, state, telemetry
 from hpcrec.train.checkpoint import find_checkpoint
-from hpcrec.train.checkpoint_files import checkpoints_in, on_root
+from hpcrec.train.checkpoint_files import checkpoints_in
 from hpcrec.train.loop import Loop, LoopOptions, Outcome
+from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
 
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
@@ -58,7 +62,8 @@ def train(config: Config) -> ExitCodes:
             try:
                 outcome = loop.run(told)
             except Exception:
-                telemetry.write_summary(run, _failed(session, told, software))  # whichever rank it is
+                with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
+                    telemetry.write_summary(run, _failed(session, told, software))  # whichever rank it is
                 raise
             throughput = told.throughput()
         summary = _summary(session, outcome, throughput, software)
@@ -94,23 +99,42 @@ def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -
         dataset = session.parts.splits["test"].dataset
         shape = (dataset.samples,) if dataset.n_labels == 1 else (dataset.samples, dataset.n_labels)
         writes = topology.is_dense and topology.dense_index == 0
-        hidden = temporary_beside(out)
-        file = h5py.File(hidden, "w", locking=False) if writes else None
-        target = None if file is None else file.create_dataset("prediction", shape, np.float32)
-        for first, _, logits in session.outputs("test"):
-            assert dense is not None
-            parts = dense.gather_arrays(torch.sigmoid(logits).to(torch.float32).numpy())
-            if target is not None and parts is not None:
-                joined = np.concatenate(parts)
-                target[first : first + len(joined)] = joined
-        if file is not None:
-            file.attrs.update({"data": str(dataset.path), "step": session.step})
-            file.close()
-            hidden.replace(out)
+        with _predictions(out, shape if writes else None) as output:
+            for first, _, logits in session.outputs("test"):
+                assert dense is not None
+                parts = dense.gather_arrays(torch.sigmoid(logits).to(torch.float32).numpy())
+                if output is not None and parts is not None:
+                    joined = np.concatenate(parts)
+                    output.file["prediction"][first : first + len(joined)] = joined
+                    output.check()
+            if output is not None:
+                output.file.attrs.update({"data": str(dataset.path), "step": session.step})
         return dataset.samples
 
 
+@contextlib.contextmanager
+def _predictions(out: Path, shape: tuple[int, ...] | None) -> Iterator[Output | None]:
+    """The file for predictions of that shape, whole or absent; None where this rank writes none."""
+    if shape is None:
+        yield None
+        return
+    hidden = temporary_beside(out)
+    try:
+        with Output(hidden, out) as output:
+            output.file.create_dataset("prediction", shape, np.float32)
+            yield output
+        with writing(out):
+            publish(hidden, out)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
 def _prepare_folder(run: Path, config: Config) -> None:
+    with writing(run):
+        _clean_folder(run, config)
+
+
+def _clean_folder(run: Path, config: Config) -> None:
     run.mkdir(parents=True, exist_ok=True)
     if config.checkpoint.resume == "never":
         for replaced in (checkpoints_in(run), run / "tensorboard"):  # of the run that this one replaces
@@ -144,12 +168,15 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
     return {
         "status": "failed",
         "steps": session.step,
+        "skipped_steps": session.guard.skipped,
         "samples": epochs * order.samples + batches * order.batch_size,
         "eval": dict.fromkeys(EVALUATED),
         "throughput": told.throughput(),
         "wire_bytes": {},
         "phase_s": session.parts.timer.seconds(),
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
+        "owners": {},
+        "imbalance": {},
         "topology": session.topology.describe(),
         "versions": software,
     }
@@ -163,6 +190,7 @@ def _summary(
     dense = session.topology.is_dense
     mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
     everyone = main.allgather(mine)
+    owners = {str(rank): found for rank, found in enumerate(main.allgather(_owner(session))) if found is not None}
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
@@ -175,15 +203,27 @@ def _summary(
     return {
         "status": outcome.status,
         "steps": session.step,
+        "skipped_steps": session.guard.skipped,
         "samples": outcome.progress.samples,
         "eval": evaluation,
         "throughput": throughput,
         "wire_bytes": describe(session.parts.world.total_wire_bytes()),
         "phase_s": _phases(everyone),
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
+        "owners": owners,
+        "imbalance": imbalance(list(owners.values())),
         "topology": session.topology.describe(),
         "versions": software,
     }
+
+
+def _owner(session: Session) -> dict[str, float] | None:
+    """This rank's figures if it is an owner: zeros where it holds no rows."""
+    if not session.topology.is_owner:
+        return None
+    store, load = session.parts.store, session.parts.load
+    rows = 0 if store is None else sum(len(arena.rows) for arena in store.arenas)
+    return (load or Load()).figures(rows, 0 if store is None else store.memory_bytes)
 
 
 def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, float]:

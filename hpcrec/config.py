@@ -286,6 +286,11 @@ class TrainConfig:
     """Seed of rows, dense parameters and the order of samples."""
     dtype: Literal["float32", "float64"] = "float32"
     """Arithmetic of rows, dense parameters and wire."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """What to do when the loss is not finite. stop: an error that names the batch and the ranges of its inputs. skip:
+    the batch changes nothing, and is counted as skipped_steps."""
+    nonfinite_limit: Positive = 10
+    """Batches in a row that train.nonfinite = "skip" leaves out before the run stops all the same."""
     log_every: Positive = 50
     """Steps between two lines of metrics.jsonl."""
 
@@ -318,6 +323,11 @@ class RunConfig:
     """Whether tensorboard/ is written."""
     progress: Flag = True
     """Whether a progress bar is shown."""
+    stall_report_s: Amount = 60.0
+    """Seconds that a rank waits in one collective before it is reported who waits for whom; 0: never."""
+    stall_abort_s: Amount = 600.0
+    """Seconds of such a wait after which the run is ended, with stacks; 0: never. More than what rank 0 may need to
+    write and remove checkpoints, for which the others wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,6 +455,15 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _embedding_conflicts(config)
     yield from _feature_conflicts(config)
     yield from _schedule_conflicts(config.schedule)
+    report_s, abort_s = config.run.stall_report_s, config.run.stall_abort_s
+    if abort_s and abort_s < report_s:
+        yield (
+            "run.stall_abort_s",
+            (
+                f"is {abort_s:g}, before run.stall_report_s = {report_s:g}, so the run would end unreported. Raise it, "
+                "or lower run.stall_report_s."
+            ),
+        )
 
 
 def _topology_conflicts(topology: TopologyConfig) -> Iterator[tuple[str, str]]:
@@ -469,6 +488,14 @@ def _topology_conflicts(topology: TopologyConfig) -> Iterator[tuple[str, str]]:
 
 def _evaluation_conflicts(config: Config) -> Iterator[tuple[str, str]]:
     train = config.train
+    if train.nonfinite == "stop" and train.nonfinite_limit != TrainConfig.nonfinite_limit:
+        yield (
+            "train.nonfinite_limit",
+            (
+                f"is {train.nonfinite_limit}, but train.nonfinite is 'stop', which leaves no batch out. Remove it, or "
+                "set train.nonfinite = 'skip'."
+            ),
+        )
     if train.early_stop is not None and train.eval_every == 0:
         yield (
             "train.early_stop",

@@ -17,8 +17,16 @@ class DataError(HpcrecError, ValueError):
     """A data set, or a line of one, that cannot be used."""
 
 
+class OutputError(HpcrecError, OSError):
+    """A file that cannot be written: a full disk, a folder that is read-only."""
+
+
 class CheckpointError(HpcrecError, ValueError):
     """A checkpoint that cannot be loaded or does not fit the model."""
+
+
+class NonFiniteError(HpcrecError, ArithmeticError):
+    """A loss that is not finite: extreme data, or training that diverged."""
 
 
 class MissingError(HpcrecError, ImportError):

@@ -96,7 +96,8 @@ def test_only_the_first_rank_prints(run_folder, commands, capsys, monkeypatch):
 
 def test_config_check_show_and_reference(config, capsys, tmp_path):
     assert hpcrec("config", "check", config) == 0
-    assert capsys.readouterr().out == f"{config}: valid\n"
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"{config}: valid" and "data.train (train.h5) is not here" in out[1] and len(out) == 2
     assert hpcrec("config", "show", config, "--set", "train.steps=5") == 0
     shown = capsys.readouterr().out
     assert "steps = 5" in shown and "batch_size = 2048" in shown
@@ -180,12 +181,13 @@ def test_run_hands_the_command_line_to_the_launcher(config, monkeypatch):
 def test_run_refuses_before_anything_is_started(config, run_folder, monkeypatch, capsys):
     monkeypatch.setattr(launch, "run_command", lambda *_, **__: pytest.fail("started"))
     for line, words in [
-        (["prepare"], "starts train, evaluate, predict or a Python file, not 'prepare'"),
+        (["prepare"], "starts train, evaluate, predict, doctor or a Python file, not 'prepare'"),
         (["no_such_loop.py"], "no_such_loop.py is not a file"),
         (["train"], "Missing argument 'CONFIG'"),
         (["train", config, "--stes", "x"], "No such option"),
         (["train", config, "--help"], "hpcrec train --help"),
         (["predict", run_folder, "--out", "x.h5"], "--data"),
+        (["doctor", "--config", "gone.toml"], "gone.toml"),
     ]:
         assert hpcrec("run", "-n", 2, "--", *line) == 2
         assert words in capsys.readouterr().err
@@ -198,9 +200,9 @@ def test_run_refuses_before_anything_is_started(config, run_folder, monkeypatch,
 
 def test_help_has_an_example_for_every_command(capsys):
     pages = [[name] for name in cli.command_line.commands]
-    groups = {"config": cli.config_group, "prepare": cli.prepare}
+    groups = {"config": cli.config_group, "data": cli.data, "prepare": cli.prepare}
     pages += [[group, name] for group, commands in groups.items() for name in commands.commands]
-    assert len(pages) >= 12
+    assert len(pages) >= 15
     for page in [[], *pages]:
         assert hpcrec(*page, "--help") == 0
         text = capsys.readouterr().out

@@ -16,6 +16,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.progress import Lane
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Ints
 
@@ -28,6 +29,21 @@ def padded_bytes(n_bytes: Ints) -> Ints:
     return -(-n_bytes // UNIT_BYTES) * UNIT_BYTES
 
 
+class Started:
+    """A collective under way."""
+
+    def __init__(self, request: MPI.Request, lane: Lane, tag: str) -> None:
+        self._request = request
+        self._lane = lane
+        self._number = lane.started()
+        self._tag = tag
+
+    def wait(self) -> None:
+        """Waits for its end."""
+        with self._lane.waits(self._number, self._tag):
+            self._request.Wait()
+
+
 class Collectives:
     """Collectives over the ranks of ``comm``.
 
@@ -37,12 +53,15 @@ class Collectives:
     ranks : sequence of int
         World rank of each rank of ``comm``.
     ledger : Ledger
+    lane : Lane, optional
+        Where it is noted which collective this rank is in; nobody looks at it by default.
     """
 
-    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], ledger: Ledger) -> None:
+    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], ledger: Ledger, lane: Lane | None = None) -> None:
         self.comm = comm
         self.ranks = tuple(ranks)
         self.ledger = ledger
+        self.lane = lane or Lane("", ranks)
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._unit = MPI.BYTE.Create_contiguous(UNIT_BYTES).Commit()
@@ -51,7 +70,8 @@ class Collectives:
         """Row ``i`` of int64 [R, M] goes to rank ``i``; returns what came from each."""
         recv_RM = np.empty_like(send_RM)
         self.ledger.add(tag, self.ranks, np.full(self.size, send_RM[0].nbytes, np.int64))
-        self.comm.Alltoall(send_RM, recv_RM)
+        with self.lane.inside(tag):
+            self.comm.Alltoall(send_RM, recv_RM)
         return recv_RM
 
     def alltoallv(
@@ -64,42 +84,49 @@ class Collectives:
         sizes, places = self._units(send_bytes_R, "send")
         recv_sizes, recv_places = self._units(recv_bytes_R, "receive")
         self.ledger.add(tag, self.ranks, send_bytes_R)
-        self.comm.Alltoallv([send, sizes, places, self._unit], [recv, recv_sizes, recv_places, self._unit])
+        with self.lane.inside(tag):
+            self.comm.Alltoallv([send, sizes, places, self._unit], [recv, recv_sizes, recv_places, self._unit])
 
     def allreduce(self, values: NDArray[Any], tag: str = "control", op: str = "sum") -> NDArray[Any]:
         """Sum or maximum over the ranks."""
         out = np.empty_like(values)
         self.ledger.add_allreduce(tag, self.ranks, values.nbytes)
-        self.comm.Allreduce(values, out, op={"sum": MPI.SUM, "max": MPI.MAX}[op])
+        with self.lane.inside(tag):
+            self.comm.Allreduce(values, out, op={"sum": MPI.SUM, "max": MPI.MAX}[op])
         return out
 
-    def start_allreduce(self, values: NDArray[Any], tag: str) -> MPI.Request:
+    def start_allreduce(self, values: NDArray[Any], tag: str) -> Started:
         """Starts a sum over the ranks, in place; ``wait()`` on what it returns ends it."""
         self.ledger.add_allreduce(tag, self.ranks, values.nbytes)
-        return self.comm.Iallreduce(MPI.IN_PLACE, values, op=MPI.SUM)
+        return Started(self.comm.Iallreduce(MPI.IN_PLACE, values, op=MPI.SUM), self.lane, tag)
 
     def gather_arrays(self, part: NDArray[Any], tag: str = "control", root: int = 0) -> list[NDArray[Any]] | None:
         """Arrays of any first dimension to ``root``, in rank order; None elsewhere."""
         if self.rank != root:
             self.ledger.add(tag, [self.ranks[root]], np.array([part.nbytes], np.int64))
-        return self.comm.gather(part, root=root)
+        with self.lane.inside(tag):
+            return self.comm.gather(part, root=root)
 
     def allgather(self, thing: Any) -> list[Any]:
         """Small Python objects from every rank, in rank order. For set-up, not for steps."""
-        return self.comm.allgather(thing)
+        with self.lane.inside("control"):
+            return self.comm.allgather(thing)
 
     def bcast(self, thing: Any, root: int = 0) -> Any:
         """A small Python object from ``root``. For set-up, not for steps."""
-        return self.comm.bcast(thing, root=root)
+        with self.lane.inside("control"):
+            return self.comm.bcast(thing, root=root)
 
     def bcast_array(self, values: NDArray[Any], tag: str = "control", root: int = 0) -> None:
         """Fills ``values`` on every rank from ``root``."""
         self.ledger.add_ring(tag, self.ranks, values.nbytes if self.size > 1 else 0)
-        self.comm.Bcast(values, root=root)
+        with self.lane.inside(tag):
+            self.comm.Bcast(values, root=root)
 
     def barrier(self) -> None:
         """Waits for every rank."""
-        self.comm.Barrier()
+        with self.lane.inside("control"):
+            self.comm.Barrier()
 
     def close(self) -> None:
         """Frees the communicator; collective."""

@@ -115,7 +115,7 @@ class _LastWords:
         if said_R is None:
             self._end(self._line(error) if foreseen else self._traceback(cause), exit_code(error))
         if _digest(cause) not in said_R[: self._comm.rank]:
-            _say(f"hpcrec: error: {cause}\n" if foreseen else self._traceback(cause))
+            say(f"hpcrec: error: {cause}\n" if foreseen else self._traceback(cause))
         # The first rank to leave takes the others with it, so all say what they have to say before. No rank waits for
         # its threads, Horovod or MPI_Finalize: what they wait for may never come.
         _poll(self._quiet.Ibarrier(), _TOGETHER_S)
@@ -136,19 +136,23 @@ class _LastWords:
         return "".join(f"{self._who} {line}\n" for line in text.splitlines())
 
     def _end(self, text: str, code: int) -> NoReturn:
-        """Says ``text`` and ends every rank of the job."""
-        _say(text)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # else whoever has taken it keeps it
-        signal.alarm(_LAST_RESORT_S)
-        self._comm.Abort(int(code))
-        os._exit(int(code))
+        end_job(self._comm, text, code)
 
     def _all_failed(self, cause: str, within_s: float) -> list[int] | None:
         """Digests of all ranks' causes if every rank has come here, None if some rank has not in time."""
         mine = np.array([_digest(cause)], np.int64)
         everyone = np.zeros(self._quiet.size, np.int64)
         return everyone.tolist() if _poll(self._quiet.Iallgather(mine, everyone), within_s) else None
+
+
+def end_job(comm: Any, text: str, code: int) -> NoReturn:
+    """Says ``text`` and ends every rank of the job, from any thread of this one."""
+    say(text)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # else whoever has taken it keeps it
+    signal.alarm(_LAST_RESORT_S)
+    comm.Abort(int(code))
+    os._exit(int(code))
 
 
 def _poll(request: Any, within_s: float) -> bool:
@@ -249,7 +253,7 @@ def _text(error: Exception) -> str:
     return str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}"
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Writes in one piece, so that ranks do not mix, and flushes: what follows may be the end of the process."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

@@ -10,6 +10,8 @@ from mpi4py import MPI
 
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.progress import Progress
+from hpcrec.comm.stall import StallLimits, StallWatch
 from hpcrec.comm.topology import Topology
 from hpcrec.errors import HpcrecError
 
@@ -33,11 +35,15 @@ class World:
         All ranks of the run; None is ``MPI.COMM_WORLD``.
     roles : callable
         Host number of each rank -> (owners, dense ranks); ``comm.topology.assign_roles`` with its options bound.
+    stall : StallLimits, optional
+        When a wait in a collective is reported, and when it ends the job; never by default.
 
     Attributes
     ----------
     topology : Topology
     ledger : Ledger
+    progress : Progress
+        What this rank has come to; whoever counts steps writes ``progress.step``.
     main : Collectives
         All ranks: the main thread's collectives.
     route : Collectives
@@ -46,23 +52,27 @@ class World:
         Only on ranks of that role.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None, roles: RoleRule) -> None:
+    def __init__(self, comm: MPI.Intracomm | None, roles: RoleRule, stall: StallLimits | None = None) -> None:
         self._closed = False
         comm = MPI.COMM_WORLD if comm is None else comm
-        host_of = _hosts(comm)
+        host_of = hosts_of(comm)
         owners, dense = roles(host_of)
         self.topology = Topology(rank=comm.rank, size=comm.size, owners=owners, dense=dense, host_of=host_of)
         self.ledger = Ledger(comm.rank, host_of)
-        everyone = tuple(range(comm.size))
-        self.main = Collectives(comm.Dup(), everyone, self.ledger)
-        self.route = Collectives(comm.Dup(), everyone, self.ledger)
-        self.owners = self._part(comm, owners)
-        self.dense = self._part(comm, dense)
+        self.progress = Progress()
+        members = {"main": tuple(range(comm.size)), "route": tuple(range(comm.size)), "owners": owners, "dense": dense}
+        main, route, self.owners, self.dense = (self._part(comm, name, ranks) for name, ranks in members.items())
+        assert main is not None and route is not None
+        self.main, self.route = main, route
+        watched = stall is not None and comm.size > 1 and (stall.report_s or stall.abort_s)
+        self._watch = StallWatch(comm, self.progress, members, stall) if stall is not None and watched else None
 
-    def _part(self, comm: MPI.Intracomm, ranks: tuple[int, ...]) -> Collectives | None:
+    def _part(self, comm: MPI.Intracomm, name: str, ranks: tuple[int, ...]) -> Collectives | None:
         inside = comm.rank in ranks
         part = comm.Split(0 if inside else MPI.UNDEFINED, comm.rank)
-        return Collectives(part, ranks, self.ledger) if isinstance(part, MPI.Intracomm) and inside else None
+        if not inside or not isinstance(part, MPI.Intracomm):
+            return None
+        return Collectives(part, ranks, self.ledger, self.progress.lane(name, ranks))
 
     @property
     def threads_may_communicate(self) -> bool:
@@ -72,7 +82,13 @@ class World:
     def total_wire_bytes(self) -> np.ndarray:
         """Bytes by tag over all ranks; collective."""
         counted = self.ledger.snapshot()  # before this call adds its own
-        return self.main.comm.allreduce(counted, op=MPI.SUM)
+        with self.main.lane.inside("control"):
+            return self.main.comm.allreduce(counted, op=MPI.SUM)
+
+    def abandon(self) -> None:
+        """After an error of this rank alone: ends its threads. The communicators stay; nothing is collective."""
+        if self._watch is not None:
+            self._watch.stop()
 
     def close(self) -> None:
         """Waits until every rank is here, then frees the communicators; collective.
@@ -83,6 +99,8 @@ class World:
             return
         self._closed = True
         self.main.barrier()
+        if self._watch is not None:
+            self._watch.close()
         for part in (self.dense, self.owners, self.route, self.main):
             if part is not None:
                 part.close()
@@ -114,8 +132,8 @@ def check_launch(comm: MPI.Intracomm, environment: dict[str, str]) -> None:
         )
 
 
-def _hosts(comm: MPI.Intracomm) -> tuple[int, ...]:
-    """Host number of each rank, hosts numbered in order of their lowest rank."""
+def hosts_of(comm: MPI.Intracomm) -> tuple[int, ...]:
+    """Host number of each rank, hosts numbered in order of their lowest rank; collective."""
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
     lowest = host.allreduce(comm.rank, op=MPI.MIN)
     host.Free()

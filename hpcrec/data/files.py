@@ -3,8 +3,26 @@
 Knows nothing of what is in them.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from hpcrec.errors import OutputError
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the disk refuses inside becomes an `OutputError` that names `path`."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except (OSError, RuntimeError) as error:  # HDF5 reports some failures of the disk as RuntimeError
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())  # HDF5's have several lines
+        raise OutputError(
+            f"{path}: cannot be written ({reason}). Free space there, or choose another folder that can be written."
+        ) from error
 
 
 def temporary_beside(path: Path) -> Path:
@@ -31,8 +49,9 @@ def publish(temporary: Path, path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a small text file whole or not at all."""
     temporary = temporary_beside(path)
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        publish(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            publish(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

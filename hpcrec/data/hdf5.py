@@ -3,8 +3,10 @@
 `reader.DataSet` joins files; this module knows of one. See ``docs/data.md`` for the schema.
 """
 
+import contextlib
 import errno
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from hpcrec.errors import DataError
 from hpcrec.types import Feature, Ints
 
 _OWN_ATTRIBUTES = (layout.VERSION_ATTRIBUTE, layout.NAMES_ATTRIBUTE, layout.CARDINALITIES_ATTRIBUTE)
+
+_AGAIN = "it is damaged: copy or convert it again"
 
 
 class File:
@@ -31,14 +35,27 @@ class File:
     optional : tuple of str
         Which of ``weight``, ``group`` and ``time`` are there.
     n_ids : dict of str to int
+    columns : dict of str to int or None
+        Path of each dataset, and the checksum that the file has for it.
     attributes : dict
+
+    Raises
+    ------
+    DataError
+        When it is made and when it is read: what cannot be read, or departs from the schema.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.columns: dict[str, int | None] = {}
+        self._bytes: dict[str, int] = {}
         self._handle: h5py.File | None = open_hdf5(path)
         try:
             self._check()
+        except DataError:
+            raise
+        except Exception as error:  # HDF5 and h5py raise all sorts of things for a file that is damaged
+            raise self._error("the file", f"cannot be understood ({_said(error)})", _AGAIN) from error
         finally:
             self.close()
 
@@ -50,12 +67,30 @@ class File:
 
     def read_into(self, name: str, start: int, stop: int, out: Any) -> None:
         """Rows ``[start, stop)`` of dataset `name` into the array `out` of that length, converted to its type."""
+        with self._reading(name, start, stop):
+            data = self._file()[name]
+            if data.dtype == out.dtype:
+                data.read_direct(out, np.s_[start:stop])
+            else:
+                out[:] = data[start:stop]  # NumPy converts several times as fast as HDF5
+
+    def read(self, name: str, start: int, stop: int) -> Any:
+        """Rows ``[start, stop)`` of dataset `name`, or as many as there are, in the type that they have on disk."""
+        with self._reading(name, start, stop):
+            return self._file()[name][start:stop]
+
+    @contextlib.contextmanager
+    def _reading(self, name: str, start: int, stop: int) -> Iterator[None]:
         try:
-            self._file()[name].read_direct(out, np.s_[start:stop])
-        except OSError as error:
-            raise self._error(
-                name, f"rows [{start}, {stop}) cannot be read ({error})", "copy or convert it again"
-            ) from error
+            yield
+        except DataError:
+            raise
+        except Exception as error:  # see __init__
+            raise self._error(name, f"rows [{start}, {stop}) cannot be read ({_said(error)})", _AGAIN) from error
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes that a dataset's checksum is of."""
+        return self._bytes[name]
 
     def read_offsets(self, feature: str, start: int, stop: int) -> Ints:
         """Offsets of samples ``[start, stop)`` into the file's ids; int64 [stop - start + 1], checked to rise."""
@@ -90,6 +125,8 @@ class File:
         label = self._dataset("/label", "f", (1, 2))
         self.samples = len(label)
         self.n_labels = 1 if label.ndim == 1 else label.shape[1]
+        if self.n_labels < 1:
+            raise self._error("/label", f"shape {label.shape}", "at least one label is needed")
         self.n_dense = self._dataset("/dense", "f", (2,), self.samples).shape[1] if "dense" in self._file() else 0
         self.optional = tuple(name for name in layout.OPTIONAL_COLUMNS if name in self._file())
         for name in self.optional:
@@ -98,7 +135,11 @@ class File:
 
     def _check_features(self, attributes: Any) -> None:
         names = [str(_decode(name)) for name in attributes.get(layout.NAMES_ATTRIBUTE, ())]
-        cardinalities = np.atleast_1d(attributes.get(layout.CARDINALITIES_ATTRIBUTE, ())).tolist()
+        listed = np.atleast_1d(attributes.get(layout.CARDINALITIES_ATTRIBUTE, np.empty(0, np.int64)))
+        if listed.dtype.kind not in "iu" or listed.ndim != 1:
+            found = f"{listed.dtype} with {listed.ndim} dimensions"
+            raise self._error(layout.CARDINALITIES_ATTRIBUTE, found, "int64 with 1 dimension is needed")
+        cardinalities = listed.tolist()
         if len(names) != len(cardinalities) or len(set(names)) != len(names):
             found = f"{len(names)} names ({len(set(names))} distinct), {len(cardinalities)} cardinalities"
             change = "both attributes must list every feature once"
@@ -141,6 +182,10 @@ class File:
             raise self._error(
                 name, f"length {len(data)}", f"{length} is needed, since /label has {len(self._file()['/label'])}"
             )
+        crc = data.attrs.get(layout.CHECKSUM_ATTRIBUTE)
+        self.columns[name] = None if crc is None else int(crc)
+        differences = name.startswith("/sparse/") and name.endswith("/offsets")  # of n numbers there are n - 1
+        self._bytes[name] = (data.size - differences) * data.dtype.itemsize
         return data
 
 
@@ -152,16 +197,24 @@ def open_hdf5(path: Path) -> h5py.File:
     DataError
         When the file is absent, is no HDF5 file, or is being written by another program.
     """
-    try:
-        return h5py.File(path, "r", locking="best-effort")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; write it by `hpcrec prepare`, or change the path.") from None
-    except OSError as error:
-        if "lock" not in str(error):
-            raise DataError(f"{path}: not a readable HDF5 file ({error}); copy or convert it again.") from error
-        if f"errno = {errno.EAGAIN}" in str(error):
-            raise DataError(f"{path}: another program is writing this file; wait until it is finished.") from error
-    return h5py.File(path, "r", locking=False)
+    for locking in ("best-effort", False):
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file; write it by `hpcrec prepare`, or change the path.") from None
+        except Exception as error:
+            refused = isinstance(error, OSError) and locking and "unable to lock" in str(error)
+            if refused and f"errno = {errno.EAGAIN}" in str(error):
+                raise DataError(f"{path}: another program is writing this file; wait until it is finished.") from error
+            if not refused:
+                raise DataError(
+                    f"{path}: not a readable HDF5 file ({_said(error)}); copy or convert it again."
+                ) from error
+    raise AssertionError("without locks none is refused")
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"  # HDF5's have several lines
 
 
 def _decode(value: Any) -> Any:

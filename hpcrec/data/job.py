@@ -20,10 +20,11 @@ from hpcrec.data import layout, pieces, publish, table, vocabulary
 from hpcrec.data.blocks import Block, Reader
 from hpcrec.data.journal import Journal, Record
 from hpcrec.data.numbering import Numbering, Uncounted
+from hpcrec.data.parts import Parts
 from hpcrec.data.pieces import PIECE_BYTES, Piece
 from hpcrec.data.ranks import Alone, Ranks
 from hpcrec.data.rejects import Rejects
-from hpcrec.data.split import Parts, Split, Summary
+from hpcrec.data.split import Split, Summary
 from hpcrec.data.table import Maker
 from hpcrec.data.tablemap import TableMap
 from hpcrec.errors import ConfigError

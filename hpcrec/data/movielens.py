@@ -17,7 +17,8 @@ from hpcrec.data.gather import join, take_column
 from hpcrec.data.history import NAMES, histories
 from hpcrec.data.layout import Column, Columns
 from hpcrec.data.movielens_tables import Items, Users, read_items, read_users, sniff
-from hpcrec.data.split import Split, SplitWriter, Summary
+from hpcrec.data.parts import SplitWriter
+from hpcrec.data.split import Split, Summary
 from hpcrec.data.text import Block, Source
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.types import Feature, Floats, Ints

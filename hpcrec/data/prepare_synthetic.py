@@ -10,7 +10,8 @@ import numpy as np
 from tqdm import tqdm
 
 from hpcrec.data import layout
-from hpcrec.data.split import Split, SplitWriter, Summary
+from hpcrec.data.parts import SplitWriter
+from hpcrec.data.split import Split, Summary
 from hpcrec.data.synthetic import BLOCK_SAMPLES, SyntheticSpec, Teacher, auc
 from hpcrec.errors import ConfigError
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from hpcrec.data import files, layout, rejects
 from hpcrec.data.journal import Journal, Record
+from hpcrec.data.parts import no_sample
 from hpcrec.data.pieces import Piece
 from hpcrec.data.schema import write_index
-from hpcrec.data.split import Summary, no_sample
+from hpcrec.data.split import Summary
 from hpcrec.data.tablemap import SparseColumn
 from hpcrec.errors import DataError
 from hpcrec.types import Feature

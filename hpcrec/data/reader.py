@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from hpcrec.data import layout
-from hpcrec.data.files import write_text
+from hpcrec.data import checks, checksum, layout
 from hpcrec.data.hdf5 import File
+from hpcrec.data.index import open_files
 from hpcrec.data.layout import Column, Columns
 from hpcrec.errors import DataError
-from hpcrec.types import Feature, Floats
+from hpcrec.types import Feature, Ints
 
 _OPEN_FILES = 32  # handles kept open at a time, whatever the number of files of the data set
 _PEEK = 4096  # labels at either end that the fingerprint covers
@@ -44,8 +44,9 @@ class DataSet:
     attributes : dict
         Root attributes that all files share, JSON decoded; an index file may add its own.
     fingerprint : str
-        Of layout, sizes, attributes and the outermost labels: equal for equal data however it is cut into files,
-        cheap to compute. Says whether a resumed run reads the data that it began with.
+        Of layout, sizes, attributes, the outermost labels, and the checksums of all columns where the files have them:
+        equal for equal data however it is cut into files, cheap to compute. Says whether a resumed run reads the data
+        that it began with.
 
     Raises
     ------
@@ -55,11 +56,7 @@ class DataSet:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        extra: dict[str, Any] = {}
-        if self.path.name.endswith(layout.INDEX_SUFFIX):
-            self._files, extra = _open_index(self.path)
-        else:
-            self._files = [File(self.path)]
+        self._files, extra = open_files(self.path)
         self._open: list[File] = []
         self._lock = threading.Lock()  # a loader's thread and its owner may read at the same time
         self._starts = np.concatenate([[0], np.cumsum([file.samples for file in self._files])]).astype(np.int64)
@@ -108,7 +105,8 @@ class DataSet:
         Raises
         ------
         DataError
-            When a range is outside the data set, or the file holds ids outside a feature's cardinality.
+            When a range is outside the data set, a file cannot be read, or it holds a value that is not allowed
+            (`checks`): file, dataset, sample and value.
         """
         with self._lock:
             pieces = self._pieces(ranges)
@@ -117,13 +115,13 @@ class DataSet:
             label = np.empty((total,) if self.n_labels == 1 else (total, self.n_labels), dtype=np.float32)
             dense = np.empty((total, self.n_dense), dtype=np.float32)
             single = {
-                name: _fill(f"/{name}", pieces, np.empty(total, dtype=layout.OPTIONAL_COLUMNS[name]))
+                name: _read(f"/{name}", pieces, np.empty(total, dtype=layout.OPTIONAL_COLUMNS[name]))
                 for name in self.optional
                 if optional is None or name in optional
             }
             return Columns(
-                label=_fill("/label", pieces, label),
-                dense=_fill("/dense", pieces, dense) if self.n_dense else dense,
+                label=_read("/label", pieces, label),
+                dense=_read("/dense", pieces, dense) if self.n_dense else dense,
                 sparse={name: self._read_feature(self.feature(name), pieces, total) for name in names},
                 **single,
             )
@@ -167,39 +165,35 @@ class DataSet:
         return file
 
     def _read_feature(self, feature: Feature, pieces: list[_Piece], total: int) -> Column:
-        if not self.jagged(feature.name):
-            ids = _fill(layout.sparse_path(feature.name, "ids"), pieces, np.empty(total, dtype=np.int64))
-            column = Column(ids, None, self._read_weights(feature, pieces, total))
-        else:
-            column = self._read_jagged(feature, pieces, total)
-        if len(column.ids) and not 0 <= column.ids.min() <= column.ids.max() < feature.cardinality:
-            raise DataError(
-                f"{self.path}: {layout.sparse_path(feature.name, 'ids')}: ids from {column.ids.min()} to "
-                f"{column.ids.max()}; they must be in [0, {feature.cardinality}), the attribute "
-                f"{layout.CARDINALITIES_ATTRIBUTE!r}. Convert the data again."
-            )
-        return column
+        offsets, spans, n_ids = self._read_offsets(feature.name, pieces, total)
+        bags = None if offsets is None else (offsets, pieces)
+        path = layout.sparse_path(feature.name, "ids")
+        ids = _read(path, spans, np.empty(n_ids, dtype=np.int64), feature.cardinality, bags)
+        if not feature.weighted:
+            return Column(ids, offsets)
+        path = layout.sparse_path(feature.name, "weights")
+        return Column(ids, offsets, _read(path, spans, np.empty(n_ids, dtype=np.float32), bags=bags))
 
-    def _read_jagged(self, feature: Feature, pieces: list[_Piece], total: int) -> Column:
+    def _read_offsets(self, name: str, pieces: list[_Piece], total: int) -> tuple[Ints | None, list[_Piece], int]:
+        """Offsets of the result (None where each sample has one id), its ids in the files, and how many they are."""
+        if not self.jagged(name):
+            return None, pieces, total
         offsets = np.zeros(total + 1, dtype=np.int64)
         spans: list[_Piece] = []
         n_ids = 0
         for file, start, stop, at in pieces:
-            raw = file.read_offsets(feature.name, start, stop)
+            raw = file.read_offsets(name, start, stop)
             offsets[at + 1 : at + 1 + stop - start] = raw[1:] - raw[0] + n_ids
             spans.append((file, int(raw[0]), int(raw[-1]), n_ids))
             n_ids += int(raw[-1] - raw[0])
-        ids = _fill(layout.sparse_path(feature.name, "ids"), spans, np.empty(n_ids, dtype=np.int64))
-        return Column(ids, offsets, self._read_weights(feature, spans, n_ids))
-
-    def _read_weights(self, feature: Feature, spans: list[_Piece], n_ids: int) -> Floats | None:
-        if not feature.weighted:
-            return None
-        return _fill(layout.sparse_path(feature.name, "weights"), spans, np.empty(n_ids, dtype=np.float32))
+        return offsets, spans, n_ids
 
     def _fingerprint(self) -> str:
-        head = self.read(0, min(_PEEK, self.samples), features=())
-        tail = self.read(max(self.samples - _PEEK, 0), self.samples, features=())
+        shape = () if self.n_labels == 1 else (self.n_labels,)
+        ends = []
+        for start, stop in ((0, min(_PEEK, self.samples)), (max(self.samples - _PEEK, 0), self.samples)):
+            out = np.empty((stop - start, *shape), dtype=np.float32)
+            ends.append(_fill("/label", self._pieces([(start, stop)]), out))  # checked when they are trained on
         facts = {
             "samples": self.samples,
             "dense": self.n_dense,
@@ -208,68 +202,51 @@ class DataSet:
             "features": [[f.name, f.cardinality, f.weighted, self.jagged(f.name)] for f in self.features],
             "ids": [sum(file.n_ids[f.name] for file in self._files) for f in self.features],
             "attributes": self.attributes,
+            "checksums": {name: self._checksum(name) for name in self._files[0].columns},
         }
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-        digest.update(head.label.tobytes() + tail.label.tobytes())
+        digest.update(b"".join(labels.tobytes() for labels in ends))
         return digest.hexdigest()[:32]
 
-
-def write_index(path: Path, paths: Sequence[Path], attributes: dict[str, Any] | None = None) -> None:
-    """Write the index file that makes one data set of several files.
-
-    Parameters
-    ----------
-    path : Path
-        ``<name>.index.json``; whole or not at all.
-    paths : sequence of Path
-        Data set files in the order of their samples, in or below the index file's folder.
-    attributes : dict, optional
-        Attributes of the whole, say its attainable AUC.
-    """
-    if not path.name.endswith(layout.INDEX_SUFFIX):
-        raise DataError(f"{path}: the name of an index file must end in {layout.INDEX_SUFFIX}.")
-    entries = []
-    for file in paths:
-        with DataSet(file) as data:
-            entries.append(
-                {"path": file.resolve().relative_to(path.parent.resolve()).as_posix(), "samples": data.samples}
-            )
-    content = {layout.VERSION_ATTRIBUTE: layout.SCHEMA_VERSION, "files": entries, "attributes": attributes or {}}
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    def _checksum(self, name: str) -> int | None:
+        """CRC-32 of a column over all files; None where one of them has none."""
+        joined = 0
+        for file in self._files:
+            crc = file.columns.get(name)
+            if crc is None:
+                return None
+            joined = checksum.join(joined, crc, file.bytes_of(name))
+        return joined
 
 
 def _fill(name: str, pieces: Sequence[_Piece], out: Any) -> Any:
+    """Pieces of a column into `out`, as they are."""
     for file, start, stop, at in pieces:
         if stop > start:
             file.read_into(name, start, stop, out[at : at + stop - start])
     return out
 
 
-def _open_index(path: Path) -> tuple[list[File], dict[str, Any]]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        entries = [(path.parent / entry["path"], int(entry["samples"])) for entry in content["files"]]
-        version = content[layout.VERSION_ATTRIBUTE]
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; write it by `hpcrec prepare`, or change the path.") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path}: not an index file ({type(error).__name__}: {error}); it must be JSON with "
-            f"{layout.VERSION_ATTRIBUTE!r} and 'files', a list of {{'path', 'samples'}}."
-        ) from error
-    if version != layout.SCHEMA_VERSION or not entries:
-        raise DataError(
-            f"{path}: schema version {version}, {len(entries)} files; version {layout.SCHEMA_VERSION} and at least "
-            "one file are needed."
-        )
-    files = []
-    for name, samples in entries:
-        files.append(file := File(name))
-        if file.samples != samples:
-            raise DataError(
-                f"{path}: says {samples} samples for {name}, which has {file.samples}; write the index again."
-            )
-    return files, dict(content.get("attributes", {}))
+def _read(
+    name: str,
+    pieces: Sequence[_Piece],
+    out: Any,
+    cardinality: int | None = None,
+    bags: tuple[Ints, Sequence[_Piece]] | None = None,
+) -> Any:
+    """Pieces of a column into `out`, checked. `bags`: offsets of the samples whose ids these are, and their pieces."""
+    wrong = checks.first_wrong(name, _fill(name, pieces, out), cardinality)
+    if wrong is None:
+        return out
+    sample = wrong.row
+    if bags is not None:
+        offsets, pieces = bags
+        sample = int(np.searchsorted(offsets, wrong.row, side="right")) - 1
+    file, number = next((file, start + sample - at) for file, start, stop, at in pieces if at + stop - start > sample)
+    raise DataError(
+        f"{file.path}: {name}: sample {number} (from 0) {wrong.found}; {wrong.allowed}. Correct what it was made from "
+        "and convert it again; `hpcrec data verify` lists all such columns."
+    )
 
 
 def _merge_features(files: Sequence[File]) -> tuple[Feature, ...]:

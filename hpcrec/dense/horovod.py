@@ -88,6 +88,7 @@ class HorovodAllreduce:
             HOROVOD_AUTOTUNE="0",
             HOROVOD_HIERARCHICAL_ALLREDUCE="0",
             HOROVOD_CYCLE_TIME=str(cycle_time_ms),
+            HOROVOD_STALL_CHECK_DISABLE="1",  # comm.stall says it, with what else is waited for
         )
         comm = self._dense.comm.Dup()  # outlives the session's, to compare with the next one's
         self._hvd.init(comm=comm)
@@ -111,12 +112,15 @@ class HorovodAllreduce:
             return None
         self._dense.ledger.add_allreduce("dense", self._dense.ranks, flat.nbytes)
         self._in_flight += 1
-        return self._hvd.allreduce_async_(flat, name=name, op=self._hvd.Sum)
+        handle = self._hvd.allreduce_async_(flat, name=name, op=self._hvd.Sum)
+        return handle, self._dense.lane.started()
 
     def wait(self, handle: Any) -> None:
         """Waits for one started sum."""
         if handle is not None:
-            self._hvd.synchronize(handle)
+            started, number = handle
+            with self._dense.lane.waits(number, "dense"):
+                self._hvd.synchronize(started)
             self._in_flight -= 1
 
     def close(self) -> None:
@@ -128,6 +132,10 @@ class HorovodAllreduce:
         assert not self._in_flight, "a sum is in flight"
         self._dense.barrier()
         _running.in_use = False
+
+    def facts(self) -> dict[str, bool]:
+        """How this Horovod was built, for ``hpcrec doctor``."""
+        return {"mpi_built": bool(self._hvd.mpi_built()), "mpi_enabled": bool(self._hvd.mpi_enabled())}
 
 
 def _same_ranks(comm: Any, other: Any) -> bool:

@@ -48,3 +48,7 @@ class MpiAllreduce:
 
     def close(self) -> None:
         """Nothing to take down: the communicator belongs to ``World``."""
+
+    def facts(self) -> dict[str, bool]:
+        """As ``HorovodAllreduce.facts``."""
+        return {}

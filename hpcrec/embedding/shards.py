@@ -4,19 +4,21 @@ Tables that one feature feeds form a *family* and are placed alike, so that the 
 is placed in one of four ways:
 
 ``table``      one owner holds it whole
-``row``        rows are dealt to owners by a seeded permutation of the row numbers (so frequent rows spread, whatever
-               order the data set numbered them in)
+``row``        rows are dealt to owners in turn, by a fixed permutation of the row numbers: never by ranges, so frequent
+               rows spread whatever order the data set numbered them in. Which owner comes first differs by family, so
+               the same frequent id of several tables does not meet at one owner
 ``column``     each owner holds some columns of every row
 ``replicate``  every dense rank holds it whole
 
 Everything here is a pure function of the tables, the features and the roles, so every rank computes the same map.
-Knows nothing of MPI or of rows' contents.
+What the configuration leaves open is chosen in ``place``. Knows nothing of MPI or of rows' contents.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcrec.embedding.place import LOOKUP_COLUMNS, Movable, cost_of, place, row_elements, way_to_split
 from hpcrec.errors import ConfigError
 from hpcrec.types import Feature, Lookup, TableSpec
 
@@ -97,9 +99,8 @@ def build_families(
 ) -> tuple[Family, ...]:
     """Places every table that a lookup reads.
 
-    The cost of a family is its share of the memory (rows x width) plus its share of the lookups (ids a sample x width).
-    One that alone exceeds an owner's fair share of either is dealt by rows; the others go whole, dearest first, to the
-    owner with the least cost so far.
+    A family costs its owners memory (rows and optimizer state) and time (lookups, and the columns that each moves); of
+    lookups the mean number of ids a sample is known, not their skew. See ``place.place``.
 
     Raises
     ------
@@ -108,28 +109,19 @@ def build_families(
     """
     mean_ids = {f.name: f.mean_ids for f in features}
     groups = _connected(tables, lookups)
-    width = {name: sum(tables[t].width for t in names) for name, (names, _) in groups.items()}
-    memory = {name: tables[name].rows * width[name] for name in groups}
-    traffic = {name: sum(mean_ids[f] for f in feats) * width[name] for name, (_, feats) in groups.items()}
-    wanted = {name: _wanted(names, placements) for name, (names, _) in groups.items()}
-    memory_total, traffic_total = sum(memory.values()) or 1, sum(traffic.values()) or 1
-    cost = {n: memory[n] / memory_total + traffic[n] / traffic_total for n in groups}
-    load = dict.fromkeys(range(len(owners)), 0.0)
     placed: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name in sorted(groups, key=lambda n: (-cost[n], n)):
-        want = wanted[name]
-        kind = want.kind
-        if kind == "auto":
-            fair = 1 / len(owners)
-            big = memory[name] / memory_total > fair or traffic[name] / traffic_total > fair
-            small = tables[name].rows <= replicate_rows
-            kind = "replicate" if small else "row" if big and len(owners) > 1 and want.owners is None else "table"
-        if kind == "replicate":
-            placed[name] = (kind, tuple(dense))
+    movable: dict[str, Movable] = {}
+    for name, (names, feats) in groups.items():
+        want, specs = _wanted(names, placements), [tables[t] for t in names]
+        if want.kind == "replicate" or (want.kind == "auto" and tables[name].rows <= replicate_rows):
+            placed[name] = ("replicate", tuple(dense))
             continue
-        numbers = _owner_numbers(name, kind, want, len(owners), load)
-        for number in numbers:
-            load[number] += cost[name] / len(numbers)
+        _check_placement(f"embedding.tables.{name}", want, len(owners))
+        kind = "table" if want.kind == "auto" and want.owners is not None else want.kind
+        cost = cost_of(specs, sum(mean_ids[f] for f in feats))
+        way = way_to_split(specs, len(owners))
+        movable[name] = Movable(cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way)
+    for name, (kind, numbers) in place(movable, len(owners)).items():
         placed[name] = (kind, tuple(owners[n] for n in numbers))
     return tuple(
         Family(
@@ -186,23 +178,37 @@ def _wanted(names: Sequence[str], placements: Mapping[str, Placement]) -> Placem
     return next(iter(asked.values()), Placement())
 
 
-def _owner_numbers(name: str, kind: str, want: Placement, n_owners: int, load: Mapping[int, float]) -> tuple[int, ...]:
-    where = f"embedding.tables.{name}"
-    if kind not in KINDS:
-        raise ConfigError(f"{where}.shard is {kind!r}. Allowed: auto, {', '.join(KINDS)}.")
+def _check_placement(where: str, want: Placement, n_owners: int) -> None:
+    if want.kind not in (*KINDS, "auto"):
+        raise ConfigError(f"{where}.shard is {want.kind!r}. Allowed: auto, {', '.join(KINDS)}.")
     if want.owners is not None:
         bad = [o for o in want.owners if not 0 <= o < n_owners]
         if bad or not want.owners or len(set(want.owners)) != len(want.owners):
             raise ConfigError(
                 f"{where}.owners is {list(want.owners)}. Allowed: owner numbers 0 to {n_owners - 1}, each once."
             )
-        if kind == "table" and len(want.owners) != 1:
+        if want.kind in ("table", "auto") and len(want.owners) != 1:
             raise ConfigError(f"{where}.owners names {len(want.owners)} owners; shard = 'table' takes exactly 1.")
-        return want.owners
-    by_load = sorted(range(n_owners), key=lambda o: (load[o], o))
-    if kind == "table":
-        return (by_load[0],)
-    parts = n_owners if want.parts is None else want.parts
-    if not 1 <= parts <= n_owners:
-        raise ConfigError(f"{where}.parts is {parts}. Allowed: 1 to {n_owners}, the number of owners.")
-    return tuple(sorted(by_load[:parts]))
+    if want.parts is not None and not 1 <= want.parts <= n_owners:
+        raise ConfigError(f"{where}.parts is {want.parts}. Allowed: 1 to {n_owners}, the number of owners.")
+
+
+def predicted_balance(
+    families: Sequence[Family], tables: Mapping[str, TableSpec], features: Sequence[Feature], owners: Sequence[int]
+) -> dict[str, float]:
+    """The most of any owner divided by the mean over owners: ``memory`` and ``time``; 1 where nothing is sharded.
+
+    Lookups of a feature are taken to spread evenly over its table's rows.
+    """
+    mean_ids = {f.name: f.mean_ids for f in features}
+    memory, time = dict.fromkeys(owners, 0.0), dict.fromkeys(owners, 0.0)
+    for family in families:
+        ids = sum(mean_ids[f] for f in family.features)
+        for part, holder in enumerate(family.holders if family.kind != "replicate" else ()):
+            rows = family.part_rows(part)
+            for spec in (tables[name] for name in family.tables):
+                start, stop = family.part_columns(spec.width, part)
+                memory[holder] += rows * row_elements(spec) * (stop - start) / spec.width
+                time[holder] += ids * rows / family.rows * (LOOKUP_COLUMNS * (stop > start) + stop - start)
+    sums = {"memory": list(memory.values()), "time": list(time.values())}
+    return {name: max(n) * len(n) / sum(n) if any(n) else 1.0 for name, n in sums.items()}

@@ -15,7 +15,7 @@ from hpcrec.errors import DataError
 from hpcrec.exchange.forms import Collected, Column, DistinctForm, Form, PooledForm, Starts
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.moves import CopyMoves, Move, PoolMoves
-from hpcrec.exchange.wire import Piece, cumulative, encode
+from hpcrec.exchange.wire import Piece, blank, cumulative, encode
 from hpcrec.types import Bags, Ints
 
 
@@ -31,6 +31,8 @@ class Asked:
         Sizes on the wire: of the messages, of what comes back, and of the gradients that follow.
     moves : sequence of Move
     n_samples : int
+    filled : sequence of bool
+        By leaf group: whether the moves write every element of the leaf; if not, it has to start as zeros.
     """
 
     message: np.ndarray
@@ -39,6 +41,7 @@ class Asked:
     gradient_bytes_R: Ints
     moves: Sequence[Move]
     n_samples: int
+    filled: Sequence[bool]
 
 
 class Asker:
@@ -104,7 +107,12 @@ class Asker:
             *collected.copies.finish(self._dtype),
             *collected.pools.finish(widths, replicas, self._dtype, train=train),
         ]
-        return Asked(message, id_bytes_R, value_bytes_R, gradient_bytes_R, moves, n_samples)
+        written = [sum(m.written for m in moves if m.group == g) for g in range(len(widths))]
+        filled = [
+            n == n_samples * len(group.lookups) * group.width
+            for n, group in zip(written, self._layout.groups, strict=True)
+        ]
+        return Asked(message, id_bytes_R, value_bytes_R, gradient_bytes_R, moves, n_samples, filled)
 
     def _column(self, bags: Bags, feature: str, n_samples: int) -> Column:
         f = bags.features.index(feature)
@@ -136,7 +144,7 @@ class Asker:
             parts[holder] = encode([pieces[holder, e] for e in range(len(leg.entries))])
             size_R[holder] = sum(len(p) for p in parts[holder])
         padded_R = self._pad(size_R)
-        message = np.zeros(int(padded_R.sum()), np.uint8)
+        message = blank(padded_R, np.dtype(np.uint8))
         for holder, at in zip(range(self._size), cumulative(padded_R), strict=False):
             for part in parts.get(holder, ()):
                 message[at : at + len(part)] = np.frombuffer(part, np.uint8)

@@ -28,12 +28,13 @@ import numpy as np
 from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
+from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.ask import Asked, Asker
 from hpcrec.exchange.inputs import Inputs
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.serve import Holder, Served
-from hpcrec.exchange.wire import cumulative
+from hpcrec.exchange.wire import blank, cumulative
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, Floats
 
@@ -116,6 +117,11 @@ class Exchange:
             )
         self._norms = _ColumnNorms(world, layout, self.dtype)
 
+    @property
+    def load(self) -> Load | None:
+        """What training has asked of this rank's rows; None where it holds none."""
+        return None if self._holder is None else self._holder.load
+
     def route(self, batch: Batch | None, *, train: bool, stop: bool = False) -> Route:
         """Phase ``ids``; collective, on the routing communicator, from any one thread at a time.
 
@@ -170,8 +176,10 @@ class Exchange:
         if asked is None:
             return None
         with self._timer("assemble"):
-            groups = self.layout.groups
-            leaves = [np.zeros((asked.n_samples, len(g.lookups), g.width), self.dtype) for g in groups]
+            leaves = [
+                (np.empty if filled else np.zeros)((asked.n_samples, len(g.lookups), g.width), self.dtype)
+                for g, filled in zip(self.layout.groups, asked.filled, strict=True)
+            ]
             for move in asked.moves:
                 move.forward(received, leaves)
         return Inputs(leaves, self.layout, self._operators, train=route.train)
@@ -189,7 +197,7 @@ class Exchange:
         asked, served = route.asked, route.served
         zeros_R = np.zeros(self._size, np.int64)
         sent_R = zeros_R if asked is None else asked.gradient_bytes_R
-        sent = np.zeros(int(sent_R.sum()) // self.dtype.itemsize, self.dtype)
+        sent = blank(sent_R, self.dtype)
         if asked is not None:
             assert leaf_gradients is not None
             with self._timer("disassemble"):

@@ -47,6 +47,13 @@ class Inputs(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._operators)
 
+    def vectors(self) -> Iterator[tuple[str, Tensor]]:
+        """Pooled vectors [B, D] of each lookup, by the feature's name, and the table's where that is another."""
+        for group, leaf in zip(self._layout.groups, self.leaves, strict=True):
+            for position, lookup in enumerate(group.lookups):
+                of = "" if lookup.table == lookup.feature else f" of {lookup.table}"
+                yield lookup.feature + of, leaf[:, position]
+
     def gradients(self) -> list[Floats]:
         """Gradient of each leaf [B, F, D]; zeros for a leaf that the loss does not depend on."""
         return [

@@ -40,6 +40,11 @@ class CopyMove:
     leaf_start: Ints
     scale: Floats | None
 
+    @property
+    def written(self) -> int:
+        """Elements of the leaf that ``forward`` sets, whatever they were."""
+        return 0 if self.adds else len(self.leaf_start) * self.width
+
     def forward(self, values: Floats, leaves: Sequence[Floats]) -> None:
         """Values -> leaf."""
         kernels.copy_vectors(
@@ -111,6 +116,11 @@ class PoolMove:
     weights: Floats | None
     scale: Floats | None
     grouping: kernels.Grouping | None
+
+    @property
+    def written(self) -> int:
+        """As of ``CopyMove``; empty bags are written too."""
+        return len(self.leaf_start) * self.width
 
     def forward(self, values: Floats, leaves: Sequence[Floats]) -> None:
         """Rows -> leaf, pooled."""

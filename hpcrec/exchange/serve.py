@@ -5,15 +5,17 @@ have the layout of the answer. For ``rows`` and ``replicate`` each bag is one ro
 order (dense rank, entry, sample, position), whatever the number of holders or threads. Knows no MPI.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Arena, Part, RowStore
 from hpcrec.exchange.layout import Leg
-from hpcrec.exchange.wire import Message, cumulative, decode, ranges
+from hpcrec.exchange.wire import Header, blank, cumulative, read_header
 from hpcrec.types import Floats, Ints
 
 # Column-sharded row-wise Adagrad needs squared norms over all columns: own norms [U] by table -> the sums by table.
@@ -73,12 +75,18 @@ class Holder:
         Ranks in the world.
     pad : callable
         Bytes of messages -> bytes on the wire.
+
+    Attributes
+    ----------
+    load : Load
+        What training has asked of it so far.
     """
 
     def __init__(
         self, store: RowStore, leg: Leg, *, weighted: Sequence[bool], size: int, pad: Callable[[Ints], Ints]
     ) -> None:
         self.store = store
+        self.load = Load()
         self._leg = leg
         self._size = size
         self._pad = pad
@@ -93,66 +101,87 @@ class Holder:
             self._streams_of.append((np.array([m[0] for m in mine]), np.array([m[1] for m in mine])))
 
     def read(self, received: np.ndarray, bytes_R: Ints, *, train: bool) -> Served:
-        """Decodes the messages of all ranks (uint8, one after the other in rank order)."""
+        """Reads the messages of all ranks (uint8, one after the other in rank order)."""
+        began_s = time.thread_time()
         size, item = self._size, self.store.dtype.itemsize
         place_R = cumulative(bytes_R)
         senders = np.flatnonzero(bytes_R)
-        n_entries = len(self._leg.entries)
-        messages = [
-            decode(received[place_R[r] : place_R[r + 1]], n_entries, self._weighted_E, self.store.dtype)
-            for r in senders
-        ]
-        counts = np.array([m.n_bags[self._entry_S] * self._width_S for m in messages], np.int64)
-        counts = counts.reshape(len(messages), len(self._entry_S))  # elements by sender and stream
+        headers = [read_header(received, int(place_R[r]), int(place_R[r + 1]), self._weighted_E, item) for r in senders]
+        counts = np.array([h.n_bags[self._entry_S] * self._width_S for h in headers], np.int64)
+        counts = counts.reshape(len(headers), len(self._entry_S))  # elements by sender and stream
         value_bytes_R, gradient_bytes_R = np.zeros(size, np.int64), np.zeros(size, np.int64)
         value_bytes_R[senders] = self._pad(counts[:, : self._valued].sum(axis=1) * item)
         gradient_bytes_R[senders] = self._pad(counts.sum(axis=1) * item)
         value_base = cumulative(value_bytes_R)[senders] // item
         gradient_base = cumulative(gradient_bytes_R)[senders] // item
         inside = np.cumsum(counts, axis=1) - counts
+        places = value_base[:, None] + inside, gradient_base[:, None] + inside
+        groupings: dict[bytes, kernels.Grouping] = {}
         works = tuple(
-            self._arena_work(a, messages, value_base[:, None] + inside, gradient_base[:, None] + inside, train)
+            self._arena_work(a, received, headers, *places, groupings if train else None)
             for a in range(len(self.store.arenas))
         )
+        if train:
+            sorted_rows = [work.grouping for work in works if work.grouping is not None]
+            self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
+            self.load.add_time("read", began_s)
         return Served(works, value_bytes_R, gradient_bytes_R)
 
     def _arena_work(
-        self, a: int, messages: Sequence[Message], value_at: Ints, gradient_at: Ints, train: bool
+        self,
+        a: int,
+        received: np.ndarray,
+        headers: Sequence[Header],
+        value_at: Ints,
+        gradient_at: Ints,
+        groupings: dict[bytes, kernels.Grouping] | None,
     ) -> ArenaWork:
+        """``groupings`` are those of arenas read before, by what was asked of them; None in evaluation."""
         streams, bases = self._streams_of[a]
-        width = self.store.arenas[a].width
         entries = self._entry_S[streams]
         valued = bool(len(streams)) and streams[0] < self._valued  # an arena is all replicated or not at all
-        index, lengths, value_start, gradient_start, weights = [], [], [], [], []
-        for i, m in enumerate(messages):
-            n_ids, n_bags = m.n_ids[entries], m.n_bags[entries]
-            ids_at, bags_at = cumulative(m.n_ids)[entries], cumulative(m.n_bags)[entries]
-            take = ranges(ids_at, n_ids)
-            index.append(m.rows[take] + np.repeat(bases, n_ids))
-            lengths.append(m.lengths[ranges(bags_at, n_bags)])
-            value_start.append(ranges(value_at[i, streams], n_bags, width))
-            gradient_start.append(ranges(gradient_at[i, streams], n_bags, width))
-            if self._weighted_E.any():
-                weights.append(np.ones(len(take), self.store.dtype) if m.weights is None else m.weights[take])
-        joined = _join(index)
-        lengths_V = _join(lengths)
+        asked_PX = np.empty((len(headers), len(streams), 7), np.int64)
+        for i, h in enumerate(headers):
+            asked_PX[i, :, :4] = h.places_EX[entries]
+            asked_PX[i, :, 5], asked_PX[i, :, 6] = value_at[i, streams], gradient_at[i, streams]
+        asked_PX[:, :, 4] = bases
+        joined = kernels.unpack(
+            received,
+            asked_PX.reshape(-1, 7),
+            self.store.arenas[a].width,
+            values=valued,
+            gradients=groupings is not None,
+        )
+        weights = None
+        if self._weighted_E.any():
+            weights = _join([h.weights(received, e, self.store.dtype) for h in headers for e in entries])
+        grouping = None
+        if groupings is not None:
+            # tables of several widths over the same features have their rows asked for alike: sorted once
+            key = asked_PX[:, :, :5].tobytes()
+            if key not in groupings:
+                groupings[key] = kernels.group(joined.index)
+            grouping = groupings[key]
         return ArenaWork(
-            index=joined,
-            offsets=cumulative(lengths_V),
-            value_start=_join(value_start) if valued else None,
-            weights=np.concatenate(weights) if weights else None,
-            grouping=kernels.group(joined) if train else None,
-            source_start=np.repeat(_join(gradient_start), lengths_V) if train else gradient_start[0][:0],
+            index=joined.index,
+            offsets=joined.offsets,
+            value_start=joined.value_start,
+            weights=weights,
+            grouping=grouping,
+            source_start=joined.index[:0] if joined.source_start is None else joined.source_start,
         )
 
     def answer(self, served: Served) -> Floats:
         """The values message: pooled vectors for every rank, one rank after the other."""
-        values = np.zeros(int(served.value_bytes_R.sum()) // self.store.dtype.itemsize, self.store.dtype)
+        began_s = time.thread_time()
+        values = blank(served.value_bytes_R, self.store.dtype)
         for arena, work in zip(self.store.arenas, served.works, strict=True):
             if work.value_start is not None and len(work.index):
                 kernels.pooled_gather(
                     arena.rows, work.index, work.offsets, values, out_start=work.value_start, weights=work.weights
                 )
+        if all(work.grouping is not None for work in served.works):  # else it is an evaluation
+            self.load.add_time("gather", began_s)
         return values
 
     def apply(self, served: Served, gradients: Floats, *, step: int, lr_scale: float, norm_sum: NormSum) -> None:
@@ -169,11 +198,13 @@ class Holder:
         norm_sum : callable
             See ``NormSum``.
         """
+        began_s = time.thread_time()
         split = {
             a: self._merged(arena, work, gradients)
             for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True))
             if needs_norms(arena)
         }
+        self.load.add_time("update", began_s)  # ranks wait for each other in the sum of norms, which is no work
         norms = norm_sum(
             {
                 part.table: split[a][1][span]
@@ -181,6 +212,7 @@ class Holder:
                 for part, span in _spans(self.store.arenas[a], served.works[a])
             }
         )
+        began_s = time.thread_time()
         for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
             assert work.grouping is not None, "this step was routed for evaluation"
             lr = arena.spec.lr * lr_scale
@@ -211,6 +243,7 @@ class Holder:
                     lr=lr,
                     step=step,
                 )
+        self.load.add_time("update", began_s)
 
     @staticmethod
     def _merged(arena: Arena, work: ArenaWork, gradients: Floats) -> tuple[Floats, Floats]:
@@ -231,5 +264,5 @@ def _spans(arena: Arena, work: ArenaWork) -> list[tuple[Part, slice]]:
     return [(p, slice(*np.searchsorted(unique, (p.base, p.base + p.rows)).tolist())) for p in arena.parts]
 
 
-def _join(parts: Sequence[Ints]) -> Ints:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+def _join(parts: Sequence[Floats]) -> Floats | None:
+    return np.concatenate(parts) if parts else None

@@ -19,6 +19,8 @@ import numpy as np
 
 from hpcrec.types import Floats, Ints
 
+_UNIT_BYTES = 64  # messages are padded to this
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -53,55 +55,60 @@ def encode(pieces: Sequence[Piece]) -> list[bytes | memoryview]:
 
 
 @dataclass(frozen=True)
-class Message:
-    """A decoded message: bags of all entries one after the other.
+class Header:
+    """Where a message's entries are; bytes count from the beginning of all that was received.
 
     Attributes
     ----------
-    n_ids, n_bags : int64 [E]
-    rows : int64 [K]
-    lengths : int64 [V]
-    weights : float [K] or None
-        1 for entries without weights; None where no entry has any.
+    n_bags : int64 [E]
+    places_EX : int64 [E, 4]
+        First byte of the entry's ids, how many; first byte of its lengths, -1 where every bag is one id; bags.
+    weights_at : int64 [E]
+        First byte of its weights; -1 where it has none.
     """
 
-    n_ids: Ints
     n_bags: Ints
-    rows: Ints
-    lengths: Ints
-    weights: Floats | None
+    places_EX: Ints
+    weights_at: Ints
+
+    def weights(self, received: np.ndarray, entry: int, dtype: np.dtype) -> Floats:
+        """Weights of an entry's ids; 1 where they carry none."""
+        n, at = int(self.places_EX[entry, 1]), int(self.weights_at[entry])
+        return np.ones(n, dtype) if at < 0 else received[at : at + n * dtype.itemsize].view(dtype)
 
 
-def decode(message: np.ndarray, n_entries: int, weighted_E: np.ndarray, dtype: np.dtype) -> Message:
-    """Reads a message (uint8) of ``n_entries``; ``weighted_E`` says which carry weights of ``dtype``."""
-    header = message[: 16 * n_entries].view(np.int64).reshape(n_entries, 2)
-    n_ids, n_bags = header[:, 0].copy(), header[:, 1].copy()
-    at = 16 * n_entries
-    total = int(n_ids.sum())
-    rows = message[at : at + 8 * total].view(np.int64)
-    at += 8 * total
-    lengths = np.ones(int(n_bags.sum()), np.int64)
+def read_header(received: np.ndarray, start: int, stop: int, weighted_E: np.ndarray, item: int) -> Header:
+    """Reads one message, bytes ``[start, stop)`` of ``received`` (uint8).
+
+    Parameters
+    ----------
+    weighted_E : bool [E]
+        Which entries carry weights.
+    item : int
+        Bytes of a weight.
+    """
+    n_entries = len(weighted_E)
+    counts = received[start : start + 16 * n_entries].view(np.int64).reshape(n_entries, 2)
+    n_ids, n_bags = counts[:, 0], counts[:, 1].copy()
+    ids_at = cumulative(8 * n_ids, start + 16 * n_entries)
     multi_E = n_ids != n_bags
-    if multi_E.any():
-        several = int(n_bags[multi_E].sum())
-        lengths[np.repeat(multi_E, n_bags)] = message[at : at + 4 * several].view(np.int32)
-        at += 4 * several
-    weights = None
-    if weighted_E.any():
-        weights = np.ones(total, dtype)
-        count = int(n_ids[weighted_E].sum())
-        weights[np.repeat(weighted_E, n_ids)] = message[at : at + dtype.itemsize * count].view(dtype)
-    return Message(n_ids, n_bags, rows, lengths, weights)
+    lengths_at = cumulative(np.where(multi_E, 4 * n_bags, 0), int(ids_at[-1]))
+    weights_at = cumulative(np.where(weighted_E, item * n_ids, 0), int(lengths_at[-1]))
+    assert weights_at[-1] <= stop, "a message shorter than its header says"
+    places_EX = np.stack([ids_at[:-1], n_ids, np.where(multi_E, lengths_at[:-1], -1), n_bags], axis=1)
+    return Header(n_bags, places_EX, np.where(weighted_E, weights_at[:-1], -1))
 
 
-def ranges(starts: Ints, counts: Ints, stride: int = 1) -> Ints:
-    """``starts[i], starts[i] + stride, ...``, ``counts[i]`` of them, one after the other."""
-    before = np.cumsum(counts) - counts
-    return np.repeat(starts - stride * before, counts) + stride * np.arange(int(counts.sum()), dtype=np.int64)
+def blank(bytes_R: Ints, dtype: np.dtype) -> np.ndarray:
+    """Messages to all ranks, one after the other, to be filled: flat, of ``dtype``; only their padding is set."""
+    message = np.empty(int(bytes_R.sum()), np.uint8)
+    for end in np.cumsum(bytes_R)[bytes_R > 0]:
+        message[end - _UNIT_BYTES : end] = 0  # fresh memory may hold anything; it is not to be sent
+    return message.view(dtype)
 
 
-def cumulative(counts: Ints) -> Ints:
-    """``[0, c0, c0 + c1, ...]``: offsets of consecutive pieces, int64 [len + 1]."""
+def cumulative(counts: Ints, first: int = 0) -> Ints:
+    """``[first, first + c0, first + c0 + c1, ...]``: offsets of consecutive pieces, int64 [len + 1]."""
     out = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=out[1:])
-    return out
+    return out + first if first else out

@@ -1,22 +1,28 @@
 """Kernels: one call each, native where the native module is built, NumPy where it is not, the same bits from both.
 
+(Within rounding in ``interaction``, which says why.)
+
 ``reference.py`` is the definition of what each computes; ``native/`` makes it fast. No MPI and no torch here.
 """
 
 from hpcrec.kernels.backend import active, get_threads, set_threads, use
-from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, unpermute
+from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, unpack, unpermute
+from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
 from hpcrec.kernels.lookup import copy_vectors, pooled_gather
 from hpcrec.kernels.memory import aligned_empty
-from hpcrec.kernels.reference import Grouping
+from hpcrec.kernels.reference import Grouping, Unpacked
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
 
 __all__ = [
     "Grouping",
+    "Unpacked",
     "active",
     "aligned_empty",
     "copy_vectors",
     "dedup",
+    "dot_interaction",
+    "dot_interaction_backward",
     "get_threads",
     "group",
     "hash_ids",
@@ -31,6 +37,7 @@ __all__ = [
     "squared_norm",
     "state_shapes",
     "state_values",
+    "unpack",
     "unpermute",
     "update",
     "use",

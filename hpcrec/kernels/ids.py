@@ -8,8 +8,44 @@ from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
-from hpcrec.kernels.reference import WORD, Grouping
+from hpcrec.kernels.reference import WORD, Grouping, Unpacked
 from hpcrec.types import Floats, Ints
+
+
+def unpack(
+    message: NDArray[np.uint8], asked: Ints, width: int, *, values: bool = True, gradients: bool = True
+) -> Unpacked:
+    """Joins the bags that several senders ask for into what ``pooled_gather`` and ``merge`` take.
+
+    Parameters
+    ----------
+    message : uint8 [n]
+        Begins at a multiple of 8 bytes in memory.
+    asked : int64 [P, 7]
+        Of each piece: byte where its int64 ids begin, how many; byte where the int32 lengths of its bags begin
+        (negative: each bag is one id), how many bags; what is added to each id; first element of its vectors in the
+        values, and in the gradients. The vectors of a piece lie one after the other.
+    width : int
+        Elements of a vector.
+    values, gradients : bool
+        Whether ``value_start`` and ``source_start`` are wanted.
+
+    Raises
+    ------
+    ValueError
+        A piece is not inside the message, or its lengths are negative or do not add up to its ids.
+    """
+    if not (isinstance(message, np.ndarray) and message.dtype == np.uint8 and message.ndim == 1):
+        raise checks.fail("message", message, "uint8[any]")
+    if message.size and (not message.flags.c_contiguous or message.ctypes.data % 8):
+        raise ValueError("message must be contiguous and begin at a multiple of 8 bytes in memory")
+    if not (isinstance(asked, np.ndarray) and asked.dtype == np.int64 and asked.ndim == 2 and asked.shape[1] == 7):
+        raise checks.fail("asked", asked, "int64[any, 7]")
+    n_ids, n_bags = int(asked[:, 1].sum()), int(asked[:, 3].sum())
+    if (asked[:, [1, 3]] < 0).any() or max(n_ids * 8, n_bags * 4) > message.size:
+        raise ValueError(f"asked: {n_ids} ids and {n_bags} bags are not inside a message of {message.size} bytes")
+    checks.positive("width", width)
+    return backend().unpack(message, np.ascontiguousarray(asked), width, n_ids, n_bags, values, gradients)
 
 
 def group(index: Ints) -> Grouping:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.errors import MissingError
-from hpcrec.kernels.reference import Grouping
+from hpcrec.kernels.reference import Grouping, Unpacked
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
 
@@ -53,6 +53,11 @@ _loaded = _load()
 def available() -> bool:
     """Whether the native module could be loaded."""
     return isinstance(_loaded, ModuleType)
+
+
+def load_error() -> MissingError | None:
+    """Why the native module could not be loaded; None where it was."""
+    return _loaded if isinstance(_loaded, MissingError) else None
 
 
 def module() -> ModuleType:
@@ -93,6 +98,17 @@ def copy_vectors(
 ) -> None:
     """See the reference."""
     module().copy_vectors(source, target, width, n, source_start, target_start, accumulate, scale)
+
+
+def unpack(
+    message: NDArray[np.uint8], asked: Ints, width: int, n_ids: int, n_bags: int, values: bool, gradients: bool
+) -> Unpacked:
+    """See the reference."""
+    index, offsets = np.empty(n_ids, np.int64), np.empty(n_bags + 1, np.int64)
+    value_start = np.empty(n_bags, np.int64) if values else None
+    source_start = np.empty(n_ids, np.int64) if gradients else None
+    module().unpack(message, asked, width, index, offsets, value_start, source_start)
+    return Unpacked(index, offsets, value_start, source_start)
 
 
 def group(index: Ints) -> Grouping:
@@ -190,3 +206,19 @@ def merge_update(
         rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients, code, n.rate,
         n.eps, n.rest1, n.rest2, width, state1, state2,
     )  # fmt: skip
+
+
+def dot_interaction(first: Floats | None, block: Floats, out: Floats) -> None:
+    """See the reference."""
+    module().dot_interaction(first, block, out)
+
+
+def dot_interaction_backward(
+    first: Floats | None,
+    block: Floats,
+    gradient: Floats,
+    first_gradient: Floats | None,
+    block_gradient: Floats,
+) -> None:
+    """See the reference."""
+    module().dot_interaction_backward(first, block, gradient, first_gradient, block_gradient)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hpcrec.errors import ConfigError
@@ -68,8 +67,5 @@ class DLRM(RecModel):
 
     def forward(self, inputs: Mapping[str, Tensor], dense_BN: Tensor) -> Tensor:
         """Logits [B] or [B, L]."""
-        if self.bottom is None:
-            return as_logits(self.top(self.interaction(inputs["block"])))
-        x_BD = self.bottom(dense_BN)
-        products_BP = self.interaction(torch.cat([x_BD[:, None], inputs["block"]], 1))
-        return as_logits(self.top(torch.cat([x_BD, products_BP], 1)))
+        x_BD = None if self.bottom is None else self.bottom(dense_BN)
+        return as_logits(self.top(self.interaction(inputs["block"], x_BD)))

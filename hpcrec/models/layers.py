@@ -1,4 +1,4 @@
-"""Layers that several models share. Plain torch; empty batches and zero dense inputs work. Knows no operators.
+"""Layers that several models share. Empty batches and zero dense inputs work. Knows no operators.
 
 BatchNorm is not among them: its statistics are those of a rank's own part of the batch, so results would depend on the
 number of ranks.
@@ -11,6 +11,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+
+from hpcrec.models import fused
 
 
 class Bias(nn.Module):
@@ -35,7 +37,26 @@ def affine(n_in: int, n_out: int) -> nn.Module:
     return layer
 
 
-def mlp(n_in: int, hidden: Sequence[int], n_out: int | None = None, *, dropout: float = 0.0) -> nn.Sequential:
+class Tower(nn.Sequential):
+    """``nn.Sequential`` that computes each ``Linear`` and the ``ReLU`` after it at once (``fused.linear_relu``).
+
+    Hooks on such a pair are not called.
+    """
+
+    def forward(self, x_BX: Tensor) -> Tensor:
+        """The last layer's output."""
+        layers = [*self]
+        while layers:
+            layer = layers.pop(0)
+            if type(layer) is nn.Linear and layers and type(layers[0]) is nn.ReLU:
+                layers.pop(0)
+                x_BX = fused.linear_relu(x_BX, layer.weight, layer.bias)
+            else:
+                x_BX = layer(x_BX)
+        return x_BX
+
+
+def mlp(n_in: int, hidden: Sequence[int], n_out: int | None = None, *, dropout: float = 0.0) -> Tower:
     """Fully connected layers: each hidden one with ReLU, then dropout; then a linear one to ``n_out`` where given.
 
     Dropout masks come from torch's generator of the rank, so a run with dropout is repeatable on the same ranks, but
@@ -48,7 +69,7 @@ def mlp(n_in: int, hidden: Sequence[int], n_out: int | None = None, *, dropout: 
             layers.append(nn.Dropout(dropout))
     if n_out is not None:
         layers.append(affine(hidden[-1] if hidden else n_in, n_out))
-    return nn.Sequential(*layers)
+    return Tower(*layers)
 
 
 def as_logits(out_BL: Tensor) -> Tensor:
@@ -83,7 +104,8 @@ class SharedTerm(nn.Module):
 class DotInteraction(nn.Module):
     """Dot products of all pairs of N vectors: the lower triangle without the diagonal, row by row. Source: [DLRM].
 
-    ``[B, N, D] -> [B, N (N - 1) / 2]``, in the order (1,0), (2,0), (2,1), (3,0), ...
+    ``[B, N, D] -> [B, N (N - 1) / 2]``, in the order (1,0), (2,0), (2,1), (3,0), ...; with the first of the vectors
+    given by itself, ``[B, D]`` and ``[B, N - 1, D] -> [B, D + N (N - 1) / 2]``: that vector, then the products.
     """
 
     place_P: Tensor
@@ -92,11 +114,14 @@ class DotInteraction(nn.Module):
         super().__init__()
         row, column = torch.tril_indices(n_vectors, n_vectors, offset=-1)
         self.register_buffer("place_P", row * n_vectors + column, persistent=False)
+        self.n_vectors = n_vectors
 
-    def forward(self, vectors_BND: Tensor) -> Tensor:
-        """Products of the pairs."""
-        products_BNN = torch.bmm(vectors_BND, vectors_BND.transpose(1, 2))
-        return products_BNN.flatten(1).index_select(1, self.place_P)
+    def forward(self, block_BFD: Tensor, first_BD: Tensor | None = None) -> Tensor:
+        """Products of the pairs, after the first vector where that is given."""
+        found = block_BFD.shape[1] + (first_BD is not None)
+        if found != self.n_vectors:
+            raise ValueError(f"DotInteraction was made for {self.n_vectors} vectors a sample; it was given {found}")
+        return fused.dot_interaction(first_BD, block_BFD, self.place_P)
 
 
 class CrossNetV2(nn.Module):

@@ -19,10 +19,19 @@ import h5py
 import numpy as np
 
 from hpcrec.data.files import sync
+from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
-from hpcrec.train.checkpoint_files import Alone, Ranks, mark_best, prune, read_best, remove_leftovers, steps_in
+from hpcrec.train.checkpoint_files import (
+    mark_best,
+    prune,
+    read_best,
+    remove_leftovers,
+    steps_in,
+    unmark_best,
+)
 from hpcrec.train.checkpoint_reader import Checkpoint, DenseState, TableBlock, find_checkpoint
+from hpcrec.train.ranks import Alone, Ranks, on_root
 from hpcrec.types import Floats, Ints
 from hpcrec.units import KiB
 
@@ -38,6 +47,7 @@ __all__ = [
     "read_best",
     "remove_leftovers",
     "steps_in",
+    "unmark_best",
 ]
 
 _HDF5_CHUNK_BYTES = 256 * KiB
@@ -77,7 +87,7 @@ class CheckpointWriter:
         CheckpointError
             The folder cannot be made; on every rank.
         """
-        files.on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step))
+        on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step))
 
     def write_table_part(
         self, table: str, part: int, blocks: Iterable[Block], *, rows: int, width: int, columns: tuple[int, int]
@@ -98,7 +108,8 @@ class CheckpointWriter:
 
         def write(path: Path) -> None:
             path.parent.mkdir(exist_ok=True)
-            with _created(path) as file:
+            with Output(path) as output:
+                file = output.file
                 file.attrs.update(
                     {
                         "table": table,
@@ -115,6 +126,7 @@ class CheckpointWriter:
                     _append(file, "rows", values)
                     for name, state in states.items():
                         _append(file, f"state/{files.quoted(name)}", state)
+                    output.check()  # a full disk is told before the next block is fetched
 
         self._write(f"{files.quoted(table)}/part-{part}.h5", write)
 
@@ -127,7 +139,8 @@ class CheckpointWriter:
         """Writes the dense part; on one rank. Values are NumPy arrays, torch tensors or numbers."""
 
         def write(path: Path) -> None:
-            with _created(path) as file:
+            with Output(path) as output:
+                file = output.file
                 _put(file.create_group("parameters"), parameters)
                 _put(file.create_group("extra"), extra or {})
                 states = file.create_group("optimizer")
@@ -166,12 +179,12 @@ class CheckpointWriter:
             files.write_manifest(self._hidden, self.step, everything)
             files.publish(self.folder, self.step)
 
-        files.on_root(self._ranks, finish)
+        on_root(self._ranks, finish)
         return files.step_folder(self.folder, self.step)
 
     def prune(self, keep: int, protect: Iterable[int] = ()) -> None:
         """Removes all but the newest ``keep`` checkpoints of the run and those to protect; collective."""
-        files.on_root(self._ranks, lambda: files.prune(self.folder, keep, protect))
+        on_root(self._ranks, lambda: files.prune(self.folder, keep, protect))
 
     def _write(self, name: str, write: Callable[[Path], None]) -> None:
         if self._failure is not None:
@@ -183,10 +196,6 @@ class CheckpointWriter:
             self._written[name] = files.fingerprint(path)
         except (OSError, RuntimeError) as error:  # HDF5 reports some failures of the disk as RuntimeError
             self._failure = f"{path}: {error}"
-
-
-def _created(path: Path) -> h5py.File:
-    return h5py.File(path, "w", locking=False)  # nobody else knows the file yet
 
 
 def _append(file: h5py.File, name: str, values: Floats) -> None:

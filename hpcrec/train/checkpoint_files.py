@@ -6,15 +6,17 @@ still is. Knows nothing of what is in the files (``checkpoint``), nor of MPI: wh
 """
 
 import hashlib
+import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 from hpcrec.data.files import sync, write_text
 from hpcrec.errors import CheckpointError
+from hpcrec.train.ranks import Ranks
 
 FORMAT = "hpcrec checkpoint"
 FORMAT_VERSION = 1
@@ -23,59 +25,7 @@ DENSE = "dense.h5"
 STATE = "state.json"
 BEST = "best.json"
 
-T = TypeVar("T")
-
-
-class Ranks(Protocol):
-    """What is needed of ``comm.collectives.Collectives``."""
-
-    rank: int
-    size: int
-
-    def allgather(self, thing: Any) -> list[Any]:
-        """Things of every rank, in rank order."""
-
-    def bcast(self, thing: Any, root: int = 0) -> Any:
-        """The thing of ``root``."""
-
-
-class Alone:
-    """One rank, without MPI."""
-
-    rank = 0
-    size = 1
-
-    def allgather(self, thing: Any) -> list[Any]:
-        """Its own thing."""
-        return [thing]
-
-    def bcast(self, thing: Any, root: int = 0) -> Any:
-        """Its own thing."""
-        del root
-        return thing
-
-
-def on_root(ranks: Ranks, work: Callable[[], T]) -> T:
-    """Does ``work`` on rank 0; every rank has its result, or raises its error.
-
-    Raises
-    ------
-    CheckpointError
-        ``work`` failed on rank 0.
-    """
-    result, error = None, None
-    if ranks.rank == 0:
-        try:
-            result = work()
-        except (OSError, CheckpointError) as caught:
-            error = str(caught)
-    result, error = ranks.bcast((result, error))
-    if error is not None:
-        raise CheckpointError(error)
-    return result
-
-
-# ---- names -----------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------------------------
 
 
 def quoted(name: str) -> str:
@@ -144,10 +94,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         found = (manifest["format"], manifest["version"])
         files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-        int(manifest["step"])
+        if type(manifest["step"]) is not int or manifest["step"] < 0:
+            raise ValueError(f"step {manifest['step']!r}")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}), so {folder} is no checkpoint.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: is not the manifest of a checkpoint ({error!r}). See docs/checkpoint.md."
         ) from error
@@ -159,6 +110,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if STATE not in files:
         raise CheckpointError(f"{path}: lists no {STATE}, which every checkpoint has. See docs/checkpoint.md.")
     return dict(manifest)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What ``write_state`` of a checkpoint was given."""
+    path = folder / STATE
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not a JSON object ({error}). See docs/checkpoint.md.") from error
 
 
 def damage(folder: Path, manifest: Mapping[str, Any], ranks: Ranks) -> str | None:
@@ -210,6 +170,16 @@ def remove_leftovers(run: Path) -> None:
         path.unlink()
 
 
+def set_aside(run: Path, step: int) -> Path:
+    """Takes a damaged checkpoint out of the way, as ``damaged-step-<n>``, and never removes it. On one rank."""
+    folder = checkpoints_in(run)
+    names = itertools.chain([f"damaged-step-{step}"], (f"damaged-step-{step}.{k}" for k in itertools.count(2)))
+    aside = next(folder / name for name in names if not (folder / name).exists())
+    step_folder(run, step).rename(aside)
+    sync(folder)
+    return aside
+
+
 def prune(run: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
     """Removes all but the newest ``keep`` checkpoints and those to protect; returns the steps removed. On one rank."""
     steps = steps_in(run)
@@ -225,6 +195,14 @@ def prune(run: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
 def mark_best(run: Path, step: int, metric: str, value: float) -> None:
     """Notes which checkpoint is best, in place of the last note. On one rank."""
     write_text(checkpoints_in(run) / BEST, json.dumps({"step": step, "metric": metric, "value": value}) + "\n")
+
+
+def unmark_best(run: Path) -> None:
+    """Takes the note away. On one rank."""
+    path = checkpoints_in(run) / BEST
+    if path.exists():
+        path.unlink()
+        sync(path.parent)
 
 
 def read_best(run: Path) -> dict[str, Any] | None:
@@ -243,8 +221,10 @@ def make_hidden(run: Path, step: int) -> Path:
     """An empty folder to write a checkpoint in. On one rank."""
     remove_leftovers(run)
     hidden = hidden_folder(run, step)
-    hidden.mkdir(parents=True)
-    sync(hidden.parent)
+    missing = [path for path in (hidden, *hidden.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
     return hidden
 
 
@@ -266,9 +246,13 @@ def candidates(folder: Path, which: str) -> list[Path]:
     return [Path(which)]
 
 
-def manifest_or_problem(path: Path) -> tuple[dict[str, Any] | None, str | None]:
-    """A checkpoint's manifest, or what is wrong with it."""
-    try:
-        return read_manifest(path), None
-    except CheckpointError as error:
-        return None, str(error).rstrip(".")
+def problem(path: Path, ranks: Ranks) -> str | None:
+    """What is wrong with a checkpoint, None where it is whole; collective: each rank reads its share of the files."""
+    manifest, found = None, None
+    if ranks.rank == 0:
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError as error:
+            found = str(error).rstrip(".")
+    manifest, found = ranks.bcast((manifest, found))
+    return found or damage(path, manifest, ranks)

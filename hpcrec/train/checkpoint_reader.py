@@ -6,7 +6,7 @@ Knows arrays and files; does not know the model, the shard map or MPI. The forma
 Legend: ``U`` ids in a block, ``D`` its columns.
 """
 
-import json
+import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ import numpy as np
 
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
-from hpcrec.train.checkpoint_files import Alone, Ranks
+from hpcrec.train.ranks import Alone, Ranks, on_root
 from hpcrec.types import Floats, Ints
 
 _BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows
@@ -73,7 +73,7 @@ class Checkpoint:
         self.folder = Path(folder)
         manifest = files.read_manifest(self.folder)
         self.step = int(manifest["step"])
-        self.state: dict[str, Any] = json.loads((self.folder / files.STATE).read_text(encoding="utf-8"))
+        self.state = files.read_state(self.folder)
         self._parts: dict[str, list[Path]] = {}
         self._has_dense = files.DENSE in manifest["files"]
         for name in manifest["files"]:
@@ -119,12 +119,10 @@ class Checkpoint:
                 n_ids = len(file["ids"]) if "ids" in file else 0
                 for start in range(0, n_ids, _BLOCK_ROWS):
                     here = slice(start, min(start + _BLOCK_ROWS, n_ids))
-                    yield TableBlock(
-                        ids=file["ids"][here],
-                        rows=file["rows"][here],
-                        states={name: dataset[here] for name, dataset in states.items()},
-                        columns=columns,
-                    )
+                    found = {name: dataset[here] for name, dataset in states.items()}
+                    block = TableBlock(ids=file["ids"][here], rows=file["rows"][here], states=found, columns=columns)
+                    _check_block(block, int(file.attrs["rows"]))
+                    yield block
 
     def check_table(self, table: str, *, rows: int, width: int, states: Mapping[str, tuple[int, ...]]) -> None:
         """Holds a table of the checkpoint to what a model wants of it.
@@ -234,11 +232,10 @@ def find_checkpoint(folder: Path, which: str = "last", ranks: Ranks | None = Non
     """
     ranks = ranks or Alone()
     folder = Path(folder)
-    candidates: list[Path] = files.on_root(ranks, lambda: files.candidates(folder, which))
+    candidates: list[Path] = on_root(ranks, lambda: files.candidates(folder, which))
     problems: list[str] = []
     for path in candidates:
-        manifest, problem = ranks.bcast(files.manifest_or_problem(path) if ranks.rank == 0 else None)
-        problem = problem or files.damage(path, manifest, ranks)
+        problem = files.problem(path, ranks)
         if problem is None:
             if problems and ranks.rank == 0:
                 warnings.warn(f"damaged checkpoint passed over, {path.name} used: {'; '.join(problems)}", stacklevel=2)
@@ -247,11 +244,28 @@ def find_checkpoint(folder: Path, which: str = "last", ranks: Ranks | None = Non
     raise CheckpointError(f"no whole checkpoint: {'; '.join(problems)}. Start from another one, or train anew.")
 
 
-def _opened(path: Path) -> h5py.File:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    """The file; whatever is found wrong with it inside is said as one error."""
     try:
-        return h5py.File(path, "r", locking=False)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read as HDF5 ({error}).") from error
+        with h5py.File(path, "r", locking=False) as file:
+            yield file
+    except CheckpointError:
+        raise
+    except Exception as error:  # HDF5 and h5py raise all sorts of things
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(f"{path}: is not as docs/checkpoint.md says ({said}).") from error
+
+
+def _check_block(block: TableBlock, rows: int) -> None:
+    """Whether the arrays of a block fit each other, and the table."""
+    ids, n, width = block.ids, len(block.ids), block.columns[1] - block.columns[0]
+    if ids.dtype.kind != "i" or ids.min(initial=0) < 0 or ids.max(initial=0) >= rows:
+        raise ValueError(f"ids are {ids.dtype} and not all in [0, {rows})")
+    for name, values in {"rows": block.rows, **block.states}.items():
+        wanted = (n,) if values.ndim == 1 and name != "rows" else (n, width)
+        if values.shape != wanted or values.dtype.kind != "f":
+            raise ValueError(f"{name} is {values.dtype} {list(values.shape)} for {n} ids, not float {list(wanted)}")
 
 
 def _values(group: h5py.Group) -> dict[str, Floats | Number]:

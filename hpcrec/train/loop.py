@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcrec.errors import CheckpointError
 from hpcrec.train import state
-from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in
-from hpcrec.train.checkpoint_files import on_root
+from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
 from hpcrec.train.metrics import RunningMetrics
+from hpcrec.train.ranks import on_root
+from hpcrec.train.resume import resumed_from
 from hpcrec.train.session import Session
 from hpcrec.train.telemetry import Telemetry
 
@@ -111,20 +111,9 @@ class Loop:
     def resume(self) -> int:
         """Goes on from a checkpoint where there is one; collective. Returns the steps done before."""
         world, which = self._session.parts.world, self._options.resume
-        if which == "never":
+        checkpoint = resumed_from(self._folder, which, world.main)
+        if checkpoint is None:
             return 0
-        if which == "auto":
-            if not on_root(world.main, lambda: bool(steps_in(self._folder))):
-                return 0
-            which = "last"
-        checkpoint = find_checkpoint(self._folder, which, world.main)
-        newer = on_root(world.main, lambda: [s for s in steps_in(self._folder) if s > checkpoint.step])
-        if newer and which != "last":
-            raise CheckpointError(
-                f"checkpoint.resume is {which}, of step {checkpoint.step}, but {self._folder} has newer checkpoints "
-                f"(step {newer[-1]}), which a later resume would take for this run's. Set another run.folder, or "
-                "remove them."
-            )
         saved = state.load(self._session, checkpoint, resume=True)
         self.differences = _differences(saved.get("ran_on", {}), self._ran_on())
         self._progress = Progress(**saved["progress"])
@@ -141,37 +130,52 @@ class Loop:
         return {**self._software, **self._session.topology.describe()}
 
     def _find_best(self) -> None:
-        """Forgets a best checkpoint that this folder does not have (the run began elsewhere); collective."""
+        """Makes the note of the best checkpoint what this run knows of it; collective.
+
+        It may be of a checkpoint that was killed before it was noted, was set aside, or is in another folder, where the
+        run began: then there is no best one until the next evaluation.
+        """
         progress, main = self._progress, self._session.parts.world.main
         step, value, metric = progress.best_step, progress.best_value, self._options.metric
-        if step is None or value is None:
-            return
-        if step not in on_root(main, lambda: steps_in(self._folder)):
+        if step is None or value is None or step not in on_root(main, lambda: steps_in(self._folder)):
             progress.best_value, progress.best_step, progress.misses = None, None, 0
-        elif step == self._session.step:  # a run killed just after it was written may not have marked it
+            on_root(main, lambda: unmark_best(self._folder))
+        else:
             on_root(main, lambda: mark_best(self._folder, step, metric, value))
 
     def run(self, telemetry: Telemetry) -> Outcome:
         """Trains, evaluates and saves as the options say; collective."""
         self._telemetry = telemetry
-        session, options = self._session, self._options
-        if not self._progress.ended:
-            self._since_s = time.perf_counter()
-            for step in session.steps():
-                self._one(step)
-                if self._due(options.eval_every) and "validation" in session.parts.splits and self._judge():
-                    self._progress.ended = True
-                    break
-                if self._due(options.checkpoint_every):
-                    self.save()
-                self._since_s = time.perf_counter()
-        if session.stopped:
-            self.save()
-            return Outcome("stopped", None, self._progress)
-        if "validation" in session.parts.splits and self._judged_at != session.step:
+        session = self._session
+        if session.step > 0 and self._owes_evaluation():  # the stop that ended the last run interrupted it
+            self._progress.ended = self._judge()
+        if not self._progress.ended and not session.stopped:
+            self._train()
+        if not session.stopped and "validation" in session.parts.splits and self._judged_at != session.step:
             self._judge()
         self.save()
-        return Outcome("finished", self._final_evaluation(), self._progress)
+        evaluation = None if session.stopped else self._final_evaluation()
+        return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress)
+
+    def _train(self) -> None:
+        """All steps that are left, with what is due after each."""
+        session = self._session
+        self._since_s = time.perf_counter()
+        for step in session.steps():
+            self._one(step)
+            if self._owes_evaluation() and self._judge():
+                self._progress.ended = True
+                return
+            if session.stopped:
+                return
+            if self._due(self._options.checkpoint_every):
+                self.save()
+            self._since_s = time.perf_counter()
+
+    def _owes_evaluation(self) -> bool:
+        session = self._session
+        due = self._due(self._options.eval_every) and "validation" in session.parts.splits
+        return due and self._judged_at != session.step
 
     def _final_evaluation(self) -> dict[str, Any] | None:
         """Of the best checkpoint where one is kept, else of the last step; on the test data, else the validation's."""
@@ -183,7 +187,7 @@ class Loop:
             if self._options.keep_best and best_step not in (None, session.step):
                 best = find_checkpoint(self._folder, "best", session.parts.world.main)
                 state.load(session, best, resume=False)
-            return session.evaluate(split)
+            return session.evaluate_unless_stopped(split)
 
     def _one(self, step: Any) -> None:
         session = self._session
@@ -197,6 +201,8 @@ class Loop:
             self._running.update(session.last_logits.numpy(), step.batch.label, step.batch.weight)
         if self._due(self._options.log_every):
             self._log(loss)
+        elif session.guard.in_a_row:
+            self._telemetry.log(session.step, {"skipped_steps": session.guard.skipped})
 
     def _log(self, loss: float) -> None:
         """One line of metrics: the loss of this step over all ranks."""
@@ -208,6 +214,7 @@ class Loop:
             session.step,
             {
                 "loss": float(total[0]),
+                "skipped_steps": session.guard.skipped,
                 "train_auc": running["auc"],
                 "wire_bytes_per_step": float(wire_bytes - self._logged_bytes) / (session.step - self._logged_at),
                 "lr_scale": session.parts.schedule.multiplier(session.step - 1),
@@ -220,11 +227,17 @@ class Loop:
         return every > 0 and self._session.step % every == 0
 
     def _judge(self) -> bool:
-        """Evaluates the validation data; says whether to end early. Collective, same answer on every rank."""
+        """Evaluates the validation data; says whether to end early. Collective, same answer on every rank.
+
+        Nothing is kept of an evaluation during which the ranks agreed to stop.
+        """
         session, options, progress = self._session, self._options, self._progress
         with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
-            found = session.evaluate("validation", options.eval_batches)
+            found = session.evaluate_unless_stopped("validation", options.eval_batches)
+        if found is None:
+            return False
         self._judged_at = session.step
+        self._saved_at = -1  # a checkpoint of this step does not know of the evaluation
         progress.evaluations.append({"step": session.step, **found})
         self._telemetry.log(session.step, {f"validation_{k}": v for k, v in found.items()})
         value = found.get(options.metric)
@@ -237,7 +250,6 @@ class Loop:
             progress.best_value, progress.best_step, progress.misses = value, session.step, 0
             if options.keep_best:
                 self.save()
-                on_root(session.parts.world.main, lambda: mark_best(self._folder, session.step, options.metric, value))
         else:
             progress.misses += 1
         return options.patience is not None and progress.misses >= options.patience
@@ -249,9 +261,15 @@ class Loop:
             return
         with session.parts.timer("checkpoint"), session.parts.world.ledger.paused():
             state.save(session, self._folder, {"progress": self._progress.__dict__, "ran_on": self._ran_on()})
-            protect = [] if self._progress.best_step is None else [self._progress.best_step]
-            on_root(session.parts.world.main, lambda: prune(self._folder, self._options.keep, protect))
+            on_root(session.parts.world.main, self._mark_and_prune)
         self._saved_at = session.step
+
+    def _mark_and_prune(self) -> None:
+        """Notes the best checkpoint before the one that was best may go. On one rank."""
+        step, value = self._progress.best_step, self._progress.best_value
+        if self._options.keep_best and step == self._session.step and value is not None:
+            mark_best(self._folder, step, self._options.metric, value)
+        prune(self._folder, self._options.keep, [] if step is None else [step])
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -11,10 +11,11 @@ from hpcrec.comm.world import World
 from hpcrec.data.order import GlobalOrder
 from hpcrec.data.reader import DataSet
 from hpcrec.dense.reducer import DenseReducer
+from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.policy.base import Policy
 from hpcrec.train.schedule import Schedule
-from hpcrec.train.telemetry import PhaseTimer
+from hpcrec.train.timer import PhaseTimer
 from hpcrec.types import Batch, TableSpec
 
 
@@ -71,6 +72,7 @@ class Parts:
     world: World
     policy: Policy
     store: RowStore | None
+    load: Load | None
     tables: dict[str, TableSpec]
     dense: DensePart | None
     splits: dict[str, Split]

@@ -52,6 +52,7 @@ def page(title: str, summary: Mapping[str, Any], lines: Sequence[Mapping[str, An
         "<h2>Most memory</h2>",
         _table((f"rank {r}", format_bytes(n)) for r, n in _pairs(summary, "peak_rss_bytes")),
     ]
+    body += ["<h2>Owners</h2>", _table(owner_rows(summary), OWNER_HEADS), _table(imbalance_rows(summary))]
     body += ["<h2>Topology</h2>", _table((k, str(v)) for k, v in _pairs(summary, "topology"))]
     body += ["<h2>Versions</h2>", _table((k, str(v)) for k, v in _pairs(summary, "versions"))]
     body += ["<h2>Configuration</h2>", f"<pre>{html.escape(config)}</pre>"]
@@ -66,6 +67,7 @@ def text_table(summary: Mapping[str, Any]) -> str:
     rows = [*quality_rows(summary)]
     rows += [(f"sent: {tag}", f"{same} same host, {cross} across hosts") for tag, same, cross, _ in wire_rows(summary)]
     rows += [(f"time: {phase}", value) for phase, value in phase_rows(summary)]
+    rows += imbalance_rows(summary)
     wide = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{wide}}  {value}" for name, value in rows)
 
@@ -96,6 +98,32 @@ def wire_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 def phase_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Seconds by phase, the longest first."""
     return [(phase, f"{s:.2f} s") for phase, s in sorted(summary["phase_s"].items(), key=lambda item: -item[1])]
+
+
+OWNER_HEADS = ("", "rows", "with state", "lookups a step", "distinct rows", "read", "gather", "update")
+
+
+def owner_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """What each owner holds and does in a step."""
+    return [
+        (
+            f"rank {rank}",
+            f"{o['rows']:,}",
+            format_bytes(o["bytes"]),
+            f"{o['lookups_per_step']:,.0f}",
+            f"{o['distinct_per_step']:,.0f}",
+            *(f"{o[key]:.3g} ms" for key in ("read_ms", "gather_ms", "update_ms")),
+        )
+        for rank, o in _pairs(summary, "owners")
+    ]
+
+
+def imbalance_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The fullest and the busiest owner against the mean."""
+    if not summary["imbalance"]:
+        return []
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in summary["imbalance"].items())
+    return [("owners: most / mean", shown)]
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------

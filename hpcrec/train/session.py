@@ -9,7 +9,7 @@ Every rank runs the same loop: owners serve rows in ``run`` while dense ranks co
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,10 +23,10 @@ from hpcrec.data.loader import Loader
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.policy.base import Ticket
 from hpcrec.train import metrics
+from hpcrec.train.nonfinite import Guard, describe
 from hpcrec.train.parts import DensePart, Parts, Samples, Split
+from hpcrec.train.step import Losses, Step
 from hpcrec.types import Batch
-
-Losses = Callable[[Mapping[str, Tensor], "Samples"], Tensor]
 
 
 class Session:
@@ -37,14 +37,18 @@ class Session:
     topology : Topology
     step : int
         Steps done so far; a resumed session starts where its checkpoint was.
+    guard : Guard
+        What is done about losses that are not finite.
     stopped : bool
         Whether the ranks agreed to stop before the last step (a signal).
     last_logits : Tensor or None
-        The model's logits of the last training step on this rank; None where a user's own loss was used.
+        The model's logits of the last training step on this rank; None where a user's own loss was used, and
+        after a step that was left out because of a loss that is not finite.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, guard: Guard) -> None:
         self.parts = parts
+        self.guard = guard
         self.topology: Topology = parts.world.topology
         self.step = 0
         self.stopped = False
@@ -71,13 +75,13 @@ class Session:
 
     # Training.
 
-    def steps(self) -> Iterator["Step"]:
+    def steps(self) -> Iterator[Step]:
         """The steps that are left, in order; ends early when a rank was asked to stop. Call ``run`` on each.
 
         Collective: every rank runs through the same steps, and leaves at the same one if it leaves early.
         """
         first, last = self.step, self.total_steps
-        tickets = self._tickets("train", first, last - first, train=True)
+        tickets = self._tickets("train", first, last - first, train=True, stoppable=True)
         try:
             for ticket in tickets:
                 step = Step(self, ticket, self.step)
@@ -100,9 +104,10 @@ class Session:
             global batch. Default: the model's binary cross-entropy, averaged over labels.
         """
         parts, timer, step = self.parts, self.parts.timer, self.step
+        parts.world.progress.step = step
         scale = parts.schedule.multiplier(step)
         inputs = parts.policy.gather(ticket)
-        loss, self.last_logits = 0.0, None
+        loss, self.last_logits, found = 0.0, None, None
         if inputs is not None:
             assert parts.dense is not None and ticket.batch is not None
             # the seed depends on the step alone, so dropout in a resumed run goes on as it would have
@@ -121,9 +126,22 @@ class Session:
                     losses_B = losses_B * samples.weight
                 # samples of a batch may all weigh 0: then nothing is learned from it
                 total = losses_B.sum() / (ticket.routed.result().total_weight or 1.0)
+                loss = float(total.detach())
+            self.guard.tell(loss)
+            if not math.isfinite(loss):
+                split = self._split("train")
+                found = describe(step, split, ticket.batch, samples, inputs.vectors(), losses_B, self.last_logits)
             with timer("backward"):
                 total.backward()
-            loss = float(total.detach())
+        else:
+            self.guard.tell(loss)
+        if not self.guard.all_finite():
+            if parts.dense is not None:
+                parts.dense.reducer.reduce()  # sums under way have to end on every dense rank
+            self.guard.skip(found)
+            self.last_logits = None
+            self.step += 1
+            return loss
         lr_scale = scale if parts.scale_embeddings else 1.0
         parts.policy.scatter(ticket, inputs, step=step + 1, lr_scale=lr_scale)
         if parts.dense is not None:
@@ -158,11 +176,22 @@ class Session:
 
     def evaluate(self, split: str, max_batches: int | None = None) -> dict[str, Any]:
         """AUC, log-loss, normalized entropy and calibration over a split; collective, same result on every rank."""
+        found = self._evaluate(split, max_batches, stoppable=False)
+        assert found is not None
+        return found
+
+    def evaluate_unless_stopped(self, split: str, max_batches: int | None = None) -> dict[str, Any] | None:
+        """The same; None, and ``stopped`` set, where a rank was asked to stop meanwhile."""
+        return self._evaluate(split, max_batches, stoppable=True)
+
+    def _evaluate(self, split: str, max_batches: int | None, *, stoppable: bool) -> dict[str, Any] | None:
         logits, labels, weights = [], [], []
-        for _, batch, out in self.outputs(split, max_batches):
+        for _, batch, out in self.outputs(split, max_batches, stoppable=stoppable):
             logits.append(out.numpy())
             labels.append(batch.label)
             weights.append(batch.weight)
+        if stoppable and self.stopped:
+            return None
         result = None
         if self.topology.is_dense:
             weight = (
@@ -171,18 +200,24 @@ class Session:
             result = metrics.evaluate(np.concatenate(logits), np.concatenate(labels), weight, self.parts.world.dense)
         return dict(self.parts.world.main.bcast(result, root=self.topology.dense[0]))
 
-    def outputs(self, split: str, max_batches: int | None = None) -> Iterator[tuple[int, Batch, Tensor]]:
+    def outputs(
+        self, split: str, max_batches: int | None = None, *, stoppable: bool = False
+    ) -> Iterator[tuple[int, Batch, Tensor]]:
         """(first position, batch, logits) of this rank's part of each batch of a split, in order; collective.
 
-        Yields on dense ranks only; on the others it serves rows and ends.
+        Yields on dense ranks only; on the others it serves rows and ends. With ``stoppable`` it ends early, on every
+        rank at the same batch, where a rank was asked to stop, and sets ``stopped``.
         """
         order = self._split(split).order
         n = order.n_batches if max_batches is None else min(max_batches, order.n_batches)
         parts = self.parts
-        tickets = self._tickets(split, 0, n, train=False)
+        tickets = self._tickets(split, 0, n, train=False, stoppable=stoppable)
         if parts.dense is not None:
             parts.dense.model.eval()
         for ticket in tickets:
+            if ticket.routed.result().stop:
+                self.stopped = True
+                return
             inputs = parts.policy.gather(ticket)
             if inputs is None:
                 continue
@@ -202,7 +237,7 @@ class Session:
             )
         return self.parts.splits[name]
 
-    def _tickets(self, split: str, first: int, n: int, *, train: bool) -> Generator[Ticket]:
+    def _tickets(self, split: str, first: int, n: int, *, train: bool, stoppable: bool) -> Generator[Ticket]:
         """Tickets of ``n`` batches from number ``first`` on; the next batch is routed while one is worked on."""
         batches = self._batches(split, first, n)
         waiting: list[Ticket] = []
@@ -210,7 +245,8 @@ class Session:
             for _ in range(n):
                 with self.parts.timer("load_wait"):
                     batch = None if batches is None else next(batches)
-                waiting.append(self.parts.policy.submit(batch, train=train, stop=train and self.parts.signal.requested))
+                stop = stoppable and self.parts.signal.requested
+                waiting.append(self.parts.policy.submit(batch, train=train, stop=stop))
                 if len(waiting) > self.parts.ahead:
                     yield waiting.pop(0)
             yield from waiting
@@ -252,27 +288,5 @@ class Session:
     ) -> None:
         if error is None:  # after an error the other ranks will not come to a barrier
             self.close()
-
-
-class Step:
-    """One training step, not yet run.
-
-    Attributes
-    ----------
-    number : int
-        Steps done before it.
-    batch : Batch or None
-        This rank's part; None on ranks that are not dense.
-    """
-
-    def __init__(self, session: Session, ticket: Ticket, number: int) -> None:
-        self._session = session
-        self._ticket = ticket
-        self.number = number
-        self.batch = ticket.batch
-
-    def run(self, losses: Losses | None = None) -> float:
-        """See ``Session.run_step``; once."""
-        if self._session.step != self.number:
-            raise HpcrecError(f"step {self.number} was run already")
-        return self._session.run_step(self._ticket, losses)
+        else:
+            self.parts.world.abandon()

@@ -56,7 +56,7 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
         )
     wire_T2 = world.total_wire_bytes()
     if topology.rank == 0:
-        writer.write_state({**_identity(session), "wire_bytes": wire_T2.tolist(), **extra})
+        writer.write_state({**_identity(session), **_skipped(session), "wire_bytes": wire_T2.tolist(), **extra})
     return writer.commit()
 
 
@@ -84,6 +84,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     agree(session.parts.world.main, error)
     if resume:
         session.step = checkpoint.step
+        session.guard.skipped = checkpoint.state.get("skipped_steps", 0)
+        session.guard.in_a_row = checkpoint.state.get("skipped_in_a_row", 0)
         if session.topology.rank == 0:
             session.parts.world.ledger.restore(np.array(checkpoint.state["wire_bytes"], np.int64))
     return checkpoint.state
@@ -101,6 +103,10 @@ def _identity(session: Session) -> dict[str, Any]:
         "data": dataset.fingerprint,
         "dtype": str(session.parts.dtype),
     }
+
+
+def _skipped(session: Session) -> dict[str, int]:
+    return {"skipped_steps": session.guard.skipped, "skipped_in_a_row": session.guard.in_a_row}
 
 
 _KEYS = {

@@ -4,13 +4,13 @@ Rank 0 writes; every rank may time. Knows numbers and files, not what is trained
 qualities from ``metrics``. The page and the table that show them are ``report``.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import math
 import platform
 import resource
 import sys
-import threading
 import time
 from array import array
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from hpcrec.data.files import write_text
+from hpcrec.data.files import write_text, writing
 from hpcrec.units import KiB, format_bytes
 
 STATUSES = ("finished", "stopped", "failed")
@@ -30,11 +30,14 @@ SUMMARY_KEYS: dict[str, Any] = {
     "status": None,
     "steps": None,
     "samples": None,
+    "skipped_steps": None,
     "eval": dict.fromkeys(("auc", "attainable_auc", "logloss", "normalized_entropy", "calibration")),
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
     "wire_bytes": None,
     "phase_s": None,
     "peak_rss_bytes": None,
+    "owners": None,
+    "imbalance": None,
     "topology": None,
     "versions": None,
 }
@@ -42,45 +45,6 @@ _OPTIONAL = ("eval.attainable_auc",)  # only where the data set knows it
 _PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "horovod", "mpi4py")
 _RECENT_STEPS = 20  # over which the bar's samples/s are taken
 _LOG_BAR_EVERY_S = 30.0  # where the progress bar goes to a file
-
-
-class PhaseTimer:
-    """Seconds by phase: ``with timer("values"): ...``, from any thread.
-
-    A phase inside another counts in both; phases of two threads may overlap, so the seconds need not add up to the
-    run's.
-    """
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def __call__(self, phase: str) -> "_Phase":
-        """A context manager whose time counts as ``phase``."""
-        return _Phase(self, phase)
-
-    def add(self, phase: str, seconds: float) -> None:
-        """Counts time that was measured elsewhere."""
-        with self._lock:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds of each phase so far, the longest first."""
-        with self._lock:
-            return dict(sorted(self._seconds.items(), key=lambda item: -item[1]))
-
-
-class _Phase:
-    __slots__ = ("_began_s", "_phase", "_timer")
-
-    def __init__(self, timer: PhaseTimer, phase: str) -> None:
-        self._timer, self._phase, self._began_s = timer, phase, 0.0
-
-    def __enter__(self) -> None:
-        self._began_s = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.add(self._phase, time.perf_counter() - self._began_s)
 
 
 class Telemetry:
@@ -160,9 +124,9 @@ class Telemetry:
         """
         if self._file is None:
             return
-        line = {"step": step, "time": round(time.time(), 3), **values}
-        self._file.write(json.dumps(as_json(line)) + "\n")
-        self._file.flush()
+        with writing(self.folder / "metrics.jsonl"):
+            self._file.write(json.dumps(as_json({"step": step, "time": round(time.time(), 3), **values})) + "\n")
+            self._file.flush()
         self._show(values)
         if self._board is not None:
             for name, value in values.items():
@@ -195,7 +159,8 @@ class Telemetry:
         """Ends the bar and the files; again does nothing."""
         for thing in (self._bar, self._board, self._file):
             if thing is not None:
-                thing.close()
+                with contextlib.suppress(OSError):  # a full disk, which `log` has met
+                    thing.close()
         self._bar = self._board = self._file = None
 
     def __enter__(self) -> Self:

@@ -7,10 +7,12 @@
 #include <optional>
 
 #include "hpcrec/ids.h"
+#include "hpcrec/interaction.h"
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
 #include "hpcrec/parallel.h"
 #include "hpcrec/text.h"
+#include "hpcrec/unpack.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -153,8 +155,45 @@ template <class T> void bind_learn(nb::module_& m) {
       "state2"_a.noconvert().none());
 }
 
+template <class T> hpcrec::Vectors<T> vectors(const Maybe<In<T>>& first, const In<T>& block) {
+  auto shape = [&](size_t axis) { return static_cast<int64_t>(block.shape(axis)); };
+  return {pointer(first), block.data(), shape(0), shape(1), shape(2)};
+}
+
+template <class T> void bind_interaction(nb::module_& m) {
+  m.def(
+      "dot_interaction",
+      [](Maybe<In<T>> first, In<T> block, Out<T> out) {
+        const auto in = vectors<T>(first, block);
+        without_gil([&] { hpcrec::dot_interaction(in, out.data()); });
+      },
+      "first"_a.none(), "block"_a, "out"_a.noconvert());
+  m.def(
+      "dot_interaction_backward",
+      [](Maybe<In<T>> first, In<T> block, In<T> gradient, Maybe<Out<T>> first_gradient, Out<T> block_gradient) {
+        const auto in = vectors<T>(first, block);
+        without_gil([&] {
+          hpcrec::dot_interaction_backward(in, gradient.data(), pointer(first_gradient), block_gradient.data());
+        });
+      },
+      "first"_a.none(), "block"_a, "gradient"_a, "first_gradient"_a.noconvert().none(), "block_gradient"_a.noconvert());
+}
+
 void bind_ids(nb::module_& m) {
   using Places = Out<int64_t>;
+  m.def(
+      "unpack",
+      [](In<uint8_t> message, Ids asked, int64_t width, Places index, Places offsets, Maybe<Places> value_start,
+         Maybe<Places> source_start) {
+        static_assert(sizeof(hpcrec::Asked) == 7 * sizeof(int64_t));
+        const hpcrec::Joined to{index.data(), offsets.data(), pointer(value_start), pointer(source_start)};
+        without_gil([&] {
+          hpcrec::unpack(message.data(), size(message), reinterpret_cast<const hpcrec::Asked*>(asked.data()),
+                         static_cast<int64_t>(asked.shape(0)), width, to);
+        });
+      },
+      "message"_a, "asked"_a, "width"_a, "index"_a.noconvert(), "offsets"_a.noconvert(),
+      "value_start"_a.noconvert().none(), "source_start"_a.noconvert().none());
   m.def(
       "group",
       [](Ids ids, Places unique, Places segments, Places order) {
@@ -261,4 +300,6 @@ NB_MODULE(_native, m) {
   bind_lookup<double>(m);
   bind_learn<float>(m);
   bind_learn<double>(m);
+  bind_interaction<float>(m);
+  bind_interaction<double>(m);
 }

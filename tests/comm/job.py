@@ -23,6 +23,7 @@ def ready():
     if world.rank == 0:
         open(sys.argv[1], "w").close()
 """
+_START_S = 120  # imports of torch and Horovod on a machine with other work
 LAUNCHER = (
     "import os, sys; from hpcrec.launch import run_command; sys.exit(run_command(int(sys.argv[1]), sys.argv[3:], \
 environment=os.environ, program=(sys.executable, '-u', sys.argv[2])))"
@@ -54,10 +55,10 @@ class Job:
         )
 
     def wait_ready(self):
-        until = time.monotonic() + 40
+        until = time.monotonic() + _START_S
         while not self.flag.exists():
             assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < until, "the ranks did not start in 40 s"
+            assert time.monotonic() < until, f"the ranks were not ready in {_START_S} s"
             time.sleep(0.01)
 
     def end(self, limit_s=5.0):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -137,3 +138,20 @@ def test_relay_passes_on_what_is_held_once_nothing_follows():
     for fd in (source, read):
         os.close(fd)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_freed_memory_is_kept() -> None:
+    """In a process of its own: a second array of 20 MB takes no page from the system."""
+    code = """
+import resource
+import numpy as np
+from hpcrec.comm.start import keep_freed_memory
+
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+assert keep_freed_memory()
+np.ones(20_000_000, np.uint8)
+before = faults()
+np.ones(20_000_000, np.uint8)
+assert faults() - before < 100, faults() - before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

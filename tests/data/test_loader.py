@@ -146,7 +146,7 @@ def test_errors_in_the_thread_reach_the_consumer(samples: Columns, tmp_path: Pat
         file["sparse/user/ids"][2000] = -1
     feed = loader(path)
     seen = 0
-    with pytest.raises(DataError, match="ids from -1 to"):
+    with pytest.raises(DataError, match=r"/sparse/user/ids: sample 2000 \(from 0\) has -1; ids must be in \[0, 1000\)"):
         for _ in feed.batches():
             seen += 1
     assert seen < 24

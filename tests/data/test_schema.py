@@ -1,7 +1,9 @@
 """The HDF5 schema: exact round trips, several files as one, and errors that say what is wrong."""
 
+import dataclasses
 import json
 import shutil
+import zlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import FEATURES, cut, make_columns, write
 
-from hpcrec.data import layout
+from hpcrec.data import checksum, layout
 from hpcrec.data.schema import Column, Columns, DataSet, Writer, write_index
 from hpcrec.errors import DataError
 from hpcrec.types import Feature
@@ -57,7 +59,7 @@ def test_several_labels_no_dense_no_features(tmp_path: Path) -> None:
 def test_files_are_compressed_in_chunks(data_file: Path) -> None:
     with h5py.File(data_file) as file:
         ids = file["/sparse/user/ids"]
-        assert ids.chunks == (layout.CHUNK_SAMPLES,) and ids.compression == "gzip" and ids.shuffle
+        assert ids.chunks == (layout.CHUNK_SAMPLES,) and ids.compression == "gzip" and ids.shuffle and ids.fletcher32
         assert "offsets" not in file["/sparse/user"]
 
 
@@ -87,7 +89,24 @@ def test_fingerprint_tells_data_apart(samples: Columns, data_file: Path, tmp_pat
     one = DataSet(data_file).fingerprint
     assert DataSet(write(tmp_path / "same.h5", samples, block=77, origin="made by hand")).fingerprint == one
     assert DataSet(write(tmp_path / "other.h5", changed, origin="made by hand")).fingerprint != one
+    other_last = dataclasses.replace(samples, dense=samples.dense + np.float32(1))  # labels and sizes are the same
+    assert DataSet(write(tmp_path / "dense.h5", other_last, origin="made by hand")).fingerprint != one
     assert DataSet(write(tmp_path / "attribute.h5", samples, origin="elsewhere")).fingerprint != one
+
+
+def test_columns_have_checksums(samples: Columns, data_file: Path) -> None:
+    with h5py.File(data_file) as file:
+        found = {name: int(file[name].attrs["crc32"]) for name in ("dense", "sparse/tags/ids", "sparse/tags/offsets")}
+    tags = samples.sparse["tags"]
+    values = (samples.dense, tags.ids, np.diff(tags.offsets))
+    assert list(found.values()) == [zlib.crc32(np.ascontiguousarray(v)) for v in values]
+
+
+@pytest.mark.parametrize("cut_at", [0, 1, 7, 500, 10_001])
+def test_checksums_join(cut_at: int) -> None:
+    whole = np.random.default_rng(3).integers(0, 256, 10_001).astype(np.uint8)
+    first, second = (checksum.update(0, part, np.uint8) for part in (whole[:cut_at], whole[cut_at:]))
+    assert checksum.join(first, second, 10_001 - cut_at) == zlib.crc32(whole)
 
 
 def test_writer_leaves_no_file_after_an_error(samples: Columns, tmp_path: Path) -> None:
@@ -106,8 +125,14 @@ def test_writer_leaves_no_file_after_an_error(samples: Columns, tmp_path: Path) 
     [
         ({"dense": np.zeros((4, 2), np.float32)}, r"/dense: the block brings shape \(4, 2\); it must be \(4, 1\)"),
         ({"label": np.zeros(4, np.int64)}, r"/label: the block brings int64; it must be float32"),
+        (
+            {"dense": np.array([[0], [1], [np.nan], [2]], np.float32)},
+            "/dense: sample 2 of the block has nan in column 0",
+        ),
+        ({"dense": np.full((4, 1), 1e300)}, "/dense: sample 0 of the block has inf in column 0; dense inputs must be"),
+        ({"label": np.full(4, 2, np.float32)}, "/label: sample 0 of the block has 2.0; labels must be 0 or 1, or betw"),
         ({"sparse": {}}, r"/sparse/a: the block has no such feature"),
-        ({"sparse": {"a": Column(np.array([0, 1, 2, 10]))}}, r"ids from 0 to 10; they must be in \[0, 10\)"),
+        ({"sparse": {"a": Column(np.array([0, 1, 2, 10]))}}, r"id 3 of the block has 10; ids must be in \[0, 10\)"),
         ({"sparse": {"a": Column(np.arange(4), np.array([0, 2, 2, 3, 4]))}}, r"name the feature in `jagged`"),
     ],
 )
@@ -170,7 +195,9 @@ def test_reading_checks_ids_and_offsets(data_file: Path, tmp_path: Path) -> None
         file["sparse/tags/offsets"][2001] = 0
     data = DataSet(path)
     assert data.read(0, 1234).samples == 1234
-    with pytest.raises(DataError, match=r"/sparse/user/ids: ids from \d+ to 1000; they must be in \[0, 1000\)"):
+    with pytest.raises(
+        DataError, match=r"/sparse/user/ids: sample 1234 \(from 0\) has 1000; ids must be in \[0, 1000\)"
+    ):
         data.read(1234, 1235)
     with pytest.raises(DataError, match="/sparse/tags/offsets: sample 2000 has offsets"):
         data.read(1990, 2010, features=("tags",))

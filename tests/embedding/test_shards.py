@@ -2,8 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hpcrec.embedding.shards import Placement, build_families, table_seed
+from hpcrec import kernels
+from hpcrec.embedding.load import Load, imbalance
+from hpcrec.embedding.place import BALANCE
+from hpcrec.embedding.shards import Placement, build_families, predicted_balance, table_seed
 from hpcrec.embedding.store import RowStore
 from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.types import Feature, Lookup, OptimizerSpec, TableSpec
@@ -122,3 +127,88 @@ def test_load_takes_what_export_gave_for_any_shards() -> None:
 def test_seeds_differ_by_table_and_run() -> None:
     assert len({table_seed(s, n) for s in (1, 2) for n in ("a", "b", "a.wide")}) == 6
     assert table_seed(1, "a") == table_seed(1, "a") < 2**63
+
+
+# ---- balance ---------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def skewed_tables(draw) -> tuple[dict, list, list, int]:
+    """Tables of very different sizes and traffic, every one of which may be split over the owners."""
+    owners = draw(st.integers(1, 9))
+    tables, features, lookups = {}, [], []
+    for i in range(draw(st.integers(1, 40))):
+        wide = draw(st.booleans())
+        rows = draw(st.integers(1, 999)) if wide else int(owners * 1000 * 10 ** draw(st.floats(0, 5)))
+        width = owners * 4 * draw(st.integers(1, 8)) if wide else draw(st.integers(1, 128))
+        optimizer = OptimizerSpec(name=draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"])))
+        name = f"t{i}"
+        tables[name] = TableSpec(name=name, rows=rows, width=width, optimizer=optimizer)
+        features.append(Feature(name=name, cardinality=rows, mean_ids=10 ** draw(st.floats(-2, 2))))
+        lookups.append(Lookup(feature=name, table=name))
+    return tables, features, lookups, owners
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(skewed_tables())
+def test_predicted_balance_wherever_tables_may_be_split(problem) -> None:
+    tables, features, lookups, n = problem
+    owners = tuple(range(n))
+    families = build_families(tables, features, lookups, {}, owners=owners, dense=owners, replicate_rows=0)
+    found = predicted_balance(families, tables, features, owners)
+    assert set(found) == {"memory", "time"}
+    assert min(found.values()) >= 1 - 1e-9 and max(found.values()) <= BALANCE
+    held = {f.name for f in families}
+    assert held == set(tables) and all(set(f.holders) <= set(owners) for f in families)
+
+
+def test_whole_tables_stay_whole_where_that_is_even() -> None:
+    tables, features, lookups = specs({f"t{i}": 50_000 for i in range(8)})
+    families = build_families(tables, features, lookups, {}, owners=(0, 1, 2, 3), dense=(0,), replicate_rows=0)
+    assert [f.kind for f in families] == ["table"] * 8
+    assert sorted(f.holders for f in families) == [(o,) for o in (0, 0, 1, 1, 2, 2, 3, 3)]
+
+
+def test_a_busy_small_table_is_split_by_columns_and_a_large_one_by_rows() -> None:
+    tables = {"busy": TableSpec(name="busy", rows=20, width=16), "large": TableSpec(name="large", rows=10**6, width=16)}
+    features = [Feature(name="busy", cardinality=20, mean_ids=50.0), Feature(name="large", cardinality=10**6)]
+    lookups = [Lookup(feature=n, table=n) for n in tables]
+    owners = (5, 6)
+    families = build_families(tables, features, lookups, {}, owners=owners, dense=(0,), replicate_rows=0)
+    assert {f.name: f.kind for f in families} == {"busy": "column", "large": "row"}
+    assert max(predicted_balance(families, tables, features, owners).values()) < 1.001
+    whole = {n: Placement(kind="table", owners=(0,)) for n in tables}
+    pinned = build_families(tables, features, lookups, whole, owners=owners, dense=(0,), replicate_rows=0)
+    assert predicted_balance(pinned, tables, features, owners) == {"memory": 2.0, "time": 2.0}
+
+
+def test_the_frequent_rows_of_equal_tables_meet_at_different_owners() -> None:
+    """Tables of equal rows deal a row number to the same part, whose owner differs from table to table."""
+    tables, features, lookups = specs({f"t{i}": 10**6 for i in range(8)})
+    placements = {name: Placement(kind="row") for name in tables}
+    families = build_families(tables, features, lookups, placements, owners=range(4), dense=(0,), replicate_rows=0)
+    part = int(kernels.permute(np.array([0]), 10**6, 0)[0] % 4)
+    assert sorted(f.holders[part] for f in families) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_rows_are_dealt_evenly_under_skew_in_any_numbering() -> None:
+    """Ids by frequency, as many vocabularies number them: dealt rows share lookups, ranges of ids would not."""
+    rows, owners = 200_000, 4
+    chance = (np.arange(rows) + 5.0) ** -1.2
+    chance /= chance.sum()
+    part = kernels.permute(np.arange(rows), rows, 0) % owners
+    dealt = np.array([chance[part == o].sum() for o in range(owners)])
+    ranges = chance.reshape(owners, -1).sum(axis=1)
+    assert dealt.max() * owners < 1.35 < 3.5 < ranges.max() * owners
+
+
+def test_imbalance_of_owners() -> None:
+    even, none = Load(steps=10, lookups=1000, distinct=500), Load()
+    even.seconds.update(gather=0.1, update=0.3, read=9.0)
+    figures = [even.figures(100, 800), none.figures(100, 800)]
+    assert figures[0] == {
+        "rows": 100, "bytes": 800, "lookups_per_step": 100, "distinct_per_step": 50,
+        "read_ms": pytest.approx(900), "gather_ms": pytest.approx(10), "update_ms": pytest.approx(30),
+    }  # fmt: skip
+    assert imbalance(figures) == {"bytes": 1.0, "lookups": 2.0, "distinct": 2.0, "time": 2.0}
+    assert imbalance([none.figures(0, 0)]) == {"bytes": 1.0, "lookups": 1.0, "distinct": 1.0, "time": 1.0}

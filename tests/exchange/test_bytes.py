@@ -7,7 +7,7 @@ from mpi4py import MPI
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
-from hpcrec.exchange.wire import Piece, cumulative, decode, encode, ranges
+from hpcrec.exchange.wire import Piece, cumulative, encode, read_header
 from tests.exchange.test_exchange import FEATURES, LOOKUPS, STEPS, global_batch, run, tables
 
 WIDTH, ITEM, BATCH = 6, 8, 13
@@ -74,15 +74,23 @@ def test_message_round_trip() -> None:
     pieces = [multi, weighted, empty, single]
     raw = np.frombuffer(b"".join(bytes(part) for part in encode(pieces)), np.uint8)
     assert len(raw) == 16 * 4 + 8 * 13 + 4 * 4 + 4 * 4
-    message = decode(np.concatenate([raw, np.zeros(40, np.uint8)]), 4, np.array([0, 1, 0, 0], bool), np.dtype("f4"))
-    assert message.n_ids.tolist() == [6, 4, 0, 3]
-    assert message.n_bags.tolist() == [3, 1, 0, 3]
-    assert message.lengths.tolist() == [1, 3, 2, 4, 1, 1, 1]
-    np.testing.assert_array_equal(message.rows, np.concatenate([p.rows for p in pieces]))
-    np.testing.assert_array_equal(message.weights, np.concatenate([np.ones(6), weighted.weights, np.ones(3)]))
+    before = np.zeros(64, np.uint8)  # another rank's message
+    received = np.concatenate([before, raw, np.zeros(40, np.uint8)])
+    header = read_header(received, 64, len(received), np.array([0, 1, 0, 0], bool), 4)
+    assert header.n_bags.tolist() == [3, 1, 0, 3]
+    for entry, piece in enumerate(pieces):
+        ids_at, n_ids, lengths_at, n_bags = header.places_EX[entry].tolist()
+        assert (n_ids, n_bags) == (len(piece.rows), piece.n_bags)
+        np.testing.assert_array_equal(received[ids_at : ids_at + 8 * n_ids].view(np.int64), piece.rows)
+        assert (lengths_at >= 0) == (n_ids != n_bags)
+        if lengths_at >= 0:
+            np.testing.assert_array_equal(received[lengths_at : lengths_at + 4 * n_bags].view("i4"), piece.lengths)
+        wanted = np.ones(n_ids) if piece.weights is None else piece.weights
+        np.testing.assert_array_equal(header.weights(received, entry, np.dtype("f4")), wanted)
+    with pytest.raises(AssertionError, match="shorter than its header"):
+        read_header(received, 64, 64 + len(raw) - 8, np.array([0, 1, 0, 0], bool), 4)
 
 
-def test_ranges() -> None:
-    assert ranges(np.array([10, 5, 7]), np.array([2, 0, 3]), 4).tolist() == [10, 14, 7, 11, 15]
-    assert ranges(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
+def test_cumulative() -> None:
     assert cumulative(np.array([2, 0, 3])).tolist() == [0, 2, 2, 5]
+    assert cumulative(np.array([2, 0, 3]), 7).tolist() == [7, 9, 9, 12]

@@ -25,6 +25,8 @@ from hpcrec.train.checkpoint import (
     steps_in,
 )
 from hpcrec.train.checkpoint_files import quoted, unquoted
+from hpcrec.train.ranks import Alone
+from hpcrec.train.resume import resumed_from
 
 ROWS, WIDTH = 1000, 6
 
@@ -213,6 +215,64 @@ def test_a_damaged_newest_is_named_and_the_older_used(tmp_path, harm, message):
         find_checkpoint(tmp_path, "best")
     with pytest.raises(CheckpointError, match=message.replace(".", r"\.")):
         find_checkpoint(tmp_path, str(newest))
+
+
+def bytes_in(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(("harm", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_a_resume_sets_damaged_newer_ones_aside_and_loses_none(tmp_path, harm, message):
+    save(tmp_path, 10)
+    folders, left = [save(tmp_path, 20), save(tmp_path, 30)], []
+    for folder in folders:
+        harm(folder)
+        left.append(bytes_in(folder))
+    with pytest.warns(UserWarning, match="damaged checkpoint") as caught:
+        checkpoint = resumed_from(tmp_path, "auto", Alone())
+    assert checkpoint is not None and checkpoint.step == 10
+    told = [str(w.message) for w in caught]
+    assert "step-10 used" in told[0] and all(message in text for text in told)
+    kept = [text.partition(" kept as ")[2].partition(": ")[0] for text in told[1:]]
+    assert kept == [str(tmp_path / f"checkpoints/damaged-step-{n}") for n in (20, 30)]
+    assert [bytes_in(Path(path)) for path in kept] == left
+    assert steps_in(tmp_path) == [10]
+    harm(save(tmp_path, 20))  # written again by the resumed run, and damaged again
+    with pytest.warns(UserWarning, match="damaged checkpoint"):
+        resumed_from(tmp_path, "auto", Alone())
+    names = {"step-10", "damaged-step-20", "damaged-step-20.2", "damaged-step-30"}
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == names
+    save(tmp_path, 40)
+    prune(tmp_path, 1)
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == names - {"step-10"} | {"step-40"}
+
+
+def test_what_a_run_resumes_from(tmp_path):
+    alone = Alone()
+    assert resumed_from(tmp_path, "auto", alone) is None
+    first = save(tmp_path, 10)
+    newer = save(tmp_path, 20)
+    assert resumed_from(tmp_path, "never", alone) is None
+    assert resumed_from(tmp_path, "auto", alone).step == 20
+    with pytest.raises(CheckpointError, match=r"of step 10, but .* has a newer checkpoint \(step 20\)"):
+        resumed_from(tmp_path, str(first), alone)
+    damage_byte(newer / "user/part-0.h5")
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint: .*another checksum"):
+        resumed_from(tmp_path, str(newer), alone)  # asked for by name, so nothing else will do
+    assert steps_in(tmp_path) == [10, 20]
+    with pytest.warns(UserWarning, match=r"kept as .*damaged-step-20: .*another checksum"):
+        assert resumed_from(tmp_path, str(first), alone).step == 10
+    damage_byte(first / "dense.h5")
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint: .*another checksum"):
+        resumed_from(tmp_path, "auto", alone)  # not anew: that would take the folder from what may be mended
+    assert steps_in(tmp_path) == [10]
+
+
+def test_a_replacement_that_was_killed_is_resumed_from(tmp_path):
+    save(tmp_path, 4)
+    folder = tmp_path / "checkpoints"
+    (folder / "step-4").rename(folder / ".step-4.old")
+    assert resumed_from(tmp_path, "auto", Alone()).step == 4
 
 
 def test_last_best_and_path(tmp_path):

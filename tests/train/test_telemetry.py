@@ -12,8 +12,10 @@ import time
 import numpy as np
 import pytest
 
+from hpcrec.embedding.load import Load
 from hpcrec.train import report, telemetry
-from hpcrec.train.telemetry import PhaseTimer, Telemetry, read_metrics, versions, write_summary
+from hpcrec.train.telemetry import Telemetry, read_metrics, versions, write_summary
+from hpcrec.train.timer import PhaseTimer
 
 
 def summary(**changes):
@@ -21,11 +23,14 @@ def summary(**changes):
         "status": "finished",
         "steps": 100,
         "samples": 204_800,
+        "skipped_steps": 0,
         "eval": {"auc": 0.79, "attainable_auc": 0.8, "logloss": 0.4, "normalized_entropy": 0.9, "calibration": 1.0},
         "throughput": {"samples_per_s": 12345.6, "step_ms": {"p50": 3.0, "p95": 5.0}},
         "wire_bytes": {"values": {"same_host": 2_000_000, "cross_host": 500}},
         "phase_s": {"forward": 1.0, "values": 2.5},
         "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
+        "owners": {"0": Load(steps=4, lookups=400, distinct=200).figures(1000, 68_000)},
+        "imbalance": {"bytes": 1.0, "lookups": 1.25, "distinct": 1.0, "time": 1.0},
         "topology": {"ranks": 2, "owners": [0], "dense": [1]},
         "versions": {"python": "3.11", "cpu": "a <b> & c"},
     }
@@ -117,7 +122,8 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples eval throughput wire_bytes phase_s peak_rss_bytes topology versions"
+        "status steps samples skipped_steps eval throughput wire_bytes phase_s peak_rss_bytes owners imbalance "
+        "topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
@@ -179,7 +185,17 @@ def test_the_page_stands_alone_and_shows_the_run(tmp_path):
     page = Page(text)
     assert page.open == [] and page.loads == [] and "script" not in page.tags and "http" not in text
     assert page.tags.count("svg") == 2 and page.tags.count("polyline") == 3
-    for shown in ("&lt;dlrm&gt;", "a &lt;b&gt; &amp; c", "2.00 MB", "12,346", "2.50 s", "204,800", "0.79"):
+    for shown in (
+        "68.00 kB",
+        "lookups 1.25, distinct 1.00",
+        "&lt;dlrm&gt;",
+        "a &lt;b&gt; &amp; c",
+        "2.00 MB",
+        "12,346",
+        "2.50 s",
+        "204,800",
+        "0.79",
+    ):
         assert shown in text
     assert "finished" in text
 
@@ -196,6 +212,7 @@ def test_the_table_for_the_terminal():
     assert any(line.split() == ["samples/s", "12,346"] for line in lines)
     assert any(line.startswith("sent: values") and "2.00 MB same host, 500 B across hosts" in line for line in lines)
     assert [line.split()[1] for line in lines if line.startswith("time:")] == ["values", "forward"]
+    assert lines[-1].endswith("bytes 1.00, lookups 1.25, distinct 1.00, time 1.00")
 
 
 def test_memory_and_versions_are_real():

@@ -1,0 +1,166 @@
+"""From a configuration to the memory that each rank will need, before any rank is started.
+
+Builds the model and the layout as a run does, but no rows; what each term counts is ``plan.memory``. Knows no
+communicator.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from hpcrec.build_tables import DTYPES, make_layout, make_model
+from hpcrec.comm.topology import Topology, assign_roles
+from hpcrec.config import Config
+from hpcrec.data.reader import DataSet
+from hpcrec.embedding.shards import Family
+from hpcrec.exchange.layout import Layout
+from hpcrec.plan.memory import DenseRank, HeldRows, HolderTraffic, RankMemory, rank_memory
+from hpcrec.types import TableSpec
+from hpcrec.units import format_bytes
+
+
+def topology_of(config: Config, host_of: Sequence[int], rank: int = 0) -> Topology:
+    """Roles of so many ranks on these hosts, as ``[topology]`` asks for.
+
+    Raises
+    ------
+    ConfigError
+        They cannot be had.
+    """
+    t = config.topology
+    owners, dense = assign_roles(
+        host_of,
+        mode=t.mode,
+        owners=t.owners,
+        dense=t.dense,
+        owners_per_host=t.owners_per_host,
+        dense_per_host=t.dense_per_host,
+    )
+    return Topology(rank=rank, size=len(host_of), owners=owners, dense=dense, host_of=tuple(host_of))
+
+
+def ranks_asked_for(config: Config) -> int | None:
+    """Ranks that ``[topology]`` implies; None where it leaves their number open."""
+    owners, dense = config.topology.owners, config.topology.dense
+    if config.topology.mode != "split" or owners is None or dense is None:
+        return None
+    if isinstance(owners, int) and isinstance(dense, int):
+        return owners + dense
+    named = {r for given in (owners, dense) if isinstance(given, tuple) for r in given}
+    counted = sum(given for given in (owners, dense) if isinstance(given, int))
+    return max(len(named) + counted, *(r + 1 for r in named))
+
+
+def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
+    """Memory of each rank; reads the head of the training data.
+
+    Raises
+    ------
+    ConfigError, DataError
+        What a run would refuse.
+    """
+    topology = topology_of(config, host_of)
+    with DataSet(Path(config.data.train)) as dataset:
+        model, operators = make_model(config, dataset)
+        tables, families, layout = make_layout(config, dataset, operators, topology)
+        item_bytes = DTYPES[config.train.dtype][0].itemsize
+        mean_ids = {f.name: f.mean_ids for f in dataset.features}
+        dense = _dense_rank(config, dataset, model, layout, mean_ids, topology)
+    return [
+        rank_memory(
+            _held(tables, families, rank),
+            _traffic(layout, rank, config.train.batch_size, mean_ids),
+            dense if rank in topology.dense else None,
+            item_bytes=item_bytes,
+            ahead=config.exchange.prefetch,
+        )
+        for rank in range(topology.size)
+    ]
+
+
+def _held(tables: dict[str, TableSpec], families: Sequence[Family], rank: int) -> list[HeldRows]:
+    held = []
+    for family in families:
+        if rank not in family.holders:
+            continue
+        part = family.holders.index(rank)
+        for name in family.tables:
+            start, stop = family.part_columns(tables[name].width, part)
+            if start < stop:
+                rows, optimizer = family.part_rows(part), tables[name].optimizer.name
+                held.append(HeldRows(rows=rows, width=stop - start, optimizer=optimizer))
+    return held
+
+
+def _traffic(layout: Layout, rank: int, batch: int, mean_ids: dict[str, float]) -> HolderTraffic:
+    leg = layout.legs.get(rank)
+    if leg is None:
+        return HolderTraffic()
+    ids_E, bags_E = [], []
+    for entry in leg.entries:
+        ids = batch * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
+        ids_E.append(ids)
+        bags_E.append(min(ids, batch) if entry.form == "pooled" else ids)
+    elements = sum(bags_E[s.entry] * s.width for s in leg.streams)
+    return HolderTraffic(ids=sum(ids_E), bags=sum(bags_E), elements=elements)
+
+
+def _dense_rank(
+    config: Config,
+    dataset: DataSet,
+    model: nn.Module,
+    layout: Layout,
+    mean_ids: dict[str, float],
+    topology: Topology,
+) -> DenseRank:
+    batch, n = config.train.batch_size, len(topology.dense)
+    asked = [_traffic(layout, rank, batch, mean_ids) for rank in layout.legs]
+    used = [dataset.feature(name) for name in layout.form_of]
+    sample_bytes = 4.0 * (dataset.n_dense + dataset.n_labels + 1)
+    for feature in used:
+        sample_bytes += feature.mean_ids * (12 if feature.weighted else 8) + 8 * dataset.jagged(feature.name)
+    return DenseRank(
+        samples=batch / n,
+        ids=sum(t.ids for t in asked) / n,
+        bags=sum(t.bags for t in asked) / n,
+        leaf_elements=sum(g.width * len(g.lookups) for g in layout.groups),
+        sample_bytes=sample_bytes,
+        window_samples=min(config.data.chunk * config.data.window, dataset.samples),
+        prefetch=config.data.prefetch,
+        parameters=sum(p.numel() for p in model.parameters()),
+        optimizer=config.dense.optimizer.name,
+        layer_elements=sum(m.out_features for m in model.modules() if isinstance(m, nn.Linear)),
+    )
+
+
+def memory_lines(predicted: Sequence[RankMemory], topology: Topology) -> list[str]:
+    """One line for each kind of rank that differs, the largest of it: what it is for, in order of size."""
+    roles: dict[str, list[int]] = {}
+    for rank in range(topology.size):
+        owner, dense = rank in topology.owners, rank in topology.dense
+        roles.setdefault("owner and dense" if owner and dense else "owner" if owner else "dense", []).append(rank)
+    lines = []
+    for role, ranks in roles.items():
+        worst = max(ranks, key=lambda r: predicted[r].total_bytes)
+        terms = sorted(predicted[worst].terms.items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{name} {format_bytes(n)}" for name, n in terms if n)
+        ranks_text = f"rank {worst}" + (f", the most of {len(ranks)}" if len(ranks) > 1 else "")
+        lines.append(f"{role} ({ranks_text}): {format_bytes(predicted[worst].total_bytes)}: {shown}")
+    return lines
+
+
+def memory_report(config: Config, ranks: int | None) -> list[str]:
+    """Lines on the memory of each rank, for so many ranks on one host; by default as many as ``[topology]`` counts.
+
+    Raises
+    ------
+    ConfigError, DataError
+        What a run would refuse.
+    """
+    size = ranks or ranks_asked_for(config) or (2 if config.topology.mode == "split" else 1)
+    asked = f"{size} rank{'s' * (size > 1)}" + (
+        "" if ranks or ranks_asked_for(config) else " (-n N for another number)"
+    )
+    lines = memory_lines(predict_memory(config, [0] * size), topology_of(config, [0] * size))
+    return [f"memory a rank, with {asked}:", *(f"  {line}" for line in lines)]

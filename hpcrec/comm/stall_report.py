@@ -1,0 +1,141 @@
+"""What a stall's report says: which collective who waits in, for whom, and where those are.
+
+Compares the standings that ranks have sent. Knows neither MPI nor when a report is due (``comm.stall``).
+"""
+
+import contextlib
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one rank is.
+
+    Attributes
+    ----------
+    step : int
+        Steps done.
+    lanes : dict of str to (count, number, tag, seconds)
+        By communicator: collectives started, the one waited in (0: none), its tag, seconds since it waits (or since
+        its last wait ended).
+    host, where : str
+        Its host, and the line that its main thread is at.
+    stacks : str
+        Of all its threads; empty where they were not asked for.
+    """
+
+    step: int
+    lanes: dict[str, tuple[int, int, str, float]]
+    host: str = ""
+    where: str = ""
+    stacks: str = ""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One collective that some ranks wait in, ``missing`` being those that have not come to it."""
+
+    lane: str
+    tag: str
+    step: int
+    seconds_s: float
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+def find_waits(
+    standings: Mapping[int, Standing], members: Mapping[str, Iterable[int]], at_least_s: float
+) -> list[Wait]:
+    """Every collective that ranks have waited in for some time, those with the longest waits first.
+
+    Parameters
+    ----------
+    standings : mapping of world rank to Standing
+        Of the ranks that answered.
+    members : mapping of str to world ranks
+        By communicator.
+    at_least_s : float
+        Shorter waits are left out.
+    """
+    waits = []
+    for lane, ranks in members.items():
+        found: dict[int, list[int]] = {}
+        for rank in ranks:
+            if rank in standings:
+                _, number, _, seconds_s = standings[rank].lanes[lane]
+                if number and seconds_s >= at_least_s:
+                    found.setdefault(number, []).append(rank)
+        for number, waiting in found.items():
+            first = standings[waiting[0]]
+            missing = [r for r in ranks if r not in standings or standings[r].lanes[lane][0] < number]
+            longest_s = max(standings[r].lanes[lane][3] for r in waiting)
+            waits.append(Wait(lane, first.lanes[lane][2], first.step, longest_s, tuple(waiting), tuple(missing)))
+    return sorted(waits, key=lambda wait: -wait.seconds_s)
+
+
+def describe(waits: list[Wait], standings: Mapping[int, Standing]) -> tuple[str, tuple[int, ...]]:
+    """The report's lines, and the ranks that hold up the others: missing, and waiting for nobody."""
+    missing = sorted({rank for wait in waits for rank in wait.missing})
+    blamed = tuple(r for r in missing if r not in standings or not any(n for _, n, _, _ in standings[r].lanes.values()))
+    longest_s = max((wait.seconds_s for wait in waits), default=0.0)
+    lines = [f"no progress for {longest_s:.3g} s. "]
+    if blamed:
+        lines[0] += f"Waiting for {listed(blamed)}."
+    elif missing:
+        lines[0] += "Ranks wait for each other: they are in different collectives, by a different path of the program."
+    else:
+        lines[0] += "Every rank has come to the collective, which does not end: look at the network."
+    lines += [
+        f"  step {w.step}, collective '{w.tag}' on communicator '{w.lane}': {listed(w.waiting)} waited "
+        f"{w.seconds_s:.3g} s for {listed(w.missing) or 'its end'}"
+        for w in waits
+    ]
+    for rank in blamed:
+        if rank not in standings:
+            lines.append(f"  rank {rank} does not answer: stopped, held up in native code, or its host is gone")
+            continue
+        standing = standings[rank]
+        idle_s = min((s for _, _, _, s in standing.lanes.values()), default=0.0)
+        lines.append(
+            f"  rank {rank} on {standing.host}: step {standing.step}, in no collective for {idle_s:.3g} s, its main "
+            f"thread is at {standing.where}"
+        )
+    return "\n".join(lines), blamed
+
+
+def listed(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0 to 2, 5``, or nothing."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [str(r[0]) if len(r) == 1 else f"{r[0]}{', ' if len(r) == 2 else ' to '}{r[-1]}" for r in runs]
+    many = len(runs) > 1 or (bool(runs) and len(runs[0]) > 1)
+    return f"rank{'s' if many else ''} {', '.join(parts)}" if runs else ""
+
+
+def where() -> str:
+    """The line that the main thread is at."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "its end"
+    path = Path(*Path(frame.f_code.co_filename).parts[-2:])
+    return f"{path}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def stacks() -> str:
+    """Stacks of all threads but the calling one."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    text = ""
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            with contextlib.suppress(OSError):  # a source file that is gone
+                text += f"  thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame))
+    return text

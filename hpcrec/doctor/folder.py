@@ -1,0 +1,131 @@
+"""Check of the folder that runs are written to: every rank writes there, and every rank sees what the others wrote."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrec.comm.probe import random_bytes
+from hpcrec.doctor.base import Finding, Site, fail, ok, warn
+from hpcrec.units import GB, KiB, MiB, format_bytes
+
+_ALL_BYTES = 256 * MiB  # written by all ranks together, at most
+_LEAST_BYTES, _MOST_BYTES = 256 * KiB, 8 * MiB  # by each
+_VISIBLE_S = 3.0  # a network file system may show a new file a little later
+_FREE_BYTES = GB
+_READ_OTHERS = 16
+
+
+def measure_folder(site: Site) -> dict[str, Any]:
+    """Writes a file, reads other ranks', tries a lock; says what went wrong instead of raising, as others wait."""
+    probe = site.probe
+    mark = probe.share(uuid.uuid4().hex[:12])[0]
+    place = site.folder / f".hpcrec-doctor-{mark}"
+    n_bytes = min(max(_ALL_BYTES // probe.size, _LEAST_BYTES), _MOST_BYTES)
+    answer: dict[str, Any] = {
+        "error": None,
+        "unseen": [],
+        "bytes": n_bytes,
+        "locks": None,
+        "free": None,
+        "write_s": 0.0,
+    }
+
+    def attempt(step: Callable[[], Any]) -> None:
+        if answer["error"] is None:
+            try:
+                step()
+            except OSError as error:
+                answer["error"] = str(error)
+
+    if probe.rank == 0:
+        attempt(place.mkdir)
+    probe.barrier()
+    began_s = time.perf_counter()
+    attempt(lambda: _write(place, probe.rank, n_bytes))
+    answer["write_s"] = time.perf_counter() - began_s
+    wrote = [e is None for e in probe.share(answer["error"])]
+    others = [(probe.rank + i) % probe.size for i in range(1, min(probe.size, _READ_OTHERS + 1))]
+    first_of_host = [ranks[0] for ranks in site.by_host().values() if ranks[0] != probe.rank]
+    for other in dict.fromkeys([*others, *first_of_host]):
+        if wrote[other] and not _seen(place, other, n_bytes):
+            answer["unseen"].append(other)
+    attempt(lambda: answer.update(locks=_locks(place / str(probe.rank)), free=_free_bytes(place)))
+    probe.barrier()
+    with contextlib.suppress(OSError):  # what is left is named in the finding, if it cannot be written either
+        (place / str(probe.rank)).unlink(missing_ok=True)
+    probe.barrier()
+    shutil.rmtree(place, ignore_errors=True)
+    return answer
+
+
+def _write(place: Path, rank: int, n_bytes: int) -> None:
+    place.mkdir(exist_ok=True)  # a folder that is not shared: its rank sees no other file, which says more
+    with (place / str(rank)).open("wb") as file:
+        file.write(random_bytes(n_bytes, rank).tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _seen(place: Path, rank: int, n_bytes: int) -> bool:
+    until_s = time.monotonic() + _VISIBLE_S
+    expected = random_bytes(n_bytes, rank).tobytes()
+    while True:
+        with contextlib.suppress(OSError):
+            list(place.iterdir())  # makes a network file system look again
+            if (place / str(rank)).read_bytes() == expected:
+                return True
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.1)
+
+
+def _locks(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+def _free_bytes(place: Path) -> int:
+    room = os.statvfs(place)
+    return room.f_bavail * room.f_frsize
+
+
+def judge_folder(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Finding]:
+    """Written, seen by all, with room."""
+    bad = [rank for rank, a in enumerate(answers) if a["error"]]
+    if bad:
+        yield fail(
+            "folder",
+            f"{site.folder}: {site.who(bad)} cannot write there: {answers[bad[0]]['error']}",
+            "give a folder that every rank may write to (--folder DIR), on a shared file system",
+        )
+    blind = {rank: a["unseen"] for rank, a in enumerate(answers) if a["unseen"]}
+    if blind:
+        rank, unseen = next(iter(blind.items()))
+        yield fail(
+            "folder",
+            f"{site.folder}: {site.who([rank])} does not see what {site.who(unseen)} wrote"
+            + (f"; so do {len(blind) - 1} more" if len(blind) > 1 else ""),
+            "give a folder on a file system that all hosts share (--folder DIR); checkpoints are written by all ranks",
+        )
+    if bad or blind:
+        return
+    free = min(a["free"] for a in answers)
+    if free < _FREE_BYTES:
+        do = "make room, or give another folder (--folder DIR); a checkpoint takes rows and optimizer state once"
+        yield warn("folder", f"{site.folder}: {format_bytes(free)} free", do)
+    rate = sum(a["bytes"] for a in answers) / max(a["write_s"] for a in answers)
+    locks = "works" if all(a["locks"] for a in answers) else "is not supported (not needed: files are read without)"
+    seen = "written and seen by every rank" if len(answers) > 1 else "written"
+    if free >= _FREE_BYTES:
+        room = format_bytes(free)
+        yield ok("folder", f"{site.folder}: {seen}, {format_bytes(rate)}/s to disk, {room} free; locking {locks}")

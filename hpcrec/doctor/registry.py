@@ -1,0 +1,26 @@
+"""The checks, in the order in which they are made: what others rest on comes first."""
+
+from hpcrec.doctor import folder, machine, network, plan, software
+from hpcrec.doctor.base import Check
+
+CHECKS = (
+    Check(name="launch", measure=software.measure_launch, judge=software.judge_launch),
+    Check(name="versions", measure=software.measure_versions, judge=software.judge_versions),
+    Check(name="mpi", measure=software.measure_versions, judge=software.judge_mpi),
+    Check(name="native kernels", measure=software.measure_native, judge=software.judge_native),
+    Check(name="cuda", measure=software.measure_cuda, judge=software.judge_cuda),
+    Check(name="cores", measure=machine.measure_cores, judge=machine.judge_cores),
+    Check(name="memory", measure=machine.measure_memory, judge=machine.judge_memory),
+    Check(name="limits", measure=machine.measure_limits, judge=machine.judge_limits),
+    Check(name="clocks", measure=network.measure_clocks, judge=network.judge_clocks),
+    Check(name="alltoallv", measure=network.measure_contents, judge=network.judge_contents),
+    Check(name="pairs", measure=network.measure_pairs, judge=network.judge_pairs),
+    Check(name="folder", measure=folder.measure_folder, judge=folder.judge_folder),
+)
+CONFIG_CHECKS = (
+    Check(name="topology", measure=plan.measure_roles, judge=plan.judge_roles),
+    Check(name="data", measure=plan.measure_data, judge=plan.judge_data),
+    Check(name="memory of a run", measure=plan.measure_need, judge=plan.judge_need),
+)
+# Last: Horovod's threads would share the cores with what is measured before.
+LAST_CHECKS = (Check(name="allreduce", measure=network.measure_sums, judge=network.judge_sums),)

@@ -1,0 +1,127 @@
+"""Which owners hold what, where the configuration leaves it open: families placed so that no owner has much more.
+
+A family is known here by its name, its cost and how it may be split. Everything is a pure function of these, so every
+rank computes the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcrec import kernels
+from hpcrec.types import TableSpec
+
+BALANCE = 1.15  # what the fullest and the busiest owner may have of the mean, as predicted, where families may be split
+_AIM = 1.1  # what families are split for: below BALANCE, as skew within a table is not known before the run
+# A lookup costs its owner as much as so many columns, before it touches any: measured 60 ns against 1.7 ns a column.
+LOOKUP_COLUMNS = 35
+_DEALT_ROWS = 1000  # rows an owner from which frequent rows spread evenly enough
+_DEALT_COLUMNS = 4  # columns an owner from which a split by columns is worth its further ids
+_SPLIT_AT_ONCE = 8  # of the families still whole, one in so many is split before the balance is looked at again
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a family costs its owners: elements of rows and states, and the time of a sample's lookups, in columns."""
+
+    memory: float
+    time: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Movable:
+    """A family to be placed.
+
+    Attributes
+    ----------
+    cost : Cost
+    kind : str
+        ``table``, ``row`` or ``column``; ``auto`` where it is chosen here.
+    owners : tuple of int or None
+        Owner numbers that must hold it, in order of parts.
+    parts : int or None
+        Owners that share it where it is split; all by default.
+    way : str or None
+        How it may be split evenly where ``kind`` is ``auto``; None where it may not.
+    """
+
+    cost: Cost
+    kind: str = "auto"
+    owners: tuple[int, ...] | None = None
+    parts: int | None = None
+    way: str | None = None
+
+
+def cost_of(specs: Sequence[TableSpec], mean_ids: float) -> Cost:
+    """Cost of tables that ``mean_ids`` ids a sample are looked up in."""
+    memory = sum(spec.rows * row_elements(spec) for spec in specs)
+    return Cost(memory, mean_ids * sum(LOOKUP_COLUMNS + spec.width for spec in specs))
+
+
+def row_elements(spec: TableSpec) -> int:
+    """Elements of a row and its optimizer state."""
+    states = kernels.state_shapes(spec.optimizer, 1, spec.width).values()
+    return spec.width + sum(shape[-1] if len(shape) == 2 else 1 for shape in states)
+
+
+def way_to_split(specs: Sequence[TableSpec], owners: int) -> str | None:
+    """How tables of equal rows may be split evenly over all owners: ``row``, ``column``, or None."""
+    if owners == 1:
+        return None
+    if specs[0].rows >= _DEALT_ROWS * owners:
+        return "row"
+    least = _DEALT_COLUMNS * owners
+    fits = all(s.width >= least and (s.width % owners == 0 or s.width >= 4 * least) for s in specs)
+    return "column" if fits else None
+
+
+def place(families: Mapping[str, Movable], n_owners: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Kind and owner numbers of each family, in order of parts.
+
+    One that alone exceeds an owner's fair share of memory or time is split over all owners. The others go whole,
+    dearest first, to the owner that is then the least loaded in what it has most of. While an owner would have more
+    than ``BALANCE`` of the mean of either, less a margin, the dearest that are still whole are split too.
+    """
+    memory = sum(f.cost.memory for f in families.values()) or 1.0
+    time = sum(f.cost.time for f in families.values()) or 1.0
+    share = {name: (f.cost.memory / memory, f.cost.time / time) for name, f in families.items()}
+    order = sorted(families, key=lambda n: (-sum(share[n]), n))
+    free = [n for n in order if families[n].kind == "auto"]
+    split = {n: families[n].way or "row" for n in free if n_owners > 1 and max(share[n]) > 1 / n_owners}
+    while True:
+        placed, fullest = _placed(families, order, share, split, n_owners)
+        left = [n for n in free if n not in split and families[n].way]
+        if not left or fullest * n_owners <= _AIM:
+            return placed
+        split |= {n: families[n].way or "row" for n in left[: 1 + len(left) // _SPLIT_AT_ONCE]}
+
+
+def _placed(
+    families: Mapping[str, Movable],
+    order: Sequence[str],
+    share: Mapping[str, tuple[float, float]],
+    split: Mapping[str, str],
+    n_owners: int,
+) -> tuple[dict[str, tuple[str, tuple[int, ...]]], float]:
+    """Families placed with these split, and the largest share of memory or time that an owner has then."""
+    load = [(0.0, 0.0)] * n_owners
+    placed: dict[str, tuple[str, tuple[int, ...]]] = {}
+    dealt = 0
+    whole_last = sorted(order, key=lambda n: families[n].kind == "auto" and n not in split)
+    for name in whole_last:
+        family, (memory, time) = families[name], share[name]
+        kind = split.get(name, "table" if family.kind == "auto" else family.kind)
+        numbers = family.owners
+        if numbers is None:
+
+            def with_it(o: int, memory: float = memory, time: float = time) -> tuple[float, float, int]:
+                return max(load[o][0] + memory, load[o][1] + time), sum(load[o]), o
+
+            n_parts = 1 if kind == "table" else family.parts or n_owners
+            chosen = sorted(sorted(range(n_owners), key=with_it)[:n_parts])
+            first = dealt % n_parts if kind == "row" else 0
+            dealt += kind == "row"
+            numbers = tuple(chosen[first:] + chosen[:first])
+        for o in numbers:
+            load[o] = (load[o][0] + memory / len(numbers), load[o][1] + time / len(numbers))
+        placed[name] = (kind, numbers)
+    return placed, max(max(both) for both in load)

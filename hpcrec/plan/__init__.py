@@ -1,0 +1,1 @@
+"""What a run will need, by formula, before it starts. No MPI, no torch."""

@@ -1,0 +1,173 @@
+"""Memory of a rank by formula: what docs/memory.md says, as code.
+
+Every term is an expectation, or an upper bound where the data's skew would have to be known: repeated ids in a batch
+are counted as if they were distinct. Knows numbers of rows, ids and bytes; knows no configuration, model or rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hpcrec.units import MB
+
+# What a process takes before it holds anything, measured on Linux with torch 2.13 for CPUs (benchmarks/memory.py).
+OWNER_BASE_BYTES = 265 * MB  # Python, NumPy, torch, MPI, HDF5
+DENSE_BASE_BYTES = 85 * MB  # more on a dense rank: Horovod, torch's kernels and autograd once they have run
+BLOCK_ROWS = 1 << 16  # rows that are initialised, saved or loaded at once (embedding.store)
+ROW_STATES = {"sgd": (0, 0), "adagrad": (0, 1), "rowwise_adagrad": (1, 0), "adam": (0, 2)}  # (a row, an element)
+DENSE_STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1}  # by torch's name; 2 as Adam has for any other
+_ID_BYTES = 8
+_ROUTE_BYTES_AN_ID = (
+    40  # kept of a routed id at its holder: row, its order, distinct row, segment, its gradient's place
+)
+_ROUTE_BYTES_A_BAG = 16  # kept of a bag: where it begins, where its vector goes
+_READ_BYTES_AN_ID = 56  # while a message is decoded and sorted: the message, joined rows, the sort's two buffers
+_READ_BYTES_A_BAG = 28
+_ASK_BYTES_AN_ID = 72  # a dense rank's: bags, dealt rows, orders and the message, then the moves
+_ASK_BYTES_A_BAG = 48
+_VECTOR_COPIES = 3  # at a holder: values, gradients, the sums of a row's gradients
+_LEAF_COPIES = 6  # at a dense rank: values, leaves, operators' results, their gradients, leaf gradients, the message
+_ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldRows:
+    """A part of a table: its shape and the name of its optimizer."""
+
+    rows: int
+    width: int
+    optimizer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HolderTraffic:
+    """What one step brings to a holder, from all dense ranks.
+
+    ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them.
+    """
+
+    ids: float = 0.0
+    bags: float = 0.0
+    elements: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseRank:
+    """What a dense rank works on.
+
+    Attributes
+    ----------
+    samples : float
+        Of each batch on this rank.
+    ids, bags : float
+        Of a batch on this rank.
+    leaf_elements : int
+        Columns of all lookups: elements of the leaves a sample.
+    sample_bytes : float
+        Of a sample in memory, features that are used, label and dense inputs.
+    window_samples : int
+        Samples in a window of the global order.
+    prefetch : int
+        Batches read ahead.
+    parameters : int
+        Elements of the dense model.
+    optimizer : str
+        torch's name.
+    layer_elements : int
+        Elements of all layers' results a sample, where they can be known; 0 else.
+    """
+
+    samples: float
+    ids: float
+    bags: float
+    leaf_elements: int
+    sample_bytes: float
+    window_samples: int
+    prefetch: int
+    parameters: int
+    optimizer: str
+    layer_elements: int
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of one rank by what they are for, the order that of docs/memory.md."""
+
+    terms: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        """Their sum: the resident size at its highest."""
+        return sum(self.terms.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Rows and optimizer state."""
+        return self.terms["rows"] + self.terms["optimizer state"]
+
+
+def rank_memory(
+    held: Sequence[HeldRows],
+    traffic: HolderTraffic,
+    dense: DenseRank | None,
+    *,
+    item_bytes: int,
+    ahead: int,
+    base_bytes: int = OWNER_BASE_BYTES,
+) -> RankMemory:
+    """The memory of one rank.
+
+    Parameters
+    ----------
+    held : sequence of HeldRows
+        What it holds, replicas included; may be empty.
+    traffic : HolderTraffic
+        What reaches it as a holder.
+    dense : DenseRank or None
+        None where it is not dense.
+    item_bytes : int
+        4 for float32, 8 for float64.
+    ahead : int
+        Steps that ids are routed ahead (``exchange.prefetch``).
+    base_bytes : int
+        Of the process itself.
+    """
+    routes = ahead + 2  # being used, those ahead, one being made
+    block_rows = min(BLOCK_ROWS, max((h.rows for h in held), default=0))
+    widest = max((row_bytes(h.width, h.optimizer, item_bytes) for h in held), default=0)
+    terms = {
+        "rows": sum(h.rows * h.width for h in held) * item_bytes,
+        "optimizer state": sum(state_bytes(h, item_bytes) for h in held),
+        "routes": routes * (traffic.ids * _ROUTE_BYTES_AN_ID + traffic.bags * _ROUTE_BYTES_A_BAG)
+        + traffic.ids * _READ_BYTES_AN_ID
+        + traffic.bags * _READ_BYTES_A_BAG,
+        "vectors": _VECTOR_COPIES * item_bytes * traffic.elements,
+        "block": 2 * block_rows * (widest + 2 * _ID_BYTES),
+        "process": base_bytes,
+    }
+    if dense is not None:
+        terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes)
+    return RankMemory({name: round(n) for name, n in terms.items()})
+
+
+def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int) -> dict[str, float]:
+    batches = dense.prefetch + 1 + routes
+    return {
+        "dense process": DENSE_BASE_BYTES,
+        "read windows": 2 * dense.window_samples * dense.sample_bytes,
+        "batches": batches * dense.samples * dense.sample_bytes,
+        "asking": routes * (dense.ids * _ASK_BYTES_AN_ID + dense.bags * _ASK_BYTES_A_BAG),
+        "leaves": _LEAF_COPIES * item_bytes * dense.samples * dense.leaf_elements,
+        "parameters": dense.parameters * item_bytes * (2 + DENSE_STATES.get(dense.optimizer, 2)),
+        "activations": _ACTIVATION_COPIES * item_bytes * dense.samples * dense.layer_elements,
+    }
+
+
+def row_bytes(width: int, optimizer: str, item_bytes: int) -> int:
+    """A row and its optimizer state."""
+    a_row, an_element = ROW_STATES[optimizer]
+    return (width * (1 + an_element) + a_row) * item_bytes
+
+
+def state_bytes(held: HeldRows, item_bytes: int) -> int:
+    """Optimizer state of a part of a table."""
+    return held.rows * (row_bytes(held.width, held.optimizer, item_bytes) - held.width * item_bytes)

@@ -1,0 +1,149 @@
+"""Losses that are not finite: every rank learns of one before a gradient is applied; the run stops or skips the batch.
+
+Each step sums one number over all ranks, started after the forward pass and awaited after the backward pass, so it
+costs little time of its own. Knows a batch, what went into the model and what came out; not how a step is done.
+"""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.failure import agree
+from hpcrec.errors import NonFiniteError
+from hpcrec.train.parts import Samples, Split
+from hpcrec.types import Batch
+
+_MOST_LISTED = 6  # of the columns, and of the features, those that are not finite and then the widest
+
+
+class Guard:
+    """Decides alike on every rank whether a step's batch is learned from.
+
+    Parameters
+    ----------
+    main : Collectives
+        All ranks.
+    skips : bool
+        Leave the batch out, instead of stopping.
+    limit : int
+        Batches in a row that may be left out.
+
+    Attributes
+    ----------
+    skipped, in_a_row : int
+        Steps left out in the run, and by the last steps.
+    """
+
+    def __init__(self, main: Collectives, *, skips: bool, limit: int) -> None:
+        self._main = main
+        self._skips = skips
+        self._limit = limit
+        self._flag = np.zeros(1, np.int64)
+        self.skipped = 0
+        self.in_a_row = 0
+
+    def tell(self, loss: float) -> None:
+        """Starts to tell the others whether this rank's share of the loss is finite; collective."""
+        self._flag[0] = not math.isfinite(loss)
+        self._started = self._main.start_allreduce(self._flag, "control")
+
+    def all_finite(self) -> bool:
+        """Whether the loss is finite on every rank; collective, the same answer on all."""
+        self._started.wait()
+        if self._flag[0]:
+            return False
+        self.in_a_row = 0
+        return True
+
+    def skip(self, found: str | None) -> None:
+        """Counts a step that is left out, or raises where it may not be; collective.
+
+        Parameters
+        ----------
+        found : str or None
+            What this rank has found, where its loss is not finite.
+
+        Raises
+        ------
+        NonFiniteError
+            On every rank, with what the lowest rank of those has found.
+        """
+        self.skipped += 1
+        self.in_a_row += 1
+        if self._skips and self.in_a_row <= self._limit:
+            return
+        if found is not None and self._skips:
+            found += (
+                f"\n  It is number {self.in_a_row} of such steps in a row, and train.nonfinite_limit is {self._limit}."
+            )
+        agree(self._main, None if found is None else NonFiniteError(found))
+
+
+def describe(
+    step: int,
+    split: Split,
+    batch: Batch,
+    samples: Samples,
+    vectors: Iterable[tuple[str, Tensor]],
+    losses_B: Tensor,
+    logits: Tensor | None,
+) -> str:
+    """What a loss that is not finite came from, so that data can be told from divergence.
+
+    Parameters
+    ----------
+    step : int
+        Steps done before.
+    vectors : iterable of (str, Tensor [B, D])
+        Pooled embeddings by name.
+    losses_B : Tensor [B]
+        Loss of each sample.
+    logits : Tensor [B] or [B, L], or None
+        Where the model's own loss was used.
+    """
+    first = split.order.batch_range(batch.index)[0] + batch.start
+    text = (
+        f"step {step}: the loss is not finite in global batch {batch.index} of epoch {batch.epoch}, samples "
+        f"[{first}, {first + len(losses_B)}) of the epoch's order"
+    )
+    bad = torch.nonzero(~torch.isfinite(losses_B.detach())).flatten().tolist()
+    if bad:
+        position = first + bad[0]
+        row = int(split.order.positions(batch.epoch, position, position + 1)[0])
+        text += f"; {len(bad)} of them, first {position} (sample {row} of {split.dataset.path}) with loss "
+        text += f"{losses_B[bad[0]].item():g}, label {samples.label[bad[0]].tolist()}"
+        text += "" if logits is None else f", logit {logits[bad[0]].tolist()}"
+    else:
+        text += "; each sample's is, but their sum overflows"
+    columns = [(f"column {i}", samples.dense[:, i]) for i in range(samples.dense.shape[1])]
+    norms = [(name, torch.linalg.vector_norm(vectors_BD.detach(), dim=1)) for name, vectors_BD in vectors]
+    text += f".\n  dense inputs: {_ranges(columns)}\n  norms of pooled embeddings: {_ranges(norms)}"
+    if logits is not None:
+        text += f"\n  logits: {_range(logits)}"
+    return text + (
+        "\n  Inputs that are not finite or extreme: mend the data. Embeddings or logits that are: training diverged; "
+        'lower the learning rates, or set dense.clip_norm. train.nonfinite = "skip" leaves such batches out.'
+    )
+
+
+def _ranges(named: list[tuple[str, Tensor]]) -> str:
+    """Ranges of the most telling values: those that are not finite first, then those that reach furthest."""
+
+    def reach(item: tuple[str, Tensor]) -> tuple[int, float]:
+        finite = item[1][torch.isfinite(item[1])]
+        return len(item[1]) - len(finite), float(finite.abs().max()) if len(finite) else 0.0
+
+    shown = sorted(named, key=reach, reverse=True)[:_MOST_LISTED]
+    left = f"; {len(named) - len(shown)} more reach less far" if len(named) > len(shown) else ""
+    return "; ".join(f"{name} {_range(values)}" for name, values in shown) + left if named else "none"
+
+
+def _range(values: Tensor) -> str:
+    finite = values[torch.isfinite(values)]
+    spread = f"{float(finite.min()):g} to {float(finite.max()):g}" if finite.numel() else "no finite value"
+    bad = values.numel() - finite.numel()
+    return f"{spread}, {bad} not finite" if bad else spread

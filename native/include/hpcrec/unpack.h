@@ -1,0 +1,23 @@
+// Bags of rows as several senders ask for them, joined into the arrays that the gather and the merge read.
+#pragma once
+#include <cstdint>
+
+namespace hpcrec {
+
+// One sender's bags of one feature. Places are bytes of the message; a place of lengths below 0: every bag is one id.
+struct Asked {
+  int64_t ids_at, n_ids, lengths_at, n_bags;
+  int64_t base;                   // added to each id: where the table's rows begin in the arena
+  int64_t value_at, gradient_at;  // first element of its vectors in the values and in the gradients
+};
+
+struct Joined {
+  int64_t* index;         // [K] rows of the arena
+  int64_t* offsets;       // [V + 1]
+  int64_t* value_start;   // [V], or null
+  int64_t* source_start;  // [K], or null: first element of the gradient of each occurrence's bag
+};
+
+void unpack(const uint8_t* message, int64_t size, const Asked* asked, int64_t n, int64_t width, const Joined& to);
+
+}  // namespace hpcrec

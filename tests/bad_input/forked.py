@@ -1,0 +1,98 @@
+"""Runs ``hpcrec`` command lines in processes of their own, without waiting for torch to be imported each time.
+
+A server imports what takes long (but not MPI) and forks for each command line; what a child prints and how it ends is
+what a user would see. A child past its limit is killed and counts as a hang.
+"""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+ROOT = Path(__file__).resolve().parents[2]
+HUNG = "hung"
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command line ended: exit status, negative for a signal, ``HUNG`` past its limit."""
+
+    code: int | str
+    out: str
+    err: str
+
+
+class Forked:
+    """``hpcrec`` as a callable; a context manager."""
+
+    def __enter__(self) -> Self:
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait(timeout=30)
+        self._server.stdout.close()
+
+    def __call__(self, *arguments: object, file_bytes: int | None = None, limit_s: float = 60) -> Done:
+        """Runs ``hpcrec arguments``; ``file_bytes``: no file can grow past it, as on a full disk."""
+        assert self._server.stdin is not None and self._server.stdout is not None
+        asked = {"arguments": [str(a) for a in arguments], "file_bytes": file_bytes, "limit_s": limit_s}
+        self._server.stdin.write(json.dumps(asked) + "\n")
+        self._server.stdin.flush()
+        return Done(**json.loads(self._server.stdout.readline()))
+
+
+def _serve() -> None:
+    import h5py  # noqa: F401
+    import torch._dynamo  # noqa: F401 - the first optimizer would
+
+    import hpcrec.config
+    import hpcrec.data.convert
+    import hpcrec.kernels
+    import hpcrec.models.zoo  # noqa: F401
+    from hpcrec.cli import main
+
+    for line in iter(sys.stdin.readline, ""):
+        asked = json.loads(line)
+        folder = Path(tempfile.mkdtemp())  # not as a context manager, which a child would leave, too
+        files = [folder / name for name in ("out", "err")]
+        child = os.fork()
+        if child == 0:
+            for number, path in enumerate(files, start=1):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+            if asked["file_bytes"] is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (asked["file_bytes"], asked["file_bytes"]))
+            main(asked["arguments"])  # ends the process; nothing here may come between it and an error's hook
+        code = _wait(child, asked["limit_s"])
+        out, err = (path.read_text(errors="replace") if path.exists() else "" for path in files)
+        shutil.rmtree(folder)
+        print(json.dumps({"code": code, "out": out, "err": err}), flush=True)
+
+
+def _wait(child: int, limit_s: float) -> int | str:
+    until = time.monotonic() + limit_s
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return HUNG
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,429 @@
+"""Mutations of every kind of input, each from its seed: ``python -m tests.bad_input.fuzz KIND FIRST COUNT FOLDER``.
+
+What comes of a mutation must be an `HpcrecError` with one line of text, or a correct result: what an oracle that shares
+nothing with the reader says. A seed that hangs ends the process by SIGALRM, one that crashes it by its signal; the last
+line printed names it.
+"""
+
+import json
+import math
+import shutil
+import signal
+import sys
+import tomllib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcrec.config import load_config, to_toml
+from hpcrec.data import convert
+from hpcrec.data.reader import DataSet
+from hpcrec.data.schema import Column, Columns, Writer
+from hpcrec.errors import HpcrecError
+from hpcrec.train.checkpoint import CheckpointWriter, find_checkpoint
+from hpcrec.train.checkpoint_files import fingerprint
+from hpcrec.types import Feature
+
+LIMIT_S = 20  # of one seed
+Random = np.random.Generator
+
+# ---- mutations -------------------------------------------------------------------------------------------------------
+
+
+def mutate_bytes(rng: Random, content: bytes) -> bytes:
+    """One to three changes of single bytes or of ranges."""
+    out = bytearray(content)
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        at = int(rng.integers(len(out) + 1))
+        n = int(rng.integers(1, 40))
+        match rng.integers(8):
+            case 0 | 1 | 2:
+                if at < len(out):
+                    out[at] ^= 1 << int(rng.integers(8))
+            case 3:
+                del out[at : at + n]
+            case 4:
+                out[at:at] = rng.bytes(n)
+            case 5:
+                out[at : at + n] = bytes(len(out[at : at + n]))
+            case 6:
+                other = int(rng.integers(len(out) + 1))
+                out[at:at] = out[other : other + n]
+            case _:
+                del out[at:]
+    return bytes(out)
+
+
+SCALARS: tuple[Any, ...] = (
+    *(0, 1, -1, 3, 2**31, 2**63 - 1, 10**19, -(2**63)),
+    *(0.0, -1.5, 0.5, 1e308, 5e-324, math.inf, -math.inf, math.nan),
+    *(True, False, "", "a", "auto", "sum", "é\u2028", "x" * 500, "\x00", "../..", "1"),
+)
+
+
+def anything(rng: Random, depth: int = 2) -> Any:
+    """A value that nobody asked for."""
+    kind = rng.integers(6 if depth else 4)
+    if kind < 4:
+        return SCALARS[int(rng.integers(len(SCALARS)))]
+    n = int(rng.integers(3))
+    if kind == 4:
+        return [anything(rng, depth - 1) for _ in range(n)]
+    return {f"k{i}": anything(rng, depth - 1) for i in range(n)}
+
+
+# ---- configurations --------------------------------------------------------------------------------------------------
+
+CONFIG = """\
+[data]
+train = "data/train.h5"
+validation = "data/test.h5"
+chunk = 64
+shuffle = false
+[model]
+name = "deepfm"
+pooling = { history = "mean" }
+options = { hidden = [16, 8], dropout = 0.25 }
+[embedding]
+init_scale = 0.05
+share = { history = "item" }
+optimizer = { name = "adam", lr = 0.5, beta1 = 0.75 }
+[embedding.tables.user]
+shard = "row"
+owners = [0, 1]
+[topology]
+mode = "split"
+owners = 2
+[schedule]
+kind = "cosine"
+warmup_steps = 10
+[train]
+batch_size = 50
+eval_every = 5
+early_stop = { metric = "logloss", patience = 2 }
+[run]
+folder = "runs/fuzz"
+"""
+
+
+def config_text(rng: Random, folder: Path) -> None:
+    """Bytes of a TOML file."""
+    path = folder / "config.toml"
+    content = mutate_bytes(rng, CONFIG.encode())
+    path.write_bytes(content)
+    loaded = load_config(path)
+    check_config(loaded, tomllib.loads(content.decode()), folder)
+
+
+def config_values(rng: Random, folder: Path) -> None:
+    """A value of a key, in the file or on the command line."""
+    mapping = tomllib.loads(CONFIG)
+    section = mapping[str(rng.choice(list(mapping)))]
+    key = str(rng.choice([*section, "unknown"]))
+    value = anything(rng)
+    section[key] = value
+    path = folder / "config.toml"
+    path.write_text(CONFIG)
+    where = next(name for name, found in mapping.items() if found is section)
+    if isinstance(value, str) and rng.integers(2):  # text that is no TOML stands for itself
+        text, section[key] = value, parsed_or_text(value)
+    else:
+        text = toml_of(value)
+    loaded = load_config(path, [f"{where}.{key}={text}"])
+    check_config(loaded, mapping, folder)
+
+
+def parsed_or_text(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text.strip()}")
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+    return parsed["value"] if len(parsed) == 1 else text.strip()
+
+
+def toml_of(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {toml_of(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_of(v) for v in value) + "]"
+    if isinstance(value, bool | str):
+        return json.dumps(value).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def check_config(loaded: Any, mapping: dict[str, Any], folder: Path) -> None:
+    """Every key that was given has its value, and what is written loads to the same."""
+    check_given(loaded, mapping)
+    again = folder / "again.toml"
+    again.write_text(to_toml(loaded), encoding="utf-8")
+    assert to_toml(load_config(again)) == to_toml(loaded)  # as text, since nan is not equal to itself
+
+
+def check_given(loaded: Any, given: Any) -> None:
+    if isinstance(given, dict):
+        for key, value in given.items():
+            check_given(loaded[key] if isinstance(loaded, dict) else getattr(loaded, key), value)
+    elif isinstance(given, list):
+        assert len(loaded) == len(given)
+        for one, other in zip(loaded, given, strict=True):
+            check_given(one, other)
+    elif given == given or loaded == loaded:  # not both nan
+        assert loaded == given and isinstance(loaded, bool) == isinstance(given, bool), (loaded, given)
+
+
+# ---- text sources ----------------------------------------------------------------------------------------------------
+
+
+def tsv(rng: Random, folder: Path) -> None:
+    """Lines of a Criteo log."""
+    lines = []
+    for i in range(12):
+        integers = [str(int(n)) if rng.random() < 0.8 else "" for n in rng.integers(-2, 3000, 13)]
+        categories = [f"{int(n):08x}" if rng.random() < 0.8 else "" for n in rng.integers(0, 2**32, 26)]
+        lines.append("\t".join([str(i % 2), *integers, *categories]))
+    content = mutate_bytes(rng, ("\n".join(lines) + "\n").encode())
+    (folder / "log.txt").write_bytes(content)
+    shutil.rmtree(out := folder / "converted", ignore_errors=True)
+    convert.prepare_criteo([folder / "log.txt"], out, rows_per_feature=100, progress=False)
+    rows = [line.split("\t") for line in content.decode().replace("\r\n", "\n").split("\n")]
+    rows = rows[:-1] if rows[-1] == [""] else rows
+    assert all(len(row) == 40 for row in rows)
+    first = 0
+    for part in ("train", "validation", "test"):  # cut in this order
+        with DataSet(out / f"{part}.h5") as data:
+            check_converted(data.read(0, data.samples), rows[first : first + data.samples])
+            first += data.samples
+    assert first == len(rows)
+
+
+def check_converted(found: Columns, rows: list[list[str]]) -> None:
+    np.testing.assert_array_equal(found.label, [float(row[0]) for row in rows])
+    wanted = [[math.log1p(max(int(cell or 0), 0)) for cell in row[1:14]] for row in rows]
+    np.testing.assert_allclose(found.dense, wanted, rtol=1e-5)
+    for j, column in enumerate(found.sparse.values()):
+        assert [i == 0 for i in column.ids] == [not row[14 + j] for row in rows]
+
+
+# ---- data files ------------------------------------------------------------------------------------------------------
+
+FEATURES = (Feature(name="user", cardinality=30), Feature(name="tags", cardinality=9, weighted=True))
+COLUMNS = ("label", "dense", "weight", "sparse/user/ids", "sparse/tags/ids", "sparse/tags/offsets")
+
+
+def make_data(path: Path) -> None:
+    rng, n = np.random.default_rng(0), 700
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 4, n))])
+    sparse = {
+        "user": Column(rng.integers(0, 30, n)),
+        "tags": Column(rng.integers(0, 9, offsets[-1]), offsets, rng.random(offsets[-1], dtype=np.float32)),
+    }
+    with Writer(path, FEATURES, n_dense=2, jagged=("tags",), optional=("weight",), attributes={"note": "a"}) as writer:
+        dense = rng.standard_normal((n, 2)).astype(np.float32)
+        label = rng.integers(0, 2, n).astype(np.float32)
+        writer.append(Columns(label, dense, sparse, weight=rng.random(n, dtype=np.float32)))
+
+
+def read_data(path: Path) -> dict[str, Any]:
+    with DataSet(path) as data:
+        columns = data.read(0, data.samples)
+        found: dict[str, Any] = {"label": columns.label, "dense": columns.dense, "weight": columns.weight}
+        for feature in data.features:
+            column = columns.sparse[feature.name]
+            found[f"sparse/{feature.name}/ids"] = column.ids
+            found[f"sparse/{feature.name}/offsets"] = column.offsets
+            found[f"sparse/{feature.name}/weights"] = column.weights
+            assert not len(column.ids) or 0 <= column.ids.min() <= column.ids.max() < feature.cardinality
+        assert np.isfinite(columns.dense).all() and ((columns.label >= 0) & (columns.label <= 1)).all()
+        return {k: v for k, v in found.items() if v is not None}
+
+
+def data_bytes(rng: Random, folder: Path) -> None:
+    """Bytes of a data file: an error, or nothing has changed."""
+    whole, path = folder / "whole.h5", folder / "data.h5"
+    if not whole.exists():
+        make_data(whole)
+    path.write_bytes(mutate_bytes(rng, whole.read_bytes()))
+    same(read_data(path), read_data(whole))
+
+
+def data_structure(rng: Random, folder: Path) -> None:
+    """Datasets and attributes of a data file, as HDF5 itself changes them: an error, or what HDF5 says."""
+    path = folder / "data.h5"
+    path.unlink(missing_ok=True)
+    make_data(path)
+    with h5py.File(path, "r+") as file:
+        change_hdf5(rng, file, [*COLUMNS, "sparse/tags/weights"])
+    found = read_data(path)
+    with h5py.File(path) as file:
+        for name, values in found.items():
+            wanted = file[name][()] if name in file else None
+            if wanted is None:
+                assert name.endswith("/offsets") or values.size == 0, name
+            else:
+                np.testing.assert_array_equal(values, wanted.astype(values.dtype), err_msg=name)
+
+
+def change_hdf5(rng: Random, file: h5py.File, names: list[str]) -> None:
+    name = str(rng.choice(names))
+    data = file[name]
+    choice = int(rng.integers(7))
+    match choice if data.ndim or choice not in (2, 3, 4) else 0:
+        case 0:
+            del file[name]
+        case 1:
+            values = data[()]
+            del file[name]
+            file[name] = values.astype(rng.choice(["i1", "u2", "i4", "f2", "f8", "S3", "?", "c8"]))
+        case 2:
+            values = data[()]
+            del file[name]
+            kept = values[: int(rng.integers(len(values) + 1))]
+            file[name] = kept[None] if rng.integers(2) else kept
+        case 3 | 4:
+            if len(data):
+                fill = rng.choice([-1, 0, 1, 0.5, 2.0**40, -(2.0**62), np.nan, np.inf])
+                number = fill if data.dtype.kind == "f" else int(fill) if np.isfinite(fill) else 7
+                data[int(rng.integers(len(data)))] = number
+        case 5:
+            del file[name]
+            file.create_group(name)
+        case _:
+            where = file if rng.integers(3) else data
+            keys = [*where.attrs, "extra"]
+            key = str(rng.choice(keys))
+            value = anything(rng)
+            if rng.integers(3) == 0 and key in where.attrs:
+                del where.attrs[key]
+            else:
+                where.attrs[key] = json.dumps(value) if isinstance(value, dict | list) else storable(value)
+
+
+def storable(value: Any) -> Any:
+    """As HDF5 attributes take it."""
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+        return float(value)
+    return value.replace("\x00", "?") if isinstance(value, str) else value
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+STATES = {"sum": (40,), "exp_avg": (40, 3)}
+DENSE = {"a.weight": (3, 2), "b": ()}
+
+
+def make_checkpoint(run: Path) -> None:
+    rng = np.random.default_rng(0)
+    writer = CheckpointWriter(run, 7)
+    writer.begin()
+    for part, ids in enumerate(np.split(np.arange(40), 2)):
+        states = {k: rng.random((20, *shape[1:]), dtype=np.float32) for k, shape in STATES.items()}
+        block = (ids, rng.random((20, 3), dtype=np.float32), states)
+        writer.write_table_part("user", part, [block], rows=40, width=3, columns=(0, 3))
+    values = {name: rng.random(shape).astype(np.float32) for name, shape in DENSE.items()}
+    writer.write_dense(values, {"a.weight": {"step": 7.0, "exp_avg": values["a.weight"]}}, {"c": 3})
+    writer.write_state({"seed": 1, "progress": {}})
+    writer.commit()
+
+
+def read_checkpoint(run: Path) -> dict[str, Any]:
+    checkpoint = find_checkpoint(run, "last")
+    checkpoint.check_tables(["user"])
+    checkpoint.check_table("user", rows=40, width=3, states=STATES)
+    checkpoint.check_dense(DENSE)
+    found: dict[str, Any] = {"state": checkpoint.state, "step": checkpoint.step}
+    for i, block in enumerate(checkpoint.table_parts("user")):
+        assert block.rows.shape == (len(block.ids), 3) and ((block.ids >= 0) & (block.ids < 40)).all()
+        found |= {f"{i}.ids": block.ids, f"{i}.rows": block.rows} | {f"{i}.{k}": v for k, v in block.states.items()}
+    dense = checkpoint.dense()
+    found |= {f"dense.{k}": v for k, v in dense.parameters.items()} | {"extra": dense.extra}
+    return found | {f"optimizer.{n}.{k}": v for n, s in dense.optimizer.items() for k, v in s.items()}
+
+
+def checkpoint_bytes(rng: Random, folder: Path) -> None:
+    """Bytes of a checkpoint's files: an error, or nothing has changed."""
+    whole, run = folder / "whole", folder / "run"
+    if not whole.exists():
+        make_checkpoint(whole)
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(whole, run)
+    path = rng.choice(sorted(p for p in run.rglob("*") if p.is_file()))
+    path.write_bytes(mutate_bytes(rng, path.read_bytes()))
+    same(read_checkpoint(run), read_checkpoint(whole))
+
+
+def checkpoint_structure(rng: Random, folder: Path) -> None:
+    """A checkpoint by a program that departs from the format, checksums and all: an error, or something whole."""
+    run = folder / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    make_checkpoint(run)
+    place = run / "checkpoints" / "step-7"
+    manifest = json.loads((place / "manifest.json").read_text())
+    match rng.integers(4):
+        case 0:
+            manifest[str(rng.choice([*manifest, "extra"]))] = anything(rng)
+        case 1:
+            state = json.loads((place / "state.json").read_text())
+            state[str(rng.choice([*state, "extra"]))] = anything(rng)
+            (place / "state.json").write_text(json.dumps(state if rng.integers(4) else anything(rng)))
+        case _:
+            path = place / str(rng.choice(["user/part-0.h5", "user/part-1.h5", "dense.h5"]))
+            with h5py.File(path, "r+") as file:
+                names: list[str] = []
+                file.visititems(lambda name, thing: names.append(name) if isinstance(thing, h5py.Dataset) else None)
+                change_hdf5(rng, file, names)
+    if isinstance(manifest.get("files"), dict):
+        for name in manifest["files"]:
+            if (place / name).is_file():
+                manifest["files"][name] = fingerprint(place / name)
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    read_checkpoint(run)
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+        else:
+            assert found[name] == value, name
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+KINDS: dict[str, Callable[[Random, Path], None]] = {
+    f.__name__: f
+    for f in (
+        *(config_text, config_values, tsv, data_bytes, data_structure),
+        *(checkpoint_bytes, checkpoint_structure),
+    )
+}
+
+
+def outcome(kind: str, seed: int, folder: Path) -> str:
+    """``error`` or ``result``; anything else is raised."""
+    try:
+        KINDS[kind](np.random.default_rng([sorted(KINDS).index(kind), seed]), folder)
+    except HpcrecError as error:
+        text = str(error)
+        assert text.strip() and "\n" not in text, f"not one line: {text!r}"
+        return "error"
+    return "result"
+
+
+def main(kind: str, first: int, count: int, folder: Path) -> None:
+    """Prints ``seed KIND N`` before each seed, and the numbers of outcomes at the end."""
+    warnings.simplefilter("error")
+    counts = {"error": 0, "result": 0}
+    for seed in range(first, first + count):
+        print(f"seed {kind} {seed}", flush=True)
+        signal.alarm(LIMIT_S)
+        counts[outcome(kind, seed, folder)] += 1
+    print(json.dumps(counts), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,50 @@
+"""Random mutations of every kind of input end in a clean error or a correct result; see `fuzz`.
+
+They run in a process of their own, so that a crash or a hang is seen, with the seed that makes it. To repeat one:
+``python -m tests.bad_input.fuzz KIND SEED 1 FOLDER``.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bad_input.forked import ROOT
+from tests.bad_input.fuzz import KINDS
+
+SOME = 24
+MANY = {  # 10,000 in all, more of those that are quick
+    "config_text": 2400,
+    "config_values": 3000,
+    "tsv": 600,
+    "data_bytes": 1400,
+    "data_structure": 1000,
+    "checkpoint_bytes": 1000,
+    "checkpoint_structure": 600,
+}
+
+
+def run(kind: str, first: int, count: int, folder: Path) -> dict[str, int]:
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.bad_input.fuzz", kind, str(first), str(count)]
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, cwd=ROOT)
+    lines = done.stdout.splitlines()
+    seed = next((line for line in reversed(lines) if line.startswith("seed ")), "no seed")
+    assert done.returncode == 0, f"{seed} ended with status {done.returncode}\n{done.stderr[-6000:]}"
+    return dict(json.loads(lines[-1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_mutations(kind: str, tmp_path: Path) -> None:
+    counts = run(kind, 0, SOME, tmp_path)
+    assert sum(counts.values()) == SOME and counts["error"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_mutations(kind: str, tmp_path: Path) -> None:
+    counts = run(kind, SOME, MANY[kind], tmp_path)
+    assert sum(counts.values()) == MANY[kind]
+    assert counts["error"] > 0 and counts["result"] > 0  # both are met, so neither goes untested

@@ -1,0 +1,187 @@
+"""A stalled run says which collective waits for whom, once, and ends past its second limit with every process gone."""
+
+import re
+import signal
+import time
+
+import pytest
+from job import Job
+from mpi4py import MPI
+from pytest_mpi import parallel_assert
+
+from hpcrec.comm import stall
+from hpcrec.comm.failure import ExitCodes
+from hpcrec.comm.progress import Lane, Progress
+from hpcrec.comm.stall import StallLimits, StallWatch
+from hpcrec.comm.stall_report import Standing, describe, find_waits, listed
+from hpcrec.comm.topology import assign_roles
+from hpcrec.comm.world import World
+
+MEMBERS = {"main": (0, 1, 2, 3), "dense": (2, 3)}
+
+
+def standing(step: int, main: tuple[int, int, str, float], dense: tuple[int, int, str, float] = (0, 0, "", 9.0)):
+    return Standing(step, {"main": main, "dense": dense}, "node7", "session.py:8 in run_step")
+
+
+def test_waits_name_who_has_not_come() -> None:
+    standings = {
+        0: standing(5, (9, 9, "gradients", 61.0)),
+        1: standing(5, (9, 9, "gradients", 60.5)),
+        2: standing(5, (8, 0, "values", 70.0), (4, 4, "dense", 62.0)),
+    }  # rank 3 does not answer
+    waits = find_waits(standings, MEMBERS, 30.0)
+    assert [(w.lane, w.tag, w.step, w.waiting, w.missing) for w in waits] == [
+        ("dense", "dense", 5, (2,), (3,)),
+        ("main", "gradients", 5, (0, 1), (2, 3)),
+    ]
+    text, blamed = describe(waits, standings)
+    assert blamed == (3,)  # rank 2 is missing too, but waits itself
+    assert text.splitlines()[0] == "no progress for 62 s. Waiting for rank 3."
+    assert "step 5, collective 'gradients' on communicator 'main': ranks 0, 1 waited 61 s for ranks 2, 3" in text
+    assert "rank 3 does not answer" in text
+    assert not find_waits(standings, MEMBERS, 90.0)
+
+
+def test_a_late_rank_is_shown_with_its_place_and_a_deadlock_is_called_one() -> None:
+    standings = {r: standing(5, (9, 9, "ids", 60.0)) for r in range(3)} | {3: standing(4, (7, 0, "values", 64.0))}
+    text, blamed = describe(find_waits(standings, MEMBERS, 30.0), standings)
+    assert blamed == (3,)
+    assert "rank 3 on node7: step 4, in no collective for 9 s, its main thread is at session.py:8 in run_step" in text
+    crossed = {0: standing(5, (9, 9, "ids", 60.0))} | {
+        r: standing(5, (8, 0, "ids", 61.0), (3, 3, "dense", 60.0)) for r in (1, 2, 3)
+    }
+    text, blamed = describe(find_waits(crossed, MEMBERS, 30.0), crossed)
+    assert blamed == () and "wait for each other" in text
+    text, blamed = describe(find_waits({0: standing(5, (9, 9, "ids", 60.0))}, {"main": (0,)}, 30.0), {})
+    assert blamed == () and "look at the network" in text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [((), ""), ((3,), "rank 3"), ((1, 2), "ranks 1, 2"), ((0, 1, 2, 5), "ranks 0 to 2, 5"), ((4, 9), "ranks 4, 9")],
+)
+def test_ranks_are_listed_in_runs(ranks, said) -> None:
+    assert listed(ranks) == said
+
+
+def test_lanes_count_and_cost_little() -> None:
+    lane = Lane("main", (0, 1))
+    with lane.inside("ids"):
+        assert (lane.count, lane.waiting, lane.tag) == (1, 1, "ids")
+    numbers = [lane.started(), lane.started()]
+    with lane.waits(numbers[0], "dense"):
+        assert (lane.count, lane.waiting) == (3, 2)
+    assert lane.waiting == 0
+    best_s = 1.0
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(1000):
+            with lane.inside("ids"):
+                pass
+        best_s = min(best_s, (time.perf_counter() - began) / 1000)
+    assert best_s < 2e-6
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_a_late_rank_is_reported_once_and_the_run_goes_on(monkeypatch) -> None:
+    comm, said = MPI.COMM_WORLD, []
+    monkeypatch.setattr(stall, "say", said.append)
+    world = World(comm, lambda host_of: assign_roles(host_of, mode="fused"), StallLimits(0.5, 60.0))
+    late = comm.size - 1
+    for step in range(3):
+        world.progress.step = step
+        world.main.barrier()
+        if step == 1 and comm.rank == late:
+            time.sleep(2.5)
+        world.dense.barrier()
+    told = comm.allgather(said)
+    parallel_assert([len(mine) for mine in told] == [1] + [0] * (comm.size - 1), msg=str(told))
+    text = told[0][0]
+    waiting = listed(range(late))
+    found = re.search(r"step 1, collective 'control' on communicator 'dense': (.*) waited ([\d.]+) s for (.*)", text)
+    parallel_assert(found is not None and found[1] == waiting and found[3] == f"rank {late}", msg=text)
+    parallel_assert(0.5 <= float(found[2]) < 2.5 and f"Waiting for rank {late}." in text, msg=text)
+    parallel_assert(f"rank {late} on " in text and "in no collective" in text and "test_stall.py" in text, msg=text)
+    world.close()
+    parallel_assert(not world._watch._thread.is_alive())
+
+
+@pytest.mark.parallel([1, 2])
+def test_no_watch_where_nothing_can_stall(monkeypatch) -> None:
+    comm = MPI.COMM_WORLD
+    world = World(comm, lambda host_of: assign_roles(host_of, mode="fused"), StallLimits(0.0, 0.0))
+    parallel_assert(world._watch is None)
+    world.close()
+    world = World(comm, lambda host_of: assign_roles(host_of, mode="fused"), StallLimits(0.5, 0.0))
+    parallel_assert((world._watch is None) == (comm.size == 1))
+    thread = None if world._watch is None else world._watch._thread
+    world.close()
+    if comm.size > 1:
+        dropped = StallWatch(comm, Progress(), {}, StallLimits(0.5, 0.0))
+        thread = dropped._thread
+        del dropped
+        thread.join(timeout=5)
+    parallel_assert(thread is None or not thread.is_alive())
+
+
+STALLED = """
+    import torch
+    from hpcrec.comm.stall import StallLimits
+    from hpcrec.comm.topology import assign_roles
+    from hpcrec.comm.world import World
+    mode = {mode!r}
+    roles = dict(mode="fused") if mode == "fused" else dict(mode="split", owners=1)
+    parts = World(world, lambda host_of: assign_roles(host_of, **roles), StallLimits(0.6, {abort_s}))
+    parts.progress.step = 41
+    parts.main.allreduce(torch.ones(2).numpy(), "gradients")
+    {before}
+    ready()
+    {stalled}
+    {after}
+    time.sleep(60)
+"""
+HOROVOD = """
+    from hpcrec.dense.horovod import HorovodAllreduce
+    if parts.dense is not None:
+        allreduce = HorovodAllreduce(parts.dense)
+        flat = torch.ones(10)
+        allreduce.wait(allreduce.start(flat, "x"))
+"""
+IN_DENSE = """
+    if parts.dense is not None:
+        allreduce.wait(allreduce.start(flat, "x"))
+    else:
+        parts.main.allreduce(torch.ones(2).numpy(), "values")
+"""
+VALUES = "parts.main.allreduce(torch.ones(2).numpy(), 'values')"
+ASLEEP = "if world.rank == 2: time.sleep(60)"
+CASES = {  # roles, set-up, who stalls, what the others wait in, its tag and communicator, the rank missing, who waits
+    "asleep": ("fused", "", ASLEEP, "parts.main.barrier()", "control", "main", 2, "ranks 0, 1"),
+    "in the dense reduction": ("split", HOROVOD, ASLEEP, IN_DENSE, "dense", "dense", 2, "rank 1"),
+    "stopped": ("fused", "", "", VALUES, "values", "main", 1, "ranks 0, 2"),
+    "the first rank stopped": ("fused", "", "", VALUES, "values", "main", 0, "ranks 1, 2"),
+}
+SLOW = ("asleep", "the first rank stopped")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES])
+def test_past_the_second_limit_the_job_ends_and_names_who_is_missing(tmp_path, case) -> None:
+    mode, before, stalled, after, tag, lane, missing, waiting = CASES[case]
+    if "stopped" in case:
+        stalled = f"if world.rank == {missing}: os.kill(os.getpid(), {int(signal.SIGSTOP)})"
+    abort_s = 6.0 if missing == 0 else 3.0  # a first rank that does not answer is asked, and waited for, twice
+    body = STALLED.format(mode=mode, before=before, stalled=stalled, after=after, abort_s=abort_s)
+    ended = Job(tmp_path, body).end(limit_s=abort_s + 2 * 2.6 + 5.0)  # two waits for an answer at most, and the end
+    assert ended.code == ExitCodes.ERROR, ended.err
+    assert ended.err.count("hpcrec: stall: no progress") == 1, ended.err
+    said = f"hpcrec: error: stalled past run.stall_abort_s = {abort_s:g}, the job is ended"
+    assert ended.err.count(said) == 1, ended.err
+    wait = rf"step 41, collective '{tag}' on communicator '{lane}': {waiting} waited [\d.]+ s for rank {missing}\n"
+    for part in ended.err.split(said):
+        assert f"Waiting for rank {missing}." in part
+        assert re.search(wait, part), part
+    if "stopped" in case:
+        assert f"rank {missing} does not answer" in ended.err
+    else:
+        assert f"hpcrec: stacks of rank {missing}:" in ended.err and "time.sleep(60)" in ended.err

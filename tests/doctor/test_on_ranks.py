@@ -1,0 +1,234 @@
+"""The checks on ranks, with a fault on one of them: injected where a check meets the machine, found and named by it."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+from pytest_mpi import parallel_assert
+
+from hpcrec.comm.probe import Probe, pair_rounds
+from hpcrec.doctor import examine as examining
+from hpcrec.doctor import folder as folders
+from hpcrec.doctor import software
+from hpcrec.doctor.base import Check, Site, ok
+from hpcrec.doctor.examine import examine
+from hpcrec.doctor.registry import CHECKS, CONFIG_CHECKS, LAST_CHECKS
+from tests.doctor.site import fake_root
+from tests.train.runs import config_for, write_data
+
+CHECK = {check.name: check for check in (*CHECKS, *CONFIG_CHECKS, *LAST_CHECKS)}
+WORLD = MPI.COMM_WORLD
+
+
+class Faulty(Probe):
+    """A probe whose last rank has a fault: ``threads``, ``clock``, ``corrupt`` or ``slow`` (to rank 0)."""
+
+    fault = ""
+
+    @property
+    def last(self) -> bool:
+        return self.rank == self.size - 1
+
+    @property
+    def mpi(self):
+        level = "funneled" if self.fault == "threads" and self.last else "multiple"
+        return {**super().mpi, "mpi_threads": level}
+
+    def clock_s(self):
+        return super().clock_s() + (30.0 if self.fault == "clock" and self.last else 0.0)
+
+    def alltoallv(self, send, send_bytes_R, recv, recv_bytes_R):
+        super().alltoallv(send, send_bytes_R, recv, recv_bytes_R)
+        if self.fault == "corrupt" and self.last:
+            recv[5] ^= 16  # one bit of what rank 0 sent
+
+    def swap(self, peer, send, recv):
+        super().swap(peer, send, recv)
+        if self.fault == "slow" and {peer, self.rank} == {0, self.size - 1}:
+            time.sleep(0.02)
+
+
+def shared(path: Path) -> Path:
+    """Rank 0's path on every rank."""
+    return Path(WORLD.bcast(str(path)))
+
+
+def examined(names, *, fault="", folder=None, as_json=False, root=None, config=None, limit_s=60.0):
+    """Exit code and what was said, on every rank."""
+    said = []
+    probe = Faulty()
+    probe.fault = fault
+
+    def make_site() -> Site:
+        site = Site(probe=probe, environment={}, folder=folder or Path(), host=f"node{probe.rank}", config=config)
+        return site if root is None else replace(site, root=root)
+
+    checks = [CHECK[name] if isinstance(name, str) else name for name in names]
+    code = examine(probe, make_site, checks, said.append, limit_s=limit_s, as_json=as_json)
+    probe.close()
+    return code, WORLD.bcast("\n".join(said))
+
+
+@pytest.mark.parallel([2, 3])
+def test_a_thread_level_that_one_rank_lacks() -> None:
+    code, said = examined(["mpi"], fault="threads")
+    last = WORLD.size - 1
+    words = f"FAIL  mpi threads     funneled on rank {last} on node{last}"
+    parallel_assert(code == 1 and words in said and said.endswith("not ready: 1 problem"), msg=said)
+
+
+@pytest.mark.parallel([2, 3])
+def test_a_clock_that_is_ahead() -> None:
+    code, said = examined(["clocks"], fault="clock")
+    last = WORLD.size - 1
+    by = "+30.0" if WORLD.size == 3 else "+15.0"  # of two clocks neither is the right one
+    who = f"rank {last} on node{last}" if WORLD.size == 3 else "every rank"
+    parallel_assert(code == 0 and said.endswith("ready, 1 warning") and who in said, msg=said)
+    parallel_assert(by in said or WORLD.size == 2, msg=said)
+
+
+@pytest.mark.parallel([2, 3])
+def test_contents_that_a_network_spoils() -> None:
+    code, said = examined(["alltoallv"], fault="corrupt")
+    last = WORLD.size - 1
+    words = f"contents differ from what was sent: rank 0 on node0 to rank {last} on node{last}, 1.02 kB"
+    parallel_assert(code == 1 and words in said, msg=said)
+    code, said = examined(["alltoallv"])
+    parallel_assert(code == 0 and "contents right" in said, msg=said)
+
+
+@pytest.mark.parallel(3)
+def test_a_slow_pair_is_named_and_only_that() -> None:
+    code, said = examined(["pairs"], fault="slow")
+    slow = [line for line in said.splitlines() if "slow pair" in line]
+    words = "rank 0 on node0 and rank 2 on node2"
+    parallel_assert(code == 0 and any(words in line for line in slow), msg=said)
+
+
+@pytest.mark.parallel([2, 3])
+def test_a_version_that_differs(monkeypatch) -> None:
+    real = software.telemetry.versions
+    if WORLD.rank == WORLD.size - 1:
+        monkeypatch.setattr(software.telemetry, "versions", lambda: {**real(), "numpy": "1.0.0"})
+    code, said = examined(["versions"])
+    # of two ranks the first counts as usual
+    last = WORLD.size - 1
+    parallel_assert(code == 1 and f"numpy is 1.0.0 on rank {last} on node{last}" in said, msg=said)
+
+
+@pytest.mark.parallel([2, 3])
+def test_folders(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(folders, "_VISIBLE_S", 0.3)
+    folder = shared(tmp_path)
+    code, said = examined(["folder"], folder=folder)
+    parallel_assert(code == 0 and "written and seen by every rank" in said, msg=said)
+    parallel_assert(list(folder.iterdir()) == [], msg="something was left behind")
+    last = WORLD.size - 1
+    code, said = examined(["folder"], folder=folder / "none" if WORLD.rank == last else folder)
+    words = f"rank {last} on node{last} cannot write there"
+    parallel_assert(code == 1 and words in said and "No such file" in said, msg=said)
+    own = tmp_path / "own" if WORLD.rank == last else folder  # writable, but not the others'
+    own.mkdir(exist_ok=True)
+    code, said = examined(["folder"], folder=own)
+    words = "does not see what rank"
+    parallel_assert(code == 1 and words in said and "all hosts share" in said, msg=said)
+
+
+@pytest.mark.parallel([2, 3])
+def test_sums_by_either_reducer(monkeypatch) -> None:
+    config = config_for(Path("/nowhere"))  # dense.reducer is mpi there
+    code, said = examined(["allreduce"], config=config)
+    parallel_assert(code == 0 and "mpi: 1.05 MB in" in said, msg=said)
+    from hpcrec.dense import horovod
+    from hpcrec.errors import MissingError
+
+    def none():
+        raise MissingError("horovod.torch cannot be imported (undefined symbol). Set dense.reducer = 'mpi'.")
+
+    if WORLD.rank == 1:
+        monkeypatch.setattr(horovod, "_import_horovod", none)
+    code, said = examined(["allreduce"])
+    parallel_assert(code == 0 and "warn  horovod" in said and "rank 1: horovod.torch cannot" in said, msg=said)
+    parallel_assert('dense.reducer = "mpi"' in said and "ok    allreduce       mpi" in said, msg=said)
+    needed = replace(config, dense=replace(config.dense, reducer="horovod"))
+    code, said = examined(["allreduce"], config=needed)
+    parallel_assert(code == 1 and "FAIL  horovod" in said, msg=said)
+    code, said = examined(["allreduce"], fault="threads")
+    parallel_assert("warn  horovod         not tried" in said and "ok    allreduce       mpi" in said, msg=said)
+
+
+@pytest.mark.parallel(2)
+def test_a_configuration(tmp_path) -> None:
+    folder = shared(tmp_path)
+    write_data(folder / "data.h5", samples=40)
+    names = ["topology", "data", "memory of a run"]
+    config = config_for(folder, topology={"mode": "split", "owners": 1, "dense": 1})
+    code, said = examined(names, config=config)
+    parallel_assert(code == 0 and "2 ranks: 1 owners, 1 dense" in said and "40 samples" in said, msg=said)
+    parallel_assert("owner (rank 0): " in said and "dense (rank 1): " in said, msg=said)
+    code, said = examined(names, config=config_for(folder, topology={"mode": "split", "owners": 3, "dense": 1}))
+    parallel_assert(code == 1 and "FAIL  topology        topology.owners is 3. Allowed: 1 to 2" in said, msg=said)
+    gone = config if WORLD.rank == 0 else config_for(folder, data={"train": str(folder / "gone.h5")})
+    code, said = examined(["data"], config=gone)
+    parallel_assert(code == 1 and "FAIL  data.train      rank 1 on node1: " in said and "gone.h5" in said, msg=said)
+    write_data(folder / "other.h5", samples=41)
+    other = config if WORLD.rank == 0 else config_for(folder, data={"train": str(folder / "other.h5")})
+    code, said = examined(["data"], config=other)
+    parallel_assert(code == 1 and "is another data set on rank 1 on node1" in said, msg=said)
+    root = fake_root(tmp_path / "host", available_bytes=10**8 if WORLD.rank == 0 else 10**11)
+    code, said = examined(["memory of a run"], config=config, root=root)
+    parallel_assert(code == 1 and "2 ranks on node0 will need" in said and "of 100.00 MB" in said, msg=said)
+
+
+@pytest.mark.parallel([2, 3])
+def test_a_check_that_fails_on_one_rank_is_a_finding() -> None:
+    def measure(site):
+        if site.probe.rank == 1:
+            raise OSError("no such device")
+        return 1
+
+    code, said = examined([Check(name="odd", measure=measure, judge=lambda answers, _: iter([ok("odd", "fine")]))])
+    parallel_assert(code == 1 and "FAIL  odd             rank 1 on node1: OSError: no such device" in said, msg=said)
+
+
+@pytest.mark.parallel([2, 3])
+def test_a_check_that_hangs_is_named_with_its_rank(monkeypatch) -> None:
+    """The job's end is replaced by a note: here, the rank that hangs goes on after a while."""
+    ended = []
+    monkeypatch.setattr(Faulty, "abort", lambda _, code: ended.append(code))
+    monkeypatch.setattr(examining, "_OTHERS_WAIT_S", 5.0)
+
+    def measure(site):
+        time.sleep(1.5 if site.probe.rank == 1 else 0.0)
+
+    check = Check(name="asleep", measure=measure, judge=lambda answers, _: iter([]))
+    code, said = examined([check], limit_s=0.5)
+    words = "FAIL  asleep          timed out: asleep, after 0.5 s; no answer from rank 1 on node1"
+    parallel_assert(words in said and code == 1, msg=said)
+    parallel_assert(ended == ([1] if WORLD.rank == 0 else []), msg=str(ended))
+
+
+@pytest.mark.parallel([2, 3])
+def test_json() -> None:
+    code, said = examined(["mpi", "pairs"], as_json=True)
+    found = json.loads(said)
+    parallel_assert(code == 0 and found["ready"] and found["ranks"] == WORLD.size, msg=said)
+    parallel_assert(found["hosts"] == [f"node{r}" for r in range(WORLD.size)], msg=said)
+    parallel_assert([f["what"] for f in found["findings"]][:1] == ["mpi"], msg=said)
+    seconds = found["findings"][-1]["data"]["seconds"]
+    parallel_assert(len(seconds["65536"]) == WORLD.size and seconds["65536"][0][1] > 0, msg=said)
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_each_pair_meets_once(size: int) -> None:
+    rounds = [pair_rounds(size, rank) for rank in range(size)]
+    met = set()
+    for number in range(len(rounds[0])):
+        for rank in range(size):
+            peer = rounds[rank][number]
+            assert peer is None or (peer != rank and rounds[peer][number] == rank)
+            met |= set() if peer is None else {frozenset((rank, peer))}
+    assert len(met) == size * (size - 1) // 2

@@ -1,0 +1,142 @@
+"""The memory formula: its terms by hand, its owners by layout, and its sum against the resident size of real runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcrec.build_memory import memory_report, predict_memory, ranks_asked_for
+from hpcrec.config import Config, load_config, validate
+from hpcrec.data.layout import Column, Columns
+from hpcrec.data.writer import Writer
+from hpcrec.errors import ConfigError
+from hpcrec.kernels import state_shapes
+from hpcrec.plan.memory import ROW_STATES, DenseRank, HeldRows, HolderTraffic, rank_memory, row_bytes
+from hpcrec.types import Feature, OptimizerSpec
+
+DENSE = DenseRank(
+    samples=1000, ids=5000, bags=4000, leaf_elements=64, sample_bytes=100, window_samples=10_000, prefetch=2,
+    parameters=50_000, optimizer="Adam", layer_elements=300,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ROW_STATES))
+def test_state_of_a_row_is_what_the_kernels_keep(name):
+    shapes = state_shapes(OptimizerSpec(name=name), 10, 16).values()
+    assert row_bytes(16, name, 4) * 10 == 4 * (160 + sum(int(np.prod(shape)) for shape in shapes))
+
+
+def test_terms_by_hand():
+    held = [
+        HeldRows(rows=1_000_000, width=16, optimizer="rowwise_adagrad"),
+        HeldRows(rows=10, width=4, optimizer="adam"),
+    ]
+    traffic = HolderTraffic(ids=3000, bags=1000, elements=16_000)
+    found = rank_memory(held, traffic, None, item_bytes=4, ahead=1, base_bytes=7)
+    assert found.terms == {
+        "rows": 64_000_160,
+        "optimizer state": 4_000_320,
+        "routes": 3 * (3000 * 40 + 1000 * 16) + 3000 * 56 + 1000 * 28,
+        "vectors": 3 * 4 * 16_000,
+        "block": 2 * 65_536 * (68 + 16),
+        "process": 7,
+    }
+    assert found.held_bytes == 68_000_480 and found.total_bytes == sum(found.terms.values())
+    assert rank_memory(held, traffic, None, item_bytes=8, ahead=1).terms["rows"] == 128_000_320
+
+
+def test_what_a_dense_rank_adds():
+    found = rank_memory([], HolderTraffic(), DENSE, item_bytes=4, ahead=1, base_bytes=0).terms
+    assert found["parameters"] == 50_000 * 4 * 4  # with gradients and two moments
+    assert found["read windows"] == 2 * 10_000 * 100 and found["batches"] == 6 * 1000 * 100
+    assert found["leaves"] == 6 * 4 * 1000 * 64 and found["activations"] == 4 * 4 * 1000 * 300
+    assert found["rows"] == found["vectors"] == found["block"] == 0
+
+
+def write_run(folder: Path, rows: int, *, model: str = 'name = "dlrm"\nwidth = 32', topology: str = "") -> Path:
+    """A data set of 4 features over tables of ``rows``, and a configuration of a short run."""
+    rng = np.random.default_rng(1)
+    features = tuple(Feature(name=f"f{i}", cardinality=rows) for i in range(4))
+    columns = {f.name: Column(rng.integers(0, rows, 12_000)) for f in features}
+    label = rng.integers(0, 2, 12_000).astype(np.float32)
+    dense = rng.standard_normal((12_000, 4)).astype(np.float32)
+    with Writer(folder / "data.h5", features, n_dense=4, n_labels=1, jagged=(), optional=()) as writer:
+        writer.append(Columns(label=label, dense=dense, sparse=columns))
+    config = folder / "config.toml"
+    config.write_text(
+        f'[data]\ntrain = "{folder}/data.h5"\n[model]\n{model}\n[topology]\n{topology}\n[train]\nsteps = 5\n'
+        f'[run]\nfolder = "{folder}/run"\nprogress = false\ntensorboard = false\n'
+    )
+    return config
+
+
+SPLIT = 'mode = "split"\nowners = 2\ndense = 1'
+
+
+def test_rows_of_each_rank_follow_the_shard_map(tmp_path):
+    config = load_config(write_run(tmp_path, 20_000, topology=SPLIT))
+    owner, other, dense = predict_memory(config, [0, 0, 0])
+    assert owner.terms["rows"] == other.terms["rows"] == 4 * 20_000 * 32 * 4 // 2
+    assert owner.terms["optimizer state"] == 4 * 20_000 * 4 // 2 and "parameters" not in owner.terms
+    assert dense.terms["rows"] == 0 and dense.terms["parameters"] > 0 < dense.terms["activations"]
+    assert owner.terms["routes"] > 0 < owner.terms["vectors"]
+    with pytest.raises(ConfigError, match="topology"):
+        predict_memory(config, [0])
+    lines = memory_report(config, None)
+    assert lines[0] == "memory a rank, with 3 ranks:" and len(lines) == 3
+    assert lines[1].startswith("  owner (rank 0, the most of 2): ") and lines[2].startswith("  dense (rank 2): ")
+
+
+@pytest.mark.parametrize(
+    ("topology", "ranks"),
+    [
+        ({}, None),
+        ({"mode": "split", "owners": 2, "dense": 3}, 5),
+        ({"mode": "split", "owners": [0, 3], "dense": [1]}, 4),
+    ],
+)
+def test_ranks_that_a_configuration_asks_for(topology, ranks):
+    config = validate({"data": {"train": "x"}, "run": {"folder": "y"}, "topology": topology}, "test")
+    assert ranks_asked_for(config) == ranks
+
+
+def resident(config_file: Path, ranks: int) -> tuple[Config, dict[int, int]]:
+    """Peak resident size of each rank of a run."""
+    line = [sys.executable, "-m", "hpcrec", "run", "-n", str(ranks), "--threads", "1", "--", "train", str(config_file)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    config = load_config(config_file)
+    summary = json.loads((Path(config.run.folder) / "summary.json").read_text())
+    owners = summary["owners"].values()
+    assert set(summary["owners"]) == {str(rank) for rank in summary["topology"]["owners"]}
+    assert sum(o["lookups_per_step"] for o in owners) == 4 * config.train.batch_size  # 4 features, 1 id a sample
+    assert all(0 < o["distinct_per_step"] <= o["lookups_per_step"] for o in owners)
+    assert all(o["gather_ms"] > 0 < o["update_ms"] and o["read_ms"] > 0 for o in owners)
+    assert sum(o["bytes"] for o in owners) == sum(m.held_bytes for m in predict_memory(config, [0] * ranks))
+    assert set(summary["imbalance"]) == {"bytes", "lookups", "distinct", "time"}
+    assert 1 <= summary["imbalance"]["lookups"] < 1.15 > summary["imbalance"]["bytes"] >= 1
+    return config, {int(rank): n for rank, n in summary["peak_rss_bytes"].items()}
+
+
+def check(config_file: Path, ranks: int) -> None:
+    """Predicted and measured are within 15 % and 150 MB of each other, on every rank."""
+    config, measured = resident(config_file, ranks)
+    predicted = [m.total_bytes for m in predict_memory(config, [0] * ranks)]
+    for rank in range(ranks):
+        low, high = predicted[rank] / 1.15 - 150e6, predicted[rank] * 1.15 + 150e6
+        assert low <= measured[rank] <= high, (rank, predicted, measured)
+
+
+def test_the_formula_holds_on_a_split_run_with_a_checkpoint(tmp_path):
+    check(write_run(tmp_path, 1_500_000, topology=SPLIT), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adagrad"])
+def test_the_formula_holds_on_larger_fused_runs(tmp_path, optimizer):
+    config = write_run(tmp_path, 6_000_000, model='name = "deepfm"\nwidth = 16')
+    config.write_text(config.read_text() + f'[embedding.optimizer]\nname = "{optimizer}"\n')
+    check(config, 2)

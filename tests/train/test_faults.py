@@ -1,0 +1,62 @@
+"""An error anywhere in a run ends every rank within 5 s: exit status 1, one traceback, of the rank that failed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.train.launched import Fault, launch
+from tests.train.runs import config_for, write_data
+
+PLACES = {
+    "route": ("hpcrec.exchange.exchange:Exchange.route", 4),
+    "gather": ("hpcrec.exchange.exchange:Exchange.values", 4),
+    "answer": ("hpcrec.exchange.serve:Holder.answer", 4),
+    "forward": ("hpcrec.train.session:Session.default_losses", 4),
+    "backward": ("hpcrec.dense.reducer:DenseReducer._start", 4),
+    "scatter": ("hpcrec.exchange.exchange:Exchange.gradients", 4),
+    "apply": ("hpcrec.exchange.serve:Holder.apply", 4),
+    "dense reduce": ("hpcrec.dense.reducer:DenseReducer.reduce", 4),
+    "optimizer": ("torch.optim:Adam.step", 4),
+    "evaluation": ("hpcrec.train.session:Session._evaluate", 1),
+    "metrics": ("hpcrec.train.metrics:evaluate", 1),
+    "checkpoint rows": ("hpcrec.train.checkpoint:CheckpointWriter.write_table_part", 1),
+    "checkpoint dense": ("hpcrec.train.checkpoint:CheckpointWriter.write_dense", 1),
+    "checkpoint commit": ("hpcrec.train.checkpoint:CheckpointWriter.commit", 1),
+    "loading": ("hpcrec.data.gather:take", 4),
+}
+OWNER = ("route", "gather", "answer", "scatter", "apply", "evaluation", "checkpoint rows", "checkpoint commit")
+DENSE = tuple(name for name in PLACES if name not in ("answer", "apply", "checkpoint rows"))
+FIRST_DENSE = ("checkpoint dense",)  # on the others it is not called
+FAST = (("split", "route", 0), ("fused", "backward", 1))
+
+
+def cases():
+    everything = [("split", name, 0) for name in OWNER]
+    everything += [("split", name, 1 if name in FIRST_DENSE else 2) for name in DENSE]
+    everything += [("fused", name, 0 if name in FIRST_DENSE else 1) for name in PLACES]
+    return [pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow]) for case in everything]
+
+
+@pytest.mark.parametrize(("mode", "name", "rank"), cases())
+def test_an_error_ends_every_rank_and_is_told_once(tmp_path: Path, mode: str, name: str, rank: int) -> None:
+    write_data(tmp_path / "data.h5", samples=400)
+    data = {"train": str(tmp_path / "data.h5"), "validation": str(tmp_path / "data.h5"), "chunk": 32, "prefetch": 2}
+    tables = {table: {"shard": "row"} for table in ("user", "item", "tag")}
+    config = config_for(
+        tmp_path,
+        data=data,
+        topology={"mode": mode, **({"owners": 1} if mode == "split" else {})},
+        embedding={"tables": tables},
+        dense={"reducer": "horovod", "optimizer": {"name": "Adam", "lr": 0.01}},
+        train={"epochs": 40, "steps": None, "eval_every": 10},
+        checkpoint={"every": 10},
+    )
+    place, call = PLACES[name]
+    ended = launch(tmp_path / "job", config, Fault(rank, place, call)).end(limit_s=5.0)
+    assert ended.code == 1, ended.err
+    assert ended.err.count(f"KeyError: 'injected into {place}'") == 1, ended.err
+    assert f"[rank {rank} on " in ended.err and "MPI_ABORT" not in ended.err, ended.err
+    assert ended.err.count("Traceback (most recent call last)") == 1, ended.err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "failed"
