@@ -49,6 +49,17 @@ def test_pieces_hold_each_line_once_and_in_order(tmp_path: Path, piece_bytes: in
         np.testing.assert_array_equal(a.sparse[feature].ids, b.sparse[feature].ids)
 
 
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_compression_changes_the_size_alone(tmp_path: Path, compression: str) -> None:
+    path = write_text(tmp_path / "a.txt", criteo_lines(20_000))
+    prepare_criteo([path], tmp_path / "out", split=ALL, compression=compression)
+    file = tmp_path / "out" / "train.h5"
+    assert (file.stat().st_size < 0.5 * 20_000 * 40 * 4) == (compression == "gzip")
+    with DataSet(file) as data:
+        labels = data.read(0, 20_000).label
+    assert labels.tolist() == [float(line[0]) for line in criteo_lines(20_000)]
+
+
 def test_small_files_share_a_piece(tmp_path: Path) -> None:
     paths = [write_text(tmp_path / f"{i}.txt", criteo_lines(10, i)) for i in range(4)]
     size = paths[0].stat().st_size
