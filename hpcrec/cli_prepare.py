@@ -54,6 +54,13 @@ def job_options(command: F) -> F:
             metavar="MIB",
             help="Source bytes that one rank converts at a time; each piece becomes a file.",
         ),
+        click.option(
+            "--compression",
+            type=click.Choice(["none", "gzip"]),
+            default="none",
+            show_default=True,
+            help="gzip halves the data set; every epoch then takes longer to read.",
+        ),
         click.option("--restart", is_flag=True, help="Begin anew, whatever --out holds of an earlier conversion."),
     ):
         command = option(command)

@@ -32,6 +32,7 @@ def prepare_criteo(
     split: Split | None = None,
     max_bad: float = 0.0,
     piece_bytes: int = PIECE_BYTES,
+    compression: str = "none",
     restart: bool = False,
     progress: bool = False,
     ranks: Ranks | None = None,
@@ -55,7 +56,7 @@ def prepare_criteo(
         part of the squared logarithm.
     split : Split, optional
         ``order:0.8,0.1,0.1`` by default.
-    max_bad, piece_bytes, progress
+    max_bad, piece_bytes, compression, progress
         See `Job`.
     restart : bool
         Begin anew whatever the folder holds.
@@ -104,6 +105,7 @@ def prepare_criteo(
         split=split or Split(),
         max_bad=max_bad,
         piece_bytes=piece_bytes,
+        compression=compression,
         progress=progress,
         conventions={
             "ids": convention[ids],

@@ -51,6 +51,8 @@ class Job:
         Share of lines that may be bad; they are written to ``rejects.tsv``. With 0 the first one ends the conversion.
     piece_bytes : int
         See `pieces.cut`.
+    compression : str
+        Of the files' columns: see `Writer`.
     conventions : dict, optional
         For the files' attribute, instead of those of the map.
     progress : bool
@@ -64,6 +66,7 @@ class Job:
     split: Split
     max_bad: float = 0.0
     piece_bytes: int = PIECE_BYTES
+    compression: str = "none"
     conventions: dict[str, str] | None = None
     progress: bool = False
 
@@ -75,6 +78,7 @@ class Job:
             "table": asdict(self.table),
             "split": self.split.describe(),
             "piece_bytes": self.piece_bytes,
+            "compression": self.compression,
             "sources": [pieces.identity(path) for path in self.sources],
         }
 
@@ -241,6 +245,7 @@ class _Conversion:
             n_labels=len(spec.labels),
             jagged=spec.jagged,
             optional=spec.optional,
+            compression=self.job.compression,
             attributes={layout.CONVENTIONS_ATTRIBUTE: self.job.conventions or maker.conventions()},
         )
         meter = _Meter(self._bar)

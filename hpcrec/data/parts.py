@@ -28,7 +28,7 @@ class Parts:
     ----------
     paths : dict of str to Path
         File of each part.
-    features, n_dense, n_labels, jagged, optional
+    features, n_dense, n_labels, jagged, optional, compression
         See `Writer`.
     attributes : dict
         Root attributes of every file, besides ``split``.
@@ -51,11 +51,18 @@ class Parts:
         n_labels: int = 1,
         jagged: Collection[str] = (),
         optional: Collection[str] = (),
+        compression: str = "none",
         attributes: dict[str, Any],
     ) -> None:
         self._paths, self._split, self._attributes = paths, split, attributes
         self._make = partial(
-            Writer, features=features, n_dense=n_dense, n_labels=n_labels, jagged=jagged, optional=optional
+            Writer,
+            features=features,
+            n_dense=n_dense,
+            n_labels=n_labels,
+            jagged=jagged,
+            optional=optional,
+            compression=compression,
         )
         self._waiting: dict[str, list[Columns]] = {name: [] for name in paths}
         self._writers: dict[str, Writer] = {}

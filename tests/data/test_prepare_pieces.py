@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 from sources import ALL, content, criteo_line, criteo_lines, write_text
 
+from hpcrec.cli import command_line
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
 from hpcrec.data import pieces
@@ -27,16 +29,16 @@ def sources(folder: Path) -> list[Path]:
     return [write_text(folder / "a.txt", lines[:1000]), write_text(folder / "b.txt.gz", lines[1000:])]
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 37, 64 * KB, 1 << 30])
+@pytest.mark.parametrize("piece_bytes", [37, 64 * KB, 1 << 30])
 def test_pieces_hold_each_line_once_and_in_order(tmp_path: Path, piece_bytes: int) -> None:
-    n = 40 if piece_bytes < KB else N
+    n = 12 if piece_bytes < KB else N
     lines = criteo_lines(n)
     path = write_text(tmp_path / "a.txt", lines)
     path.write_bytes(path.read_bytes()[:-1])  # the last line ends with the file
     prepare_criteo([path], tmp_path / "one", split=ALL)
-    plan = pieces.cut([path], max(piece_bytes, 37))
-    assert len(plan) == -(-path.stat().st_size // max(piece_bytes, 37))
-    prepare_criteo([path], tmp_path / "many", split=ALL, piece_bytes=max(piece_bytes, 37))
+    plan = pieces.cut([path], piece_bytes)
+    assert len(plan) == -(-path.stat().st_size // piece_bytes)
+    prepare_criteo([path], tmp_path / "many", split=ALL, piece_bytes=piece_bytes)
     name = "train.h5" if len(plan) == 1 else "train.index.json"
     with DataSet(tmp_path / "one" / "train.h5") as one, DataSet(tmp_path / "many" / name) as many:
         assert one.samples == many.samples == n
@@ -45,6 +47,17 @@ def test_pieces_hold_each_line_once_and_in_order(tmp_path: Path, piece_bytes: in
     np.testing.assert_array_equal(a.dense, b.dense)
     for feature in a.sparse:
         np.testing.assert_array_equal(a.sparse[feature].ids, b.sparse[feature].ids)
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_compression_changes_the_size_alone(tmp_path: Path, compression: str) -> None:
+    path = write_text(tmp_path / "a.txt", criteo_lines(20_000))
+    prepare_criteo([path], tmp_path / "out", split=ALL, compression=compression)
+    file = tmp_path / "out" / "train.h5"
+    assert (file.stat().st_size < 0.5 * 20_000 * 40 * 4) == (compression == "gzip")
+    with DataSet(file) as data:
+        labels = data.read(0, 20_000).label
+    assert labels.tolist() == [float(line[0]) for line in criteo_lines(20_000)]
 
 
 def test_small_files_share_a_piece(tmp_path: Path) -> None:
@@ -184,3 +197,20 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
         other.communicate(b"\n")
     prepare_criteo([path], tmp_path / "out", split=ALL)
     assert sorted(content(tmp_path / "out")) == ["prepare.json", "train.h5"]
+
+
+def test_command_line(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.txt", [*criteo_lines(50), "x"])
+    command = ["prepare", "criteo", "--out", str(tmp_path / "out"), "--split", "order:1,0,0", str(path)]
+    runner = CliRunner()
+    refused = runner.invoke(command_line, command)
+    assert isinstance(refused.exception, DataError) and "line 51: found 1 columns" in str(refused.exception)
+    done = runner.invoke(command_line, [*command, "--max-bad", "0.02"])
+    assert done.exit_code == 0 and "train.h5: 50 samples" in done.output, done.output
+    assert "rejected lines: 1, in rejects.tsv" in done.output
+    for arguments, message in (
+        (["prepare", "synthetic", "--out", "x"], "criteo or table on several ranks, not 'synthetic'"),
+        (["prepare", "criteo", "--out", "x"], "Missing argument 'FILES...'"),
+        (["prepare", "criteo", "--out", "x", "--rows", "2", str(path)], "Invalid value for '--rows'"),
+    ):
+        assert message in runner.invoke(command_line, ["run", "-n", "2", "--", *arguments]).output
