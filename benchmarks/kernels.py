@@ -67,7 +67,6 @@ class Step:
         self.out.fill(0)
         self.gradients = kernels.aligned_empty((n_bags * self.width,), np.float32)
         self.gradients[:] = np.random.default_rng(3).standard_normal(n_bags * self.width)
-        self._source_start = np.repeat(self.places, bag)
         self.group()
 
     def gather(self) -> None:
@@ -76,13 +75,11 @@ class Step:
 
     def group(self) -> None:
         """Sorts the ids."""
-        self.grouping = kernels.group(self.index)
+        self.grouping = kernels.group(self.index, self.offsets)
 
     def merge_update(self) -> None:
         """Sums the gradients of each row and steps its optimizer."""
-        kernels.merge_update(
-            SPEC, self.rows, self.states, self.grouping, self.gradients, self._source_start, lr=1e-3, step=1
-        )
+        kernels.merge_update(SPEC, self.rows, self.states, self.grouping, self.gradients, self.places, lr=1e-3, step=1)
 
     def update(self) -> None:
         """From ids to updated rows."""

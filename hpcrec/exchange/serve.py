@@ -34,9 +34,10 @@ class ArenaWork:
         First element of each bag's vector in the values sent; None for replicated tables, which have gradients only.
     weights : float [K] or None
     grouping : kernels.Grouping or None
-        Occurrences by row; None where no gradients will come.
-    source_start : int64 [K]
-        First element of the gradient of each occurrence's bag in the gradients received.
+        Occurrences by row, named by their bags, or by their positions where ids carry weights; None where no gradients
+        will come.
+    source_start : int64 [V] or [K]
+        First element of the gradient of each bag, or of each position's bag, in the gradients received.
     """
 
     index: Ints
@@ -136,13 +137,16 @@ class Holder:
                 weights.append(np.ones(len(take), self.store.dtype) if m.weights is None else m.weights[take])
         joined = _join(index)
         lengths_V = _join(lengths)
+        offsets, source_start = cumulative(lengths_V), _join(gradient_start)
+        if weights and train:
+            source_start = np.repeat(source_start, lengths_V)
         return ArenaWork(
             index=joined,
-            offsets=cumulative(lengths_V),
+            offsets=offsets,
             value_start=_join(value_start) if valued else None,
             weights=np.concatenate(weights) if weights else None,
-            grouping=kernels.group(joined) if train else None,
-            source_start=np.repeat(_join(gradient_start), lengths_V) if train else gradient_start[0][:0],
+            grouping=kernels.group(joined, None if weights else offsets) if train else None,
+            source_start=source_start,
         )
 
     def answer(self, served: Served) -> Floats:

@@ -95,10 +95,10 @@ def copy_vectors(
     module().copy_vectors(source, target, width, n, source_start, target_start, accumulate, scale)
 
 
-def group(index: Ints) -> Grouping:
+def group(index: Ints, offsets: Ints | None) -> Grouping:
     """See the reference."""
     unique, segments, order = (np.empty(index.size + extra, np.int64) for extra in (0, 1, 0))
-    n_unique = module().group(index, unique, segments, order)
+    n_unique = module().group(index, offsets, unique, segments, order)
     return Grouping(unique[:n_unique], segments[: n_unique + 1], order)
 
 

@@ -35,9 +35,8 @@ template <class F> auto without_gil(F&& f) {
 template <class T>
 hpcrec::Occurrences<T> occurrences(const Ids& segments, const Ids& order, const Ids& source_start,
                                    const Maybe<In<T>>& weights, const In<T>& gradients, int64_t width) {
-  return {segments.data(),  order.data(),     source_start.data(),
-          pointer(weights), gradients.data(), size(segments) - 1,
-          size(order),      size(gradients),  width};
+  return {segments.data(),    order.data(), source_start.data(), pointer(weights), gradients.data(),
+          size(segments) - 1, size(order),  size(source_start),  size(gradients),  width};
 }
 
 template <class T> hpcrec::Target<T> target(const Out<T>& rows, const Ids& unique) {
@@ -156,11 +155,13 @@ void bind_ids(nb::module_& m) {
   using Places = Out<int64_t>;
   m.def(
       "group",
-      [](Ids ids, Places unique, Places segments, Places order) {
-        return without_gil(
-            [&] { return hpcrec::group(ids.data(), size(ids), unique.data(), segments.data(), order.data()); });
+      [](Ids ids, Maybe<Ids> offsets, Places unique, Places segments, Places order) {
+        return without_gil([&] {
+          return hpcrec::group(ids.data(), size(ids), pointer(offsets), offsets ? size(*offsets) - 1 : 0, unique.data(),
+                               segments.data(), order.data());
+        });
       },
-      "ids"_a, "unique"_a.noconvert(), "segments"_a.noconvert(), "order"_a.noconvert());
+      "ids"_a, "offsets"_a.none(), "unique"_a.noconvert(), "segments"_a.noconvert(), "order"_a.noconvert());
   m.def(
       "dedup",
       [](Ids ids, Places unique, Places inverse) {
