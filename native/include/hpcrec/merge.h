@@ -25,7 +25,7 @@ template <class T, int W> class Merger {
   int64_t outside_ = 0;
   int64_t start_[n_kept];
 
-  void find_until(int64_t j) {
+  HPCREC_INLINE void find_until(int64_t j) {
     for (; found_ < j; ++found_) {
       const uint64_t next = static_cast<uint64_t>(from_.order[std::min(found_ + ahead_, end_ - 1)]);
       __builtin_prefetch(from_.source_start + next, 0, 3);
@@ -51,7 +51,7 @@ template <class T, int W> class Merger {
   bool good() const { return outside_ == 0; }
 
   // Adds occurrences [first, last) to a sum.
-  void add(int64_t first, int64_t last, Sum<T, W>& sum) {
+  HPCREC_INLINE void add(int64_t first, int64_t last, Sum<T, W>& sum) {
     found_ = std::max(found_, first);
     for (int64_t j = first; j < last; ++j) {
       find_until(std::min(j + 2 * ahead_, end_));
@@ -63,16 +63,19 @@ template <class T, int W> class Merger {
   }
 
   // Sum of occurrences [first, last) into g, block by block; `spare` has room for a block's sum.
-  void sum(int64_t first, int64_t last, T* g, T* spare) {
+  HPCREC_INLINE void sum(int64_t first, int64_t last, T* g, T* spare) {
+    if (last - first > block_size) return sum_blocks(first, last, g, spare);
     Sum<T, W> total(g, width_);
-    if (last - first <= block_size) {
-      add(first, last, total);
-    } else {
-      for (; first < last; first += block_size) {
-        Sum<T, W> block(spare, width_);
-        add(first, std::min(first + block_size, last), block);
-        total.add(block);
-      }
+    add(first, last, total);
+    total.store(g);
+  }
+
+  __attribute__((noinline)) void sum_blocks(int64_t first, int64_t last, T* g, T* spare) {
+    Sum<T, W> total(g, width_);
+    for (; first < last; first += block_size) {
+      Sum<T, W> block(spare, width_);
+      add(first, std::min(first + block_size, last), block);
+      total.add(block);
     }
     total.store(g);
   }
