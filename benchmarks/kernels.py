@@ -1,277 +1,288 @@
-"""Times each kernel against the memory's copy bandwidth and against torch.nn.EmbeddingBag, in one process.
+"""Times the kernels against what the memory allows, and against FBGEMM's CPU tables, turn by turn in one run.
 
-    python benchmarks/kernels.py [--quick] [--threads N] [--json FILE]
+    python benchmarks/kernels.py [--quick] [--threads N] [--peers PYTHON] [--json FILE]
 
-Tables do not fit into the caches; ids are uniform (the hard case for memory) or Zipf (a click log). Bytes are those
-that a kernel must move: ids, rows read, results written; a row that an update changes counts twice, as in a copy.
-FBGEMM is timed as well where it is installed.
+Limits, on a table beyond the last-level cache, of rows of 64 and of 256 bytes, ids uniform (the hard case for memory):
+
+``kernel.gather.*``   time to read the same rows in the same order into registers / time of pooled_gather, bags of 20
+``kernel.update.*``   limit / time from unsorted ids to updated rows (group + merge_update, row-wise Adagrad). The limit
+                      is the time to read every gradient at the rate of a copy, and to read and write each distinct row
+                      and its state in random order. The lower of two cases counts: a gradient shared by a bag of 20,
+                      and a gradient for each id.
+
+Other rows of that table have Zipf ids, where most of a step's work is in the caches and on ids. FBGEMM runs workload W2
+(``_workloads.py``) with the same ids in a process of its own, by ``--peers PYTHON`` (a Python that has torch and
+fbgemm-gpu-cpu), or by this one where it has them; without it the two claims have no value. Medians of interleaved
+rounds; ratios are taken round by round. Teams of threads suffer from a core that is shared with something else, FBGEMM's
+most: where least and largest times of FBGEMM lie far apart, the two claims say nothing; --threads 1 is steadier.
 """
 
 import importlib.util
 import os
-import statistics
-import time
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from _limits import DISTANCES, Limits
 from _report import claim, finish, options
+from _timing import Rounds
+from _workloads import W1, W2, W3, Workload, zipf_ids
 
 from hpcrec import kernels
 from hpcrec.types import OptimizerSpec
-from hpcrec.units import GB, MiB
+from hpcrec.units import MiB
+
+SPEC = OptimizerSpec(name="rowwise_adagrad")
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much work: a table of ``table_bytes`` and ``n_ids`` ids a call, timed for about ``seconds`` each."""
+    """How much work: a table of ``table_bytes``, ``n_ids`` ids a call, ``n_rounds`` rounds."""
 
     table_bytes: int
     n_ids: int
-    seconds: float
+    n_rounds: int
 
 
-FULL = Size(table_bytes=1024 * MiB, n_ids=1_000_000, seconds=2.0)
-QUICK = Size(table_bytes=256 * MiB, n_ids=300_000, seconds=0.3)
+FULL = Size(table_bytes=1024 * MiB, n_ids=1_000_000, n_rounds=9)
+QUICK = Size(table_bytes=512 * MiB, n_ids=500_000, n_rounds=9)
 
 
-@dataclass
-class Results:
-    """Rows of the table, and the claims made from them."""
+class Step:
+    """One arena and one step's ids: pooled gather, and ids to updated rows."""
 
-    size: Size
-    copy_bytes_per_s: float = 0.0
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, rows: np.ndarray, index: np.ndarray, bag: int, places: np.ndarray | None = None) -> None:
+        self.rows, self.index, self.width = rows, index, rows.shape[1]
+        self.offsets = np.arange(0, index.size + 1, bag)
+        n_bags = index.size // bag
+        self.places = np.arange(n_bags) * self.width if places is None else places
+        self.states = kernels.initial_states(SPEC, *rows.shape, np.float32)
+        self.out = kernels.aligned_empty((n_bags * self.width,), np.float32)
+        self.out.fill(0)
+        self.gradients = kernels.aligned_empty((n_bags * self.width,), np.float32)
+        self.gradients[:] = np.random.default_rng(3).standard_normal(n_bags * self.width)
+        self.group()
 
-    def time(self, kernel: str, case: str, run: Callable[[], Any], n: int, n_bytes: int) -> float:
-        """Median seconds of ``run`` after one call to warm up; adds a row."""
-        run()
-        samples: list[float] = []
-        end = time.perf_counter() + self.size.seconds
-        while len(samples) < 5 or (time.perf_counter() < end and len(samples) < 200):
-            start = time.perf_counter()
-            run()
-            samples.append(time.perf_counter() - start)
-        seconds = statistics.median(samples)
-        rate = n_bytes / seconds
-        self.rows.append(
-            {
-                "kernel": kernel,
-                "case": case,
-                "ms": seconds * 1e3,
-                "ms_min": min(samples) * 1e3,
-                "M_per_s": n / seconds / 1e6,
-                "GB_per_s": rate / GB,
-                "of_copy": rate / self.copy_bytes_per_s if self.copy_bytes_per_s else 1.0,
-            }
-        )
-        return seconds
+    def gather(self) -> None:
+        """Pools the rows of each bag."""
+        kernels.pooled_gather(self.rows, self.index, self.offsets, self.out, out_start=self.places)
 
+    def group(self) -> None:
+        """Sorts the ids."""
+        self.grouping = kernels.group(self.index, self.offsets)
 
-def copy_bandwidth(results: Results) -> None:
-    """Bytes read and written a second by a large copy on all threads: the limit of the other rows."""
-    n = 64 * MiB
-    source, target = torch.ones(n // 4 * 4), torch.zeros(n // 4 * 4)
-    seconds = results.time("copy", "256 MiB, torch", lambda: target.copy_(source), n, 2 * source.nbytes)
-    results.copy_bytes_per_s = 2 * source.nbytes / seconds
+    def merge_update(self) -> None:
+        """Sums the gradients of each row and steps its optimizer."""
+        kernels.merge_update(SPEC, self.rows, self.states, self.grouping, self.gradients, self.places, lr=1e-3, step=1)
+
+    def update(self) -> None:
+        """From ids to updated rows."""
+        self.group()
+        self.merge_update()
 
 
-def make_ids(kind: str, n: int, n_rows: int) -> np.ndarray:
+def filled(shape: tuple[int, ...]) -> np.ndarray:
+    """An array of rows whose pages are there."""
+    array = kernels.aligned_empty(shape, np.float32)
+    array.fill(0.01)
+    return array
+
+
+def huge_page_share() -> float | None:
+    """Share of this process's anonymous memory that lies in huge pages; None where the system does not say."""
+    rollup = Path("/proc/self/smaps_rollup")
+    if not rollup.exists():
+        return None
+    sizes = {line.split(":")[0]: int(line.split()[1]) for line in rollup.read_text().splitlines()[1:]}
+    return sizes["AnonHugePages"] / sizes["Anonymous"]
+
+
+def time_limits(size: Size, limits: Limits, table: np.ndarray, width: int, kind: str, bag: int) -> dict[str, Any]:
+    """One row of the table of limits: gather and update beside the loops that touch the same rows."""
+    rows = table.reshape(-1, width)
+    n = size.n_ids // bag * bag
     rng = np.random.default_rng(1)
-    if kind == "uniform":
-        return rng.integers(0, n_rows, n)
-    weights = np.arange(1, n_rows + 1) ** -1.05
-    ranks = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(n))
-    return kernels.permute(np.minimum(ranks, n_rows - 1), n_rows, 1)
+    index = rng.integers(0, len(rows), n) if kind == "uniform" else zipf_ids(len(rows), n, (1, 0))
+    step = Step(rows, index, bag)
+    touched = rng.permutation(step.grouping.unique)
+    state = step.states["accumulator"]
+    block = filled((32 * MiB,))
+    spare = np.zeros_like(block)
+    runs: dict[str, Callable[[], Any]] = {"copy": lambda: limits.copy(block, spare)}
+    for ahead in DISTANCES:
+        runs[f"read {ahead}"] = lambda ahead=ahead: void(limits.read(rows, index, ahead))
+        runs[f"touch {ahead}"] = lambda ahead=ahead: limits.touch(rows, state, touched, ahead)
+    runs |= {"gather": step.gather, "group": step.group, "merge_update": step.merge_update}
+    rounds = Rounds(runs, size.n_rounds)
+    read, touch = rounds.fastest("read"), rounds.fastest("touch")
+    copies = step.gradients.nbytes / (2 * block.nbytes)  # a gradient is read, a copy reads and writes
+
+    def update_limit(ms: Callable[[str], float]) -> float:
+        return copies * ms("copy") + ms(touch)
+
+    return {
+        "case": f"{width * 4}-byte rows, {kind} ids, {bag} a bag",
+        "distinct": touched.size,
+        "gather_ms": rounds.median("gather"),
+        "read_ms": rounds.median(read),
+        "gather_of_limit": rounds.ratio(lambda ms: ms(read) / ms("gather")),
+        "group_ms": rounds.median("group"),
+        "merge_update_ms": rounds.median("merge_update"),
+        "update_limit_ms": rounds.ratio(update_limit),
+        "update_of_limit": rounds.ratio(lambda ms: update_limit(ms) / (ms("group") + ms("merge_update"))),
+    }
 
 
-def time_ids(results: Results, n_rows: int) -> None:
-    """Kernels that see ids only, beside NumPy's."""
-    n = results.size.n_ids
-    for kind in ("uniform", "zipf"):
-        ids = make_ids(kind, n, n_rows)
-        results.time("group", f"{kind} ids", lambda ids=ids: kernels.group(ids), n, 40 * n)
-        results.time("dedup", f"{kind} ids", lambda ids=ids: kernels.dedup(ids), n, 24 * n)
-        results.time("numpy unique", f"{kind} ids", lambda ids=ids: np.unique(ids, return_inverse=True), n, 24 * n)
-    part = (ids % 64).astype(np.int32)
-    results.time("partition", "64 parts", lambda: kernels.partition(part, 64), n, 12 * n)
-    results.time("hash_ids", "", lambda: kernels.hash_ids(ids, n_rows, 1), n, 16 * n)
-    results.time("permute", "", lambda: kernels.permute(ids, n_rows, 1), n, 16 * n)
-    some = ids[: n // 8]
-    results.time("init_rows", "width 64", lambda: kernels.init_rows(1, some, 64, scale=0.1), n // 8, n // 8 * 256)
+def void(_: Any) -> None:
+    """For runs whose value is not their time."""
 
 
-def time_gather(results: Results, table: np.ndarray, width: int, bag: int, kind: str) -> dict[str, float]:
-    """Pooled gather and EmbeddingBag's forward."""
-    rows = table.reshape(-1, width)
-    index = make_ids(kind, results.size.n_ids // bag * bag, len(rows))
-    offsets = np.arange(0, index.size + 1, bag)
-    out = np.empty((index.size // bag, width), np.float32)
-    n_bytes = index.nbytes + index.size * width * 4 + out.nbytes
-    case = f"width {width}, {bag} a bag, {kind}"
-    ours = results.time(
-        "pooled_gather", case, lambda: kernels.pooled_gather(rows, index, offsets, out.reshape(-1)), index.size, n_bytes
+def limit_claims(size: Size, limits: Limits, rows: Rows) -> Iterator[dict[str, Any]]:
+    """Every case of both widths; claims from the uniform ones."""
+    table = filled((size.table_bytes // 4,))
+    print(f"huge pages: {huge_page_share():.0%} of memory" if huge_page_share() is not None else "huge pages: unknown")
+    for width in (16, 64):
+        found = {
+            (kind, bag): time_limits(size, limits, table, width, kind, bag)
+            for kind in ("uniform", "zipf")
+            for bag in (20, 1)
+        }
+        rows += found.values()
+        name = f"{width * 4}b"
+        yield claim(f"kernel.gather.{name}", found["uniform", 20]["gather_of_limit"], "of the limit", ">= 0.85")
+        update = min(found["uniform", bag]["update_of_limit"] for bag in (20, 1))
+        yield claim(f"kernel.update.{name}", update, "of the limit", ">= 0.6")
+
+
+def step_of(workload: Workload) -> Step:
+    """A workload's tables one after the other in an arena; vectors in an array [batch, tables x width]."""
+    bases = np.cumsum([0, *workload.rows[:-1]])
+    index = (workload.ids() + bases[:, None, None]).reshape(-1)
+    return Step(filled((sum(workload.rows), workload.width)), index, workload.pooling, workload.places())
+
+
+def time_workload(name: str, workload: Workload, size: Size, threads: int) -> dict[str, Any]:
+    """One row of the table of workloads."""
+    kernels.set_threads(threads)
+    step = step_of(workload)
+    rounds = Rounds({"gather": step.gather, "group": step.group, "merge_update": step.merge_update}, size.n_rounds)
+    return {
+        "case": f"{name}, {threads} threads",
+        "lookups": step.index.size,
+        "distinct": step.grouping.unique.size,
+        **{f"{key}_ms": rounds.median(key) for key in rounds.ms},
+    }
+
+
+@contextmanager
+def fbgemm(python: str, workload: Workload, threads: int, gradients: np.ndarray) -> Iterator[Callable[[], list[float]]]:
+    """A process that runs FBGEMM on the workload; what is given runs one step and returns its two times in ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "ids.npy", workload.ids())
+        np.save(Path(folder) / "gradients.npy", gradients.reshape(workload.batch, -1))
+        program = [python, str(Path(__file__).with_name("_fbgemm.py")), folder, str(threads)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        with subprocess.Popen(
+            [*program, ",".join(map(str, workload.rows))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as peer:
+            assert peer.stdin is not None
+            assert peer.stdout is not None
+            said = peer.stdout.readline()
+            if not said.startswith("ready"):
+                sys.exit(f"FBGEMM did not start in {python}: see above")
+
+            def step() -> list[float]:
+                print("step", file=peer.stdin, flush=True)
+                return [float(ms) for ms in peer.stdout.readline().split()]
+
+            yield step
+            peer.stdin.close()
+
+
+def fbgemm_claims(python: str | None, size: Size, threads: int, rows: Rows) -> Iterator[dict[str, Any]]:
+    """W2 beside FBGEMM."""
+    gather, update = ("kernel.gather.fbgemm", ">= 2.5"), ("kernel.update.fbgemm", ">= 8")
+    if python is None:
+        print("FBGEMM: skipped; --peers PYTHON names a Python that has it")
+        for name, goal in (gather, update):
+            yield claim(name, None, "times as fast", goal)
+        return
+    kernels.set_threads(threads)
+    ours = step_of(W2)
+    with fbgemm(python, W2, threads, ours.gradients) as peer:
+        theirs = [0.0, 0.0]
+
+        def forward() -> float:
+            theirs[:] = peer()
+            return theirs[0]
+
+        runs: dict[str, Callable[[], Any]] = {"forward": forward, "backward": lambda: theirs[1]}
+        rounds = Rounds({**runs, "gather": ours.gather, "update": ours.update}, size.n_rounds)
+    row: dict[str, Any] = {"case": f"W2 beside FBGEMM, {threads} threads"}
+    for name, ms in rounds.ms.items():
+        row |= {f"{name}_ms": rounds.median(name), f"{name}_min": min(ms), f"{name}_max": max(ms)}
+    rows.append(row)
+    yield claim(gather[0], rounds.ratio(lambda ms: ms("forward") / ms("gather")), "times as fast", gather[1])
+    yield claim(update[0], rounds.ratio(lambda ms: ms("backward") / ms("update")), "times as fast", update[1])
+
+
+def time_ids(size: Size, rows: Rows) -> None:
+    """Kernels that see ids only."""
+    n, n_rows = size.n_ids, 1_000_000
+    ids = zipf_ids(n_rows, n, (1, 0))
+    part, some = (ids % 64).astype(np.int32), ids[: n // 8]
+    rounds = Rounds(
+        {
+            "dedup": lambda: void(kernels.dedup(ids)),
+            "partition, 64 parts": lambda: void(kernels.partition(part, 64)),
+            "hash_ids": lambda: void(kernels.hash_ids(ids, n_rows, 1)),
+            "permute": lambda: void(kernels.permute(ids, n_rows, 1)),
+            "init_rows, width 64": lambda: void(kernels.init_rows(1, some, 64, scale=0.1)),
+        },
+        size.n_rounds,
     )
-    table_, index_, offsets_ = (torch.from_numpy(x) for x in (rows, index, offsets[:-1]))
-    with torch.no_grad():
-        theirs = results.time(
-            "EmbeddingBag",
-            case,
-            lambda: torch.nn.functional.embedding_bag(index_, table_, offsets_, mode="sum"),
-            index.size,
-            n_bytes,
-        )
-    starts = np.random.default_rng(2).permutation(len(out)).astype(np.int64) * width
-    target = np.empty_like(out).reshape(-1)
-    results.time(
-        "copy_vectors",
-        f"width {width}, scattered",
-        lambda: kernels.copy_vectors(out.reshape(-1), target, width, target_start=starts),
-        len(out),
-        2 * out.nbytes,
-    )
-    return {"gather": ours, "embedding_bag": theirs}
+    rows += [{"case": name, "ids": some.size if "init" in name else n, "ms": rounds.median(name)} for name in rounds.ms]
 
 
-def time_updates(results: Results, table: np.ndarray, width: int, bag: int, kind: str) -> dict[str, float]:
-    """Each optimizer fused with the merge, grouping included; torch's sparse backward and Adagrad."""
-    rows = table.reshape(-1, width)
-    n = results.size.n_ids // bag * bag
-    index = make_ids(kind, n, len(rows))
-    gradients = np.random.default_rng(3).standard_normal((n // bag, width)).astype(np.float32)
-    starts = np.repeat(np.arange(n // bag) * width, bag)
-    case = f"width {width}, {bag} a bag, {kind}"
-    seconds: dict[str, float] = {}
-    grouping = kernels.group(index)
-    n_unique = grouping.unique.size
-    read = n * (width * 4 + 16)
-    merged = kernels.merge(grouping, gradients.reshape(-1), starts, width)
-    results.time(
-        "merge",
-        case,
-        lambda: kernels.merge(grouping, gradients.reshape(-1), starts, width, out=merged),
-        n,
-        read + merged.nbytes,
-    )
-    for name in ("sgd", "rowwise_adagrad", "adagrad", "adam"):
-        spec = OptimizerSpec(name=name)
-        states = kernels.initial_states(spec, *rows.shape, np.float32)
-        moved = 2 * n_unique * (width * 4 + sum(s.nbytes // len(rows) for s in states.values()))
-
-        def step(spec=spec, states=states, grouping=grouping) -> None:
-            kernels.merge_update(spec, rows, states, grouping, gradients.reshape(-1), starts, lr=1e-3, step=1)
-
-        seconds[name] = results.time("merge_update", f"{name}, {case}", step, n, read + moved)
-    seconds["group"] = results.time("group", f"of {case}", lambda: kernels.group(index), n, 40 * n)
-    seconds["torch"] = time_torch_update(results, rows, index, gradients, bag, case)
-    if importlib.util.find_spec("fbgemm_gpu"):
-        seconds["fbgemm"] = time_fbgemm(results, rows, index, gradients, bag, case)
-    return seconds
-
-
-def time_torch_update(
-    results: Results, rows: np.ndarray, index: np.ndarray, gradients: np.ndarray, bag: int, case: str
-) -> float:
-    """EmbeddingBag's sparse backward and torch.optim.Adagrad; the forward is left out."""
-    module = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(rows), freeze=False, mode="sum", sparse=True)
-    optimizer = torch.optim.Adagrad(module.parameters(), lr=1e-3)
-    index_, offsets = torch.from_numpy(index), torch.arange(0, index.size, bag)
-    gradient = torch.from_numpy(gradients)
-    forward_s = statistics.median(timed(lambda: module(index_, offsets)) for _ in range(3))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        module(index_, offsets).backward(gradient)
-        optimizer.step()
-
-    with torch.sparse.check_sparse_tensor_invariants(enable=False):
-        name = "EmbeddingBag + Adagrad"
-        seconds = results.time(name, f"with forward, {case}", step, index.size, 0)
-    return seconds - forward_s
-
-
-def time_fbgemm(
-    results: Results, rows: np.ndarray, index: np.ndarray, gradients: np.ndarray, bag: int, case: str
-) -> float:
-    """FBGEMM's CPU table with row-wise Adagrad: forward, backward and update; the forward's time is taken off."""
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
-
-    batched = SplitTableBatchedEmbeddingBagsCodegen(
-        [(*rows.shape, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        learning_rate=1e-3,
-        stochastic_rounding=False,
-    )
-    index_, offsets = torch.from_numpy(index), torch.arange(0, index.size + 1, bag)
-    gradient = torch.from_numpy(gradients)
-    n_bytes = index.nbytes + index.size * rows.shape[1] * 4 + gradients.nbytes
-    forward_s = results.time("FBGEMM forward", case, lambda: batched(index_, offsets), index.size, n_bytes)
-    step = lambda: batched(index_, offsets).backward(gradient)  # noqa: E731
-    return results.time("FBGEMM rowwise", f"with forward, {case}", step, index.size, 0) - forward_s
-
-
-def timed(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def measure(size: Size) -> tuple[Results, list[dict[str, Any]]]:
-    results = Results(size=size)
-    claims = []
-    copy_bandwidth(results)
-    table = kernels.aligned_empty((size.table_bytes // 4,), np.float32)
-    table.fill(1)
-    time_ids(results, 1_000_000)
-    for width, bag, kind in (
-        (16, 1, "zipf"),
-        (16, 20, "uniform"),
-        (64, 20, "uniform"),
-        (64, 20, "zipf"),
-        (128, 20, "uniform"),
-    ):
-        gather = time_gather(results, table, width, bag, kind)
-        claims.append(claim(f"kernels-gather-w{width}-bag{bag}-{kind}-vs-embeddingbag",
-                            gather["embedding_bag"] / gather["gather"], "times as fast"))  # fmt: skip
-    for width, bag, kind in ((16, 1, "zipf"), (64, 20, "uniform"), (64, 20, "zipf")):
-        update = time_updates(results, table, width, bag, kind)
-        label = f"kernels-update-w{width}-bag{bag}-{kind}"
-        claims.append(
-            claim(f"{label}-vs-torch-adagrad", update["torch"] / (update["group"] + update["adagrad"]), "times as fast")
-        )
-        if "fbgemm" in update:
-            ours = update["group"] + update["rowwise_adagrad"]
-            claims.append(claim(f"{label}-vs-fbgemm-rowwise", update["fbgemm"] / ours, "times as fast"))
-    claims += [
-        claim(f"kernels-gather-{row['case'].replace(', ', '-').replace(' ', '')}-of-copy", row["of_copy"], "of copy")
-        for row in results.rows
-        if row["kernel"] == "pooled_gather"
-    ]
-    return results, claims
+def show(rows: Rows) -> None:
+    """Rows of one kind as a table."""
+    names = list(rows[0])
+    print("\n" + f"{names[0]:40}" + "".join(f"{name:>17}" for name in names[1:]))
+    for row in rows:
+        cells = (f"{v:17.3f}" if isinstance(v, float) else f"{v:17}" for v in list(row.values())[1:])
+        print(f"{row['case']:40}" + "".join(cells))
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
+    parser.add_argument("--peers", metavar="PYTHON", help="a Python with torch and fbgemm-gpu-cpu")
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")  # torch's and FBGEMM's, of what they lack
+    size, threads = QUICK if arguments.quick else FULL, arguments.threads
+    python = arguments.peers or (sys.executable if importlib.util.find_spec("fbgemm_gpu") else None)
     kernels.use("native")
-    kernels.set_threads(arguments.threads)
-    torch.set_num_threads(arguments.threads)
-    results, claims = measure(QUICK if arguments.quick else FULL)
-    print(f"\n{'kernel':24}{'case':48}{'ms':>9}{'M/s':>9}{'GB/s':>8}{'of copy':>9}   {arguments.threads} threads")
-    for row in results.rows:
-        rates = f"{row['GB_per_s']:8.2f}{row['of_copy']:9.2f}" if row["GB_per_s"] else f"{'-':>8}{'-':>9}"
-        print(f"{row['kernel']:24}{row['case']:48}{row['ms']:9.2f}{row['M_per_s']:9.2f}{rates}")
-    finish("kernels", results.rows, claims, arguments.json)
+    kernels.set_threads(threads)
+    tables: list[Rows] = [[], [], [], []]
+    claims = list(limit_claims(size, Limits(threads), tables[0]))
+    claims += fbgemm_claims(python, size, threads, tables[1])
+    workloads = {"W1": W1, "W2": W2} if arguments.quick else {"W1": W1, "W2": W2, "W3": W3}
+    tables[2] = [time_workload(*item, size, n) for item in workloads.items() for n in sorted({1, threads})]
+    kernels.set_threads(threads)
+    time_ids(size, tables[3])
+    for rows in filter(None, tables):
+        show(rows)
+    finish("kernels", [row for rows in tables for row in rows], claims, arguments.json)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ tracked() {
   (git ls-files --cached --others --exclude-standard 2>/dev/null || find . -type f -not -path './.*' -not -path './build/*' | cut -c3-) \
     | while IFS= read -r file; do [ -f "$file" ] && echo "$file"; done
 }
-native() { tracked | grep -E '^native/.*\.(c|cc|cpp|h|hpp|cu|cuh)$'; }
+native() { tracked | grep -E '^(native|benchmarks)/.*\.(c|cc|cpp|h|hpp|cu|cuh)$'; }
 no_wide_whitespace() { ! tracked | xargs -d '\n' grep -nIE '[[:space:]]+$' -- /dev/null; }
 
 check "ruff check" ruff check --quiet .

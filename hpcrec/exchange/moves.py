@@ -101,7 +101,7 @@ class PoolMove:
     weights : float [K] or None
     scale : float [V] or None
     grouping : kernels.Grouping or None
-        Ids by distinct row; None in evaluation.
+        Ids by distinct row, named by their bags, or by their positions where they carry weights; None in evaluation.
     """
 
     group: int
@@ -150,17 +150,13 @@ class PoolMove:
     def backward(self, leaf_gradients: Sequence[Floats], gradients: Floats) -> None:
         """Leaf gradient -> one gradient a distinct row."""
         assert self.grouping is not None, "this step was routed for evaluation"
-        lengths_V = np.diff(self.offsets)
-        weights = self.weights
-        if self.scale is not None:
-            scale_K = np.repeat(self.scale, lengths_V)
-            weights = scale_K if weights is None else weights * scale_K
+        start, weights = self.leaf_start, self.scale
+        if self.weights is not None:
+            lengths_V = np.diff(self.offsets)
+            start = np.repeat(start, lengths_V)
+            weights = self.weights if weights is None else self.weights * np.repeat(weights, lengths_V)
         merged = kernels.merge(
-            self.grouping,
-            leaf_gradients[self.group].reshape(-1),
-            np.repeat(self.leaf_start, lengths_V),
-            self.width,
-            weights=weights,
+            self.grouping, leaf_gradients[self.group].reshape(-1), start, self.width, weights=weights
         )
         for slab in self.slabs:
             for start in slab.gradient_starts:
@@ -255,6 +251,8 @@ def _join(
 ) -> PoolMove:
     base = cumulative(np.array([p.n_unique for p in parts], np.int64))
     index = np.concatenate([p.index + b for p, b in zip(parts, base, strict=False)])
+    offsets = cumulative(np.concatenate([p.lengths for p in parts]))
+    weights = filled([p.weights for p in parts], [len(p.index) for p in parts], dtype)
     return PoolMove(
         group=group,
         width=width,
@@ -263,11 +261,11 @@ def _join(
         n_unique=int(base[-1]),
         slabs=[replace(s, first=s.first + int(b)) for p, b in zip(parts, base, strict=False) for s in p.slabs],
         index=index,
-        offsets=cumulative(np.concatenate([p.lengths for p in parts])),
+        offsets=offsets,
         leaf_start=np.concatenate([p.leaf_start for p in parts]),
-        weights=filled([p.weights for p in parts], [len(p.index) for p in parts], dtype),
+        weights=weights,
         scale=filled([p.scale for p in parts], [len(p.lengths) for p in parts], dtype),
-        grouping=kernels.group(index) if train else None,
+        grouping=kernels.group(index, offsets if weights is None else None) if train else None,
     )
 
 

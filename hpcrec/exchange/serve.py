@@ -36,9 +36,10 @@ class ArenaWork:
         First element of each bag's vector in the values sent; None for replicated tables, which have gradients only.
     weights : float [K] or None
     grouping : kernels.Grouping or None
-        Occurrences by row; None where no gradients will come.
-    source_start : int64 [K]
-        First element of the gradient of each occurrence's bag in the gradients received.
+        Occurrences by row, named by their bags, or by their positions where ids carry weights; None where no gradients
+        will come.
+    source_start : int64 [V] or [K]
+        First element of the gradient of each bag, or of each position's bag, in the gradients received.
     """
 
     index: Ints
@@ -152,15 +153,18 @@ class Holder:
             values=valued,
             gradients=groupings is not None,
         )
-        weights = None
-        if self._weighted_E.any():
+        weights, weighted = None, bool(self._weighted_E.any())
+        if weighted:
             weights = _join([h.weights(received, e, self.store.dtype) for h in headers for e in entries])
-        grouping = None
+        grouping, source_start = None, joined.gradient_start
         if groupings is not None:
+            assert source_start is not None
+            if weighted:  # occurrences differ by weight, so that each is told apart, not its bag alone
+                source_start = np.repeat(source_start, np.diff(joined.offsets))
             # tables of several widths over the same features have their rows asked for alike: sorted once
             key = asked_PX[:, :, :5].tobytes()
             if key not in groupings:
-                groupings[key] = kernels.group(joined.index)
+                groupings[key] = kernels.group(joined.index, None if weighted else joined.offsets)
             grouping = groupings[key]
         return ArenaWork(
             index=joined.index,
@@ -168,7 +172,7 @@ class Holder:
             value_start=joined.value_start,
             weights=weights,
             grouping=grouping,
-            source_start=joined.index[:0] if joined.source_start is None else joined.source_start,
+            source_start=joined.index[:0] if source_start is None else source_start,
         )
 
     def answer(self, served: Served) -> Floats:

@@ -28,7 +28,7 @@ def unpack(
     width : int
         Elements of a vector.
     values, gradients : bool
-        Whether ``value_start`` and ``source_start`` are wanted.
+        Whether ``value_start`` and ``gradient_start`` are wanted.
 
     Raises
     ------
@@ -48,20 +48,30 @@ def unpack(
     return backend().unpack(message, np.ascontiguousarray(asked), width, n_ids, n_bags, values, gradients)
 
 
-def group(index: Ints) -> Grouping:
-    """Sort occurrences by value, stably: which k belong to which distinct value.
+def group(index: Ints, offsets: Ints | None = None) -> Grouping:
+    """Sort occurrences by value, stably: which k, or which bags, belong to which distinct value.
 
     Parameters
     ----------
     index : int64 [K]
         Any values; the sort takes as many passes as their range needs.
+    offsets : int64 [V + 1], optional
+        Bags of the K occurrences, as in ``pooled_gather``: occurrences are then named by the bag that they lie in.
 
     Returns
     -------
     Grouping
-        ``unique`` ascending; ``order[segments[u]:segments[u + 1]]`` are the k of ``unique[u]``, ascending.
+        ``unique`` ascending; ``order[segments[u]:segments[u + 1]]`` are the k (or their bags) of ``unique[u]``,
+        ascending.
+
+    Raises
+    ------
+    ValueError
+        A type or shape is wrong, or ``offsets`` do not bound bags of K ids.
     """
-    return backend().group(checks.ints("index", index))
+    if offsets is not None and checks.ints("offsets", offsets).size == 0:
+        raise checks.fail("offsets", offsets, "int64[V + 1]")
+    return backend().group(checks.ints("index", index), offsets)
 
 
 def dedup(ids: Ints) -> tuple[Ints, Ints]:

@@ -18,13 +18,13 @@ from hpcrec.types import Floats, Ints, OptimizerSpec
 def _check_occurrences(
     grouping: Grouping, gradients: Floats, source_start: Ints, weights: Floats | None, dtype: np.dtype
 ) -> None:
-    n_occurrences = checks.ints("grouping.order", grouping.order).size
+    checks.ints("grouping.order", grouping.order)
     checks.ints("grouping.unique", grouping.unique)
     checks.ints("grouping.segments", grouping.segments, grouping.unique.size + 1)
     checks.floats("gradients", gradients, (None,), dtype)
-    checks.ints("source_start", source_start, n_occurrences)
+    n_sources = checks.ints("source_start", source_start).size
     if weights is not None:
-        checks.floats("weights", weights, (n_occurrences,), dtype)
+        checks.floats("weights", weights, (n_sources,), dtype)
 
 
 def _check_apart(written: dict[str, Floats], **read: Floats | Ints | None) -> None:
@@ -54,8 +54,9 @@ def merge(
     weights: Floats | None = None,
     out: Floats | None = None,
 ) -> Floats:
-    """``merged[u] = sum(weights[k] * gradients[source_start[k]:][:width])`` over the occurrences k of ``unique[u]``.
+    """``merged[u] = sum(weights[s] * gradients[source_start[s]:][:width])`` over the occurrences of ``unique[u]``.
 
+    s is the source that an occurrence names: its position, or its bag where ``group`` was given bags.
     Added in blocks of 128 occurrences, each in order from 0, folded in order: the bits depend on no number of threads.
 
     Parameters
@@ -63,10 +64,10 @@ def merge(
     grouping : Grouping
         Of K occurrences, from ``group``.
     gradients : float32 or float64, flat
-    source_start : int64 [K]
-        Element where the gradient of occurrence k begins; occurrences may share one.
+    source_start : int64 [S]
+        Element where the gradient of source s begins; sources may share one.
     width : int
-    weights : like gradients [K], optional
+    weights : like gradients [S], optional
     out : like gradients [U, width], optional
         Where to write; left out: a new array.
 

@@ -105,16 +105,15 @@ def unpack(
 ) -> Unpacked:
     """See the reference."""
     index, offsets = np.empty(n_ids, np.int64), np.empty(n_bags + 1, np.int64)
-    value_start = np.empty(n_bags, np.int64) if values else None
-    source_start = np.empty(n_ids, np.int64) if gradients else None
-    module().unpack(message, asked, width, index, offsets, value_start, source_start)
-    return Unpacked(index, offsets, value_start, source_start)
+    value_start, gradient_start = (np.empty(n_bags, np.int64) if wanted else None for wanted in (values, gradients))
+    module().unpack(message, asked, width, index, offsets, value_start, gradient_start)
+    return Unpacked(index, offsets, value_start, gradient_start)
 
 
-def group(index: Ints) -> Grouping:
+def group(index: Ints, offsets: Ints | None) -> Grouping:
     """See the reference."""
     unique, segments, order = (np.empty(index.size + extra, np.int64) for extra in (0, 1, 0))
-    n_unique = module().group(index, unique, segments, order)
+    n_unique = module().group(index, offsets, unique, segments, order)
     return Grouping(unique[:n_unique], segments[: n_unique + 1], order)
 
 

@@ -33,7 +33,7 @@ Words = NDArray[np.uint64]
 
 
 class Grouping(NamedTuple):
-    """Occurrences sorted by what they are occurrences of.
+    """Occurrences sorted by what they are occurrences of, each named by its source: its position, or its bag.
 
     Attributes
     ----------
@@ -111,11 +111,14 @@ def copy_vectors(
 # --- ids -------------------------------------------------------------------------------------------------------------
 
 
-def group(index: Ints) -> Grouping:
-    """Stable sort by value."""
+def group(index: Ints, offsets: Ints | None) -> Grouping:
+    """Stable sort by value; then positions become bags, if there are any."""
     order = np.argsort(index, kind="stable").astype(np.int64)
     ascending = index[order]
     heads = np.flatnonzero(np.r_[True, ascending[1:] != ascending[:-1]]) if index.size else np.zeros(0, np.int64)
+    if offsets is not None:
+        checks.require_offsets("offsets", offsets, index.size)
+        order = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))[order]
     return Grouping(ascending[heads], np.r_[heads, index.size].astype(np.int64), order)
 
 
@@ -191,11 +194,11 @@ def init_rows(seed: int, ids: Ints, width: int, column_start: int, scale: float,
 def merge(
     grouping: Grouping, gradients: Floats, source_start: Ints, width: int, weights: Floats | None, out: Floats
 ) -> None:
-    """Row u: sum over its occurrences k of ``weights[k] * gradients[source_start[k]:][:width]``, block by block."""
+    """Row u: sum over its occurrences' sources s of ``weights[s] * gradients[source_start[s]:][:width]``, in blocks."""
     _, segments, order = grouping
     checks.require_offsets("segments", segments, order.size)
-    checks.require_below("order", order, order.size)
-    checks.starts("source_start", source_start, order.size, width, gradients.size)
+    checks.require_below("order", order, source_start.size)
+    checks.starts("source_start", source_start, source_start.size, width, gradients.size)
     blocks_U = -(-np.diff(segments) // BLOCK)
     block_segments = np.r_[0, np.cumsum(blocks_U)]
     place_in_row = np.arange(block_segments[-1]) - np.repeat(block_segments[:-1], blocks_U)

@@ -19,14 +19,14 @@ class Unpacked:
         Bags in ``index``.
     value_start : int64 [V] or None
         Where the vector of each bag begins in the values.
-    source_start : int64 [K] or None
-        Where the gradient of each occurrence's bag begins in the gradients.
+    gradient_start : int64 [V] or None
+        Where the gradient of each bag begins in the gradients.
     """
 
     index: Ints
     offsets: Ints
     value_start: Ints | None
-    source_start: Ints | None
+    gradient_start: Ints | None
 
 
 def unpack(
@@ -37,7 +37,7 @@ def unpack(
         np.empty(n_ids, np.int64),
         np.zeros(n_bags + 1, np.int64),
         np.empty(n_bags, np.int64) if values else None,
-        np.empty(n_ids, np.int64) if gradients else None,
+        np.empty(n_bags, np.int64) if gradients else None,
     )
     k = v = 0
     for i, (ids_at, n, lengths_at, n_vectors, base, value_at, gradient_at) in enumerate(asked.tolist()):
@@ -56,8 +56,8 @@ def unpack(
         steps = np.arange(n_vectors, dtype=np.int64) * width
         if out.value_start is not None:
             out.value_start[v : v + n_vectors] = value_at + steps
-        if out.source_start is not None:
-            out.source_start[k : k + n] = np.repeat(gradient_at + steps, lengths)
+        if out.gradient_start is not None:
+            out.gradient_start[v : v + n_vectors] = gradient_at + steps
         k, v = k + n, v + n_vectors
     return out
 

@@ -1,4 +1,4 @@
-// Grouping ids: a stable least-significant-digit radix sort of (id, position), as few digits as the ids' range needs.
+// Grouping ids: a stable radix sort of (id, position), the highest bits first, as many bits as the ids' range needs.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -7,12 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "hpcrec/check.h"
 #include "hpcrec/ids.h"
 #include "hpcrec/parallel.h"
 
 namespace hpcrec {
 namespace {
-constexpr int max_digit_bits = 11;  // 2048 write streams: what the second-level cache takes
+constexpr int max_digit_bits = 10;  // 1024 write streams: about what the first-level cache and its misses take
 
 // A sort waits for all its threads after each step: worth it for many ids only.
 inline int sort_team(int64_t n) {
@@ -64,23 +65,16 @@ void to_starts(std::vector<int64_t>& counts, int64_t n_digits, int pieces) {
     }
 }
 
-// Moves n items to their places by digit_of: each piece is counted, then scattered.
-template <class DigitOf, class Place>
-std::vector<int64_t> counting_pass(int64_t n, int64_t n_digits, int n_team, DigitOf&& digit_of, Place&& place) {
+// Moves n items to their places by digit: each piece is counted, then scattered. `count(mine, counts)` counts a piece's
+// digits, `place(mine, starts)` puts its items where their digits' starts say, and moves those on.
+template <class Count, class Place>
+std::vector<int64_t> counting_pass(int64_t n, int64_t n_digits, int n_team, Count&& count, Place&& place) {
   const int pieces = pieces_of(n_team);
   std::vector<int64_t> starts(n_digits * pieces, 0);
-  parallel_pieces(n_team, [&](int piece, int) {
-    const Range mine = share(n, piece, pieces);
-    int64_t* __restrict count = starts.data() + piece * n_digits;
-    for (int64_t k = mine.first; k < mine.last; ++k) ++count[digit_of(k)];
-  });
+  parallel_pieces(n_team, [&](int piece, int) { count(share(n, piece, pieces), starts.data() + piece * n_digits); });
   to_starts(starts, n_digits, pieces);
-  parallel_pieces(n_team, [&](int piece, int) {
-    const Range mine = share(n, piece, pieces);
-    int64_t* __restrict start = starts.data() + piece * n_digits;
-    for (int64_t k = mine.first; k < mine.last; ++k) place(k, start[digit_of(k)]++);
-  });
-  return starts;
+  parallel_pieces(n_team, [&](int piece, int) { place(share(n, piece, pieces), starts.data() + piece * n_digits); });
+  return starts;  // of the last piece: where each digit's items end
 }
 
 // What is known of the ids before the sort.
@@ -99,25 +93,77 @@ Span span_of(const int64_t* ids, int64_t n) {
   return {lowest, bits_of(static_cast<uint64_t>(high) - lowest), bits_of(static_cast<uint64_t>(n))};
 }
 
-// Sorts (ids[k], k) into `sorted`, by as few passes as the ids' range needs, back and forth between it and `spare`.
-template <class Code, class Item>
-void sort_items(const Code& code, const int64_t* ids, int64_t n, Span span, int n_team, Item* sorted, Item* spare) {
-  const int n_passes = std::max(1, (span.id_bits + max_digit_bits - 1) / max_digit_bits);
-  const int digit_bits = (span.id_bits + n_passes - 1) / n_passes;
-  const int64_t n_digits = int64_t{1} << digit_bits;
-  const uint64_t mask = static_cast<uint64_t>(n_digits) - 1, lowest = span.lowest;
-  Item* to = n_passes % 2 ? sorted : spare;
-  counting_pass(
-      n, n_digits, n_team, [=](int64_t k) { return (static_cast<uint64_t>(ids[k]) - lowest) & mask; },
-      [=](int64_t k, int64_t at) { to[at] = code.make(static_cast<uint64_t>(ids[k]) - lowest, k); });
-  for (int pass = 1; pass < n_passes; ++pass) {
-    const int shift = pass * digit_bits;
-    const Item* from = to;
-    to = to == sorted ? spare : sorted;
-    counting_pass(
-        n, n_digits, n_team, [=](int64_t k) { return code.id(from[k]) >> shift & mask; },
-        [=](int64_t k, int64_t at) { to[at] = from[k]; });
+// What is sorted: ids and, for each, its position, or the bag that it lies in.
+struct Occurring {
+  const int64_t* ids;      // [n]
+  const int64_t* offsets;  // [n_bags + 1] or null
+  int64_t n, n_bags;
+
+  // Calls f(k, position or bag) for each k of a piece, in order.
+  template <class F> void each(Range mine, F&& f) const {
+    if (!offsets) {
+      for (int64_t k = mine.first; k < mine.last; ++k) f(k, k);
+      return;
+    }
+    int64_t bag = std::upper_bound(offsets, offsets + n_bags + 1, mine.first) - offsets - 1;
+    for (int64_t k = mine.first; k < mine.last; ++bag)
+      for (const int64_t end = std::min(offsets[bag + 1], mine.last); k < end; ++k) f(k, bag);
   }
+};
+
+// Sorts n items by the low `bits` bits of their ids, stably, by passes of at most 8 bits between `here`, where they
+// are, and `other`. They end `here` after an even number of passes.
+template <class Code, class Item> void sort_low_bits(const Code& code, int bits, int64_t n, Item* here, Item* other) {
+  constexpr int most_bits = 8;
+  const int n_passes = (bits + most_bits - 1) / most_bits;
+  for (int pass = 0, shift = 0; pass < n_passes; ++pass, std::swap(here, other)) {
+    const int digit_bits = (bits - shift) / (n_passes - pass);
+    const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
+    int64_t starts[1 << most_bits] = {};
+    for (int64_t k = 0; k < n; ++k) ++starts[code.id(here[k]) >> shift & mask];
+    int64_t start = 0;
+    for (uint64_t digit = 0; digit <= mask; ++digit) start += std::exchange(starts[digit], start);
+    for (int64_t k = 0; k < n; ++k) other[starts[code.id(here[k]) >> shift & mask]++] = here[k];
+    shift += digit_bits;
+  }
+}
+
+// Sorts (id, position) into `sorted`. One pass deals the items to buckets by the highest bits of their ids, a bucket
+// holding some hundred items; then each bucket is sorted where it lies, in the first-level cache.
+template <class Code, class Item>
+void sort_items(const Code& code, const Occurring& from, Span span, int n_team, Item* sorted, Item* spare) {
+  constexpr int bucket_bits = 9;  // of the items of a bucket, on average
+  const int wanted = std::max(1, bits_of(static_cast<uint64_t>(from.n)) - bucket_bits);
+  const int high_bits = span.id_bits <= max_digit_bits ? span.id_bits : std::min(wanted, max_digit_bits);
+  const int low_bits = span.id_bits - high_bits;
+  const int64_t n_buckets = int64_t{1} << high_bits;
+  const bool lands_there = (low_bits + 7) / 8 % 2 == 0;
+  Item* dealt = lands_there ? sorted : spare;
+  Item* other = lands_there ? spare : sorted;
+  const int64_t* ids = from.ids;
+  const uint64_t lowest = span.lowest;
+  const std::vector<int64_t> ends = counting_pass(
+      from.n, n_buckets, n_team,
+      [=](Range mine, int64_t* __restrict counts) {
+        for (int64_t k = mine.first; k < mine.last; ++k) ++counts[(static_cast<uint64_t>(ids[k]) - lowest) >> low_bits];
+      },
+      [=](Range mine, int64_t* __restrict starts) {
+        from.each(mine, [=](int64_t k, int64_t position) {
+          const uint64_t id = static_cast<uint64_t>(ids[k]) - lowest;
+          Item* to = dealt + starts[id >> low_bits]++;
+          *to = code.make(id, position);
+          __builtin_prefetch(to + 64 / sizeof(Item), 1, 3);  // stores leave the core in order: one miss holds up all
+        });
+      });
+  if (low_bits == 0) return;
+  const int64_t* bucket_ends = ends.data() + (pieces_of(n_team) - 1) * n_buckets;
+  parallel_pieces(n_team, [=](int piece, int pieces) {
+    const Range mine = share(n_buckets, piece, pieces);
+    for (int64_t b = mine.first; b < mine.last; ++b) {
+      const int64_t first = b ? bucket_ends[b - 1] : 0;
+      sort_low_bits(code, low_bits, bucket_ends[b] - first, dealt + first, other + first);
+    }
+  });
 }
 
 // Calls each(k, position, u) for the k-th item, u the number of its run of equal ids, and head(k, u, id), k where
@@ -159,34 +205,37 @@ int64_t for_runs(const Code& code, const Item* sorted, int64_t n, int n_team, Ea
 // Sorts with the narrowest items that hold the ids, in the given memory where they are words, and calls
 // then(code, sorted, n_team).
 template <class Then>
-int64_t with_sorted(const int64_t* ids, int64_t n, Span span, int64_t* sorted, int64_t* spare, Then&& then) {
-  const int n_team = sort_team(n);
+int64_t with_sorted(const Occurring& from, Span span, int64_t* sorted, int64_t* spare, Then&& then) {
+  const int n_team = sort_team(from.n);
   if (span.id_bits + span.position_bits <= 64) {
     const Packed code{span.position_bits};
-    sort_items(code, ids, n, span, n_team, sorted, spare);
+    sort_items(code, from, span, n_team, sorted, spare);
     return then(code, static_cast<const int64_t*>(sorted), n_team);
   }
   const Paired code{};
-  std::unique_ptr<Paired::Item[]> pairs(new Paired::Item[n]), other(new Paired::Item[n]);
-  sort_items(code, ids, n, span, n_team, pairs.get(), other.get());
+  std::unique_ptr<Paired::Item[]> pairs(new Paired::Item[from.n]), other(new Paired::Item[from.n]);
+  sort_items(code, from, span, n_team, pairs.get(), other.get());
   return then(code, static_cast<const Paired::Item*>(pairs.get()), n_team);
 }
 
 }  // namespace
 
-int64_t group(const int64_t* ids, int64_t n, int64_t* unique, int64_t* segments, int64_t* order) {
+int64_t group(const int64_t* ids, int64_t n, const int64_t* offsets, int64_t n_bags, int64_t* unique, int64_t* segments,
+              int64_t* order) {
+  if (offsets) require_offsets("offsets", offsets, n_bags, n);
   segments[0] = 0;
   if (n == 0) return 0;
   const Span span = span_of(ids, n);
   // Until they are written, the outputs are the memory of the sort.
-  const int64_t n_unique = with_sorted(ids, n, span, order, segments, [&](const auto& code, const auto* sorted, int m) {
-    return for_runs(
-        code, sorted, n, m, [=](int64_t k, int64_t position, int64_t) { order[k] = position; },
-        [=](int64_t k, int64_t u, uint64_t id) {
-          unique[u] = static_cast<int64_t>(id + span.lowest);
-          segments[u] = k;
-        });
-  });
+  const int64_t n_unique =
+      with_sorted({ids, offsets, n, n_bags}, span, order, segments, [&](const auto& code, const auto* sorted, int m) {
+        return for_runs(
+            code, sorted, n, m, [=](int64_t k, int64_t position, int64_t) { order[k] = position; },
+            [=](int64_t k, int64_t u, uint64_t id) {
+              unique[u] = static_cast<int64_t>(id + span.lowest);
+              segments[u] = k;
+            });
+      });
   segments[n_unique] = n;
   return n_unique;
 }
@@ -194,7 +243,7 @@ int64_t group(const int64_t* ids, int64_t n, int64_t* unique, int64_t* segments,
 int64_t dedup(const int64_t* ids, int64_t n, int64_t* unique, int64_t* inverse) {
   if (n == 0) return 0;
   const Span span = span_of(ids, n);
-  return with_sorted(ids, n, span, scratch(n), inverse, [&](const auto& code, const auto* sorted, int m) {
+  return with_sorted({ids, nullptr, n, 0}, span, scratch(n), inverse, [&](const auto& code, const auto* sorted, int m) {
     return for_runs(
         code, sorted, n, m, [=](int64_t, int64_t position, int64_t u) { inverse[position] = u; },
         [=](int64_t, int64_t u, uint64_t id) { unique[u] = static_cast<int64_t>(id + span.lowest); });
@@ -210,8 +259,13 @@ void partition(const int32_t* part, int64_t n, int64_t n_parts, int64_t* counts,
                                   "; allowed are 0 <= value < " + std::to_string(n_parts));
   const int n_team = sort_team(n);
   const std::vector<int64_t> ends = counting_pass(
-      n, n_parts, n_team, [&](int64_t k) { return part[k]; }, [&](int64_t k, int64_t to) { order[to] = k; });
-  // After the pass the last piece's starts are the ends of the parts.
+      n, n_parts, n_team,
+      [=](Range mine, int64_t* __restrict count) {
+        for (int64_t k = mine.first; k < mine.last; ++k) ++count[part[k]];
+      },
+      [=](Range mine, int64_t* __restrict start) {
+        for (int64_t k = mine.first; k < mine.last; ++k) order[start[part[k]]++] = k;
+      });
   int64_t before = 0;
   for (int64_t p = 0; p < n_parts; ++p) {
     const int64_t end = ends[(pieces_of(n_team) - 1) * n_parts + p];

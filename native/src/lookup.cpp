@@ -14,13 +14,13 @@ template <class T, int W> void gather_range(const Gather<T>& c, Range mine) {
   const int64_t ahead = rows_ahead<T>(width), last_id = c.offsets[mine.last] - 1;
   const int64_t* __restrict index = c.index;
   for (int64_t k = c.offsets[mine.first]; k <= std::min(c.offsets[mine.first] + ahead - 1, last_id); ++k)
-    prefetch_row(c.rows + index[k] * width, width);
+    prefetch_row<W>(c.rows + index[k] * width, width);
   for (int64_t v = mine.first; v < mine.last; ++v) {
     T* out = c.out + (c.out_start ? c.out_start[v] : v * width);
     Sum<T, W> sum(out, width);
     const int64_t end = c.offsets[v + 1];
     for (int64_t k = c.offsets[v]; k < end; ++k) {
-      prefetch_row(c.rows + index[std::min(k + ahead, last_id)] * width, width);
+      prefetch_row<W>(c.rows + index[std::min(k + ahead, last_id)] * width, width);
       const T* row = c.rows + index[k] * width;
       if (c.weights) sum.add(row, c.weights[k]);
       else sum.add(row);
@@ -35,16 +35,19 @@ template <class T, int W> void copy_range(const Copy<T>& c, Range mine, int64_t 
   const int64_t width = W ? W : n_columns, ahead = rows_ahead<T>(width);
   for (int64_t v = mine.first; v < mine.last; ++v) {
     const int64_t next = std::min(v + ahead, mine.last - 1);
-    if (c.source_start) prefetch_row(c.source + c.source_start[next] + column, width);
-    if (c.target_start) prefetch_row<true>(c.target + c.target_start[next] + column, width);
+    if (c.source_start) prefetch_row<W>(c.source + c.source_start[next] + column, width);
+    if (c.target_start) prefetch_row<W, true>(c.target + c.target_start[next] + column, width);
     const T* __restrict from = c.source + (c.source_start ? c.source_start[v] : v * c.width) + column;
     T* __restrict to = c.target + (c.target_start ? c.target_start[v] : v * c.width) + column;
     if (c.accumulate) {
       if (c.scale)
+#pragma omp simd
         for (int64_t d = 0; d < width; ++d) to[d] += c.scale[v] * from[d];
       else
+#pragma omp simd
         for (int64_t d = 0; d < width; ++d) to[d] += from[d];
     } else if (c.scale) {
+#pragma omp simd
       for (int64_t d = 0; d < width; ++d) to[d] = c.scale[v] * from[d];
     } else {
       std::memcpy(to, from, sizeof(T) * width);

@@ -10,7 +10,7 @@ template <class T> struct Write {
   int64_t width;
 
   bool accepts(Range) const { return true; }
-  void prefetch(int64_t) const {}
+  template <int W> HPCREC_INLINE void prefetch(int64_t) const {}
   T* memory(int64_t u, T*) const { return merged + u * width; }
   template <int W> void take(int64_t, const T*) const {}
 };
@@ -27,7 +27,7 @@ template <class T> void merge(const Occurrences<T>& from, T* merged) {
 template <class T> void squared_norms(const T* merged, int64_t n, int64_t width, T* out) {
   parallel_pieces(team(n * width), [&](int member, int members) {
     const Range mine = share(n, member, members);
-    for (int64_t u = mine.first; u < mine.last; ++u) out[u] = squared_norm(merged + u * width, width);
+    for (int64_t u = mine.first; u < mine.last; ++u) out[u] = squared_norm<0>(merged + u * width, width);
   });
 }
 

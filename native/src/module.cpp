@@ -38,9 +38,8 @@ template <class F> auto without_gil(F&& f) {
 template <class T>
 hpcrec::Occurrences<T> occurrences(const Ids& segments, const Ids& order, const Ids& source_start,
                                    const Maybe<In<T>>& weights, const In<T>& gradients, int64_t width) {
-  return {segments.data(),  order.data(),     source_start.data(),
-          pointer(weights), gradients.data(), size(segments) - 1,
-          size(order),      size(gradients),  width};
+  return {segments.data(),    order.data(), source_start.data(), pointer(weights), gradients.data(),
+          size(segments) - 1, size(order),  size(source_start),  size(gradients),  width};
 }
 
 template <class T> hpcrec::Target<T> target(const Out<T>& rows, const Ids& unique) {
@@ -184,23 +183,25 @@ void bind_ids(nb::module_& m) {
   m.def(
       "unpack",
       [](In<uint8_t> message, Ids asked, int64_t width, Places index, Places offsets, Maybe<Places> value_start,
-         Maybe<Places> source_start) {
+         Maybe<Places> gradient_start) {
         static_assert(sizeof(hpcrec::Asked) == 7 * sizeof(int64_t));
-        const hpcrec::Joined to{index.data(), offsets.data(), pointer(value_start), pointer(source_start)};
+        const hpcrec::Joined to{index.data(), offsets.data(), pointer(value_start), pointer(gradient_start)};
         without_gil([&] {
           hpcrec::unpack(message.data(), size(message), reinterpret_cast<const hpcrec::Asked*>(asked.data()),
                          static_cast<int64_t>(asked.shape(0)), width, to);
         });
       },
       "message"_a, "asked"_a, "width"_a, "index"_a.noconvert(), "offsets"_a.noconvert(),
-      "value_start"_a.noconvert().none(), "source_start"_a.noconvert().none());
+      "value_start"_a.noconvert().none(), "gradient_start"_a.noconvert().none());
   m.def(
       "group",
-      [](Ids ids, Places unique, Places segments, Places order) {
-        return without_gil(
-            [&] { return hpcrec::group(ids.data(), size(ids), unique.data(), segments.data(), order.data()); });
+      [](Ids ids, Maybe<Ids> offsets, Places unique, Places segments, Places order) {
+        return without_gil([&] {
+          return hpcrec::group(ids.data(), size(ids), pointer(offsets), offsets ? size(*offsets) - 1 : 0, unique.data(),
+                               segments.data(), order.data());
+        });
       },
-      "ids"_a, "unique"_a.noconvert(), "segments"_a.noconvert(), "order"_a.noconvert());
+      "ids"_a, "offsets"_a.none(), "unique"_a.noconvert(), "segments"_a.noconvert(), "order"_a.noconvert());
   m.def(
       "dedup",
       [](Ids ids, Places unique, Places inverse) {

@@ -1,7 +1,7 @@
 // Joining bags: every array is written once, in order, from messages read once.
 #include "hpcrec/unpack.h"
 
-#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -36,9 +36,9 @@ bool write_piece(const Asked& a, const uint8_t* message, int64_t width, int64_t 
   const auto* ids = reinterpret_cast<const int64_t*>(message + a.ids_at);
   for (int64_t i = 0; i < a.n_ids; ++i) to.index[k + i] = ids[i] + a.base;
   if (to.value_start) write_starts(to.value_start + v, a.n_bags, a.value_at, width);
+  if (to.gradient_start) write_starts(to.gradient_start + v, a.n_bags, a.gradient_at, width);
   if (a.lengths_at < 0) {
     for (int64_t i = 0; i < a.n_bags; ++i) to.offsets[v + i] = k + i;
-    if (to.source_start) write_starts(to.source_start + k, a.n_bags, a.gradient_at, width);
     return true;
   }
   const auto* lengths = reinterpret_cast<const int32_t*>(message + a.lengths_at);
@@ -46,7 +46,6 @@ bool write_piece(const Asked& a, const uint8_t* message, int64_t width, int64_t 
   for (int64_t i = 0; i < a.n_bags; ++i) {
     if (lengths[i] < 0 || lengths[i] > a.n_ids - at) return false;
     to.offsets[v + i] = k + at;
-    if (to.source_start) std::fill_n(to.source_start + k + at, lengths[i], a.gradient_at + i * width);
     at += lengths[i];
   }
   return at == a.n_ids;

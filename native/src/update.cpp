@@ -13,10 +13,10 @@ template <class T, class Optimizer> struct Apply {
   bool accepts(Range mine) const {
     return all_below(target.unique + mine.first, mine.last - mine.first, target.n_rows);
   }
-  void prefetch(int64_t u) const {
+  template <int W> HPCREC_INLINE void prefetch(int64_t u) const {
     const int64_t n = target.unique[u];
-    prefetch_row<true>(target.rows + n * target.width, target.width);
-    optimizer.prefetch(n);
+    prefetch_row<W, true>(target.rows + n * (W ? W : target.width), target.width);
+    optimizer.template prefetch<W>(n);
   }
   T* memory(int64_t, T* spare) const { return spare; }
   template <int W> void take(int64_t u, const T* g) const {
@@ -35,7 +35,7 @@ template <class T, int W, class Taker> bool take_all(const T* merged, int64_t n,
     }
     const int64_t ahead = rows_ahead<T>(width);
     for (int64_t u = mine.first; u < mine.last; ++u) {
-      taker.prefetch(std::min(u + ahead, mine.last - 1));
+      taker.template prefetch<W>(std::min(u + ahead, mine.last - 1));
       taker.template take<W>(u, merged + u * (W ? W : width));
     }
   });

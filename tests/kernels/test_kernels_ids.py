@@ -176,3 +176,14 @@ def test_init_rows_are_uniform():
     assert abs(np.corrcoef(rows.T) - np.eye(16)).max() < 5 / np.sqrt(20_000)
     assert abs(np.corrcoef(rows[:-1, 0], rows[1:, 0])[0, 1]) < 5 / np.sqrt(20_000)
     assert not kernels.init_rows(1, np.arange(5), 4, scale=0.0).any()
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [([0, 2], "end at 3"), ([0, 3, 2, 3], "never fall"), ([1, 3], "begin at 0"), ([], "offsets is")],
+)
+def test_group_refuses_bags_of_other_ids(backend, offsets, message):
+    kernels.use(backend)
+    with pytest.raises(ValueError, match=message):
+        kernels.group(np.array([5, 4, 5]), np.array(offsets, np.int64))

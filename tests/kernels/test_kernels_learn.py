@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from both_backends import DTYPES, WIDTHS, same_from_both, scattered_starts
+from both_backends import DTYPES, WIDTHS, bags, same_from_both, scattered_starts
 
 from hpcrec import kernels
 from hpcrec.kernels.reference import BLOCK
@@ -71,6 +71,26 @@ def test_merge_native_is_reference(kind, width, dtype):
         np.testing.assert_allclose(
             merged, wanted[o.grouping.unique].astype(dtype), rtol=0, atol=(1e-3 if dtype == np.float32 else 1e-11)
         )
+
+
+@pytest.mark.parametrize("width", [3, 16, 64])
+@pytest.mark.parametrize("hot", [0.0, 0.6])
+def test_merge_by_bags_is_merge_by_positions(width, hot):
+    rng = np.random.default_rng(width)
+    index, offsets = bags(rng, 3000, 700, 9)
+    index[rng.random(index.size) < hot] = 3  # more occurrences than one thread is left alone with
+    lengths, starts = np.diff(offsets), rng.permutation(3000) * width
+    gradients = rng.standard_normal(3000 * width).astype(np.float32)
+    by_bag, by_position = same_from_both(lambda: kernels.group(index, offsets)), kernels.group(index)
+    assert (by_bag.order == np.repeat(np.arange(3000), lengths)[by_position.order]).all()
+    scale = rng.standard_normal(3000).astype(np.float32)
+    for weights in (None, scale):
+        merged = same_from_both(
+            lambda weights=weights: kernels.merge(by_bag, gradients, starts, width, weights=weights)
+        )
+        weights_K = None if weights is None else np.repeat(weights, lengths)
+        wanted = kernels.merge(by_position, gradients, np.repeat(starts, lengths), width, weights=weights_K)
+        assert merged.tobytes() == wanted.tobytes()
 
 
 def test_merge_adds_block_by_block():
@@ -273,8 +293,10 @@ def test_merge_refuses(backend):
     grouping, gradients = kernels.group(np.array([1, 0, 1])), np.zeros(12, np.float32)
     with pytest.raises(ValueError, match=r"source_start\[2\] is 9"):
         kernels.merge(grouping, gradients, np.array([0, 4, 9]), 4)
-    with pytest.raises(ValueError, match="source_start is"):
+    with pytest.raises(ValueError, match=r"order\[2\] is 2|order\[1\] is 2"):
         kernels.merge(grouping, gradients, np.array([0, 4]), 4)
+    with pytest.raises(ValueError, match="weights is"):
+        kernels.merge(grouping, gradients, np.array([0, 4, 8]), 4, weights=np.zeros(2, np.float32))
     with pytest.raises(ValueError, match="segments must"):
         kernels.merge(grouping._replace(segments=np.array([0, 1, 2])), gradients, np.array([0, 4, 8]), 4)
     with pytest.raises(ValueError, match=r"order\[1\] is 3"):

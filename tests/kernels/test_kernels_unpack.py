@@ -42,10 +42,10 @@ def test_bags_are_joined(pieces):
         assert (np.diff(found.offsets)[v : v + len(lengths)] == lengths).all()
         bags = np.arange(len(lengths))
         assert (found.value_start[v : v + len(lengths)] == value_at + 16 * bags).all()
-        assert (found.source_start[k : k + len(ids)] == gradient_at + 16 * np.repeat(bags, lengths)).all()
+        assert (found.gradient_start[v : v + len(lengths)] == gradient_at + 16 * bags).all()
         k, v = k + len(ids), v + len(lengths)
-    assert (len(found.index), len(found.source_start), found.offsets[0], found.offsets[-1]) == (k, k, 0, k)
-    assert (len(found.value_start), len(found.offsets)) == (v, v + 1)
+    assert (len(found.index), found.offsets[0], found.offsets[-1]) == (k, 0, k)
+    assert (len(found.value_start), len(found.gradient_start), len(found.offsets)) == (v, v, v + 1)
 
 
 def test_what_is_not_wanted_is_left_out():
@@ -54,7 +54,7 @@ def test_what_is_not_wanted_is_left_out():
         kernels.use(backend)
         found = kernels.unpack(message, asked, 4, values=False, gradients=False)
         assert found.value_start is None
-        assert found.source_start is None
+        assert found.gradient_start is None
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])

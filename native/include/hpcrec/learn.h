@@ -1,19 +1,20 @@
 // Learning: gradients of occurrences summed by row, and applied. Shapes: N rows, D width, K occurrences, U unique rows.
+// Each occurrence names its source, which has a gradient and may have a weight: a position, or a bag.
 #pragma once
 #include <cstdint>
 
 namespace hpcrec {
 
-// Occurrences of one sum: long sums are cut into blocks of this many, so that one hot row occupies every thread.
+// Occurrences of one sum: long sums are cut into blocks of this many, so that one hot row can occupy every thread.
 constexpr int64_t block_size = 128;
 
 template <class T> struct Occurrences {
   const int64_t* segments;      // [n_unique + 1]
-  const int64_t* order;         // [n_occurrences]
-  const int64_t* source_start;  // [n_occurrences]
-  const T* weights;             // [n_occurrences] or null
+  const int64_t* order;         // [n_occurrences], sources
+  const int64_t* source_start;  // [n_sources]
+  const T* weights;             // [n_sources] or null
   const T* gradients;           // [gradients_size]
-  int64_t n_unique, n_occurrences, gradients_size, width;
+  int64_t n_unique, n_occurrences, n_sources, gradients_size, width;
 };
 
 template <class T> struct Target {

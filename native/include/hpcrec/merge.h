@@ -1,8 +1,9 @@
 // Summing gradients by row, for any taker of the sums: merge writes them down, merge_update applies them.
 //
 // A sum is made of blocks of block_size occurrences; a block adds its occurrences in order from 0, and blocks are
-// folded in order. A row of one block is summed by one thread; blocks of longer rows are spread over the threads. So
-// the order of additions depends on nothing but the occurrences.
+// folded in order. A row is summed by one thread, except where it has so many occurrences that the others would wait
+// for it: its blocks are then spread over the threads. So the order of additions depends on nothing but the
+// occurrences.
 #pragma once
 #include <memory>
 #include <vector>
@@ -14,113 +15,161 @@
 
 namespace hpcrec {
 
+// Walks occurrences in order, and asks for their gradients ahead: first where one begins, later what is there.
 template <class T, int W> class Merger {
+  static constexpr int64_t n_kept = 128;  // starts kept, a power of two above twice the largest distance
   const Occurrences<T>& from_;
-  const int64_t width_, ahead_;
+  const int64_t width_, ahead_, end_;  // of the occurrences to come
+  const uint64_t bound_;               // of starts
+  int64_t found_ = 0;                  // starts before this occurrence are known
+  int64_t outside_ = 0;
+  int64_t start_[n_kept];
 
- public:
-  explicit Merger(const Occurrences<T>& from)
-      : from_(from), width_(W ? W : from.width), ahead_(rows_ahead<T>(width_)) {}
-
-  // Asks for the gradient of the occurrence some places on, and for where the one twice as far is.
-  void look_ahead(int64_t j, int64_t last) const {
-    __builtin_prefetch(from_.source_start + from_.order[std::min(j + 2 * ahead_, last)], 0, 3);
-    prefetch_row(from_.gradients + from_.source_start[from_.order[std::min(j + ahead_, last)]], width_);
+  HPCREC_INLINE void find_until(int64_t j) {
+    for (; found_ < j; ++found_) {
+      const uint64_t next = static_cast<uint64_t>(from_.order[std::min(found_ + ahead_, end_ - 1)]);
+      __builtin_prefetch(from_.source_start + next, 0, 3);
+      const uint64_t source = static_cast<uint64_t>(from_.order[found_]);
+      const bool there = source < static_cast<uint64_t>(from_.n_sources);
+      const uint64_t start = static_cast<uint64_t>(from_.source_start[there ? source : 0]);
+      const bool good = there && start < bound_;
+      outside_ |= static_cast<int64_t>(!good);
+      start_[found_ % n_kept] = good ? static_cast<int64_t>(start) : 0;
+    }
   }
 
-  // Sum of occurrences [first, end) into g; the caller goes on to read up to `last`.
-  void sum(int64_t first, int64_t end, int64_t last, T* g) const {
+ public:
+  // For occurrences up to `end`, of which there is at least one source, with room for a gradient.
+  Merger(const Occurrences<T>& from, int64_t end)
+      : from_(from),
+        width_(W ? W : from.width),
+        ahead_(rows_ahead<T>(width_)),
+        end_(end),
+        bound_(static_cast<uint64_t>(from.gradients_size - from.width + 1)) {}
+
+  // Whether all occurrences so far pointed into their arrays; what did not was read as the first gradient.
+  bool good() const { return outside_ == 0; }
+
+  // Adds occurrences [first, last) to a sum.
+  HPCREC_INLINE void add(int64_t first, int64_t last, Sum<T, W>& sum) {
+    found_ = std::max(found_, first);
+    for (int64_t j = first; j < last; ++j) {
+      find_until(std::min(j + 2 * ahead_, end_));
+      prefetch_row<W>(from_.gradients + start_[std::min(j + ahead_, end_ - 1) % n_kept], width_);
+      const T* gradient = from_.gradients + start_[j % n_kept];
+      if (from_.weights) sum.add(gradient, from_.weights[from_.order[j]]);
+      else sum.add(gradient);
+    }
+  }
+
+  // Sum of occurrences [first, last) into g, block by block; `spare` has room for a block's sum.
+  HPCREC_INLINE void sum(int64_t first, int64_t last, T* g, T* spare) {
+    if (last - first > block_size) return sum_blocks(first, last, g, spare);
     Sum<T, W> total(g, width_);
-    for (int64_t j = first; j < end; ++j) {
-      look_ahead(j, last);
-      const int64_t k = from_.order[j];
-      const T* gradient = from_.gradients + from_.source_start[k];
-      if (from_.weights) total.add(gradient, from_.weights[k]);
-      else total.add(gradient);
+    add(first, last, total);
+    total.store(g);
+  }
+
+  __attribute__((noinline)) void sum_blocks(int64_t first, int64_t last, T* g, T* spare) {
+    Sum<T, W> total(g, width_);
+    for (; first < last; first += block_size) {
+      Sum<T, W> block(spare, width_);
+      add(first, std::min(first + block_size, last), block);
+      total.add(block);
     }
     total.store(g);
   }
 };
 
-// Rows whose occurrences need more than one block: their blocks are summed by all threads, then folded in order.
+// Memory for two rows, on the stack where the width is known.
+template <class T, int W> struct Spare {
+  alignas(64) T row[W], block[W];
+  explicit Spare(int64_t) {}
+};
+template <class T> struct Spare<T, 0> {
+  std::unique_ptr<T[]> memory;
+  T *row, *block;
+  explicit Spare(int64_t width) : memory(new T[2 * width]), row(memory.get()), block(row + width) {}
+};
+
+// Rows of very many occurrences: their blocks are summed by all threads, then folded in order.
 template <class T, int W, class Taker>
-void merge_long_rows(const Occurrences<T>& from, const std::vector<int64_t>& rows, int n_team, const Taker& taker) {
+bool merge_long_rows(const Occurrences<T>& from, const std::vector<int64_t>& rows, int n_team, const Taker& taker) {
   std::vector<int64_t> starts{0};  // each row's first block
   for (int64_t u : rows)
     starts.push_back(starts.back() + (from.segments[u + 1] - from.segments[u] + block_size - 1) / block_size);
   const int64_t n_blocks = starts.back(), width = W ? W : from.width;
-  std::unique_ptr<T[]> sums(new T[n_blocks * width]), spare(new T[width]);
+  std::unique_ptr<T[]> sums(new T[n_blocks * width]);
+  std::atomic<bool> good{true};
   parallel_pieces(n_team, [&](int piece, int pieces) {
-    const Merger<T, W> merger(from);
     const Range mine = share(n_blocks, piece, pieces);
+    Spare<T, W> spare(width);
     size_t i = std::upper_bound(starts.begin(), starts.end(), mine.first) - starts.begin() - 1;
-    for (int64_t b = mine.first; b < mine.last; ++b) {
+    for (int64_t b = mine.first; b < mine.last;) {
       while (starts[i + 1] <= b) ++i;
       const int64_t end = from.segments[rows[i] + 1];
-      const int64_t first = from.segments[rows[i]] + (b - starts[i]) * block_size;
-      merger.sum(first, std::min(first + block_size, end), end - 1, sums.get() + b * width);
+      Merger<T, W> merger(from, end);
+      for (; b < std::min(starts[i + 1], mine.last); ++b) {
+        const int64_t first = from.segments[rows[i]] + (b - starts[i]) * block_size;
+        merger.sum(first, std::min(first + block_size, end), sums.get() + b * width, spare.block);
+      }
+      if (!merger.good()) good = false;
     }
   });
   // One addition for block_size of those above: no work for a team.
+  Spare<T, W> spare(width);
   for (size_t i = 0; i < rows.size(); ++i) {
-    T* g = taker.memory(rows[i], spare.get());
+    T* g = taker.memory(rows[i], spare.row);
     Sum<T, W> total(g, width);
     for (int64_t b = starts[i]; b < starts[i + 1]; ++b) total.add(sums.get() + b * width);
     total.store(g);
     taker.template take<W>(rows[i], g);
   }
+  return good;
 }
 
-// Whether rows [first, last) and their occurrences point into their arrays.
-template <class T> bool all_occurrences(const Occurrences<T>& from, Range mine) {
-  if (!all_bags(from.segments, mine.first, mine.last, from.n_occurrences)) return false;
-  const int64_t first = from.segments[mine.first], n = from.segments[mine.last] - first;
-  if (!all_below(from.order + first, n, from.n_occurrences)) return false;
-  const uint64_t bound = from.gradients_size < from.width ? 0 : from.gradients_size - from.width + 1;
-  int64_t outside = 0;
-  for (int64_t j = first; j < first + n; ++j)
-    outside |= static_cast<int64_t>(static_cast<uint64_t>(from.source_start[from.order[j]]) >= bound);
-  return outside == 0;
-}
-
-// Calls taker.take<W>(u, g) with each row's sum g, and taker.prefetch(u) some rows before; taker.memory(u, spare) says
-// where the sum is to be put; taker.accepts(range) whether those rows are the taker's. Returns whether all was valid.
+// Calls taker.take<W>(u, g) with each row's sum g, and taker.prefetch<W>(u) some rows before; taker.memory(u, spare)
+// says where the sum is to be put; taker.accepts(range) whether those rows are the taker's. Returns whether all was
+// valid.
 template <class T, int W, class Taker> bool merge_into(const Occurrences<T>& from, const Taker& taker) {
   if (from.segments[0] != 0 || from.segments[from.n_unique] != from.n_occurrences) return false;
+  if (from.n_occurrences && (from.n_sources == 0 || from.gradients_size < from.width)) return false;
   const int n_team = team(from.n_occurrences * from.width);
+  const int64_t too_long = n_team == 1 ? from.n_occurrences : from.n_occurrences / (2 * pieces_of(n_team)) + block_size;
   std::atomic<bool> good{true};
   std::vector<std::vector<int64_t>> long_rows(pieces_of(n_team));
   parallel_pieces(n_team, [&](int piece, int pieces) {
     const Range mine = share_bags(from.segments, from.n_unique, piece, pieces);
-    if (!all_occurrences(from, mine) || !taker.accepts(mine)) {
+    if (!all_bags(from.segments, mine.first, mine.last, from.n_occurrences) || !taker.accepts(mine)) {
       good = false;
       return;
     }
-    std::unique_ptr<T[]> spare(new T[W ? W : from.width]);
-    const Merger<T, W> merger(from);
+    Spare<T, W> spare(from.width);
+    Merger<T, W> merger(from, from.segments[mine.last]);
     const int64_t ahead = rows_ahead<T>(from.width);
-    const int64_t last = from.segments[mine.last] - 1;
     for (int64_t u = mine.first; u < mine.last; ++u) {
-      taker.prefetch(std::min(u + ahead, mine.last - 1));
-      if (from.segments[u + 1] - from.segments[u] > block_size) {
+      taker.template prefetch<W>(std::min(u + ahead, mine.last - 1));
+      const int64_t first = from.segments[u], last = from.segments[u + 1];
+      if (last - first > too_long) {
         long_rows[piece].push_back(u);
         continue;
       }
-      T* g = taker.memory(u, spare.get());
-      merger.sum(from.segments[u], from.segments[u + 1], last, g);
+      T* g = taker.memory(u, spare.row);
+      merger.sum(first, last, g, spare.block);
       taker.template take<W>(u, g);
     }
+    if (!merger.good()) good = false;
   });
   std::vector<int64_t> rows;
   for (const auto& found : long_rows) rows.insert(rows.end(), found.begin(), found.end());
-  if (good && !rows.empty()) merge_long_rows<T, W>(from, rows, n_team, taker);
+  if (good && !rows.empty()) good = merge_long_rows<T, W>(from, rows, n_team, taker);
   return good;
 }
 
 template <class T> void require_occurrences(const Occurrences<T>& from) {
   require_offsets("segments", from.segments, from.n_unique, from.n_occurrences);
-  require_below("order", from.order, from.n_occurrences, from.n_occurrences);
-  require_vectors("source_start", from.source_start, from.n_occurrences, from.width, from.gradients_size);
+  require_below("order", from.order, from.n_occurrences, from.n_sources);
+  require_vectors("source_start", from.source_start, from.n_sources, from.width, from.gradients_size);
 }
 
 }  // namespace hpcrec

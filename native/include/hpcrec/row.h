@@ -8,17 +8,22 @@
 
 namespace hpcrec {
 
-// Brings a row towards the core: both ends, since a row need not begin on a cache line.
-template <bool WRITE = false, class T> inline void prefetch_row(const T* row, int64_t width) {
+// For functions that prefetch: GCC takes a function that does nothing else for one without effect, and leaves out the
+// calls of it that it has not inlined by then.
+#define HPCREC_INLINE inline __attribute__((always_inline))
+
+// Brings a row towards the core: both ends, since a row need not begin on a cache line. W as in Sum.
+template <int W, bool WRITE = false, class T> HPCREC_INLINE void prefetch_row(const T* row, int64_t width) {
   const char* p = reinterpret_cast<const char*>(row);
-  const int64_t bytes = width * static_cast<int64_t>(sizeof(T));
+  const int64_t bytes = (W ? W : width) * static_cast<int64_t>(sizeof(T));
+#pragma GCC unroll 16
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, WRITE, 3);
   __builtin_prefetch(p + bytes - 1, WRITE, 3);
 }
 
 // Rows asked for ahead of the one in work: enough in flight for a DRAM latency, few enough for the first-level cache.
 template <class T> int64_t rows_ahead(int64_t width) {
-  return std::max<int64_t>(4, std::min<int64_t>(32, 4096 / (width * static_cast<int64_t>(sizeof(T)))));
+  return std::max<int64_t>(4, std::min<int64_t>(32, 2048 / (width * static_cast<int64_t>(sizeof(T)))));
 }
 
 // Running sum of rows, from +0, one rounding a product and one an addition.
@@ -50,6 +55,10 @@ template <class T, int W> class Sum {
       part_[i] += weight * x;
     }
   }
+  void add(const Sum& other) {
+#pragma GCC unroll 64
+    for (int i = 0; i < n_parts; ++i) part_[i] += other.part_[i];
+  }
   void store(T* to) const {
 #pragma GCC unroll 64
     for (int i = 0; i < n_parts; ++i) std::memcpy(to + i * n_lanes, &part_[i], sizeof(Part));
@@ -72,16 +81,20 @@ template <class T> class Sum<T, 0> {
   Sum(T* memory, int64_t width) : sum_(memory), width_(width) { std::memset(sum_, 0, sizeof(T) * width); }
   void add(const T* __restrict row) {
     T* __restrict sum = sum_;
+#pragma omp simd
     for (int64_t d = 0; d < width_; ++d) sum[d] += row[d];
   }
   void add(const T* __restrict row, T weight) {
     T* __restrict sum = sum_;
+#pragma omp simd
     for (int64_t d = 0; d < width_; ++d) sum[d] += weight * row[d];
   }
+  void add(const Sum& other) { add(other.sum_); }
   void store(T* to) const {
     if (to != sum_) std::memcpy(to, sum_, sizeof(T) * width_);
   }
   void store(T* to, T scale) const {
+#pragma omp simd
     for (int64_t d = 0; d < width_; ++d) to[d] = scale * sum_[d];
   }
 };

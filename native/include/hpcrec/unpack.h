@@ -12,10 +12,10 @@ struct Asked {
 };
 
 struct Joined {
-  int64_t* index;         // [K] rows of the arena
-  int64_t* offsets;       // [V + 1]
-  int64_t* value_start;   // [V], or null
-  int64_t* source_start;  // [K], or null: first element of the gradient of each occurrence's bag
+  int64_t* index;           // [K] rows of the arena
+  int64_t* offsets;         // [V + 1]
+  int64_t* value_start;     // [V], or null
+  int64_t* gradient_start;  // [V], or null
 };
 
 void unpack(const uint8_t* message, int64_t size, const Asked* asked, int64_t n, int64_t width, const Joined& to);
