@@ -13,8 +13,8 @@ Limits, on a table beyond the last-level cache, of rows of 64 and of 256 bytes, 
 Other rows of that table have Zipf ids, where most of a step's work is in the caches and on ids. FBGEMM runs workload W2
 (``_workloads.py``) with the same ids in a process of its own, by ``--peers PYTHON`` (a Python that has torch and
 fbgemm-gpu-cpu), or by this one where it has them; without it the two claims have no value. Medians of interleaved
-rounds; ratios are taken round by round. Teams of threads suffer from a core that is shared with something else, FBGEMM's
-most: where least and largest times of FBGEMM lie far apart, the two claims say nothing; --threads 1 is steadier.
+rounds; ratios are taken round by round. Teams of threads suffer from a core that is shared with something else,
+FBGEMM's most: where its least and largest times lie far apart, the two claims say nothing; --threads 1 is steadier.
 """
 
 import importlib.util

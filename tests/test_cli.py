@@ -181,7 +181,7 @@ def test_run_hands_the_command_line_to_the_launcher(config, monkeypatch):
 def test_run_refuses_before_anything_is_started(config, run_folder, monkeypatch, capsys):
     monkeypatch.setattr(launch, "run_command", lambda *_, **__: pytest.fail("started"))
     for line, words in [
-        (["prepare"], "starts train, evaluate, predict, doctor or a Python file, not 'prepare'"),
+        (["prepare"], "starts prepare criteo or table on several ranks, not ''"),
         (["no_such_loop.py"], "no_such_loop.py is not a file"),
         (["train"], "Missing argument 'CONFIG'"),
         (["train", config, "--stes", "x"], "No such option"),
