@@ -13,8 +13,9 @@ Limits, on a table beyond the last-level cache, of rows of 64 and of 256 bytes, 
 Other rows of that table have Zipf ids, where most of a step's work is in the caches and on ids. FBGEMM runs workload W2
 (``_workloads.py``) with the same ids in a process of its own, by ``--peers PYTHON`` (a Python that has torch and
 fbgemm-gpu-cpu), or by this one where it has them; without it the two claims have no value. Medians of interleaved
-rounds; ratios are taken round by round. Teams of threads suffer from a core that is shared with something else,
-FBGEMM's most: where its least and largest times lie far apart, the two claims say nothing; --threads 1 is steadier.
+rounds; the ratios to limits are taken round by round. The ratios to FBGEMM are of least times, each side with the
+better of one thread and all: where a core is shared with something else, FBGEMM's teams wait for each other for up to
+seconds, and a median would credit that to the kernels here.
 """
 
 import importlib.util
@@ -218,8 +219,22 @@ def fbgemm_claims(python: str | None, size: Size, threads: int, rows: Rows) -> I
         for name, goal in (gather, update):
             yield claim(name, None, "times as fast", goal)
         return
-    kernels.set_threads(threads)
     ours = step_of(W2)
+    least: dict[str, float] = {}
+    for n in sorted({1, threads}):
+        kernels.set_threads(n)
+        rounds = beside_fbgemm(python, ours, n, size)
+        row: dict[str, Any] = {"case": f"W2 beside FBGEMM, {n} threads"}
+        for name, ms in rounds.ms.items():
+            row |= {f"{name}_ms": rounds.median(name), f"{name}_min": min(ms), f"{name}_max": max(ms)}
+            least[name] = min(least.get(name, min(ms)), *ms)
+        rows.append(row)
+    yield claim(gather[0], least["forward"] / least["gather"], "times as fast", gather[1])
+    yield claim(update[0], least["backward"] / least["update"], "times as fast", update[1])
+
+
+def beside_fbgemm(python: str, ours: Step, threads: int, size: Size) -> Rounds:
+    """FBGEMM's step and ours in turn."""
     with fbgemm(python, W2, threads, ours.gradients) as peer:
         theirs = [0.0, 0.0]
 
@@ -228,13 +243,7 @@ def fbgemm_claims(python: str | None, size: Size, threads: int, rows: Rows) -> I
             return theirs[0]
 
         runs: dict[str, Callable[[], Any]] = {"forward": forward, "backward": lambda: theirs[1]}
-        rounds = Rounds({**runs, "gather": ours.gather, "update": ours.update}, size.n_rounds)
-    row: dict[str, Any] = {"case": f"W2 beside FBGEMM, {threads} threads"}
-    for name, ms in rounds.ms.items():
-        row |= {f"{name}_ms": rounds.median(name), f"{name}_min": min(ms), f"{name}_max": max(ms)}
-    rows.append(row)
-    yield claim(gather[0], rounds.ratio(lambda ms: ms("forward") / ms("gather")), "times as fast", gather[1])
-    yield claim(update[0], rounds.ratio(lambda ms: ms("backward") / ms("update")), "times as fast", update[1])
+        return Rounds({**runs, "gather": ours.gather, "update": ours.update}, size.n_rounds)
 
 
 def time_ids(size: Size, rows: Rows) -> None:

@@ -150,13 +150,13 @@ class PoolMove:
     def backward(self, leaf_gradients: Sequence[Floats], gradients: Floats) -> None:
         """Leaf gradient -> one gradient a distinct row."""
         assert self.grouping is not None, "this step was routed for evaluation"
-        start, weights = self.leaf_start, self.scale
+        source_start, weights = self.leaf_start, self.scale
         if self.weights is not None:
             lengths_V = np.diff(self.offsets)
-            start = np.repeat(start, lengths_V)
+            source_start = np.repeat(source_start, lengths_V)
             weights = self.weights if weights is None else self.weights * np.repeat(weights, lengths_V)
         merged = kernels.merge(
-            self.grouping, leaf_gradients[self.group].reshape(-1), start, self.width, weights=weights
+            self.grouping, leaf_gradients[self.group].reshape(-1), source_start, self.width, weights=weights
         )
         for slab in self.slabs:
             for start in slab.gradient_starts:
