@@ -38,6 +38,10 @@ template <class T, int W> class Merger {
     }
   }
 
+  T weight_of(int64_t source) const {
+    return static_cast<uint64_t>(source) < static_cast<uint64_t>(from_.n_sources) ? from_.weights[source] : T{0};
+  }
+
  public:
   // For occurrences up to `end`, of which there is at least one source, with room for a gradient.
   Merger(const Occurrences<T>& from, int64_t end)
@@ -57,7 +61,7 @@ template <class T, int W> class Merger {
       find_until(std::min(j + 2 * ahead_, end_));
       prefetch_row<W>(from_.gradients + start_[std::min(j + ahead_, end_ - 1) % n_kept], width_);
       const T* gradient = from_.gradients + start_[j % n_kept];
-      if (from_.weights) sum.add(gradient, from_.weights[from_.order[j]]);
+      if (from_.weights) sum.add(gradient, weight_of(from_.order[j]));
       else sum.add(gradient);
     }
   }
