@@ -133,12 +133,13 @@ def test_relay_passes_on_what_is_held_once_nothing_follows():
     read, target = os.pipe()
     os.write(write, b"x\n" + STOPPED + RULE)
     os.close(write)
+    handler = signal.getsignal(signal.SIGINT)
     relay(source, target)
     os.close(target)
     assert os.read(read, 1000) == b"x\n" + RULE
     for fd in (source, read):
         os.close(fd)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_freed_memory_is_kept() -> None:
