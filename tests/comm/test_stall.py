@@ -173,7 +173,9 @@ def test_past_the_second_limit_the_job_ends_and_names_who_is_missing(tmp_path, c
     abort_s = 6.0 if missing == 0 else 3.0  # a first rank that does not answer is asked, and waited for, twice
     body = STALLED.format(mode=mode, before=before, stalled=stalled, after=after, abort_s=abort_s)
     ended = Job(tmp_path, body).end(limit_s=abort_s + 2 * 2.6 + 5.0)  # two waits for an answer at most, and the end
-    assert ended.code == ExitCodes.ERROR, ended.err
+    # MPICH's Abort runs exit handlers: Horovod's cannot join its thread then, and C++ aborts the process by signal 6.
+    aborted = case == "in the dense reduction" and "MPICH" in MPI.Get_library_version()
+    assert ended.code in ({ExitCodes.ERROR, signal.SIGABRT} if aborted else {ExitCodes.ERROR}), ended.err
     assert ended.err.count("hpcrec: stall: no progress") == 1, ended.err
     said = f"hpcrec: error: stalled past run.stall_abort_s = {abort_s:g}, the job is ended"
     assert ended.err.count(said) == 1, ended.err
