@@ -1,6 +1,6 @@
 """Streams delimited text, plain or gzip, as Arrow batches of strings, and says exactly which line is bad.
 
-Columns stay text here: the numbers are parsed by `integers` and `hex_values`, which know the line of what they refuse.
+Columns stay text here: the numbers are parsed by `integers`, which knows the line of what it refuses.
 Memory: a few blocks of `BLOCK_BYTES`, whatever the size of the file.
 """
 
@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from hpcrec.errors import DataError
@@ -214,42 +213,3 @@ def integers(block: Block, column: str, *, missing: int | None = None) -> Ints:
         allowed = "an integer" if missing is None else "an integer or nothing"
         good = pc.match_substring_regex(filled, r"^[+-]?[0-9]{1,18}$").to_numpy(zero_copy_only=False)
         raise block.refuse(int(np.argmin(good)), column, allowed) from None
-
-
-def hex_values(block: Block, column: str) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """A column of 8 hexadecimal digits as uint32, and where it is empty.
-
-    Raises
-    ------
-    DataError
-        Naming file, line and column of the first value that is neither empty nor 8 hexadecimal digits.
-    """
-    text = block.columns[column]
-    lengths = pc.binary_length(text).to_numpy()
-    empty = lengths == 0
-    if not (empty | (lengths == 8)).all():
-        raise block.refuse(int(np.argmin(empty | (lengths == 8))), column, "8 hexadecimal digits or nothing")
-    _, offsets, data = text.buffers()
-    first = np.frombuffer(offsets, dtype=np.int32)[text.offset]
-    n_bytes = int(lengths.sum())
-    digits = np.empty((0, 8), np.uint8)
-    if n_bytes:  # empty values take no bytes, so that the others lie side by side
-        digits = _NIBBLE[np.frombuffer(data, dtype=np.uint8, count=n_bytes, offset=int(first))].reshape(-1, 8)
-    bad = (digits > 15).any(axis=1)
-    if bad.any():
-        row = int(np.flatnonzero(~empty)[np.argmax(bad)])
-        raise block.refuse(row, column, "8 hexadecimal digits or nothing")
-    values = np.zeros(block.rows, dtype=np.uint32)
-    pairs = (digits[:, 0::2] << 4) | digits[:, 1::2]
-    values[~empty] = np.ascontiguousarray(pairs).view(">u4")[:, 0]
-    return values, empty
-
-
-def _nibbles() -> NDArray[np.uint8]:
-    table = np.full(256, 255, dtype=np.uint8)
-    for value, digit in enumerate("0123456789abcdef"):
-        table[ord(digit)] = table[ord(digit.upper())] = value
-    return table
-
-
-_NIBBLE = _nibbles()
