@@ -14,6 +14,7 @@
 namespace hpcrec {
 namespace {
 constexpr int max_digit_bits = 10;  // 1024 write streams: about what the first-level cache and its misses take
+constexpr int digit_bits = 8;       // of a pass inside that cache
 
 // A sort waits for all its threads after each step: worth it for many ids only.
 inline int sort_team(int64_t n) {
@@ -111,20 +112,43 @@ struct Occurring {
   }
 };
 
-// Sorts n items by the low `bits` bits of their ids, stably, by passes of at most 8 bits between `here`, where they
-// are, and `other`. They end `here` after an even number of passes.
-template <class Code, class Item> void sort_low_bits(const Code& code, int bits, int64_t n, Item* here, Item* other) {
-  constexpr int most_bits = 8;
-  const int n_passes = (bits + most_bits - 1) / most_bits;
-  for (int pass = 0, shift = 0; pass < n_passes; ++pass, std::swap(here, other)) {
-    const int digit_bits = (bits - shift) / (n_passes - pass);
-    const uint64_t mask = (uint64_t{1} << digit_bits) - 1;
-    int64_t starts[1 << most_bits] = {};
-    for (int64_t k = 0; k < n; ++k) ++starts[code.id(here[k]) >> shift & mask];
+// Sorts n items by the low `bits` bits of their ids, stably, by PASSES passes between `here`, where they are, and
+// `other`. They end `here` after an even number of passes. The digits of all passes are counted in one go: no pass
+// changes how often there are which.
+template <int PASSES, class Code, class Item>
+void sort_low_bits(const Code& code, int bits, int64_t n, Item* here, Item* other) {
+  int shift[PASSES + 1] = {};
+  for (int pass = 0; pass < PASSES; ++pass) shift[pass + 1] = shift[pass] + (bits - shift[pass]) / (PASSES - pass);
+  uint64_t most[PASSES];
+  for (int pass = 0; pass < PASSES; ++pass) most[pass] = (uint64_t{1} << (shift[pass + 1] - shift[pass])) - 1;
+  int64_t starts[PASSES][1 << digit_bits];
+  for (int pass = 0; pass < PASSES; ++pass) std::fill_n(starts[pass], most[pass] + 1, 0);
+  for (int64_t k = 0; k < n; ++k)
+    for (int pass = 0; pass < PASSES; ++pass) ++starts[pass][code.id(here[k]) >> shift[pass] & most[pass]];
+  for (int pass = 0; pass < PASSES; ++pass, std::swap(here, other)) {
     int64_t start = 0;
-    for (uint64_t digit = 0; digit <= mask; ++digit) start += std::exchange(starts[digit], start);
-    for (int64_t k = 0; k < n; ++k) other[starts[code.id(here[k]) >> shift & mask]++] = here[k];
-    shift += digit_bits;
+    for (uint64_t digit = 0; digit <= most[pass]; ++digit) start += std::exchange(starts[pass][digit], start);
+    for (int64_t k = 0; k < n; ++k) other[starts[pass][code.id(here[k]) >> shift[pass] & most[pass]]++] = here[k];
+  }
+}
+
+// Calls f with the number of passes that so many bits take.
+template <class F> void with_passes(int bits, F&& f) {
+  switch ((bits + digit_bits - 1) / digit_bits) {
+    case 0:
+      return;
+    case 1:
+      return f(std::integral_constant<int, 1>{});
+    case 2:
+      return f(std::integral_constant<int, 2>{});
+    case 3:
+      return f(std::integral_constant<int, 3>{});
+    case 4:
+      return f(std::integral_constant<int, 4>{});
+    case 5:
+      return f(std::integral_constant<int, 5>{});
+    default:
+      return f(std::integral_constant<int, 64 / digit_bits>{});
   }
 }
 
@@ -137,9 +161,10 @@ void sort_items(const Code& code, const Occurring& from, Span span, int n_team, 
   const int high_bits = span.id_bits <= max_digit_bits ? span.id_bits : std::min(wanted, max_digit_bits);
   const int low_bits = span.id_bits - high_bits;
   const int64_t n_buckets = int64_t{1} << high_bits;
-  const bool lands_there = (low_bits + 7) / 8 % 2 == 0;
-  Item* dealt = lands_there ? sorted : spare;
-  Item* other = lands_there ? spare : sorted;
+  int n_passes = 0;
+  with_passes(low_bits, [&](auto passes) { n_passes = passes; });
+  Item* dealt = n_passes % 2 ? spare : sorted;
+  Item* other = n_passes % 2 ? sorted : spare;
   const int64_t* ids = from.ids;
   const uint64_t lowest = span.lowest;
   const std::vector<int64_t> ends = counting_pass(
@@ -155,14 +180,15 @@ void sort_items(const Code& code, const Occurring& from, Span span, int n_team, 
           __builtin_prefetch(to + 64 / sizeof(Item), 1, 3);  // stores leave the core in order: one miss holds up all
         });
       });
-  if (low_bits == 0) return;
   const int64_t* bucket_ends = ends.data() + (pieces_of(n_team) - 1) * n_buckets;
-  parallel_pieces(n_team, [=](int piece, int pieces) {
-    const Range mine = share(n_buckets, piece, pieces);
-    for (int64_t b = mine.first; b < mine.last; ++b) {
-      const int64_t first = b ? bucket_ends[b - 1] : 0;
-      sort_low_bits(code, low_bits, bucket_ends[b] - first, dealt + first, other + first);
-    }
+  with_passes(low_bits, [&](auto passes) {
+    parallel_pieces(n_team, [=](int piece, int pieces) {
+      const Range mine = share(n_buckets, piece, pieces);
+      for (int64_t b = mine.first; b < mine.last; ++b) {
+        const int64_t first = b ? bucket_ends[b - 1] : 0;
+        sort_low_bits<passes>(code, low_bits, bucket_ends[b] - first, dealt + first, other + first);
+      }
+    });
   });
 }
 
@@ -173,15 +199,20 @@ int64_t for_runs(const Code& code, const Item* sorted, int64_t n, int n_team, Ea
   const int pieces = pieces_of(n_team);
   std::vector<int64_t> runs(pieces + 1, 0);
   std::vector<uint64_t> before(pieces, 0);  // the id just before each share, read before `each` overwrites it
-  parallel_pieces(n_team, [&](int piece, int) {
-    const Range mine = share(n, piece, pieces);
-    if (mine.first == mine.last) return;
-    before[piece] = mine.first ? code.id(sorted[mine.first - 1]) : ~code.id(sorted[0]);
-    int64_t count = code.id(sorted[mine.first]) != before[piece];
-    for (int64_t k = mine.first + 1; k < mine.last; ++k) count += code.id(sorted[k]) != code.id(sorted[k - 1]);
-    runs[piece + 1] = count;
-  });
+  before[0] = ~code.id(sorted[0]);
+  if (pieces > 1)
+    parallel_pieces(n_team, [&](int piece, int) {
+      const Range mine = share(n, piece, pieces);
+      uint64_t last = before[piece] = mine.first ? code.id(sorted[mine.first - 1]) : before[0];
+      int64_t found = 0;
+      for (int64_t k = mine.first; k < mine.last; ++k) {
+        const uint64_t id = code.id(sorted[k]);
+        found += id != std::exchange(last, id);
+      }
+      runs[piece + 1] = found;
+    });
   std::partial_sum(runs.begin(), runs.end(), runs.begin());
+  int64_t n_runs = 0;
   parallel_pieces(n_team, [&](int piece, int) {
     const Range mine = share(n, piece, pieces);
     int64_t u = runs[piece] - 1, k = mine.first, start = 0;
@@ -198,8 +229,9 @@ int64_t for_runs(const Code& code, const Item* sorted, int64_t n, int n_team, Ea
       each(k, position, u);
       last = id;
     }
+    if (mine.first < n && mine.last == n) n_runs = u + 1;
   });
-  return runs[pieces];
+  return n_runs;
 }
 
 // Sorts with the narrowest items that hold the ids, in the given memory where they are words, and calls

@@ -12,7 +12,7 @@ template <class T> struct Write {
   bool accepts(Range) const { return true; }
   template <int W> HPCREC_INLINE void prefetch(int64_t) const {}
   T* memory(int64_t u, T*) const { return merged + u * width; }
-  template <int W> void take(int64_t, const T*) const {}
+  template <int W> void take(int64_t, int64_t, const T*) const {}
 };
 }  // namespace
 

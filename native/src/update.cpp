@@ -5,7 +5,7 @@
 namespace hpcrec {
 namespace {
 
-// Gives each merged gradient to its row.
+// Gives merged gradients to their rows.
 template <class T, class Optimizer> struct Apply {
   const Target<T>& target;
   const Optimizer& optimizer;
@@ -19,9 +19,8 @@ template <class T, class Optimizer> struct Apply {
     optimizer.template prefetch<W>(n);
   }
   T* memory(int64_t, T* spare) const { return spare; }
-  template <int W> void take(int64_t u, const T* g) const {
-    const int64_t n = target.unique[u];
-    optimizer.template apply<W>(n, u, target.rows + n * (W ? W : target.width), g);
+  template <int W> void take(int64_t u, int64_t n, const T* g) const {
+    optimizer.template apply<W>(target.unique + u, u, n, target.rows, g);
   }
 };
 
@@ -33,10 +32,12 @@ template <class T, int W, class Taker> bool take_all(const T* merged, int64_t n,
       good = false;
       return;
     }
-    const int64_t ahead = rows_ahead<T>(width);
-    for (int64_t u = mine.first; u < mine.last; ++u) {
-      taker.template prefetch<W>(std::min(u + ahead, mine.last - 1));
-      taker.template take<W>(u, merged + u * (W ? W : width));
+    const int64_t most = batch_rows<T>(width);
+    for (int64_t u = mine.first; u < std::min(mine.first + most, mine.last); ++u) taker.template prefetch<W>(u);
+    for (int64_t u = mine.first; u < mine.last; u += most) {
+      const int64_t n = std::min(most, mine.last - u);
+      for (int64_t next = u + most; next < std::min(u + 2 * most, mine.last); ++next) taker.template prefetch<W>(next);
+      taker.template take<W>(u, n, merged + u * (W ? W : width));
     }
   });
   return good;

@@ -15,27 +15,31 @@
 
 namespace hpcrec {
 
-// Walks occurrences in order, and asks for their gradients ahead: first where one begins, later what is there.
+// Walks occurrences in order. Where gradients begin is found, and asked for, a batch ahead of the one in work.
 template <class T, int W> class Merger {
-  static constexpr int64_t n_kept = 128;  // starts kept, a power of two above twice the largest distance
+  static constexpr int64_t most_ahead = 64;  // a power of two
   const Occurrences<T>& from_;
   const int64_t width_, ahead_, end_;  // of the occurrences to come
   const uint64_t bound_;               // of starts
   int64_t found_ = 0;                  // starts before this occurrence are known
   int64_t outside_ = 0;
-  int64_t start_[n_kept];
+  int64_t start_[2 * most_ahead];  // of the occurrences [found_ - 2 ahead_, found_), each at its number modulo the size
 
-  HPCREC_INLINE void find_until(int64_t j) {
-    for (; found_ < j; ++found_) {
-      const uint64_t next = static_cast<uint64_t>(from_.order[std::min(found_ + ahead_, end_ - 1)]);
-      __builtin_prefetch(from_.source_start + next, 0, 3);
-      const uint64_t source = static_cast<uint64_t>(from_.order[found_]);
+  static uint64_t slot(int64_t j) { return static_cast<uint64_t>(j) % (2 * most_ahead); }
+
+  HPCREC_INLINE void find_batch() {
+    const int64_t last = std::min(found_ + ahead_, end_);
+    for (int64_t j = found_; j < last; ++j) {
+      const uint64_t source = static_cast<uint64_t>(from_.order[j]);
       const bool there = source < static_cast<uint64_t>(from_.n_sources);
       const uint64_t start = static_cast<uint64_t>(from_.source_start[there ? source : 0]);
       const bool good = there && start < bound_;
       outside_ |= static_cast<int64_t>(!good);
-      start_[found_ % n_kept] = good ? static_cast<int64_t>(start) : 0;
+      const int64_t from = good ? static_cast<int64_t>(start) : 0;
+      start_[slot(j)] = from;
+      prefetch_row<W>(from_.gradients + from, width_);
     }
+    found_ = last;
   }
 
   T weight_of(int64_t source) const {
@@ -47,7 +51,7 @@ template <class T, int W> class Merger {
   Merger(const Occurrences<T>& from, int64_t end)
       : from_(from),
         width_(W ? W : from.width),
-        ahead_(rows_ahead<T>(width_)),
+        ahead_(std::min(most_ahead, 2 * rows_ahead<T>(width_))),
         end_(end),
         bound_(static_cast<uint64_t>(from.gradients_size - from.width + 1)) {}
 
@@ -57,12 +61,14 @@ template <class T, int W> class Merger {
   // Adds occurrences [first, last) to a sum.
   HPCREC_INLINE void add(int64_t first, int64_t last, Sum<T, W>& sum) {
     found_ = std::max(found_, first);
-    for (int64_t j = first; j < last; ++j) {
-      find_until(std::min(j + 2 * ahead_, end_));
-      prefetch_row<W>(from_.gradients + start_[std::min(j + ahead_, end_ - 1) % n_kept], width_);
-      const T* gradient = from_.gradients + start_[j % n_kept];
-      if (from_.weights) sum.add(gradient, weight_of(from_.order[j]));
-      else sum.add(gradient);
+    for (int64_t j = first; j < last;) {
+      while (j + ahead_ >= found_ && found_ < end_) find_batch();
+      const int64_t until = std::min(last, found_ == end_ ? end_ : found_ - ahead_);
+      for (; j < until; ++j) {
+        const T* gradient = from_.gradients + start_[slot(j)];
+        if (from_.weights) sum.add(gradient, weight_of(from_.order[j]));
+        else sum.add(gradient);
+      }
     }
   }
 
@@ -85,15 +91,18 @@ template <class T, int W> class Merger {
   }
 };
 
-// Memory for two rows, on the stack where the width is known.
+// Memory for the sums of a batch of rows and of a block, on the stack where the width is known.
 template <class T, int W> struct Spare {
-  alignas(64) T row[W], block[W];
+  alignas(64) T rows[batch_rows<T>(W) * W], block[W];
   explicit Spare(int64_t) {}
 };
 template <class T> struct Spare<T, 0> {
   std::unique_ptr<T[]> memory;
-  T *row, *block;
-  explicit Spare(int64_t width) : memory(new T[2 * width]), row(memory.get()), block(row + width) {}
+  T *rows, *block;
+  explicit Spare(int64_t width)
+      : memory(new T[(batch_rows<T>(width) + 1) * width]),
+        rows(memory.get()),
+        block(rows + batch_rows<T>(width) * width) {}
 };
 
 // Rows of very many occurrences: their blocks are summed by all threads, then folded in order.
@@ -123,18 +132,18 @@ bool merge_long_rows(const Occurrences<T>& from, const std::vector<int64_t>& row
   // One addition for block_size of those above: no work for a team.
   Spare<T, W> spare(width);
   for (size_t i = 0; i < rows.size(); ++i) {
-    T* g = taker.memory(rows[i], spare.row);
+    T* g = taker.memory(rows[i], spare.rows);
     Sum<T, W> total(g, width);
     for (int64_t b = starts[i]; b < starts[i + 1]; ++b) total.add(sums.get() + b * width);
     total.store(g);
-    taker.template take<W>(rows[i], g);
+    taker.template take<W>(rows[i], 1, g);
   }
   return good;
 }
 
-// Calls taker.take<W>(u, g) with each row's sum g, and taker.prefetch<W>(u) some rows before; taker.memory(u, spare)
-// says where the sum is to be put; taker.accepts(range) whether those rows are the taker's. Returns whether all was
-// valid.
+// Calls taker.take<W>(u, n, g) with the sums g of rows [u, u + n), n at most batch_rows, and taker.prefetch<W>(u) a batch
+// before; taker.memory(u, spare) says where the sums from row u on are to be put; taker.accepts(range) whether those
+// rows are the taker's. Returns whether all was valid.
 template <class T, int W, class Taker> bool merge_into(const Occurrences<T>& from, const Taker& taker) {
   if (from.segments[0] != 0 || from.segments[from.n_unique] != from.n_occurrences) return false;
   if (from.n_occurrences && (from.n_sources == 0 || from.gradients_size < from.width)) return false;
@@ -148,19 +157,21 @@ template <class T, int W, class Taker> bool merge_into(const Occurrences<T>& fro
       good = false;
       return;
     }
-    Spare<T, W> spare(from.width);
+    const int64_t width = W ? W : from.width, most = batch_rows<T>(width);
+    Spare<T, W> spare(width);
     Merger<T, W> merger(from, from.segments[mine.last]);
-    const int64_t ahead = rows_ahead<T>(from.width);
-    for (int64_t u = mine.first; u < mine.last; ++u) {
-      taker.template prefetch<W>(std::min(u + ahead, mine.last - 1));
-      const int64_t first = from.segments[u], last = from.segments[u + 1];
-      if (last - first > too_long) {
-        long_rows[piece].push_back(u);
-        continue;
+    for (int64_t u = mine.first; u < std::min(mine.first + most, mine.last); ++u) taker.template prefetch<W>(u);
+    for (int64_t u = mine.first; u < mine.last;) {
+      T* sums = taker.memory(u, spare.rows);
+      const int64_t first_u = u, last_u = std::min(u + most, mine.last);
+      for (; u < last_u; ++u) {
+        taker.template prefetch<W>(std::min(u + most, mine.last - 1));
+        const int64_t first = from.segments[u], last = from.segments[u + 1];
+        if (last - first > too_long) break;
+        merger.sum(first, last, sums + (u - first_u) * width, spare.block);
       }
-      T* g = taker.memory(u, spare.row);
-      merger.sum(first, last, g, spare.block);
-      taker.template take<W>(u, g);
+      taker.template take<W>(first_u, u - first_u, sums);
+      if (u < last_u) long_rows[piece].push_back(u++);
     }
     if (!merger.good()) good = false;
   });

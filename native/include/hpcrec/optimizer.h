@@ -1,6 +1,7 @@
-// Optimizers, one struct each: how one row moves, given the gradient summed over the step's occurrences of its id.
-//   prefetch<W>(n)               asks for row n's state
-//   apply<W>(n, u, row, g)       updates row n from g, the u-th merged gradient; W is the width, or 0: this->width
+// Optimizers, one struct each: how rows move, given the gradient summed over the step's occurrences of each id.
+//   prefetch<W>(n)                   asks for row n's state
+//   apply<W>(ids, u, n, rows, g)     updates rows ids[0 .. n), n at most most_batch_rows, from g, the merged gradients
+//                                    from the u-th on; W is the width, or 0: this->width
 // Each operation rounds as the NumPy definition does: no fused multiply-add, sqrt and / correctly rounded.
 #pragma once
 #include <cmath>
@@ -11,6 +12,15 @@ namespace hpcrec {
 
 // Sum of squares: 16 strided running sums, folded in halves.
 template <int W, class T> inline T squared_norm(const T* g, int64_t width) {
+  if constexpr (W == 1 || W == 2 || W == 4 || W == 8) {  // no sum has more than one square; those without add 0
+    T lane[W];
+#pragma GCC unroll 8
+    for (int i = 0; i < W; ++i) lane[i] = g[i] * g[i];
+#pragma GCC unroll 8
+    for (int half = W / 2; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+    return lane[0];
+  }
   constexpr int n_lanes = 16, n_part_lanes = 32 / sizeof(T), n_parts = n_lanes / n_part_lanes;
   typedef T Part __attribute__((vector_size(32)));
   Part sums[n_parts] = {};
@@ -41,15 +51,23 @@ template <int W, class T> inline T squared_norm(const T* g, int64_t width) {
   return lane[0];
 }
 
+// Calls f(at, row, g, columns) for each of n rows, `at` its place in the table: that of its state too.
+template <int W, class T, class F>
+HPCREC_INLINE void for_rows(const int64_t* ids, int64_t n, int64_t width, T* rows, const T* g, F&& f) {
+  const int64_t n_columns = W ? W : width;
+  for (int64_t i = 0; i < n; ++i) f(ids[i] * n_columns, rows + ids[i] * n_columns, g + i * n_columns, n_columns);
+}
+
 template <class T> struct Sgd {
   T lr;
   int64_t width;
 
   template <int W> HPCREC_INLINE void prefetch(int64_t) const {}
-  template <int W> void apply(int64_t, int64_t, T* __restrict row, const T* __restrict g) const {
-    const int64_t n_columns = W ? W : width;
+  template <int W> void apply(const int64_t* ids, int64_t, int64_t n, T* rows, const T* merged) const {
+    for_rows<W>(ids, n, width, rows, merged, [=](int64_t, T* __restrict row, const T* __restrict g, int64_t columns) {
 #pragma omp simd
-    for (int64_t d = 0; d < n_columns; ++d) row[d] -= lr * g[d];
+      for (int64_t d = 0; d < columns; ++d) row[d] -= lr * g[d];
+    });
   }
 };
 
@@ -61,14 +79,15 @@ template <class T> struct Adagrad {
   template <int W> HPCREC_INLINE void prefetch(int64_t n) const {
     prefetch_row<W, true>(accumulator + n * width, width);
   }
-  template <int W> void apply(int64_t n, int64_t, T* __restrict row, const T* __restrict g) const {
-    const int64_t n_columns = W ? W : width;
-    T* __restrict sum = accumulator + n * n_columns;
+  template <int W> void apply(const int64_t* ids, int64_t, int64_t n, T* rows, const T* merged) const {
+    for_rows<W>(ids, n, width, rows, merged, [=](int64_t at, T* __restrict row, const T* __restrict g, int64_t columns) {
+      T* __restrict sum = accumulator + at;
 #pragma omp simd
-    for (int64_t d = 0; d < n_columns; ++d) {
-      sum[d] += g[d] * g[d];
-      row[d] -= lr * g[d] / (std::sqrt(sum[d]) + eps);
-    }
+      for (int64_t d = 0; d < columns; ++d) {
+        sum[d] += g[d] * g[d];
+        row[d] -= lr * g[d] / (std::sqrt(sum[d]) + eps);
+      }
+    });
   }
 };
 
@@ -80,13 +99,22 @@ template <class T> struct RowwiseAdagrad {
   int64_t width;
 
   template <int W> HPCREC_INLINE void prefetch(int64_t n) const { __builtin_prefetch(accumulator + n, 1, 3); }
-  template <int W> void apply(int64_t n, int64_t u, T* __restrict row, const T* __restrict g) const {
+  // Roots and quotients are taken of many rows at a time: one after the other they take longer than the rows.
+  template <int W> void apply(const int64_t* ids, int64_t u, int64_t n, T* rows, const T* merged) const {
     const int64_t n_columns = W ? W : width;
-    const T square = norm ? norm[u] : squared_norm<W>(g, n_columns);
-    accumulator[n] += square / total_width;
-    const T rate = lr / (std::sqrt(accumulator[n]) + eps);
+    T sum[most_batch_rows], rate[most_batch_rows];
+    for (int64_t i = 0; i < n; ++i) sum[i] = norm ? norm[u + i] : squared_norm<W>(merged + i * n_columns, n_columns);
 #pragma omp simd
-    for (int64_t d = 0; d < n_columns; ++d) row[d] -= rate * g[d];
+    for (int64_t i = 0; i < n; ++i) sum[i] /= total_width;
+    for (int64_t i = 0; i < n; ++i) accumulator[ids[i]] = sum[i] += accumulator[ids[i]];
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) rate[i] = lr / (std::sqrt(sum[i]) + eps);
+    for (int64_t i = 0; i < n; ++i) {
+      T* __restrict row = rows + ids[i] * n_columns;
+      const T* __restrict g = merged + i * n_columns;
+#pragma omp simd
+      for (int64_t d = 0; d < n_columns; ++d) row[d] -= rate[i] * g[d];
+    }
   }
 };
 
@@ -101,16 +129,17 @@ template <class T> struct Adam {
     prefetch_row<W, true>(exp_avg + n * width, width);
     prefetch_row<W, true>(exp_avg_sq + n * width, width);
   }
-  template <int W> void apply(int64_t n, int64_t, T* __restrict row, const T* __restrict g) const {
-    const int64_t n_columns = W ? W : width;
-    T* __restrict m = exp_avg + n * n_columns;
-    T* __restrict v = exp_avg_sq + n * n_columns;
+  template <int W> void apply(const int64_t* ids, int64_t, int64_t n, T* rows, const T* merged) const {
+    for_rows<W>(ids, n, width, rows, merged, [=](int64_t at, T* __restrict row, const T* __restrict g, int64_t columns) {
+      T* __restrict m = exp_avg + at;
+      T* __restrict v = exp_avg_sq + at;
 #pragma omp simd
-    for (int64_t d = 0; d < n_columns; ++d) {
-      m[d] += (g[d] - m[d]) * rest1;
-      v[d] += (g[d] * g[d] - v[d]) * rest2;
-      row[d] -= step_size * (m[d] / (std::sqrt(v[d]) + eps));
-    }
+      for (int64_t d = 0; d < columns; ++d) {
+        m[d] += (g[d] - m[d]) * rest1;
+        v[d] += (g[d] * g[d] - v[d]) * rest2;
+        row[d] -= step_size * (m[d] / (std::sqrt(v[d]) + eps));
+      }
+    });
   }
 };
 

@@ -26,11 +26,26 @@ template <class T> int64_t rows_ahead(int64_t width) {
   return std::max<int64_t>(4, std::min<int64_t>(32, 2048 / (width * static_cast<int64_t>(sizeof(T)))));
 }
 
+// Rows that are worked on in one go, while the next as many are on their way: as rows_ahead, and enough of them to fill
+// the lanes of a register with one number a row.
+constexpr int64_t most_batch_rows = 64;
+template <class T> constexpr int64_t batch_rows(int64_t width) {
+  const int64_t rows = 4096 / (width * static_cast<int64_t>(sizeof(T)));
+  return rows < 8 ? 8 : rows > most_batch_rows ? most_batch_rows : rows;
+}
+
+template <class T, int N> struct Lanes {
+  typedef T Part __attribute__((vector_size(N * sizeof(T))));
+};
+template <class T> struct Lanes<T, 1> {
+  using Part = T;  // GCC keeps a vector of one in memory
+};
+
 // Running sum of rows, from +0, one rounding a product and one an addition.
 template <class T, int W> class Sum {
   static constexpr int n_lanes = W * sizeof(T) < 32 ? W : 32 / sizeof(T);
   static constexpr int n_parts = W / n_lanes;
-  typedef T Part __attribute__((vector_size(n_lanes * sizeof(T))));
+  using Part = typename Lanes<T, n_lanes>::Part;
   Part part_[n_parts];
 
  public:
