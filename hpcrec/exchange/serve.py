@@ -7,7 +7,7 @@ order (dense rank, entry, sample, position), whatever the number of holders or t
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -117,10 +117,9 @@ class Holder:
         gradient_base = cumulative(gradient_bytes_R)[senders] // item
         inside = np.cumsum(counts, axis=1) - counts
         places = value_base[:, None] + inside, gradient_base[:, None] + inside
-        groupings: dict[bytes, kernels.Grouping] = {}
+        alike: dict[bytes, ArenaWork] = {}
         works = tuple(
-            self._arena_work(a, received, headers, *places, groupings if train else None)
-            for a in range(len(self.store.arenas))
+            self._arena_work(a, received, headers, *places, alike, train=train) for a in range(len(self.store.arenas))
         )
         if train:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
@@ -135,9 +134,11 @@ class Holder:
         headers: Sequence[Header],
         value_at: Ints,
         gradient_at: Ints,
-        groupings: dict[bytes, kernels.Grouping] | None,
+        alike: dict[bytes, ArenaWork],
+        *,
+        train: bool,
     ) -> ArenaWork:
-        """``groupings`` are those of arenas read before, by what was asked of them; None in evaluation."""
+        """``alike``: the works of arenas read before, by what was asked of them."""
         streams, bases = self._streams_of[a]
         entries = self._entry_S[streams]
         valued = bool(len(streams)) and streams[0] < self._valued  # an arena is all replicated or not at all
@@ -146,27 +147,21 @@ class Holder:
             asked_PX[i, :, :4] = h.places_EX[entries]
             asked_PX[i, :, 5], asked_PX[i, :, 6] = value_at[i, streams], gradient_at[i, streams]
         asked_PX[:, :, 4] = bases
-        joined = kernels.unpack(
-            received,
-            asked_PX.reshape(-1, 7),
-            self.store.arenas[a].width,
-            values=valued,
-            gradients=groupings is not None,
-        )
+        width = self.store.arenas[a].width
+        key = asked_PX[:, :, :5].tobytes()
+        if key in alike:  # tables of several widths over the same features: their rows are listed and sorted once
+            return _as_before(alike[key], asked_PX.reshape(-1, 7), width, values=valued)
+        joined = kernels.unpack(received, asked_PX.reshape(-1, 7), width, values=valued, gradients=train)
         weights, weighted = None, bool(self._weighted_E.any())
         if weighted:
             weights = _join([h.weights(received, e, self.store.dtype) for h in headers for e in entries])
         grouping, source_start = None, joined.gradient_start
-        if groupings is not None:
+        if train:
             assert source_start is not None
             if weighted:  # occurrences differ by weight, so that each is told apart, not its bag alone
                 source_start = np.repeat(source_start, np.diff(joined.offsets))
-            # tables of several widths over the same features have their rows asked for alike: sorted once
-            key = asked_PX[:, :, :5].tobytes()
-            if key not in groupings:
-                groupings[key] = kernels.group(joined.index, None if weighted else joined.offsets)
-            grouping = groupings[key]
-        return ArenaWork(
+            grouping = kernels.group(joined.index, None if weighted else joined.offsets)
+        alike[key] = ArenaWork(
             index=joined.index,
             offsets=joined.offsets,
             value_start=joined.value_start,
@@ -174,6 +169,7 @@ class Holder:
             grouping=grouping,
             source_start=joined.index[:0] if source_start is None else source_start,
         )
+        return alike[key]
 
     def answer(self, served: Served) -> Floats:
         """The values message: pooled vectors for every rank, one rank after the other."""
@@ -254,6 +250,20 @@ class Holder:
         assert work.grouping is not None, "this step was routed for evaluation"
         merged = kernels.merge(work.grouping, gradients, work.source_start, arena.width, weights=work.weights)
         return merged, kernels.squared_norm(merged)
+
+
+def _as_before(work: ArenaWork, asked_PX: Ints, width: int, *, values: bool) -> ArenaWork:
+    """The same rows of an arena of another width, whose vectors begin elsewhere."""
+    bags_P = asked_PX[:, 3]
+    n_bags = len(work.offsets) - 1
+    first_P = cumulative(bags_P)[:-1] * width
+    steps = np.arange(n_bags, dtype=np.int64) * width
+    value_start, source_start = (np.repeat(asked_PX[:, x] - first_P, bags_P) + steps for x in (5, 6))
+    if work.grouping is None:
+        source_start = work.source_start
+    elif work.weights is not None:
+        source_start = np.repeat(source_start, np.diff(work.offsets))
+    return replace(work, value_start=value_start if values else None, source_start=source_start)
 
 
 def needs_norms(arena: Arena) -> bool:

@@ -18,7 +18,7 @@ template <int W, bool WRITE = false, class T> HPCREC_INLINE void prefetch_row(co
   const int64_t bytes = (W ? W : width) * static_cast<int64_t>(sizeof(T));
 #pragma GCC unroll 16
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, WRITE, 3);
-  __builtin_prefetch(p + bytes - 1, WRITE, 3);
+  if constexpr (W != 1) __builtin_prefetch(p + bytes - 1, WRITE, 3);  // one element lies on one line
 }
 
 // Rows asked for ahead of the one in work: enough in flight for a DRAM latency, few enough for the first-level cache.
