@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hpcrec.comm.start import spare_what_stays
 from hpcrec.comm.topology import Topology
 from hpcrec.data.loader import Loader
 from hpcrec.errors import ConfigError, HpcrecError
@@ -80,6 +81,7 @@ class Session:
 
         Collective: every rank runs through the same steps, and leaves at the same one if it leaves early.
         """
+        spare_what_stays()
         first, last = self.step, self.total_steps
         tickets = self._tickets("train", first, last - first, train=True, stoppable=True)
         try:
