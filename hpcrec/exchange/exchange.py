@@ -33,8 +33,9 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.ask import Asked, Asker
 from hpcrec.exchange.inputs import Inputs
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.serve import Holder, Served
+from hpcrec.exchange.serve import Holder
 from hpcrec.exchange.wire import blank, cumulative
+from hpcrec.exchange.work import Served
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, Floats
 

@@ -7,7 +7,6 @@ order (dense rank, entry, sample, position), whatever the number of holders or t
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,50 +15,11 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Arena, Part, RowStore
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.wire import Header, blank, cumulative, read_header
+from hpcrec.exchange.work import ArenaWork, Served, as_before, needs_norms, pairs_of
 from hpcrec.types import Floats, Ints
 
 # Column-sharded row-wise Adagrad needs squared norms over all columns: own norms [U] by table -> the sums by table.
 NormSum = Callable[[dict[str, Floats]], dict[str, Floats]]
-
-
-@dataclass(frozen=True)
-class ArenaWork:
-    """What one step wants of one arena.
-
-    Attributes
-    ----------
-    index : int64 [K]
-        Rows of the arena, bag after bag.
-    offsets : int64 [V + 1]
-        Bags in ``index``.
-    value_start : int64 [V] or None
-        First element of each bag's vector in the values sent; None for replicated tables, which have gradients only.
-    weights : float [K] or None
-    grouping : kernels.Grouping or None
-        Occurrences by row, named by their bags, or by their positions where ids carry weights; None where no gradients
-        will come.
-    source_start : int64 [V] or [K]
-        First element of the gradient of each bag, or of each position's bag, in the gradients received.
-    """
-
-    index: Ints
-    offsets: Ints
-    value_start: Ints | None
-    weights: Floats | None
-    grouping: kernels.Grouping | None
-    source_start: Ints
-
-
-@dataclass(frozen=True)
-class Served:
-    """One step's work at a holder: sizes of its messages and what each arena does.
-
-    ``value_elements_R`` and ``gradient_elements_R`` are elements to and from each world rank, before padding.
-    """
-
-    works: tuple[ArenaWork, ...]
-    value_bytes_R: Ints
-    gradient_bytes_R: Ints
 
 
 class Holder:
@@ -125,7 +85,7 @@ class Holder:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
             self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
             self.load.add_time("read", began_s)
-        return Served(works, value_bytes_R, gradient_bytes_R)
+        return Served(works, pairs_of(self.store.arenas, works), value_bytes_R, gradient_bytes_R)
 
     def _arena_work(
         self,
@@ -150,7 +110,7 @@ class Holder:
         width = self.store.arenas[a].width
         key = asked_PX[:, :, :5].tobytes()
         if key in alike:  # tables of several widths over the same features: their rows are listed and sorted once
-            return _as_before(alike[key], asked_PX.reshape(-1, 7), width, values=valued)
+            return as_before(alike[key], asked_PX.reshape(-1, 7), width, values=valued)
         joined = kernels.unpack(received, asked_PX.reshape(-1, 7), width, values=valued, gradients=train)
         weights, weighted = None, bool(self._weighted_E.any())
         if weighted:
@@ -175,11 +135,23 @@ class Holder:
         """The values message: pooled vectors for every rank, one rank after the other."""
         began_s = time.thread_time()
         values = blank(served.value_bytes_R, self.store.dtype)
-        for arena, work in zip(self.store.arenas, served.works, strict=True):
-            if work.value_start is not None and len(work.index):
-                kernels.pooled_gather(
-                    arena.rows, work.index, work.offsets, values, out_start=work.value_start, weights=work.weights
-                )
+        for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
+            if work.value_start is None or not len(work.index) or a in served.beside.values():
+                continue
+            beside = None
+            if a in served.beside:
+                narrow = served.works[served.beside[a]]
+                assert narrow.value_start is not None
+                beside = kernels.Beside(self.store.arenas[served.beside[a]].rows, narrow.value_start)
+            kernels.pooled_gather(
+                arena.rows,
+                work.index,
+                work.offsets,
+                values,
+                out_start=work.value_start,
+                weights=work.weights,
+                beside=beside,
+            )
         if all(work.grouping is not None for work in served.works):  # else it is an evaluation
             self.load.add_time("gather", began_s)
         return values
@@ -231,7 +203,13 @@ class Holder:
                     squared_norm=total,
                     total_width=arena.total_width,
                 )
-            elif len(work.index):
+            elif len(work.index) and a not in served.beside.values():
+                beside = None
+                if a in served.beside:
+                    narrow = self.store.arenas[served.beside[a]]
+                    its_start = served.works[served.beside[a]].source_start
+                    its_lr = narrow.spec.lr * lr_scale
+                    beside = kernels.BesideStep(narrow.spec, narrow.rows, narrow.states, its_start, its_lr)
                 kernels.merge_update(
                     arena.spec,
                     arena.rows,
@@ -242,6 +220,7 @@ class Holder:
                     weights=work.weights,
                     lr=lr,
                     step=step,
+                    beside=beside,
                 )
         self.load.add_time("update", began_s)
 
@@ -250,25 +229,6 @@ class Holder:
         assert work.grouping is not None, "this step was routed for evaluation"
         merged = kernels.merge(work.grouping, gradients, work.source_start, arena.width, weights=work.weights)
         return merged, kernels.squared_norm(merged)
-
-
-def _as_before(work: ArenaWork, asked_PX: Ints, width: int, *, values: bool) -> ArenaWork:
-    """The same rows of an arena of another width, whose vectors begin elsewhere."""
-    bags_P = asked_PX[:, 3]
-    n_bags = len(work.offsets) - 1
-    first_P = cumulative(bags_P)[:-1] * width
-    steps = np.arange(n_bags, dtype=np.int64) * width
-    value_start, source_start = (np.repeat(asked_PX[:, x] - first_P, bags_P) + steps for x in (5, 6))
-    if work.grouping is None:
-        source_start = work.source_start
-    elif work.weights is not None:
-        source_start = np.repeat(source_start, np.diff(work.offsets))
-    return replace(work, value_start=value_start if values else None, source_start=source_start)
-
-
-def needs_norms(arena: Arena) -> bool:
-    """Whether a step of this arena needs squared norms over columns that other ranks hold."""
-    return arena.width != arena.total_width and arena.spec.name == "rowwise_adagrad"
 
 
 def _spans(arena: Arena, work: ArenaWork) -> list[tuple[Part, slice]]:

@@ -6,6 +6,7 @@
 """
 
 from hpcrec.kernels.backend import active, get_threads, set_threads, use
+from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, unpack, unpermute
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
@@ -15,6 +16,8 @@ from hpcrec.kernels.reference import Grouping, Unpacked
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
 
 __all__ = [
+    "Beside",
+    "BesideStep",
     "Grouping",
     "Unpacked",
     "active",

@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
+from hpcrec.kernels.beside import BesideStep
 from hpcrec.kernels.reference import Grouping
 from hpcrec.kernels.rules import rule_of, state_shapes, step_numbers
 from hpcrec.types import Floats, Ints, OptimizerSpec
@@ -159,16 +160,27 @@ def merge_update(
     weights: Floats | None = None,
     lr: float,
     step: int,
+    beside: BesideStep | None = None,
 ) -> None:
     """``merge`` and ``update`` in one pass, with the same bits and no array between them.
 
-    ``grouping`` groups the occurrences' rows in ``[0, N)``; the other parameters are those of the two.
+    ``grouping`` groups the occurrences' rows in ``[0, N)``; the other parameters are those of the two. ``beside``, a
+    table of width 1 that was asked for the same rows, moves as by a second call, in the same pass.
     """
     rule_of(spec)
     _check_rows(spec, rows, states)
     _check_occurrences(grouping, gradients, source_start, weights, rows.dtype)
-    _check_apart(
-        {"rows": rows, **states}, gradients=gradients, source_start=source_start, weights=weights, **grouping._asdict()
-    )  # fmt: skip
+    written = {"rows": rows, **states}
+    read = {"gradients": gradients, "source_start": source_start, "weights": weights, **grouping._asdict()}
     numbers = step_numbers(spec, lr=lr, step=step)
-    backend().merge_update(spec.name, numbers, rows, states, grouping, gradients, source_start, weights)
+    narrow = None
+    if beside is not None:
+        if beside.spec.name != spec.name:
+            raise ValueError(f"the optimizer beside is {beside.spec.name}; it must be {spec.name}, as that of the rows")
+        _check_rows(beside.spec, checks.floats("beside.rows", beside.rows, (None, 1), rows.dtype), beside.states)
+        checks.ints("beside.source_start", beside.source_start, source_start.size)
+        written |= {"beside.rows": beside.rows, **{f"beside.{name}": state for name, state in beside.states.items()}}
+        read["beside.source_start"] = beside.source_start
+        narrow = beside, step_numbers(beside.spec, lr=beside.lr, step=step)
+    _check_apart(written, **read)
+    backend().merge_update(spec.name, numbers, rows, states, grouping, gradients, source_start, weights, narrow)

@@ -7,6 +7,7 @@ Shapes: N rows, D width, K ids, V vectors.
 
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
+from hpcrec.kernels.beside import Beside
 from hpcrec.types import Floats, Ints
 
 
@@ -19,6 +20,7 @@ def pooled_gather(
     out_start: Ints | None = None,
     weights: Floats | None = None,
     scale: Floats | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """``out[out_start[v]:][:D] = scale[v] * sum(weights[k] * rows[index[k]])`` over k of bag v, in order, from 0.
 
@@ -36,6 +38,9 @@ def pooled_gather(
     weights : like rows [K], optional
     scale : like rows [V], optional
         1 / length makes a mean.
+    beside : Beside, optional
+        A table of width 1 that is read at the same rows: its vectors come into ``out`` too. The same as a second call,
+        in one pass over the ids.
 
     Raises
     ------
@@ -57,7 +62,11 @@ def pooled_gather(
     if scale is not None:
         checks.floats("scale", scale, (n_vectors,), dtype)
     checks.apart("out", out, rows=rows, index=index, offsets=offsets, out_start=out_start, weights=weights, scale=scale)
-    backend().pooled_gather(rows, index, offsets, out, out_start, weights, scale)
+    if beside is not None:
+        checks.floats("beside.rows", beside.rows, (None, 1), dtype)
+        checks.ints("beside.start", beside.start, n_vectors)
+        checks.apart("out", out, **{"beside.rows": beside.rows, "beside.start": beside.start})
+    backend().pooled_gather(rows, index, offsets, out, out_start, weights, scale, beside)
 
 
 def copy_vectors(

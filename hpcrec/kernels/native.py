@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.errors import MissingError
+from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.reference import Grouping, Unpacked
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
@@ -81,9 +82,11 @@ def pooled_gather(
     out_start: Ints | None,
     weights: Floats | None,
     scale: Floats | None,
+    beside: Beside | None,
 ) -> None:
     """See the reference."""
-    module().pooled_gather(rows, index, offsets, out, out_start, weights, scale)
+    narrow, start = (None, None) if beside is None else (beside.rows.reshape(-1), beside.start)
+    module().pooled_gather(rows, index, offsets, out, out_start, weights, scale, narrow, start)
 
 
 def copy_vectors(
@@ -197,14 +200,21 @@ def merge_update(
     gradients: Floats,
     source_start: Ints,
     weights: Floats | None,
+    beside: tuple[BesideStep, StepNumbers] | None,
 ) -> None:
     """See the reference."""
-    code, n, width = RULES[rule].code, numbers, rows.shape[1]
-    state1, state2 = _pair(rule, states)
+    narrow = None
+    if beside is not None:
+        its = beside[0]
+        narrow = its.rows, its.source_start, *_numbers(rule, beside[1], 1), *_pair(rule, its.states)
     module().merge_update(
-        rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients, code, n.rate,
-        n.eps, n.rest1, n.rest2, width, state1, state2,
+        rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
+        *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states), narrow,
     )  # fmt: skip
+
+
+def _numbers(rule: str, n: StepNumbers, width: int) -> tuple[int, float, float, float, float, float]:
+    return RULES[rule].code, n.rate, n.eps, n.rest1, n.rest2, width
 
 
 def dot_interaction(first: Floats | None, block: Floats, out: Floats) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
+from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.reference_bags import Unpacked, unpack
 from hpcrec.kernels.reference_interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.rules import StepNumbers
@@ -72,12 +73,15 @@ def pooled_gather(
     out_start: Ints | None,
     weights: Floats | None,
     scale: Floats | None,
+    beside: Beside | None,
 ) -> None:
-    """Vector v: ``scale[v] * sum(weights[k] * rows[index[k]])`` over its bag."""
+    """Vector v: ``scale[v] * sum(weights[k] * rows[index[k]])`` over its bag; the same of what is beside."""
     width = rows.shape[1]
     checks.require_offsets("offsets", offsets, index.size)
     checks.require_below("index", index, len(rows))
     to = checks.starts("out_start", out_start, len(offsets) - 1, width, out.size)
+    if beside is not None:
+        pooled_gather(beside.rows, index, offsets, out, beside.start, weights, scale, None)
 
     def terms(k: Ints) -> Floats:
         return rows[index[k]] if weights is None else weights[k, None] * rows[index[k]]
@@ -270,8 +274,12 @@ def merge_update(
     gradients: Floats,
     source_start: Ints,
     weights: Floats | None,
+    beside: tuple[BesideStep, StepNumbers] | None,
 ) -> None:
-    """Merge, then update."""
+    """Merge, then update; the same of what is beside."""
     merged = np.empty((grouping.unique.size, rows.shape[1]), rows.dtype)
     merge(grouping, gradients, source_start, rows.shape[1], weights, merged)
     update(rule, numbers, rows, states, grouping.unique, merged, None, rows.shape[1])
+    if beside is not None:
+        narrow, its = beside
+        merge_update(rule, its, narrow.rows, narrow.states, grouping, gradients, narrow.source_start, weights, None)

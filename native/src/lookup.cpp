@@ -8,7 +8,7 @@
 namespace hpcrec {
 namespace {
 
-template <class T, int W> void gather_range(const Gather<T>& c, Range mine) {
+template <class T, int W, bool BESIDE> void gather_range(const Gather<T>& c, Range mine) {
   if (mine.first == mine.last) return;
   const int64_t width = W ? W : c.width;
   const int64_t ahead = rows_ahead<T>(width), last_id = c.offsets[mine.last] - 1;
@@ -18,15 +18,20 @@ template <class T, int W> void gather_range(const Gather<T>& c, Range mine) {
   for (int64_t v = mine.first; v < mine.last; ++v) {
     T* out = c.out + (c.out_start ? c.out_start[v] : v * width);
     Sum<T, W> sum(out, width);
+    T beside = 0;
     const int64_t end = c.offsets[v + 1];
     for (int64_t k = c.offsets[v]; k < end; ++k) {
-      prefetch_row<W>(c.rows + index[std::min(k + ahead, last_id)] * width, width);
+      const int64_t next = index[std::min(k + ahead, last_id)];
+      prefetch_row<W>(c.rows + next * width, width);
+      if constexpr (BESIDE) __builtin_prefetch(c.beside + next, 0, 3);
       const T* row = c.rows + index[k] * width;
       if (c.weights) sum.add(row, c.weights[k]);
       else sum.add(row);
+      if constexpr (BESIDE) beside += c.weights ? c.weights[k] * c.beside[index[k]] : c.beside[index[k]];
     }
     if (c.scale) sum.store(out, c.scale[v]);
     else sum.store(out);
+    if constexpr (BESIDE) c.out[c.beside_start[v]] = c.scale ? c.scale[v] * beside : beside;
   }
 }
 
@@ -58,21 +63,27 @@ template <class T, int W> void copy_range(const Copy<T>& c, Range mine, int64_t 
 }  // namespace
 
 template <class T> void pooled_gather(const Gather<T>& c) {
+  const int64_t n_rows = c.beside ? std::min(c.n_rows, c.n_beside) : c.n_rows;
   std::atomic<bool> good{c.offsets[0] == 0 && c.offsets[c.n_vectors] == c.n_ids};
   parallel_pieces(good ? team((c.n_ids + c.n_vectors) * c.width) : 1, [&](int piece, int pieces) {
     const Range mine = share_bags(c.offsets, c.n_vectors, piece, pieces);
     if (!good || !all_bags(c.offsets, mine.first, mine.last, c.n_ids) ||
         !all_vectors(c.out_start, mine.first, mine.last, c.width, c.out_size) ||
-        !all_below(c.index + c.offsets[mine.first], c.offsets[mine.last] - c.offsets[mine.first], c.n_rows)) {
+        !all_below(c.index + c.offsets[mine.first], c.offsets[mine.last] - c.offsets[mine.first], n_rows) ||
+        (c.beside && !all_vectors(c.beside_start, mine.first, mine.last, 1, c.out_size))) {
       good = false;
       return;
     }
-    with_width(c.width, [&](auto w) { gather_range<T, decltype(w)::value>(c, mine); });
+    with_width(c.width, [&](auto w) {
+      if (c.beside) gather_range<T, decltype(w)::value, true>(c, mine);
+      else gather_range<T, decltype(w)::value, false>(c, mine);
+    });
   });
   if (good) return;
   require_offsets("offsets", c.offsets, c.n_vectors, c.n_ids);
-  require_below("index", c.index, c.n_ids, c.n_rows);
+  require_below("index", c.index, c.n_ids, n_rows);
   require_vectors("out_start", c.out_start, c.n_vectors, c.width, c.out_size);
+  if (c.beside) require_vectors("beside.start", c.beside_start, c.n_vectors, 1, c.out_size);
   refuse_changed("pooled_gather");
 }
 

@@ -12,13 +12,13 @@ template <class T> struct Write {
   bool accepts(Range) const { return true; }
   template <int W> HPCREC_INLINE void prefetch(int64_t) const {}
   T* memory(int64_t u, T*) const { return merged + u * width; }
-  template <int W> void take(int64_t, int64_t, const T*) const {}
+  template <int W> void take(int64_t, int64_t, const T*, const T*) const {}
 };
 }  // namespace
 
 template <class T> void merge(const Occurrences<T>& from, T* merged) {
   bool good = false;
-  with_width(from.width, [&](auto w) { good = merge_into<T, decltype(w)::value>(from, Write<T>{merged, from.width}); });
+  with_width(from.width, [&](auto w) { good = merge_into<T, decltype(w)::value, false>(from, Write<T>{merged, from.width}); });
   if (good) return;
   require_occurrences(from);
   refuse_changed("merge");

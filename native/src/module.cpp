@@ -3,8 +3,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <optional>
+#include <tuple>
 
 #include "hpcrec/ids.h"
 #include "hpcrec/interaction.h"
@@ -39,7 +41,7 @@ template <class T>
 hpcrec::Occurrences<T> occurrences(const Ids& segments, const Ids& order, const Ids& source_start,
                                    const Maybe<In<T>>& weights, const In<T>& gradients, int64_t width) {
   return {segments.data(),    order.data(), source_start.data(), pointer(weights), gradients.data(),
-          size(segments) - 1, size(order),  size(source_start),  size(gradients),  width};
+          size(segments) - 1, size(order),  size(source_start),  size(gradients),  width, nullptr};
 }
 
 template <class T> hpcrec::Target<T> target(const Out<T>& rows, const Ids& unique) {
@@ -62,11 +64,15 @@ hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, do
           pointer(norm)};
 }
 
+// Rows, source starts, rule, rate, eps, rest1, rest2, total width, states of the table beside.
+template <class T>
+using BesideStep = std::tuple<Out<T>, Ids, int, double, double, double, double, double, Maybe<Out<T>>, Maybe<Out<T>>>;
+
 template <class T> void bind_lookup(nb::module_& m) {
   m.def(
       "pooled_gather",
       [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<In<T>> weights,
-         Maybe<In<T>> scale) {
+         Maybe<In<T>> scale, Maybe<In<T>> beside, Maybe<Ids> beside_start) {
         const hpcrec::Gather<T> call{rows.data(),
                                      index.data(),
                                      offsets.data(),
@@ -78,11 +84,14 @@ template <class T> void bind_lookup(nb::module_& m) {
                                      static_cast<int64_t>(rows.shape(1)),
                                      size(index),
                                      size(offsets) - 1,
-                                     size(out)};
+                                     size(out),
+                                     pointer(beside),
+                                     pointer(beside_start),
+                                     beside ? size(*beside) : 0};
         without_gil([&] { hpcrec::pooled_gather(call); });
       },
       "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "weights"_a.none(),
-      "scale"_a.none());
+      "scale"_a.none(), "beside"_a.none(), "beside_start"_a.none());
   m.def(
       "copy_vectors",
       [](In<T> source, Out<T> into, int64_t width, int64_t n, Maybe<Ids> source_start, Maybe<Ids> target_start,
@@ -143,15 +152,22 @@ template <class T> void bind_learn(nb::module_& m) {
       "merge_update",
       [](Out<T> rows, Ids unique, Ids segments, Ids order, Ids source_start, Maybe<In<T>> weights, In<T> gradients,
          int rule, double rate, double eps, double rest1, double rest2, double total_width, Maybe<Out<T>> state1,
-         Maybe<Out<T>> state2) {
+         Maybe<Out<T>> state2, Maybe<BesideStep<T>> beside) {
         const auto to = target<T>(rows, unique);
-        const auto from = occurrences<T>(segments, order, source_start, weights, gradients, to.width);
+        auto from = occurrences<T>(segments, order, source_start, weights, gradients, to.width);
         const auto how = learning<T>(rule, rate, eps, rest1, rest2, total_width, state1, state2, Maybe<In<T>>());
-        without_gil([&] { hpcrec::merge_update(to, from, how); });
+        if (!beside) return without_gil([&] { hpcrec::merge_update(to, from, how); });
+        const auto& [its_rows, its_start, its_rule, its_rate, its_eps, its_rest1, its_rest2, its_width, its_state1,
+                     its_state2] = *beside;
+        from.beside_start = its_start.data();
+        const auto its_to = target<T>(its_rows, unique);
+        const auto its_how = learning<T>(its_rule, its_rate, its_eps, its_rest1, its_rest2, its_width, its_state1,
+                                         its_state2, Maybe<In<T>>());
+        without_gil([&] { hpcrec::merge_update(to, from, how, its_to, its_how); });
       },
       "rows"_a.noconvert(), "unique"_a, "segments"_a, "order"_a, "source_start"_a, "weights"_a.none(), "gradients"_a,
       "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
-      "state2"_a.noconvert().none());
+      "state2"_a.noconvert().none(), "beside"_a.none());
 }
 
 template <class T> hpcrec::Vectors<T> vectors(const Maybe<In<T>>& first, const In<T>& block) {

@@ -64,6 +64,20 @@ def gather(rng: np.random.Generator) -> Call:
     return Call(kernels.pooled_gather, arguments, ("out",))
 
 
+def beside_gather(rng: np.random.Generator) -> Call:
+    call = gather(rng)
+    rows, out = call.arguments["rows"], call.arguments["out"]
+    width = rows.shape[1]
+    call.arguments["out"] = np.zeros(out.size + out.size // width, out.dtype)
+    starts = np.arange(out.size, out.size + out.size // width)
+    call.arguments |= {"narrow": floats(rng, (len(rows), 1), rows.dtype), "start": starts}
+
+    def run(narrow: Any, start: Any, **rest: Any) -> Any:
+        return kernels.pooled_gather(beside=kernels.Beside(narrow, start), **rest)
+
+    return Call(run, call.arguments, ("out",))
+
+
 def contiguous(array: np.ndarray | None) -> np.ndarray | None:
     return None if array is None else np.ascontiguousarray(array)
 
@@ -138,6 +152,23 @@ def merge_update(rng: np.random.Generator) -> Call:
     return Call(stepped(with_grouping(kernels.merge_update)), arguments, written)
 
 
+def beside_merge_update(rng: np.random.Generator) -> Call:
+    call = merge_update(rng)
+    arguments = call.arguments
+    rows, starts = arguments["rows"], arguments["source_start"]
+    its_states = kernels.initial_states(OptimizerSpec(name=arguments["name"]), len(rows), 1, rows.dtype)
+    its = {f"its_{key}": state for key, state in zip(("state1", "state2"), its_states.values(), strict=False)}
+    arguments |= {"narrow": floats(rng, (len(rows), 1), rows.dtype), "its_start": starts // 2, **its}
+
+    def run(narrow: Any, its_start: Any, its_state1: Any = None, its_state2: Any = None, **rest: Any) -> Any:
+        spec = OptimizerSpec(name=rest["name"])
+        names = kernels.initial_states(spec, 1, 1, np.float32)
+        states = dict(zip(names, (its_state1, its_state2), strict=False))
+        return call.function(beside=kernels.BesideStep(spec, narrow, states, its_start, 0.1), **rest)
+
+    return Call(run, arguments, (*call.written, "narrow", *its))
+
+
 def squared_norm(rng: np.random.Generator) -> Call:
     n, _, width, dtype = sizes(rng)
     return Call(kernels.squared_norm, {"merged": floats(rng, (n, width), dtype)})
@@ -179,7 +210,8 @@ def init_rows(rng: np.random.Generator) -> Call:
 
 
 CALLS = (
-    gather, copy, merge, update, merge_update, squared_norm, group, dedup, partition, permute, hash_ids, init_rows,
+    gather, beside_gather, copy, merge, update, merge_update, beside_merge_update, squared_norm, group, dedup,
+    partition, permute, hash_ids, init_rows,
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ template <class T> struct Occurrences {
   const T* weights;             // [n_sources] or null
   const T* gradients;           // [gradients_size]
   int64_t n_unique, n_occurrences, n_sources, gradients_size, width;
+  const int64_t* beside_start;  // [n_sources], of the gradients of a table of width 1 beside; or null
 };
 
 template <class T> struct Target {
@@ -38,5 +39,9 @@ template <class T> void merge(const Occurrences<T>& from, T* merged);
 template <class T> void squared_norms(const T* merged, int64_t n, int64_t width, T* out);
 template <class T> void update(const Target<T>& target, const T* merged, const Learning<T>& how);
 template <class T> void merge_update(const Target<T>& target, const Occurrences<T>& from, const Learning<T>& how);
+// The same rows of two tables, the second of width 1, by the same rule.
+template <class T>
+void merge_update(const Target<T>& target, const Occurrences<T>& from, const Learning<T>& how, const Target<T>& beside,
+                  const Learning<T>& beside_how);
 
 }  // namespace hpcrec

@@ -1,4 +1,5 @@
 // Moving rows: pooled gather and vector copy. Shapes: N rows, D width, K ids, V vectors.
+// Beside a table there may be one of width 1 that is asked for the same rows: both are read in one pass.
 #pragma once
 #include <cstdint>
 
@@ -13,6 +14,9 @@ template <class T> struct Gather {
   const T* scale;            // [n_vectors] or null
   T* out;                    // [out_size]
   int64_t n_rows, width, n_ids, n_vectors, out_size;
+  const T* beside;              // [n_beside] or null
+  const int64_t* beside_start;  // [n_vectors], into out
+  int64_t n_beside;
 };
 
 template <class T> struct Copy {
