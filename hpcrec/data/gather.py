@@ -37,6 +37,24 @@ def take_column(column: Column, rows_B: Ints) -> Column:
     return Column(ids.take(where_K), taken, None if weights is None else weights.take(where_K))
 
 
+def cut(columns: Columns, start: int, stop: int) -> Columns:
+    """Samples ``[start, stop)`` of `columns`, as copies; `group` and `time` are left out."""
+    return Columns(
+        label=columns.label[start:stop].copy(),
+        dense=columns.dense[start:stop].copy(),
+        sparse={name: _cut_column(column, start, stop) for name, column in columns.sparse.items()},
+        weight=None if columns.weight is None else columns.weight[start:stop].copy(),
+    )
+
+
+def _cut_column(column: Column, start: int, stop: int) -> Column:
+    offsets, ids = None, slice(start, stop)
+    if column.offsets is not None:
+        bounds = column.offsets[start : stop + 1]
+        offsets, ids = bounds - bounds[0], slice(int(bounds[0]), int(bounds[-1]))
+    return Column(column.ids[ids].copy(), offsets, None if column.weights is None else column.weights[ids].copy())
+
+
 def ends(lengths: Ints) -> Ints:
     """Offsets of bags of these lengths: 0 and the running sum; int64 [len + 1]."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -66,10 +84,13 @@ def _join_column(parts: Sequence[Column]) -> Column:
 
 
 def bags(columns: Columns, features: Sequence[str]) -> Bags:
-    """Bags of `features`, feature-major in that order; see `hpcrec.types.Bags`."""
+    """Bags of `features`, feature-major in that order; see `hpcrec.types.Bags`. Ids that lie so are not copied."""
     chosen = [columns.sparse[name] for name in features]
     n = columns.samples
-    ids_K = np.concatenate([np.empty(0, dtype=np.int64), *(column.ids for column in chosen)])
+    if columns.joined is not None and tuple(columns.sparse) == tuple(features):
+        ids_K = columns.joined
+    else:
+        ids_K = np.concatenate([np.empty(0, dtype=np.int64), *(column.ids for column in chosen)])
     if all(column.offsets is None for column in chosen):
         offsets = np.arange(len(chosen) * n + 1, dtype=np.int64)
     else:

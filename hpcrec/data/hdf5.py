@@ -1,6 +1,7 @@
 """One HDF5 file of a data set: opened, checked against the schema, and read by contiguous slices.
 
-`reader.DataSet` joins files; this module knows of one. See ``docs/data.md`` for the schema.
+Columns that `direct` can read are read past HDF5. `reader.DataSet` joins files; this module knows of one. See
+``docs/data.md`` for the schema.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcrec.data import layout
+from hpcrec.data import direct, layout
 from hpcrec.errors import DataError
 from hpcrec.types import Feature, Ints
 
@@ -37,6 +38,9 @@ class File:
     n_ids : dict of str to int
     columns : dict of str to int or None
         Path of each dataset, and the checksum that the file has for it.
+    plain : frozenset of str
+        Paths of the datasets of which any rows can be had for the cost of reading them; of others, HDF5 may have to
+        unpack whole chunks.
     attributes : dict
 
     Raises
@@ -49,6 +53,8 @@ class File:
         self.path = path
         self.columns: dict[str, int | None] = {}
         self._bytes: dict[str, int] = {}
+        self.plain: frozenset[str] = frozenset()
+        self._chunks: dict[str, direct.Chunks | None] = {}  # while it is open, of datasets that have been read
         self._handle: h5py.File | None = open_hdf5(path)
         try:
             self._check()
@@ -61,6 +67,7 @@ class File:
 
     def close(self) -> None:
         """Close the handle; the next read opens it again."""
+        self._chunks = {}
         if self._handle is not None:
             self._handle.close()
             self._handle = None
@@ -68,11 +75,20 @@ class File:
     def read_into(self, name: str, start: int, stop: int, out: Any) -> None:
         """Rows ``[start, stop)`` of dataset `name` into the array `out` of that length, converted to its type."""
         with self._reading(name, start, stop):
+            if name in self.plain and self._read_directly(name, start, out):
+                return
             data = self._file()[name]
             if data.dtype == out.dtype:
                 data.read_direct(out, np.s_[start:stop])
             else:
                 out[:] = data[start:stop]  # NumPy converts several times as fast as HDF5
+
+    def _read_directly(self, name: str, start: int, out: Any) -> bool:
+        if name not in self._chunks:
+            file = self._file()
+            self._chunks[name] = direct.Chunks.of(file, file[name])
+        chunks = self._chunks[name]
+        return chunks is not None and chunks.read(start, out)
 
     def read(self, name: str, start: int, stop: int) -> Any:
         """Rows ``[start, stop)`` of dataset `name`, or as many as there are, in the type that they have on disk."""
@@ -184,6 +200,8 @@ class File:
             )
         crc = data.attrs.get(layout.CHECKSUM_ATTRIBUTE)
         self.columns[name] = None if crc is None else int(crc)
+        if direct.stored_plainly(data):
+            self.plain |= {name}
         differences = name.startswith("/sparse/") and name.endswith("/offsets")  # of n numbers there are n - 1
         self._bytes[name] = (data.size - differences) * data.dtype.itemsize
         return data

@@ -5,7 +5,9 @@ picks the samples of this part out of them. Knows nothing of MPI: `part` of `par
 
 Memory: two windows (one being picked from, one being read; each `order.chunk * order.window_chunks` samples of the
 chosen features) and `prefetch + 1` parts of batches. Every part reads every window: shuffled samples of a part lie all
-over it. An owner that reads its own features (`features`) reads only their columns.
+over it. In file order, a part reads just its share of each batch where the files let it (`DataSet.plain`), and what was
+read is the batch: `prefetch + 3` parts of batches are all the memory. An owner that reads its own features (`features`)
+reads only their columns.
 """
 
 import time
@@ -14,15 +16,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
 from hpcrec.data import gather
 from hpcrec.data.layout import Columns
 from hpcrec.data.order import GlobalOrder, Window, part
 from hpcrec.data.prefetch import Prefetch
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError
-from hpcrec.types import Batch, Ints
+from hpcrec.types import Batch
+
+_OPTIONAL = ("weight",)  # what a batch has of the optional columns
 
 
 @dataclass(frozen=True)
@@ -164,23 +166,35 @@ class _Loaded:
     def holds(self, epoch: int, position: int) -> bool:
         return epoch == self.epoch and self.window.start <= position < self.window.stop
 
-    def rows(self, start: int, stop: int) -> Ints:
-        """Rows of `columns` that stand at positions ``[start, stop)``."""
+    def take(self, start: int, stop: int) -> Columns:
+        """What stands at positions ``[start, stop)``: copies, or all of `columns` where that is the same."""
         low, high = start - self.window.start, stop - self.window.start
         order = self.window.permutation
-        return np.arange(low, high, dtype=np.int64) if order is None else order[low:high]
+        if order is not None:
+            return gather.take(self.columns, order[low:high])
+        return self.columns if high - low == self.columns.samples else gather.cut(self.columns, low, high)
 
 
 def _read_windows(loader: Loader, tasks: Iterator[_Task]) -> Generator[_Loaded]:
-    """Each window that `tasks` need, once a stretch, in the order in which they need it."""
+    """Each window that `tasks` need, once a stretch, in the order in which they need it; or just what each needs."""
     order, epoch, end = loader.order, -1, 0  # of the window read last
+    exactly = not order.shuffle and loader.dataset.plain(loader.features, _OPTIONAL)
     for task in tasks:
+        if exactly:
+            if task.start < task.stop:
+                window = Window(task.start, task.stop, ((task.start, task.stop),), None)
+                yield _load(loader, task.epoch, window)
+            continue
         position = task.start if task.epoch != epoch else max(task.start, end)
         while position < task.stop:
             window = order.window(task.epoch, order.window_of(task.epoch, position))
-            yield _Loaded(task.epoch, window, loader.dataset.read_ranges(window.ranges, loader.features, ("weight",)))
+            yield _load(loader, task.epoch, window)
             epoch, end = task.epoch, window.stop
             position = end
+
+
+def _load(loader: Loader, epoch: int, window: Window) -> _Loaded:
+    return _Loaded(epoch, window, loader.dataset.read_ranges(window.ranges, loader.features, _OPTIONAL))
 
 
 def _make_batches(
@@ -198,8 +212,10 @@ def _make_batches(
                     loaded = None  # let the old window go before the next one is waited for
                     loaded = next(windows)
                 stop = min(task.stop, loaded.window.stop)
-                parts.append(gather.take(loaded.columns, loaded.rows(position, stop)))
+                parts.append(loaded.take(position, stop))
                 position = stop
+                if stop == loaded.window.stop:
+                    loaded = None  # a batch may have its arrays, and nobody else
             columns = gather.join(parts or [nothing])
             yield Batch(
                 epoch=task.epoch,

@@ -82,6 +82,12 @@ class DataSet:
         """Whether samples may have any number of ids of this feature; False: exactly one each."""
         return any(name in file.jagged for file in self._files)
 
+    def plain(self, features: Sequence[str], optional: Sequence[str]) -> bool:
+        """Whether any samples of these columns can be had for the cost of reading them, in all files."""
+        single = {"/label", "/dense", *(f"/{name}" for name in optional)}
+        parts = {layout.sparse_path(name, part) for name in features for part in ("ids", "offsets", "weights")}
+        return all((single | parts) & file.columns.keys() <= file.plain for file in self._files)
+
     def read(self, start: int, stop: int, features: Sequence[str] | None = None) -> Columns:
         """Samples ``[start, stop)``; see `read_ranges`."""
         return self.read_ranges([(start, stop)], features)
@@ -119,18 +125,21 @@ class DataSet:
                 for name in self.optional
                 if optional is None or name in optional
             }
+            sparse, joined = self._read_features(names, pieces, total)
             return Columns(
                 label=_read("/label", pieces, label),
                 dense=_read("/dense", pieces, dense) if self.n_dense else dense,
-                sparse={name: self._read_feature(self.feature(name), pieces, total) for name in names},
+                sparse=sparse,
+                joined=joined,
                 **single,
             )
 
     def close(self) -> None:
         """Close the files; a later read opens them again."""
-        for file in self._open:
-            file.close()
-        self._open = []
+        with self._lock:  # a file's descriptor is another file's once it is closed
+            for file in self._open:
+                file.close()
+            self._open = []
 
     def __enter__(self) -> Self:
         return self
@@ -164,15 +173,27 @@ class DataSet:
             self._open.pop(0).close()
         return file
 
-    def _read_feature(self, feature: Feature, pieces: list[_Piece], total: int) -> Column:
-        offsets, spans, n_ids = self._read_offsets(feature.name, pieces, total)
+    def _read_features(self, names: Sequence[str], pieces: list[_Piece], total: int) -> tuple[dict[str, Column], Ints]:
+        """Columns of features, and their ids as one array: a batch then has its ids without a copy."""
+        offsets = {name: self._read_offsets(name, pieces, total) for name in names}
+        joined = np.empty(sum(n_ids for *_, n_ids in offsets.values()), dtype=np.int64)
+        sparse: dict[str, Column] = {}
+        at = 0
+        for name, (bounds, spans, n_ids) in offsets.items():
+            sparse[name] = self._read_feature(self.feature(name), pieces, bounds, spans, joined[at : at + n_ids])
+            at += n_ids
+        return sparse, joined
+
+    def _read_feature(
+        self, feature: Feature, pieces: list[_Piece], offsets: Ints | None, spans: list[_Piece], ids: Ints
+    ) -> Column:
         bags = None if offsets is None else (offsets, pieces)
         path = layout.sparse_path(feature.name, "ids")
-        ids = _read(path, spans, np.empty(n_ids, dtype=np.int64), feature.cardinality, bags)
+        _read(path, spans, ids, feature.cardinality, bags)
         if not feature.weighted:
             return Column(ids, offsets)
         path = layout.sparse_path(feature.name, "weights")
-        return Column(ids, offsets, _read(path, spans, np.empty(n_ids, dtype=np.float32), bags=bags))
+        return Column(ids, offsets, _read(path, spans, np.empty(len(ids), dtype=np.float32), bags=bags))
 
     def _read_offsets(self, name: str, pieces: list[_Piece], total: int) -> tuple[Ints | None, list[_Piece], int]:
         """Offsets of the result (None where each sample has one id), its ids in the files, and how many they are."""

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +109,25 @@ def unpack(
     value_start, gradient_start = (np.empty(n_bags, np.int64) if wanted else None for wanted in (values, gradients))
     module().unpack(message, asked, width, index, offsets, value_start, gradient_start)
     return Unpacked(index, offsets, value_start, gradient_start)
+
+
+def fletcher32(data: NDArray[np.uint8]) -> int:
+    """See the reference."""
+    return module().fletcher32(data)
+
+
+def read_chunks(
+    file: int,
+    chunk_at: Ints,
+    chunk_items: int,
+    checked: NDArray[np.uint8] | None,
+    stored: np.dtype,
+    start: int,
+    out: NDArray[Any],
+) -> bool:
+    """See the reference."""
+    widen = stored != out.dtype
+    return module().read_chunks(file, chunk_at, chunk_items, checked, stored.itemsize, start, widen, out)
 
 
 def group(index: Ints, offsets: Ints | None) -> Grouping:

@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "hpcrec/chunks.h"
 #include "hpcrec/ids.h"
 #include "hpcrec/interaction.h"
 #include "hpcrec/learn.h"
@@ -228,6 +229,29 @@ void bind_ids(nb::module_& m) {
       "ids"_a, "rows"_a, "seed"_a, "out"_a.noconvert());
 }
 
+void bind_chunks(nb::module_& m) {
+  m.def(
+      "fletcher32",
+      [](In<uint8_t> data) {
+        return without_gil([&] {
+          hpcrec::Fletcher sums;
+          sums.add(data.data(), size(data));
+          return sums.value();
+        });
+      },
+      "data"_a);
+  m.def(
+      "read_chunks",
+      [](int file, Ids chunk_at, int64_t chunk_items, Maybe<Out<uint8_t>> checked, int64_t item_bytes, int64_t start,
+         bool widen, nb::ndarray<nb::c_contig, nb::device::cpu> out) {
+        const hpcrec::Chunked from{file, chunk_at.data(), pointer(checked), size(chunk_at), chunk_items, item_bytes};
+        return without_gil(
+            [&] { return hpcrec::read_chunks(from, start, size(out), widen, static_cast<uint8_t*>(out.data())); });
+      },
+      "file"_a, "chunk_at"_a, "chunk_items"_a, "checked"_a.noconvert().none(), "item_bytes"_a, "start"_a, "widen"_a,
+      "out"_a.noconvert());
+}
+
 void bind_text(nb::module_& m) {
   using Bytes = In<uint8_t>;
   using Places = In<int32_t>;
@@ -297,6 +321,7 @@ NB_MODULE(_native, m) {
   m.def("get_threads", &hpcrec::threads);
   bind_ids(m);
   bind_text(m);
+  bind_chunks(m);
   bind_lookup<float>(m);
   bind_lookup<double>(m);
   bind_learn<float>(m);
