@@ -1,89 +1,115 @@
 """Reads columns of an HDF5 file past the HDF5 library: where their chunks lie is asked once, then bytes are read there.
 
 For columns that need no more than a copy or int32 -> int64, which is what the writer makes by default. Decides which
-those are; raises nothing of its own: what it cannot read is for HDF5 to read, or to say why not.
+those are; raises nothing of its own: what it does not read is for HDF5 to read, or to say why not.
 """
 
 import sys
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import h5py
 import numpy as np
 from h5py import h5d, h5i, h5t, h5z
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from hpcrec import kernels
-from hpcrec.types import Ints
 
 # Types on disk that can be read so, and what they are read as.
-_TYPES = (
-    (h5t.STD_I32LE, np.int32, np.int64),
-    (h5t.STD_I64LE, np.int64, np.int64),
-    (h5t.IEEE_F32LE, np.float32, np.float32),
+_TYPES: tuple[tuple[Any, int, DTypeLike], ...] = (
+    (h5t.STD_I32LE, 4, np.int64),
+    (h5t.STD_I64LE, 8, np.int64),
+    (h5t.IEEE_F32LE, 4, np.float32),
 )
 _CHECKSUM_BYTES = 4
+
+# Of a column, as `kernels.read_chunks` wants them: its first chunk, chunks, numbers of a chunk, bytes of a number; and
+# what it is read as, and numbers of a row.
+_Place = tuple[tuple[int, int, int, int], np.dtype, int]
 
 
 def stored_plainly(data: h5py.Dataset) -> bool:
     """Whether any rows of a dataset can be had for the cost of reading them, by its type and layout."""
-    return sys.byteorder == "little" and _types(data) is not None and _checksums(data) is not None
+    return sys.byteorder == "little" and _type(data) is not None and _checksums(data) is not None
 
 
 class Chunks:
-    """Where the numbers of a dataset lie in its file, while that is open.
+    """Where the chunks of a file's columns lie, while it is open; to be forgotten when it is closed.
 
-    Made by `of`. A chunk's checksum is compared when it is first read here, and not again.
+    A chunk's checksum is compared when it is first read here, and not again.
     """
 
-    def __init__(
-        self,
-        descriptor: int,
-        chunk_at: Ints,
-        rows: int,
-        row_items: int,
-        types: tuple[np.dtype, np.dtype],
-        checksums: bool,
-    ) -> None:
-        self._descriptor, self._chunk_at, self._row_items = descriptor, chunk_at, row_items
-        self._chunk_items = rows * row_items
-        self._stored, self._read_as = types
-        self._checked = np.zeros(len(chunk_at), np.uint8) if checksums else None
+    def __init__(self, file: h5py.File) -> None:
+        self._file = file
+        self._places: dict[str, _Place | None] = {}
+        self._at, self._checked = np.empty(0, np.int64), np.empty(0, np.uint8)
+        # HDF5's part of the file is all of it, and its bytes are those of a descriptor
+        self._readable = file.driver == "sec2" and file.userblock_size == 0
 
-    @classmethod
-    def of(cls, file: h5py.File, data: h5py.Dataset) -> Self | None:
-        """None for a dataset that only HDF5 can read."""
-        if not stored_plainly(data) or not _in_file(file, data):
+    def read(
+        self, names: Sequence[str], starts: Sequence[int], rows: Sequence[int], limits: Sequence[int], out: NDArray[Any]
+    ) -> bool:
+        """Rows of columns into `out`, one column after the other.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Paths of datasets.
+        starts, rows : sequence of int
+            The first row of each, and how many.
+        limits : sequence of int
+            What the numbers of each are below, from 0 on; 0 where they may be any.
+        out : array
+
+        Returns
+        -------
+        bool
+            False where one of them cannot be read, or has other numbers; `out` then holds anything.
+        """
+        wanted = np.empty((len(names), 7), np.int64)
+        for i, name in enumerate(names):
+            place = self._places[name] if name in self._places else self._find(name)
+            if place is None or place[1] != out.dtype:
+                return False
+            wanted[i, :4] = place[0]
+            wanted[i, 4:] = starts[i] * place[2], rows[i] * place[2], limits[i]
+        if not out.flags.c_contiguous:
+            return False
+        return kernels.read_chunks(self._file.id.get_vfd_handle(), self._at, self._checked, wanted, out) == len(names)
+
+    def _find(self, name: str) -> _Place | None:
+        """Where a column's chunks are; None for one that only HDF5 can read."""
+        place = self._places[name] = self._ask(self._file[name]) if self._readable else None
+        return place
+
+    def _ask(self, data: h5py.Dataset) -> _Place | None:
+        kind, checksums = _type(data), _checksums(data)
+        here = h5i.get_file_id(data.id).get_vfd_handle() == self._file.id.get_vfd_handle()  # a link may lead elsewhere
+        if kind is None or checksums is None or not here:
             return None
-        types, checksums = _types(data), bool(_checksums(data))
-        assert types is not None
+        item_bytes, read_as = kind
         rows, row_items = data.chunks[0], int(np.prod(data.shape[1:]))
-        chunk_at = np.full(-(-len(data) // rows), -1, np.int64)
-        n_bytes = rows * row_items * types[0].itemsize + (_CHECKSUM_BYTES if checksums else 0)
+        at = np.full(-(-len(data) // rows), -1, np.int64)
+        n_bytes = rows * row_items * item_bytes + checksums * _CHECKSUM_BYTES
         found: list[Any] = []
         data.id.chunk_iter(found.append)
         for chunk in found:
             number, inside = divmod(chunk.chunk_offset[0], rows)
-            if inside or number >= len(chunk_at) or chunk.filter_mask or chunk.size != n_bytes or not chunk.byte_offset:
+            if inside or number >= len(at) or chunk.filter_mask or chunk.size != n_bytes or not chunk.byte_offset:
                 return None
-            chunk_at[number] = chunk.byte_offset
-        if (chunk_at < 0).any():  # never written: HDF5 knows what is read there
+            at[number] = chunk.byte_offset
+        if (at < 0).any():  # never written: HDF5 knows what is read there
             return None
-        return cls(file.id.get_vfd_handle(), chunk_at, rows, row_items, types, checksums)
-
-    def read(self, start: int, out: NDArray[Any]) -> bool:
-        """Rows from `start` on into `out`; False where that is for HDF5 to do."""
-        if out.dtype != self._read_as or not out.flags.c_contiguous:
-            return False
-        first = start * self._row_items
-        return kernels.read_chunks(
-            self._descriptor, self._chunk_at, self._chunk_items, self._checked, self._stored, first, out
-        )
+        first = len(self._at)
+        self._at = np.concatenate([self._at, at])
+        self._checked = np.concatenate([self._checked, np.full(len(at), not checksums, np.uint8)])
+        return (first, len(at), rows * row_items, item_bytes), read_as, row_items
 
 
-def _types(data: h5py.Dataset) -> tuple[np.dtype, np.dtype] | None:
-    """Its type on disk and the one that it is read as; None where it needs another conversion."""
+def _type(data: h5py.Dataset) -> tuple[int, np.dtype] | None:
+    """Bytes of its numbers on disk and what they are read as; None where they need another conversion."""
     found = data.id.get_type()
-    return next(((np.dtype(stored), np.dtype(to)) for kind, stored, to in _TYPES if found.equal(kind)), None)
+    return next(((n_bytes, np.dtype(read_as)) for kind, n_bytes, read_as in _TYPES if found.equal(kind)), None)
 
 
 def _checksums(data: h5py.Dataset) -> bool | None:
@@ -93,10 +119,3 @@ def _checksums(data: h5py.Dataset) -> bool | None:
         return None
     filters = [made.get_filter(i)[0] for i in range(made.get_nfilters())]
     return {(): False, (h5z.FILTER_FLETCHER32,): True}.get(tuple(filters))
-
-
-def _in_file(file: h5py.File, data: h5py.Dataset) -> bool:
-    """Whether its chunks have addresses that are bytes of `file`: no link leads elsewhere, nothing stands before it."""
-    if file.driver != "sec2" or file.userblock_size:
-        return False
-    return h5i.get_file_id(data.id).get_vfd_handle() == file.id.get_vfd_handle()

@@ -7,7 +7,7 @@ Columns that `direct` can read are read past HDF5. `reader.DataSet` joins files;
 import contextlib
 import errno
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class File:
         self.columns: dict[str, int | None] = {}
         self._bytes: dict[str, int] = {}
         self.plain: frozenset[str] = frozenset()
-        self._chunks: dict[str, direct.Chunks | None] = {}  # while it is open, of datasets that have been read
+        self._chunks: direct.Chunks | None = None  # while it is open
         self._handle: h5py.File | None = open_hdf5(path)
         try:
             self._check()
@@ -67,7 +67,7 @@ class File:
 
     def close(self) -> None:
         """Close the handle; the next read opens it again."""
-        self._chunks = {}
+        self._chunks = None
         if self._handle is not None:
             self._handle.close()
             self._handle = None
@@ -75,7 +75,7 @@ class File:
     def read_into(self, name: str, start: int, stop: int, out: Any) -> None:
         """Rows ``[start, stop)`` of dataset `name` into the array `out` of that length, converted to its type."""
         with self._reading(name, start, stop):
-            if name in self.plain and self._read_directly(name, start, out):
+            if self.read_together([name], [start], [stop - start], [0], out):
                 return
             data = self._file()[name]
             if data.dtype == out.dtype:
@@ -83,12 +83,16 @@ class File:
             else:
                 out[:] = data[start:stop]  # NumPy converts several times as fast as HDF5
 
-    def _read_directly(self, name: str, start: int, out: Any) -> bool:
-        if name not in self._chunks:
-            file = self._file()
-            self._chunks[name] = direct.Chunks.of(file, file[name])
-        chunks = self._chunks[name]
-        return chunks is not None and chunks.read(start, out)
+    def read_together(
+        self, names: Sequence[str], starts: Sequence[int], rows: Sequence[int], limits: Sequence[int], out: Any
+    ) -> bool:
+        """Rows of several datasets at once; see `direct.Chunks.read`. False where each is to be read by itself."""
+        if not self.plain.issuperset(names):
+            return False
+        with self._reading(names[0] if names else "", 0, 0):
+            if self._chunks is None:
+                self._chunks = direct.Chunks(self._file())
+            return self._chunks.read(names, starts, rows, limits, out)
 
     def read(self, name: str, start: int, stop: int) -> Any:
         """Rows ``[start, stop)`` of dataset `name`, or as many as there are, in the type that they have on disk."""

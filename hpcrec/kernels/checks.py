@@ -41,6 +41,13 @@ def ints(name: str, array: NDArray[Any], size: int | None = None, *, dtype: np.d
     return array
 
 
+def table(name: str, array: Ints, columns: int) -> Ints:
+    """int64 of any number of rows."""
+    if not (_plain(array) and array.dtype == INT64 and array.ndim == 2 and array.shape[1] == columns):
+        raise fail(name, array, f"int64[any, {columns}]")
+    return array
+
+
 def floats(
     name: str,
     array: Floats,

@@ -116,18 +116,9 @@ def fletcher32(data: NDArray[np.uint8]) -> int:
     return module().fletcher32(data)
 
 
-def read_chunks(
-    file: int,
-    chunk_at: Ints,
-    chunk_items: int,
-    checked: NDArray[np.uint8] | None,
-    stored: np.dtype,
-    start: int,
-    out: NDArray[Any],
-) -> bool:
+def read_chunks(file: int, chunk_at: Ints, checked: NDArray[np.uint8], wanted: Ints, out: NDArray[Any]) -> int:
     """See the reference."""
-    widen = stored != out.dtype
-    return module().read_chunks(file, chunk_at, chunk_items, checked, stored.itemsize, start, widen, out)
+    return module().read_chunks(file, chunk_at, checked, wanted, out)
 
 
 def group(index: Ints, offsets: Ints | None) -> Grouping:

@@ -25,38 +25,63 @@ def _folded(total: int) -> int:
     return (total - 1) % 0xFFFF + 1 if total else 0
 
 
-def read_chunks(
-    file: int,
-    chunk_at: Ints,
-    chunk_items: int,
-    checked: NDArray[np.uint8] | None,
-    stored: np.dtype,
-    start: int,
-    out: NDArray[Any],
-) -> bool:
-    """Chunk by chunk; see ``kernels.read_chunks``."""
-    flat, item, done = out.reshape(-1), stored.itemsize, 0
-    first, last = start // chunk_items, -(-(start + out.size) // chunk_items)
-    if out.size:
-        checks.require_below("chunk_at", chunk_at[first:last], LAST_BYTE)
-    while done < out.size:
-        chunk, low = divmod(start + done, chunk_items)
-        high = min(low + out.size - done, chunk_items)
-        begin, end, at = low * item, high * item, int(chunk_at[chunk])
-        if checked is not None and not checked[chunk]:
-            n = chunk_items * item
-            raw = _bytes(file, at, n + CHECKSUM_BYTES)
-            if raw is None or fletcher32(raw[:n]) != int.from_bytes(raw[n:].tobytes(), "little"):
-                return False
-            checked[chunk] = 1
-            raw = raw[begin:end]
-        else:
-            raw = _bytes(file, at + begin, end - begin)
-        if raw is None:
-            return False
-        flat[done : done + high - low] = raw.view(stored)
-        done += high - low
-    return True
+def read_chunks(file: int, chunk_at: Ints, checked: NDArray[np.uint8], wanted: Ints, out: NDArray[Any]) -> int:
+    """Piece by piece, chunk by chunk; see ``kernels.read_chunks``."""
+    room = out.size
+    for i, piece in enumerate(wanted.tolist()):
+        _check(i, piece, chunk_at, room, out.itemsize)
+        room -= piece[5]
+    if room:
+        raise ValueError("wanted: out has room for more numbers")
+    flat, done = out.reshape(-1), 0
+    for i, (first, _, items, item, start, n, limit) in enumerate(wanted.tolist()):
+        stored, end = (out.dtype if item == out.itemsize else checks.INT32), done + n
+        part = flat[done:end]
+        while done < end:
+            chunk, low = divmod(start + n - (end - done), items)
+            high = min(low + end - done, items)
+            raw = _read_chunk(file, chunk_at, checked, first + chunk, items * item, low * item, high * item)
+            if raw is None:
+                return i
+            flat[done : done + high - low] = raw.view(stored)
+            done += high - low
+        if limit and ((part < 0) | (part >= limit)).any():
+            return i
+    return len(wanted)
+
+
+def _check(i: int, piece: list[int], chunk_at: Ints, room: int, out_item: int) -> None:
+    first, chunks, items, item, start, n, limit = piece
+    if first < 0 or chunks < 0 or first + chunks > chunk_at.size:
+        raise ValueError(f"wanted[{i}]: its chunks are not among those of the file")
+    if not 1 <= items <= checks.WIDEST:
+        raise ValueError(f"wanted[{i}]: a chunk has no numbers, or too many")
+    if item != out_item and (item, out_item) != (4, 8):
+        raise ValueError(f"wanted[{i}]: its numbers are neither as long as those of out, nor int32 for int64")
+    if limit < 0 or (limit and out_item != 8):
+        raise ValueError(f"wanted[{i}]: it has a limit that numbers cannot have")
+    if not 0 <= n <= room:
+        raise ValueError(f"wanted[{i}]: there is not as much room in out")
+    if not 0 <= start <= LAST_BYTE or (n and (start + n - 1) // items >= chunks):
+        raise ValueError(f"wanted[{i}]: its numbers are not in its chunks")
+    if n:
+        checks.require_below(
+            "chunk_at", chunk_at[first + start // items : first + (start + n - 1) // items + 1], LAST_BYTE
+        )
+
+
+def _read_chunk(
+    file: int, chunk_at: Ints, checked: NDArray[np.uint8], chunk: int, n: int, low: int, high: int
+) -> NDArray[np.uint8] | None:
+    """Bytes ``[low, high)`` of a chunk of n; None where they cannot be read, or its checksum is not theirs."""
+    at = int(chunk_at[chunk])
+    if checked[chunk]:
+        return _bytes(file, at + low, high - low)
+    raw = _bytes(file, at, n + CHECKSUM_BYTES)
+    if raw is None or fletcher32(raw[:n]) != int.from_bytes(raw[n:].tobytes(), "little"):
+        return None
+    checked[chunk] = 1
+    return raw[low:high]
 
 
 def _bytes(file: int, at: int, n: int) -> NDArray[np.uint8] | None:

@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
+#include <string>
 
 #include "hpcrec/check.h"
 
@@ -74,34 +76,96 @@ uint32_t little_endian(const uint8_t* p) {
   return p[0] | p[1] << 8 | p[2] << 16 | static_cast<uint32_t>(p[3]) << 24;
 }
 
-void place(const uint8_t* from, int64_t n_bytes, bool widen, uint8_t* to) {
-  if (!widen) {
-    std::memcpy(to, from, n_bytes);
-    return;
+// Numbers as the caller has them, and whether they are where they may be; both are the output's to say.
+struct Output {
+  bool widen;      // int32 to int64
+  uint64_t limit;  // 0: any
+
+  // Whether all of n numbers of 8 bytes are below the limit.
+  bool allowed(const uint8_t* numbers, int64_t n) const {
+    return limit == 0 || all_below(reinterpret_cast<const int64_t*>(numbers), n, static_cast<int64_t>(limit));
   }
-  const auto* narrow = reinterpret_cast<const int32_t*>(from);
-  auto* wide = reinterpret_cast<int64_t*>(to);
-  for (int64_t i = 0; i < n_bytes / 4; ++i) wide[i] = narrow[i];
-}
+
+  bool place(const uint8_t* from, int64_t n_bytes, uint8_t* to) const {
+    if (!widen) {
+      std::memcpy(to, from, n_bytes);
+      return allowed(to, n_bytes / 8);
+    }
+    const auto* narrow = reinterpret_cast<const int32_t*>(from);
+    auto* wide = reinterpret_cast<int64_t*>(to);
+    // Negative numbers are from 2^31 on.
+    const auto bound = static_cast<uint32_t>(limit ? std::min(limit, uint64_t{1} << 31) : 0);
+    uint32_t outside = 0;
+    for (int64_t i = 0; i < n_bytes / 4; ++i) {
+      wide[i] = narrow[i];
+      outside |= static_cast<uint32_t>(static_cast<uint32_t>(narrow[i]) >= bound);
+    }
+    return limit == 0 || !outside;
+  }
+};
+
+enum class Found { right, wrong, nothing };
 
 // Bytes [low, high) of one chunk.
-bool read_chunk(const Chunked& from, int64_t chunk, int64_t low, int64_t high, bool widen, uint8_t* out) {
-  const bool check = from.checked && !from.checked[chunk];
-  if (!check && !widen) return read_all(from.file, out, high - low, from.at[chunk] + low);
+Found read_chunk(const Chunked& from, int64_t chunk, int64_t chunk_bytes, int64_t low, int64_t high,
+                 const Output& output, uint8_t* out) {
+  const bool check = !from.checked[chunk];
+  if (!check && !output.widen) {
+    if (!read_all(from.file, out, high - low, from.at[chunk] + low)) return Found::nothing;
+    return output.allowed(out, (high - low) / 8) ? Found::right : Found::wrong;
+  }
   uint8_t* const memory = buffer();
   Fletcher found;
-  const int64_t end = check ? from.items * from.item_bytes : high;
+  bool right = true;
+  const int64_t end = check ? chunk_bytes : high;
   for (int64_t at = check ? 0 : low; at < end; at += block_bytes) {
     const int64_t n = std::min(block_bytes, end - at);
     const int64_t more = check && at + n == end ? checksum_bytes : 0;
-    if (!read_all(from.file, memory, n + more, from.at[chunk] + at)) return false;
+    if (!read_all(from.file, memory, n + more, from.at[chunk] + at)) return Found::nothing;
     if (check) found.add(memory, n);
     const int64_t first = std::max(at, low), last = std::min(at + n, high);
-    if (first < last) place(memory + (first - at), last - first, widen, out + (first - low) * (widen ? 2 : 1));
-    if (more && found.value() != little_endian(memory + n)) return false;
+    if (first < last)
+      right &= output.place(memory + (first - at), last - first, out + (first - low) * (output.widen ? 2 : 1));
+    if (more && found.value() != little_endian(memory + n)) return Found::nothing;
   }
   if (check) from.checked[chunk] = 1;
-  return true;
+  return right ? Found::right : Found::wrong;
+}
+
+bool read_piece(const Chunked& from, const Wanted& piece, const Output& output, uint8_t* out) {
+  bool right = true;
+  for (int64_t number = piece.start, left = piece.n; left > 0;) {
+    const int64_t low = number % piece.items, n = std::min(left, piece.items - low);
+    const Found found = read_chunk(from, piece.first + number / piece.items, piece.items * piece.item_bytes,
+                                   low * piece.item_bytes, (low + n) * piece.item_bytes, output, out);
+    if (found == Found::nothing) return false;
+    right &= found == Found::right;
+    out += n * piece.item_bytes * (output.widen ? 2 : 1);
+    number += n, left -= n;
+  }
+  return right;
+}
+
+constexpr int64_t last_byte = int64_t{1} << 62;
+
+void check(const Chunked& from, const Wanted& piece, int64_t i, int64_t room, int64_t out_item_bytes) {
+  const auto refuse = [i](const char* found) {
+    throw std::invalid_argument("wanted[" + std::to_string(i) + "]: " + found);
+  };
+  if (piece.first < 0 || piece.chunks < 0 || piece.first > from.n || piece.chunks > from.n - piece.first)
+    refuse("its chunks are not among those of the file");
+  if (piece.items < 1 || piece.items > INT32_MAX) refuse("a chunk has no numbers, or too many");
+  if (piece.item_bytes != out_item_bytes && (piece.item_bytes != 4 || out_item_bytes != 8))
+    refuse("its numbers are neither as long as those of out, nor int32 for int64");
+  if (piece.limit < 0 || (piece.limit > 0 && out_item_bytes != 8)) refuse("it has a limit that numbers cannot have");
+  if (piece.n < 0 || piece.n > room) refuse("there is not as much room in out");
+  if (piece.start < 0 || piece.start > last_byte ||
+      (piece.n > 0 && (piece.start + piece.n - 1) / piece.items >= piece.chunks))
+    refuse("its numbers are not in its chunks");
+  if (piece.n > 0) {
+    const int64_t low = piece.start / piece.items, high = (piece.start + piece.n - 1) / piece.items + 1;
+    require_below("chunk_at", from.at + piece.first + low, high - low, last_byte);
+  }
 }
 
 }  // namespace
@@ -132,17 +196,20 @@ uint32_t Fletcher::value() const {
   return folded(sum_of_sums_) << 16 | folded(sum_);
 }
 
-bool read_chunks(const Chunked& from, int64_t start, int64_t n, bool widen, uint8_t* out) {
-  if (n == 0) return true;
-  const int64_t first = start / from.items, last = (start + n - 1) / from.items;
-  require_below("chunk_at", from.at + first, last - first + 1, int64_t{1} << 62);
-  for (int64_t chunk = first; chunk <= last; ++chunk) {
-    const int64_t base = chunk * from.items;
-    const int64_t low = std::max(start - base, int64_t{0}), high = std::min(start + n - base, from.items);
-    if (!read_chunk(from, chunk, low * from.item_bytes, high * from.item_bytes, widen, out)) return false;
-    out += (high - low) * from.item_bytes * (widen ? 2 : 1);
+int64_t read_chunks(const Chunked& from, const Wanted* wanted, int64_t n, uint8_t* out, int64_t out_items,
+                    int64_t out_item_bytes) {
+  int64_t room = out_items;
+  for (int64_t i = 0; i < n; ++i) {
+    check(from, wanted[i], i, room, out_item_bytes);
+    room -= wanted[i].n;
   }
-  return true;
+  if (room) throw std::invalid_argument("wanted: out has room for more numbers");
+  for (int64_t i = 0; i < n; ++i) {
+    const Output output{wanted[i].item_bytes != out_item_bytes, static_cast<uint64_t>(wanted[i].limit)};
+    if (!read_piece(from, wanted[i], output, out)) return i;
+    out += wanted[i].n * out_item_bytes;
+  }
+  return n;
 }
 
 }  // namespace hpcrec

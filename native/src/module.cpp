@@ -242,14 +242,16 @@ void bind_chunks(nb::module_& m) {
       "data"_a);
   m.def(
       "read_chunks",
-      [](int file, Ids chunk_at, int64_t chunk_items, Maybe<Out<uint8_t>> checked, int64_t item_bytes, int64_t start,
-         bool widen, nb::ndarray<nb::c_contig, nb::device::cpu> out) {
-        const hpcrec::Chunked from{file, chunk_at.data(), pointer(checked), size(chunk_at), chunk_items, item_bytes};
-        return without_gil(
-            [&] { return hpcrec::read_chunks(from, start, size(out), widen, static_cast<uint8_t*>(out.data())); });
+      [](int file, Ids chunk_at, Out<uint8_t> checked, Ids wanted, nb::ndarray<nb::c_contig, nb::device::cpu> out) {
+        static_assert(sizeof(hpcrec::Wanted) == 7 * sizeof(int64_t));
+        const hpcrec::Chunked from{file, chunk_at.data(), checked.data(), size(chunk_at)};
+        return without_gil([&] {
+          return hpcrec::read_chunks(from, reinterpret_cast<const hpcrec::Wanted*>(wanted.data()),
+                                     static_cast<int64_t>(wanted.shape(0)), static_cast<uint8_t*>(out.data()),
+                                     size(out), static_cast<int64_t>(out.itemsize()));
+        });
       },
-      "file"_a, "chunk_at"_a, "chunk_items"_a, "checked"_a.noconvert().none(), "item_bytes"_a, "start"_a, "widen"_a,
-      "out"_a.noconvert());
+      "file"_a, "chunk_at"_a, "checked"_a.noconvert(), "wanted"_a, "out"_a.noconvert());
 }
 
 void bind_text(nb::module_& m) {

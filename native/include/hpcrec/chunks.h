@@ -15,18 +15,25 @@ class Fletcher {
   bool any_ = false;                    // whether a byte was not 0
 };
 
-// Numbers in chunks of a file, all chunks of one size.
+// Chunks of a file.
 struct Chunked {
-  int file;            // descriptor
-  const int64_t* at;   // [n] byte where each chunk begins
-  uint8_t* checked;    // [n] whether its checksum has been compared; null: the chunks have none
-  int64_t n;           // chunks
-  int64_t items;       // numbers of a chunk
-  int64_t item_bytes;  // 4 or 8
+  int file;           // descriptor
+  const int64_t* at;  // [n] byte where each chunk begins
+  uint8_t* checked;   // [n] 0: it is followed by a Fletcher-32, to be compared when it is read; then 1
+  int64_t n;
 };
 
-// Numbers [start, start + n) as they are, or, where `widen`, int32 as int64. Whether they could be read: if not, the
-// file is shorter, cannot be read, or has another checksum; `out` then holds anything.
-bool read_chunks(const Chunked& from, int64_t start, int64_t n, bool widen, uint8_t* out);
+// Numbers [start, start + n) of a column, whose chunks [first, first + chunks) hold `items` of `item_bytes` each.
+struct Wanted {
+  int64_t first, chunks, items, item_bytes;
+  int64_t start, n;
+  int64_t limit;  // integers have to be in [0, limit); 0: they may be any
+};
+
+// The pieces one after the other into `out`, of int64 (and item_bytes 8, or 4 for int32) or of numbers of 4 bytes, as
+// they are. Returns how many pieces were read before one that cannot be: the file is shorter, cannot be read, or has
+// another checksum or other numbers; `out` then holds anything from there on.
+int64_t read_chunks(const Chunked& from, const Wanted* wanted, int64_t n, uint8_t* out, int64_t out_items,
+                    int64_t out_item_bytes);
 
 }  // namespace hpcrec
