@@ -66,16 +66,16 @@ class Chunks:
         bool
             False where one of them cannot be read, or has other numbers; `out` then holds anything.
         """
-        wanted = np.empty((len(names), 7), np.int64)
-        for i, name in enumerate(names):
+        wanted = []
+        for name, start, n, limit in zip(names, starts, rows, limits, strict=True):
             place = self._places[name] if name in self._places else self._find(name)
             if place is None or place[1] != out.dtype:
                 return False
-            wanted[i, :4] = place[0]
-            wanted[i, 4:] = starts[i] * place[2], rows[i] * place[2], limits[i]
+            wanted.append((*place[0], start * place[2], n * place[2], limit))
         if not out.flags.c_contiguous:
             return False
-        return kernels.read_chunks(self._file.id.get_vfd_handle(), self._at, self._checked, wanted, out) == len(names)
+        table = np.array(wanted, np.int64).reshape(-1, 7)
+        return kernels.read_chunks(self._file.id.get_vfd_handle(), self._at, self._checked, table, out) == len(names)
 
     def _find(self, name: str) -> _Place | None:
         """Where a column's chunks are; None for one that only HDF5 can read."""

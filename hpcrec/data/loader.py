@@ -1,12 +1,13 @@
 """Feeds one rank its part of each batch of the global order, read and assembled off the critical path.
 
 Two background threads: one reads windows of the order from the data set (the only one that touches the files), one
-picks the samples of this part out of them. Knows nothing of MPI: `part` of `parts` is all it is told.
+picks the samples of this part out of them; one thread does both where there is nothing to pick. Knows nothing of MPI:
+`part` of `parts` is all it is told.
 
 Memory: two windows (one being picked from, one being read; each `order.chunk * order.window_chunks` samples of the
 chosen features) and `prefetch + 1` parts of batches. Every part reads every window: shuffled samples of a part lie all
 over it. In file order, a part reads just its share of each batch where the files let it (`DataSet.plain`), and what was
-read is the batch: `prefetch + 3` parts of batches are all the memory. An owner that reads its own features (`features`)
+read is the batch: `prefetch + 2` parts of batches are all the memory. An owner that reads its own features (`features`)
 reads only their columns.
 """
 
@@ -56,6 +57,8 @@ class Loader:
 
     Attributes
     ----------
+    exact : bool
+        Whether it reads just its share of each batch, instead of windows.
     load_wait_s : float
         Seconds that consumers have waited for batches.
 
@@ -87,6 +90,7 @@ class Loader:
         self.features = tuple(f.name for f in dataset.features) if features is None else tuple(features)
         for name in self.features:
             dataset.feature(name)
+        self.exact = not order.shuffle and dataset.plain(self.features, _OPTIONAL)
         self.load_wait_s = 0.0
 
     def batches(self, epoch: int = 0, index: int = 0, n: int | None = None) -> "BatchStream":
@@ -128,7 +132,8 @@ class BatchStream:
     def __init__(self, loader: Loader, first: int, end: int | None) -> None:
         self._loader = loader
         reading = _read_windows(loader, loader.tasks(first, end))
-        windows = Prefetch(reading, 1) if loader.prefetch else reading
+        # What is read exactly needs no picking worth a thread.
+        windows = Prefetch(reading, 1) if loader.prefetch and not loader.exact else reading
         making = _make_batches(loader, loader.tasks(first, end), windows)
         self._batches = Prefetch(making, loader.prefetch) if loader.prefetch else making
 
@@ -178,9 +183,8 @@ class _Loaded:
 def _read_windows(loader: Loader, tasks: Iterator[_Task]) -> Generator[_Loaded]:
     """Each window that `tasks` need, once a stretch, in the order in which they need it; or just what each needs."""
     order, epoch, end = loader.order, -1, 0  # of the window read last
-    exactly = not order.shuffle and loader.dataset.plain(loader.features, _OPTIONAL)
     for task in tasks:
-        if exactly:
+        if loader.exact:
             if task.start < task.stop:
                 window = Window(task.start, task.stop, ((task.start, task.stop),), None)
                 yield _load(loader, task.epoch, window)

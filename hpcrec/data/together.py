@@ -43,6 +43,8 @@ def read_bags(
 
 
 def _read_offsets(file: File, start: int, stop: int, jagged: list[str]) -> dict[str, Bounds] | None:
+    if not jagged:
+        return {}
     n, rows = len(jagged), stop - start + 1
     offsets_JS = np.empty((n, rows), dtype=np.int64)
     paths, limits = [layout.sparse_path(name, "offsets") for name in jagged], [file.n_ids[name] + 1 for name in jagged]

@@ -7,7 +7,7 @@
 
 from hpcrec.kernels.backend import active, get_threads, set_threads, use
 from hpcrec.kernels.chunks import fletcher32, read_chunks
-from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, unpack, unpermute
+from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
 from hpcrec.kernels.lookup import copy_vectors, pooled_gather
@@ -40,6 +40,7 @@ __all__ = [
     "squared_norm",
     "state_shapes",
     "state_values",
+    "take_bags",
     "unpack",
     "unpermute",
     "update",

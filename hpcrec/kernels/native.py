@@ -121,6 +121,11 @@ def read_chunks(file: int, chunk_at: Ints, checked: NDArray[np.uint8], wanted: I
     return module().read_chunks(file, chunk_at, checked, wanted, out)
 
 
+def take_bags(items: NDArray[Any], offsets: Ints, rows: Ints, out_offsets: Ints, out: NDArray[Any]) -> None:
+    """See the reference."""
+    module().take_bags(items, offsets, rows, out_offsets, out)
+
+
 def group(index: Ints, offsets: Ints | None) -> Grouping:
     """See the reference."""
     unique, segments, order = (np.empty(index.size + extra, np.int64) for extra in (0, 1, 0))

@@ -12,6 +12,7 @@
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
 #include "hpcrec/parallel.h"
+#include "hpcrec/take.h"
 #include "hpcrec/text.h"
 #include "hpcrec/unpack.h"
 
@@ -194,6 +195,20 @@ void bind_ids(nb::module_& m) {
       },
       "message"_a, "asked"_a, "width"_a, "index"_a.noconvert(), "offsets"_a.noconvert(),
       "value_start"_a.noconvert().none(), "gradient_start"_a.noconvert().none());
+  m.def(
+      "take_bags",
+      [](nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> items, Ids offsets, Ids rows, Ids out_offsets,
+         nb::ndarray<nb::c_contig, nb::device::cpu> out) {
+        const hpcrec::Picked from{static_cast<const uint8_t*>(items.data()),
+                                  size(items),
+                                  static_cast<int64_t>(items.itemsize()),
+                                  offsets.data(),
+                                  size(offsets) - 1,
+                                  rows.data(),
+                                  size(rows)};
+        without_gil([&] { hpcrec::take_bags(from, out_offsets.data(), size(out), static_cast<uint8_t*>(out.data())); });
+      },
+      "items"_a, "offsets"_a, "rows"_a, "out_offsets"_a, "out"_a.noconvert());
   m.def(
       "group",
       [](Ids ids, Maybe<Ids> offsets, Places unique, Places segments, Places order) {
