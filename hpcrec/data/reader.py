@@ -126,14 +126,11 @@ class DataSet:
                 for name in self.optional
                 if optional is None or name in optional
             }
+            _read("/label", pieces, label)
+            if self.n_dense:
+                _read("/dense", pieces, dense)
             sparse, joined = self._read_features(names, pieces, total)
-            return Columns(
-                label=_read("/label", pieces, label),
-                dense=_read("/dense", pieces, dense) if self.n_dense else dense,
-                sparse=sparse,
-                joined=joined,
-                **single,
-            )
+            return Columns(label, dense, sparse, joined=joined, **single)
 
     def close(self) -> None:
         """Close the files; a later read opens them again."""

@@ -11,6 +11,7 @@ from hpcrec.types import Ints
 
 CHECKSUM_BYTES = 4
 LAST_BYTE = 2**62  # chunks begin before it
+_MOST_BYTES = 1 << 24  # asked for at once: memory is taken for them before the file turns out to be shorter
 
 
 def fletcher32(data: NDArray[np.uint8]) -> int:
@@ -89,7 +90,7 @@ def _bytes(file: int, at: int, n: int) -> NDArray[np.uint8] | None:
     parts: list[bytes] = []
     while n:
         try:
-            part = os.pread(file, n, at)
+            part = os.pread(file, min(n, _MOST_BYTES), at)
         except OSError:
             return None
         if not part:
