@@ -60,7 +60,7 @@ def _take_column(column: Column, rows_B: Ints, offsets: Ints | None, ids: Ints) 
 
 
 def cut(columns: Columns, start: int, stop: int) -> Columns:
-    """Samples ``[start, stop)`` of `columns`, as copies; `group` and `time` are left out."""
+    """Samples ``[start, stop)`` of `columns`, without `group` and `time`. Copies, but for what `bags` copies."""
     return Columns(
         label=columns.label[start:stop].copy(),
         dense=columns.dense[start:stop].copy(),
@@ -74,7 +74,7 @@ def _cut_column(column: Column, start: int, stop: int) -> Column:
     if column.offsets is not None:
         bounds = column.offsets[start : stop + 1]
         offsets, ids = bounds - bounds[0], slice(int(bounds[0]), int(bounds[-1]))
-    return Column(column.ids[ids].copy(), offsets, None if column.weights is None else column.weights[ids].copy())
+    return Column(column.ids[ids], offsets, None if column.weights is None else column.weights[ids])
 
 
 def ends(lengths: Ints) -> Ints:
