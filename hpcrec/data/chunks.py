@@ -11,6 +11,8 @@ from h5py import h5z
 from isal import isal_zlib
 from numpy.typing import NDArray
 
+from hpcrec import kernels
+
 _LEVEL = 1  # of 0 to 3; packs like gzip's 1
 
 
@@ -61,18 +63,5 @@ def _packed(values: NDArray[Any], filters: list[int]) -> bytes:
         elif code == h5z.FILTER_DEFLATE:
             raw = isal_zlib.compress(raw, _LEVEL)
         else:
-            raw += fletcher32(raw).to_bytes(4, "little")
+            raw += kernels.fletcher32(np.frombuffer(raw, np.uint8)).to_bytes(4, "little")
     return raw
-
-
-def fletcher32(data: bytes) -> int:
-    """HDF5's checksum: two sums over big-endian words of 16 bits, modulo 2^16 - 1, where 0 is all zeros alone."""
-    padded = data + b"\0" if len(data) % 2 else data
-    words = np.frombuffer(padded, ">u2").astype(np.int64)
-    # Word i of n is in the second sum n - i times; below 2^63 for any chunk that HDF5 takes.
-    low, high = int(words.sum()), int((words * np.arange(len(words), 0, -1)).sum())
-    return (_folded(high) << 16) | _folded(low)
-
-
-def _folded(total: int) -> int:
-    return (total - 1) % 0xFFFF + 1 if total else 0

@@ -7,34 +7,74 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hpcrec import kernels
 from hpcrec.data.layout import Column, Columns
 from hpcrec.types import Bags, Floats, Ints
 
 
 def take(columns: Columns, rows_B: Ints) -> Columns:
-    """Samples `rows_B` of `columns`, in that order, as copies."""
+    """Samples `rows_B` of `columns`, in that order, as copies; ids of all features in one array."""
+    bounds = {name: _bounds(column, rows_B) for name, column in columns.sparse.items()}
+    counts = {name: len(rows_B) if offsets is None else int(offsets[-1]) for name, offsets in bounds.items()}
+    joined = np.empty(sum(counts.values()), dtype=np.int64)
+    sparse: dict[str, Column] = {}
+    at = 0
+    for name, column in columns.sparse.items():
+        sparse[name] = _take_column(column, rows_B, bounds[name], joined[at : at + counts[name]])
+        at += counts[name]
     return Columns(
         label=columns.label.take(rows_B, axis=0),
         dense=columns.dense.take(rows_B, axis=0),
-        sparse={name: take_column(column, rows_B) for name, column in columns.sparse.items()},
+        sparse=sparse,
         weight=None if columns.weight is None else columns.weight.take(rows_B),
         group=None if columns.group is None else columns.group.take(rows_B),
         time=None if columns.time is None else columns.time.take(rows_B),
+        joined=joined,
     )
 
 
 def take_column(column: Column, rows_B: Ints) -> Column:
     """Bags of samples `rows_B`, in that order."""
-    ids, offsets, weights = column.ids, column.offsets, column.weights
-    if offsets is None:
-        return Column(ids.take(rows_B), None, None if weights is None else weights.take(rows_B))
-    starts_B = offsets.take(rows_B)
-    lengths_B = offsets.take(rows_B + 1) - starts_B
-    taken = ends(lengths_B)
-    # Id k of bag b stands at starts_B[b] + k - (first k of bag b): one shift a bag, repeated over its ids.
-    where_K = np.repeat(starts_B - taken[:-1], lengths_B)
-    where_K += np.arange(taken[-1])
-    return Column(ids.take(where_K), taken, None if weights is None else weights.take(where_K))
+    offsets = _bounds(column, rows_B)
+    n = len(rows_B) if offsets is None else int(offsets[-1])
+    return _take_column(column, rows_B, offsets, np.empty(n, dtype=np.int64))
+
+
+def _bounds(column: Column, rows_B: Ints) -> Ints | None:
+    """Offsets of bags `rows_B`, one after the other."""
+    offsets = column.offsets
+    return None if offsets is None else ends(offsets.take(rows_B + 1) - offsets.take(rows_B))
+
+
+def _take_column(column: Column, rows_B: Ints, offsets: Ints | None, ids: Ints) -> Column:
+    """The same into `ids`, as long as `offsets` say."""
+    weights = None if column.weights is None else np.empty(len(ids), dtype=np.float32)
+    for items, out in ((column.ids, ids), (column.weights, weights)):
+        if items is None or out is None:
+            continue
+        if column.offsets is None or offsets is None:
+            out[:] = items.take(rows_B)
+        else:
+            kernels.take_bags(items, column.offsets, rows_B, offsets, out)
+    return Column(ids, offsets, weights)
+
+
+def cut(columns: Columns, start: int, stop: int) -> Columns:
+    """Samples ``[start, stop)`` of `columns`, without `group` and `time`. Copies, but for what `bags` copies."""
+    return Columns(
+        label=columns.label[start:stop].copy(),
+        dense=columns.dense[start:stop].copy(),
+        sparse={name: _cut_column(column, start, stop) for name, column in columns.sparse.items()},
+        weight=None if columns.weight is None else columns.weight[start:stop].copy(),
+    )
+
+
+def _cut_column(column: Column, start: int, stop: int) -> Column:
+    offsets, ids = None, slice(start, stop)
+    if column.offsets is not None:
+        bounds = column.offsets[start : stop + 1]
+        offsets, ids = bounds - bounds[0], slice(int(bounds[0]), int(bounds[-1]))
+    return Column(column.ids[ids], offsets, None if column.weights is None else column.weights[ids])
 
 
 def ends(lengths: Ints) -> Ints:
@@ -66,10 +106,13 @@ def _join_column(parts: Sequence[Column]) -> Column:
 
 
 def bags(columns: Columns, features: Sequence[str]) -> Bags:
-    """Bags of `features`, feature-major in that order; see `hpcrec.types.Bags`."""
+    """Bags of `features`, feature-major in that order; see `hpcrec.types.Bags`. Ids that lie so are not copied."""
     chosen = [columns.sparse[name] for name in features]
     n = columns.samples
-    ids_K = np.concatenate([np.empty(0, dtype=np.int64), *(column.ids for column in chosen)])
+    if columns.joined is not None and tuple(columns.sparse) == tuple(features):
+        ids_K = columns.joined
+    else:
+        ids_K = np.concatenate([np.empty(0, dtype=np.int64), *(column.ids for column in chosen)])
     if all(column.offsets is None for column in chosen):
         offsets = np.arange(len(chosen) * n + 1, dtype=np.int64)
     else:

@@ -1,19 +1,20 @@
 """One HDF5 file of a data set: opened, checked against the schema, and read by contiguous slices.
 
-`reader.DataSet` joins files; this module knows of one. See ``docs/data.md`` for the schema.
+Columns that `direct` can read are read past HDF5. `reader.DataSet` joins files; this module knows of one. See
+``docs/data.md`` for the schema.
 """
 
 import contextlib
 import errno
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from hpcrec.data import layout
+from hpcrec.data import direct, layout
 from hpcrec.errors import DataError
 from hpcrec.types import Feature, Ints
 
@@ -37,6 +38,9 @@ class File:
     n_ids : dict of str to int
     columns : dict of str to int or None
         Path of each dataset, and the checksum that the file has for it.
+    plain : frozenset of str
+        Paths of the datasets of which any rows can be had for the cost of reading them; of others, HDF5 may have to
+        unpack whole chunks.
     attributes : dict
 
     Raises
@@ -49,6 +53,8 @@ class File:
         self.path = path
         self.columns: dict[str, int | None] = {}
         self._bytes: dict[str, int] = {}
+        self.plain: frozenset[str] = frozenset()
+        self._chunks: direct.Chunks | None = None  # while it is open
         self._handle: h5py.File | None = open_hdf5(path)
         try:
             self._check()
@@ -61,6 +67,7 @@ class File:
 
     def close(self) -> None:
         """Close the handle; the next read opens it again."""
+        self._chunks = None
         if self._handle is not None:
             self._handle.close()
             self._handle = None
@@ -68,11 +75,24 @@ class File:
     def read_into(self, name: str, start: int, stop: int, out: Any) -> None:
         """Rows ``[start, stop)`` of dataset `name` into the array `out` of that length, converted to its type."""
         with self._reading(name, start, stop):
+            if self.read_together([name], [start], [stop - start], [0], out):
+                return
             data = self._file()[name]
             if data.dtype == out.dtype:
                 data.read_direct(out, np.s_[start:stop])
             else:
                 out[:] = data[start:stop]  # NumPy converts several times as fast as HDF5
+
+    def read_together(
+        self, names: Sequence[str], starts: Sequence[int], rows: Sequence[int], limits: Sequence[int], out: Any
+    ) -> bool:
+        """Rows of several datasets at once; see `direct.Chunks.read`. False where each is to be read by itself."""
+        if not self.plain.issuperset(names):
+            return False
+        with self._reading(names[0] if names else "", 0, 0):
+            if self._chunks is None:
+                self._chunks = direct.Chunks(self._file())
+            return self._chunks.read(names, starts, rows, limits, out)
 
     def read(self, name: str, start: int, stop: int) -> Any:
         """Rows ``[start, stop)`` of dataset `name`, or as many as there are, in the type that they have on disk."""
@@ -184,6 +204,8 @@ class File:
             )
         crc = data.attrs.get(layout.CHECKSUM_ATTRIBUTE)
         self.columns[name] = None if crc is None else int(crc)
+        if direct.stored_plainly(data):
+            self.plain |= {name}
         differences = name.startswith("/sparse/") and name.endswith("/offsets")  # of n numbers there are n - 1
         self._bytes[name] = (data.size - differences) * data.dtype.itemsize
         return data

@@ -75,6 +75,8 @@ class Columns:
         By feature name.
     weight : float32 [S] or None
     group, time : int64 [S] or None
+    joined : int64 or None
+        Ids of all features in the order of `sparse`, where they lie one after the other: each column has a part of it.
     """
 
     label: Floats
@@ -83,6 +85,7 @@ class Columns:
     weight: Floats | None = None
     group: Ints | None = None
     time: Ints | None = None
+    joined: Ints | None = None
 
     @property
     def samples(self) -> int:

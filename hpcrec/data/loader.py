@@ -1,11 +1,14 @@
 """Feeds one rank its part of each batch of the global order, read and assembled off the critical path.
 
 Two background threads: one reads windows of the order from the data set (the only one that touches the files), one
-picks the samples of this part out of them. Knows nothing of MPI: `part` of `parts` is all it is told.
+picks the samples of this part out of them; one thread does both where there is nothing to pick. Knows nothing of MPI:
+`part` of `parts` is all it is told.
 
 Memory: two windows (one being picked from, one being read; each `order.chunk * order.window_chunks` samples of the
 chosen features) and `prefetch + 1` parts of batches. Every part reads every window: shuffled samples of a part lie all
-over it. An owner that reads its own features (`features`) reads only their columns.
+over it. In file order, a part reads just its share of each batch where the files let it (`DataSet.plain`), and what was
+read is the batch: `prefetch + 2` parts of batches are all the memory. An owner that reads its own features (`features`)
+reads only their columns.
 """
 
 import time
@@ -14,15 +17,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
 from hpcrec.data import gather
 from hpcrec.data.layout import Columns
 from hpcrec.data.order import GlobalOrder, Window, part
 from hpcrec.data.prefetch import Prefetch
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError
-from hpcrec.types import Batch, Ints
+from hpcrec.types import Batch
+
+_OPTIONAL = ("weight",)  # what a batch has of the optional columns
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Loader:
 
     Attributes
     ----------
+    exact : bool
+        Whether it reads just its share of each batch, instead of windows.
     load_wait_s : float
         Seconds that consumers have waited for batches.
 
@@ -85,6 +90,7 @@ class Loader:
         self.features = tuple(f.name for f in dataset.features) if features is None else tuple(features)
         for name in self.features:
             dataset.feature(name)
+        self.exact = not order.shuffle and dataset.plain(self.features, _OPTIONAL)
         self.load_wait_s = 0.0
 
     def batches(self, epoch: int = 0, index: int = 0, n: int | None = None) -> "BatchStream":
@@ -126,7 +132,8 @@ class BatchStream:
     def __init__(self, loader: Loader, first: int, end: int | None) -> None:
         self._loader = loader
         reading = _read_windows(loader, loader.tasks(first, end))
-        windows = Prefetch(reading, 1) if loader.prefetch else reading
+        # What is read exactly needs no picking worth a thread.
+        windows = Prefetch(reading, 1) if loader.prefetch and not loader.exact else reading
         making = _make_batches(loader, loader.tasks(first, end), windows)
         self._batches = Prefetch(making, loader.prefetch) if loader.prefetch else making
 
@@ -164,23 +171,34 @@ class _Loaded:
     def holds(self, epoch: int, position: int) -> bool:
         return epoch == self.epoch and self.window.start <= position < self.window.stop
 
-    def rows(self, start: int, stop: int) -> Ints:
-        """Rows of `columns` that stand at positions ``[start, stop)``."""
+    def take(self, start: int, stop: int) -> Columns:
+        """What stands at positions ``[start, stop)``: copies, or all of `columns` where that is the same."""
         low, high = start - self.window.start, stop - self.window.start
         order = self.window.permutation
-        return np.arange(low, high, dtype=np.int64) if order is None else order[low:high]
+        if order is not None:
+            return gather.take(self.columns, order[low:high])
+        return self.columns if high - low == self.columns.samples else gather.cut(self.columns, low, high)
 
 
 def _read_windows(loader: Loader, tasks: Iterator[_Task]) -> Generator[_Loaded]:
-    """Each window that `tasks` need, once a stretch, in the order in which they need it."""
+    """Each window that `tasks` need, once a stretch, in the order in which they need it; or just what each needs."""
     order, epoch, end = loader.order, -1, 0  # of the window read last
     for task in tasks:
+        if loader.exact:
+            if task.start < task.stop:
+                window = Window(task.start, task.stop, ((task.start, task.stop),), None)
+                yield _load(loader, task.epoch, window)
+            continue
         position = task.start if task.epoch != epoch else max(task.start, end)
         while position < task.stop:
             window = order.window(task.epoch, order.window_of(task.epoch, position))
-            yield _Loaded(task.epoch, window, loader.dataset.read_ranges(window.ranges, loader.features, ("weight",)))
+            yield _load(loader, task.epoch, window)
             epoch, end = task.epoch, window.stop
             position = end
+
+
+def _load(loader: Loader, epoch: int, window: Window) -> _Loaded:
+    return _Loaded(epoch, window, loader.dataset.read_ranges(window.ranges, loader.features, _OPTIONAL))
 
 
 def _make_batches(
@@ -198,8 +216,10 @@ def _make_batches(
                     loaded = None  # let the old window go before the next one is waited for
                     loaded = next(windows)
                 stop = min(task.stop, loaded.window.stop)
-                parts.append(gather.take(loaded.columns, loaded.rows(position, stop)))
+                parts.append(loaded.take(position, stop))
                 position = stop
+                if stop == loaded.window.stop:
+                    loaded = None  # a batch may have its arrays, and nobody else
             columns = gather.join(parts or [nothing])
             yield Batch(
                 epoch=task.epoch,

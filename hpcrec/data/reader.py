@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from hpcrec.data import checks, checksum, layout
+from hpcrec.data import checks, checksum, layout, together
 from hpcrec.data.hdf5 import File
 from hpcrec.data.index import open_files
 from hpcrec.data.layout import Column, Columns
 from hpcrec.errors import DataError
-from hpcrec.types import Feature, Ints
+from hpcrec.types import Feature, Floats, Ints
 
 _OPEN_FILES = 32  # handles kept open at a time, whatever the number of files of the data set
 _PEEK = 4096  # labels at either end that the fingerprint covers
@@ -62,6 +62,8 @@ class DataSet:
         self._starts = np.concatenate([[0], np.cumsum([file.samples for file in self._files])]).astype(np.int64)
         self.samples = int(self._starts[-1])
         self.features = _merge_features(self._files)
+        self._by_name = {feature.name: feature for feature in self.features}
+        self._jagged = frozenset[str]().union(*(file.jagged for file in self._files))
         first = self._files[0]
         self.n_dense, self.n_labels, self.optional = first.n_dense, first.n_labels, first.optional
         shared = {k: v for k, v in first.attributes.items() if all(f.attributes.get(k) == v for f in self._files)}
@@ -70,9 +72,8 @@ class DataSet:
 
     def feature(self, name: str) -> Feature:
         """The feature of that name."""
-        for feature in self.features:
-            if feature.name == name:
-                return feature
+        if (found := self._by_name.get(name)) is not None:
+            return found
         raise DataError(
             f"{self.path}: no feature {name!r}; it has {', '.join(f.name for f in self.features) or 'none'}. "
             "Change the name, or convert the data again with this feature."
@@ -80,7 +81,13 @@ class DataSet:
 
     def jagged(self, name: str) -> bool:
         """Whether samples may have any number of ids of this feature; False: exactly one each."""
-        return any(name in file.jagged for file in self._files)
+        return name in self._jagged
+
+    def plain(self, features: Sequence[str], optional: Sequence[str]) -> bool:
+        """Whether any samples of these columns can be had for the cost of reading them, in all files."""
+        single = {"/label", "/dense", *(f"/{name}" for name in optional)}
+        parts = {layout.sparse_path(name, part) for name in features for part in ("ids", "offsets", "weights")}
+        return all((single | parts) & file.columns.keys() <= file.plain for file in self._files)
 
     def read(self, start: int, stop: int, features: Sequence[str] | None = None) -> Columns:
         """Samples ``[start, stop)``; see `read_ranges`."""
@@ -119,18 +126,18 @@ class DataSet:
                 for name in self.optional
                 if optional is None or name in optional
             }
-            return Columns(
-                label=_read("/label", pieces, label),
-                dense=_read("/dense", pieces, dense) if self.n_dense else dense,
-                sparse={name: self._read_feature(self.feature(name), pieces, total) for name in names},
-                **single,
-            )
+            _read("/label", pieces, label)
+            if self.n_dense:
+                _read("/dense", pieces, dense)
+            sparse, joined = self._read_features(names, pieces, total)
+            return Columns(label, dense, sparse, joined=joined, **single)
 
     def close(self) -> None:
         """Close the files; a later read opens them again."""
-        for file in self._open:
-            file.close()
-        self._open = []
+        with self._lock:  # a file's descriptor is another file's once it is closed
+            for file in self._open:
+                file.close()
+            self._open = []
 
     def __enter__(self) -> Self:
         return self
@@ -164,15 +171,41 @@ class DataSet:
             self._open.pop(0).close()
         return file
 
-    def _read_feature(self, feature: Feature, pieces: list[_Piece], total: int) -> Column:
-        offsets, spans, n_ids = self._read_offsets(feature.name, pieces, total)
+    def _read_features(self, names: Sequence[str], pieces: list[_Piece], total: int) -> tuple[dict[str, Column], Ints]:
+        """Columns of features, and their ids as one array: a batch then has its ids without a copy."""
+        features = [self.feature(name) for name in dict.fromkeys(names)]
+        sparse: dict[str, Column] = {}
+        at = 0
+        if len(pieces) == 1 and (found := together.read_bags(*pieces[0][:3], features, self._jagged)) is not None:
+            bounds, joined = found
+            for feature in features:
+                offsets, first, n_ids = bounds[feature.name]
+                weights = self._read_weights(feature, pieces, [(pieces[0][0], first, first + n_ids, 0)], offsets, n_ids)
+                sparse[feature.name] = Column(joined[at : at + n_ids], offsets, weights)
+                at += n_ids
+            return sparse, joined
+        spans = [self._read_offsets(feature.name, pieces, total) for feature in features]
+        joined = np.empty(sum(n_ids for *_, n_ids in spans), dtype=np.int64)
+        for feature, (offsets, where, n_ids) in zip(features, spans, strict=True):
+            sparse[feature.name] = self._read_feature(feature, pieces, offsets, where, joined[at : at + n_ids])
+            at += n_ids
+        return sparse, joined
+
+    def _read_feature(
+        self, feature: Feature, pieces: list[_Piece], offsets: Ints | None, spans: list[_Piece], ids: Ints
+    ) -> Column:
         bags = None if offsets is None else (offsets, pieces)
-        path = layout.sparse_path(feature.name, "ids")
-        ids = _read(path, spans, np.empty(n_ids, dtype=np.int64), feature.cardinality, bags)
+        _read(layout.sparse_path(feature.name, "ids"), spans, ids, feature.cardinality, bags)
+        return Column(ids, offsets, self._read_weights(feature, pieces, spans, offsets, len(ids)))
+
+    def _read_weights(
+        self, feature: Feature, pieces: list[_Piece], spans: list[_Piece], offsets: Ints | None, n_ids: int
+    ) -> Floats | None:
         if not feature.weighted:
-            return Column(ids, offsets)
+            return None
+        bags = None if offsets is None else (offsets, pieces)
         path = layout.sparse_path(feature.name, "weights")
-        return Column(ids, offsets, _read(path, spans, np.empty(n_ids, dtype=np.float32), bags=bags))
+        return _read(path, spans, np.empty(n_ids, dtype=np.float32), bags=bags)
 
     def _read_offsets(self, name: str, pieces: list[_Piece], total: int) -> tuple[Ints | None, list[_Piece], int]:
         """Offsets of the result (None where each sample has one id), its ids in the files, and how many they are."""

@@ -7,7 +7,8 @@
 
 from hpcrec.kernels.backend import active, get_threads, set_threads, use
 from hpcrec.kernels.beside import Beside, BesideStep
-from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, unpack, unpermute
+from hpcrec.kernels.chunks import fletcher32, read_chunks
+from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
 from hpcrec.kernels.lookup import copy_vectors, pooled_gather
@@ -26,6 +27,7 @@ __all__ = [
     "dedup",
     "dot_interaction",
     "dot_interaction_backward",
+    "fletcher32",
     "get_threads",
     "group",
     "hash_ids",
@@ -36,10 +38,12 @@ __all__ = [
     "partition",
     "permute",
     "pooled_gather",
+    "read_chunks",
     "set_threads",
     "squared_norm",
     "state_shapes",
     "state_values",
+    "take_bags",
     "unpack",
     "unpermute",
     "update",

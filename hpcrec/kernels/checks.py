@@ -5,6 +5,7 @@ is nearly free. Knows nothing of what the kernels compute.
 """
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,13 @@ def ints(name: str, array: NDArray[Any], size: int | None = None, *, dtype: np.d
     return array
 
 
+def table(name: str, array: Ints, columns: int) -> Ints:
+    """int64 of any number of rows."""
+    if not (_plain(array) and array.dtype == INT64 and array.ndim == 2 and array.shape[1] == columns):
+        raise fail(name, array, f"int64[any, {columns}]")
+    return array
+
+
 def floats(
     name: str,
     array: Floats,
@@ -57,7 +65,19 @@ def floats(
     ):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise fail(name, array, f"{'float32 or float64' if dtype is None else dtype}[{wanted}]")
-    if write and not array.flags.writeable:
+    return writable(name, array) if write else array
+
+
+def numbers(name: str, array: NDArray[Any], dtypes: Sequence[np.dtype]) -> NDArray[Any]:
+    """Of one of these types and any shape, to be written."""
+    if not (_plain(array) and array.dtype in dtypes):
+        raise fail(name, array, f"of {', '.join(map(str, dtypes))}")
+    return writable(name, array)
+
+
+def writable(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """An array that a kernel may write into."""
+    if not array.flags.writeable:
         raise ValueError(f"{name} is read-only; the kernel writes into it: give it a writable array")
     return array
 
@@ -83,7 +103,7 @@ def width_of(name: str, value: int) -> int:
     return whole(name, value, 1, WIDEST)
 
 
-def apart(name: str, written: Floats, **others: Floats | Ints | None) -> None:
+def apart(name: str, written: NDArray[Any], **others: NDArray[Any] | None) -> None:
     """``written`` shares no memory with what a kernel reads meanwhile, or writes too.
 
     An index that changes after it was checked would send the kernel outside an array.

@@ -1,7 +1,9 @@
-"""Kernels on ids: grouping, distinct ids, partition, seeded hash and permutation, initial rows.
+"""Kernels on ids: bags joined and picked, grouping, distinct ids, partition, seeded hash and permutation, initial rows.
 
 Where ids live and who owns them is known above. Shapes: K ids, U distinct ids, D row width.
 """
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +48,37 @@ def unpack(
         raise ValueError(f"asked: {n_ids} ids and {n_bags} bags are not inside a message of {message.size} bytes")
     checks.positive("width", width)
     return backend().unpack(message, np.ascontiguousarray(asked), width, n_ids, n_bags, values, gradients)
+
+
+def take_bags(items: NDArray[Any], offsets: Ints, rows: Ints, out_offsets: Ints, out: NDArray[Any]) -> None:
+    """Copies bags of numbers, picked by number.
+
+    Parameters
+    ----------
+    items : int64 or float32 [K]
+    offsets : int64 [S + 1]
+        Bag s is ``items[offsets[s]:offsets[s + 1]]``.
+    rows : int64 [B]
+        Bags that are wanted.
+    out_offsets : int64 [B + 1]
+        Bag ``rows[b]`` goes to ``out[out_offsets[b]:out_offsets[b + 1]]``, which has to be as long.
+    out : as `items`, [any]
+        What no bag goes to is left as it is.
+
+    Raises
+    ------
+    ValueError
+        A type or shape is wrong, or a bag is not there, or not where it should lie.
+    """
+    if not (isinstance(items, np.ndarray) and items.dtype in (checks.INT64, checks.FLOATS[0])):
+        raise checks.fail("items", items, "int64[any] or float32[any]")
+    checks.ints("items", items, dtype=items.dtype)
+    checks.writable("out", checks.ints("out", out, dtype=items.dtype))
+    if checks.ints("offsets", offsets).size == 0:
+        raise checks.fail("offsets", offsets, "int64[S + 1]")
+    checks.ints("out_offsets", out_offsets, checks.ints("rows", rows).size + 1)
+    checks.apart("out", out, items=items, offsets=offsets, rows=rows, out_offsets=out_offsets)
+    backend().take_bags(items, offsets, rows, out_offsets, out)
 
 
 def group(index: Ints, offsets: Ints | None = None) -> Grouping:

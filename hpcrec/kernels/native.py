@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +112,21 @@ def unpack(
     value_start, gradient_start = (np.empty(n_bags, np.int64) if wanted else None for wanted in (values, gradients))
     module().unpack(message, asked, width, index, offsets, value_start, gradient_start)
     return Unpacked(index, offsets, value_start, gradient_start)
+
+
+def fletcher32(data: NDArray[np.uint8]) -> int:
+    """See the reference."""
+    return module().fletcher32(data)
+
+
+def read_chunks(file: int, chunk_at: Ints, checked: NDArray[np.uint8], wanted: Ints, out: NDArray[Any]) -> int:
+    """See the reference."""
+    return module().read_chunks(file, chunk_at, checked, wanted, out)
+
+
+def take_bags(items: NDArray[Any], offsets: Ints, rows: Ints, out_offsets: Ints, out: NDArray[Any]) -> None:
+    """See the reference."""
+    module().take_bags(items, offsets, rows, out_offsets, out)
 
 
 def group(index: Ints, offsets: Ints | None) -> Grouping:

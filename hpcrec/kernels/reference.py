@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
 from hpcrec.kernels.beside import Beside, BesideStep
-from hpcrec.kernels.reference_bags import Unpacked, unpack
+from hpcrec.kernels.reference_bags import Unpacked, take_bags, unpack
+from hpcrec.kernels.reference_chunks import fletcher32, read_chunks
 from hpcrec.kernels.reference_interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.rules import StepNumbers
 from hpcrec.types import Floats, Ints
 
 # Definitions of this backend that have a file of their own.
-__all__ = ["Unpacked", "dot_interaction", "dot_interaction_backward", "unpack"]
+__all__ = [
+    "Unpacked", "dot_interaction", "dot_interaction_backward", "fletcher32", "read_chunks", "take_bags", "unpack",
+]  # fmt: skip
 
 BLOCK = 128
 LANES = 16

@@ -1,10 +1,15 @@
-"""The definition, in NumPy, of how the bags that several senders ask for are joined; see ``reference``."""
+"""The definition, in NumPy, of how bags are joined that several senders ask for, and how bags are picked.
+
+See ``reference``.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrec.kernels import checks
 from hpcrec.types import Ints
 
 
@@ -64,3 +69,24 @@ def unpack(
 
 def _inside(at: int, n: int, item: int, size: int) -> bool:
     return at >= 0 and n >= 0 and at % item == 0 and at + n * item <= size
+
+
+def take_bags(items: NDArray[Any], offsets: Ints, rows: Ints, out_offsets: Ints, out: NDArray[Any]) -> None:
+    """Each id of each bag by itself; see ``kernels.take_bags``."""
+    checks.require_below("rows", rows, offsets.size - 1)
+    low, high = offsets.take(rows), offsets.take(rows + 1)
+    _require_inside("offsets", low, high, items.size)
+    _require_inside("out_offsets", out_offsets[:-1], out_offsets[1:], out.size)
+    lengths = high - low
+    if not np.array_equal(np.diff(out_offsets), lengths):
+        raise ValueError("out_offsets: a bag has a place that is not as long")
+    # Number k of bag b stands at low[b] + k - (first k of bag b): one shift a bag, repeated over its numbers.
+    shifts = np.repeat(low - out_offsets[:-1], lengths)
+    if rows.size:
+        to = np.repeat(out_offsets[:-1] - np.r_[0, np.cumsum(lengths)[:-1]], lengths) + np.arange(lengths.sum())
+        out[to] = items[to + shifts]
+
+
+def _require_inside(name: str, low: Ints, high: Ints, n: int) -> None:
+    if ((low < 0) | (low > high) | (high > n)).any():
+        raise ValueError(f"{name}: a bag is not inside its array of {n} numbers")

@@ -8,11 +8,13 @@
 #include <optional>
 #include <tuple>
 
+#include "hpcrec/chunks.h"
 #include "hpcrec/ids.h"
 #include "hpcrec/interaction.h"
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
 #include "hpcrec/parallel.h"
+#include "hpcrec/take.h"
 #include "hpcrec/text.h"
 #include "hpcrec/unpack.h"
 
@@ -210,6 +212,20 @@ void bind_ids(nb::module_& m) {
       "message"_a, "asked"_a, "width"_a, "index"_a.noconvert(), "offsets"_a.noconvert(),
       "value_start"_a.noconvert().none(), "gradient_start"_a.noconvert().none());
   m.def(
+      "take_bags",
+      [](nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> items, Ids offsets, Ids rows, Ids out_offsets,
+         nb::ndarray<nb::c_contig, nb::device::cpu> out) {
+        const hpcrec::Picked from{static_cast<const uint8_t*>(items.data()),
+                                  size(items),
+                                  static_cast<int64_t>(items.itemsize()),
+                                  offsets.data(),
+                                  size(offsets) - 1,
+                                  rows.data(),
+                                  size(rows)};
+        without_gil([&] { hpcrec::take_bags(from, out_offsets.data(), size(out), static_cast<uint8_t*>(out.data())); });
+      },
+      "items"_a, "offsets"_a, "rows"_a, "out_offsets"_a, "out"_a.noconvert());
+  m.def(
       "group",
       [](Ids ids, Maybe<Ids> offsets, Places unique, Places segments, Places order) {
         return without_gil([&] {
@@ -242,6 +258,31 @@ void bind_ids(nb::module_& m) {
         without_gil([&] { hpcrec::hash_ids(ids.data(), size(ids), rows, seed, out.data()); });
       },
       "ids"_a, "rows"_a, "seed"_a, "out"_a.noconvert());
+}
+
+void bind_chunks(nb::module_& m) {
+  m.def(
+      "fletcher32",
+      [](In<uint8_t> data) {
+        return without_gil([&] {
+          hpcrec::Fletcher sums;
+          sums.add(data.data(), size(data));
+          return sums.value();
+        });
+      },
+      "data"_a);
+  m.def(
+      "read_chunks",
+      [](int file, Ids chunk_at, Out<uint8_t> checked, Ids wanted, nb::ndarray<nb::c_contig, nb::device::cpu> out) {
+        static_assert(sizeof(hpcrec::Wanted) == 7 * sizeof(int64_t));
+        const hpcrec::Chunked from{file, chunk_at.data(), checked.data(), size(chunk_at)};
+        return without_gil([&] {
+          return hpcrec::read_chunks(from, reinterpret_cast<const hpcrec::Wanted*>(wanted.data()),
+                                     static_cast<int64_t>(wanted.shape(0)), static_cast<uint8_t*>(out.data()),
+                                     size(out), static_cast<int64_t>(out.itemsize()));
+        });
+      },
+      "file"_a, "chunk_at"_a, "checked"_a.noconvert(), "wanted"_a, "out"_a.noconvert());
 }
 
 void bind_text(nb::module_& m) {
@@ -313,6 +354,7 @@ NB_MODULE(_native, m) {
   m.def("get_threads", &hpcrec::threads);
   bind_ids(m);
   bind_text(m);
+  bind_chunks(m);
   bind_lookup<float>(m);
   bind_lookup<double>(m);
   bind_learn<float>(m);

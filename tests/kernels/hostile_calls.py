@@ -3,13 +3,17 @@
 Knows what arguments a kernel takes, and nothing of what it computes.
 """
 
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.kernels import reference_chunks
 from hpcrec.types import OptimizerSpec
 
 EDGES = (-1, -(2**63), 2**63 - 1, 2**31 - 1, 2**31, 2**32, 2**62)
@@ -209,9 +213,67 @@ def init_rows(rng: np.random.Generator) -> Call:
     return Call(kernels.init_rows, {**arguments, "column_start": int(rng.choice([0, 4, 2**62]))})
 
 
+def take_bags(rng: np.random.Generator) -> Call:
+    n, n_bags, _, _ = sizes(rng)
+    offsets = offsets_of(rng, n_bags, 5)
+    rows = rng.integers(0, n_bags, n)
+    dtype = np.int64 if rng.random() < 0.5 else np.float32
+    arguments = {
+        "items": rng.integers(0, 99, offsets[-1]).astype(dtype), "offsets": offsets, "rows": rows,
+        "out_offsets": np.r_[0, np.cumsum(np.diff(offsets)[rows])].astype(np.int64),
+    }  # fmt: skip
+    return Call(kernels.take_bags, {**arguments, "out": np.zeros(arguments["out_offsets"][-1], dtype)}, ("out",))
+
+
+def as_array(function: Callable[..., int]) -> Callable[..., np.ndarray]:
+    return lambda **arguments: np.array(function(**arguments))
+
+
+def fletcher32(rng: np.random.Generator) -> Call:
+    return Call(as_array(kernels.fletcher32), {"data": rng.integers(0, 256, int(rng.choice([0, 1, 9, 700])), np.uint8)})
+
+
+CHUNKS, CHUNK_ITEMS = 4, 24
+
+
+@cache
+def file_of_chunks() -> Any:
+    """A file of numbers of 4 bytes in chunks with checksums, the last of which is wrong."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - until the process ends
+    for _ in range(CHUNKS):
+        chunk = np.arange(CHUNK_ITEMS, dtype=np.int32)
+        file.write(chunk.tobytes() + reference_chunks.fletcher32(chunk.view(np.uint8)).to_bytes(4, "little"))
+    file.seek(-1, os.SEEK_CUR)
+    file.write(b"?")
+    file.flush()
+    return file
+
+
+def read_or_nothing(**arguments: Any) -> int:
+    """What is not promised, after a piece that could not be read, becomes 0."""
+    read = kernels.read_chunks(file_of_chunks().fileno(), **arguments)
+    if read < len(arguments["wanted"]):
+        arguments["out"][...] = 0
+    return read
+
+
+def read_chunks(rng: np.random.Generator) -> Call:
+    wide = rng.random() < 0.7
+    wanted = np.empty((int(rng.integers(0, 4)), 7), np.int64)
+    for piece in wanted:
+        start = int(rng.integers(0, 2 * CHUNK_ITEMS))
+        n = int(rng.integers(0, 2 * CHUNK_ITEMS - start + 1))
+        piece[:] = rng.integers(0, CHUNKS - 1), 2, CHUNK_ITEMS, 4, start, n, CHUNK_ITEMS if wide else 0
+    arguments = {
+        "chunk_at": np.arange(CHUNKS, dtype=np.int64) * (4 * CHUNK_ITEMS + 4), "checked": np.zeros(CHUNKS, np.uint8),
+        "wanted": wanted, "out": np.zeros(int(wanted[:, 5].sum()), np.int64 if wide else np.float32),
+    }  # fmt: skip
+    return Call(as_array(read_or_nothing), arguments, ("out", "checked"))
+
+
 CALLS = (
     gather, beside_gather, copy, merge, update, merge_update, beside_merge_update, squared_norm, group, dedup,
-    partition, permute, hash_ids, init_rows,
+    partition, permute, hash_ids, init_rows, take_bags, fletcher32, read_chunks,
 )  # fmt: skip
 
 
