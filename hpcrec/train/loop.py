@@ -7,17 +7,18 @@ Every rank runs it; rank 0 writes. Knows when; how a step is done is for ``sessi
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcrec.train import state
+from hpcrec.train import saved, state
 from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
 from hpcrec.train.metrics import RunningMetrics
 from hpcrec.train.ranks import on_root
 from hpcrec.train.resume import resumed_from
+from hpcrec.train.saved import Progress
 from hpcrec.train.session import Session
 from hpcrec.train.telemetry import Telemetry
 
@@ -53,18 +54,6 @@ class LoopOptions:
     patience: int | None
     min_delta: float
     metric: str
-
-
-@dataclass
-class Progress:
-    """What a resumed run needs to know besides the session's state."""
-
-    best_value: float | None = None
-    best_step: int | None = None
-    misses: int = 0
-    samples: int = 0
-    ended: bool = False  # by early stopping
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -114,9 +103,9 @@ class Loop:
         checkpoint = resumed_from(self._folder, which, world.main)
         if checkpoint is None:
             return 0
-        saved = state.load(self._session, checkpoint, resume=True)
-        self.differences = _differences(saved.get("ran_on", {}), self._ran_on())
-        self._progress = Progress(**saved["progress"])
+        state.load(self._session, checkpoint, resume=True)
+        self._progress, then = on_root(world.main, lambda: (saved.progress(checkpoint), saved.ran_on(checkpoint)))
+        self.differences = _differences(then, self._ran_on())
         self._saved_at = self._session.step
         self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
         self._logged_bytes = world.total_wire_bytes().sum()
