@@ -194,7 +194,7 @@ def _summary(
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
-        evaluation = {name: outcome.evaluation[name] for name in EVALUATED}
+        evaluation = {name: outcome.evaluation[name] for name in ("step", *EVALUATED)}
     if (
         split is not None
         and (known := session.parts.splits[split].dataset.attributes.get("attainable_auc")) is not None

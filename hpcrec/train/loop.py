@@ -6,6 +6,7 @@ Every rank runs it; rank 0 writes. Knows when; how a step is done is for ``sessi
 
 import math
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcrec.errors import CheckpointError
 from hpcrec.train import saved, state
 from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
 from hpcrec.train.metrics import RunningMetrics
@@ -58,7 +60,7 @@ class LoopOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``finished`` or ``stopped``, and what it measured last."""
+    """How a run ended: ``finished`` or ``stopped``, and what it measured last, with the ``step`` of the weights."""
 
     status: str
     evaluation: dict[str, Any] | None
@@ -168,15 +170,32 @@ class Loop:
 
     def _final_evaluation(self) -> dict[str, Any] | None:
         """Of the best checkpoint where one is kept, else of the last step; on the test data, else the validation's."""
-        session, best_step = self._session, self._progress.best_step
+        session = self._session
         split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
         if split is None:
             return None
         with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
-            if self._options.keep_best and best_step not in (None, session.step):
-                best = find_checkpoint(self._folder, "best", session.parts.world.main)
-                state.load(session, best, resume=False)
-            return session.evaluate_unless_stopped(split)
+            step = self._take_best()
+            found = session.evaluate_unless_stopped(split)
+        return None if found is None else {"step": step, **found}
+
+    def _take_best(self) -> int:
+        """Loads the best checkpoint where one is kept and whole; returns the step whose weights there are then."""
+        session, main, last = self._session, self._session.parts.world.main, self._session.step
+        if not self._options.keep_best or self._progress.best_step in (None, last):
+            return last
+        best, problem = None, None
+        try:
+            best = find_checkpoint(self._folder, "best", main)
+        except CheckpointError as error:
+            problem = str(error)
+        problem = next((text for text in main.allgather(problem) if text), None)
+        if best is None or problem is not None:  # what was trained is all there: no reason to fail
+            if main.rank == 0:
+                warnings.warn(f"the last step, {last}, is evaluated instead of the best: {problem}", stacklevel=4)
+            return last
+        state.load(session, best, resume=False)
+        return best.step
 
     def _one(self, step: Any) -> None:
         session = self._session

@@ -31,7 +31,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "steps": None,
     "samples": None,
     "skipped_steps": None,
-    "eval": dict.fromkeys(("auc", "attainable_auc", "logloss", "normalized_entropy", "calibration")),
+    "eval": dict.fromkeys(("step", "auc", "attainable_auc", "logloss", "normalized_entropy", "calibration")),
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
     "wire_bytes": None,
     "phase_s": None,
@@ -41,7 +41,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "topology": None,
     "versions": None,
 }
-_OPTIONAL = ("eval.attainable_auc",)  # only where the data set knows it
+_OPTIONAL = ("eval.step", "eval.attainable_auc")  # only where there was an evaluation, where the data set knows it
 _PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "horovod", "mpi4py")
 _RECENT_STEPS = 20  # over which the bar's samples/s are taken
 _LOG_BAR_EVERY_S = 30.0  # where the progress bar goes to a file
