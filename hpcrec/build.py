@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from hpcrec import kernels
-from hpcrec.build_tables import DTYPES, make_layout, make_model
+from hpcrec.build_tables import DTYPES, make_layout, make_model, make_roles
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits
-from hpcrec.comm.topology import Topology, assign_roles
+from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config
 from hpcrec.data.order import GlobalOrder
@@ -113,16 +113,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
 
 def make_world(config: Config) -> World:
     """The communicators that ``[topology]`` asks for; collective."""
-    t = config.topology
-    roles = partial(
-        assign_roles,
-        mode=t.mode,
-        owners=t.owners,
-        dense=t.dense,
-        owners_per_host=t.owners_per_host,
-        dense_per_host=t.dense_per_host,
-    )
-    return World(None, roles, StallLimits(config.run.stall_report_s, config.run.stall_abort_s))
+    return World(None, partial(make_roles, config), StallLimits(config.run.stall_report_s, config.run.stall_abort_s))
 
 
 def _together(world: World, make: Callable[[], T]) -> T:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import nn
 
-from hpcrec.build_tables import DTYPES, make_layout, make_model
-from hpcrec.comm.topology import Topology, assign_roles
+from hpcrec.build_tables import DTYPES, make_layout, make_model, make_roles
+from hpcrec.comm.topology import Topology
 from hpcrec.config import Config
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
@@ -28,15 +28,7 @@ def topology_of(config: Config, host_of: Sequence[int], rank: int = 0) -> Topolo
     ConfigError
         They cannot be had.
     """
-    t = config.topology
-    owners, dense = assign_roles(
-        host_of,
-        mode=t.mode,
-        owners=t.owners,
-        dense=t.dense,
-        owners_per_host=t.owners_per_host,
-        dense_per_host=t.dense_per_host,
-    )
+    owners, dense = make_roles(config, host_of)
     return Topology(rank=rank, size=len(host_of), owners=owners, dense=dense, host_of=tuple(host_of))
 
 

@@ -1,4 +1,7 @@
-"""From a configuration to a model, its tables and their layout. Knows no communicator: pure, the same on every rank."""
+"""From a configuration to roles, a model, its tables and their layout.
+
+Knows no communicator: pure, the same on every rank.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpcrec.comm.topology import Topology
+from hpcrec.comm.topology import Topology, assign_roles
 from hpcrec.config import Config
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family, Placement, build_families
@@ -23,6 +26,25 @@ DTYPES: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
     "float32": (np.dtype(np.float32), torch.float32),
     "float64": (np.dtype(np.float64), torch.float64),
 }
+
+
+def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Owners and dense ranks on these hosts, as ``[topology]`` asks for.
+
+    Raises
+    ------
+    ConfigError
+        They cannot be had.
+    """
+    t = config.topology
+    return assign_roles(
+        host_of,
+        mode=t.mode,
+        owners=t.owners,
+        dense=t.dense,
+        owners_per_host=t.owners_per_host,
+        dense_per_host=t.dense_per_host,
+    )
 
 
 def make_model(config: Config, dataset: DataSet) -> tuple[nn.Module, dict[str, Operator]]:

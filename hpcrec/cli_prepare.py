@@ -94,26 +94,9 @@ def prepare() -> None:
 @click.option("--min-count", type=click.IntRange(min=1), default=1, show_default=True, help="For --ids vocabulary.")
 @click.option("--bin-integers", is_flag=True, help="I1..I13 are binned to features too, besides dense inputs.")
 @job_options
-def prepare_criteo(
-    files: Sequence[Path], out: Path, split: str | None, seed: int, rows: int | None, piece_mib: int, **options: Any
-) -> None:
+def prepare_criteo(rows: int | None, **options: Any) -> None:
     """Criteo click logs (Kaggle, 1 TB): tab-separated, plain or gzip: label, 13 integers, 26 categories."""
-    ranks = _ranks()
-    from hpcrec.data import convert
-
-    cut = convert.Split.parse(split, seed) if split else None
-    summary = convert.prepare_criteo(
-        files,
-        out,
-        rows_per_feature=rows,
-        split=cut,
-        piece_bytes=piece_mib * MiB,
-        progress=sys.stderr.isatty(),
-        ranks=ranks,
-        **options,
-    )
-    if ranks is None or ranks.rank == 0:
-        _told(summary.as_dict())
+    _convert("criteo", rows_per_feature=rows, **options)
 
 
 @prepare.command(
@@ -131,26 +114,9 @@ def prepare_criteo(
 @split_option
 @seed_option
 @job_options
-def prepare_table(
-    files: Sequence[Path], map_: Path, out: Path, split: str | None, seed: int, piece_mib: int, **options: Any
-) -> None:
+def prepare_table(map_: Path, **options: Any) -> None:
     """Tables in delimited text (plain or gzip) or Parquet, in the order given, by a map of their columns."""
-    ranks = _ranks()
-    from hpcrec.data import convert
-
-    cut = convert.Split.parse(split, seed) if split else None
-    summary = convert.prepare_table(
-        files,
-        out,
-        map_,
-        split=cut,
-        piece_bytes=piece_mib * MiB,
-        progress=sys.stderr.isatty(),
-        ranks=ranks,
-        **options,
-    )
-    if ranks is None or ranks.rank == 0:
-        _told(summary.as_dict())
+    _convert("table", table=map_, **options)
 
 
 @prepare.command(
@@ -222,6 +188,26 @@ def _ranks() -> "Collectives | None":
     from hpcrec.comm.everyone import everyone
 
     return everyone(os.environ)
+
+
+def _convert(
+    kind: str, *, files: Sequence[Path], out: Path, split: str | None, seed: int, piece_mib: int, **options: Any
+) -> None:
+    """Converts on all ranks by ``convert.prepare_<kind>``, and says once what was written."""
+    ranks = _ranks()
+    from hpcrec.data import convert
+
+    summary = getattr(convert, f"prepare_{kind}")(
+        files,
+        out,
+        split=convert.Split.parse(split, seed) if split else None,
+        piece_bytes=piece_mib * MiB,
+        progress=sys.stderr.isatty(),
+        ranks=ranks,
+        **options,
+    )
+    if ranks is None or ranks.rank == 0:
+        _told(summary.as_dict())
 
 
 def _alone(command: str) -> None:

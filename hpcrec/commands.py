@@ -21,6 +21,7 @@ from hpcrec.config import Config, TopologyConfig, to_toml, with_absolute_paths
 from hpcrec.data.files import publish, temporary_beside, writing
 from hpcrec.data.hdf5_out import Output
 from hpcrec.embedding.load import Load, imbalance
+from hpcrec.errors import HpcrecError
 from hpcrec.train import report, state, telemetry
 from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.checkpoint_files import checkpoints_in
@@ -59,14 +60,19 @@ def train(config: Config) -> ExitCodes:
             tensorboard=config.run.tensorboard,
             progress=config.run.progress,
         ) as told:
-            try:
-                outcome = loop.run(told)
-            except Exception:
-                with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
-                    telemetry.write_summary(run, _failed(session, told, software))  # whichever rank it is
-                raise
-            throughput = told.throughput()
-        summary = _summary(session, outcome, throughput, software)
+
+            def note(said: str) -> None:
+                """The end of a run that failed, by whichever rank knows of it."""
+                telemetry.write_summary(run, _failed(session, told, software, said))
+
+            with session.parts.world.noting_stalls(note):
+                try:
+                    outcome = loop.run(told)
+                except Exception as error:
+                    with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
+                        note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
+                    raise
+                summary = _summary(session, outcome, told.throughput(), software)
         if root:
             telemetry.write_summary(run, summary)
             report.write_report(run, summary)
@@ -160,13 +166,14 @@ def _loop_options(config: Config) -> LoopOptions:
     )
 
 
-def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str]) -> dict[str, Any]:
+def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str], error: str) -> dict[str, Any]:
     """``summary.json`` of a run that ends by this rank's error: what this rank knows."""
     rank = session.topology.rank
     order = session.parts.splits["train"].order
     epochs, batches = divmod(session.step, order.n_batches)
     return {
         "status": "failed",
+        "error": error,
         "steps": session.step,
         "skipped_steps": session.guard.skipped,
         "samples": epochs * order.samples + batches * order.batch_size,
@@ -194,7 +201,7 @@ def _summary(
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
-        evaluation = {name: outcome.evaluation[name] for name in EVALUATED}
+        evaluation = {name: outcome.evaluation[name] for name in ("step", *EVALUATED)}
     if (
         split is not None
         and (known := session.parts.splits[split].dataset.attributes.get("attainable_auc")) is not None

@@ -287,8 +287,8 @@ class TrainConfig:
     dtype: Literal["float32", "float64"] = "float32"
     """Arithmetic of rows, dense parameters and wire."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """What to do when the loss is not finite. stop: an error that names the batch and the ranges of its inputs. skip:
-    the batch changes nothing, and is counted as skipped_steps."""
+    """What to do when the loss or a gradient is not finite. stop: an error that names the batch and the ranges of its
+    inputs. skip: the batch changes nothing, and is counted as skipped_steps."""
     nonfinite_limit: Positive = 10
     """Batches in a row that train.nonfinite = "skip" leaves out before the run stops all the same."""
     log_every: Positive = 50

@@ -26,7 +26,7 @@ class CheckpointError(HpcrecError, ValueError):
 
 
 class NonFiniteError(HpcrecError, ArithmeticError):
-    """A loss that is not finite: extreme data, or training that diverged."""
+    """A loss or gradient that is not finite: extreme data, or training that diverged."""
 
 
 class MissingError(HpcrecError, ImportError):

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Protocol
@@ -157,6 +157,18 @@ def end_job(comm: Any, text: str, code: int) -> NoReturn:
     signal.alarm(_LAST_RESORT_S)
     comm.Abort(int(code))
     os._exit(int(code))
+
+
+def attempt(work: Callable[[], None], within_s: float) -> None:
+    """Does what may fail or never return (a file system that hangs), and waits for its end no longer than this."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            work()
+
+    thread = threading.Thread(target=run, name="last-words", daemon=True)
+    thread.start()
+    thread.join(within_s)
 
 
 def _poll(request: Any, within_s: float) -> bool:

@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mpi4py import MPI
 
-from hpcrec.comm.failure import ExitCodes, end_job, say
+from hpcrec.comm.failure import ExitCodes, attempt, end_job, say
 from hpcrec.comm.progress import Progress
 from hpcrec.comm.stall_report import Standing, describe, find_waits, stacks, where
 
@@ -29,6 +29,7 @@ _BUSY_TICK_S = 0.02  # while an answer is awaited
 _ANSWER_S = 2.0  # beyond two ticks: how long a rank may take to answer
 _TELL_AGAIN_S = 15.0  # whoever was to end the job has not
 _MOST_STACKS = 8
+_NOTE_S = 2.0  # how long the end of the job is put off for a note of it
 _TELL, _ASK, _ANSWER = 1, 2, 3  # message tags
 REPORT, ABORT = 1, 2  # levels
 
@@ -66,6 +67,11 @@ class StallWatch:
     members : mapping of str to tuple of int
         World ranks of every communicator that any rank has a lane for.
     limits : StallLimits
+
+    Attributes
+    ----------
+    note : callable or None
+        Given the report by the rank that ends the job, before it does. It has a moment, on a thread of its own.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class StallWatch:
         self._progress = progress
         self._members = dict(members)
         self._limits = limits
+        self.note: Callable[[str], None] | None = None
         given = [limit for limit in (limits.report_s, limits.abort_s) if limit]
         self.tick_s = min(_LONGEST_TICK_S, min(given) / 4)
         self._answer_s = _ANSWER_S + 2 * self.tick_s
@@ -204,8 +211,11 @@ class StallWatch:
             return
         shown = [r for r in (*blamed[:_MOST_STACKS], waits[0].waiting[0]) if r in done.standings]
         traces = "".join(f"hpcrec: stacks of rank {r}:\n{done.standings[r].stacks}" for r in dict.fromkeys(shown))
-        said = f"{traces}hpcrec: error: stalled past run.stall_abort_s = {limit_s:g}, the job is ended: {text}\n"
-        end_job(self._comm, said, ExitCodes.ERROR)
+        said = f"stalled past run.stall_abort_s = {limit_s:g}, the job is ended: {text}"
+        say(f"{traces}hpcrec: error: {said}\n")
+        if (note := self.note) is not None:
+            attempt(lambda: note(said), _NOTE_S)
+        end_job(self._comm, "", ExitCodes.ERROR)
 
 
 def _run(watch: "weakref.ref[StallWatch]", ended: threading.Event) -> None:

@@ -3,7 +3,8 @@
 Knows roles and hosts; does not know what crosses. Horovod is given the dense communicator by ``dense``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from mpi4py import MPI
@@ -84,6 +85,20 @@ class World:
         counted = self.ledger.snapshot()  # before this call adds its own
         with self.main.lane.inside("control"):
             return self.main.comm.allreduce(counted, op=MPI.SUM)
+
+    @contextmanager
+    def noting_stalls(self, note: Callable[[str], None]) -> Iterator[None]:
+        """While the block lasts, a stall that ends the job is handed to ``note`` first, by the rank that ends it.
+
+        That is rank 0, or the lowest that answers; ``note`` is called on another thread and not waited for long.
+        """
+        if self._watch is not None:
+            self._watch.note = note
+        try:
+            yield
+        finally:
+            if self._watch is not None:
+                self._watch.note = None
 
     def abandon(self) -> None:
         """After an error of this rank alone: ends its threads. The communicators stay; nothing is collective."""

@@ -5,8 +5,11 @@ Knows nothing of what is in them.
 
 import contextlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from hpcrec.errors import OutputError
 
@@ -55,3 +58,26 @@ def write_text(path: Path, text: str) -> None:
             publish(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+class WholeOrAbsent(ABC):
+    """What is written in a `with` block: closed at its end, given up where it fails."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish it."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Close what is not to be kept."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()

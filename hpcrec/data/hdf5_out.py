@@ -8,15 +8,14 @@ drops what comes after; the error is raised between calls of HDF5. Knows nothing
 import contextlib
 import io
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import h5py
 
-from hpcrec.data.files import writing
+from hpcrec.data.files import WholeOrAbsent, writing
 
 
-class Output:
+class Output(WholeOrAbsent):
     """An HDF5 file in the making; a context manager.
 
     Parameters
@@ -62,17 +61,6 @@ class Output:
         with contextlib.suppress(OSError, RuntimeError):
             self.file.close()
         self._disk.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
 
 class _Disk(io.RawIOBase):

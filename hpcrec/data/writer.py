@@ -7,8 +7,7 @@ renamed when the writer closes; an error removes it. Knows nothing of where samp
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,7 +20,7 @@ from hpcrec.errors import DataError
 from hpcrec.types import Feature, Floats, Ints
 
 
-class Writer:
+class Writer(files.WholeOrAbsent):
     """One data set file in the making; a context manager.
 
     Parameters
@@ -129,17 +128,6 @@ class Writer:
             self._output.abort()
             self._output = None
         self._temporary.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def _error(self, where: str, found: str, change: str) -> DataError:
         return DataError(f"{self.path}: {where}: {found}; {change}.")

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from hpcrec.dense.finite import all_finite
 from hpcrec.errors import HpcrecError
 
 _CLIP_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_ adds to the norm
@@ -42,6 +43,7 @@ class _Bucket:
 
     name: str
     flat: torch.Tensor
+    names: list[str]
     parameters: list[nn.Parameter]
     views: list[torch.Tensor]
     missing: set[int] = field(default_factory=set)  # numbers of parameters whose gradient is awaited in this step
@@ -52,8 +54,8 @@ class _Bucket:
 class DenseReducer:
     """Sums the gradients of ``parameters`` over the dense ranks.
 
-    A step is ``zero_grad()``, one backward, ``reduce()``, perhaps ``clip()``, and the optimizer. With several
-    backward calls in one step, all but the last run inside ``accumulating()``.
+    A step is ``zero_grad()``, one backward, perhaps ``send()``, ``reduce()``, perhaps ``clip()``, and the optimizer.
+    With several backward calls in one step, all but the last run inside ``accumulating()``.
 
     Parameters
     ----------
@@ -69,6 +71,8 @@ class DenseReducer:
         Seconds spent in ``reduce`` so far.
     n_bytes : int
         Size of all buckets: payload of one step.
+    nonfinite : list of str
+        Parameters whose gradient on this rank was not finite when it was sent in this step; whole after ``send``.
     """
 
     def __init__(
@@ -79,9 +83,10 @@ class DenseReducer:
         reduced = [p for _, p in parameters if p.requires_grad and p.numel()]
         if len({id(p) for p in reduced}) != len(reduced):
             raise HpcrecError("a parameter is listed twice; list a shared parameter under one of its names only")
-        self._buckets, self._place = _pack(reduced, bucket_bytes)
+        self._buckets, self._place = _pack(self._names, reduced, bucket_bytes)
         self.n_bytes = sum(b.flat.nbytes for b in self._buckets)
         self.wait_s = 0.0
+        self.nonfinite: list[str] = []
         self._next = 0  # the first bucket not started
         self._accumulating = False
         self._reduced = False
@@ -101,6 +106,7 @@ class DenseReducer:
             )
         self._next = 0
         self._reduced = False
+        self.nonfinite = []
         for bucket in self._buckets:
             bucket.flat.zero_()
             bucket.started = False
@@ -118,14 +124,18 @@ class DenseReducer:
         finally:
             self._accumulating = False
 
-    def reduce(self) -> None:
-        """Sends what backward has not sent, zeros for parameters without a gradient, and waits for every sum."""
-        began = time.perf_counter()
+    def send(self) -> None:
+        """Sends what backward has not sent, zeros for parameters without a gradient; waits for nothing."""
         for bucket in self._buckets[self._next :]:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 _adopt(parameter, view)
             self._start(bucket)
         self._next = len(self._buckets)
+
+    def reduce(self) -> None:
+        """Sends what is not sent yet, and waits for every sum."""
+        began = time.perf_counter()
+        self.send()
         for bucket in self._buckets:
             self._allreduce.wait(bucket.handle)
             bucket.handle = None
@@ -177,6 +187,9 @@ class DenseReducer:
 
     def _start(self, bucket: _Bucket) -> None:
         bucket.started = True
+        if not all_finite(bucket.flat):  # now: once it is under way it is no longer this rank's own
+            named = zip(bucket.names, bucket.views, strict=True)
+            self.nonfinite += [name for name, view in named if not all_finite(view)]
         bucket.handle = self._allreduce.start(bucket.flat, bucket.name)
 
 
@@ -193,7 +206,7 @@ def _adopt(parameter: nn.Parameter, view: torch.Tensor) -> None:
 
 
 def _pack(
-    parameters: Sequence[nn.Parameter], bucket_bytes: int
+    names: Sequence[str], parameters: Sequence[nn.Parameter], bucket_bytes: int
 ) -> tuple[list[_Bucket], dict[int, tuple[_Bucket, int]]]:
     """Buckets in the order of sending, and the bucket and place of each parameter."""
     groups: list[list[int]] = []
@@ -213,7 +226,8 @@ def _pack(
         flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
         pieces = flat.split([p.numel() for p in members])
         views = [piece.view(p.shape) for piece, p in zip(pieces, members, strict=True)]
-        bucket = _Bucket(name=f"dense.{index}", flat=flat, parameters=members, views=views)
+        called = [names[number] for number in group]
+        bucket = _Bucket(name=f"dense.{index}", flat=flat, names=called, parameters=members, views=views)
         buckets.append(bucket)
         place.update({number: (bucket, inside) for inside, number in enumerate(group)})
     return buckets, place

@@ -6,18 +6,21 @@ Every rank runs it; rank 0 writes. Knows when; how a step is done is for ``sessi
 
 import math
 import time
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcrec.train import state
+from hpcrec.errors import CheckpointError
+from hpcrec.train import saved, state
 from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
 from hpcrec.train.metrics import RunningMetrics
 from hpcrec.train.ranks import on_root
 from hpcrec.train.resume import resumed_from
+from hpcrec.train.saved import Progress
 from hpcrec.train.session import Session
 from hpcrec.train.telemetry import Telemetry
 
@@ -55,21 +58,9 @@ class LoopOptions:
     metric: str
 
 
-@dataclass
-class Progress:
-    """What a resumed run needs to know besides the session's state."""
-
-    best_value: float | None = None
-    best_step: int | None = None
-    misses: int = 0
-    samples: int = 0
-    ended: bool = False  # by early stopping
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``finished`` or ``stopped``, and what it measured last."""
+    """How a run ended: ``finished`` or ``stopped``, and what it measured last, with the ``step`` of the weights."""
 
     status: str
     evaluation: dict[str, Any] | None
@@ -114,9 +105,9 @@ class Loop:
         checkpoint = resumed_from(self._folder, which, world.main)
         if checkpoint is None:
             return 0
-        saved = state.load(self._session, checkpoint, resume=True)
-        self.differences = _differences(saved.get("ran_on", {}), self._ran_on())
-        self._progress = Progress(**saved["progress"])
+        state.load(self._session, checkpoint, resume=True)
+        self._progress, then = on_root(world.main, lambda: (saved.progress(checkpoint), saved.ran_on(checkpoint)))
+        self.differences = _differences(then, self._ran_on())
         self._saved_at = self._session.step
         self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
         self._logged_bytes = world.total_wire_bytes().sum()
@@ -179,15 +170,32 @@ class Loop:
 
     def _final_evaluation(self) -> dict[str, Any] | None:
         """Of the best checkpoint where one is kept, else of the last step; on the test data, else the validation's."""
-        session, best_step = self._session, self._progress.best_step
+        session = self._session
         split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
         if split is None:
             return None
         with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
-            if self._options.keep_best and best_step not in (None, session.step):
-                best = find_checkpoint(self._folder, "best", session.parts.world.main)
-                state.load(session, best, resume=False)
-            return session.evaluate_unless_stopped(split)
+            step = self._take_best()
+            found = session.evaluate_unless_stopped(split)
+        return None if found is None else {"step": step, **found}
+
+    def _take_best(self) -> int:
+        """Loads the best checkpoint where one is kept and whole; returns the step whose weights there are then."""
+        session, main, last = self._session, self._session.parts.world.main, self._session.step
+        if not self._options.keep_best or self._progress.best_step in (None, last):
+            return last
+        best, problem = None, None
+        try:
+            best = find_checkpoint(self._folder, "best", main)
+        except CheckpointError as error:
+            problem = str(error)
+        problem = next((text for text in main.allgather(problem) if text), None)
+        if best is None or problem is not None:  # what was trained is all there: no reason to fail
+            if main.rank == 0:
+                warnings.warn(f"the last step, {last}, is evaluated instead of the best: {problem}", stacklevel=4)
+            return last
+        state.load(session, best, resume=False)
+        return best.step
 
     def _one(self, step: Any) -> None:
         session = self._session

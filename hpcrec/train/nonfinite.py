@@ -1,11 +1,10 @@
-"""Losses that are not finite: every rank learns of one before a gradient is applied; the run stops or skips the batch.
+"""Losses and gradients that are not finite: every rank learns of one before any is applied; the run stops or skips.
 
-Each step sums one number over all ranks, started after the forward pass and awaited after the backward pass, so it
-costs little time of its own. Knows a batch, what went into the model and what came out; not how a step is done.
+Each step sums one number over all ranks, after the backward pass: the gradients that follow are awaited by all ranks
+anyway. Knows a batch, what went into the model and what came out; not how a step is done.
 """
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -13,11 +12,12 @@ from torch import Tensor
 
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.failure import agree
+from hpcrec.dense.finite import all_finite
 from hpcrec.errors import NonFiniteError
 from hpcrec.train.parts import Samples, Split
 from hpcrec.types import Batch
 
-_MOST_LISTED = 6  # of the columns, and of the features, those that are not finite and then the widest
+_MOST_LISTED = 6  # columns, and features, those that are not finite and then the widest; gradients
 
 
 class Guard:
@@ -46,15 +46,16 @@ class Guard:
         self.skipped = 0
         self.in_a_row = 0
 
-    def tell(self, loss: float) -> None:
-        """Starts to tell the others whether this rank's share of the loss is finite; collective."""
-        self._flag[0] = not math.isfinite(loss)
-        self._started = self._main.start_allreduce(self._flag, "control")
+    def all_finite(self, *, here: bool) -> bool:
+        """Whether loss and gradients are finite on every rank; collective, the same answer on all.
 
-    def all_finite(self) -> bool:
-        """Whether the loss is finite on every rank; collective, the same answer on all."""
-        self._started.wait()
-        if self._flag[0]:
+        Parameters
+        ----------
+        here : bool
+            Whether they are on this rank.
+        """
+        self._flag[0] = not here
+        if self._main.allreduce(self._flag)[0]:
             return False
         self.in_a_row = 0
         return True
@@ -65,7 +66,7 @@ class Guard:
         Parameters
         ----------
         found : str or None
-            What this rank has found, where its loss is not finite.
+            What this rank has found, where its loss or gradients are not finite.
 
         Raises
         ------
@@ -83,6 +84,29 @@ class Guard:
         agree(self._main, None if found is None else NonFiniteError(found))
 
 
+def nonfinite_gradients(
+    leaves: Sequence[Tensor], vectors: Iterable[tuple[str, Tensor]], parameters: Sequence[str]
+) -> list[str]:
+    """Which gradients of this rank are not finite, as messages call them; after backward.
+
+    Parameters
+    ----------
+    leaves : sequence of Tensor [B, F, D]
+    vectors : iterable of (str, Tensor [B, D])
+        The leaves' slices by name.
+    parameters : sequence of str
+        Dense parameters whose gradients are not.
+    """
+    found: list[str] = []
+    if not all(leaf.grad is None or all_finite(leaf.grad) for leaf in leaves):
+        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        slices = (slice_BD for gradient_BFD in gradients for slice_BD in gradient_BFD.unbind(1))
+        for (name, _), slice_BD in zip(vectors, slices, strict=True):
+            if n_bad := len(slice_BD) - int(torch.isfinite(slice_BD).all(dim=1).sum()):
+                found.append(f"feature {name} ({n_bad} of {len(slice_BD)} samples)")
+    return found + [f"parameter {name}" for name in parameters]
+
+
 def describe(
     step: int,
     split: Split,
@@ -91,8 +115,9 @@ def describe(
     vectors: Iterable[tuple[str, Tensor]],
     losses_B: Tensor,
     logits: Tensor | None,
+    gradients: Sequence[str] = (),
 ) -> str:
-    """What a loss that is not finite came from, so that data can be told from divergence.
+    """What a loss or gradients that are not finite came from, so that data can be told from divergence.
 
     Parameters
     ----------
@@ -104,14 +129,20 @@ def describe(
         Loss of each sample.
     logits : Tensor [B] or [B, L], or None
         Where the model's own loss was used.
+    gradients : sequence of str
+        Those that are not finite though the loss is.
     """
     first = split.order.batch_range(batch.index)[0] + batch.start
     text = (
-        f"step {step}: the loss is not finite in global batch {batch.index} of epoch {batch.epoch}, samples "
-        f"[{first}, {first + len(losses_B)}) of the epoch's order"
+        f"step {step}: {'gradients are not finite, though the loss is,' if gradients else 'the loss is not finite'} in "
+        f"global batch {batch.index} of epoch {batch.epoch}, samples [{first}, {first + len(losses_B)}) of the epoch's "
+        "order"
     )
     bad = torch.nonzero(~torch.isfinite(losses_B.detach())).flatten().tolist()
-    if bad:
+    if gradients:
+        left = len(gradients) - _MOST_LISTED
+        text += f": {', '.join(gradients[:_MOST_LISTED])}" + (f" and {left} more" if left > 0 else "")
+    elif bad:
         position = first + bad[0]
         row = int(split.order.positions(batch.epoch, position, position + 1)[0])
         text += f"; {len(bad)} of them, first {position} (sample {row} of {split.dataset.path}) with loss "
@@ -124,6 +155,8 @@ def describe(
     text += f".\n  dense inputs: {_ranges(columns)}\n  norms of pooled embeddings: {_ranges(norms)}"
     if logits is not None:
         text += f"\n  logits: {_range(logits)}"
+    if gradients:
+        text += "\n  A loss or model of your own: a root, norm or logarithm has no finite slope at 0."
     return text + (
         "\n  Inputs that are not finite or extreme: mend the data. Embeddings or logits that are: training diverged; "
         'lower the learning rates, or set dense.clip_norm. train.nonfinite = "skip" leaves such batches out.'

@@ -79,7 +79,9 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("steps", f"{summary['steps']:,}"),
         ("samples", f"{summary['samples']:,}"),
     ]
-    rows += [(name, f"{value:.6g}") for name, value in summary["eval"].items() if value is not None]
+    found = dict(summary["eval"])
+    rows += [("evaluated", f"step {found.pop('step'):,}")] if "step" in found else []
+    rows += [(name, f"{value:.6g}") for name, value in found.items() if value is not None]
     throughput = summary["throughput"]
     rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
     step_ms = throughput["step_ms"]

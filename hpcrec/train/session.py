@@ -24,7 +24,7 @@ from hpcrec.data.loader import Loader
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.policy.base import Ticket
 from hpcrec.train import metrics
-from hpcrec.train.nonfinite import Guard, describe
+from hpcrec.train.nonfinite import Guard, describe, nonfinite_gradients
 from hpcrec.train.parts import DensePart, Parts, Samples, Split
 from hpcrec.train.step import Losses, Step
 from hpcrec.types import Batch
@@ -39,12 +39,12 @@ class Session:
     step : int
         Steps done so far; a resumed session starts where its checkpoint was.
     guard : Guard
-        What is done about losses that are not finite.
+        What is done about losses and gradients that are not finite.
     stopped : bool
         Whether the ranks agreed to stop before the last step (a signal).
     last_logits : Tensor or None
         The model's logits of the last training step on this rank; None where a user's own loss was used, and
-        after a step that was left out because of a loss that is not finite.
+        after a step that was left out because of a loss or gradient that is not finite.
     """
 
     def __init__(self, parts: Parts, guard: Guard) -> None:
@@ -129,15 +129,16 @@ class Session:
                 # samples of a batch may all weigh 0: then nothing is learned from it
                 total = losses_B.sum() / (ticket.routed.result().total_weight or 1.0)
                 loss = float(total.detach())
-            self.guard.tell(loss)
-            if not math.isfinite(loss):
-                split = self._split("train")
-                found = describe(step, split, ticket.batch, samples, inputs.vectors(), losses_B, self.last_logits)
             with timer("backward"):
                 total.backward()
-        else:
-            self.guard.tell(loss)
-        if not self.guard.all_finite():
+                parts.dense.reducer.send()
+            bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), parts.dense.reducer.nonfinite)
+            if bad or not math.isfinite(loss):
+                seen = (ticket.batch, samples, inputs.vectors(), losses_B, self.last_logits)
+                found = describe(step, self._split("train"), *seen, bad if math.isfinite(loss) else ())
+        with timer("agree"):
+            finite = self.guard.all_finite(here=found is None)
+        if not finite:
             if parts.dense is not None:
                 parts.dense.reducer.reduce()  # sums under way have to end on every dense rank
             self.guard.skip(found)

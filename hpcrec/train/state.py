@@ -14,6 +14,7 @@ from hpcrec.comm.failure import agree
 from hpcrec.dense.optimizer import load_optimizer_state, optimizer_state
 from hpcrec.embedding.store import row_states
 from hpcrec.errors import CheckpointError
+from hpcrec.train import saved
 from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
 from hpcrec.train.parts import DensePart
 from hpcrec.train.session import Session
@@ -76,6 +77,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     error = None
     try:
         _check(session, checkpoint, resume=resume)
+        if resume:
+            wire_bytes, skipped = saved.wire_bytes(checkpoint), saved.skipped(checkpoint)
         _load_rows(session, checkpoint)
         if session.parts.dense is not None:
             _load_dense(session.parts.dense, checkpoint)
@@ -84,10 +87,9 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     agree(session.parts.world.main, error)
     if resume:
         session.step = checkpoint.step
-        session.guard.skipped = checkpoint.state.get("skipped_steps", 0)
-        session.guard.in_a_row = checkpoint.state.get("skipped_in_a_row", 0)
+        session.guard.skipped, session.guard.in_a_row = skipped
         if session.topology.rank == 0:
-            session.parts.world.ledger.restore(np.array(checkpoint.state["wire_bytes"], np.int64))
+            session.parts.world.ledger.restore(wire_bytes)
     return checkpoint.state
 
 
@@ -153,11 +155,11 @@ def _load_rows(session: Session, checkpoint: Checkpoint) -> None:
 
 
 def _load_dense(dense: DensePart, checkpoint: Checkpoint) -> None:
-    saved = checkpoint.dense()
-    others = {n: torch.as_tensor(v) for n, v in saved.extra.items()}
-    dense.model.load_state_dict({**{n: torch.from_numpy(v) for n, v in saved.parameters.items()}, **others})
+    found = checkpoint.dense()
+    others = {n: torch.as_tensor(v) for n, v in found.extra.items()}
+    dense.model.load_state_dict({**{n: torch.from_numpy(v) for n, v in found.parameters.items()}, **others})
     states = {
         name: {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in state.items()}
-        for name, state in saved.optimizer.items()
+        for name, state in found.optimizer.items()
     }
     load_optimizer_state(dense.optimizer, dense.named_parameters, states)

@@ -31,7 +31,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "steps": None,
     "samples": None,
     "skipped_steps": None,
-    "eval": dict.fromkeys(("auc", "attainable_auc", "logloss", "normalized_entropy", "calibration")),
+    "eval": dict.fromkeys(("step", "auc", "attainable_auc", "logloss", "normalized_entropy", "calibration")),
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
     "wire_bytes": None,
     "phase_s": None,
@@ -41,7 +41,8 @@ SUMMARY_KEYS: dict[str, Any] = {
     "topology": None,
     "versions": None,
 }
-_OPTIONAL = ("eval.attainable_auc",)  # only where the data set knows it
+_OPTIONAL = ("eval.step", "eval.attainable_auc")  # only where there was an evaluation, where the data set knows it
+_FAILED_KEYS: dict[str, Any] = {"error": None}  # besides, in the summary of a run that failed
 _PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "horovod", "mpi4py")
 _RECENT_STEPS = 20  # over which the bar's samples/s are taken
 _LOG_BAR_EVERY_S = 30.0  # where the progress bar goes to a file
@@ -150,7 +151,7 @@ class Telemetry:
         """Samples a second, and the median and 95th percentile of step times, as summary.json has them."""
         if not self._step_s:
             return {"samples_per_s": 0.0, "step_ms": {"p50": 0.0, "p95": 0.0}}
-        p50, p95 = np.percentile(np.frombuffer(self._step_s), (50, 95)) * 1e3
+        p50, p95 = np.percentile(np.array(self._step_s), (50, 95)) * 1e3
         total_s = sum(self._step_s)
         rate = self._samples / total_s if total_s > 0 else 0.0
         return {"samples_per_s": rate, "step_ms": {"p50": float(p50), "p95": float(p95)}}
@@ -185,7 +186,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     ValueError
         Keys other than ``SUMMARY_KEYS``, or a status other than ``STATUSES``.
     """
-    _check_keys(summary, SUMMARY_KEYS, "")
+    _check_keys(summary, {**SUMMARY_KEYS, **(_FAILED_KEYS if summary.get("status") == "failed" else {})}, "")
     if summary["status"] not in STATUSES:
         raise ValueError(f"summary.json: status is {summary['status']!r}. Allowed: {', '.join(STATUSES)}.")
     for tag, counts in summary["wire_bytes"].items():

@@ -107,6 +107,31 @@ def test_a_late_rank_is_reported_once_and_the_run_goes_on(monkeypatch) -> None:
     parallel_assert(not world._watch._thread.is_alive())
 
 
+@pytest.mark.parallel([2, 3])
+def test_a_stall_is_noted_for_a_moment_before_the_job_is_ended(monkeypatch) -> None:
+    comm, noted, ended = MPI.COMM_WORLD, [], []
+    monkeypatch.setattr(stall, "say", lambda text: None)
+    monkeypatch.setattr(stall, "end_job", lambda *given: ended.append((time.monotonic(), given[1:])))
+    monkeypatch.setattr(stall, "_NOTE_S", 0.4)
+    world = World(comm, lambda host_of: assign_roles(host_of, mode="fused"), StallLimits(0.4, 0.8))
+
+    def note(text: str) -> None:
+        noted.append((time.monotonic(), text))
+        time.sleep(60)  # a disk that does not answer
+
+    with world.noting_stalls(note):
+        if comm.rank == comm.size - 1:
+            time.sleep(3.0)
+        world.main.barrier()
+    told = comm.allgather((len(noted), len(ended)))
+    parallel_assert(told == [(1, 1)] + [(0, 0)] * (comm.size - 1), msg=str(told))
+    if comm.rank == 0:
+        assert noted[0][1].startswith("stalled past run.stall_abort_s = 0.8, the job is ended: no progress for ")
+        assert f"Waiting for rank {comm.size - 1}." in noted[0][1]
+        assert 0.4 <= ended[0][0] - noted[0][0] < 1.0 and ended[0][1] == ("", ExitCodes.ERROR)
+    world.close()
+
+
 @pytest.mark.parallel([1, 2])
 def test_no_watch_where_nothing_can_stall(monkeypatch) -> None:
     comm = MPI.COMM_WORLD

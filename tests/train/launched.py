@@ -1,4 +1,4 @@
-"""Whole runs as jobs of several ranks, with a fault at a chosen call on a chosen rank: an error, or a kill -9.
+"""Whole runs as jobs of several ranks, with a fault at a chosen call on a chosen rank: an error, a kill -9, or sleep.
 
 ``place`` is ``module:name`` or ``module:Class.name`` of a function that the run calls; the fault comes in place of its
 n-th call. What is patched is the process of that rank alone.
@@ -35,6 +35,8 @@ def install(rank, place, call, how):
         open(sys.argv[1], "w").close()
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == "sleep":
+            time.sleep(60)
         raise KeyError("injected into " + place)
     setattr(owner, name, wrapper)
 if fault is not None and fault["rank"] == world.rank:
@@ -48,7 +50,7 @@ sys.exit(commands.train(load_config({config!r})))
 
 @dataclass(frozen=True)
 class Fault:
-    """``how`` (``raise`` or ``kill``) in place of the ``call``-th call of ``place`` on ``rank``."""
+    """``how`` (``raise``, ``kill`` or ``sleep``) in place of the ``call``-th call of ``place`` on ``rank``."""
 
     rank: int
     place: str

@@ -1,4 +1,7 @@
-"""An error anywhere in a run ends every rank within 5 s: exit status 1, one traceback, of the rank that failed."""
+"""An error anywhere in a run ends every rank within 5 s: exit status 1, one traceback, of the rank that failed.
+
+Either way, and after a stall, the summary says that the run failed and why.
+"""
 
 import json
 from pathlib import Path
@@ -59,4 +62,17 @@ def test_an_error_ends_every_rank_and_is_told_once(tmp_path: Path, mode: str, na
     assert f"[rank {rank} on " in ended.err and "MPI_ABORT" not in ended.err, ended.err
     assert ended.err.count("Traceback (most recent call last)") == 1, ended.err
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["status"] == "failed"
+    assert summary["status"] == "failed" and summary["error"] == f"KeyError: 'injected into {place}'"
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_a_stall_ends_in_a_summary_that_says_why(tmp_path: Path, rank: int) -> None:
+    write_data(tmp_path / "data.h5", samples=400)
+    run = {"folder": str(tmp_path / "run"), "stall_report_s": 0.5, "stall_abort_s": 1.5}
+    config = config_for(tmp_path, run=run, train={"steps": 20})
+    ended = launch(tmp_path / "job", config, Fault(rank, *PLACES["forward"], "sleep")).end(limit_s=8.0)
+    assert ended.code == 1 and ended.err.count("hpcrec: error: stalled past") == 1, ended.err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("failed", 3)
+    assert summary["error"].startswith("stalled past run.stall_abort_s = 1.5, the job is ended: no progress for ")
+    assert f"Waiting for rank {rank}." in summary["error"]

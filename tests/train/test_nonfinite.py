@@ -1,5 +1,6 @@
-"""A loss that is not finite stops every rank with what it came from, or its batch changes nothing anywhere."""
+"""A loss or gradient that is not finite stops every rank with what it came from, or its batch changes nothing."""
 
+import itertools
 import json
 import math
 import re
@@ -17,7 +18,9 @@ from hpcrec.config import validate
 from hpcrec.errors import ConfigError, NonFiniteError
 from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint
+from hpcrec.train.nonfinite import nonfinite_gradients
 from hpcrec.train.session import Session
+from hpcrec.train.step import Losses
 from hpcrec.train.telemetry import read_metrics
 from tests.train.runs import BATCH, config_for, gather_tables, global_batches, reference_for, write_data
 from tests.train.test_equivalence import folder, roles_for  # noqa: F401 - a fixture
@@ -33,6 +36,33 @@ def spoil(session: Session, step) -> int:
         step.batch.dense[0, 1] = np.nan
     starts = session.parts.world.main.allgather(step.batch.start if step.batch is not None else -1)
     return max(starts)
+
+
+def spoil_gradients(session: Session, feature: str | None, parameter: str | None, value: float) -> Losses | None:
+    """A loss for a step on the last dense rank: the model's own, but numbers of its gradients are ``value``.
+
+    One number of a feature's pooled vectors, and one of a dense parameter.
+    """
+
+    def put(place: tuple[int, ...]):
+        def hook(grad: torch.Tensor) -> torch.Tensor:
+            return grad.index_put(tuple(torch.tensor(i) for i in place), torch.tensor(value, dtype=grad.dtype))
+
+        return hook
+
+    def losses(inputs, samples):
+        if feature is not None:
+            place = [name for name, _ in inputs.vectors()].index(feature)
+            inputs.leaves[0].register_hook(put((0, place, 0)))  # of this step alone
+        if parameter is not None:
+            handles.append(session.model.get_parameter(parameter).register_hook(put((0, 0))))
+        return session.default_losses(inputs, samples)
+
+    handles = session.spoilt = getattr(session, "spoilt", [])
+    while handles:  # of an earlier step
+        handles.pop().remove()
+    last = session.topology.is_dense and session.topology.dense_index == len(session.topology.dense) - 1
+    return losses if last and (feature or parameter) else None
 
 
 def held(session: Session) -> dict[str, np.ndarray]:
@@ -113,6 +143,110 @@ def test_a_skipped_batch_changes_nothing_and_the_rest_is_as_without_it(folder: P
             for name, rows in gather_tables(session).items():
                 np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
             session.step = session.total_steps
+
+
+FEATURE, PARAMETER = "history of item", "top.0.weight"
+SPOILT = {  # which gradients are not finite, and what is said of them
+    "feature": (FEATURE, None, r"feature history of item \(1 of \d+ samples\)\.\n"),
+    "parameter": (None, PARAMETER, rf"parameter {PARAMETER}\.\n"),
+    "both": (FEATURE, PARAMETER, rf"feature history of item \(1 of \d+ samples\), parameter {PARAMETER}\.\n"),
+}
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize(("feature", "parameter", "says"), SPOILT.values(), ids=SPOILT)
+def test_gradients_that_are_not_finite_stop_every_rank_by_name(
+    folder: Path,  # noqa: F811
+    feature: str | None,
+    parameter: str | None,
+    says: str,
+) -> None:
+    write_data(folder / "data.h5")
+    for roles, value in zip(roles_for(MPI.COMM_WORLD.size), itertools.cycle((math.nan, -math.inf)), strict=False):
+        with open_session(config_for(folder, topology=roles, dense={"bucket_bytes": 256})) as session:
+            for step in session.steps():
+                if step.number < BAD_STEP:
+                    step.run()
+                    continue
+                before = held(session)
+                with pytest.raises(NonFiniteError) as caught:
+                    step.run(spoil_gradients(session, feature, parameter, value))
+                break
+            parallel_assert(same(held(session), before), msg=f"{roles}")
+        text = str(caught.value)
+        told = MPI.COMM_WORLD.allgather(text)
+        parallel_assert(told == [told[0]] * len(told), msg=str(told))
+        found = re.search(
+            r"step 2: gradients are not finite, though the loss is, in global batch 2 of epoch 0, samples "
+            rf"\[\d+, {BATCH * 3}\) of the epoch's order: {says}",
+            text,
+        )
+        parallel_assert(found is not None and re.search(r"\d not finite", text) is None, msg=text)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize(("feature", "parameter", "says"), SPOILT.values(), ids=SPOILT)
+def test_a_batch_with_gradients_that_are_not_finite_is_skipped_whole(
+    folder: Path,  # noqa: F811
+    feature: str | None,
+    parameter: str | None,
+    says: str,
+) -> None:
+    write_data(folder / "data.h5")
+    # Horovod serves one set of dense ranks a process: all of them; its sums are under way when the batch is left out
+    every = [(roles, "mpi") for roles in roles_for(MPI.COMM_WORLD.size)] + [({"mode": "fused"}, "horovod")]
+    for roles, reducer in every:
+        config = config_for(folder, topology=roles, train=SKIP, dense={"reducer": reducer, "bucket_bytes": 256})
+        with open_session(config) as session:
+            if session.parts.dense is not None:
+                parallel = len(session.parts.dense.reducer.bucket_sizes_bytes)
+                assert parallel > 3
+            reference = reference_for(session, config)
+            batches = global_batches(session, 5)
+            for step in session.steps():
+                bad = step.number in (BAD_STEP, BAD_STEP + 1)
+                before = held(session)
+                mine = step.run(spoil_gradients(session, *((feature, parameter) if bad else (None, None)), math.inf))
+                loss = session.parts.world.main.allreduce(np.array([mine]))[0]
+                if bad:
+                    parallel_assert(same(held(session), before) and math.isfinite(loss), msg=f"{roles}")
+                    parallel_assert(
+                        session.last_logits is None and session.guard.in_a_row == step.number - BAD_STEP + 1
+                    )
+                else:
+                    expected, _ = reference.step(batches[step.number])
+                    parallel_assert(abs(loss - expected) < 1e-12, msg=f"{roles} {step.number}")
+                if step.number == 4:
+                    break
+            parallel_assert((session.guard.skipped, session.guard.in_a_row, session.step) == (2, 0, 5))
+            for name, rows in gather_tables(session).items():
+                np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
+            session.step = session.total_steps
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_slope_of_the_users_own_loss_that_is_not_finite_is_found(folder: Path) -> None:  # noqa: F811
+    write_data(folder / "data.h5")
+    with open_session(config_for(folder)) as session:
+        with pytest.raises(
+            NonFiniteError, match=r"feature user \(\d+ of \d+ samples\), .*parameter .* and \d+ more"
+        ) as c:
+            # the root of 0 is finite, its slope is not
+            next(session.steps()).run(lambda i, s: torch.sqrt(session.model(i, s.dense) * 0.0))
+        parallel_assert("a root, norm or logarithm has no finite slope at 0" in str(c.value))
+
+
+def test_only_gradients_that_are_not_finite_are_named() -> None:
+    leaves = [torch.ones(3, 2, 4, requires_grad=True), torch.ones(3, 1, 2, requires_grad=True)]
+    leaves.append(torch.ones(3, 1, 5, requires_grad=True))  # the loss does not depend on this one
+    vectors = [("a", leaves[0][:, 0]), ("b", leaves[0][:, 1]), ("c", leaves[1][:, 0]), ("d", leaves[2][:, 0])]
+    leaves[0].grad, leaves[1].grad = torch.full((3, 2, 4), 3e38), torch.ones(3, 1, 2)
+    assert not math.isfinite(leaves[0].grad.sum())  # the sum overflows, the terms are finite
+    assert nonfinite_gradients(leaves, vectors, []) == []
+    leaves[0].grad[1, 1, 3] = -math.inf
+    leaves[1].grad[::2] = math.nan
+    said = ["feature b (1 of 3 samples)", "feature c (2 of 3 samples)", "parameter p"]
+    assert nonfinite_gradients(leaves, vectors, ["p"]) == said
 
 
 @pytest.mark.parallel([2, 3])

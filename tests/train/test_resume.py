@@ -1,5 +1,6 @@
 """Equivalence 7: interrupted and resumed equals uninterrupted, bit for bit on the same ranks."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
+from pytest_mpi import parallel_assert
 
+from hpcrec import commands
 from hpcrec.build import open_session
 from hpcrec.errors import CheckpointError
 from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint
+from hpcrec.train.checkpoint_files import fingerprint
 from tests.train.runs import config_for, gather_tables, write_data
 from tests.train.test_equivalence import OPTIMIZERS, folder, roles_for  # noqa: F401 - a fixture
 
@@ -87,3 +91,42 @@ def test_a_checkpoint_of_another_run_is_refused(folder: Path) -> None:  # noqa: 
             found = find_checkpoint(run, "last", session.parts.world.main)
             with pytest.raises(CheckpointError, match=says):
                 state.load(session, found, resume=True)
+
+
+NOT_TAKEN_OVER = (  # entry of state.json, what is there instead (absent: None), what is said
+    ("progress", None, r"has no progress. Allowed: an object with best_value, best_step, misses, samples, ended, eval"),
+    ("progress", [3], r"progress is \[3\]. Allowed: an object with best_value"),
+    ("progress", {"misses": 0}, r"progress is {'misses': 0}. Allowed: an object with best_value"),
+    ("progress.samples", "39", r"progress.samples is '39'. Allowed: a whole number"),
+    ("progress.best_step", True, r"progress.best_step is True. Allowed: a whole number or null"),
+    ("progress.evaluations", [{"auc": 0.5}], r"progress.evaluations is \[{'auc': 0.5}\]. Allowed: a list of objects"),
+    ("wire_bytes", None, r"has no wire_bytes. Allowed: 5 pairs of whole numbers, one for each of ids, values, "),
+    ("wire_bytes", [[1, 2]] * 4, r"wire_bytes is \[\[1, 2\], .*. Allowed: 5 pairs of whole numbers"),
+    ("wire_bytes", [[1, 2.5]] * 5, r"wire_bytes is \[\[1, 2.5\], .*. Allowed: 5 pairs of whole numbers"),
+    ("skipped_steps", "none", r"skipped_steps is 'none'. Allowed: a whole number"),
+    ("ran_on", 3, r"ran_on is 3. Allowed: an object"),
+)
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_state_that_a_run_cannot_go_on_from_is_refused_on_every_rank(folder: Path) -> None:  # noqa: F811
+    write_data(folder / "data.h5")
+    config = config_for(folder, train={"batch_size": 13, "dtype": "float64", "steps": 2})
+    commands.train(config)
+    place = folder / "run/checkpoints/step-2"
+    whole = {name: (place / name).read_text() for name in ("state.json", "manifest.json")}
+    for entry, value, says in NOT_TAKEN_OVER:
+        if MPI.COMM_WORLD.rank == 0:
+            state, manifest = json.loads(whole["state.json"]), json.loads(whole["manifest.json"])
+            *above, name = entry.split(".")
+            inside = state[above[0]] if above else state
+            del inside[name]
+            inside |= {} if value is None else {name: value}
+            (place / "state.json").write_text(json.dumps(state))
+            manifest["files"]["state.json"] = fingerprint(place / "state.json")
+            (place / "manifest.json").write_text(json.dumps(manifest))
+        MPI.COMM_WORLD.Barrier()
+        with pytest.raises(CheckpointError, match=rf"step-2/state.json: {says}.*checkpoint.resume = 'never'") as caught:
+            commands.train(config)
+        told = MPI.COMM_WORLD.allgather(str(caught.value))
+        parallel_assert(told == [told[0]] * len(told), msg=str(told))
