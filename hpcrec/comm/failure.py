@@ -31,6 +31,7 @@ from hpcrec.errors import ConfigError, HpcrecError
 
 _TOGETHER_S = 1.5  # ranks that fail by the same cause arrive within this; one that fails alone ends the job after it
 _UNFORESEEN_S = 0.5  # the same for a traceback, which should be out before anything else happens
+_FORWARDED_S = 0.3  # MPICH's mpirun drops at an MPI_Abort what ranks have written and it has not read yet
 _LAST_RESORT_S = 2  # after this an MPI_Abort that hangs is cut off by the kernel
 
 
@@ -106,7 +107,8 @@ class _LastWords:
 
     def on_main_thread(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not self._once.acquire(blocking=False):
-            return
+            time.sleep(_FORWARDED_S + _LAST_RESORT_S)  # another thread is about to end the job, and needs the process
+            os._exit(int(exit_code(error)))
         if isinstance(error, KeyboardInterrupt):
             self._end(f"{self._who} interrupted\n", 128 + signal.SIGINT)
         foreseen = isinstance(error, HpcrecError)
@@ -150,8 +152,12 @@ class _LastWords:
 
 
 def end_job(comm: Any, text: str, code: int) -> NoReturn:
-    """Says ``text`` and ends every rank of the job, from any thread of this one."""
+    """Says ``text`` and ends every rank of the job, from any thread of this one.
+
+    Not at once, so that it is read, and what other ranks have just said.
+    """
     say(text)
+    time.sleep(_FORWARDED_S)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # else whoever has taken it keeps it
     signal.alarm(_LAST_RESORT_S)
