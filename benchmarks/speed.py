@@ -7,13 +7,14 @@ measured steps from barrier to barrier. 1 rank has 2 threads, 2 and 4 ranks have
 in memory; hpcrec reads its own from HDF5 as it goes. ``speed_parts/workload.py`` says what is trained, the parts beside
 it what each contender does. Data are made once, in --data; ``tools/peers.sh`` installs the peers.
 
-``speed.<workload>.<n>ranks``: hpcrec (split or fused roles) over the fastest peer, both chosen by the median of their
-samples/s; the value is the median over rounds of the ratio within a round. ``parity.<workload>``: largest difference
-among all contenders of the mean loss of the last 5 steps. ``ideal.<workload>``: what ``speed_parts/ideal.py`` takes
-over what hpcrec's step takes, 2 ranks. ``exchange.local``: ``speed_parts/exchange_rate.py``, the lesser of w1 and w2.
-``overhead.step``: a step of 32 samples over a step of 16,384, w1 on 2 ranks; the former without its phases
-dense_reduce and dense_update, whose work does not depend on the batch. All else that a step of next to no samples takes
-is Python, scheduling, and the start of kernels, torch's operations and messages.
+``speed.<workload>.<n>ranks``: hpcrec (fused or split, dense sums by Horovod or by MPI alone) over the fastest peer,
+both chosen by the median of their samples/s; the value is the median over rounds of the ratio within a round.
+``parity.<workload>``: largest difference among all contenders of the mean loss of the last 5 steps.
+``ideal.<workload>``: what ``speed_parts/ideal.py`` takes over what hpcrec's step takes, 2 ranks. ``exchange.local``:
+``speed_parts/exchange_rate.py``, the lesser of w1 and w2. ``overhead.step``: a step of 32 samples over one of 16,384,
+w1 on 2 ranks; the former without its phases dense_reduce and dense_update, whose work does not depend on the batch. All
+else that a step of next to no samples takes is Python, scheduling, and the start of kernels, torch's operations and
+messages.
 """
 
 import argparse

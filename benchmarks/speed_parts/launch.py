@@ -14,7 +14,11 @@ from typing import Any
 
 PARTS = Path(__file__).resolve().parent
 LIMIT_S = 900
-HPCREC = ("hpcrec-fused", "hpcrec-split")
+HPCREC = {
+    "hpcrec-fused": ("topology.mode=fused",),
+    "hpcrec-fused-mpi": ("topology.mode=fused", "dense.reducer=mpi"),  # without Horovod
+    "hpcrec-split": ("topology.mode=split",),
+}
 PEERS = {"tbe": "peer_tbe.py", "torchrec": "peer_torchrec.py", "ddp": "peer_ddp.py"}
 DLRMS = ("w1", "w1-16k", "w2")
 
@@ -72,8 +76,7 @@ def python(script: Sequence[str], more: Callable[[Path], list[str]]) -> dict[str
 
 def hpcrec_line(place: Place, contender: str, name: str, ranks: int, out: Path) -> list[str]:
     """The command of hpcrec's loop."""
-    mode = contender.removeprefix("hpcrec-")
-    settings = [f"data.train={place.data / name}.h5", f"topology.mode={mode}", *place.settings]
+    settings = [f"data.train={place.data / name}.h5", *HPCREC[contender], *place.settings]
     words = [name, str(out), str(place.warmup), str(place.steps), str(PARTS / f"{name}.toml"), *settings]
     return [*hpcrec_run(ranks), str(PARTS / "hpcrec_rank.py"), *words]
 
