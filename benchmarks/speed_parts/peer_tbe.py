@@ -1,7 +1,6 @@
 """Peer: FBGEMM's CPU table-batched embedding by hand, the tables split whole over ranks, DDP for the dense part.
 
-Ids and pooled vectors cross by gloo's all_to_all_single, one call a direction; the next batch's ids cross while the
-present one is computed. An FM's width-1 tables are tables of width 4 (FBGEMM's least) of which three columns stay
+Ids and pooled vectors cross by gloo's all_to_all_single, one call a direction. An FM's width-1 tables are tables of width 4 (FBGEMM's least) of which three columns stay
 unread: row-wise Adagrad takes the mean over columns, so half the learning rate learns the same.
 """
 
@@ -62,7 +61,6 @@ class Tables:
         self.offsets = torch.arange(0, n * run.w.ids + 1, run.w.ids)
         self.ids = run.ids[:, self.order].contiguous() if run.world > 1 else run.ids
         self.wire = self.ids.to(torch.int32) if run.world > 1 else self.ids
-        self._coming: tuple[Tensor, dist.Work] | None = None
 
     def _tbe(self, width: int, lr: float) -> SplitTableBatchedEmbeddingBagsCodegen:
         tbe = SplitTableBatchedEmbeddingBagsCodegen(
@@ -75,25 +73,17 @@ class Tables:
         tbe.init_embedding_weights_uniform(-self.run.w.init_scale, self.run.w.init_scale)
         return tbe
 
-    def send(self, number: int) -> None:
-        """Starts to send the ids of batch ``number`` to the ranks of their tables."""
+    def ids_of(self, number: int) -> Tensor:
+        """Ids of the global batch for this rank's tables."""
         run, each = self.run, self.run.batch * self.run.w.ids
+        flat = self.wire[number % run.w.n_batches].reshape(-1)
+        if run.world == 1:
+            return flat
         got = torch.empty(run.world * len(self.own) * each, dtype=torch.int32)
         parts = ([len(self.own) * each] * run.world, [count * each for count in self.counts])
-        flat = self.wire[number % run.w.n_batches].reshape(-1)
-        self._coming = got, dist.all_to_all_single(got, flat, *parts, async_op=True)
-
-    def ids_of(self, number: int) -> Tensor:
-        """Ids of the global batch for this rank's tables; those of the next batch are on their way."""
-        if self.run.world == 1:
-            return self.ids[number % self.run.w.n_batches].reshape(-1)
-        if self._coming is None:
-            self.send(number)
-        got, work = self._coming
-        work.wait()
-        self.send(number + 1)
-        by_rank = got.view(self.run.world, len(self.own), -1)
-        ids = torch.empty(len(self.own), self.run.world, by_rank.shape[2], dtype=torch.int64)
+        dist.all_to_all_single(got, flat, *parts)
+        by_rank = got.view(run.world, len(self.own), -1)
+        ids = torch.empty(len(self.own), run.world, by_rank.shape[2], dtype=torch.int64)
         return ids.copy_(by_rank.transpose(0, 1)).view(-1)
 
     def pooled(self, ids: Tensor, tbe: SplitTableBatchedEmbeddingBagsCodegen, width: int) -> Tensor:
