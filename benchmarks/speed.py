@@ -234,7 +234,7 @@ def exchange_claim(rows: list[Row], rounds: int) -> Row:
 
 
 def overhead_claim(place: Place, rows: list[Row], rounds: int) -> Row:
-    """A step of next to no work beside one of 16,384 samples, both roles' arrangements, the faster at the latter."""
+    """A step of next to no work beside one of 16,384 samples, of hpcrec's contender that is faster at the latter."""
     hpcrec_data.prepare("w1-16k", place.data)
     small = [f"train.batch_size={SMALL_BATCH}", f"data.chunk={SMALL_BATCH * 64}"]
     raw: list[Row] = []

@@ -112,13 +112,16 @@ def _dense_rank(
     sample_bytes = 4.0 * (dataset.n_dense + dataset.n_labels + 1)
     for feature in used:
         sample_bytes += feature.mean_ids * (12 if feature.weighted else 8) + 8 * dataset.jagged(feature.name)
+    windows = config.data.shuffle or not dataset.plain(
+        tuple(layout.form_of), ("weight",)
+    )  # else it reads just its part
     return DenseRank(
         samples=batch / n,
         ids=sum(t.ids for t in asked) / n,
         bags=sum(t.bags for t in asked) / n,
         leaf_elements=sum(g.width * len(g.lookups) for g in layout.groups),
         sample_bytes=sample_bytes,
-        window_samples=min(config.data.chunk * config.data.window, dataset.samples),
+        window_samples=min(config.data.chunk * config.data.window, dataset.samples) if windows else 0,
         prefetch=config.data.prefetch,
         parameters=sum(p.numel() for p in model.parameters()),
         optimizer=config.dense.optimizer.name,

@@ -48,7 +48,7 @@ class DataConfig:
     chunk: Positive = 4096
     """Samples that are read together: an epoch permutes chunks, then samples within a window of chunks."""
     window: Positive = 16
-    """Chunks in a window, in memory at once. Larger mixes better and takes more memory."""
+    """Chunks in a window, in memory at once where data are shuffled. Larger mixes better and takes more memory."""
     shuffle: Flag = True
     """Whether samples are permuted each epoch; otherwise every epoch is in the order of the file."""
     prefetch: Count = 2

@@ -1,7 +1,8 @@
 """Peer: FBGEMM's CPU table-batched embedding by hand, the tables split whole over ranks, DDP for the dense part.
 
-Ids and pooled vectors cross by gloo's all_to_all_single, one call a direction. An FM's width-1 tables are tables of width 4 (FBGEMM's least) of which three columns stay
-unread: row-wise Adagrad takes the mean over columns, so half the learning rate learns the same.
+Ids and pooled vectors cross by gloo's all_to_all_single, one call a direction. An FM's width-1 tables are tables of
+width 4 (FBGEMM's least) of which three columns stay unread: row-wise Adagrad takes the mean over columns, so half the
+learning rate learns the same.
 """
 
 from typing import Any

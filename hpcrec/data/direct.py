@@ -33,6 +33,11 @@ def stored_plainly(data: h5py.Dataset) -> bool:
     return sys.byteorder == "little" and _type(data) is not None and _checksums(data) is not None
 
 
+def readable(file: h5py.File) -> bool:
+    """Whether HDF5's part of a file is all of it, and its bytes are those of a descriptor."""
+    return file.driver == "sec2" and file.userblock_size == 0
+
+
 class Chunks:
     """Where the chunks of a file's columns lie, while it is open; to be forgotten when it is closed.
 
@@ -43,8 +48,7 @@ class Chunks:
         self._file = file
         self._places: dict[str, _Place | None] = {}
         self._at, self._checked = np.empty(0, np.int64), np.empty(0, np.uint8)
-        # HDF5's part of the file is all of it, and its bytes are those of a descriptor
-        self._readable = file.driver == "sec2" and file.userblock_size == 0
+        self._readable = readable(file)
 
     def read(
         self, names: Sequence[str], starts: Sequence[int], rows: Sequence[int], limits: Sequence[int], out: NDArray[Any]

@@ -89,10 +89,14 @@ class File:
         """Rows of several datasets at once; see `direct.Chunks.read`. False where each is to be read by itself."""
         if not self.plain.issuperset(names):
             return False
-        with self._reading(names[0] if names else "", 0, 0):
+        try:
             if self._chunks is None:
                 self._chunks = direct.Chunks(self._file())
             return self._chunks.read(names, starts, rows, limits, out)
+        except DataError:
+            raise
+        except Exception:  # as of a damaged index of chunks: read one by one, HDF5 says which column it is
+            return False
 
     def read(self, name: str, start: int, stop: int) -> Any:
         """Rows ``[start, stop)`` of dataset `name`, or as many as there are, in the type that they have on disk."""
@@ -204,7 +208,7 @@ class File:
             )
         crc = data.attrs.get(layout.CHECKSUM_ATTRIBUTE)
         self.columns[name] = None if crc is None else int(crc)
-        if direct.stored_plainly(data):
+        if direct.stored_plainly(data) and direct.readable(self._file()):
             self.plain |= {name}
         differences = name.startswith("/sparse/") and name.endswith("/offsets")  # of n numbers there are n - 1
         self._bytes[name] = (data.size - differences) * data.dtype.itemsize

@@ -40,7 +40,7 @@ def pooled_gather(
         1 / length makes a mean.
     beside : Beside, optional
         A table of width 1 that is read at the same rows: its vectors come into ``out`` too. The same as a second call,
-        in one pass over the ids.
+        in one pass over the ids; no vector of one may overlap one of the other.
 
     Raises
     ------

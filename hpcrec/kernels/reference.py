@@ -83,14 +83,14 @@ def pooled_gather(
     checks.require_offsets("offsets", offsets, index.size)
     checks.require_below("index", index, len(rows))
     to = checks.starts("out_start", out_start, len(offsets) - 1, width, out.size)
-    if beside is not None:
-        pooled_gather(beside.rows, index, offsets, out, beside.start, weights, scale, None)
 
     def terms(k: Ints) -> Floats:
         return rows[index[k]] if weights is None else weights[k, None] * rows[index[k]]
 
     sums_VD = _sum_bags(terms, offsets, width, rows.dtype)
     out[to[:, None] + np.arange(width)] = sums_VD if scale is None else scale[:, None] * sums_VD
+    if beside is not None:
+        pooled_gather(beside.rows, index, offsets, out, beside.start, weights, scale, None)
 
 
 def copy_vectors(

@@ -42,8 +42,17 @@ template <class F> auto without_gil(F&& f) {
 template <class T>
 hpcrec::Occurrences<T> occurrences(const Ids& segments, const Ids& order, const Ids& source_start,
                                    const Maybe<In<T>>& weights, const In<T>& gradients, int64_t width) {
-  return {segments.data(),    order.data(), source_start.data(), pointer(weights), gradients.data(),
-          size(segments) - 1, size(order),  size(source_start),  size(gradients),  width, nullptr};
+  return {segments.data(),
+          order.data(),
+          source_start.data(),
+          pointer(weights),
+          gradients.data(),
+          size(segments) - 1,
+          size(order),
+          size(source_start),
+          size(gradients),
+          width,
+          nullptr};
 }
 
 template <class T> hpcrec::Target<T> target(const Out<T>& rows, const Ids& unique) {
@@ -73,8 +82,8 @@ using BesideStep = std::tuple<Out<T>, Ids, int, double, double, double, double, 
 template <class T> void bind_lookup(nb::module_& m) {
   m.def(
       "pooled_gather",
-      [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<In<T>> weights,
-         Maybe<In<T>> scale, Maybe<In<T>> beside, Maybe<Ids> beside_start) {
+      [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<In<T>> weights, Maybe<In<T>> scale,
+         Maybe<In<T>> beside, Maybe<Ids> beside_start) {
         const hpcrec::Gather<T> call{rows.data(),
                                      index.data(),
                                      offsets.data(),
@@ -92,8 +101,8 @@ template <class T> void bind_lookup(nb::module_& m) {
                                      beside ? size(*beside) : 0};
         without_gil([&] { hpcrec::pooled_gather(call); });
       },
-      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "weights"_a.none(),
-      "scale"_a.none(), "beside"_a.none(), "beside_start"_a.none());
+      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "weights"_a.none(), "scale"_a.none(),
+      "beside"_a.none(), "beside_start"_a.none());
   m.def(
       "copy_vectors",
       [](In<T> source, Out<T> into, int64_t width, int64_t n, Maybe<Ids> source_start, Maybe<Ids> target_start,

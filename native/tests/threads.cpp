@@ -128,6 +128,21 @@ template <class T> void row_kernels(Random& random, int64_t width) {
     bits.add(out);
     return bits;
   });
+  const Reals<T> narrow = reals<T>(random, n_rows);
+  same("pooled_gather of a table beside", [&] {
+    Reals<T> out(n_vectors * (width + 1));
+    Ints beside_start(n_vectors);
+    std::iota(beside_start.begin(), beside_start.end(), n_vectors * width);
+    hpcrec::Gather<T> call{rows.data(), index.data(), offsets.data(), nullptr, weights.data(), scale.data(),
+                           out.data(),  n_rows,       width,          n_ids,   n_vectors,      n_vectors * (width + 1)};
+    call.beside = narrow.data();
+    call.beside_start = beside_start.data();
+    call.n_beside = n_rows;
+    hpcrec::pooled_gather(call);
+    Bits bits;
+    bits.add(out);
+    return bits;
+  });
   Ints to(n_vectors), repeated = integers(random, n_vectors, 0, 4);
   std::iota(to.begin(), to.end(), 0);
   for (auto& at : to) at *= width;
@@ -178,6 +193,28 @@ template <class T> void row_kernels(Random& random, int64_t width) {
         bits.add(state2);
         return bits;
       });
+  hpcrec::Occurrences<T> both = from;
+  Ints beside_start(n_ids);
+  for (int64_t k = 0; k < n_ids; ++k) beside_start[k] = starts[k] + width - 1;
+  both.beside_start = beside_start.data();
+  for (const auto rule : {hpcrec::Rule::sgd, hpcrec::Rule::adagrad, hpcrec::Rule::rowwise_adagrad, hpcrec::Rule::adam})
+    same("merge_update of a table beside", [&] {
+      Reals<T> moved = rows, state1(n_rows * width, T{1}), state2(n_rows * width, T{1});
+      Reals<T> its_moved = narrow, its_state1(n_rows, T{1}), its_state2(n_rows, T{1});
+      const hpcrec::Target<T> target{moved.data(), unique.data(), n_rows, n_unique, width};
+      const hpcrec::Target<T> its_target{its_moved.data(), unique.data(), n_rows, n_unique, 1};
+      hpcrec::Learning<T> how{rule,          T(0.1),        T(1e-8), T(0.1), T(0.01), static_cast<T>(width),
+                              state1.data(), state2.data(), nullptr};
+      const hpcrec::Learning<T> its_how{
+          rule, T(0.1), T(1e-8), T(0.1), T(0.01), T(1), its_state1.data(), its_state2.data(), nullptr};
+      hpcrec::merge_update(target, both, how, its_target, its_how);
+      Bits bits;
+      bits.add(moved);
+      bits.add(state1);
+      bits.add(its_moved);
+      bits.add(its_state1);
+      return bits;
+    });
 }
 
 int race() {

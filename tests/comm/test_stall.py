@@ -125,10 +125,15 @@ def test_a_stall_is_noted_for_a_moment_before_the_job_is_ended(monkeypatch) -> N
         world.main.barrier()
     told = comm.allgather((len(noted), len(ended)))
     parallel_assert(told == [(1, 1)] + [(0, 0)] * (comm.size - 1), msg=str(told))
+    right = True
     if comm.rank == 0:
-        assert noted[0][1].startswith("stalled past run.stall_abort_s = 0.8, the job is ended: no progress for ")
-        assert f"Waiting for rank {comm.size - 1}." in noted[0][1]
-        assert 0.4 <= ended[0][0] - noted[0][0] < 1.0 and ended[0][1] == ("", ExitCodes.ERROR)
+        right = (
+            noted[0][1].startswith("stalled past run.stall_abort_s = 0.8, the job is ended: no progress for ")
+            and f"Waiting for rank {comm.size - 1}." in noted[0][1]
+            and 0.4 <= ended[0][0] - noted[0][0] < 1.0
+            and ended[0][1] == ("", ExitCodes.ERROR)
+        )
+    parallel_assert(comm.bcast(right), msg=f"{noted} {ended}")
     world.close()
 
 
@@ -200,7 +205,10 @@ def test_past_the_second_limit_the_job_ends_and_names_who_is_missing(tmp_path, c
     ended = Job(tmp_path, body).end(limit_s=abort_s + 2 * 2.6 + 5.0)  # two waits for an answer at most, and the end
     # MPICH's Abort runs exit handlers: Horovod's cannot join its thread then, and C++ aborts the process by signal 6.
     aborted = case == "in the dense reduction" and "MPICH" in MPI.Get_library_version()
-    assert ended.code in ({ExitCodes.ERROR, signal.SIGABRT} if aborted else {ExitCodes.ERROR}), ended.err
+    codes = {ExitCodes.ERROR, signal.SIGABRT} if aborted else {ExitCodes.ERROR}
+    if "stopped" in case and "MPICH" in MPI.Get_library_version():
+        codes |= {signal.SIGKILL}  # its mpirun puts in the signal by which it ends the rank that does not answer
+    assert ended.code in codes, ended.err
     assert ended.err.count("hpcrec: stall: no progress") == 1, ended.err
     said = f"hpcrec: error: stalled past run.stall_abort_s = {abort_s:g}, the job is ended"
     assert ended.err.count(said) == 1, ended.err

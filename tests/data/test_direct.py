@@ -1,5 +1,6 @@
 """Columns read past HDF5 are what HDF5 reads; what only HDF5 can read is left to it; and its errors stay its own."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,6 +192,30 @@ def test_a_damaged_chunk_is_hdf5s_error(tmp_path: Path, name: str, monkeypatch: 
                 data.read(0, 2000)
             said.append(str(caught.value))
     assert said[0] == said[1]
+
+
+def test_a_damaged_index_of_chunks_is_hdf5s_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "CHUNK_SAMPLES", 64)
+    path = write(tmp_path / "a.h5", make_columns(N))
+    whole = path.read_bytes()
+    blocks = [found.start() for word in (b"EAIB", b"EADB") for found in re.finditer(word, whole)]
+    assert len(blocks) > 4
+    n_refused = 0
+    for block in blocks:
+        path.write_bytes(whole[: block + 20] + bytes([whole[block + 20] ^ 255]) + whole[block + 21 :])
+        said = []
+        for plainly in (direct.stored_plainly, lambda data: False):
+            with monkeypatch.context() as patch:
+                patch.setattr(direct, "stored_plainly", plainly)
+                try:
+                    with DataSet(path) as data:
+                        data.read(0, N)
+                    said.append("")
+                except DataError as error:
+                    said.append(str(error))
+        assert said[0] == said[1]
+        n_refused += "rows [0, " in said[0]
+    assert n_refused > 2
 
 
 def test_a_chunk_is_compared_when_it_is_first_read(tmp_path: Path) -> None:

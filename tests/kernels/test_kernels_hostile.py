@@ -63,7 +63,17 @@ def promises_nothing(call: Call) -> bool:
     width = rows.shape[1] if "out_start" in arguments and np.ndim(rows) == 2 else arguments.get("width", 1)
     places = (arguments.get(name) for name in ("unique", "out_start", "target_start"))
     gaps = (np.diff(np.sort(a)) for a in places if isinstance(a, np.ndarray) and a.dtype == np.int64 and a.ndim == 1)
-    return any((gap < width).any() for gap in gaps)
+    return any((gap < width).any() for gap in gaps) or narrow_in_wide(arguments, width)
+
+
+def narrow_in_wide(arguments: dict[str, Any], width: int) -> bool:
+    """Whether a vector of a table beside lies on another, of its own table or the wide one."""
+    narrow, n_bags = arguments.get("start"), np.size(arguments["offsets"]) - 1 if "offsets" in arguments else 0
+    if not isinstance(narrow, np.ndarray) or n_bags < 1:
+        return False
+    starts = arguments["out_start"] if arguments["out_start"] is not None else np.arange(n_bags) * width
+    wide = (np.asarray(starts)[:, None] + np.arange(width)).ravel()
+    return len(set(narrow.tolist())) < narrow.size or bool(np.isin(narrow, wide).any())
 
 
 def fuzz(seeds: range) -> Counter[str]:

@@ -90,6 +90,14 @@ def test_rows_of_each_rank_follow_the_shard_map(tmp_path):
     assert lines[1].startswith("  owner (rank 0, the most of 2): ") and lines[2].startswith("  dense (rank 2): ")
 
 
+def test_in_file_order_no_window_is_held(tmp_path):
+    config = write_run(tmp_path, 2000)
+    shuffled = predict_memory(load_config(config), [0])[0].terms
+    assert shuffled["read windows"] == 2 * 12_000 * (4 * (4 + 1 + 1) + 4 * 8)
+    in_order = predict_memory(load_config(config, ["data.shuffle=false"]), [0])[0].terms
+    assert in_order["read windows"] == 0 and in_order["batches"] == shuffled["batches"]
+
+
 @pytest.mark.parametrize(
     ("topology", "ranks"),
     [

@@ -167,8 +167,8 @@ bool merge_long_rows(const Occurrences<T>& from, const std::vector<int64_t>& row
   return good;
 }
 
-// Calls taker.take<W>(u, n, g, beside) with the sums of rows [u, u + n), n at most batch_rows, and taker.prefetch<W>(u) a
-// batch before; taker.memory(u, spare) says where the sums from row u on are to be put; taker.accepts(range) whether
+// Calls taker.take<W>(u, n, g, beside) with the sums of rows [u, u + n), n at most batch_rows, and taker.prefetch<W>(u)
+// a batch before; taker.memory(u, spare) says where the sums from row u on are to be put; taker.accepts(range) whether
 // those rows are the taker's. Returns whether all was valid.
 template <class T, int W, bool BESIDE, class Taker> bool merge_into(const Occurrences<T>& from, const Taker& taker) {
   if (from.segments[0] != 0 || from.segments[from.n_unique] != from.n_occurrences) return false;

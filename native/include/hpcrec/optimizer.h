@@ -80,14 +80,15 @@ template <class T> struct Adagrad {
     prefetch_row<W, true>(accumulator + n * width, width);
   }
   template <int W> void apply(const int64_t* ids, int64_t, int64_t n, T* rows, const T* merged) const {
-    for_rows<W>(ids, n, width, rows, merged, [=](int64_t at, T* __restrict row, const T* __restrict g, int64_t columns) {
-      T* __restrict sum = accumulator + at;
+    for_rows<W>(ids, n, width, rows, merged,
+                [=](int64_t at, T* __restrict row, const T* __restrict g, int64_t columns) {
+                  T* __restrict sum = accumulator + at;
 #pragma omp simd
-      for (int64_t d = 0; d < columns; ++d) {
-        sum[d] += g[d] * g[d];
-        row[d] -= lr * g[d] / (std::sqrt(sum[d]) + eps);
-      }
-    });
+                  for (int64_t d = 0; d < columns; ++d) {
+                    sum[d] += g[d] * g[d];
+                    row[d] -= lr * g[d] / (std::sqrt(sum[d]) + eps);
+                  }
+                });
   }
 };
 
@@ -130,16 +131,17 @@ template <class T> struct Adam {
     prefetch_row<W, true>(exp_avg_sq + n * width, width);
   }
   template <int W> void apply(const int64_t* ids, int64_t, int64_t n, T* rows, const T* merged) const {
-    for_rows<W>(ids, n, width, rows, merged, [=](int64_t at, T* __restrict row, const T* __restrict g, int64_t columns) {
-      T* __restrict m = exp_avg + at;
-      T* __restrict v = exp_avg_sq + at;
+    for_rows<W>(ids, n, width, rows, merged,
+                [=](int64_t at, T* __restrict row, const T* __restrict g, int64_t columns) {
+                  T* __restrict m = exp_avg + at;
+                  T* __restrict v = exp_avg_sq + at;
 #pragma omp simd
-      for (int64_t d = 0; d < columns; ++d) {
-        m[d] += (g[d] - m[d]) * rest1;
-        v[d] += (g[d] * g[d] - v[d]) * rest2;
-        row[d] -= step_size * (m[d] / (std::sqrt(v[d]) + eps));
-      }
-    });
+                  for (int64_t d = 0; d < columns; ++d) {
+                    m[d] += (g[d] - m[d]) * rest1;
+                    v[d] += (g[d] * g[d] - v[d]) * rest2;
+                    row[d] -= step_size * (m[d] / (std::sqrt(v[d]) + eps));
+                  }
+                });
   }
 };
 
