@@ -22,7 +22,7 @@ EXTRA = {
     "horovod_cycle": " --quick",
     "balance": " --quick",
     "kernels": " --threads 1 --peers PYTHON",
-    "speed": " --peers PYTHON --only w1,w2 --ranks 2 --rounds 2 --extras ''",
+    "speed": " --peers PYTHON --contenders hpcrec-fused,hpcrec-fused-mpi,tbe --steps 20",
 }
 
 

@@ -286,8 +286,10 @@ def change_hdf5(rng: Random, file: h5py.File, names: list[str]) -> None:
         case 3 | 4:
             if len(data):
                 fill = rng.choice([-1, 0, 1, 0.5, 2.0**40, -(2.0**62), np.nan, np.inf])
-                number = fill if data.dtype.kind == "f" else int(fill) if np.isfinite(fill) else 7
-                data[int(rng.integers(len(data)))] = number
+                if data.dtype.kind != "f":
+                    fill = int(fill) if np.isfinite(fill) else 7
+                    fill = min(max(fill, np.iinfo(data.dtype).min), np.iinfo(data.dtype).max)
+                data[int(rng.integers(len(data)))] = fill
         case 5:
             del file[name]
             file.create_group(name)
