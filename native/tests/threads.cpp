@@ -63,7 +63,7 @@ void ids_kernels(Random& random) {
     const Ints ids = integers(random, n, -high, high);
     same("group", [&] {
       Ints unique(n), segments(n + 1), order(n);
-      const int64_t n_unique = hpcrec::group(ids.data(), n, unique.data(), segments.data(), order.data());
+      const int64_t n_unique = hpcrec::group(ids.data(), n, nullptr, 0, unique.data(), segments.data(), order.data());
       Bits bits;
       bits.add(unique, n_unique);
       bits.add(segments, n_unique + 1);
@@ -121,8 +121,9 @@ template <class T> void row_kernels(Random& random, int64_t width) {
   const Reals<T> weights = reals<T>(random, n_ids), scale = reals<T>(random, n_vectors);
   same("pooled_gather", [&] {
     Reals<T> out(n_vectors * width);
-    const hpcrec::Gather<T> call{rows.data(), index.data(), offsets.data(), nullptr, weights.data(), scale.data(),
-                                 out.data(),  n_rows,       width,          n_ids,   n_vectors,      n_vectors * width};
+    const hpcrec::Gather<T> call{rows.data(),  index.data(),      offsets.data(), nullptr, weights.data(),
+                                 scale.data(), out.data(),        n_rows,         width,   n_ids,
+                                 n_vectors,    n_vectors * width, nullptr,        nullptr, 0};
     hpcrec::pooled_gather(call);
     Bits bits;
     bits.add(out);
@@ -133,11 +134,14 @@ template <class T> void row_kernels(Random& random, int64_t width) {
     Reals<T> out(n_vectors * (width + 1));
     Ints beside_start(n_vectors);
     std::iota(beside_start.begin(), beside_start.end(), n_vectors * width);
-    hpcrec::Gather<T> call{rows.data(), index.data(), offsets.data(), nullptr, weights.data(), scale.data(),
-                           out.data(),  n_rows,       width,          n_ids,   n_vectors,      n_vectors * (width + 1)};
-    call.beside = narrow.data();
-    call.beside_start = beside_start.data();
-    call.n_beside = n_rows;
+    const hpcrec::Gather<T> call{rows.data(),    index.data(),
+                                 offsets.data(), nullptr,
+                                 weights.data(), scale.data(),
+                                 out.data(),     n_rows,
+                                 width,          n_ids,
+                                 n_vectors,      n_vectors * (width + 1),
+                                 narrow.data(),  beside_start.data(),
+                                 n_rows};
     hpcrec::pooled_gather(call);
     Bits bits;
     bits.add(out);
@@ -161,10 +165,11 @@ template <class T> void row_kernels(Random& random, int64_t width) {
     });
   hpcrec::set_threads(1);
   Ints unique(n_ids), segments(n_ids + 1), order(n_ids), starts(n_ids);
-  const int64_t n_unique = hpcrec::group(index.data(), n_ids, unique.data(), segments.data(), order.data());
+  const int64_t n_unique = hpcrec::group(index.data(), n_ids, nullptr, 0, unique.data(), segments.data(), order.data());
   for (int64_t k = 0; k < n_ids; ++k) starts[k] = static_cast<int64_t>(random() % n_vectors) * width;
-  const hpcrec::Occurrences<T> from{segments.data(), order.data(), starts.data(),     weights.data(), source.data(),
-                                    n_unique,        n_ids,        n_vectors * width, width};
+  const hpcrec::Occurrences<T> from{segments.data(),   order.data(), starts.data(), weights.data(),
+                                    source.data(),     n_unique,     n_ids,         n_ids,
+                                    n_vectors * width, width,        nullptr};
   same("merge, squared_norms", [&] {
     Reals<T> merged(n_unique * width), norms(n_unique);
     hpcrec::merge(from, merged.data());

@@ -120,7 +120,8 @@ def resident(config_file: Path, ranks: int) -> tuple[Config, dict[int, int]]:
     summary = json.loads((Path(config.run.folder) / "summary.json").read_text())
     owners = summary["owners"].values()
     assert set(summary["owners"]) == {str(rank) for rank in summary["topology"]["owners"]}
-    assert sum(o["lookups_per_step"] for o in owners) == 4 * config.train.batch_size  # 4 features, 1 id a sample
+    tables = 4 * (2 if config.model.name == "deepfm" else 1)  # of 4 features, with 1 id a sample
+    assert sum(o["lookups_per_step"] for o in owners) == tables * config.train.batch_size
     assert all(0 < o["distinct_per_step"] <= o["lookups_per_step"] for o in owners)
     assert all(o["gather_ms"] > 0 < o["update_ms"] and o["read_ms"] > 0 for o in owners)
     assert sum(o["bytes"] for o in owners) == sum(m.held_bytes for m in predict_memory(config, [0] * ranks))
