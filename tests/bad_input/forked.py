@@ -73,6 +73,9 @@ def _serve() -> None:
             for number, path in enumerate(files, start=1):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
             if asked["file_bytes"] is not None:
+                if asked["arguments"][0] != "prepare":  # which does without MPI on one rank
+                    # memory that ranks share may be files, too, to which the limit is not meant to apply
+                    from mpi4py import MPI  # noqa: F401
                 resource.setrlimit(resource.RLIMIT_FSIZE, (asked["file_bytes"], asked["file_bytes"]))
             main(asked["arguments"])  # ends the process; nothing here may come between it and an error's hook
         code = _wait(child, asked["limit_s"])
