@@ -21,7 +21,7 @@ EXTRA = {
     "real_data": " --data DIR",
     "horovod_cycle": " --quick",
     "balance": " --quick",
-    "kernels": " --threads 1 --peers PYTHON",
+    "kernels": " --peers PYTHON",
     "speed": " --peers PYTHON --contenders hpcrec-fused,hpcrec-fused-mpi,tbe --steps 20",
 }
 
