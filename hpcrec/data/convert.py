@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcrec.comm.ranks import Ranks
 from hpcrec.data import job
 from hpcrec.data.criteo import prepare_criteo
 from hpcrec.data.movielens import prepare_movielens
 from hpcrec.data.prepare_synthetic import prepare_synthetic
-from hpcrec.data.ranks import Ranks
 from hpcrec.data.split import Split, Summary
 from hpcrec.data.tablemap import TableMap, load_map
 

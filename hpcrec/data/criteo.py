@@ -8,11 +8,11 @@ clipped to 0, then log(x + 1); a missing category is id 0.
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpcrec.comm.ranks import Ranks
 from hpcrec.data import job
 from hpcrec.data.job import Job
 from hpcrec.data.numbering import BINS_CONVENTION
 from hpcrec.data.pieces import PIECE_BYTES
-from hpcrec.data.ranks import Ranks
 from hpcrec.data.split import Split, Summary
 from hpcrec.data.tablemap import DenseColumn, SparseColumn, TableMap
 from hpcrec.errors import ConfigError

@@ -16,13 +16,13 @@ import numpy as np
 from tqdm import tqdm
 
 from hpcrec.comm import failure
+from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.data import layout, pieces, publish, table, vocabulary
 from hpcrec.data.blocks import Block, Reader
 from hpcrec.data.journal import Journal, Record
 from hpcrec.data.numbering import Numbering, Uncounted
 from hpcrec.data.parts import Parts
 from hpcrec.data.pieces import PIECE_BYTES, Piece
-from hpcrec.data.ranks import Alone, Ranks
 from hpcrec.data.rejects import Rejects
 from hpcrec.data.split import Split, Summary
 from hpcrec.data.table import Maker

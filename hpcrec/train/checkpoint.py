@@ -18,6 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.data.files import sync
 from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import CheckpointError
@@ -31,7 +32,7 @@ from hpcrec.train.checkpoint_files import (
     unmark_best,
 )
 from hpcrec.train.checkpoint_reader import Checkpoint, DenseState, TableBlock, find_checkpoint
-from hpcrec.train.ranks import Alone, Ranks, on_root
+from hpcrec.train.ranks import on_root
 from hpcrec.types import Floats, Ints
 from hpcrec.units import KiB
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from hpcrec.comm.ranks import Ranks
 from hpcrec.data.files import sync, write_text
 from hpcrec.errors import CheckpointError
-from hpcrec.train.ranks import Ranks
 
 FORMAT = "hpcrec checkpoint"
 FORMAT_VERSION = 1

@@ -16,9 +16,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
-from hpcrec.train.ranks import Alone, Ranks, on_root
+from hpcrec.train.ranks import on_root
 from hpcrec.types import Floats, Ints
 
 _BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows

@@ -1,40 +1,12 @@
-"""What files that several ranks write together need of a communicator, without MPI: ``comm.collectives`` fits it."""
+"""What one of several ranks does for all of them: work on files by the first rank. Imports no MPI."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
+from hpcrec.comm.ranks import Ranks
 from hpcrec.errors import CheckpointError
 
 T = TypeVar("T")
-
-
-class Ranks(Protocol):
-    """What is needed of ``comm.collectives.Collectives``."""
-
-    rank: int
-    size: int
-
-    def allgather(self, thing: Any) -> list[Any]:
-        """Things of every rank, in rank order."""
-
-    def bcast(self, thing: Any, root: int = 0) -> Any:
-        """The thing of ``root``."""
-
-
-class Alone:
-    """One rank, without MPI."""
-
-    rank = 0
-    size = 1
-
-    def allgather(self, thing: Any) -> list[Any]:
-        """Its own thing."""
-        return [thing]
-
-    def bcast(self, thing: Any, root: int = 0) -> Any:
-        """Its own thing."""
-        del root
-        return thing
 
 
 def on_root(ranks: Ranks, work: Callable[[], T]) -> T:

@@ -3,10 +3,11 @@
 import warnings
 from pathlib import Path
 
+from hpcrec.comm.ranks import Ranks
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
 from hpcrec.train.checkpoint import Checkpoint, find_checkpoint, remove_leftovers, steps_in
-from hpcrec.train.ranks import Ranks, on_root
+from hpcrec.train.ranks import on_root
 
 
 def resumed_from(folder: Path, which: str, ranks: Ranks) -> Checkpoint | None:

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcrec.comm.ranks import Alone
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_reader
 from hpcrec.train.checkpoint import (
@@ -25,7 +26,6 @@ from hpcrec.train.checkpoint import (
     steps_in,
 )
 from hpcrec.train.checkpoint_files import quoted, unquoted
-from hpcrec.train.ranks import Alone
 from hpcrec.train.resume import resumed_from
 
 ROWS, WIDTH = 1000, 6

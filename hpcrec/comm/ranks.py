@@ -1,4 +1,4 @@
-"""Who works on a conversion: several ranks, or one process. Imports no MPI."""
+"""Ranks that work together on files, as `collectives.Collectives` shows them, or one process alone. Imports no MPI."""
 
 from typing import Any, Protocol
 
