@@ -113,7 +113,8 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
 
 def make_world(config: Config) -> World:
     """The communicators that ``[topology]`` asks for; collective."""
-    return World(None, partial(make_roles, config), StallLimits(config.run.stall_report_s, config.run.stall_abort_s))
+    limits = StallLimits(config.run.stall_report_s, config.run.stall_abort_s)
+    return World(None, partial(make_roles, config), limits, windows=config.exchange.windows)
 
 
 def _together(world: World, make: Callable[[], T]) -> T:

@@ -184,7 +184,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
         "owners": {},
         "imbalance": {},
-        "topology": session.topology.describe(),
+        "topology": session.parts.world.describe(),
         "versions": software,
     }
 
@@ -219,7 +219,7 @@ def _summary(
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
         "owners": owners,
         "imbalance": imbalance(list(owners.values())),
-        "topology": session.topology.describe(),
+        "topology": session.parts.world.describe(),
         "versions": software,
     }
 

@@ -180,6 +180,8 @@ class ExchangeConfig:
     """Tables of at most so many rows, with shard auto, are replicated on every dense rank; 0: none."""
     prefetch: Count = 1
     """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
+    windows: Flag = True
+    """Ranks of one host pass ids and vectors through shared memory; false sends messages. Changes no result."""
 
 
 @dataclass(frozen=True, kw_only=True)

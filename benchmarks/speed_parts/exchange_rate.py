@@ -41,7 +41,7 @@ def share(world: World, name: str, rounds: int) -> dict[str, float]:
     sent, received = np.ones(total, np.uint8), np.ones(total, np.uint8)
 
     def exchange() -> None:
-        world.main.alltoallv(sent, bytes_R, received, bytes_R, "values")
+        world.main.alltoallv(world.main.message(bytes_R, np.uint8), bytes_R, bytes_R, "values")
 
     def copy() -> None:
         np.copyto(received, sent)

@@ -3,6 +3,8 @@
 Every collective of hpcrec goes through here, Horovod's excepted, which reports to the same ledger. Knows bytes, not
 what they mean.
 
+Messages between ranks of one host go through shared memory (``comm.window``), the others through MPI.
+
 Messages of an all-to-all are whole numbers of 64-byte units: counts and displacements then stay under 2**31 up to
 137 GB a rank and phase, without the large-count calls that an MPI 3.1 library lacks, and every message starts on a
 cache line.
@@ -12,11 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpcrec.comm.ledger import Ledger
 from hpcrec.comm.progress import Lane
+from hpcrec.comm.window import Windows, open_windows
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Ints
 
@@ -55,16 +59,38 @@ class Collectives:
     ledger : Ledger
     lane : Lane, optional
         Where it is noted which collective this rank is in; nobody looks at it by default.
+    windows : bool
+        Whether messages between ranks of one host go through shared memory, where the system lets them.
+
+    Attributes
+    ----------
+    without_windows : str
+        Why they do not; empty where they do.
     """
 
-    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], ledger: Ledger, lane: Lane | None = None) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        ranks: Sequence[int],
+        ledger: Ledger,
+        lane: Lane | None = None,
+        *,
+        windows: bool = False,
+    ) -> None:
         self.comm = comm
         self.ranks = tuple(ranks)
+        self._ranks_R = np.array(self.ranks, np.int64)
         self.ledger = ledger
         self.lane = lane or Lane("", ranks)
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._unit = MPI.BYTE.Create_contiguous(UNIT_BYTES).Commit()
+        self._in_window: NDArray[Any] | None = None  # the messages that lie in it, from when they have room to the call
+        self._windows: Windows | None = None
+        self.without_windows = "not asked for"
+        if windows and comm.size > 1:
+            here = [rank for rank, same in enumerate(ledger.same_host(ranks)) if same]
+            self._windows, self.without_windows = open_windows(comm, here)
 
     def alltoall(self, send_RM: Ints, tag: str) -> Ints:
         """Row ``i`` of int64 [R, M] goes to rank ``i``; returns what came from each."""
@@ -74,18 +100,44 @@ class Collectives:
             self.comm.Alltoall(send_RM, recv_RM)
         return recv_RM
 
-    def alltoallv(
-        self, send: NDArray[Any], send_bytes_R: Ints, recv: NDArray[Any], recv_bytes_R: Ints, tag: str
-    ) -> None:
-        """Sends consecutive pieces of ``send`` to the ranks in order; fills ``recv`` likewise.
+    def message(self, bytes_R: Ints, dtype: npt.DTypeLike) -> NDArray[Any]:
+        """Where the messages of the next ``alltoallv`` are best written: flat, of ``dtype``, only their padding set."""
+        total = int(bytes_R.sum())
+        room = np.empty(total, np.uint8) if self._windows is None else self._windows.room(total)
+        for end in np.cumsum(bytes_R)[bytes_R > 0].tolist():
+            room[end - UNIT_BYTES : end] = 0  # the memory may hold anything; it is not to be sent
+        message = room.view(dtype)
+        self._in_window = None if self._windows is None else message
+        return message
 
-        Sizes are in bytes, whole units each (``padded_bytes``).
+    def alltoallv(self, send: NDArray[Any], send_bytes_R: Ints, recv_bytes_R: Ints, tag: str) -> NDArray[Any]:
+        """Sends consecutive pieces of ``send`` to the ranks in order; returns what came from them, likewise.
+
+        Sizes are in bytes, whole units each (``padded_bytes``). What is returned is valid until the next ``message``
+        but one: a single rank is given what it sent.
         """
-        sizes, places = self._units(send_bytes_R, "send")
-        recv_sizes, recv_places = self._units(recv_bytes_R, "receive")
-        self.ledger.add(tag, self.ranks, send_bytes_R)
+        sent_at_R = self._places(send_bytes_R, "send")
+        recv_at_R = self._places(recv_bytes_R, "receive")
+        self.ledger.add(tag, self._ranks_R, send_bytes_R)
+        windows, in_window, self._in_window = self._windows, self._in_window, None
+        if self.size == 1:
+            return send
+        recv = np.empty(int(recv_bytes_R.sum()), np.uint8)
+        if windows is not None and send is not in_window:
+            given, send = send, windows.room(send.nbytes).view(send.dtype)
+            send[:] = given
         with self.lane.inside(tag):
-            self.comm.Alltoallv([send, sizes, places, self._unit], [recv, recv_sizes, recv_places, self._unit])
+            if windows is None or len(windows.local) < self.size:
+                sizes_R, recv_sizes_R = send_bytes_R // UNIT_BYTES, recv_bytes_R // UNIT_BYTES
+                if windows is not None:
+                    sizes_R[windows.local,], recv_sizes_R[windows.local,] = 0, 0
+                self.comm.Alltoallv(
+                    [send, sizes_R, sent_at_R // UNIT_BYTES, self._unit],
+                    [recv, recv_sizes_R, recv_at_R // UNIT_BYTES, self._unit],
+                )
+            if windows is not None:
+                windows.swap(recv, sent_at_R, recv_at_R, recv_bytes_R)
+        return recv.view(send.dtype)
 
     def allreduce(self, values: NDArray[Any], tag: str = "control", op: str = "sum") -> NDArray[Any]:
         """Sum or maximum over the ranks."""
@@ -130,16 +182,18 @@ class Collectives:
 
     def close(self) -> None:
         """Frees the communicator; collective."""
+        if self._windows is not None:
+            self._windows.close()
         self._unit.Free()
         self.comm.Free()
 
-    def _units(self, n_bytes_R: Ints, what: str) -> tuple[Ints, Ints]:
-        units_R, odd_R = np.divmod(n_bytes_R, UNIT_BYTES)
-        assert not odd_R.any(), f"{what} sizes are not whole units of {UNIT_BYTES} bytes: {n_bytes_R}"
-        places_R = np.concatenate([np.zeros(1, np.int64), np.cumsum(units_R)])
-        if places_R[-1] > _MAX_UNITS:
+    def _places(self, n_bytes_R: Ints, what: str) -> Ints:
+        """Where each of consecutive messages begins, in bytes."""
+        ends_R = np.cumsum(n_bytes_R)
+        assert not np.bitwise_or.reduce(n_bytes_R) % UNIT_BYTES, f"{what} sizes are no whole units: {n_bytes_R}"
+        if ends_R[-1] > _MAX_UNITS * UNIT_BYTES:
             raise HpcrecError(
-                f"rank {self.rank} would {what} {places_R[-1] * UNIT_BYTES} bytes in one phase; one call moves at most "
+                f"rank {self.rank} would {what} {ends_R[-1]} bytes in one phase; one call moves at most "
                 f"{_MAX_UNITS * UNIT_BYTES}. Use more ranks or a smaller train.batch_size."
             )
-        return units_R, places_R[:-1]
+        return ends_R - n_bytes_R

@@ -28,20 +28,24 @@ class Ledger:
 
     def __init__(self, rank: int, host_of_R: Sequence[int]) -> None:
         self._rank = rank
-        self._crosses_R = np.asarray(host_of_R) != host_of_R[rank]
+        self._crosses_R = (np.asarray(host_of_R) != host_of_R[rank]).astype(np.int64)
+        self._sent_R = (np.arange(len(host_of_R)) != rank).astype(np.int64)
         self._lock = threading.Lock()  # ids are routed by a thread of their own
         self._bytes = np.zeros((len(TAGS), 2), np.int64)  # [tag, (same host, cross host)]
         self._here = threading.local()  # what one thread leaves out, another may be counting
 
-    def add(self, tag: str, ranks: Sequence[int], n_bytes: Ints) -> None:
+    def same_host(self, ranks: Sequence[int]) -> list[bool]:
+        """Whether each of these world ranks is on this rank's host."""
+        return [not crosses for crosses in self._crosses_R[list(ranks)]]
+
+    def add(self, tag: str, ranks: Sequence[int] | Ints, n_bytes: Ints) -> None:
         """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``."""
-        to = np.asarray(ranks)
-        n_bytes = np.where(to == self._rank, 0, n_bytes)
-        cross = int(n_bytes[self._crosses_R[to]].sum())
         if getattr(self._here, "paused", False):
             return
+        to = np.asarray(ranks)
+        all_bytes, cross = int(n_bytes @ self._sent_R[to]), int(n_bytes @ self._crosses_R[to])
         with self._lock:
-            self._bytes[TAGS.index(tag)] += (int(n_bytes.sum()) - cross, cross)
+            self._bytes[TAGS.index(tag)] += (all_bytes - cross, cross)
 
     def add_ring(self, tag: str, ranks: Sequence[int], n_bytes: float) -> None:
         """Counts ``n_bytes`` sent to the next of ``ranks`` in a ring."""

@@ -48,7 +48,7 @@ class Probe:
         self.size: int = self.comm.size
         self.host_of = hosts_of(self.comm)
         self.missing: frozenset[int] = frozenset()
-        self._part = self.everyone()
+        self._part = Collectives(self.comm.Dup(), range(self.size), Ledger(self.rank, self.host_of), windows=True)
 
     @property
     def mpi(self) -> Mapping[str, str]:
@@ -83,9 +83,14 @@ class Probe:
         """Sends to a rank and receives as much from it."""
         self.comm.Sendrecv(send, peer, _SWAP_TAG, recv, peer, _SWAP_TAG)
 
-    def alltoallv(self, send: NDArray[Any], send_bytes_R: Ints, recv: NDArray[Any], recv_bytes_R: Ints) -> None:
+    def alltoallv(self, send: NDArray[Any], send_bytes_R: Ints, recv_bytes_R: Ints) -> NDArray[Any]:
         """As a step does it: see ``Collectives.alltoallv``."""
-        self._part.alltoallv(send, send_bytes_R, recv, recv_bytes_R, "control")
+        return self._part.alltoallv(send, send_bytes_R, recv_bytes_R, "control")
+
+    @property
+    def without_windows(self) -> str:
+        """As of ``Collectives``: why ranks of a host send each other messages; empty where they share memory."""
+        return self._part.without_windows
 
     def clock_s(self) -> float:
         """This host's time of day."""

@@ -38,6 +38,8 @@ class World:
         Host number of each rank -> (owners, dense ranks); ``comm.topology.assign_roles`` with its options bound.
     stall : StallLimits, optional
         When a wait in a collective is reported, and when it ends the job; never by default.
+    windows : bool
+        Whether ids, values and gradients go through shared memory between ranks of one host.
 
     Attributes
     ----------
@@ -53,7 +55,9 @@ class World:
         Only on ranks of that role.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None, roles: RoleRule, stall: StallLimits | None = None) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm | None, roles: RoleRule, stall: StallLimits | None = None, *, windows: bool = True
+    ) -> None:
         self._closed = False
         comm = MPI.COMM_WORLD if comm is None else comm
         host_of = hosts_of(comm)
@@ -62,23 +66,29 @@ class World:
         self.ledger = Ledger(comm.rank, host_of)
         self.progress = Progress()
         members = {"main": tuple(range(comm.size)), "route": tuple(range(comm.size)), "owners": owners, "dense": dense}
-        main, route, self.owners, self.dense = (self._part(comm, name, ranks) for name, ranks in members.items())
+        main, route, self.owners, self.dense = (
+            self._part(comm, name, ranks, windows=windows and name != "dense") for name, ranks in members.items()
+        )
         assert main is not None and route is not None
         self.main, self.route = main, route
         watched = stall is not None and comm.size > 1 and (stall.report_s or stall.abort_s)
         self._watch = StallWatch(comm, self.progress, members, stall) if stall is not None and watched else None
 
-    def _part(self, comm: MPI.Intracomm, name: str, ranks: tuple[int, ...]) -> Collectives | None:
+    def _part(self, comm: MPI.Intracomm, name: str, ranks: tuple[int, ...], *, windows: bool) -> Collectives | None:
         inside = comm.rank in ranks
         part = comm.Split(0 if inside else MPI.UNDEFINED, comm.rank)
         if not inside or not isinstance(part, MPI.Intracomm):
             return None
-        return Collectives(part, ranks, self.ledger, self.progress.lane(name, ranks))
+        return Collectives(part, ranks, self.ledger, self.progress.lane(name, ranks), windows=windows)
 
     @property
     def threads_may_communicate(self) -> bool:
         """Whether MPI lets two threads of a rank communicate at once."""
         return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
+
+    def describe(self) -> dict[str, object]:
+        """What ``summary.json`` says of it: the ranks, and what passes between those of one host, or why not."""
+        return {**self.topology.describe(), "windows": not self.main.without_windows or self.main.without_windows}
 
     def total_wire_bytes(self) -> np.ndarray:
         """Bytes by tag over all ranks; collective."""

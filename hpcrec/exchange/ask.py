@@ -15,7 +15,7 @@ from hpcrec.errors import DataError
 from hpcrec.exchange.forms import Collected, Column, DistinctForm, Form, PooledForm, Starts
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.moves import CopyMoves, Move, PoolMoves
-from hpcrec.exchange.wire import Piece, blank, cumulative, encode
+from hpcrec.exchange.wire import Piece, cumulative, encode
 from hpcrec.types import Bags, Ints
 
 
@@ -25,17 +25,14 @@ class Asked:
 
     Attributes
     ----------
-    message : uint8, flat
-        Ids messages to all ranks, one after the other, padded.
     id_bytes_R, value_bytes_R, gradient_bytes_R : int64 [R]
-        Sizes on the wire: of the messages, of what comes back, and of the gradients that follow.
+        Sizes on the wire: of the ids messages, of what comes back, and of the gradients that follow.
     moves : sequence of Move
     n_samples : int
     filled : sequence of bool
         By leaf group: whether the moves write every element of the leaf; if not, it has to start as zeros.
     """
 
-    message: np.ndarray
     id_bytes_R: Ints
     value_bytes_R: Ints
     gradient_bytes_R: Ints
@@ -84,8 +81,21 @@ class Asker:
         for form in ("rows", "replicate"):
             self._forms += [DistinctForm(layout, *bundle, replicas, self._dtype) for bundle in layout.bundles(form)]
 
-    def ask(self, bags: Bags, *, train: bool) -> Asked:
+    def ask(self, bags: Bags, room: Callable[[Ints], np.ndarray], *, train: bool) -> tuple[Asked, np.ndarray]:
         """Messages and moves for this rank's part of a batch.
+
+        Parameters
+        ----------
+        bags : Bags
+        room : callable
+            Bytes of the messages on the wire, int64 [R] -> where to write them, uint8.
+        train : bool
+            Whether gradients will come back.
+
+        Returns
+        -------
+        (Asked, uint8, flat)
+            The second: ids messages to all ranks, one after the other, padded.
 
         Raises
         ------
@@ -96,7 +106,7 @@ class Asker:
         columns = {f: self._column(bags, f, n_samples) for f in self._layout.form_of}
         parts = [form.split(columns) for form in self._forms]
         pieces = {key: piece for part in parts for key, piece in part.pieces.items()}
-        message, id_bytes_R = self._encode(pieces)
+        message, id_bytes_R = self._encode(pieces, room)
         starts, value_bytes_R, gradient_bytes_R = self._starts(pieces)
         collected = Collected(CopyMoves(), PoolMoves())
         for part in parts:
@@ -112,7 +122,7 @@ class Asker:
             n == n_samples * len(group.lookups) * group.width
             for n, group in zip(written, self._layout.groups, strict=True)
         ]
-        return Asked(message, id_bytes_R, value_bytes_R, gradient_bytes_R, moves, n_samples, filled)
+        return Asked(id_bytes_R, value_bytes_R, gradient_bytes_R, moves, n_samples, filled), message
 
     def _column(self, bags: Bags, feature: str, n_samples: int) -> Column:
         f = bags.features.index(feature)
@@ -137,14 +147,16 @@ class Asker:
             scale = (1.0 / np.maximum(lengths, 1)).astype(self._dtype)
         return Column(ids, lengths, weights, scale)
 
-    def _encode(self, pieces: Mapping[tuple[int, int], Piece]) -> tuple[np.ndarray, Ints]:
+    def _encode(
+        self, pieces: Mapping[tuple[int, int], Piece], room: Callable[[Ints], np.ndarray]
+    ) -> tuple[np.ndarray, Ints]:
         size_R = np.zeros(self._size, np.int64)
         parts: dict[int, list[bytes | memoryview]] = {}
         for holder, leg in self._layout.legs.items():
             parts[holder] = encode([pieces[holder, e] for e in range(len(leg.entries))])
             size_R[holder] = sum(len(p) for p in parts[holder])
         padded_R = self._pad(size_R)
-        message = blank(padded_R, np.dtype(np.uint8))
+        message = room(padded_R)
         for holder, at in zip(range(self._size), cumulative(padded_R), strict=False):
             for part in parts.get(holder, ()):
                 message[at : at + len(part)] = np.frombuffer(part, np.uint8)

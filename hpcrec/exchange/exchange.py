@@ -7,7 +7,8 @@
     leaves     <-- values ---------------  answer: gather and pool             phase "values"
     gradients  --- gradients ----------->  apply: merge by row, step           phase "gradients"
 
-One ``Alltoallv`` a phase whatever the number of tables and forms. Bytes sent per step, vectors of width D and element
+One all-to-all a phase whatever the number of tables and forms, through shared memory within a host and ``Alltoallv``
+between hosts (``comm``). Bytes sent per step, vectors of width D and element
 size s, not counting what a rank sends to itself, each message rounded up to 64 bytes:
 
 ``ids``        dense -> holder: see ``wire``; before it 32 bytes to every rank (tag ``control``), which tell the size
@@ -34,7 +35,7 @@ from hpcrec.exchange.ask import Asked, Asker
 from hpcrec.exchange.inputs import Inputs
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.serve import Holder
-from hpcrec.exchange.wire import blank, cumulative
+from hpcrec.exchange.wire import cumulative
 from hpcrec.exchange.work import Served
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, Floats
@@ -142,7 +143,10 @@ class Exchange:
         return nullcontext() if train else self._world.ledger.paused()
 
     def _route(self, batch: Batch | None, *, train: bool, stop: bool) -> Route:
-        asked = None if self._asker is None or batch is None else self._asker.ask(batch.bags, train=train)
+        route = self._world.route
+        asked, message = None, np.zeros(0, np.uint8)
+        if self._asker is not None and batch is not None:
+            asked, message = self._asker.ask(batch.bags, lambda n_R: route.message(n_R, np.uint8), train=train)
         control_RM = np.zeros((self._size, 4), np.int64)
         control_RM[:, 1] = stop
         if batch is not None:
@@ -150,12 +154,9 @@ class Exchange:
             control_RM[:, 2] = np.float64(weight).view(np.int64)
         if asked is not None:
             control_RM[:, 0] = asked.id_bytes_R
-        heard_RM = self._world.route.alltoall(control_RM, "control")
+        heard_RM = route.alltoall(control_RM, "control")
         bytes_R = heard_RM[:, 0].copy()
-        received = np.empty(int(bytes_R.sum()), np.uint8)
-        sent = np.zeros(0, np.uint8) if asked is None else asked.message
-        sizes_R = np.zeros(self._size, np.int64) if asked is None else asked.id_bytes_R
-        self._world.route.alltoallv(sent, sizes_R, received, bytes_R, "ids")
+        received = route.alltoallv(message, control_RM[:, 0].copy(), bytes_R, "ids")
         served = None if self._holder is None else self._holder.read(received, bytes_R, train=train)
         return Route(
             asked, served, train, bool(heard_RM[:, 1].any()), float(heard_RM[:, 2].copy().view(np.float64).sum())
@@ -165,15 +166,14 @@ class Exchange:
         """Phase ``values``; collective. What the model receives, on dense ranks; None elsewhere."""
         asked, served = route.asked, route.served
         with self._timer("gather"):
-            sent = np.zeros(0, self.dtype)
-            if self._holder is not None and served is not None:
-                sent = self._holder.answer(served)
-        with self._timer("values"), self._counting(route.train):
             zeros_R = np.zeros(self._size, np.int64)
             sent_R = zeros_R if served is None else served.value_bytes_R
             wanted_R = zeros_R if asked is None else asked.value_bytes_R
-            received = np.empty(int(wanted_R.sum()) // self.dtype.itemsize, self.dtype)
-            self._world.main.alltoallv(sent, sent_R, received, wanted_R, "values")
+            sent = self._world.main.message(sent_R, self.dtype)
+            if self._holder is not None and served is not None:
+                self._holder.answer(served, sent)
+        with self._timer("values"), self._counting(route.train):
+            received = self._world.main.alltoallv(sent, sent_R, wanted_R, "values")
         if asked is None:
             return None
         with self._timer("assemble"):
@@ -198,7 +198,7 @@ class Exchange:
         asked, served = route.asked, route.served
         zeros_R = np.zeros(self._size, np.int64)
         sent_R = zeros_R if asked is None else asked.gradient_bytes_R
-        sent = blank(sent_R, self.dtype)
+        sent = self._world.main.message(sent_R, self.dtype)
         if asked is not None:
             assert leaf_gradients is not None
             with self._timer("disassemble"):
@@ -206,8 +206,7 @@ class Exchange:
                     move.backward(leaf_gradients, sent)
         with self._timer("gradients"):
             due_R = zeros_R if served is None else served.gradient_bytes_R
-            received = np.empty(int(due_R.sum()) // self.dtype.itemsize, self.dtype)
-            self._world.main.alltoallv(sent, sent_R, received, due_R, "gradients")
+            received = self._world.main.alltoallv(sent, sent_R, due_R, "gradients")
         if self._holder is not None and served is not None:
             with self._timer("update"):
                 self._holder.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)
@@ -246,12 +245,12 @@ class _ColumnNorms:
         counts = [sum(len(own[t]) for t in shared[rank]) for rank in owners.ranks]
         sizes_R = padded_bytes(np.array(counts, np.int64) * self._dtype.itemsize)
         places = cumulative(sizes_R) // self._dtype.itemsize
-        sent, received = np.zeros(places[-1], self._dtype), np.empty(places[-1], self._dtype)
+        sent = owners.message(sizes_R, self._dtype)
         for at, rank in zip(places, owners.ranks, strict=False):
             for table in shared[rank]:
                 sent[at : at + len(own[table])] = own[table]
                 at += len(own[table])
-        owners.alltoallv(sent, sizes_R, received, sizes_R, "gradients")
+        received = owners.alltoallv(sent, sizes_R, sizes_R, "gradients")
         cursor = dict(zip(owners.ranks, places[:-1].tolist(), strict=True))
         pieces: dict[tuple[str, int], Floats] = {}
         for rank in owners.ranks:

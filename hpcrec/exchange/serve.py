@@ -14,7 +14,7 @@ from hpcrec import kernels
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Arena, Part, RowStore
 from hpcrec.exchange.layout import Leg
-from hpcrec.exchange.wire import Header, blank, cumulative, read_header
+from hpcrec.exchange.wire import Header, cumulative, read_header
 from hpcrec.exchange.work import ArenaWork, Served, as_before, needs_norms, pairs_of
 from hpcrec.types import Floats, Ints
 
@@ -131,10 +131,9 @@ class Holder:
         )
         return alike[key]
 
-    def answer(self, served: Served) -> Floats:
-        """The values message: pooled vectors for every rank, one rank after the other."""
+    def answer(self, served: Served, values: Floats) -> None:
+        """Fills the values messages: pooled vectors for every rank, one rank after the other."""
         began_s = time.thread_time()
-        values = blank(served.value_bytes_R, self.store.dtype)
         for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
             if work.value_start is None or not len(work.index) or a in served.beside.values():
                 continue
@@ -154,7 +153,6 @@ class Holder:
             )
         if all(work.grouping is not None for work in served.works):  # else it is an evaluation
             self.load.add_time("gather", began_s)
-        return values
 
     def apply(self, served: Served, gradients: Floats, *, step: int, lr_scale: float, norm_sum: NormSum) -> None:
         """Sums the gradients of each row and steps its optimizer.

@@ -19,8 +19,6 @@ import numpy as np
 
 from hpcrec.types import Floats, Ints
 
-_UNIT_BYTES = 64  # messages are padded to this
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -97,14 +95,6 @@ def read_header(received: np.ndarray, start: int, stop: int, weighted_E: np.ndar
     assert weights_at[-1] <= stop, "a message shorter than its header says"
     places_EX = np.stack([ids_at[:-1], n_ids, np.where(multi_E, lengths_at[:-1], -1), n_bags], axis=1)
     return Header(n_bags, places_EX, np.where(weighted_E, weights_at[:-1], -1))
-
-
-def blank(bytes_R: Ints, dtype: np.dtype) -> np.ndarray:
-    """Messages to all ranks, one after the other, to be filled: flat, of ``dtype``; only their padding is set."""
-    message = np.empty(int(bytes_R.sum()), np.uint8)
-    for end in np.cumsum(bytes_R)[bytes_R > 0]:
-        message[end - _UNIT_BYTES : end] = 0  # fresh memory may hold anything; it is not to be sent
-    return message.view(dtype)
 
 
 def cumulative(counts: Ints, first: int = 0) -> Ints:

@@ -26,6 +26,7 @@ _ASK_BYTES_AN_ID = 72  # a dense rank's: bags, dealt rows, orders and the messag
 _ASK_BYTES_A_BAG = 48
 _VECTOR_COPIES = 3  # at a holder: values, gradients, the sums of a row's gradients
 _LEAF_COPIES = 6  # at a dense rank: values, leaves, operators' results, their gradients, leaf gradients, the message
+_WINDOW_SIDES = 2  # of a message's memory that neighbours read: comm.window
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
 
@@ -112,6 +113,7 @@ def rank_memory(
     *,
     item_bytes: int,
     ahead: int,
+    windows: bool,
     base_bytes: int = OWNER_BASE_BYTES,
 ) -> RankMemory:
     """The memory of one rank.
@@ -128,6 +130,8 @@ def rank_memory(
         4 for float32, 8 for float64.
     ahead : int
         Steps that ids are routed ahead (``exchange.prefetch``).
+    windows : bool
+        Whether ranks of a host pass messages through shared memory (``exchange.windows``, and there are neighbours).
     base_bytes : int
         Of the process itself.
     """
@@ -146,6 +150,11 @@ def rank_memory(
     }
     if dense is not None:
         terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes)
+    if windows:  # both ends have a message's pages: who writes it, and who reads it
+        terms["message windows"] = _window_bytes(traffic.ids, traffic.bags, traffic.elements, item_bytes)
+        if dense is not None:
+            elements = dense.samples * dense.leaf_elements
+            terms["message windows"] += _window_bytes(dense.ids, dense.bags, elements, item_bytes)
     return RankMemory({name: round(n) for name, n in terms.items()})
 
 
@@ -160,6 +169,11 @@ def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int) -> dict[str,
         "parameters": dense.parameters * item_bytes * (2 + DENSE_STATES.get(dense.optimizer, 2)),
         "activations": _ACTIVATION_COPIES * item_bytes * dense.samples * dense.layer_elements,
     }
+
+
+def _window_bytes(ids: float, bags: float, elements: float, item_bytes: int) -> float:
+    """Ids, and values and gradients, each of which may come to lie on both sides."""
+    return _WINDOW_SIDES * (_ID_BYTES * ids + 4 * bags + 2 * item_bytes * elements)
 
 
 def row_bytes(width: int, optimizer: str, item_bytes: int) -> int:

@@ -38,9 +38,7 @@ class Reductions(Protocol):
     def alltoall(self, send_RM: Ints, tag: str) -> Ints:
         """Row i to rank i."""
 
-    def alltoallv(
-        self, send: NDArray[Any], send_bytes_R: Ints, recv: NDArray[Any], recv_bytes_R: Ints, tag: str
-    ) -> None:
+    def alltoallv(self, send: NDArray[Any], send_bytes_R: Ints, recv_bytes_R: Ints, tag: str) -> NDArray[Any]:
         """Consecutive pieces to the ranks in order."""
 
 
@@ -212,11 +210,11 @@ def _partition(rows_K3: Doubles, comm: Reductions) -> Doubles:
     counts_R = np.diff(np.concatenate([[0], bounds, [len(rows_K3)]])).astype(np.int64)
     recv_counts_R = comm.alltoall(counts_R[:, None], "control")[:, 0]
     padded_R, recv_padded_R = (-(-counts // _WIRE_ROWS) * _WIRE_ROWS for counts in (counts_R, recv_counts_R))
-    send, recv = np.zeros((padded_R.sum(), 3)), np.empty((recv_padded_R.sum(), 3))
+    send = np.zeros((padded_R.sum(), 3))
     send[_places(counts_R, padded_R)] = rows_K3
     row_bytes = 3 * send.itemsize
-    comm.alltoallv(send, padded_R * row_bytes, recv, recv_padded_R * row_bytes, "control")
-    return recv[_places(recv_counts_R, recv_padded_R)]
+    recv = comm.alltoallv(send.reshape(-1), padded_R * row_bytes, recv_padded_R * row_bytes, "control")
+    return recv.reshape(-1, 3)[_places(recv_counts_R, recv_padded_R)]
 
 
 def _splitters(shown: Sequence[tuple[Doubles, int]], size: int) -> Doubles:

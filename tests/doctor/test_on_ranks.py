@@ -40,10 +40,11 @@ class Faulty(Probe):
     def clock_s(self):
         return super().clock_s() + (30.0 if self.fault == "clock" and self.last else 0.0)
 
-    def alltoallv(self, send, send_bytes_R, recv, recv_bytes_R):
-        super().alltoallv(send, send_bytes_R, recv, recv_bytes_R)
+    def alltoallv(self, send, send_bytes_R, recv_bytes_R):
+        recv = super().alltoallv(send, send_bytes_R, recv_bytes_R)
         if self.fault == "corrupt" and self.last:
             recv[5] ^= 16  # one bit of what rank 0 sent
+        return recv
 
     def swap(self, peer, send, recv):
         super().swap(peer, send, recv)

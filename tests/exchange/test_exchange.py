@@ -187,6 +187,22 @@ def layouts_of(size: int) -> list[tuple[str, dict]]:
     return choices
 
 
+@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parametrize("form", ["pooled", "rows"])
+def test_windows_change_no_bit_and_no_byte(form: str) -> None:
+    comm = MPI.COMM_WORLD
+    for _, roles in layouts_of(comm.size):
+        found = []
+        for windows in (True, False):
+            world = World(comm, lambda hosts, roles=roles: assign_roles(hosts, **roles), windows=windows)
+            assert (world.main.without_windows == "") == windows
+            seen, rows, _ = run(world, "rowwise_adagrad", "mixed", form, np.float32)
+            leaves = [leaf.tobytes() for _, _, some in seen for leaf in some]
+            found.append((leaves, {n: r.tobytes() for n, r in rows.items()}, world.total_wire_bytes().tolist()))
+            world.close()
+        assert found[0] == found[1], roles
+
+
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("kind", ["table", "row", "column", "replicate", "mixed"])
 @pytest.mark.parametrize("form", ["pooled", "rows"])

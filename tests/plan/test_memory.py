@@ -35,7 +35,7 @@ def test_terms_by_hand():
         HeldRows(rows=10, width=4, optimizer="adam"),
     ]
     traffic = HolderTraffic(ids=3000, bags=1000, elements=16_000)
-    found = rank_memory(held, traffic, None, item_bytes=4, ahead=1, base_bytes=7)
+    found = rank_memory(held, traffic, None, item_bytes=4, ahead=1, windows=False, base_bytes=7)
     assert found.terms == {
         "rows": 64_000_160,
         "optimizer state": 4_000_320,
@@ -45,14 +45,18 @@ def test_terms_by_hand():
         "process": 7,
     }
     assert found.held_bytes == 68_000_480 and found.total_bytes == sum(found.terms.values())
-    assert rank_memory(held, traffic, None, item_bytes=8, ahead=1).terms["rows"] == 128_000_320
+    assert rank_memory(held, traffic, None, item_bytes=8, ahead=1, windows=False).terms["rows"] == 128_000_320
+    shared = rank_memory(held, traffic, None, item_bytes=4, ahead=1, windows=True, base_bytes=7)
+    assert shared.total_bytes - found.total_bytes == shared.terms["message windows"]
+    assert shared.terms["message windows"] == 2 * (8 * 3000 + 4 * 1000 + 2 * 4 * 16_000)
 
 
 def test_what_a_dense_rank_adds():
-    found = rank_memory([], HolderTraffic(), DENSE, item_bytes=4, ahead=1, base_bytes=0).terms
+    found = rank_memory([], HolderTraffic(), DENSE, item_bytes=4, ahead=1, windows=True, base_bytes=0).terms
     assert found["parameters"] == 50_000 * 4 * 4  # with gradients and two moments
     assert found["read windows"] == 2 * 10_000 * 100 and found["batches"] == 6 * 1000 * 100
     assert found["leaves"] == 6 * 4 * 1000 * 64 and found["activations"] == 4 * 4 * 1000 * 300
+    assert found["message windows"] == 2 * (8 * 5000 + 4 * 4000 + 2 * 4 * 1000 * 64)
     assert found["rows"] == found["vectors"] == found["block"] == 0
 
 
