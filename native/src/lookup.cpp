@@ -74,7 +74,7 @@ template <class T> void pooled_gather(const Gather<T>& c) {
       good = false;
       return;
     }
-    with_width(c.width, [&](auto w) {
+    with_width<T>(c.width, [&](auto w) {
       if (c.beside) gather_range<T, decltype(w)::value, true>(c, mine);
       else gather_range<T, decltype(w)::value, false>(c, mine);
     });
@@ -99,7 +99,7 @@ template <class T> void copy_vectors(const Copy<T>& c) {
   if (!c.accumulate || !c.target_start || n == 1) {
     parallel_pieces(n, [&](int piece, int pieces) {
       const Range mine = share(c.n_vectors, piece, pieces);
-      if (check(mine)) with_width(c.width, [&](auto w) { copy_range<T, decltype(w)::value>(c, mine, 0, c.width); });
+      if (check(mine)) with_width<T>(c.width, [&](auto w) { copy_range<T, decltype(w)::value>(c, mine, 0, c.width); });
     });
   } else if (check({0, c.n_vectors})) {
     // Targets may repeat and must add up in the order of v: threads divide the columns, in whole cache lines.

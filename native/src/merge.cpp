@@ -18,8 +18,8 @@ template <class T> struct Write {
 
 template <class T> void merge(const Occurrences<T>& from, T* merged) {
   bool good = false;
-  with_width(from.width,
-             [&](auto w) { good = merge_into<T, decltype(w)::value, false>(from, Write<T>{merged, from.width}); });
+  with_width<T>(from.width,
+                [&](auto w) { good = merge_into<T, decltype(w)::value, false>(from, Write<T>{merged, from.width}); });
   if (good) return;
   require_occurrences(from);
   refuse_changed("merge");
