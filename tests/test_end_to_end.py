@@ -98,7 +98,7 @@ def test_stopped_by_a_signal_and_resumed_equals_uninterrupted(folder: Path, whol
     assert process.returncode == 75, out
     stopped = json.loads((run / "summary.json").read_text())
     assert stopped["status"] == "stopped" and 20 <= stopped["steps"] < 480
-    out = hpcrec("train", str(folder / "stopped.toml"), ranks=3)
+    out = hpcrec("train", str(folder / "stopped.toml"), "--set", "exchange.windows=false", ranks=3)  # changes no bit
     assert f"resumed from step {stopped['steps']} of 480" in out and "not as before" not in out
     mine, theirs = (json.loads((p / "summary.json").read_text()) for p in (run, whole))
     assert mine["eval"] == theirs["eval"] and mine["samples"] == theirs["samples"]

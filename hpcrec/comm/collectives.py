@@ -65,7 +65,7 @@ class Collectives:
     Attributes
     ----------
     without_windows : str
-        Why they do not; empty where they do.
+        Why they do not; empty where they do, or would if a host had several ranks.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Collectives:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._unit = MPI.BYTE.Create_contiguous(UNIT_BYTES).Commit()
-        self._in_window: NDArray[Any] | None = None  # the messages that lie in it, from when they have room to the call
+        self._in_window: NDArray[Any] | None = None  # what ``message`` gave last, where that lies in the window
         self._windows: Windows | None = None
-        self.without_windows = "not asked for"
+        self.without_windows = "" if windows else "not asked for"
         if windows and comm.size > 1:
             here = [rank for rank, same in enumerate(ledger.same_host(ranks)) if same]
             self._windows, self.without_windows = open_windows(comm, here)
@@ -113,8 +113,12 @@ class Collectives:
     def alltoallv(self, send: NDArray[Any], send_bytes_R: Ints, recv_bytes_R: Ints, tag: str) -> NDArray[Any]:
         """Sends consecutive pieces of ``send`` to the ranks in order; returns what came from them, likewise.
 
-        Sizes are in bytes, whole units each (``padded_bytes``). What is returned is valid until the next ``message``
-        but one: a single rank is given what it sent.
+        Sizes are in bytes, whole units each (``padded_bytes``). A single rank is given ``send`` itself.
+
+        Raises
+        ------
+        HpcrecError
+            More than one call can move, or than the shared memory of this host can hold.
         """
         sent_at_R = self._places(send_bytes_R, "send")
         recv_at_R = self._places(recv_bytes_R, "receive")
@@ -127,10 +131,10 @@ class Collectives:
             given, send = send, windows.room(send.nbytes).view(send.dtype)
             send[:] = given
         with self.lane.inside(tag):
-            if windows is None or len(windows.local) < self.size:
+            if windows is None or len(windows.local_L) < self.size:
                 sizes_R, recv_sizes_R = send_bytes_R // UNIT_BYTES, recv_bytes_R // UNIT_BYTES
                 if windows is not None:
-                    sizes_R[windows.local,], recv_sizes_R[windows.local,] = 0, 0
+                    sizes_R[windows.local_L], recv_sizes_R[windows.local_L] = 0, 0
                 self.comm.Alltoallv(
                     [send, sizes_R, sent_at_R // UNIT_BYTES, self._unit],
                     [recv, recv_sizes_R, recv_at_R // UNIT_BYTES, self._unit],
@@ -184,6 +188,7 @@ class Collectives:
         """Frees the communicator; collective."""
         if self._windows is not None:
             self._windows.close()
+            self._windows = self._in_window = None
         self._unit.Free()
         self.comm.Free()
 

@@ -48,7 +48,8 @@ class Probe:
         self.size: int = self.comm.size
         self.host_of = hosts_of(self.comm)
         self.missing: frozenset[int] = frozenset()
-        self._part = Collectives(self.comm.Dup(), range(self.size), Ledger(self.rank, self.host_of), windows=True)
+        self._plain = self.everyone()
+        self._shared = Collectives(self.comm.Dup(), range(self.size), Ledger(self.rank, self.host_of), windows=True)
 
     @property
     def mpi(self) -> Mapping[str, str]:
@@ -83,14 +84,15 @@ class Probe:
         """Sends to a rank and receives as much from it."""
         self.comm.Sendrecv(send, peer, _SWAP_TAG, recv, peer, _SWAP_TAG)
 
-    def alltoallv(self, send: NDArray[Any], send_bytes_R: Ints, recv_bytes_R: Ints) -> NDArray[Any]:
-        """As a step does it: see ``Collectives.alltoallv``."""
-        return self._part.alltoallv(send, send_bytes_R, recv_bytes_R, "control")
+    def alltoallv(self, send: NDArray[Any], send_bytes_R: Ints, recv_bytes_R: Ints, *, windows: bool) -> NDArray[Any]:
+        """As a step does it: see ``Collectives.alltoallv``; ``windows``: through shared memory within hosts."""
+        part = self._shared if windows else self._plain
+        return part.alltoallv(send, send_bytes_R, recv_bytes_R, "control")
 
     @property
     def without_windows(self) -> str:
         """As of ``Collectives``: why ranks of a host send each other messages; empty where they share memory."""
-        return self._part.without_windows
+        return self._shared.without_windows
 
     def clock_s(self) -> float:
         """This host's time of day."""
@@ -130,7 +132,8 @@ class Probe:
 
     def close(self) -> None:
         """Frees the communicators; collective."""
-        self._part.close()
+        self._shared.close()
+        self._plain.close()
         self.comm.Free()
 
 

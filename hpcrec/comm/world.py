@@ -67,7 +67,8 @@ class World:
         self.progress = Progress()
         members = {"main": tuple(range(comm.size)), "route": tuple(range(comm.size)), "owners": owners, "dense": dense}
         main, route, self.owners, self.dense = (
-            self._part(comm, name, ranks, windows=windows and name != "dense") for name, ranks in members.items()
+            self._part(comm, name, ranks, windows=windows and name in ("main", "route"))
+            for name, ranks in members.items()
         )
         assert main is not None and route is not None
         self.main, self.route = main, route
@@ -87,8 +88,12 @@ class World:
         return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
 
     def describe(self) -> dict[str, object]:
-        """What ``summary.json`` says of it: the ranks, and what passes between those of one host, or why not."""
-        return {**self.topology.describe(), "windows": not self.main.without_windows or self.main.without_windows}
+        """What ``summary.json`` says of it: the ranks, and whether those of a host share memory, or why not."""
+        shared = self.topology.n_hosts < self.topology.size
+        return {
+            **self.topology.describe(),
+            "windows": self.main.without_windows or self.route.without_windows or shared,
+        }
 
     def total_wire_bytes(self) -> np.ndarray:
         """Bytes by tag over all ranks; collective."""

@@ -15,6 +15,7 @@ from hpcrec.units import GB, KiB, MiB, format_bytes
 _BASE_BYTES = GB // 2  # a rank before any rows: Python, torch, MPI, Horovod
 _SHM_BYTES = 16 * MiB  # of /dev/shm for each rank: Open MPI's btl_sm_segment_size
 _FILES_BASE, _FILES_A_RANK = 256, 4  # data files, libraries, logs; sockets to each other rank
+_FILES_A_NEIGHBOUR = 4  # on the same host: its windows of two communicators, two sides each
 _PROCESSES_A_RANK = 16  # threads beside the kernels': MPI's progress, Horovod, loader, routing
 _UNLIMITED = 1 << 60
 
@@ -160,7 +161,7 @@ def judge_limits(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Find
     """Each limit against what this many ranks need."""
     size = site.probe.size
     most = max(len(ranks) for ranks in site.by_host().values())
-    files = _FILES_BASE + _FILES_A_RANK * size
+    files = _FILES_BASE + _FILES_A_RANK * size + _FILES_A_NEIGHBOUR * most
     processes = most * (_PROCESSES_A_RANK + (os.cpu_count() or 1) // most)
     shm = most * _SHM_BYTES
 

@@ -1,5 +1,6 @@
 """Checks of what crosses between ranks: contents of an all-to-all, speed of every pair, dense sums, clocks."""
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from hpcrec.errors import MissingError
 from hpcrec.units import KiB, MiB, format_bytes
 
 SIZES_BYTES = (KiB, 64 * KiB, 4 * MiB)  # to each rank
+_BY_MPI, _BY_MEMORY = "MPI", "shared memory"
 _ROUND_BYTES = 256 * MiB  # most that a rank sends in one all-to-all, so that many ranks do not need much memory
 _REPEATS = {KiB: 20, 64 * KiB: 10, 4 * MiB: 3}
 _SLOW = 3.0  # times slower than the median of pairs of the same kind
@@ -30,20 +32,23 @@ _SKEW_S = 0.5
 
 def measure_contents(site: Site) -> dict[str, Any]:
     """Ranks from which an all-to-all brought something else than they sent, and how long it took, by size."""
-    probe, wrong, took_s = site.probe, [], {}
-    for size_bytes in SIZES_BYTES:
+    probe, wrong = site.probe, []
+    took_s: dict[str, dict[int, float]] = {_BY_MPI: {}}
+    if len(set(probe.host_of)) < probe.size and not probe.without_windows:
+        took_s[_BY_MEMORY] = {}
+    for (way, times_s), size_bytes in itertools.product(took_s.items(), SIZES_BYTES):
         n_bytes = max(min(size_bytes, _ROUND_BYTES // probe.size) // UNIT_BYTES, 1) * UNIT_BYTES
         send = np.concatenate([random_bytes(n_bytes, _seed(probe.rank, to, n_bytes)) for to in range(probe.size)])
         sizes_R = np.full(probe.size, n_bytes, np.int64)
         for _ in range(2):  # the first one sets up connections
             probe.barrier()
             began_s = time.perf_counter()
-            recv = probe.alltoallv(send, sizes_R, sizes_R)
-            took_s[n_bytes] = time.perf_counter() - began_s
+            recv = probe.alltoallv(send, sizes_R, sizes_R, windows=way == _BY_MEMORY)
+            times_s[n_bytes] = time.perf_counter() - began_s
         for source in range(probe.size):
             expected = random_bytes(n_bytes, _seed(source, probe.rank, n_bytes))
             if not np.array_equal(recv[source * n_bytes : (source + 1) * n_bytes], expected):
-                wrong.append((source, n_bytes))
+                wrong.append((source, n_bytes, way))
     return {"wrong": wrong, "took_s": took_s, "without_windows": probe.without_windows}
 
 
@@ -53,21 +58,27 @@ def _seed(source: int, to: int, n_bytes: int) -> int:
 
 def judge_contents(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Finding]:
     """What arrives is what was sent."""
-    wrong = [(source, to, n) for to, a in enumerate(answers) for source, n in a["wrong"]]
+    wrong = [(source, to, n, way) for to, a in enumerate(answers) for source, n, way in a["wrong"]]
     if wrong:
-        shown = "; ".join(f"{site.who([s])} to {site.who([t])}, {format_bytes(n)}" for s, t, n in wrong[:4])
+        shown = "; ".join(
+            f"{site.who([s])} to {site.who([t])}, {format_bytes(n)} by {way}" for s, t, n, way in wrong[:4]
+        )
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         yield fail(
             "alltoallv",
             f"contents differ from what was sent: {shown}{more}",
-            "this MPI or network corrupts data: try another transport (OMPI_MCA_pml, UCX_TLS), and tell the site",
+            "this MPI or network corrupts data: try another transport (OMPI_MCA_pml, UCX_TLS), and tell the site"
+            if any(way == _BY_MPI for *_, way in wrong)
+            else "memory of these hosts is at fault; exchange.windows = false may avoid it; tell the site",
         )
         return
-    times = {n: max(a["took_s"][n] for a in answers) for n in answers[0]["took_s"]}
-    took = ", ".join(f"{format_bytes(n)} in {1e3 * t:.2f} ms" for n, t in times.items())
-    without = answers[0]["without_windows"]
-    shared = f"; no shared memory within hosts: {without}" if without and len(answers) > 1 else ""
-    yield ok("alltoallv", f"contents right; to each rank {took}{shared}")
+    said = []
+    for way, times in answers[0]["took_s"].items():
+        took = {n: max(a["took_s"][way][n] for a in answers) for n in times}
+        said.append(f"by {way} " + ", ".join(f"{format_bytes(n)} in {1e3 * t:.2f} ms" for n, t in took.items()))
+    if without := answers[0]["without_windows"]:
+        said.append(f"not by {_BY_MEMORY}: {without}")
+    yield ok("alltoallv", "contents right; to each rank " + "; ".join(said))
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------

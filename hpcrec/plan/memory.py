@@ -113,7 +113,7 @@ def rank_memory(
     *,
     item_bytes: int,
     ahead: int,
-    windows: bool,
+    shared: float,
     base_bytes: int = OWNER_BASE_BYTES,
 ) -> RankMemory:
     """The memory of one rank.
@@ -130,8 +130,8 @@ def rank_memory(
         4 for float32, 8 for float64.
     ahead : int
         Steps that ids are routed ahead (``exchange.prefetch``).
-    windows : bool
-        Whether ranks of a host pass messages through shared memory (``exchange.windows``, and there are neighbours).
+    shared : float
+        The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
     base_bytes : int
         Of the process itself.
     """
@@ -150,11 +150,11 @@ def rank_memory(
     }
     if dense is not None:
         terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes)
-    if windows:  # both ends have a message's pages: who writes it, and who reads it
-        terms["message windows"] = _window_bytes(traffic.ids, traffic.bags, traffic.elements, item_bytes)
-        if dense is not None:
-            elements = dense.samples * dense.leaf_elements
-            terms["message windows"] += _window_bytes(dense.ids, dense.bags, elements, item_bytes)
+    if shared:  # who reads a message has its pages too; vectors that are written are counted above
+        elements = traffic.elements + (0 if dense is None else dense.samples * dense.leaf_elements)
+        ids_bytes = shared * _message_bytes(traffic.ids, traffic.bags)
+        ids_bytes += 0 if dense is None else _message_bytes(dense.ids, dense.bags)
+        terms["message windows"] = _WINDOW_SIDES * (ids_bytes + shared * item_bytes * elements)
     return RankMemory({name: round(n) for name, n in terms.items()})
 
 
@@ -171,9 +171,8 @@ def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int) -> dict[str,
     }
 
 
-def _window_bytes(ids: float, bags: float, elements: float, item_bytes: int) -> float:
-    """Ids, and values and gradients, each of which may come to lie on both sides."""
-    return _WINDOW_SIDES * (_ID_BYTES * ids + 4 * bags + 2 * item_bytes * elements)
+def _message_bytes(ids: float, bags: float) -> float:
+    return _ID_BYTES * ids + 4 * bags
 
 
 def row_bytes(width: int, optimizer: str, item_bytes: int) -> int:

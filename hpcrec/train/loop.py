@@ -118,7 +118,7 @@ class Loop:
 
     def _ran_on(self) -> dict[str, Any]:
         """Software and ranks, as a checkpoint keeps them."""
-        return {**self._software, **self._session.parts.world.describe()}
+        return {**self._software, **self._session.topology.describe()}
 
     def _find_best(self) -> None:
         """Makes the note of the best checkpoint what this run knows of it; collective.

@@ -1,5 +1,6 @@
 """Messages through windows are those that MPI brings, whatever their sizes, the pace of the ranks and the hosts."""
 
+import errno
 import gc
 import os
 import re
@@ -15,6 +16,7 @@ from hpcrec.comm.collectives import UNIT_BYTES, Collectives
 from hpcrec.comm.ledger import Ledger
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
+from hpcrec.errors import HpcrecError
 
 HOSTS = {"one host": (0, 0, 0, 0), "two, in turn": (0, 1, 0, 1), "two": (0, 0, 1, 1), "one alone": (0, 1, 0, 0)}
 
@@ -45,7 +47,8 @@ def content(source: int, to: int, number: int, n_bytes: int) -> np.ndarray:
 @pytest.mark.parametrize("given", ["room", "array", "both"])
 def test_messages_arrive_as_they_were_sent(hosts: tuple[int, ...], given: str) -> None:
     c, plain = make(hosts), make(hosts, windows=False)
-    assert (c.without_windows == "") == (c.size > 1)
+    assert c.without_windows == ""
+    assert (c._windows is not None) == (hosts[: c.size].count(hosts[c.rank]) > 1)
     me = c.rank
     for number, bytes_RR in enumerate(rounds(12, c.size)):
         sent = np.concatenate([content(me, to, number, n) for to, n in enumerate(bytes_RR[me])])
@@ -68,7 +71,7 @@ def test_messages_arrive_as_they_were_sent(hosts: tuple[int, ...], given: str) -
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_slow_reader_reads_what_was_meant(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are two messages ahead of it at most: one more, and they would write over what it reads."""
+    """The others are one message ahead of it at most: two, and they would write over what it reads."""
     c = make((0, 0, 0, 0))
     if c.rank == slow:
         part = window._View.part
@@ -83,29 +86,66 @@ def test_a_slow_reader_reads_what_was_meant(slow: int, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parallel([2, 3, 4])
-@pytest.mark.parametrize("fault", ["no memory", "no entry", "another process", "another host"])
-def test_where_one_rank_cannot_all_send_messages(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    last = MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
-    if fault == "no memory" and last:
-        monkeypatch.setattr(os, "memfd_create", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("too many", "cannot make shared memory: .*Too many open"),
+        ("no such call", "cannot make shared memory: .*no attribute"),
+        ("no entry", "cannot open a neighbour's memory: .*No such file"),
+        ("another rank's", "is not the memory of that rank"),
+        ("a file", "is not the memory of that rank"),
+        ("a pipe", "is not the memory of that rank"),
+    ],
+)
+def test_where_one_rank_cannot_all_send_messages(fault: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = window.Windows.names
-    if fault == "no entry" and last:
-        monkeypatch.setattr(window.Windows, "names", lambda self: [(p, 10_000 + d, t) for p, d, t in names(self)])
-    if fault == "another process" and last:
-        monkeypatch.setattr(window.Windows, "names", lambda self: [(p, d, t + 1) for p, d, t in names(self)])
-    if fault == "another host" and last:  # where /proc has that process, but what it has open is something else
-        other = os.open(__file__, os.O_RDONLY)
-        monkeypatch.setattr(window.Windows, "names", lambda self: [(p, other, t) for p, d, t in names(self)])
-    c = make((0, 0, 0, 0))
-    reason = {"no memory": "has no shared memory: .*Too many open", "no entry": "cannot open .*10", "another host": ""}
+    ends = os.pipe()  # opening one that nobody writes to would wait for ever
+    with Path(__file__).open() as file:
+        if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+            if fault == "too many":
+                error = OSError(errno.EMFILE, "Too many open files")
+                monkeypatch.setattr(os, "memfd_create", lambda *_: (_ for _ in ()).throw(error))
+            elif fault == "no such call":
+                monkeypatch.delattr(os, "memfd_create")
+            else:
+                changed = {
+                    "no entry": lambda process, fd, token: (process, 10_000 + fd, token),
+                    "another rank's": lambda process, fd, token: (process, fd, token + 1),
+                    "a file": lambda process, _, token: (process, file.fileno(), token),
+                    "a pipe": lambda process, _, token: (process, ends[0], token),
+                }[fault]
+                monkeypatch.setattr(window.Windows, "names", lambda self: [changed(*name) for name in names(self)])
+        c = make((0, 0, 0, 0))
     assert c._windows is None
-    np.testing.assert_equal(c.comm.allgather(c.without_windows).count(c.without_windows), c.size)
-    assert re.search(reason.get(fault, "is not the memory of that rank"), c.without_windows), c.without_windows
+    assert c.comm.allgather(c.without_windows) == [c.without_windows] * c.size
+    assert re.search(said, c.without_windows), c.without_windows
     sizes_R = np.full(c.size, UNIT_BYTES, np.int64)
     message = c.message(sizes_R, np.int64)
     message[:] = c.rank
     came = c.alltoallv(message, sizes_R, sizes_R, "values").reshape(c.size, -1)
     np.testing.assert_array_equal(came[:, 0], np.arange(c.size))
+    c.close()
+    os.close(ends[0])
+    os.close(ends[1])
+
+
+@pytest.mark.parallel(2)
+def test_a_window_that_cannot_grow_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = make((0, 0, 0, 0))
+    small_R, large_R = (np.full(c.size, n * UNIT_BYTES, np.int64) for n in (1, 1000))
+    c.alltoallv(c.message(small_R, np.uint8), small_R, small_R, "values")
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    with monkeypatch.context() as patch, pytest.raises(HpcrecError, match=r"128.00 kB .*File too large.*windows = fal"):
+        patch.setattr(os, "ftruncate", refused)
+        c.message(large_R, np.uint8)
+    c.alltoallv(c.message(large_R, np.uint8), large_R, large_R, "values")  # the side that this one did not use
+    with monkeypatch.context() as patch, pytest.raises(HpcrecError, match=r"64.00 kB .*Too many open"):
+        message = c.message(large_R, np.uint8)
+        patch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files")))
+        c.alltoallv(message, large_R, large_R, "values")
     c.close()
 
 
@@ -117,16 +157,28 @@ def test_nothing_stays_open() -> None:
         maps = Path("/proc/self/maps").read_text().splitlines()
         return sum("hpcrec-window" in file for file in files), sum("hpcrec-window" in line for line in maps)
 
-    before = held()  # of earlier tests
+    before = held()  # of other tests' worlds, which nobody closed
     world = World(MPI.COMM_WORLD, lambda hosts: assign_roles(hosts, mode="fused"))
     assert world.describe()["windows"] is True
-    ranks, parts, sides = MPI.COMM_WORLD.size, 3, 2
-    # its own are open twice, once in the map; of a neighbour's only the map has it open
+    ranks, parts, sides = MPI.COMM_WORLD.size, 2, 2
+    # its own are open twice, once for the map; of a neighbour's only the map has it open
     assert held() == (before[0] + parts * sides * (1 + ranks), before[1] + parts * sides * ranks)
     world.close()
+    assert held() == before
+    world = World(MPI.COMM_WORLD, lambda hosts: assign_roles(hosts, mode="fused"))
+    world.abandon()
     del world
     assert held() == before
     plain = World(MPI.COMM_WORLD, lambda hosts: assign_roles(hosts, mode="fused"), windows=False)
     assert plain.describe()["windows"] == "not asked for"
     assert held() == before
     plain.close()
+
+
+def test_alone_there_is_nothing_to_share() -> None:
+    world = World(MPI.COMM_SELF, lambda hosts: assign_roles(hosts, mode="fused"))
+    assert world.describe()["windows"] is False
+    sizes_R = np.full(1, UNIT_BYTES, np.int64)
+    message = world.main.message(sizes_R, np.int64)
+    assert world.main.alltoallv(message, sizes_R, sizes_R, "values") is message
+    world.close()

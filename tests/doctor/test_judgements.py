@@ -25,6 +25,7 @@ LIMITS = {
 }  # fmt: skip
 FOLDER = {"error": None, "unseen": [], "bytes": 10**6, "locks": True, "free": 10**12, "write_s": 0.1}
 SUM = {"reducer": "horovod", "set_up_s": 0.1, "took_s": 0.001, "right": True, "facts": {"mpi_built": True}}
+CONTENTS = {"wrong": [], "took_s": {"MPI": {64: 1e-4}, "shared memory": {64: 1e-5}}, "without_windows": ""}
 SIZES = (1024, 65536, 4 * 2**20)
 
 
@@ -54,7 +55,7 @@ FAULTS = [
     ("cores", three(CORES, {"host": 8}), "warn", "cores", "the ranks on node2 may use 2 of its 8 cores"),
     ("memory", three(MEMORY, {"available": 10**8}), "FAIL", "memory", "100.00 MB free of 64.00 GB on node2, for 1"),
     ("memory", three(MEMORY, {"cgroup": 2 * 10**8}), "FAIL", "memory", "limit 200.00 MB (cgroup) on node2"),
-    ("limits", three(LIMITS, {"files": 64}), "FAIL", "open files", "64 on rank 2 on node2; 3 ranks may need 268"),
+    ("limits", three(LIMITS, {"files": 64}), "FAIL", "open files", "64 on rank 2 on node2; 3 ranks may need 2"),
     ("limits", three(LIMITS, {"processes": 10}), "FAIL", "processes", "10 on rank 2 on node2"),
     ("limits", three(LIMITS, {"shm": 10**6}), "FAIL", "shared memory", "1.00 MB free in /dev/shm on rank 2 on node2"),
     ("limits", three(LIMITS, {"locked": 65536}), "warn", "locked memory", "65.54 kB on rank 2 on node2"),
@@ -63,7 +64,8 @@ FAULTS = [
     ("folder", three(FOLDER, {"error": "Read-only file system"}), "FAIL", "folder", "rank 2 on node2 cannot write th"),
     ("folder", three(FOLDER, {"unseen": [0]}), "FAIL", "folder", "rank 2 on node2 does not see what rank 0 on node1 w"),
     ("folder", three(FOLDER, {"free": 10**6}), "warn", "folder", "1.00 MB free"),
-    ("alltoallv", three({"wrong": [], "took_s": {64: 1e-4}}, {"wrong": [(0, 64)]}), "FAIL", "alltoallv", "rank 0 on"),
+    ("alltoallv", three(CONTENTS, {"wrong": [(0, 64, "MPI")]}), "FAIL", "alltoallv", "64 B by MPI"),
+    ("alltoallv", three(CONTENTS, {"wrong": [(0, 64, "shared memory")]}), "FAIL", "alltoallv", "by shared memory"),
     ("allreduce", three(SUM, {"right": False}), "FAIL", "allreduce", "horovod sums wrongly on rank 2 on node2"),
     ("allreduce", three(SUM, {"facts": {"mpi_built": False}}), "FAIL", "horovod", "built without MPI on rank 2 on"),
     ("allreduce", [{**SUM, "reducer": "mpi", "missing": "none"}] * 3, "warn", "horovod", "none"),
@@ -90,7 +92,7 @@ FINE = {
     "memory": three(MEMORY),
     "limits": three(LIMITS),
     "clocks": [[0.0, 0.001, -0.001]] * 3,
-    "alltoallv": three({"wrong": [], "took_s": {64: 1e-4}, "without_windows": ""}),
+    "alltoallv": three(CONTENTS),
     "pairs": swaps(),
     "folder": three(FOLDER),
     "allreduce": three(SUM),

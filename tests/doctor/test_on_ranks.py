@@ -1,6 +1,7 @@
 """The checks on ranks, with a fault on one of them: injected where a check meets the machine, found and named by it."""
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -40,9 +41,9 @@ class Faulty(Probe):
     def clock_s(self):
         return super().clock_s() + (30.0 if self.fault == "clock" and self.last else 0.0)
 
-    def alltoallv(self, send, send_bytes_R, recv_bytes_R):
-        recv = super().alltoallv(send, send_bytes_R, recv_bytes_R)
-        if self.fault == "corrupt" and self.last:
+    def alltoallv(self, send, send_bytes_R, recv_bytes_R, *, windows):
+        recv = super().alltoallv(send, send_bytes_R, recv_bytes_R, windows=windows)
+        if self.fault == ("corrupt windows" if windows else "corrupt") and self.last:
             recv[5] ^= 16  # one bit of what rank 0 sent
         return recv
 
@@ -95,10 +96,18 @@ def test_a_clock_that_is_ahead() -> None:
 def test_contents_that_a_network_spoils() -> None:
     code, said = examined(["alltoallv"], fault="corrupt")
     last = WORLD.size - 1
-    words = f"contents differ from what was sent: rank 0 on node0 to rank {last} on node{last}, 1.02 kB"
-    parallel_assert(code == 1 and words in said, msg=said)
+    words = f"contents differ from what was sent: rank 0 on node0 to rank {last} on node{last}, 1.02 kB by "
+    parallel_assert(code == 1 and words + "MPI" in said and "memory" not in said, msg=said)
+    code, said = examined(["alltoallv"], fault="corrupt windows")
+    parallel_assert(code == 1 and words + "shared memory" in said and "exchange.windows = false" in said, msg=said)
     code, said = examined(["alltoallv"])
-    parallel_assert(code == 0 and "contents right" in said, msg=said)
+    parallel_assert(code == 0 and "contents right" in said and "by shared memory 1.02 kB" in said, msg=said)
+    with pytest.MonkeyPatch.context() as patch:
+        if WORLD.rank == last:
+            patch.delattr(os, "memfd_create")
+        code, said = examined(["alltoallv"])
+    why = f"not by shared memory: rank {last} cannot make shared memory: module 'os' has no attribute"
+    parallel_assert(code == 0 and why in said and "; by shared memory" not in said, msg=said)
 
 
 @pytest.mark.parallel(3)

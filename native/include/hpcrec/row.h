@@ -117,26 +117,29 @@ template <class T> class Sum<T, 0> {
 // Calls f with the width as a compile-time constant where there is a specialisation for it, else with 0. For doubles,
 // which are for comparisons, there is none: they would take as long to compile again.
 template <class T, class F> void with_width(int64_t width, F&& f) {
-  if constexpr (std::is_same_v<T, double>) return f(std::integral_constant<int, 0>{});
-  switch (width) {
-    case 1:
-      return f(std::integral_constant<int, 1>{});
-    case 2:
-      return f(std::integral_constant<int, 2>{});
-    case 4:
-      return f(std::integral_constant<int, 4>{});
-    case 8:
-      return f(std::integral_constant<int, 8>{});
-    case 16:
-      return f(std::integral_constant<int, 16>{});
-    case 32:
-      return f(std::integral_constant<int, 32>{});
-    case 64:
-      return f(std::integral_constant<int, 64>{});
-    case 128:
-      return f(std::integral_constant<int, 128>{});
-    default:
-      return f(std::integral_constant<int, 0>{});
+  if constexpr (std::is_same_v<T, double>) {
+    f(std::integral_constant<int, 0>{});
+  } else {
+    switch (width) {
+      case 1:
+        return f(std::integral_constant<int, 1>{});
+      case 2:
+        return f(std::integral_constant<int, 2>{});
+      case 4:
+        return f(std::integral_constant<int, 4>{});
+      case 8:
+        return f(std::integral_constant<int, 8>{});
+      case 16:
+        return f(std::integral_constant<int, 16>{});
+      case 32:
+        return f(std::integral_constant<int, 32>{});
+      case 64:
+        return f(std::integral_constant<int, 64>{});
+      case 128:
+        return f(std::integral_constant<int, 128>{});
+      default:
+        return f(std::integral_constant<int, 0>{});
+    }
   }
 }
 
