@@ -66,7 +66,9 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             dense if rank in topology.dense else None,
             item_bytes=item_bytes,
             ahead=config.exchange.prefetch,
-            shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size if config.exchange.windows else 0.0,
+            shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
+            if config.exchange.windows
+            else 0.0,
         )
         for rank in range(topology.size)
     ]

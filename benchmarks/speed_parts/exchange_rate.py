@@ -2,13 +2,15 @@
 
     hpcrec run -n 2 -- benchmarks/speed_parts/exchange_rate.py OUT ROUNDS
 
-Sizes are those of a step where every rank owns an equal part of the tables and has an equal part of the batch. The
-copies are one memcpy a rank of all that it sends, its own part included, at the same time on all ranks.
+Sizes are those of a step where every rank owns an equal part of the tables and has an equal part of the batch. What is
+sent was just written, where a step writes it (the gather's output); it ends in memory of the receiver's own. The copies
+are one memcpy a rank of as much that was just written, its own part included, at the same time on all ranks.
 """
 
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,22 +40,27 @@ def share(world: World, name: str, rounds: int) -> dict[str, float]:
     vectors = len(w.rows) * w.batch // size**2
     bytes_R = padded_bytes(np.full(size, vectors * w.width * 4, np.int64))
     total = int(bytes_R.sum())
-    sent, received = np.ones(total, np.uint8), np.ones(total, np.uint8)
+    private, received = np.ones(total, np.uint8), np.ones(total, np.uint8)
 
-    def exchange() -> None:
-        world.main.alltoallv(world.main.message(bytes_R, np.uint8), bytes_R, bytes_R, "values")
+    def exchange() -> float:
+        message = world.main.message(bytes_R, np.uint8)
+        message[:] = 1
+        return timed(lambda: world.main.alltoallv(message, bytes_R, bytes_R, "values"))
 
-    def copy() -> None:
-        np.copyto(received, sent)
+    def copy() -> float:
+        private[:] = 1
+        return timed(lambda: np.copyto(received, private))
+
+    def timed(work: Callable[[], object]) -> float:
+        world.main.barrier()
+        began = time.perf_counter()
+        work()
+        return time.perf_counter() - began
 
     taken: dict[str, list[float]] = {"exchange": [], "copy": []}
     for number in range(rounds + 2):
-        for what, work in (("exchange", exchange), ("copy", copy)):
-            world.main.barrier()
-            began = time.perf_counter()
-            for _ in range(CALLS):
-                work()
-            mine = time.perf_counter() - began
+        for what, once in (("exchange", exchange), ("copy", copy)):
+            mine = sum(once() for _ in range(CALLS))
             if number >= 2:
                 taken[what].append(max(world.main.allgather(mine)) / CALLS)
     exchange_s, copy_s = (float(np.median(taken[what])) for what in ("exchange", "copy"))
