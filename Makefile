@@ -44,7 +44,7 @@ test: setup           ## all tests but the slow ones: serial, then on 1 to 4 ran
 	@$(venv) python tools/run_tests.py $(ARGS)
 
 soak: setup           ## the slow tests: the same properties at long counts; then all others with MPICH
-	@$(venv) python tools/run_tests.py --slow $(ARGS)
+	@$(venv) python tools/run_tests.py --slow $(if $(MPI)$(ARGS),,--json benchmarks/results/soak.json) $(ARGS)
 	@$(if $(MPI)$(ARGS),,$(MAKE) --no-print-directory test MPI=mpich)
 
 sanitize: setup       ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer

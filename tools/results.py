@@ -23,7 +23,10 @@ EXTRA = {
     "balance": " --quick",
     "kernels": " --peers PYTHON",
     "speed": " --peers PYTHON --contenders hpcrec-fused,hpcrec-fused-mpi,tbe --steps 20",
+    "speed_peers": " --peers PYTHON --contenders hpcrec-fused,hpcrec-split,tbe,torchrec,ddp --ranks 2 --rounds 3"
+    " --steps 20 --extras ''",
 }
+COMMANDS = {"soak": "make soak"}
 
 
 def page() -> str:
@@ -32,7 +35,8 @@ def page() -> str:
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         result = json.loads(path.read_text())
         name, machine, versions = result["name"], result["machine"], result["versions"]
-        parts.append(f"\n## {name}\n\n`python benchmarks/{name}.py{EXTRA.get(name, '')}`, {result['when'][:10]}, ")
+        command = COMMANDS.get(path.stem, f"python benchmarks/{name}.py{EXTRA.get(path.stem, '')}")
+        parts.append(f"\n## {path.stem}\n\n`{command}`, {result['when'][:10]}, ")
         parts.append(f"{machine['cores']} cores of {machine['cpu']}, {machine['system']}, ")
         parts.append(", ".join(f"{k} {v}" for k, v in versions.items() if k in ("python", "torch", "numpy", "commit")))
         parts.append(".\n\n| claim | value | unit | goal | holds |\n|---|---:|---|---|---|\n")

@@ -5,7 +5,7 @@ kept apart and its end is shown when something fails. A run past its limit is as
 tests/conftest.py), then ended. Nothing that it starts outlives it. The last line is
 ``N passed, N failed, N skipped`` over all runs; the exit status is 1 where a test failed or nothing passed.
 
-Knows pytest, mpi-pytest's marker and mpirun; nothing of hpcrec.
+Knows pytest, mpi-pytest's marker and mpirun, and how benchmarks report; nothing else of hpcrec.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 120  # of each other rank's output, shown on failure
@@ -59,19 +60,26 @@ def main() -> int:
     chosen = "slow" if args.slow else "not slow"
     limits = Limits(run_s=args.limit_s, test_s=args.test_limit_s)
     total: Counter[str] = Counter()
-    times_s: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
 
     def part(name: str, ranks: int, marks: str) -> None:
         began_s = time.monotonic()
-        total.update(run_part(name, Path(folder) / str(ranks), ranks, [f"{marks} and {chosen}", *pytest_args], limits))
-        times_s[name] = time.monotonic() - began_s
+        found = run_part(name, Path(folder) / str(ranks), ranks, [f"{marks} and {chosen}", *pytest_args], limits)
+        total.update(found)
+        counts = {word: found[word] for word in ("passed", "failed", "skipped")}
+        rows.append({"part": name, "seconds": round(time.monotonic() - began_s), **counts})
 
     with tempfile.TemporaryDirectory(prefix="hpcrec-test-") as folder:
         part("serial", 0, "not parallel")
         asked = rank_counts(Path(folder) / "0", "slow" if args.slow else "fast")
         for n in asked if args.ranks is None else args.ranks:
             part(f"{n} rank" + "s" * (n > 1), n, f"parallel and parallel[{n}]")
-    print("\ntime: " + ", ".join(f"{name} {t:.0f} s" for name, t in times_s.items()))
+    print("\ntime: " + ", ".join(f"{row['part']} {row['seconds']} s" for row in rows))
+    if args.json:
+        sys.path.insert(0, str(ROOT / "benchmarks"))
+        from _report import claim, finish
+
+        finish("soak", rows, [claim("soak.failed", total["failed"], "tests", "<= 0")], args.json)
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
     return int(total["failed"] > 0 or total["passed"] == 0)
 
@@ -80,6 +88,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     """The command line; what is not known here is pytest's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slow", action="store_true", help="the tests marked slow, instead of all others")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what passed in which part here")
     parser.add_argument("--limit-s", type=float, help="seconds for each run (900; 7200 with --slow)")
     parser.add_argument("--test-limit-s", type=float, help="seconds for each test (240; 1800 with --slow)")
     parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], help="only these counts: 2,3")

@@ -8,8 +8,8 @@
     gradients  --- gradients ----------->  apply: merge by row, step           phase "gradients"
 
 One all-to-all a phase whatever the number of tables and forms, through shared memory within a host and ``Alltoallv``
-between hosts (``comm``). Bytes sent per step, vectors of width D and element
-size s, not counting what a rank sends to itself, each message rounded up to 64 bytes:
+between hosts (``comm``). Bytes sent per step, vectors of width D and element size s, not counting what a rank sends to
+itself, each message rounded up to 64 bytes:
 
 ``ids``        dense -> holder: see ``wire``; before it 32 bytes to every rank (tag ``control``), which tell the size
 ``values``     holder -> dense: ``pooled`` s D a non-empty (part of a) bag; ``rows`` s D a distinct row;

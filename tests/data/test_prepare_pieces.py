@@ -1,8 +1,12 @@
 """Pieces and the journal: the same bytes on any number of ranks, cut short anywhere or not; what is refused."""
 
+import contextlib
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +23,7 @@ from hpcrec.data import pieces
 from hpcrec.data.convert import Split, prepare_criteo
 from hpcrec.data.schema import DataSet
 from hpcrec.errors import ConfigError, DataError
+from tests.comm.job import Job
 
 N = 1500
 KB = 1 << 10
@@ -150,6 +155,50 @@ def test_killed_and_started_again_gives_the_same_bytes(tmp_path: Path, ids: str)
 @pytest.mark.parametrize("seed", [2, 3])
 def test_killed_often_and_started_again_gives_the_same_bytes(tmp_path: Path, seed: int) -> None:
     kill(tmp_path, "vocabulary", seed, kills=20)
+
+
+ON_RANKS = """
+from pathlib import Path
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.ledger import Ledger
+from hpcrec.data.convert import Split, prepare_criteo
+folder = Path(sys.argv[1]).parent
+ranks = Collectives(world.Dup(), tuple(range(world.size)), Ledger(world.rank, (0,) * world.size))
+(folder / f"pid-{world.rank}").write_text(str(os.getpid()))
+ready()
+paths, split = [folder / "a.txt", folder / "b.txt.gz"], Split("hash", (0.7, 0.1, 0.2))
+prepare_criteo(paths, folder / "cut", ids="vocabulary", piece_bytes=400 << 10, split=split, ranks=ranks)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_rank_of_several_loses_nothing(tmp_path: Path) -> None:
+    """Either rank, at any instant; whoever is left is ended by the launcher."""
+    lines = criteo_lines(60_000)
+    paths = [write_text(tmp_path / "a.txt", lines[:40_000]), write_text(tmp_path / "b.txt.gz", lines[40_000:])]
+    split = Split("hash", (0.7, 0.1, 0.2))
+    prepare_criteo(paths, tmp_path / "alone", ids="vocabulary", piece_bytes=400 * KB, split=split)
+    rng, killed, whole_s = random.Random(5), 0, 1.0
+    for number in range(40):
+        job = Job(tmp_path, ON_RANKS, ranks=2)
+        job.wait_ready()
+        began_s = time.monotonic()
+        if number:  # the first one tells how long it takes
+            time.sleep(rng.random() * 0.5 * whole_s)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int((tmp_path / f"pid-{rng.randrange(2)}").read_text()), signal.SIGKILL)
+        job.process.communicate(timeout=60)
+        job.clean()
+        code = job.process.returncode
+        killed += code != 0
+        if code == 0:
+            whole_s = whole_s if number else time.monotonic() - began_s
+            assert content(tmp_path / "cut") == content(tmp_path / "alone"), number
+            (tmp_path / "cut").rename(tmp_path / f"cut-{number}")
+        if killed >= 20 and code == 0:
+            break
+        (tmp_path / "ready").unlink()
+    assert killed >= 20, (killed, whole_s)
 
 
 def test_another_command_or_source_is_refused(tmp_path: Path) -> None:
