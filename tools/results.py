@@ -23,8 +23,8 @@ EXTRA = {
     "balance": " --quick",
     "kernels": " --peers PYTHON",
     "speed": " --peers PYTHON --contenders hpcrec-fused,hpcrec-fused-mpi,tbe --steps 20",
-    "speed_peers": " --peers PYTHON --contenders hpcrec-fused,hpcrec-split,tbe,torchrec,ddp --ranks 2 --rounds 3"
-    " --steps 20 --extras ''",
+    "speed_peers": " --peers PYTHON --contenders hpcrec-fused-mpi,hpcrec-split,tbe,torchrec,ddp --ranks 2 --rounds 3"
+    " --steps 10 --extras ''",
 }
 COMMANDS = {"soak": "make soak"}
 
@@ -43,7 +43,8 @@ def page() -> str:
         for claim in result["claims"]:
             value = "none" if claim["value"] is None else f"{claim['value']:.4g}"
             holds = {True: "yes", False: "**no**", None: ""}[claim["holds"]]
-            parts.append(f"| {claim['id']} | {value} | {claim['unit']} | {claim['goal'] or ''} | {holds} |\n")
+            unit = claim["unit"] + (f", commit {claim['commit']}" if "commit" in claim else "")
+            parts.append(f"| {claim['id']} | {value} | {unit} | {claim['goal'] or ''} | {holds} |\n")
         parts.append("\n" + rows_table(result["rows"]))
     return "".join(parts)
 
