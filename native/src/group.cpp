@@ -84,14 +84,14 @@ struct Span {
   int id_bits, position_bits;
 };
 
-Span span_of(const int64_t* ids, int64_t n) {
+Span span_of(const int64_t* ids, int64_t n, int64_t n_positions) {
   int64_t low = ids[0], high = ids[0];
   for (int64_t k = 0; k < n; ++k) {
     low = std::min(low, ids[k]);
     high = std::max(high, ids[k]);
   }
   const uint64_t lowest = static_cast<uint64_t>(low);
-  return {lowest, bits_of(static_cast<uint64_t>(high) - lowest), bits_of(static_cast<uint64_t>(n))};
+  return {lowest, bits_of(static_cast<uint64_t>(high) - lowest), bits_of(static_cast<uint64_t>(n_positions))};
 }
 
 // What is sorted: ids and, for each, its position, or the bag that it lies in.
@@ -257,7 +257,7 @@ int64_t group(const int64_t* ids, int64_t n, const int64_t* offsets, int64_t n_b
   if (offsets) require_offsets("offsets", offsets, n_bags, n);
   segments[0] = 0;
   if (n == 0) return 0;
-  const Span span = span_of(ids, n);
+  const Span span = span_of(ids, n, offsets ? n_bags : n);  // bags may be more than ids: some are empty
   // Until they are written, the outputs are the memory of the sort.
   const int64_t n_unique =
       with_sorted({ids, offsets, n, n_bags}, span, order, segments, [&](const auto& code, const auto* sorted, int m) {
@@ -274,7 +274,7 @@ int64_t group(const int64_t* ids, int64_t n, const int64_t* offsets, int64_t n_b
 
 int64_t dedup(const int64_t* ids, int64_t n, int64_t* unique, int64_t* inverse) {
   if (n == 0) return 0;
-  const Span span = span_of(ids, n);
+  const Span span = span_of(ids, n, n);
   return with_sorted({ids, nullptr, n, 0}, span, scratch(n), inverse, [&](const auto& code, const auto* sorted, int m) {
     return for_runs(
         code, sorted, n, m, [=](int64_t, int64_t position, int64_t u) { inverse[position] = u; },

@@ -68,6 +68,20 @@ def test_group_of_any_ids(ids):
     assert (ids[order] == np.repeat(unique, np.diff(segments))).all()
 
 
+@pytest.mark.parametrize("n_bags", [7, 40, 3000])
+@pytest.mark.parametrize("n", [0, 1, 6, 1000])
+def test_group_names_bags_among_empty_ones(n, n_bags):
+    """A bag's number may be above the number of ids."""
+    rng = np.random.default_rng([n, n_bags])
+    ids = rng.integers(0, 50, n)
+    bags = np.sort(rng.integers(0, n_bags, n))
+    offsets = np.searchsorted(bags, np.arange(n_bags + 1)).astype(np.int64)
+    unique, segments, order = same_from_both(lambda: tuple(kernels.group(ids, offsets)))
+    assert (unique == np.unique(ids)).all()
+    by_id = np.lexsort((np.arange(n), ids))
+    assert (order == bags[by_id]).all() and (ids[by_id] == np.repeat(unique, np.diff(segments))).all()
+
+
 @pytest.mark.parametrize("n_parts", [1, 2, 7, 3000])
 @pytest.mark.parametrize("n", [0, 1, 40_000])
 def test_partition(n, n_parts):
