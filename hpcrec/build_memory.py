@@ -96,8 +96,10 @@ def _traffic(layout: Layout, rank: int, batch: int, mean_ids: dict[str, float]) 
     for entry in leg.entries:
         ids = batch * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
         ids_E.append(ids)
-        bags_E.append(min(ids, batch) if entry.form == "pooled" else ids)
-    elements = sum(bags_E[s.entry] * s.width for s in leg.streams)
+        bags = min(ids, batch) if entry.form in ("pooled", "partial") else ids
+        bags_E.append(batch if entry.every_bag else bags)
+    elements = sum(bags_E[s.entry] * s.width for s in (*leg.streams, *leg.hidden))
+    elements += batch * sum(p.elements for p in leg.partials)
     return HolderTraffic(ids=sum(ids_E), bags=sum(bags_E), elements=elements)
 
 

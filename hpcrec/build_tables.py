@@ -104,7 +104,8 @@ def make_layout(
         dense=topology.dense,
         replicate_rows=config.exchange.replicate_rows,
     )
-    layout = Layout(tables, families, lookups, forms=config.exchange.forms, default_form=config.exchange.form)
+    forms = config.exchange.forms
+    layout = Layout(tables, families, lookups, forms=forms, default_form=config.exchange.form, operators=operators)
     return tables, families, layout
 
 

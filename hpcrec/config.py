@@ -28,7 +28,7 @@ Amount = Annotated[float, Field(strict=True, ge=0)]
 AboveZero = Annotated[float, Field(strict=True, gt=0)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Decay = Annotated[float, Field(strict=True, ge=0, lt=1)]
-Form = Literal["pooled", "rows"]
+Form = Literal["pooled", "rows", "partial"]
 Metric = Literal["auc", "logloss", "normalized_entropy"]
 
 
@@ -171,7 +171,9 @@ class ExchangeConfig:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     form: Form = "pooled"
-    """pooled: owners send one vector a sample and feature. rows: owners send each distinct row once."""
+    """pooled: owners send one vector a sample and feature. rows: owners send each distinct row once. partial: owners
+    compute what operators can be computed of their rows alone, and send one result a sample and operator; else as
+    pooled."""
     codec: Literal["fp32"] = "fp32"
     """How values are written on the wire; with train.dtype = "float64" they cross as such."""
     forms: dict[str, Form] = field(default_factory=dict)

@@ -100,9 +100,12 @@ class Collectives:
             self.comm.Alltoall(send_RM, recv_RM)
         return recv_RM
 
-    def message(self, bytes_R: Ints, dtype: npt.DTypeLike) -> NDArray[Any]:
-        """Where the messages of the next ``alltoallv`` are best written: flat, of ``dtype``, only their padding set."""
-        total = int(bytes_R.sum())
+    def message(self, bytes_R: Ints, dtype: npt.DTypeLike, behind_bytes: int = 0) -> NDArray[Any]:
+        """Where the messages of the next ``alltoallv`` are best written: flat, of ``dtype``, only their padding set.
+
+        ``behind_bytes`` more, behind the messages, are the caller's to use until the next message but one.
+        """
+        total = int(bytes_R.sum()) + behind_bytes
         room = np.empty(total, np.uint8) if self._windows is None else self._windows.room(total)
         for end in np.cumsum(bytes_R)[bytes_R > 0].tolist():
             room[end - UNIT_BYTES : end] = 0  # the memory may hold anything; it is not to be sent
@@ -110,10 +113,13 @@ class Collectives:
         self._in_window = None if self._windows is None else message
         return message
 
-    def alltoallv(self, send: NDArray[Any], send_bytes_R: Ints, recv_bytes_R: Ints, tag: str) -> NDArray[Any]:
+    def alltoallv(
+        self, send: NDArray[Any], send_bytes_R: Ints, recv_bytes_R: Ints, tag: str, behind_bytes: int = 0
+    ) -> NDArray[Any]:
         """Sends consecutive pieces of ``send`` to the ranks in order; returns what came from them, likewise.
 
         Sizes are in bytes, whole units each (``padded_bytes``). A single rank is given ``send`` itself.
+        ``behind_bytes`` more are left behind what came, for the caller to use.
 
         Raises
         ------
@@ -124,9 +130,10 @@ class Collectives:
         recv_at_R = self._places(recv_bytes_R, "receive")
         self.ledger.add(tag, self._ranks_R, send_bytes_R)
         windows, in_window, self._in_window = self._windows, self._in_window, None
-        if self.size == 1:
+        total = int(recv_bytes_R.sum()) + behind_bytes
+        if self.size == 1 and send.nbytes >= total:
             return send
-        recv = np.empty(int(recv_bytes_R.sum()), np.uint8)
+        recv = np.empty(total, np.uint8)
         if windows is not None and send is not in_window:
             given, send = send, windows.room(send.nbytes).view(send.dtype)
             send[:] = given

@@ -14,7 +14,7 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.errors import DataError
 from hpcrec.exchange.forms import Collected, Column, DistinctForm, Form, PooledForm, Starts
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.moves import CopyMoves, Move, PoolMoves
+from hpcrec.exchange.moves import CopyMoves, Move, PartialMove, PoolMoves
 from hpcrec.exchange.wire import Piece, cumulative, encode
 from hpcrec.types import Bags, Ints
 
@@ -28,6 +28,7 @@ class Asked:
     id_bytes_R, value_bytes_R, gradient_bytes_R : int64 [R]
         Sizes on the wire: of the ids messages, of what comes back, and of the gradients that follow.
     moves : sequence of Move
+    partials : sequence of PartialMove
     n_samples : int
     filled : sequence of bool
         By leaf group: whether the moves write every element of the leaf; if not, it has to start as zeros.
@@ -37,6 +38,7 @@ class Asked:
     value_bytes_R: Ints
     gradient_bytes_R: Ints
     moves: Sequence[Move]
+    partials: Sequence[PartialMove]
     n_samples: int
     filled: Sequence[bool]
 
@@ -77,7 +79,9 @@ class Asker:
         self._size = size
         self._pad = pad
         self._dtype = np.dtype(dtype)
-        self._forms: list[Form] = [PooledForm(layout, *bundle) for bundle in layout.bundles("pooled")]
+        self._forms: list[Form] = [
+            PooledForm(layout, *bundle) for form in ("pooled", "partial") for bundle in layout.bundles(form)
+        ]
         for form in ("rows", "replicate"):
             self._forms += [DistinctForm(layout, *bundle, replicas, self._dtype) for bundle in layout.bundles(form)]
 
@@ -107,7 +111,7 @@ class Asker:
         parts = [form.split(columns) for form in self._forms]
         pieces = {key: piece for part in parts for key, piece in part.pieces.items()}
         message, id_bytes_R = self._encode(pieces, room)
-        starts, value_bytes_R, gradient_bytes_R = self._starts(pieces)
+        starts, partials, value_bytes_R, gradient_bytes_R = self._starts(pieces, n_samples)
         collected = Collected(CopyMoves(), PoolMoves())
         for part in parts:
             part.place(starts, collected)
@@ -122,7 +126,7 @@ class Asker:
             n == n_samples * len(group.lookups) * group.width
             for n, group in zip(written, self._layout.groups, strict=True)
         ]
-        return Asked(id_bytes_R, value_bytes_R, gradient_bytes_R, moves, n_samples, filled), message
+        return Asked(id_bytes_R, value_bytes_R, gradient_bytes_R, moves, partials, n_samples, filled), message
 
     def _column(self, bags: Bags, feature: str, n_samples: int) -> Column:
         f = bags.features.index(feature)
@@ -163,17 +167,20 @@ class Asker:
                 at += len(part)
         return message, padded_R
 
-    def _starts(self, pieces: Mapping[tuple[int, int], Piece]) -> tuple[Starts, Ints, Ints]:
+    def _starts(
+        self, pieces: Mapping[tuple[int, int], Piece], n_samples: int
+    ) -> tuple[Starts, list[PartialMove], Ints, Ints]:
         item = self._dtype.itemsize
         value_R, gradient_R = np.zeros(self._size, np.int64), np.zeros(self._size, np.int64)
         counts: dict[int, Ints] = {}
         for holder, leg in self._layout.legs.items():
             counts[holder] = np.array([pieces[holder, s.entry].n_bags * s.width for s in leg.streams], np.int64)
-            value_R[holder] = counts[holder][: leg.n_value_streams].sum() * item
-            gradient_R[holder] = counts[holder].sum() * item
+            partial = n_samples * sum(p.elements for p in leg.partials)
+            value_R[holder] = (counts[holder][: leg.n_value_streams].sum() + partial) * item
+            gradient_R[holder] = (counts[holder].sum() + partial) * item
         value_R, gradient_R = self._pad(value_R), self._pad(gradient_R)
         value_at, gradient_at = cumulative(value_R) // item, cumulative(gradient_R) // item
-        starts = Starts({}, {}, {})
+        starts, partials = Starts({}, {}, {}), list[PartialMove]()
         for holder, leg in self._layout.legs.items():
             inside = cumulative(counts[holder])
             for s, stream in enumerate(leg.streams):
@@ -181,4 +188,10 @@ class Asker:
                 starts.value[key] = int(value_at[holder] + inside[s])
                 starts.gradient[key] = int(gradient_at[holder] + inside[s])
                 starts.columns[key] = stream.columns
-        return starts, value_R, gradient_R
+            value_from = int(value_at[holder] + inside[leg.n_value_streams])
+            gradient_from = int(gradient_at[holder] + inside[-1])
+            for p in leg.partials:
+                partials.append(PartialMove(p.operator, n_samples, p.elements, value_from, gradient_from))
+                value_from += n_samples * p.elements
+                gradient_from += n_samples * p.elements
+        return starts, partials, value_R, gradient_R

@@ -7,20 +7,24 @@
     leaves     <-- values ---------------  answer: gather and pool             phase "values"
     gradients  --- gradients ----------->  apply: merge by row, step           phase "gradients"
 
+Where operators are substituted (form ``partial``, [DES]) the holder computes their partial results from the vectors it
+gathers, and sends those instead; the gradients that come back are theirs.
+
 One all-to-all a phase whatever the number of tables and forms, through shared memory within a host and ``Alltoallv``
 between hosts (``comm``). Bytes sent per step, vectors of width D and element size s, not counting what a rank sends to
 itself, each message rounded up to 64 bytes:
 
 ``ids``        dense -> holder: see ``wire``; before it 32 bytes to every rank (tag ``control``), which tell the size
 ``values``     holder -> dense: ``pooled`` s D a non-empty (part of a) bag; ``rows`` s D a distinct row;
-               ``replicate`` nothing
+               ``replicate`` nothing; ``partial`` s P a sample for each operator computed there, P the elements of its
+               partial result, and s D a bag, empty ones too, of what other operators read
 ``gradients``  dense -> holder: as ``values``; ``replicate`` s D a distinct row to every dense rank
 
 Ids do not depend on weights, so the phase ``ids`` may run ahead of the step on a thread of its own. Knows bytes, not
 time: when a phase runs is for ``policy`` to say.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -32,7 +36,7 @@ from hpcrec.comm.world import World
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.ask import Asked, Asker
-from hpcrec.exchange.inputs import Inputs
+from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.serve import Holder
 from hpcrec.exchange.wire import cumulative
@@ -110,8 +114,10 @@ class Exchange:
         leg = layout.legs.get(topology.rank)
         self._holder = None
         if store is not None and leg is not None:
-            weighs = [e.form == "pooled" and e.features[0] in weighted for e in leg.entries]
-            self._holder = Holder(store, leg, weighted=weighs, size=topology.size, pad=padded_bytes)
+            weighs = [e.form in ("pooled", "partial") and e.features[0] in weighted for e in leg.entries]
+            self._holder = Holder(
+                store, leg, operators, layout.pooling, weighted=weighs, size=topology.size, pad=padded_bytes
+            )
         self._asker = None
         if topology.is_dense:
             self._asker = Asker(
@@ -169,7 +175,8 @@ class Exchange:
             zeros_R = np.zeros(self._size, np.int64)
             sent_R = zeros_R if served is None else served.value_bytes_R
             wanted_R = zeros_R if asked is None else asked.value_bytes_R
-            sent = self._world.main.message(sent_R, self.dtype)
+            behind = 0 if served is None else served.elements_behind * self.dtype.itemsize
+            sent = self._world.main.message(sent_R, self.dtype, behind)
             if self._holder is not None and served is not None:
                 self._holder.answer(served, sent)
         with self._timer("values"), self._counting(route.train):
@@ -183,14 +190,16 @@ class Exchange:
             ]
             for move in asked.moves:
                 move.forward(received, leaves)
-        return Inputs(leaves, self.layout, self._operators, train=route.train)
+            partials = [(p.operator, p.take(received)) for p in asked.partials]
+        return Inputs(leaves, partials, self.layout, self._operators, train=route.train)
 
-    def gradients(self, route: Route, leaf_gradients: Sequence[Floats] | None, *, step: int, lr_scale: float) -> None:
+    def gradients(self, route: Route, found: Gradients | None, *, step: int, lr_scale: float) -> None:
         """Phase ``gradients``; collective. Rows and their optimizers have stepped when it returns.
 
         Parameters
         ----------
-        leaf_gradients : sequence of float [B, F, D], or None on ranks that are not dense
+        found : Gradients or None
+            None on ranks that are not dense.
         step : int
             Global step, from 1.
         lr_scale : float
@@ -198,15 +207,18 @@ class Exchange:
         asked, served = route.asked, route.served
         zeros_R = np.zeros(self._size, np.int64)
         sent_R = zeros_R if asked is None else asked.gradient_bytes_R
-        sent = self._world.main.message(sent_R, self.dtype)
+        behind = 0 if served is None else served.elements_behind * self.dtype.itemsize
+        sent = self._world.main.message(sent_R, self.dtype, behind)
         if asked is not None:
-            assert leaf_gradients is not None
+            assert found is not None
             with self._timer("disassemble"):
                 for move in asked.moves:
-                    move.backward(leaf_gradients, sent)
+                    move.backward(found.leaves, sent)
+                for partial, gradient_BP in zip(asked.partials, found.partials, strict=True):
+                    partial.give(gradient_BP, sent)
         with self._timer("gradients"):
             due_R = zeros_R if served is None else served.gradient_bytes_R
-            received = self._world.main.alltoallv(sent, sent_R, due_R, "gradients")
+            received = self._world.main.alltoallv(sent, sent_R, due_R, "gradients", behind)
         if self._holder is not None and served is not None:
             with self._timer("update"):
                 self._holder.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)

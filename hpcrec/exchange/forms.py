@@ -1,6 +1,8 @@
 """The forms in which a feature's vectors cross: what a dense rank asks each holder for, and how it uses the answer.
 
 ``pooled``     bags go out, one pooled vector a bag comes back (a part of it where rows are dealt to several owners)
+``partial``    as ``pooled``; but where all operators that read a table can be computed at the holders, these send one
+               partial result a sample and operator, and no vectors of that table cross. Empty bags go out too
 ``rows``       distinct ids go out, their rows come back; this rank pools, and merges the gradients by row
 ``replicate``  this rank has the rows; distinct ids go to all copies, so that their gradients can follow
 
@@ -94,10 +96,12 @@ class PooledForm:
         column, family = columns[self._feature], self._family
         pieces: dict[Entry, Piece] = {}
         samples: dict[Entry, Ints] = {}
+        every_bag = [self._layout.legs[holder].entries[e].every_bag for holder, e in self._entries]
+        everything = np.arange(len(column.lengths))
         if family.kind != "row":
-            nonempty = np.flatnonzero(column.lengths)
-            piece = Piece(column.rows, _lengths(column.lengths[nonempty]), column.weights)
-            pieces, samples = dict.fromkeys(self._entries, piece), dict.fromkeys(self._entries, nonempty)
+            for entry, every in zip(self._entries, every_bag, strict=True):
+                samples[entry] = everything if every else np.flatnonzero(column.lengths)
+                pieces[entry] = Piece(column.rows, _lengths(column.lengths[samples[entry]]), column.weights)
             return PooledPart(self._layout, family, self._feature, column, pieces, samples)
         dealt, order, ends = _deal(column.rows, family)
         sample = np.repeat(np.arange(len(column.lengths)), column.lengths)
@@ -106,9 +110,10 @@ class PooledForm:
             bag = sample[take]
             first = np.flatnonzero(np.diff(bag, prepend=-1))  # order is stable, so a bag's ids are still together
             weights = None if column.weights is None else column.weights[take]
-            lengths = np.diff(np.append(first, len(bag)))
+            lengths, samples[entry] = np.diff(np.append(first, len(bag))), bag[first]
+            if every_bag[part]:
+                lengths, samples[entry] = np.bincount(bag, minlength=len(everything)), everything
             pieces[entry] = Piece(dealt[take] // family.row_parts, _lengths(lengths), weights)
-            samples[entry] = bag[first]
         return PooledPart(self._layout, family, self._feature, column, pieces, samples)
 
 

@@ -4,14 +4,24 @@ Knows torch and operators; does not know where rows live or what crosses.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcrec.exchange.layout import Layout
-from hpcrec.operators.base import Operator
-from hpcrec.types import Floats
+from hpcrec.operators.base import Operator, unflatten
+from hpcrec.types import Floats, Lookup
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What goes back: gradients of the leaves [B, F, D], and of the partial results [B, P] in the order they came."""
+
+    leaves: list[Floats]
+    partials: list[Floats]
 
 
 class Inputs(Mapping[str, Tensor]):
@@ -21,6 +31,8 @@ class Inputs(Mapping[str, Tensor]):
     ----------
     leaves : sequence of float [B, F, D]
         One a leaf group of the layout.
+    partials : sequence of (str, float [B, P])
+        Partial results of operators that were computed where rows are, holder after holder.
     layout : Layout
     operators : mapping of str to Operator
     train : bool
@@ -28,17 +40,29 @@ class Inputs(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self, leaves: Sequence[Floats], layout: Layout, operators: Mapping[str, Operator], *, train: bool
+        self,
+        leaves: Sequence[Floats],
+        partials: Sequence[tuple[str, Floats]],
+        layout: Layout,
+        operators: Mapping[str, Operator],
+        *,
+        train: bool,
     ) -> None:
         self._layout = layout
         self._operators = operators
         self._results: dict[str, Tensor] = {}
         self.leaves = [torch.from_numpy(leaf).requires_grad_(train) for leaf in leaves]
+        self.partials = [(name, torch.from_numpy(part).requires_grad_(train)) for name, part in partials]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._results:
             operator = self._operators[name]
-            self._results[name] = operator.finish(operator.partial(self._pooled(operator)))
+            parts = [unflatten(operator, part_BP) for of, part_BP in self.partials if of == name]
+            away = self._layout.substituted.get(name, ())
+            here = tuple(k for k in operator.lookups if k not in away)
+            if here:
+                parts.append(operator.partial(self._pooled(here)))
+            self._results[name] = operator.finish(reduce(operator.reduce, parts))
         return self._results[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -54,21 +78,25 @@ class Inputs(Mapping[str, Tensor]):
                 of = "" if lookup.table == lookup.feature else f" of {lookup.table}"
                 yield lookup.feature + of, leaf[:, position]
 
-    def gradients(self) -> list[Floats]:
-        """Gradient of each leaf [B, F, D]; zeros for a leaf that the loss does not depend on."""
-        return [
-            np.zeros(tuple(leaf.shape), leaf.detach().numpy().dtype)
-            if leaf.grad is None
-            else leaf.grad.contiguous().numpy()
-            for leaf in self.leaves
-        ]
+    def tensors(self) -> list[Tensor]:
+        """All that gradients come back for."""
+        return [*self.leaves, *(part_BP for _, part_BP in self.partials)]
 
-    def _pooled(self, operator: Operator) -> Tensor:
-        """The operator's lookups of their leaf, in its order: [B, F, D]; a view where they lie together."""
-        places = [self._layout.place[k.feature, k.table] for k in operator.lookups]
+    def gradients(self) -> Gradients:
+        """Gradients; zeros where the loss does not depend on something."""
+        return Gradients([_gradient(leaf) for leaf in self.leaves], [_gradient(part) for _, part in self.partials])
+
+    def _pooled(self, lookups: Sequence[Lookup]) -> Tensor:
+        """These lookups of their leaf, in order: [B, F, D]; a view where they lie together."""
+        places = [self._layout.place[k.feature, k.table] for k in lookups]
         leaf = self.leaves[places[0][0]]
         positions = [position for _, position in places]
         first = positions[0]
         if positions == list(range(first, first + len(positions))):
             return leaf if len(positions) == leaf.shape[1] else leaf[:, first : first + len(positions)]
         return leaf.index_select(1, torch.tensor(positions))
+
+
+def _gradient(leaf: Tensor) -> Floats:
+    found: Floats = leaf.detach().numpy()
+    return np.zeros(found.shape, found.dtype) if leaf.grad is None else leaf.grad.contiguous().numpy()

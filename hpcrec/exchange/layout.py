@@ -1,21 +1,24 @@
 """The layout of every message, fixed before the first step and computed alike by every rank.
 
-A dense rank sends each holder of rows one message a phase. It consists of *entries*: the ids of one feature (form
-``pooled``) or the distinct ids of features that read the same tables (forms ``rows``, ``replicate``), in an order that
-both ends know. Each entry is answered by one *stream* of vectors for each table that it reads at that holder, and the
-gradients come back as the same streams. Knows tables, shards and forms; knows nothing of a batch or of MPI.
+A dense rank sends each holder of rows one message a phase. It consists of *entries*: the ids of one feature (forms
+``pooled`` and ``partial``) or the distinct ids of features that read the same tables (forms ``rows``, ``replicate``),
+in an order that both ends know. Each entry is answered by one *stream* of vectors for each table that it reads at that
+holder, and the gradients come back as the same streams. Streams that only substituted operators read stay at the
+holder, which answers them with one *partial result* a sample and operator. Knows tables, shards, forms and what
+operators say of themselves; knows nothing of a batch or of MPI.
 
 Legend: ``E`` entries, ``S`` streams, ``R`` ranks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcrec.embedding.shards import Family
 from hpcrec.errors import ConfigError
+from hpcrec.operators.base import Operator, elements_of
 from hpcrec.types import Lookup, TableSpec
 
-FORMS = ("replicate", "rows", "pooled")
+FORMS = ("replicate", "rows", "pooled", "partial")
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,15 @@ class LeafGroup:
 class Entry:
     """Ids that travel together to one holder.
 
-    ``features`` is one feature for ``pooled``; ``part`` is the holder's part of the family.
+    ``features`` is one feature for ``pooled`` and ``partial``; ``part`` is the holder's part of the family.
+    ``every_bag``: empty bags are sent too, because the holder has to know which sample a bag is of.
     """
 
     family: Family
     form: str
     features: tuple[str, ...]
     part: int
+    every_bag: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,29 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Leg:
-    """What passes between any dense rank and one holder.
+class Partial:
+    """An operator's partial result at one holder.
 
-    Entries and streams of the replicated form come last: they have gradients but no values.
+    ``hidden`` are the numbers, in the leg's hidden streams, of those of its lookups that the holder has.
+    """
+
+    operator: str
+    elements: int
+    hidden: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What passes between any dense rank and one holder, and what stays there.
+
+    Entries and streams of the replicated form come last: they have gradients but no values. Hidden streams, ordered by
+    width, do not travel; the partial results do, after all streams.
     """
 
     entries: tuple[Entry, ...]
     streams: tuple[Stream, ...]
+    hidden: tuple[Stream, ...]
+    partials: tuple[Partial, ...]
 
     @property
     def n_value_streams(self) -> int:
@@ -82,6 +102,8 @@ class Layout:
         Feature -> form, for features that are not replicated.
     default_form : str
         The form of the other features.
+    operators : mapping of str to Operator
+        What the model receives.
 
     Attributes
     ----------
@@ -92,6 +114,8 @@ class Layout:
         Leaf group and position in it.
     pooling : dict of str to str
         ``sum`` or ``mean`` of each feature.
+    substituted : dict of str to tuple of Lookup
+        Operator -> those of its lookups that it is computed of where their rows are.
     """
 
     def __init__(
@@ -102,6 +126,7 @@ class Layout:
         *,
         forms: Mapping[str, str],
         default_form: str,
+        operators: Mapping[str, Operator],
     ) -> None:
         self.tables = dict(tables)
         self.families = tuple(families)
@@ -111,11 +136,29 @@ class Layout:
             self.tables_of[lookup.feature] = names if lookup.table in names else (*names, lookup.table)
         self.family_of = {f: family for family in families for f in family.features}
         self.form_of = {f: self._form(f, forms.get(f, default_form), chosen=f in forms) for f in self.tables_of}
-        self.groups, self.place = _leaves(tables, lookups)
         self.pooling = _poolings(lookups)
+        hidden = self._hidden(lookups, operators)
+        self.substituted = {
+            name: tuple(k for k in operator.lookups if k in hidden)
+            for name, operator in operators.items()
+            if any(k in hidden for k in operator.lookups)
+        }
+        self._elements = {name: elements_of(operators[name]) for name in self.substituted}
+        self.groups, self.place = _leaves(tables, [k for k in lookups if k not in hidden])
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
         self._entry_at = {(r, e.features): i for r, leg in self.legs.items() for i, e in enumerate(leg.entries)}
+
+    def _hidden(self, lookups: Sequence[Lookup], operators: Mapping[str, Operator]) -> set[Lookup]:
+        """Lookups whose vectors no dense rank needs: all that read them can be computed where the rows are."""
+        readers = {k: [o for o in operators.values() if k in o.lookups] for k in lookups}
+        return {k for k, ops in readers.items() if ops and all(self._substitutable(k, o) for o in ops)}
+
+    def _substitutable(self, lookup: Lookup, operator: Operator) -> bool:
+        if self.form_of[lookup.feature] != "partial" or operator.shapes is None:
+            return False
+        kind = self.family_of[lookup.feature].kind
+        return kind == "table" or (kind == "row" and operator.splits_bags and lookup.pooling == "sum")
 
     def _form(self, feature: str, form: str, *, chosen: bool) -> str:
         if self.family_of[feature].kind == "replicate":
@@ -144,6 +187,8 @@ class Layout:
         entries.sort(key=lambda e: e.form == "replicate")
         kept: list[Entry] = []
         streams: list[Stream] = []
+        hidden: list[tuple[Stream, Lookup]] = []
+        lookups = {(k.feature, k.table): k for some in self.substituted.values() for k in some}
         for entry in entries:
             own = []
             for table in self.tables_of[entry.features[0]]:
@@ -151,16 +196,27 @@ class Layout:
                 if columns[0] < columns[1]:
                     own.append(Stream(len(kept), table, columns))
             if own:  # a table narrower than its column parts leaves some holders nothing to answer
-                kept.append(entry)
-                streams += own
-        return Leg(tuple(kept), tuple(streams))
+                stay = [
+                    (s, lookups[entry.features[0], s.table]) for s in own if (entry.features[0], s.table) in lookups
+                ]
+                kept.append(replace(entry, every_bag=bool(stay)))
+                streams += [s for s in own if (entry.features[0], s.table) not in lookups]
+                hidden += stay
+        hidden.sort(key=lambda item: item[0].width)
+        number = {lookup: i for i, (_, lookup) in enumerate(hidden)}
+        partials = [
+            Partial(name, self._elements[name], tuple(number[k] for k in some if k in number))
+            for name, some in self.substituted.items()
+            if any(k in number for k in some)
+        ]
+        return Leg(tuple(kept), tuple(streams), tuple(s for s, _ in hidden), tuple(partials))
 
     def _bundles(self, family: Family) -> list[tuple[str, tuple[str, ...]]]:
         """(form, features) of the entries of one family: pooled features apart, the others by the tables they read."""
         bundles: dict[tuple[object, ...], tuple[str, tuple[str, ...]]] = {}
         for feature in family.features:
             form = self.form_of[feature]
-            key = (form, feature) if form == "pooled" else (form, self.tables_of[feature])
+            key = (form, feature) if form in ("pooled", "partial") else (form, self.tables_of[feature])
             old = bundles.get(key, (form, ()))[1]
             bundles[key] = (form, (*old, feature))
         return list(bundles.values())

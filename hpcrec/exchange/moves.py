@@ -179,6 +179,28 @@ class PoolMove:
 Move = CopyMove | PoolMove
 
 
+@dataclass(frozen=True)
+class PartialMove:
+    """A holder's partial result of one operator: where it lies in the values, and its gradient in the gradients."""
+
+    operator: str
+    n_samples: int
+    elements: int
+    value_start: int
+    gradient_start: int
+
+    def take(self, values: Floats) -> Floats:
+        """It, [B, P], a view."""
+        return self._view(values, self.value_start)
+
+    def give(self, gradient_BP: Floats, gradients: Floats) -> None:
+        """Its gradient, into the message."""
+        self._view(gradients, self.gradient_start)[:] = gradient_BP
+
+    def _view(self, flat: Floats, start: int) -> Floats:
+        return flat[start : start + self.n_samples * self.elements].reshape(self.n_samples, self.elements)
+
+
 class CopyMoves:
     """Collects the vectors of form ``pooled`` and makes one move for each (group, width, adds)."""
 

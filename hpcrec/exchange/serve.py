@@ -6,7 +6,7 @@ order (dense rank, entry, sample, position), whatever the number of holders or t
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,8 +14,10 @@ from hpcrec import kernels
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Arena, Part, RowStore
 from hpcrec.exchange.layout import Leg
+from hpcrec.exchange.substitute import Substitute
 from hpcrec.exchange.wire import Header, cumulative, read_header
 from hpcrec.exchange.work import ArenaWork, Served, as_before, needs_norms, pairs_of
+from hpcrec.operators.base import Operator
 from hpcrec.types import Floats, Ints
 
 # Column-sharded row-wise Adagrad needs squared norms over all columns: own norms [U] by table -> the sums by table.
@@ -30,6 +32,9 @@ class Holder:
     store : RowStore
     leg : Leg
         This rank's leg of the layout.
+    operators : mapping of str to Operator
+    pooling : mapping of str to str
+        ``sum`` or ``mean`` of each feature.
     weighted : sequence of bool
         By entry: whether its ids carry weights.
     size : int
@@ -44,7 +49,15 @@ class Holder:
     """
 
     def __init__(
-        self, store: RowStore, leg: Leg, *, weighted: Sequence[bool], size: int, pad: Callable[[Ints], Ints]
+        self,
+        store: RowStore,
+        leg: Leg,
+        operators: Mapping[str, Operator],
+        pooling: Mapping[str, str],
+        *,
+        weighted: Sequence[bool],
+        size: int,
+        pad: Callable[[Ints], Ints],
     ) -> None:
         self.store = store
         self.load = Load()
@@ -52,11 +65,14 @@ class Holder:
         self._size = size
         self._pad = pad
         self._weighted_E = np.array(weighted, bool)
-        self._entry_S = np.array([s.entry for s in leg.streams], np.int64)
+        streams = (*leg.streams, *leg.hidden)
+        self._entry_S = np.array([s.entry for s in streams], np.int64)
         self._width_S = np.array([s.width for s in leg.streams], np.int64)
         self._valued = leg.n_value_streams
+        self._substitute = Substitute(leg, operators) if leg.partials else None
+        self._means = [h for h, s in enumerate(leg.hidden) if pooling[leg.entries[s.entry].features[0]] == "mean"]
         self._streams_of: list[tuple[Ints, Ints]] = []  # by arena: its streams, and where their part begins in it
-        places = [store.find(s.table) for s in leg.streams]
+        places = [store.find(s.table) for s in streams]
         for a in range(len(store.arenas)):
             mine = [(s, place[1].base) for s, place in enumerate(places) if place is not None and place[0] == a]
             self._streams_of.append((np.array([m[0] for m in mine]), np.array([m[1] for m in mine])))
@@ -68,15 +84,26 @@ class Holder:
         place_R = cumulative(bytes_R)
         senders = np.flatnonzero(bytes_R)
         headers = [read_header(received, int(place_R[r]), int(place_R[r + 1]), self._weighted_E, item) for r in senders]
-        counts = np.array([h.n_bags[self._entry_S] * self._width_S for h in headers], np.int64)
-        counts = counts.reshape(len(headers), len(self._entry_S))  # elements by sender and stream
+        n_streams = len(self._width_S)
+        counts = np.array([h.n_bags[self._entry_S[:n_streams]] * self._width_S for h in headers], np.int64)
+        counts = counts.reshape(len(headers), n_streams)  # elements by sender and stream
+        samples_P = self._samples(headers)
+        partial_P = samples_P * (0 if self._substitute is None else self._substitute.elements)
+        values_P, gradients_P = counts[:, : self._valued].sum(axis=1), counts.sum(axis=1)
         value_bytes_R, gradient_bytes_R = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        value_bytes_R[senders] = self._pad(counts[:, : self._valued].sum(axis=1) * item)
-        gradient_bytes_R[senders] = self._pad(counts.sum(axis=1) * item)
+        value_bytes_R[senders] = self._pad((values_P + partial_P) * item)
+        gradient_bytes_R[senders] = self._pad((gradients_P + partial_P) * item)
         value_base = cumulative(value_bytes_R)[senders] // item
         gradient_base = cumulative(gradient_bytes_R)[senders] // item
         inside = np.cumsum(counts, axis=1) - counts
         places = value_base[:, None] + inside, gradient_base[:, None] + inside
+        partials = None
+        if self._substitute is not None:
+            ends = value_base + values_P, gradient_base + gradients_P
+            behind = int(value_bytes_R.sum()) // item, int(gradient_bytes_R.sum()) // item
+            lengths = self._mean_lengths(received, headers)
+            partials, hidden_PH = self._substitute.place(samples_P, ends, behind, lengths)
+            places = np.hstack([places[0], behind[0] + hidden_PH]), np.hstack([places[1], behind[1] + hidden_PH])
         alike: dict[bytes, ArenaWork] = {}
         works = tuple(
             self._arena_work(a, received, headers, *places, alike, train=train) for a in range(len(self.store.arenas))
@@ -85,7 +112,21 @@ class Holder:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
             self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
             self.load.add_time("read", began_s)
-        return Served(works, pairs_of(self.store.arenas, works), value_bytes_R, gradient_bytes_R)
+        return Served(works, pairs_of(self.store.arenas, works), value_bytes_R, gradient_bytes_R, partials)
+
+    def _samples(self, headers: Sequence[Header]) -> Ints:
+        """Samples of each sender, as entries tell that have all their bags; 0 where nobody asks."""
+        of = self._entry_S[-1:] if self._substitute is not None else self._entry_S[:0]
+        return np.array([h.n_bags[of].sum() for h in headers], np.int64)
+
+    def _mean_lengths(self, received: np.ndarray, headers: Sequence[Header]) -> dict[int, Ints]:
+        first = len(self._width_S)
+        return {
+            s: np.concatenate(
+                [h.lengths(received, int(self._entry_S[first + s])) for h in headers] or [np.zeros(0, np.int64)]
+            )
+            for s in self._means
+        }
 
     def _arena_work(
         self,
@@ -101,7 +142,8 @@ class Holder:
         """``alike``: the works of arenas read before, by what was asked of them."""
         streams, bases = self._streams_of[a]
         entries = self._entry_S[streams]
-        valued = bool(len(streams)) and streams[0] < self._valued  # an arena is all replicated or not at all
+        replicated = bool(len(streams)) and self._valued <= streams[0] < len(self._width_S)  # all of an arena, or none
+        valued = bool(len(streams)) and not replicated
         asked_PX = np.empty((len(headers), len(streams), 7), np.int64)
         for i, h in enumerate(headers):
             asked_PX[i, :, :4] = h.places_EX[entries]
@@ -132,7 +174,10 @@ class Holder:
         return alike[key]
 
     def answer(self, served: Served, values: Floats) -> None:
-        """Fills the values messages: pooled vectors for every rank, one rank after the other."""
+        """Fills the values messages: pooled vectors and partial results for every rank, one rank after the other.
+
+        ``values`` has room for ``served.elements_behind`` more behind them.
+        """
         began_s = time.thread_time()
         for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
             if work.value_start is None or not len(work.index) or a in served.beside.values():
@@ -151,6 +196,8 @@ class Holder:
                 weights=work.weights,
                 beside=beside,
             )
+        if self._substitute is not None and served.partials is not None:
+            self._substitute.forward(served.partials, values, train=all(w.grouping is not None for w in served.works))
         if all(work.grouping is not None for work in served.works):  # else it is an evaluation
             self.load.add_time("gather", began_s)
 
@@ -160,7 +207,7 @@ class Holder:
         Parameters
         ----------
         gradients : float, flat
-            The messages of all ranks, one after the other.
+            The messages of all ranks, one after the other, and room for ``served.elements_behind`` more.
         step : int
             Global step, from 1.
         lr_scale : float
@@ -169,6 +216,8 @@ class Holder:
             See ``NormSum``.
         """
         began_s = time.thread_time()
+        if self._substitute is not None and served.partials is not None:
+            self._substitute.backward(served.partials, gradients)
         split = {
             a: self._merged(arena, work, gradients)
             for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True))

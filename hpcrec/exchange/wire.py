@@ -2,14 +2,15 @@
 
 ::
 
-    int64  [E, 2]   ids and bags of each entry
+    int64  [E, 2]   ids and bags of each entry; bags as -1 - bags where their lengths follow
     int64  [K]      row numbers at the holder, entries in order
-    int32  [...]    lengths of the bags, only of entries with bags of other than one id
+    int32  [...]    lengths of the bags, only of entries with a bag of other than one id
     float  [...]    weights of the ids, only of weighted entries (the layout says which)
     padding to 64 bytes
 
-Empty bags are not sent: the dense rank knows them. Bytes to a holder = 16 E + 8 K + 4 (bags of multi-hot entries) +
-(4 or 8) (ids of weighted entries), rounded up to 64; nothing where E = 0. Knows no MPI.
+Empty bags are sent only where vectors stay at the holder (form ``partial``): else the dense rank alone needs to know
+them. Bytes to a holder = 16 E + 8 K + 4 (bags of entries with lengths) + (4 or 8) (ids of weighted entries), rounded up
+to 64; nothing where E = 0. Knows no MPI.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ class Piece:
     rows : int64 [K]
         Row numbers at the holder.
     lengths : int64 [V] or None
-        Ids of each bag, none of them 0; None where every bag is one id.
+        Ids of each bag; None where every bag is one id.
     weights : float [K] or None
     """
 
@@ -45,9 +46,10 @@ class Piece:
 
 def encode(pieces: Sequence[Piece]) -> list[bytes | memoryview]:
     """The parts of one message, in order."""
-    header = np.array([(len(p.rows), p.n_bags) for p in pieces], np.int64)
+    bags = [p.n_bags if p.lengths is None else -1 - p.n_bags for p in pieces]
+    header = np.array([(len(p.rows), n) for p, n in zip(pieces, bags, strict=True)], np.int64)
     parts: list[np.ndarray] = [header, *(p.rows for p in pieces)]
-    parts += [p.lengths.astype(np.int32) for p in pieces if p.lengths is not None and p.n_bags != len(p.rows)]
+    parts += [p.lengths.astype(np.int32) for p in pieces if p.lengths is not None]
     parts += [p.weights for p in pieces if p.weights is not None]
     return [part.data.cast("B") for part in parts if part.size]
 
@@ -69,6 +71,11 @@ class Header:
     places_EX: Ints
     weights_at: Ints
 
+    def lengths(self, received: np.ndarray, entry: int) -> Ints:
+        """Ids of each of an entry's bags."""
+        _, _, at, n = (int(x) for x in self.places_EX[entry])
+        return np.ones(n, np.int64) if at < 0 else received[at : at + 4 * n].view(np.int32).astype(np.int64)
+
     def weights(self, received: np.ndarray, entry: int, dtype: np.dtype) -> Floats:
         """Weights of an entry's ids; 1 where they carry none."""
         n, at = int(self.places_EX[entry, 1]), int(self.weights_at[entry])
@@ -87,9 +94,9 @@ def read_header(received: np.ndarray, start: int, stop: int, weighted_E: np.ndar
     """
     n_entries = len(weighted_E)
     counts = received[start : start + 16 * n_entries].view(np.int64).reshape(n_entries, 2)
-    n_ids, n_bags = counts[:, 0], counts[:, 1].copy()
+    n_ids, multi_E = counts[:, 0], counts[:, 1] < 0
+    n_bags = np.where(multi_E, -1 - counts[:, 1], counts[:, 1])
     ids_at = cumulative(8 * n_ids, start + 16 * n_entries)
-    multi_E = n_ids != n_bags
     lengths_at = cumulative(np.where(multi_E, 4 * n_bags, 0), int(ids_at[-1]))
     weights_at = cumulative(np.where(weighted_E, item * n_ids, 0), int(lengths_at[-1]))
     assert weights_at[-1] <= stop, "a message shorter than its header says"

@@ -7,6 +7,7 @@ import numpy as np
 
 from hpcrec import kernels
 from hpcrec.embedding.store import Arena
+from hpcrec.exchange.substitute import Sent
 from hpcrec.exchange.wire import cumulative
 from hpcrec.types import Floats, Ints
 
@@ -51,12 +52,20 @@ class Served:
         Arena -> arena of width 1 that is read and moved along with it.
     value_bytes_R, gradient_bytes_R : int64 [R]
         Bytes to and from each world rank, with their padding.
+    partials : Sent or None
+        Where partial results are; None where no operator is computed here.
     """
 
     works: tuple[ArenaWork, ...]
     beside: Mapping[int, int]
     value_bytes_R: Ints
     gradient_bytes_R: Ints
+    partials: Sent | None
+
+    @property
+    def elements_behind(self) -> int:
+        """Elements of the vectors that stay here, behind the messages."""
+        return 0 if self.partials is None else self.partials.elements
 
 
 def pairs_of(arenas: Sequence[Arena], works: Sequence[ArenaWork]) -> dict[int, int]:

@@ -6,8 +6,10 @@ ranks. Source: [DES].
 Legend: ``B`` samples, ``F`` lookups of the operator, ``D`` row width.
 """
 
+import math
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from hpcrec.errors import ConfigError
@@ -23,9 +25,8 @@ class Operator(Protocol):
     and commutative. So the model receives the same number, up to the order of summation, wherever the partials were
     computed: all on the dense rank that pooled the vectors itself (``finish(partial(pooled))``), or one on each holder.
 
-    ``partial`` gets a vector for each of the operator's lookups, in their order; a holder that has no row of a lookup's
-    bag passes zeros for it, which is the neutral element of every reduction here. What may be split is the set of
-    lookups; whether a *bag* may also be split over holders is said by each operator.
+    ``partial`` gets a vector for each of the operator's lookups that a holder has, in their order; zeros stand for an
+    empty bag, which is the neutral element of every reduction here.
 
     All methods are plain torch and run under autograd: the gradients need no code of their own.
 
@@ -35,6 +36,11 @@ class Operator(Protocol):
         What is read. All tables have the same width.
     width : int
         ``D``, the width of those tables.
+    shapes : tuple of tuple of int, or None
+        Shape of each tensor of a partial result, without B, where holders may compute it, over any of the lookups; None
+        where their partial result is the pooled vectors themselves.
+    splits_bags : bool
+        Whether a bag may be split over holders.
     """
 
     @property
@@ -45,6 +51,14 @@ class Operator(Protocol):
     def width(self) -> int:
         """Width of every table that is read."""
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...] | None:
+        """Of the tensors of a partial result, without B."""
+
+    @property
+    def splits_bags(self) -> bool:
+        """Whether a bag may be split over holders."""
+
     def partial(self, pooled_BFD: Tensor) -> tuple[Tensor, ...]:
         """Partial result of one holder: tensors whose first dimension is B."""
 
@@ -53,6 +67,24 @@ class Operator(Protocol):
 
     def finish(self, partials: tuple[Tensor, ...]) -> Tensor:
         """What the model receives, from the partial result of all holders."""
+
+
+def elements_of(operator: Operator) -> int:
+    """Elements of a sample's partial result."""
+    assert operator.shapes is not None, "its partial result is the pooled vectors"
+    return sum(math.prod(shape) for shape in operator.shapes)
+
+
+def flatten(partials: tuple[Tensor, ...]) -> Tensor:
+    """A partial result as it travels: [B, P]."""
+    return torch.cat([part.reshape(len(part), -1) for part in partials], 1)
+
+
+def unflatten(operator: Operator, flat_BP: Tensor) -> tuple[Tensor, ...]:
+    """The other way."""
+    assert operator.shapes is not None
+    parts = flat_BP.split([math.prod(shape) for shape in operator.shapes], 1)
+    return tuple(part.reshape(len(flat_BP), *shape) for part, shape in zip(parts, operator.shapes, strict=True))
 
 
 def add_partials(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -28,6 +28,15 @@ class Block:
     def __post_init__(self) -> None:
         check_lookups("Block", self.lookups, self.width)
 
+    @property
+    def shapes(self) -> None:
+        """The pooled vectors themselves."""
+
+    @property
+    def splits_bags(self) -> bool:
+        """Vectors of a bag's parts add up."""
+        return True
+
     def partial(self, pooled_BFD: Tensor) -> tuple[Tensor, ...]:
         """``(pooled_BFD,)``."""
         return (pooled_BFD,)

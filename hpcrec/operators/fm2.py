@@ -31,6 +31,16 @@ class FM2:
     def __post_init__(self) -> None:
         check_lookups("FM2", self.lookups, self.width)
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """S and Q."""
+        return (self.width,), ()
+
+    @property
+    def splits_bags(self) -> bool:
+        """Q of a bag is not the sum of its parts' Q."""
+        return False
+
     def partial(self, pooled_BFD: Tensor) -> tuple[Tensor, ...]:
         """``(S_BD, Q_B)``."""
         return _Sums.apply(pooled_BFD)

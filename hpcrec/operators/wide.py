@@ -27,6 +27,16 @@ class WideSum:
     def __post_init__(self) -> None:
         check_lookups("WideSum", self.lookups, self.width)
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """One sum, or one a label."""
+        return ((),) if self.width == 1 else ((self.width,),)
+
+    @property
+    def splits_bags(self) -> bool:
+        """Sums of a bag's parts add up."""
+        return True
+
     def partial(self, pooled_BFD: Tensor) -> tuple[Tensor, ...]:
         """``(sum_B,)``, or ``(sum_BL,)`` where the width is above 1."""
         sum_BD = pooled_BFD.sum(1)

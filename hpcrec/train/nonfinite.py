@@ -85,7 +85,10 @@ class Guard:
 
 
 def nonfinite_gradients(
-    leaves: Sequence[Tensor], vectors: Iterable[tuple[str, Tensor]], parameters: Sequence[str]
+    leaves: Sequence[Tensor],
+    vectors: Iterable[tuple[str, Tensor]],
+    partials: Sequence[tuple[str, Tensor]],
+    parameters: Sequence[str],
 ) -> list[str]:
     """Which gradients of this rank are not finite, as messages call them; after backward.
 
@@ -94,6 +97,8 @@ def nonfinite_gradients(
     leaves : sequence of Tensor [B, F, D]
     vectors : iterable of (str, Tensor [B, D])
         The leaves' slices by name.
+    partials : sequence of (str, Tensor [B, P])
+        Operators' partial results, by their names.
     parameters : sequence of str
         Dense parameters whose gradients are not.
     """
@@ -104,6 +109,9 @@ def nonfinite_gradients(
         for (name, _), slice_BD in zip(vectors, slices, strict=True):
             if n_bad := len(slice_BD) - int(torch.isfinite(slice_BD).all(dim=1).sum()):
                 found.append(f"feature {name} ({n_bad} of {len(slice_BD)} samples)")
+    for name, part in partials:
+        if part.grad is not None and not all_finite(part.grad) and f"operator {name}" not in found:
+            found.append(f"operator {name}")
     return found + [f"parameter {name}" for name in parameters]
 
 

@@ -14,6 +14,7 @@ from hpcrec.comm.world import World
 from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.exchange import Exchange
+from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout
 from hpcrec.types import Bags, Batch, Feature, Lookup, OptimizerSpec, TableSpec
 
@@ -138,7 +139,7 @@ def run(world: World, optimizer: str, kind: str, form: str, dtype: type, batch: 
         dense=topology.dense,
         replicate_rows=0,
     )
-    layout = Layout(specs, families, LOOKUPS, forms={}, default_form=form)
+    layout = Layout(specs, families, LOOKUPS, forms={}, default_form=form, operators={})
     held = [f for f in families if topology.rank in f.holders]
     store = RowStore(specs, held, rank=topology.rank, seed=7, dtype=dtype)
     initial = gather_rows(world, store, specs, dtype)
@@ -162,7 +163,7 @@ def run(world: World, optimizer: str, kind: str, form: str, dtype: type, batch: 
         if leaves is not None:
             seen.append((start, stop, [leaf.copy() for leaf in leaves]))
             gradients = [np.sin(3 * leaf) + 0.1 for leaf in leaves]
-        exchange.gradients(route, gradients if leaves is not None else None, step=step + 1, lr_scale=1.0)
+        exchange.gradients(route, Gradients(gradients, []) if leaves is not None else None, step=step + 1, lr_scale=1.0)
     return seen, gather_rows(world, store, specs, dtype), initial
 
 

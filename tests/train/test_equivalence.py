@@ -14,7 +14,7 @@ from tests.train.runs import config_for, gather_tables, global_batches, referenc
 
 SHARDS = ("auto", "table", "row", "column", "replicate")
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
-FORMS = ("pooled", "rows")
+FORMS = ("pooled", "rows", "partial")
 TABLES = ("user", "item", "tag")
 
 

@@ -242,11 +242,11 @@ def test_only_gradients_that_are_not_finite_are_named() -> None:
     vectors = [("a", leaves[0][:, 0]), ("b", leaves[0][:, 1]), ("c", leaves[1][:, 0]), ("d", leaves[2][:, 0])]
     leaves[0].grad, leaves[1].grad = torch.full((3, 2, 4), 3e38), torch.ones(3, 1, 2)
     assert not math.isfinite(leaves[0].grad.sum())  # the sum overflows, the terms are finite
-    assert nonfinite_gradients(leaves, vectors, []) == []
+    assert nonfinite_gradients(leaves, vectors, [], []) == []
     leaves[0].grad[1, 1, 3] = -math.inf
     leaves[1].grad[::2] = math.nan
     said = ["feature b (1 of 3 samples)", "feature c (2 of 3 samples)", "parameter p"]
-    assert nonfinite_gradients(leaves, vectors, ["p"]) == said
+    assert nonfinite_gradients(leaves, vectors, [], ["p"]) == said
 
 
 @pytest.mark.parallel([2, 3])

@@ -1,0 +1,155 @@
+"""The holder's side of substituted operators: partial results out, gradients of the vectors that stayed back in.
+
+A holder gathers the vectors of its hidden streams into memory behind the message, [F, S, D] for each width: F streams,
+S samples of all dense ranks in rank order. Operators run on them under torch's autograd, as they do on a dense rank;
+their results travel. Knows one holder's leg and operators; knows no MPI. Source: [DES].
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcrec.exchange.layout import Leg
+from hpcrec.exchange.wire import cumulative
+from hpcrec.operators.base import Operator, flatten
+from hpcrec.types import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Where one step's partial results are.
+
+    Attributes
+    ----------
+    first_P : int64 [P + 1]
+        First sample of each sender.
+    value_at_P, gradient_at_P : int64 [P]
+        First element of each sender's partial results in the values sent and the gradients received.
+    value_behind, gradient_behind : int
+        Where the messages end, and the vectors that stay begin.
+    elements : int
+        Of those vectors.
+    scales : sequence of float [F, S, 1] or None
+        By width: 1 / ids of each bag, for means.
+    """
+
+    first_P: Ints
+    value_at_P: Ints
+    gradient_at_P: Ints
+    value_behind: int
+    gradient_behind: int
+    elements: int
+    scales: Sequence[Floats | None]
+    graph: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = field(default_factory=list)  # leaves and results
+
+
+class Substitute:
+    """The substituted operators of one holder.
+
+    Parameters
+    ----------
+    leg : Leg
+    operators : mapping of str to Operator
+    """
+
+    def __init__(self, leg: Leg, operators: Mapping[str, Operator]) -> None:
+        self._partials = [(operators[p.operator], p) for p in leg.partials]
+        self.elements = sum(p.elements for p in leg.partials)  # of a sample's partial results
+        self._groups: list[tuple[int, int, int]] = []  # first hidden stream, streams, width
+        first = 0
+        for width, streams in groupby(leg.hidden, key=lambda s: s.width):
+            n = len(list(streams))
+            self._groups.append((first, n, width))
+            first += n
+
+    def place(
+        self, samples_P: Ints, ends: tuple[Ints, Ints], behind: tuple[int, int], lengths: Mapping[int, Ints]
+    ) -> tuple[Sent, Ints]:
+        """Where one step's partial results are, and the vectors that stay.
+
+        Parameters
+        ----------
+        samples_P : int64 [P]
+            Of each sender.
+        ends : two of int64 [P]
+            Where each sender's vectors end in the values and the gradients, and its partial results begin.
+        behind : two of int
+            Where the values and the gradients end.
+        lengths : mapping of int to int64 [S]
+            Ids of the bags of each hidden stream that is a mean, by its number.
+
+        Returns
+        -------
+        (Sent, int64 [P, H])
+            The second: first element of each sender's vectors of each hidden stream, counted from ``behind``.
+        """
+        first_P = cumulative(samples_P)
+        samples, at, columns = int(first_P[-1]), 0, []
+        scales: list[Floats | None] = []
+        for first, n, width in self._groups:
+            columns += [at + (i * samples + first_P[:-1]) * width for i in range(n)]
+            at += n * samples * width
+            means = [s for s in lengths if first <= s < first + n]
+            scale = np.ones((n, samples, 1)) if means else None
+            for s in means:
+                assert scale is not None
+                scale[s - first, :, 0] = 1.0 / np.maximum(lengths[s], 1)
+            scales.append(scale)
+        return Sent(first_P, *ends, *behind, at, scales), np.stack(columns, axis=1)
+
+    def forward(self, sent: Sent, values: Floats, *, train: bool) -> None:
+        """From the vectors behind the values to the partial results in them."""
+        samples, at = int(sent.first_P[-1]), sent.value_behind
+        leaves: list[Tensor] = []
+        for _, n, width in self._groups:
+            size = n * samples * width
+            leaves.append(torch.from_numpy(values[at : at + size].reshape(n, samples, width)).requires_grad_(train))
+            at += size
+        with torch.set_grad_enabled(train):
+            vectors = [
+                leaf if scale is None else leaf * torch.from_numpy(scale).to(leaf.dtype)
+                for leaf, scale in zip(leaves, sent.scales, strict=True)
+            ]
+            results = [flatten(o.partial(self._pooled(vectors, p.hidden))) for o, p in self._partials]
+        if train:
+            sent.graph.append((leaves, results))
+        self._exchange(sent.value_at_P, sent.first_P, values, [r.detach().numpy() for r in results], write=True)
+
+    def backward(self, sent: Sent, gradients: Floats) -> None:
+        """From the gradients of the partial results to those of the vectors, behind them."""
+        leaves, results = sent.graph.pop()
+        given = [np.empty(tuple(r.shape), gradients.dtype) for r in results]
+        self._exchange(sent.gradient_at_P, sent.first_P, gradients, given, write=False)
+        torch.autograd.backward(results, [torch.from_numpy(g) for g in given])
+        at = sent.gradient_behind
+        for leaf in leaves:
+            assert leaf.grad is not None, "every hidden stream is read by an operator"
+            gradients[at : at + leaf.numel()].reshape(tuple(leaf.shape))[:] = leaf.grad.numpy()
+            at += leaf.numel()
+
+    def _pooled(self, vectors: Sequence[Tensor], hidden: Sequence[int]) -> Tensor:
+        """[S, F, D] of these hidden streams, which have one width."""
+        group = next(g for g, (first, n, _) in enumerate(self._groups) if first <= hidden[0] < first + n)
+        numbers = [s - self._groups[group][0] for s in hidden]
+        picked = vectors[group]
+        if numbers != list(range(picked.shape[0])):
+            picked = picked.index_select(0, torch.tensor(numbers))
+        return picked.transpose(0, 1)
+
+    @staticmethod
+    def _exchange(at_P: Ints, first_P: Ints, flat: Floats, results: Sequence[Floats], *, write: bool) -> None:
+        """Results [S, P] to or from each sender's part of the message, one operator after the other."""
+        for sender, at in enumerate(at_P.tolist()):
+            rows = slice(int(first_P[sender]), int(first_P[sender + 1]))
+            for result in results:
+                part = result[rows]
+                there = flat[at : at + part.size].reshape(part.shape)
+                if write:
+                    there[:] = part
+                else:
+                    part[:] = there
+                at += part.size
