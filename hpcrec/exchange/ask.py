@@ -191,7 +191,7 @@ class Asker:
             value_from = int(value_at[holder] + inside[leg.n_value_streams])
             gradient_from = int(gradient_at[holder] + inside[-1])
             for p in leg.partials:
-                partials.append(PartialMove(p.operator, n_samples, p.elements, value_from, gradient_from))
+                partials.append(PartialMove(p, n_samples, value_from, gradient_from))
                 value_from += n_samples * p.elements
                 gradient_from += n_samples * p.elements
         return starts, partials, value_R, gradient_R

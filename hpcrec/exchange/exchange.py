@@ -190,7 +190,7 @@ class Exchange:
             ]
             for move in asked.moves:
                 move.forward(received, leaves)
-            partials = [(p.operator, p.take(received)) for p in asked.partials]
+            partials = [(p.of, p.take(received)) for p in asked.partials]
         return Inputs(leaves, partials, self.layout, self._operators, train=route.train)
 
     def gradients(self, route: Route, found: Gradients | None, *, step: int, lr_scale: float) -> None:

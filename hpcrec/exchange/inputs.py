@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.layout import Layout, Partial
 from hpcrec.operators.base import Operator, unflatten
 from hpcrec.types import Floats, Lookup
 
@@ -31,7 +31,7 @@ class Inputs(Mapping[str, Tensor]):
     ----------
     leaves : sequence of float [B, F, D]
         One a leaf group of the layout.
-    partials : sequence of (str, float [B, P])
+    partials : sequence of (Partial, float [B, P])
         Partial results of operators that were computed where rows are, holder after holder.
     layout : Layout
     operators : mapping of str to Operator
@@ -42,7 +42,7 @@ class Inputs(Mapping[str, Tensor]):
     def __init__(
         self,
         leaves: Sequence[Floats],
-        partials: Sequence[tuple[str, Floats]],
+        partials: Sequence[tuple[Partial, Floats]],
         layout: Layout,
         operators: Mapping[str, Operator],
         *,
@@ -52,12 +52,12 @@ class Inputs(Mapping[str, Tensor]):
         self._operators = operators
         self._results: dict[str, Tensor] = {}
         self.leaves = [torch.from_numpy(leaf).requires_grad_(train) for leaf in leaves]
-        self.partials = [(name, torch.from_numpy(part).requires_grad_(train)) for name, part in partials]
+        self.partials = [(of, torch.from_numpy(part).requires_grad_(train)) for of, part in partials]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._results:
             operator = self._operators[name]
-            parts = [unflatten(operator, part_BP) for of, part_BP in self.partials if of == name]
+            parts = [unflatten(operator, x_BP, of.columns) for of, x_BP in self.partials if of.operator == name]
             away = self._layout.substituted.get(name, ())
             here = tuple(k for k in operator.lookups if k not in away)
             if here:
@@ -78,9 +78,9 @@ class Inputs(Mapping[str, Tensor]):
                 of = "" if lookup.table == lookup.feature else f" of {lookup.table}"
                 yield lookup.feature + of, leaf[:, position]
 
-    def tensors(self) -> list[Tensor]:
-        """All that gradients come back for."""
-        return [*self.leaves, *(part_BP for _, part_BP in self.partials)]
+    def results(self) -> list[tuple[str, Tensor]]:
+        """Partial results that came, by their operators' names."""
+        return [(of.operator, part_BP) for of, part_BP in self.partials]
 
     def gradients(self) -> Gradients:
         """Gradients; zeros where the loss does not depend on something."""

@@ -60,13 +60,14 @@ class Stream:
 
 @dataclass(frozen=True)
 class Partial:
-    """An operator's partial result at one holder.
+    """An operator's partial result at one holder, over the lookups of which it has the same columns.
 
-    ``hidden`` are the numbers, in the leg's hidden streams, of those of its lookups that the holder has.
+    ``hidden`` are the numbers of those, in the leg's hidden streams.
     """
 
     operator: str
     elements: int
+    columns: tuple[int, int]
     hidden: tuple[int, ...]
 
 
@@ -143,7 +144,7 @@ class Layout:
             for name, operator in operators.items()
             if any(k in hidden for k in operator.lookups)
         }
-        self._elements = {name: elements_of(operators[name]) for name in self.substituted}
+        self._operators = {name: operators[name] for name in self.substituted}
         self.groups, self.place = _leaves(tables, [k for k in lookups if k not in hidden])
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
@@ -158,7 +159,7 @@ class Layout:
         if self.form_of[lookup.feature] != "partial" or operator.shapes is None:
             return False
         kind = self.family_of[lookup.feature].kind
-        return kind == "table" or (kind == "row" and operator.splits_bags and lookup.pooling == "sum")
+        return kind in ("table", "column") or (kind == "row" and operator.splits_bags and lookup.pooling == "sum")
 
     def _form(self, feature: str, form: str, *, chosen: bool) -> str:
         if self.family_of[feature].kind == "replicate":
@@ -204,11 +205,13 @@ class Layout:
                 hidden += stay
         hidden.sort(key=lambda item: item[0].width)
         number = {lookup: i for i, (_, lookup) in enumerate(hidden)}
-        partials = [
-            Partial(name, self._elements[name], tuple(number[k] for k in some if k in number))
-            for name, some in self.substituted.items()
-            if any(k in number for k in some)
-        ]
+        partials = []
+        for name, some in self.substituted.items():
+            mine = [number[k] for k in some if k in number]
+            for columns in sorted({hidden[h][0].columns for h in mine}):
+                elements = elements_of(self._operators[name], columns[1] - columns[0])
+                these = tuple(h for h in mine if hidden[h][0].columns == columns)
+                partials.append(Partial(name, elements, columns, these))
         return Leg(tuple(kept), tuple(streams), tuple(s for s, _ in hidden), tuple(partials))
 
     def _bundles(self, family: Family) -> list[tuple[str, tuple[str, ...]]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.exchange.layout import Partial
 from hpcrec.exchange.wire import cumulative
 from hpcrec.types import Floats, Ints
 
@@ -183,9 +184,8 @@ Move = CopyMove | PoolMove
 class PartialMove:
     """A holder's partial result of one operator: where it lies in the values, and its gradient in the gradients."""
 
-    operator: str
+    of: Partial
     n_samples: int
-    elements: int
     value_start: int
     gradient_start: int
 
@@ -198,7 +198,8 @@ class PartialMove:
         self._view(gradients, self.gradient_start)[:] = gradient_BP
 
     def _view(self, flat: Floats, start: int) -> Floats:
-        return flat[start : start + self.n_samples * self.elements].reshape(self.n_samples, self.elements)
+        size = self.n_samples * self.of.elements
+        return flat[start : start + size].reshape(self.n_samples, self.of.elements)
 
 
 class CopyMoves:

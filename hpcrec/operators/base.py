@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hpcrec.errors import ConfigError
 from hpcrec.types import Lookup
@@ -39,6 +40,9 @@ class Operator(Protocol):
     shapes : tuple of tuple of int, or None
         Shape of each tensor of a partial result, without B, where holders may compute it, over any of the lookups; None
         where their partial result is the pooled vectors themselves.
+    by_column : tuple of bool
+        For each of those tensors, whether its last dimension is that of the columns: of holders that have some columns
+        of every row it holds those; the others are sums over columns too.
     splits_bags : bool
         Whether a bag may be split over holders.
     """
@@ -56,6 +60,10 @@ class Operator(Protocol):
         """Of the tensors of a partial result, without B."""
 
     @property
+    def by_column(self) -> tuple[bool, ...]:
+        """Of the tensors of a partial result: whether it has columns, or sums over them."""
+
+    @property
     def splits_bags(self) -> bool:
         """Whether a bag may be split over holders."""
 
@@ -69,10 +77,18 @@ class Operator(Protocol):
         """What the model receives, from the partial result of all holders."""
 
 
-def elements_of(operator: Operator) -> int:
-    """Elements of a sample's partial result."""
+def part_shapes(operator: Operator, columns: int) -> list[tuple[int, ...]]:
+    """Shapes of a sample's partial result over so many columns."""
     assert operator.shapes is not None, "its partial result is the pooled vectors"
-    return sum(math.prod(shape) for shape in operator.shapes)
+    return [
+        (*shape[:-1], columns) if by_column else shape
+        for shape, by_column in zip(operator.shapes, operator.by_column, strict=True)
+    ]
+
+
+def elements_of(operator: Operator, columns: int) -> int:
+    """Elements of a sample's partial result over so many columns."""
+    return sum(math.prod(shape) for shape in part_shapes(operator, columns))
 
 
 def flatten(partials: tuple[Tensor, ...]) -> Tensor:
@@ -80,11 +96,17 @@ def flatten(partials: tuple[Tensor, ...]) -> Tensor:
     return torch.cat([part.reshape(len(part), -1) for part in partials], 1)
 
 
-def unflatten(operator: Operator, flat_BP: Tensor) -> tuple[Tensor, ...]:
-    """The other way."""
-    assert operator.shapes is not None
-    parts = flat_BP.split([math.prod(shape) for shape in operator.shapes], 1)
-    return tuple(part.reshape(len(flat_BP), *shape) for part, shape in zip(parts, operator.shapes, strict=True))
+def unflatten(operator: Operator, flat_BP: Tensor, columns: tuple[int, int]) -> tuple[Tensor, ...]:
+    """The other way: a partial result over columns [start, stop), zeros for the others."""
+    start, stop = columns
+    shapes = part_shapes(operator, stop - start)
+    parts = flat_BP.split([math.prod(shape) for shape in shapes], 1)
+    widened = []
+    for part, shape, by_column in zip(parts, shapes, operator.by_column, strict=True):
+        own = part.reshape(len(flat_BP), *shape)
+        some = by_column and (start, stop) != (0, operator.width)
+        widened.append(functional.pad(own, (start, operator.width - stop)) if some else own)
+    return tuple(widened)
 
 
 def add_partials(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

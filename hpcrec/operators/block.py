@@ -33,6 +33,11 @@ class Block:
         """The pooled vectors themselves."""
 
     @property
+    def by_column(self) -> tuple[bool, ...]:
+        """No partial result."""
+        return ()
+
+    @property
     def splits_bags(self) -> bool:
         """Vectors of a bag's parts add up."""
         return True

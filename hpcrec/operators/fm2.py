@@ -37,6 +37,11 @@ class FM2:
         return (self.width,), ()
 
     @property
+    def by_column(self) -> tuple[bool, ...]:
+        """S has columns, Q sums over them."""
+        return True, False
+
+    @property
     def splits_bags(self) -> bool:
         """Q of a bag is not the sum of its parts' Q."""
         return False

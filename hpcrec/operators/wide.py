@@ -33,6 +33,11 @@ class WideSum:
         return ((),) if self.width == 1 else ((self.width,),)
 
     @property
+    def by_column(self) -> tuple[bool, ...]:
+        """Labels are columns."""
+        return (self.width > 1,)
+
+    @property
     def splits_bags(self) -> bool:
         """Sums of a bag's parts add up."""
         return True

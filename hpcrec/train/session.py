@@ -132,7 +132,7 @@ class Session:
             with timer("backward"):
                 total.backward()
                 parts.dense.reducer.send()
-            bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.partials, parts.dense.reducer.nonfinite)
+            bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.results(), parts.dense.reducer.nonfinite)
             if bad or not math.isfinite(loss):
                 seen = (ticket.batch, samples, inputs.vectors(), losses_B, self.last_logits)
                 found = describe(step, self._split("train"), *seen, bad if math.isfinite(loss) else ())

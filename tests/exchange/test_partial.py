@@ -41,6 +41,7 @@ SETS: dict[str, dict[str, Operator]] = {
         "fm2": FM2(lookups=DEEP, width=WIDTH),
         "wide": WideSum(lookups=WIDE),
     },
+    "labels": {"a": WideSum(lookups=DEEP, width=WIDTH), "fm2": FM2(lookups=DEEP, width=WIDTH)},
     "in part": {"block": Block(lookups=DEEP[3:], width=WIDTH), "fm2": FM2(lookups=DEEP, width=WIDTH)},
 }
 
@@ -71,7 +72,7 @@ def by_torch(operators: dict[str, Operator], pooled: list[torch.Tensor]) -> list
             pairs = itertools.combinations(range(mine.shape[1]), 2)
             results.append(sum(((mine[:, f] * mine[:, g]).sum(1) for f, g in pairs), torch.zeros(len(mine))))
         elif isinstance(operator, WideSum):
-            results.append(mine.sum((1, 2)))
+            results.append(mine.sum(1).squeeze(1) if operator.width == 1 else mine.sum(1).flatten(1))
         else:
             results.append(mine.flatten(1))
     return results
@@ -172,8 +173,9 @@ def test_what_stays_at_the_holders() -> None:
     wide = ["user/user.wide", "tags/tags.wide"]
     assert stays("fm", "table") == {"fm2": every, "wide": wide}
     assert stays("fm", "row") == {"wide": wide}  # Q of a split bag is not a sum
-    assert stays("fm", "column") == stays("fm", "replicate") == {}
-    assert stays("fm", "mixed") == {"fm2": ["tags/tags"], "wide": wide}
+    assert stays("fm", "column") == {"fm2": every, "wide": wide}
+    assert stays("fm", "replicate") == {}
+    assert stays("fm", "mixed") == {"fm2": [every[1], every[2], every[3]], "wide": wide}
     assert stays("fm", "table", "pooled") == stays("fm", "table", "rows") == {}
     assert stays("deepfm", "table") == {"wide": wide}  # vectors that cross anyway serve FM2 too
     assert stays("in part", "table") == {"fm2": every[:3]}
