@@ -76,6 +76,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
         seed=config.train.seed,
         dtype=DTYPES[config.train.dtype][0],
         timer=timer,
+        reads_ids=config.exchange.ids == "read",
     )
 
     def close() -> None:
@@ -103,7 +104,8 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
         dtype=DTYPES[config.train.dtype][1],
         prefetch=config.data.prefetch,
         ahead=config.exchange.prefetch,
-        features=tuple(layout.form_of),
+        features=exchange.features,
+        held=exchange.held,
         timer=timer,
         signal=signal,
         close=close,

@@ -178,6 +178,9 @@ class ExchangeConfig:
     """How values are written on the wire; with train.dtype = "float64" they cross as such."""
     forms: dict[str, Form] = field(default_factory=dict)
     """Form of single features."""
+    ids: Literal["routed", "read"] = "routed"
+    """How ids reach the owners. routed: dense ranks send them. read: owners read the columns of their features from the
+    data set, and no id crosses. Changes no result."""
     replicate_rows: Count = 0
     """Tables of at most so many rows, with shard auto, are replicated on every dense rank; 0: none."""
     prefetch: Count = 1

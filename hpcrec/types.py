@@ -114,6 +114,22 @@ class Bags:
 
 
 @dataclass(frozen=True)
+class GlobalIds:
+    """Ids of one global batch, of the features that a rank holds rows of.
+
+    Attributes
+    ----------
+    bags : Bags
+        Of all samples of the batch.
+    first_D : int64 [dense ranks + 1]
+        First sample of each dense rank's part, and the number of samples.
+    """
+
+    bags: Bags
+    first_D: Ints
+
+
+@dataclass(frozen=True)
 class Batch:
     """This rank's contiguous part of one global batch.
 

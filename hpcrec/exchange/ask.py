@@ -1,6 +1,7 @@
 """The dense side of routing: from a batch's bags to the messages that ask for them, and the moves that follow.
 
-Knows the layout, the forms and one batch; knows no MPI.
+Where holders read the ids themselves (``read_ids``) there are moves, but no messages. Knows the layout, the forms and
+one batch; knows no MPI.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,15 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcrec import kernels
-from hpcrec.embedding.shards import table_seed
 from hpcrec.embedding.store import RowStore
-from hpcrec.errors import DataError
-from hpcrec.exchange.forms import Collected, Column, DistinctForm, Form, PooledForm, Starts
+from hpcrec.exchange.forms import Collected, Starts
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.moves import CopyMoves, Move, PartialMove, PoolMoves
+from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.wire import Piece, cumulative, encode
 from hpcrec.types import Bags, Ints
+
+Room = Callable[[Ints], np.ndarray]
+"""Bytes of the messages on the wire, int64 [R] -> where to write them, uint8."""
 
 
 @dataclass(frozen=True)
@@ -44,55 +46,47 @@ class Asked:
 
 
 class Asker:
-    """Turns batches into messages.
+    """A dense rank's: turns its part of a batch into messages and moves.
 
     Parameters
     ----------
+    splitter : Splitter
     layout : Layout
-    seed : int
-        The run's seed, for hashed ids.
     replicas : RowStore or None
         The replicated tables on this rank.
-    weighted : set of str
-        Features whose ids carry weights.
     size : int
         Ranks in the world.
     pad : callable
         Bytes of messages -> bytes on the wire.
+    dtype : numpy float type
     """
 
     def __init__(
         self,
+        splitter: Splitter,
         layout: Layout,
         *,
-        seed: int,
         replicas: RowStore | None,
-        weighted: set[str],
         size: int,
         pad: Callable[[Ints], Ints],
         dtype: np.dtype,
     ) -> None:
+        self._splitter = splitter
         self._layout = layout
-        self._seed = seed
         self._replicas = replicas
-        self._weighted = weighted
         self._size = size
         self._pad = pad
         self._dtype = np.dtype(dtype)
-        self._forms: list[Form] = [
-            PooledForm(layout, *bundle) for form in ("pooled", "partial") for bundle in layout.bundles(form)
-        ]
-        for form in ("rows", "replicate"):
-            self._forms += [DistinctForm(layout, *bundle, replicas, self._dtype) for bundle in layout.bundles(form)]
 
-    def ask(self, bags: Bags, room: Callable[[Ints], np.ndarray], *, train: bool) -> tuple[Asked, np.ndarray]:
+    def ask(self, bags: Bags, n_samples: int, room: Room | None, *, train: bool) -> tuple[Asked, np.ndarray]:
         """Messages and moves for this rank's part of a batch.
 
         Parameters
         ----------
         bags : Bags
-        room : callable
-            Bytes of the messages on the wire, int64 [R] -> where to write them, uint8.
+        n_samples : int
+        room : callable, or None
+            None: holders read the ids, there are no messages.
         train : bool
             Whether gradients will come back.
 
@@ -106,11 +100,11 @@ class Asker:
         DataError
             An id outside its table.
         """
-        n_samples = (len(bags.offsets) - 1) // len(bags.features)
-        columns = {f: self._column(bags, f, n_samples) for f in self._layout.form_of}
-        parts = [form.split(columns) for form in self._forms]
+        parts = self._splitter.split(bags, n_samples, slice(0, n_samples))
         pieces = {key: piece for part in parts for key, piece in part.pieces.items()}
-        message, id_bytes_R = self._encode(pieces, room)
+        message, id_bytes_R = np.empty(0, np.uint8), np.zeros(self._size, np.int64)
+        if room is not None:
+            message, id_bytes_R = self._encode(pieces, room)
         starts, partials, value_bytes_R, gradient_bytes_R = self._starts(pieces, n_samples)
         collected = Collected(CopyMoves(), PoolMoves())
         for part in parts:
@@ -127,29 +121,6 @@ class Asker:
             for n, group in zip(written, self._layout.groups, strict=True)
         ]
         return Asked(id_bytes_R, value_bytes_R, gradient_bytes_R, moves, partials, n_samples, filled), message
-
-    def _column(self, bags: Bags, feature: str, n_samples: int) -> Column:
-        f = bags.features.index(feature)
-        offsets = bags.offsets[f * n_samples : (f + 1) * n_samples + 1]
-        here = slice(int(offsets[0]), int(offsets[-1]))
-        ids, lengths = bags.ids[here], np.diff(offsets)
-        family = self._layout.family_of[feature]
-        if family.hashed:
-            ids = kernels.hash_ids(ids, family.rows, table_seed(self._seed, family.name))
-        elif len(ids) and (ids.min() < 0 or ids.max() >= family.rows):
-            bad = ids[(ids < 0) | (ids >= family.rows)][0]
-            raise DataError(
-                f"feature {feature!r} has id {bad}. Allowed: 0 to {family.rows - 1}, the rows of table "
-                f"{family.name!r}. Set embedding.tables.{family.name}.hashed = true, or raise its rows."
-            )
-        weights = None
-        if feature in self._weighted:
-            weights = np.ones(len(ids), self._dtype) if bags.weights is None else bags.weights[here]
-            weights = weights.astype(self._dtype, copy=False)
-        scale = None
-        if self._layout.pooling[feature] == "mean":
-            scale = (1.0 / np.maximum(lengths, 1)).astype(self._dtype)
-        return Column(ids, lengths, weights, scale)
 
     def _encode(
         self, pieces: Mapping[tuple[int, int], Piece], room: Callable[[Ints], np.ndarray]

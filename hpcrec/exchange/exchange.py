@@ -27,6 +27,7 @@ time: when a phase runs is for ``policy`` to say.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -38,11 +39,13 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.ask import Asked, Asker
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.norms import ColumnNorms
+from hpcrec.exchange.read_ids import IdReader
 from hpcrec.exchange.serve import Holder
-from hpcrec.exchange.wire import cumulative
+from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.work import Served
 from hpcrec.operators.base import Operator
-from hpcrec.types import Batch, Floats
+from hpcrec.types import Batch, GlobalIds
 
 Timer = Callable[[str], AbstractContextManager[object]]
 
@@ -89,6 +92,15 @@ class Exchange:
     dtype : numpy float type
     timer : callable
         ``timer(name)`` is a context manager that adds to the phase's seconds.
+    reads_ids : bool
+        Holders are given the ids of the global batch, of the features that they hold; else dense ranks send them.
+
+    Attributes
+    ----------
+    features : tuple of str
+        What the bags of this rank's part of a batch have to hold, on a dense rank.
+    held : tuple of str
+        What the ids of the global batch have to hold, on a holder that reads them.
     """
 
     def __init__(
@@ -102,6 +114,7 @@ class Exchange:
         seed: int,
         dtype: np.dtype,
         timer: Timer,
+        reads_ids: bool = False,
     ) -> None:
         self.layout = layout
         self._operators = operators
@@ -118,41 +131,52 @@ class Exchange:
             self._holder = Holder(
                 store, leg, operators, layout.pooling, weighted=weighs, size=topology.size, pad=padded_bytes
             )
-        self._asker = None
+        self.features = layout.visible if reads_ids else tuple(layout.form_of)
+        self.held = layout.held(topology.rank) if reads_ids else ()
+        split = partial(Splitter, layout, seed=seed, replicas=store, weighted=weighted, dtype=dtype)
+        self._asker = self._reader = None
         if topology.is_dense:
             self._asker = Asker(
-                layout, seed=seed, replicas=store, weighted=weighted, size=topology.size, pad=padded_bytes, dtype=dtype
+                split(set(self.features)), layout, replicas=store, size=topology.size, pad=padded_bytes, dtype=dtype
             )
-        self._norms = _ColumnNorms(world, layout, self.dtype)
+        self._reads_ids = reads_ids
+        if self.held:
+            self._reader = IdReader(
+                split(set(self.held)), layout, topology.rank, topology.dense, size=topology.size, pad=padded_bytes
+            )
+        self._norms = ColumnNorms(world, layout, self.dtype)
 
     @property
     def load(self) -> Load | None:
         """What training has asked of this rank's rows; None where it holds none."""
         return None if self._holder is None else self._holder.load
 
-    def route(self, batch: Batch | None, *, train: bool, stop: bool = False) -> Route:
+    def route(self, batch: Batch | None, ids: GlobalIds | None = None, *, train: bool, stop: bool = False) -> Route:
         """Phase ``ids``; collective, on the routing communicator, from any one thread at a time.
 
         Parameters
         ----------
         batch : Batch or None
             This rank's part; None on ranks that are not dense.
+        ids : GlobalIds or None
+            On holders that read them.
         train : bool
             Whether gradients will come back.
         stop : bool
             Whether this rank was asked to stop.
         """
         with self._counting(train):
-            return self._route(batch, train=train, stop=stop)
+            return self._route(batch, ids, train=train, stop=stop)
 
     def _counting(self, train: bool) -> AbstractContextManager[None]:
         return nullcontext() if train else self._world.ledger.paused()
 
-    def _route(self, batch: Batch | None, *, train: bool, stop: bool) -> Route:
+    def _route(self, batch: Batch | None, ids: GlobalIds | None, *, train: bool, stop: bool) -> Route:
         route = self._world.route
         asked, message = None, np.zeros(0, np.uint8)
         if self._asker is not None and batch is not None:
-            asked, message = self._asker.ask(batch.bags, lambda n_R: route.message(n_R, np.uint8), train=train)
+            room = None if self._reads_ids else lambda n_R: route.message(n_R, np.uint8)
+            asked, message = self._asker.ask(batch.bags, len(batch.label), room, train=train)
         control_RM = np.zeros((self._size, 4), np.int64)
         control_RM[:, 1] = stop
         if batch is not None:
@@ -161,8 +185,12 @@ class Exchange:
         if asked is not None:
             control_RM[:, 0] = asked.id_bytes_R
         heard_RM = route.alltoall(control_RM, "control")
-        bytes_R = heard_RM[:, 0].copy()
-        received = route.alltoallv(message, control_RM[:, 0].copy(), bytes_R, "ids")
+        bytes_R, received = heard_RM[:, 0].copy(), message
+        if not self._reads_ids:
+            received = route.alltoallv(message, control_RM[:, 0].copy(), bytes_R, "ids")
+        elif self._reader is not None:
+            assert ids is not None, "a holder that reads ids was given none"
+            received, bytes_R = self._reader.messages(ids)
         served = None if self._holder is None else self._holder.read(received, bytes_R, train=train)
         return Route(
             asked, served, train, bool(heard_RM[:, 1].any()), float(heard_RM[:, 2].copy().view(np.float64).sum())
@@ -224,54 +252,3 @@ class Exchange:
                 self._holder.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)
         else:
             self._norms.sum({})  # every owner takes part, one that holds nothing too
-
-
-class _ColumnNorms:
-    """Squared gradient norms over all columns of column-sharded rows, for row-wise Adagrad.
-
-    The holders of a family get the same ids in the same order, so each has the same list of touched rows: they exchange
-    own norms, 4 or 8 bytes a row and holder, and add them in column order. One call a step, on every owner, where any
-    table needs it.
-    """
-
-    def __init__(self, world: World, layout: Layout, dtype: np.dtype) -> None:
-        self._world = world
-        self._dtype = np.dtype(dtype)
-        self._partners: dict[str, list[int]] = {}  # table -> holders with at least one column, in column order
-        for family in layout.families:
-            for table in family.tables if family.kind == "column" else ():
-                spec = layout.tables[table]
-                spans = [family.part_columns(spec.width, i) for i in range(len(family.holders))]
-                holders = [h for h, (start, stop) in zip(family.holders, spans, strict=True) if start < stop]
-                if spec.optimizer.name == "rowwise_adagrad" and len(holders) > 1:
-                    self._partners[table] = holders
-
-    def sum(self, own: dict[str, Floats]) -> dict[str, Floats]:
-        """Norms [U] over all columns, by table; collective over the owners."""
-        owners = self._world.owners
-        if not self._partners or owners is None:
-            return own
-        shared = {
-            rank: [t for t, holders in self._partners.items() if t in own and rank in holders] for rank in owners.ranks
-        }
-        counts = [sum(len(own[t]) for t in shared[rank]) for rank in owners.ranks]
-        sizes_R = padded_bytes(np.array(counts, np.int64) * self._dtype.itemsize)
-        places = cumulative(sizes_R) // self._dtype.itemsize
-        sent = owners.message(sizes_R, self._dtype)
-        for at, rank in zip(places, owners.ranks, strict=False):
-            for table in shared[rank]:
-                sent[at : at + len(own[table])] = own[table]
-                at += len(own[table])
-        received = owners.alltoallv(sent, sizes_R, sizes_R, "gradients")
-        cursor = dict(zip(owners.ranks, places[:-1].tolist(), strict=True))
-        pieces: dict[tuple[str, int], Floats] = {}
-        for rank in owners.ranks:
-            for table in shared[rank]:
-                pieces[table, rank] = received[cursor[rank] : cursor[rank] + len(own[table])]
-                cursor[rank] += len(own[table])
-        totals = {}
-        for table, norms in own.items():
-            totals[table] = np.zeros_like(norms)
-            for rank in self._partners[table]:
-                totals[table] += pieces[table, rank]
-        return totals

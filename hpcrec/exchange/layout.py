@@ -224,6 +224,17 @@ class Layout:
             bundles[key] = (form, (*old, feature))
         return list(bundles.values())
 
+    def held(self, rank: int) -> tuple[str, ...]:
+        """Features whose rows, or some of them, a rank holds."""
+        leg = self.legs.get(rank)
+        return () if leg is None else tuple(dict.fromkeys(f for e in leg.entries for f in e.features))
+
+    @property
+    def visible(self) -> tuple[str, ...]:
+        """Features of which vectors or rows reach dense ranks."""
+        shown = {k.feature for group in self.groups for k in group.lookups}
+        return tuple(f for f in self.form_of if f in shown)
+
     def entries_of(self, family: Family, features: tuple[str, ...]) -> list[tuple[int, int]]:
         """(holder, entry) of a bundle at each holder that has columns of it, in order of parts."""
         return [(h, self._entry_at[h, features]) for h in family.holders if (h, features) in self._entry_at]

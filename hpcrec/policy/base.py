@@ -9,7 +9,7 @@ from typing import Protocol
 
 from hpcrec.exchange.exchange import Route
 from hpcrec.exchange.inputs import Inputs
-from hpcrec.types import Batch
+from hpcrec.types import Batch, GlobalIds
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Ticket:
 class Policy(Protocol):
     """Four verbs, each collective: every rank calls them in the same order."""
 
-    def submit(self, batch: Batch | None, *, train: bool, stop: bool = False) -> Ticket:
-        """Starts to route a batch; returns at once where routing runs ahead."""
+    def submit(self, batch: Batch | None, ids: GlobalIds | None, *, train: bool, stop: bool = False) -> Ticket:
+        """Starts to route a batch; returns at once where routing runs ahead. ``ids`` on holders that read them."""
 
     def gather(self, ticket: Ticket) -> Inputs | None:
         """What the model receives for the batch; None on ranks that are not dense."""

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from hpcrec.exchange.exchange import Exchange, Route, Timer
 from hpcrec.exchange.inputs import Inputs
 from hpcrec.policy.base import Ticket
-from hpcrec.types import Batch
+from hpcrec.types import Batch, GlobalIds
 
 
 class Sync:
@@ -29,17 +29,17 @@ class Sync:
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
         self._router = ThreadPoolExecutor(1, thread_name_prefix="route") if ahead else None
 
-    def submit(self, batch: Batch | None, *, train: bool, stop: bool = False) -> Ticket:
+    def submit(self, batch: Batch | None, ids: GlobalIds | None, *, train: bool, stop: bool = False) -> Ticket:
         """See ``Policy``."""
         if self._router is not None:
-            return Ticket(batch, train, self._router.submit(self._route, batch, train, stop))
+            return Ticket(batch, train, self._router.submit(self._route, batch, ids, train, stop))
         done: Future[Route] = Future()
-        done.set_result(self._route(batch, train, stop))
+        done.set_result(self._route(batch, ids, train, stop))
         return Ticket(batch, train, done)
 
-    def _route(self, batch: Batch | None, train: bool, stop: bool) -> Route:
+    def _route(self, batch: Batch | None, ids: GlobalIds | None, train: bool, stop: bool) -> Route:
         with self._timer("route"):
-            return self._exchange.route(batch, train=train, stop=stop)
+            return self._exchange.route(batch, ids, train=train, stop=stop)
 
     def gather(self, ticket: Ticket) -> Inputs | None:
         """See ``Policy``."""

@@ -67,7 +67,10 @@ class DensePart:
 
 @dataclass(kw_only=True)
 class Parts:
-    """What a session is made of; ``hpcrec.build`` makes it from a configuration."""
+    """What a session is made of; ``hpcrec.build`` makes it from a configuration.
+
+    ``features`` are what a dense rank reads of its part of a batch, ``held`` what a holder reads of the whole batch.
+    """
 
     world: World
     policy: Policy
@@ -85,6 +88,7 @@ class Parts:
     prefetch: int
     ahead: int
     features: tuple[str, ...]
+    held: tuple[str, ...]
     timer: PhaseTimer
     signal: StopSignal
     close: Callable[[], None]

@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from hpcrec.comm.start import spare_what_stays
 from hpcrec.comm.topology import Topology
-from hpcrec.data.loader import Loader
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.policy.base import Ticket
 from hpcrec.train import metrics
+from hpcrec.train.feed import Feed
 from hpcrec.train.nonfinite import Guard, describe, nonfinite_gradients
 from hpcrec.train.parts import DensePart, Parts, Samples, Split
 from hpcrec.train.step import Losses, Step
@@ -242,36 +242,20 @@ class Session:
 
     def _tickets(self, split: str, first: int, n: int, *, train: bool, stoppable: bool) -> Generator[Ticket]:
         """Tickets of ``n`` batches from number ``first`` on; the next batch is routed while one is worked on."""
-        batches = self._batches(split, first, n)
+        feed = Feed(self.parts, self._split(split), first, n)
         waiting: list[Ticket] = []
         try:
             for _ in range(n):
                 with self.parts.timer("load_wait"):
-                    batch = None if batches is None else next(batches)
+                    batch, ids = next(feed)
                 stop = stoppable and self.parts.signal.requested
-                waiting.append(self.parts.policy.submit(batch, train=train, stop=stop))
+                waiting.append(self.parts.policy.submit(batch, ids, train=train, stop=stop))
                 if len(waiting) > self.parts.ahead:
                     yield waiting.pop(0)
             yield from waiting
         finally:
             # Routes left in flight are of every rank alike; later ones follow them on the same thread.
-            if batches is not None:
-                batches.close()
-
-    def _batches(self, split: str, first: int, n: int) -> Any:
-        if not self.topology.is_dense:
-            return None
-        source = self._split(split)
-        loader = Loader(
-            source.dataset,
-            source.order,
-            part=self.topology.dense_index,
-            parts=len(self.topology.dense),
-            features=self.parts.features,
-            prefetch=self.parts.prefetch,
-        )
-        epoch, index = divmod(first, source.order.n_batches)
-        return loader.batches(epoch, index, n)
+            feed.close()
 
     # End.
 

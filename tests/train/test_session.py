@@ -95,7 +95,7 @@ def test_ids_outside_a_table_and_unknown_features_are_refused(folder: Path) -> N
         n = len(asker._layout.form_of)
         bags = Bags(tuple(asker._layout.form_of), np.full(n, 40), np.arange(n + 1))  # one sample, id 40 everywhere
         with pytest.raises(DataError, match=r"feature 'user' has id 40. Allowed: 0 to 39"):
-            asker.ask(bags, lambda bytes_R: np.empty(bytes_R.sum(), np.uint8), train=True)
+            asker.ask(bags, 1, None, train=True)
     with pytest.raises(ConfigError, match=r"which .* does not have"):
         open_session(config_for(folder, exchange={"forms": {"nothing": "rows"}}))
 

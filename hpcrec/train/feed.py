@@ -1,0 +1,52 @@
+"""What a rank reads of each batch: its part, where it is dense; ids of the whole batch, where it holds rows and reads.
+
+Knows the data set, its order and this rank's roles; knows nothing of what is done with a batch.
+"""
+
+from contextlib import ExitStack
+
+import numpy as np
+
+from hpcrec.data.loader import BatchStream, Loader
+from hpcrec.data.order import part
+from hpcrec.train.parts import Parts, Split
+from hpcrec.types import Batch, GlobalIds
+
+
+class Feed:
+    """``next()`` gives the next batch's part and ids, None for what this rank does not read. To be closed.
+
+    Parameters
+    ----------
+    parts : Parts
+    source : Split
+    first, n : int
+        Number of the first batch, counted through all epochs, and how many.
+    """
+
+    def __init__(self, parts: Parts, source: Split, first: int, n: int) -> None:
+        topology = parts.world.topology
+        self._ranks = len(topology.dense)
+        self._streams = ExitStack()
+
+        def stream(number: int, of: int, features: tuple[str, ...]) -> BatchStream:
+            loader = Loader(
+                source.dataset, source.order, part=number, parts=of, features=features, prefetch=parts.prefetch
+            )
+            epoch, index = divmod(first, source.order.n_batches)
+            return self._streams.enter_context(loader.batches(epoch, index, n))
+
+        self._own = stream(topology.dense_index, self._ranks, parts.features) if topology.is_dense else None
+        self._whole = stream(0, 1, parts.held) if parts.held else None
+
+    def __next__(self) -> tuple[Batch | None, GlobalIds | None]:
+        own = None if self._own is None else next(self._own)
+        if self._whole is None:
+            return own, None
+        whole = next(self._whole)
+        first_D = [part(whole.size, d, self._ranks)[0] for d in range(self._ranks)]
+        return own, GlobalIds(whole.bags, np.array([*first_D, whole.size], np.int64))
+
+    def close(self) -> None:
+        """Stops reading."""
+        self._streams.close()
