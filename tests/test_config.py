@@ -13,7 +13,7 @@ from hpcrec import config as config_module
 from hpcrec import toml
 from hpcrec.config import Config, load_config, reference, to_toml, validate, with_absolute_paths
 from hpcrec.errors import ConfigError
-from hpcrec.systems import baseline
+from hpcrec.systems import baseline, des
 from hpcrec.toml.reference import field_docs
 from hpcrec.train.schedule import Schedule
 from hpcrec.types import OptimizerSpec
@@ -360,3 +360,9 @@ def test_the_row_optimizers_fields_are_those_of_the_tables():
 def test_the_baseline_is_the_default():
     rest = {"data": {"train": "x"}, "run": {"folder": "y"}}
     assert validate({**rest, **baseline.configuration()}, "baseline") == validate(rest, "defaults")
+
+
+def test_des_is_a_position_on_the_axes():
+    rest = {"data": {"train": "x"}, "run": {"folder": "y"}}
+    config = validate({**rest, **des.configuration()}, "des")
+    assert (config.exchange.form, config.exchange.ids) == ("partial", "read")
