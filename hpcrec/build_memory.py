@@ -66,6 +66,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             dense if rank in topology.dense else None,
             item_bytes=item_bytes,
             ahead=config.exchange.prefetch,
+            read_bytes=_read_bytes(config, dataset, layout, rank),
             shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
             if config.exchange.windows
             else 0.0,
@@ -103,6 +104,28 @@ def _traffic(layout: Layout, rank: int, batch: int, mean_ids: dict[str, float]) 
     return HolderTraffic(ids=sum(ids_E), bags=sum(bags_E), elements=elements)
 
 
+def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int) -> float:
+    """Of ids that a holder reads: two windows, or none where it reads just its batches, and the batches ahead."""
+    held = layout.held(rank)
+    if config.exchange.ids != "read" or not held:
+        return 0.0
+    batches = config.data.prefetch + 2 + config.exchange.prefetch + 1
+    samples = batches * config.train.batch_size + 2 * _window_samples(config, dataset, held)
+    return samples * _sample_bytes(dataset, held)
+
+
+def _window_samples(config: Config, dataset: DataSet, features: tuple[str, ...]) -> int:
+    exact = not config.data.shuffle and dataset.plain(features, ("weight",))  # it reads just what each batch needs
+    return 0 if exact else min(config.data.chunk * config.data.window, dataset.samples)
+
+
+def _sample_bytes(dataset: DataSet, features: tuple[str, ...]) -> float:
+    n_bytes = 4.0 * (dataset.n_dense + dataset.n_labels + 1)
+    for feature in (dataset.feature(name) for name in features):
+        n_bytes += feature.mean_ids * (12 if feature.weighted else 8) + 8 * dataset.jagged(feature.name)
+    return n_bytes
+
+
 def _dense_rank(
     config: Config,
     dataset: DataSet,
@@ -113,20 +136,14 @@ def _dense_rank(
 ) -> DenseRank:
     batch, n = config.train.batch_size, len(topology.dense)
     asked = [_traffic(layout, rank, batch, mean_ids) for rank in layout.legs]
-    used = [dataset.feature(name) for name in layout.form_of]
-    sample_bytes = 4.0 * (dataset.n_dense + dataset.n_labels + 1)
-    for feature in used:
-        sample_bytes += feature.mean_ids * (12 if feature.weighted else 8) + 8 * dataset.jagged(feature.name)
-    windows = config.data.shuffle or not dataset.plain(
-        tuple(layout.form_of), ("weight",)
-    )  # else it reads just its part
+    used = layout.visible if config.exchange.ids == "read" else tuple(layout.form_of)
     return DenseRank(
         samples=batch / n,
         ids=sum(t.ids for t in asked) / n,
         bags=sum(t.bags for t in asked) / n,
         leaf_elements=sum(g.width * len(g.lookups) for g in layout.groups),
-        sample_bytes=sample_bytes,
-        window_samples=min(config.data.chunk * config.data.window, dataset.samples) if windows else 0,
+        sample_bytes=_sample_bytes(dataset, used),
+        window_samples=_window_samples(config, dataset, used),
         prefetch=config.data.prefetch,
         parameters=sum(p.numel() for p in model.parameters()),
         optimizer=config.dense.optimizer.name,

@@ -87,6 +87,8 @@ WORKLOADS = {
     "w1": Workload(**_W1, batch=2048),
     "w1-16k": Workload(**_W1, batch=16384, n_batches=20),
     "w2": Workload(rows=(100_000,) * 26, width=64, ids=20, batch=2048, bottom=(512, 256, 64), top=(512, 256, 1)),
+    "des-onehot": Workload(rows=_W1_ROWS, width=16, ids=1, batch=4096, n_batches=12),
+    "des-multihot": Workload(rows=(1_000_000,) * 30, width=16, ids=20, batch=4096, n_batches=12),
     "w3": Workload(rows=(1_000_000,) * 30, width=16, ids=20, batch=8192, n_batches=8, **_FM),
 }
 

@@ -114,6 +114,7 @@ def rank_memory(
     item_bytes: int,
     ahead: int,
     shared: float,
+    read_bytes: float = 0.0,
     base_bytes: int = OWNER_BASE_BYTES,
 ) -> RankMemory:
     """The memory of one rank.
@@ -132,6 +133,8 @@ def rank_memory(
         Steps that ids are routed ahead (``exchange.prefetch``).
     shared : float
         The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
+    read_bytes : float
+        What it reads of ids as a holder (``exchange.ids = "read"``): windows of the data set, and batches ahead.
     base_bytes : int
         Of the process itself.
     """
@@ -148,6 +151,8 @@ def rank_memory(
         "block": 2 * block_rows * (widest + 2 * _ID_BYTES),
         "process": base_bytes,
     }
+    if read_bytes:
+        terms["ids read"] = read_bytes
     if dense is not None:
         terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes)
     if shared:  # who reads a message has its pages too; vectors that are written are counted above

@@ -4,13 +4,11 @@ Citation: [DES], H. Rong et al., *Distributed Equivalent Substitution Training f
 
 The paper's terms:
 
-====================================  ==================================================================================
-worker that stores a shard            owner (``comm.topology``), here every rank
-hash of a feature's id -> worker      shard map (``embedding.shards``): tables whole, or dealt by rows or columns
-sub-operator                          ``Operator.partial`` (``operators``), run by ``exchange.substitute``
-aggregation of sub-results            ``Operator.reduce``, then ``finish``, on the dense side (``exchange.inputs``)
-computationally equivalent            equal to one process within summation order: tests/exchange/test_partial.py
-====================================  ==================================================================================
+worker that stores a shard         -> owner (``comm.topology``), here every rank
+hash of a feature's id -> worker   -> shard map (``embedding.shards``): tables whole, or dealt by rows or columns
+sub-operator                       -> ``Operator.partial`` (``operators``), run by ``exchange.substitute``
+aggregation of sub-results         -> ``Operator.reduce``, then ``finish``, on the dense side (``exchange.inputs``)
+computationally equivalent         -> equal to one process within summation order: tests/exchange/test_partial.py
 
 Departures from the paper: dense ranks each sum the partial results that owners send them, instead of an allreduce among
 all workers. A table's vectors that some operator needs as they are (cross and dot products, the first layer of a tower)
