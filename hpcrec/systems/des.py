@@ -4,16 +4,16 @@ Citation: [DES], H. Rong et al., *Distributed Equivalent Substitution Training f
 
 The paper's terms:
 
-worker that stores a shard         -> owner (``comm.topology``), here every rank
-hash of a feature's id -> worker   -> shard map (``embedding.shards``): tables whole, or dealt by rows or columns
+worker that stores a shard         -> owner (``comm.topology``): every rank
+hash of an id -> worker             -> shard map (``embedding.shards``): tables whole, dealt by rows or by columns
 sub-operator                       -> ``Operator.partial`` (``operators``), run by ``exchange.substitute``
 aggregation of sub-results         -> ``Operator.reduce``, then ``finish``, on the dense side (``exchange.inputs``)
 computationally equivalent         -> equal to one process within summation order: tests/exchange/test_partial.py
 
 Departures from the paper: dense ranks each sum the partial results that owners send them, instead of an allreduce among
-all workers. A table's vectors that some operator needs as they are (cross and dot products, the first layer of a tower)
-cross as in ``pooled``, and every operator over them is then computed from those. Tables have a declared size. The second
-order term over bags that are split over owners is not substituted: its sum of squares is no sum over parts of a bag.
+all workers. Vectors that some operator needs as they are (cross and dot products, the first layer of a tower) cross as
+in ``pooled``, and every operator over them is computed from those. Tables have a declared size. The second order term
+over bags that are split over owners is not substituted: its sum of squares is no sum over parts of a bag.
 """
 
 from typing import Any
