@@ -180,7 +180,7 @@ class Holder:
         """
         began_s = time.thread_time()
         for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
-            if work.value_start is None or not len(work.index) or a in served.beside.values():
+            if work.value_start is None or not len(work.value_start) or a in served.beside.values():
                 continue
             beside = None
             if a in served.beside:

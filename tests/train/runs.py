@@ -64,7 +64,7 @@ def config_for(folder: Path, **sections: dict[str, Any]) -> Config:
 def global_batches(session: Session, n: int) -> list[GlobalBatch]:
     """The first ``n`` training batches, whole."""
     split = session.parts.splits["train"]
-    loader = Loader(split.dataset, split.order, part=0, parts=1, features=session.parts.features, prefetch=0)
+    loader = Loader(split.dataset, split.order, part=0, parts=1, prefetch=0)
     with loader.batches(0, 0, n) as stream:
         return [join([batch]) for batch in stream]
 
