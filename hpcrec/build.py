@@ -240,5 +240,5 @@ def _check_threads(config: Config, world: World) -> None:
     sharing = sum(cores_R[rank] == mine for rank in topology.host_ranks)  # a rank that is bound has its cores alone
     fair = max(1, len(mine) // sharing)
     kernels.set_threads((config.topology.owner_threads if topology.is_owner else config.topology.dense_threads) or fair)
-    if topology.is_dense:
-        torch.set_num_threads(config.topology.dense_threads or fair)
+    asked = config.topology.dense_threads if topology.is_dense else config.topology.owner_threads
+    torch.set_num_threads(asked or fair)  # owners compute partial results by torch

@@ -141,7 +141,8 @@ def _dense_rank(
         samples=batch / n,
         ids=sum(t.ids for t in asked) / n,
         bags=sum(t.bags for t in asked) / n,
-        leaf_elements=sum(g.width * len(g.lookups) for g in layout.groups),
+        leaf_elements=sum(g.width * len(g.lookups) for g in layout.groups)
+        + sum(p.elements for leg in layout.legs.values() for p in leg.partials),
         sample_bytes=_sample_bytes(dataset, used),
         window_samples=_window_samples(config, dataset, used),
         prefetch=config.data.prefetch,

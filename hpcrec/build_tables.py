@@ -104,8 +104,15 @@ def make_layout(
         dense=topology.dense,
         replicate_rows=config.exchange.replicate_rows,
     )
-    forms = config.exchange.forms
-    layout = Layout(tables, families, lookups, forms=forms, default_form=config.exchange.form, operators=operators)
+    layout = Layout(
+        tables,
+        families,
+        lookups,
+        forms=config.exchange.forms,
+        default_form=config.exchange.form,
+        operators=operators,
+        one_hot={f.name for f in dataset.features if not dataset.jagged(f.name)},
+    )
     return tables, families, layout
 
 

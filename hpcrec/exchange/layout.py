@@ -11,6 +11,7 @@ Legend: ``E`` entries, ``S`` streams, ``R`` ranks.
 """
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from hpcrec.embedding.shards import Family
@@ -105,6 +106,8 @@ class Layout:
         The form of the other features.
     operators : mapping of str to Operator
         What the model receives.
+    one_hot : set of str
+        Features of which every sample has exactly one id.
 
     Attributes
     ----------
@@ -128,6 +131,7 @@ class Layout:
         forms: Mapping[str, str],
         default_form: str,
         operators: Mapping[str, Operator],
+        one_hot: AbstractSet[str] = frozenset(),
     ) -> None:
         self.tables = dict(tables)
         self.families = tuple(families)
@@ -138,7 +142,7 @@ class Layout:
         self.family_of = {f: family for family in families for f in family.features}
         self.form_of = {f: self._form(f, forms.get(f, default_form), chosen=f in forms) for f in self.tables_of}
         self.pooling = _poolings(lookups)
-        hidden = self._hidden(lookups, operators)
+        hidden = self._hidden(lookups, operators, one_hot)
         self.substituted = {
             name: tuple(k for k in operator.lookups if k in hidden)
             for name, operator in operators.items()
@@ -150,10 +154,19 @@ class Layout:
         self.legs = {rank: self._leg(rank) for rank in ranks}
         self._entry_at = {(r, e.features): i for r, leg in self.legs.items() for i, e in enumerate(leg.entries)}
 
-    def _hidden(self, lookups: Sequence[Lookup], operators: Mapping[str, Operator]) -> set[Lookup]:
-        """Lookups whose vectors no dense rank needs: all that read them can be computed where the rows are."""
+    def _hidden(
+        self, lookups: Sequence[Lookup], operators: Mapping[str, Operator], one_hot: AbstractSet[str]
+    ) -> set[Lookup]:
+        """Lookups whose vectors no dense rank needs: all that read them can be computed where the rows are.
+
+        Where they stay, a holder is sent empty bags too, and answers with vectors of those for the feature's other
+        tables. So they stay only where there are no other tables that cross, or no empty bags.
+        """
         readers = {k: [o for o in operators.values() if k in o.lookups] for k in lookups}
-        return {k for k, ops in readers.items() if ops and all(self._substitutable(k, o) for o in ops)}
+        can = {k for k, ops in readers.items() if ops and all(self._substitutable(k, o) for o in ops)}
+        crossing = {k.feature for k in lookups if k not in can}
+        full = {f for f in one_hot if f in self.family_of and self.family_of[f].kind != "row"}
+        return {k for k in can if k.feature not in crossing or k.feature in full}
 
     def _substitutable(self, lookup: Lookup, operator: Operator) -> bool:
         if self.form_of[lookup.feature] != "partial" or operator.shapes is None:

@@ -5,6 +5,7 @@ S samples of all dense ranks in rank order. Operators run on them under torch's 
 their results travel. Knows one holder's leg and operators; knows no MPI. Source: [DES].
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcrec.errors import NonFiniteError
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.wire import cumulative
 from hpcrec.operators.base import Operator, flatten
@@ -128,6 +130,13 @@ class Substitute:
         at = sent.gradient_behind
         for leaf in leaves:
             assert leaf.grad is not None, "every hidden stream is read by an operator"
+            if not math.isfinite(leaf.grad.sum()) and not bool(torch.isfinite(leaf.grad).all()):
+                names = ", ".join(p.operator for _, p in self._partials)
+                raise NonFiniteError(
+                    f"gradients of vectors at their owner are not finite, though those of the results of {names} are. "
+                    "Nothing was written. Look for a slope that an empty bag's zeros make infinite, or set "
+                    'exchange.form = "pooled", where such a batch can be left out.'
+                )
             gradients[at : at + leaf.numel()].reshape(tuple(leaf.shape))[:] = leaf.grad.numpy()
             at += leaf.numel()
 

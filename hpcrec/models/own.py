@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcrec.errors import ConfigError
 from hpcrec.models.base import Pooling, tables_of
-from hpcrec.operators.base import Operator
+from hpcrec.operators.base import OPERATOR_ATTRIBUTES, Operator
 from hpcrec.types import Feature
 
 SIGNATURE = "build(features, n_dense, *, width, n_labels=1, **options)"
@@ -91,9 +91,11 @@ def check_model(name: str, model: object, features: Sequence[Feature]) -> None:
     known = {feature.name for feature in features}
     for key, operator in operators.items():
         if isinstance(operator, type) or not isinstance(operator, Operator):
+            lacks = [attribute for attribute in OPERATOR_ATTRIBUTES if not hasattr(operator, attribute)]
             raise ConfigError(
                 f"model {name}: operators[{key!r}] is {operator!r}; it must be an operator, as "
-                "hpcrec.operators.Block(lookups=..., width=...)"
+                "hpcrec.operators.Block(lookups=..., width=...). "
+                + (f"It lacks {', '.join(lacks)}." if lacks else "It is a class: make one of it.")
             )
         for lookup in operator.lookups:
             if lookup.feature not in known:

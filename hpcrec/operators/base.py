@@ -77,6 +77,9 @@ class Operator(Protocol):
         """What the model receives, from the partial result of all holders."""
 
 
+OPERATOR_ATTRIBUTES = ("lookups", "width", "shapes", "by_column", "splits_bags", "partial", "reduce", "finish")
+
+
 def part_shapes(operator: Operator, columns: int) -> list[tuple[int, ...]]:
     """Shapes of a sample's partial result over so many columns."""
     assert operator.shapes is not None, "its partial result is the pooled vectors"

@@ -27,17 +27,19 @@ class Feed:
     def __init__(self, parts: Parts, source: Split, first: int, n: int) -> None:
         topology = parts.world.topology
         self._ranks = len(topology.dense)
-        self._streams = ExitStack()
+        opened = ExitStack()
 
         def stream(number: int, of: int, features: tuple[str, ...]) -> BatchStream:
             loader = Loader(
                 source.dataset, source.order, part=number, parts=of, features=features, prefetch=parts.prefetch
             )
             epoch, index = divmod(first, source.order.n_batches)
-            return self._streams.enter_context(loader.batches(epoch, index, n))
+            return opened.enter_context(loader.batches(epoch, index, n))
 
-        self._own = stream(topology.dense_index, self._ranks, parts.features) if topology.is_dense else None
-        self._whole = stream(0, 1, parts.held) if parts.held else None
+        with opened:  # closed again if one cannot be opened
+            self._own = stream(topology.dense_index, self._ranks, parts.features) if topology.is_dense else None
+            self._whole = stream(0, 1, parts.held) if parts.held else None
+            self._streams = opened.pop_all()
 
     def __next__(self) -> tuple[Batch | None, GlobalIds | None]:
         own = None if self._own is None else next(self._own)

@@ -46,7 +46,9 @@ SETS: dict[str, dict[str, Operator]] = {
 }
 
 
-def layout_of(world: World, operators: dict[str, Operator], kind: str, form: str, optimizer: str) -> tuple:
+def layout_of(
+    world: World, operators: dict[str, Operator], kind: str, form: str, optimizer: str, one_hot: set
+) -> tuple:
     lookups = list(dict.fromkeys(k for o in operators.values() for k in o.lookups))
     read = {k.table for k in lookups}
     specs = {name: spec for name, spec in tables(optimizer).items() if name in read}
@@ -60,7 +62,11 @@ def layout_of(world: World, operators: dict[str, Operator], kind: str, form: str
         dense=world.topology.dense,
         replicate_rows=0,
     )
-    return specs, families, Layout(specs, families, lookups, forms={}, default_form=form, operators=operators)
+    return (
+        specs,
+        families,
+        Layout(specs, families, lookups, forms={}, default_form=form, operators=operators, one_hot=one_hot),
+    )
 
 
 def by_torch(operators: dict[str, Operator], pooled: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -87,7 +93,7 @@ def run(
 ) -> tuple:
     """Results of every step on this rank, rows before and after, and the layout."""
     topology = world.topology
-    specs, families, layout = layout_of(world, operators, kind, form, optimizer)
+    specs, families, layout = layout_of(world, operators, kind, form, optimizer, {"item", "country"})
     held = [f for f in families if topology.rank in f.holders]
     store = RowStore(specs, held, rank=topology.rank, seed=7, dtype=np.float64)
     initial = gather_rows(world, store, specs, np.float64)
@@ -161,8 +167,8 @@ def test_equals_torch(name: str, kind: str) -> None:
 def test_what_stays_at_the_holders() -> None:
     world = World(MPI.COMM_WORLD, lambda hosts: assign_roles(hosts, mode="fused"))
 
-    def stays(name: str, kind: str, form: str = "partial") -> dict[str, list[str]]:
-        layout = layout_of(world, SETS[name], kind, form, "sgd")[2]
+    def stays(name: str, kind: str, form: str = "partial", one_hot: tuple[str, ...] = ()) -> dict[str, list[str]]:
+        layout = layout_of(world, SETS[name], kind, form, "sgd", set(one_hot))[2]
         assert all(bool(leg.hidden) == bool(leg.partials) for leg in layout.legs.values())
         kept = {(s.table, leg.entries[s.entry].features[0]) for leg in layout.legs.values() for s in leg.hidden}
         assert kept == {(k.table, k.feature) for some in layout.substituted.values() for k in some}
@@ -172,12 +178,14 @@ def test_what_stays_at_the_holders() -> None:
     every = [f"{k.feature}/{k.table}" for k in DEEP]
     wide = ["user/user.wide", "tags/tags.wide"]
     assert stays("fm", "table") == {"fm2": every, "wide": wide}
-    assert stays("fm", "row") == {"wide": wide}  # Q of a split bag is not a sum
+    assert stays("fm", "row") == {}  # Q of a split bag is not a sum, and its vectors would come of empty bags too
+    assert stays("fm", "row", one_hot=("user", "tags")) == {}
     assert stays("fm", "column") == {"fm2": every, "wide": wide}
     assert stays("fm", "replicate") == {}
-    assert stays("fm", "mixed") == {"fm2": [every[1], every[2], every[3]], "wide": wide}
+    assert stays("fm", "mixed") == {"fm2": [every[1], every[2], every[3]], "wide": wide[1:]}
     assert stays("fm", "table", "pooled") == stays("fm", "table", "rows") == {}
-    assert stays("deepfm", "table") == {"wide": wide}  # vectors that cross anyway serve FM2 too
+    assert stays("deepfm", "table") == {}  # vectors that cross anyway serve FM2 too
+    assert stays("deepfm", "table", one_hot=("user",)) == {"wide": wide[:1]}
     assert stays("in part", "table") == {"fm2": every[:3]}
     assert stays("two of one", "table") == {"a": every[:3], "b": every[1:]}
     world.close()
