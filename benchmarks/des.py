@@ -77,7 +77,7 @@ def main() -> None:
     for shape in SHAPES:
         for model in MODELS:
             found = {
-                r["form"]: r["bytes"] for r in rows if (r["shape"], r["model"], r["ids"]) == (shape, model, "read")
+                r["form"]: r["bytes"] for r in rows if (r["shape"], r["model"], r["ids_by"]) == (shape, model, "read")
             }
             value = 1 - found["partial"] / found["rows"] if found else None
             goal = GOALS.get((shape, model))
@@ -103,7 +103,7 @@ def run(data: Path, shape: str, model: str, form: str, ids: str, steps: int) -> 
     return {
         "shape": shape,
         "model": model,
-        "ids": ids,
+        "ids_by": ids,
         "form": form,
         "bytes": sum(tags.values()),
         **tags,
@@ -120,7 +120,7 @@ def each_id(shape: str, model: str) -> dict[str, Any]:
     return {
         "shape": shape,
         "model": model,
-        "ids": "",
+        "ids_by": "",
         "form": "rows, each id",
         "bytes": 2 * one_way,
         **tags,
@@ -133,7 +133,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for r in rows:
         speed = "" if r["samples_per_s"] is None else f"{r['samples_per_s']:9.0f} samples/s"
         print(
-            f"{r['shape']:9} {r['model']:7} {r['ids']:7} {r['form']:14} {r['bytes'] / 1e6:9.3f} MB a step {speed}",
+            f"{r['shape']:9} {r['model']:7} {r['ids_by']:7} {r['form']:14} {r['bytes'] / 1e6:9.3f} MB a step {speed}",
             flush=True,
         )
 

@@ -21,6 +21,7 @@ EXTRA = {
     "real_data": " --data DIR",
     "horovod_cycle": " --quick",
     "balance": " --quick",
+    "des": " --quick",
     "kernels": " --peers PYTHON",
     "speed": " --peers PYTHON --contenders hpcrec-fused,hpcrec-fused-mpi,tbe --steps 20",
     "speed_peers": " --peers PYTHON --contenders hpcrec-fused-mpi,hpcrec-split,tbe,torchrec,ddp --ranks 2 --rounds 3"
