@@ -47,7 +47,8 @@ def finish(
     """Prints the claims and, if asked, writes the JSON."""
     for item in claims:
         value = "none" if item["value"] is None else f"{item['value']:.4g}"
-        goal = "" if item["goal"] is None else f"  goal {item['goal']}: {'holds' if item['holds'] else 'FALLS SHORT'}"
+        said = {True: "holds", False: "FALLS SHORT", None: "not measured"}[item["holds"]]
+        goal = "" if item["goal"] is None else f"  goal {item['goal']}: {said}"
         print(f"{item['id']:56} {value:>10} {item['unit']}{goal}")
     if path is None:
         return
@@ -67,6 +68,20 @@ def hpcrec(*arguments: str) -> None:
     done = subprocess.run([sys.executable, "-m", "hpcrec", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
+
+
+def write_config(folder: Path, text: str) -> Path:
+    """A configuration of a run in ``folder``/run that says nothing and keeps nothing but its results."""
+    path = folder / "config.toml"
+    path.write_text(f'{text}[run]\nfolder = "{folder}/run"\nprogress = false\ntensorboard = false\n')
+    return path
+
+
+def trained(config: Path, ranks: int, *settings: str) -> dict[str, Any]:
+    """``summary.json`` of a run of ``write_config``'s; ``settings`` as ``section.key=value``."""
+    hpcrec("run", "-n", str(ranks), "--", "train", str(config), *(f"--set={setting}" for setting in settings))
+    found: dict[str, Any] = json.loads((config.parent / "run" / "summary.json").read_text())
+    return found
 
 
 def machine() -> dict[str, Any]:

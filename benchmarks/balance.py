@@ -9,13 +9,12 @@ often are: the worst case for shards by ranges of ids). Placement is left open (
 ``whole`` has whole tables only, for comparison.
 """
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import claim, finish, hpcrec
+from _report import claim, finish, trained, write_config
 from _report import options as benchmark_options
 
 # rows, ids a sample
@@ -38,11 +37,6 @@ steps = {steps}
 batch_size = 4096
 [checkpoint]
 resume = "never"
-[run]
-folder = "{folder}/run"
-progress = false
-tensorboard = false
-
 """
 
 
@@ -52,11 +46,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_data(folder / "data.h5")
-        config = folder / "config.toml"
-        config.write_text(CONFIG.format(folder=folder, steps=20 if options.quick else 100))
+        config = write_config(folder, CONFIG.format(folder=folder, steps=20 if options.quick else 100))
         for owners in (2,) if options.quick else (2, 4):
-            rows += [measured(folder, config, owners, "auto")]
-        rows.append(measured(folder, config, rows[-1]["owners"], "whole"))
+            rows += [measured(config, owners, "auto")]
+        rows.append(measured(config, rows[-1]["owners"], "whole"))
     for row in rows:
         print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
     auto = [row for row in rows if row["placement"] == "auto"]
@@ -67,11 +60,10 @@ def main() -> None:
     finish("balance", rows, claims, options.json)
 
 
-def measured(folder: Path, config: Path, owners: int, placement: str) -> dict[str, Any]:
+def measured(config: Path, owners: int, placement: str) -> dict[str, Any]:
     """The imbalance that one run reports."""
-    whole = [f"--set=embedding.tables.f{i}.shard=table" for i in range(len(TABLES))] if placement == "whole" else []
-    hpcrec("run", "-n", str(owners + 1), "--", "train", str(config), f"--set=topology.owners={owners}", *whole)
-    summary = json.loads((folder / "run/summary.json").read_text())
+    whole = [f"embedding.tables.f{i}.shard=table" for i in range(len(TABLES))] if placement == "whole" else []
+    summary = trained(config, owners + 1, f"topology.owners={owners}", *whole)
     return {"owners": owners, "placement": placement, **summary["imbalance"]}
 
 

@@ -11,13 +11,13 @@ id`` is what papers count, by formula: the vectors of every id there and back, a
 ``des.saving.<shape>.<model>``: 1 - bytes of ``partial`` over those of ``rows``, owners reading ids on both sides.
 """
 
-import json
+import itertools
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from _report import claim, finish, hpcrec
+from _report import claim, finish, trained, write_config
 from _report import options as benchmark_options
 from speed_parts import hpcrec_data, workload
 
@@ -53,10 +53,6 @@ batch_size = {batch}
 steps = {steps}
 [checkpoint]
 resume = "never"
-[run]
-folder = "{folder}/run"
-progress = false
-tensorboard = false
 """
 
 
@@ -69,10 +65,11 @@ def main() -> None:
     for shape in SHAPES:
         data = hpcrec_data.prepare(f"des-{shape}", options.data / "hpcrec" / "speed")
         for model in ("lr", "fm") if options.quick else MODELS:
-            for ids in ("read",) if options.quick else IDS:
-                rows += [run(data, shape, model, form, ids, steps) for form in FORMS]
+            for ids, form in itertools.product(("read",) if options.quick else IDS, FORMS):
+                rows.append(run(data, shape, model, form, ids, steps))
+                show(rows[-1])
             rows.append(each_id(shape, model))
-            show(rows[-7 if not options.quick else -4 :])
+            show(rows[-1])
     claims = []
     for shape in SHAPES:
         for model in MODELS:
@@ -87,16 +84,10 @@ def main() -> None:
 
 def run(data: Path, shape: str, model: str, form: str, ids: str, steps: int) -> dict[str, Any]:
     """Bytes a step of one run, by tag, and its speed."""
+    batch = workload.WORKLOADS[f"des-{shape}"].batch
+    text = CONFIG.format(data=data, model=model, width=WIDTH, form=form, ids=ids, batch=batch, steps=steps)
     with tempfile.TemporaryDirectory() as name:
-        config = Path(name) / "config.toml"
-        batch = workload.WORKLOADS[f"des-{shape}"].batch
-        config.write_text(
-            CONFIG.format(
-                data=data, model=model, width=WIDTH, form=form, ids=ids, batch=batch, steps=steps, folder=name
-            )
-        )
-        hpcrec("run", "-n", "4", "--threads", "1", "--", "train", str(config))
-        summary = json.loads((Path(name) / "run" / "summary.json").read_text())
+        summary = trained(write_config(Path(name), text), 4)
     by_tag = {tag: sum(n.values()) / steps for tag, n in summary["wire_bytes"].items()}
     tags = {tag: round(by_tag[tag]) for tag in ("ids", "values", "gradients", "dense", "control")}
     speed = summary["throughput"]["samples_per_s"]
@@ -128,14 +119,13 @@ def each_id(shape: str, model: str) -> dict[str, Any]:
     }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """One line a run."""
-    for r in rows:
-        speed = "" if r["samples_per_s"] is None else f"{r['samples_per_s']:9.0f} samples/s"
-        print(
-            f"{r['shape']:9} {r['model']:7} {r['ids_by']:7} {r['form']:14} {r['bytes'] / 1e6:9.3f} MB a step {speed}",
-            flush=True,
-        )
+def show(r: dict[str, Any]) -> None:
+    """A run on one line."""
+    speed = "" if r["samples_per_s"] is None else f"{r['samples_per_s']:9.0f} samples/s"
+    print(
+        f"{r['shape']:9} {r['model']:7} {r['ids_by']:7} {r['form']:14} {r['bytes'] / 1e6:9.3f} MB a step {speed}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

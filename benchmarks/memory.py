@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import claim, finish
+from _report import claim, finish, write_config
 from _report import options as benchmark_options
 
 GB = 10**9
@@ -35,10 +35,6 @@ width = {width}
 [train]
 steps = {steps}
 batch_size = 2048
-[run]
-folder = "{folder}/run"
-progress = false
-tensorboard = false
 """
 
 
@@ -73,8 +69,7 @@ def measured(total_bytes: int, *, save: bool) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_data(folder / "data.h5", total_bytes // (TABLES * WIDTH * 4))
-        config = folder / "config.toml"
-        config.write_text(CONFIG.format(folder=folder, width=WIDTH, steps=STEPS))
+        config = write_config(folder, CONFIG.format(folder=folder, width=WIDTH, steps=STEPS))
         line = ["run", "-n", str(RANKS), "--threads", "1", "--", __file__, "--worker", str(config)]
         line += ["--save"] if save else []
         done = subprocess.run([sys.executable, "-m", "hpcrec", *line], capture_output=True, text=True, check=False)
