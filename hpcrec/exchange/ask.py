@@ -122,9 +122,7 @@ class Asker:
         ]
         return Asked(id_bytes_R, value_bytes_R, gradient_bytes_R, moves, partials, n_samples, filled), message
 
-    def _encode(
-        self, pieces: Mapping[tuple[int, int], Piece], room: Callable[[Ints], np.ndarray]
-    ) -> tuple[np.ndarray, Ints]:
+    def _encode(self, pieces: Mapping[tuple[int, int], Piece], room: Room) -> tuple[np.ndarray, Ints]:
         size_R = np.zeros(self._size, np.int64)
         parts: dict[int, list[bytes | memoryview]] = {}
         for holder, leg in self._layout.legs.items():

@@ -17,7 +17,7 @@ itself, each message rounded up to 64 bytes:
 ``ids``        dense -> holder: see ``wire``; before it 32 bytes to every rank (tag ``control``), which tell the size
 ``values``     holder -> dense: ``pooled`` s D a non-empty (part of a) bag; ``rows`` s D a distinct row;
                ``replicate`` nothing; ``partial`` s P a sample for each operator computed there, P the elements of its
-               partial result, and s D a bag, empty ones too, of what other operators read
+               partial result, and as ``pooled`` for what other operators read
 ``gradients``  dense -> holder: as ``values``; ``replicate`` s D a distinct row to every dense rank
 
 Ids do not depend on weights, so the phase ``ids`` may run ahead of the step on a thread of its own. Knows bytes, not

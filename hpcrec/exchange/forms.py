@@ -2,8 +2,7 @@
 
 ``pooled``     bags go out, one pooled vector a bag comes back (a part of it where rows are dealt to several owners)
 ``partial``    as ``pooled``; but where all operators that read a table can be computed at the holders, these send one
-               partial result a sample and operator, and no vectors of that table cross. Empty bags go out too, so that
-               a feature's other tables do not cross but where it has none
+               partial result a sample and operator, and no vectors of that table cross. Its empty bags go out too
 ``rows``       distinct ids go out, their rows come back; this rank pools, and merges the gradients by row
 ``replicate``  this rank has the rows; distinct ids go to all copies, so that their gradients can follow
 

@@ -165,8 +165,8 @@ class Layout:
         readers = {k: [o for o in operators.values() if k in o.lookups] for k in lookups}
         can = {k for k, ops in readers.items() if ops and all(self._substitutable(k, o) for o in ops)}
         crossing = {k.feature for k in lookups if k not in can}
-        full = {f for f in one_hot if f in self.family_of and self.family_of[f].kind != "row"}
-        return {k for k in can if k.feature not in crossing or k.feature in full}
+        never_empty = {f for f in one_hot if f in self.family_of and self.family_of[f].kind != "row"}
+        return {k for k in can if k.feature not in crossing or k.feature in never_empty}
 
     def _substitutable(self, lookup: Lookup, operator: Operator) -> bool:
         if self.form_of[lookup.feature] != "partial" or operator.shapes is None:

@@ -134,8 +134,8 @@ class Substitute:
                 names = ", ".join(p.operator for _, p in self._partials)
                 raise NonFiniteError(
                     f"gradients of vectors at their owner are not finite, though those of the results of {names} are. "
-                    "Nothing was written. Look for a slope that an empty bag's zeros make infinite, or set "
-                    'exchange.form = "pooled", where such a batch can be left out.'
+                    "This owner's rows were not changed. Look for a slope that an empty bag's zeros make infinite, or "
+                    'set exchange.form = "pooled", where such a batch can be left out (train.nonfinite).'
                 )
             gradients[at : at + leaf.numel()].reshape(tuple(leaf.shape))[:] = leaf.grad.numpy()
             at += leaf.numel()
