@@ -155,11 +155,12 @@ def rank_memory(
         terms["ids read"] = read_bytes
     if dense is not None:
         terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes)
-    if shared:  # who reads a message has its pages too; vectors that are written are counted above
-        elements = traffic.elements + (0 if dense is None else dense.samples * dense.leaf_elements)
+    if shared:  # both who writes a message and who reads it have its pages, and keep them, on both sides
         ids_bytes = shared * _message_bytes(traffic.ids, traffic.bags)
         ids_bytes += 0 if dense is None else _message_bytes(dense.ids, dense.bags)
-        terms["message windows"] = _WINDOW_SIDES * (ids_bytes + shared * item_bytes * elements)
+        # values or gradients, whichever are more: they use the same sides in turn
+        elements = max(traffic.elements, 0 if dense is None else dense.samples * dense.leaf_elements)
+        terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * item_bytes * elements)
     return RankMemory({name: round(n) for name, n in terms.items()})
 
 
