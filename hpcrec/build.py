@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from hpcrec import kernels
-from hpcrec.build_tables import DTYPES, make_layout, make_model, make_roles
+from hpcrec.build_exchange import Auto, Built
+from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
@@ -26,11 +27,10 @@ from hpcrec.data.reader import DataSet
 from hpcrec.dense.allreduce import make_allreduce
 from hpcrec.dense.optimizer import build_optimizer
 from hpcrec.dense.reducer import DenseReducer
+from hpcrec.embedding.load import Load
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
 from hpcrec.errors import ConfigError, DataError
-from hpcrec.exchange.exchange import Exchange
-from hpcrec.policy.sync import Sync
 from hpcrec.train.nonfinite import Guard
 from hpcrec.train.parts import DensePart, Parts, Split
 from hpcrec.train.schedule import Schedule
@@ -62,22 +62,24 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
     agreed(lambda: _check_same_data(splits, world))
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset))
-    tables, families, layout = agreed(lambda: make_layout(config, dataset, operators, world.topology))
+    tables, families, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology))
+    agreed(lambda: offers.layout({}))  # refuses what cannot be had, before rows are made
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     agreed(lambda: _check_threads(config, world))
     dense = agreed(lambda: _make_dense(config, model, world))
     timer, signal = PhaseTimer(), watch()
-    exchange = Exchange(
-        world,
-        layout,
-        operators,
-        store,
-        weighted={f.name for f in dataset.features if f.weighted},
-        seed=config.train.seed,
-        dtype=DTYPES[config.train.dtype][0],
+    built = Built(
+        config=config,
+        world=world,
+        train=splits["train"],
+        tables=tables,
+        operators=operators,
+        offers=offers,
+        store=store,
         timer=timer,
-        reads_ids=config.exchange.ids == "read",
     )
+    auto = Auto(built) if offers.free else None
+    engine = built.engine(offers.layout({}), store, Load()) if auto is None else auto.engine
 
     def close() -> None:
         if dense is not None:
@@ -90,10 +92,9 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
     guard = Guard(world.main, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
     parts = Parts(
         world=world,
-        policy=Sync(exchange, timer=timer, ahead=config.exchange.prefetch > 0),
+        engine=engine,
+        auto=auto,
         tables=tables,
-        store=store,
-        load=exchange.load,
         dense=dense,
         splits=splits,
         schedule=_schedule(config, config.train.steps or config.train.epochs * splits["train"].order.n_batches),
@@ -104,8 +105,6 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
         dtype=DTYPES[config.train.dtype][1],
         prefetch=config.data.prefetch,
         ahead=config.exchange.prefetch,
-        features=exchange.features,
-        held=exchange.held,
         timer=timer,
         signal=signal,
         close=close,

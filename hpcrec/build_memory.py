@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from hpcrec.build_tables import DTYPES, make_layout, make_model, make_roles
+from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
 from hpcrec.comm.topology import Topology
 from hpcrec.config import Config
 from hpcrec.data.reader import DataSet
@@ -55,10 +55,12 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
     topology = topology_of(config, host_of)
     with DataSet(Path(config.data.train)) as dataset:
         model, operators = make_model(config, dataset)
-        tables, families, layout = make_layout(config, dataset, operators, topology)
+        tables, families, offers = make_offers(config, dataset, operators, topology)
+        layout = offers.layout({})  # where forms are chosen, what crosses is no more than under pooled
         item_bytes = DTYPES[config.train.dtype][0].itemsize
         mean_ids = {f.name: f.mean_ids for f in dataset.features}
         dense = _dense_rank(config, dataset, model, layout, mean_ids, topology)
+        copies_bytes = min(config.exchange.auto_copies, sum(offers.replicable.values()))
     return [
         rank_memory(
             _held(tables, families, rank),
@@ -67,6 +69,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             item_bytes=item_bytes,
             ahead=config.exchange.prefetch,
             read_bytes=_read_bytes(config, dataset, layout, rank),
+            copies_bytes=copies_bytes if rank in topology.dense else 0,
             shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
             if config.exchange.windows
             else 0.0,

@@ -15,9 +15,10 @@ from torch import nn
 from hpcrec.comm.topology import Topology, assign_roles
 from hpcrec.config import Config
 from hpcrec.data.reader import DataSet
+from hpcrec.embedding.place import row_elements
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
-from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.choose import Offers
 from hpcrec.models import build_model, tables_of
 from hpcrec.operators.base import Operator
 from hpcrec.types import Feature, Lookup, TableSpec
@@ -77,10 +78,10 @@ def make_model(config: Config, dataset: DataSet) -> tuple[nn.Module, dict[str, O
     return model, operators
 
 
-def make_layout(
+def make_offers(
     config: Config, dataset: DataSet, operators: dict[str, Operator], topology: Topology
-) -> tuple[dict[str, TableSpec], tuple[Family, ...], Layout]:
-    """Tables, where their parts are, and what every message holds.
+) -> tuple[dict[str, TableSpec], tuple[Family, ...], Offers]:
+    """Tables, where their parts are, and what messages may hold.
 
     Raises
     ------
@@ -95,25 +96,34 @@ def make_layout(
             known = ", ".join(dict.fromkeys((*beside.values(), *widths)))
             raise ConfigError(f"embedding.tables.{name} is set, but the model reads no such table. It reads: {known}.")
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
+    placements = {name: _placement(config, name, beside[name]) for name in widths}
     families = build_families(
         tables,
         dataset.features,
         lookups,
-        {name: _placement(config, name, beside[name]) for name in widths},
+        placements,
         owners=topology.owners,
         dense=topology.dense,
         replicate_rows=config.exchange.replicate_rows,
     )
-    layout = Layout(
+    item_bytes = DTYPES[config.train.dtype][0].itemsize
+    replicable = {
+        family.name: item_bytes * sum(family.rows * row_elements(tables[t]) for t in family.tables)
+        for family in families
+        if all(placements[t] == Placement() for t in family.tables)
+    }
+    offers = Offers(
         tables,
         families,
         lookups,
+        operators,
+        {f.name for f in dataset.features if not dataset.jagged(f.name)},
         forms=config.exchange.forms,
         default_form=config.exchange.form,
-        operators=operators,
-        one_hot={f.name for f in dataset.features if not dataset.jagged(f.name)},
+        replicable=replicable if config.exchange.auto_copies else {},
+        dense=topology.dense,
     )
-    return tables, families, layout
+    return tables, families, offers
 
 
 def _placement(config: Config, name: str, beside: str) -> Placement:

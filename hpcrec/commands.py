@@ -17,7 +17,7 @@ from hpcrec.build import open_session
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
-from hpcrec.config import Config, TopologyConfig, to_toml, with_absolute_paths
+from hpcrec.config import Config, ExchangeConfig, Form, TopologyConfig, to_toml, with_absolute_paths
 from hpcrec.data.files import publish, temporary_beside, writing
 from hpcrec.data.hdf5_out import Output
 from hpcrec.embedding.load import Load, imbalance
@@ -135,6 +135,14 @@ def _predictions(out: Path, shape: tuple[int, ...] | None) -> Iterator[Output | 
         hidden.unlink(missing_ok=True)
 
 
+def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
+    """Nothing is counted to read a run: results do not depend on forms beyond the order of sums."""
+    defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_every", "auto_copies")}
+    fixed: dict[str, Form] = {feature: form for feature, form in exchange.forms.items() if form != "auto"}
+    form: Form = "pooled" if exchange.form == "auto" else exchange.form
+    return replace(exchange, form=form, forms=fixed, **defaults)
+
+
 def _prepare_folder(run: Path, config: Config) -> None:
     with writing(run):
         _clean_folder(run, config)
@@ -180,6 +188,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "eval": dict.fromkeys(EVALUATED),
         "throughput": told.throughput(),
         "wire_bytes": {},
+        "exchange": [] if session.parts.auto is None else session.parts.auto.history,
         "phase_s": session.parts.timer.seconds(),
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
         "owners": {},
@@ -198,6 +207,8 @@ def _summary(
     mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
     everyone = main.allgather(mine)
     owners = {str(rank): found for rank, found in enumerate(main.allgather(_owner(session))) if found is not None}
+    if session.parts.auto is not None:
+        session.parts.auto.finish(session.step)
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
@@ -215,6 +226,7 @@ def _summary(
         "eval": evaluation,
         "throughput": throughput,
         "wire_bytes": describe(session.parts.world.total_wire_bytes()),
+        "exchange": [] if session.parts.auto is None else session.parts.auto.history,
         "phase_s": _phases(everyone),
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
         "owners": owners,
@@ -258,6 +270,7 @@ def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sess
             config,
             data=replace(config.data, test=path),
             topology=TopologyConfig(mode="fused", **threads),
+            exchange=_without_auto(config.exchange),
             dense=replace(config.dense, reducer="mpi"),  # nothing is reduced, so Horovod need not be there
             embedding=replace(config.embedding, tables=tables),
         )

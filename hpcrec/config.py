@@ -28,7 +28,7 @@ Amount = Annotated[float, Field(strict=True, ge=0)]
 AboveZero = Annotated[float, Field(strict=True, gt=0)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Decay = Annotated[float, Field(strict=True, ge=0, lt=1)]
-Form = Literal["pooled", "rows", "partial"]
+Form = Literal["pooled", "rows", "partial", "auto"]
 Metric = Literal["auc", "logloss", "normalized_entropy"]
 
 
@@ -173,7 +173,7 @@ class ExchangeConfig:
     form: Form = "pooled"
     """pooled: owners send one vector a sample and feature. rows: owners send each distinct row once. partial: owners
     compute what operators can be computed of their rows alone, and send one result a sample and operator; else as
-    pooled."""
+    pooled. auto: of each feature the form by which the fewest bytes cross, counted on batches of the training data."""
     codec: Literal["fp32"] = "fp32"
     """How values are written on the wire; with train.dtype = "float64" they cross as such."""
     forms: dict[str, Form] = field(default_factory=dict)
@@ -183,6 +183,12 @@ class ExchangeConfig:
     data set, and no id crosses. Changes no result."""
     replicate_rows: Count = 0
     """Tables of at most so many rows, with shard auto, are replicated on every dense rank; 0: none."""
+    auto_steps: Positive = 4
+    """Batches on which form auto counts what each form would cost."""
+    auto_every: Count = 1000
+    """Steps after which form auto counts again, and changes forms where others have become cheaper; 0: never."""
+    auto_copies: Count = 16 * MiB
+    """Memory, in bytes a dense rank, of the copies that form auto may make of tables with shard auto; 0: none."""
     prefetch: Count = 1
     """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
     windows: Flag = True
@@ -461,6 +467,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _evaluation_conflicts(config)
     yield from _embedding_conflicts(config)
     yield from _feature_conflicts(config)
+    yield from _auto_conflicts(config.exchange)
     yield from _schedule_conflicts(config.schedule)
     report_s, abort_s = config.run.stall_report_s, config.run.stall_abort_s
     if abort_s and abort_s < report_s:
@@ -576,6 +583,15 @@ def _optimizer_conflicts(key: str, optimizer: RowOptimizer) -> Iterator[tuple[st
                     f"{', '.join(users)}. Remove it."
                 ),
             )
+
+
+def _auto_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
+    if "auto" in (exchange.form, *exchange.forms.values()):
+        return
+    for name in ("auto_steps", "auto_every", "auto_copies"):
+        if getattr(exchange, name) != getattr(ExchangeConfig, name):
+            value = getattr(exchange, name)
+            yield f"exchange.{name}", f"is {value}, but no form is 'auto'. Set exchange.form = 'auto', or remove it."
 
 
 def _feature_conflicts(config: Config) -> Iterator[tuple[str, str]]:

@@ -77,3 +77,11 @@ def pytest_configure(config: pytest.Config) -> None:
         file = (Path(folder) / f"outcomes-{launched_rank() or 0}").open("w", buffering=1)
         config.add_cleanup(file.close)
         config.pluginmanager.register(Outcomes(file))
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all ranks."""
+    from mpi4py import MPI  # which starts MPI, and so comes after the environment
+
+    return Path(MPI.COMM_WORLD.bcast(str(tmp_path_factory.mktemp("run")), root=0))

@@ -35,7 +35,9 @@ ALLOWED = {
     "config": "toml",
     "systems": "config",
     "build_tables": "config data models operators exchange embedding comm",
-    "build": "build_tables config train policy exchange dense data models operators embedding kernels comm toml",
+    "build_exchange": "build_tables config train policy exchange data operators embedding comm",
+    "build": "build_exchange build_tables config train exchange dense data models operators embedding kernels comm "
+    "toml",
     "build_memory": "build_tables config data exchange embedding plan comm",
     "doctor": "build_memory config train dense data kernels comm",
     "relay": "",

@@ -135,6 +135,8 @@ WRONG = {
         "[exchange]\nforms = {a='replicate'}",
         ["exchange.forms.a", '"replicate"', '"pooled", "rows"'],
     ),
+    "a choice that nobody makes": ("[exchange]\nauto_every = 9", ["exchange.auto_every is 9", "no form is 'auto'"]),
+    "no batches to choose by": ("[exchange]\nform = 'auto'\nauto_steps = 0", ["exchange.auto_steps", "at least 1"]),
     "parts without cutting": (
         "[embedding.tables.a]\nparts = 2",
         ["embedding.tables.a.parts", "row or column", "'auto'"],

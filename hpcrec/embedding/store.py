@@ -4,7 +4,8 @@ Parts of tables with equal width and optimizer lie in one *arena*, so that a ste
 call, however many tables there are. Knows rows and optimizer state; does not know who asks for them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ from hpcrec.embedding.shards import Family, table_seed
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 
-_BLOCK_ROWS = 1 << 16  # rows initialised, exported or loaded at once: bounds the memory beside the rows
+BLOCK_ROWS = 1 << 16  # rows initialised, exported or loaded at once: bounds the memory beside the rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,21 @@ class RowStore:
             self.arenas.append(self._build(tables, parts, width, total_width, spec, seed))
         self._where = {p.table: (arena, p) for arena in self.arenas for p in arena.parts}
 
+    @classmethod
+    def joined(cls, base: "RowStore | None", copies: "RowStore | None", copied: Collection[str]) -> "RowStore | None":
+        """``base``, but of the tables ``copied`` it has those in ``copies``, or none; rows are shared with both.
+
+        Rows of these tables in ``base`` stay in memory and are not reached.
+        """
+        stores = [store for store in (base, copies) if store is not None]
+        if not stores:
+            return None
+        out = copy.copy(stores[0])
+        out.arenas = [arena for store in stores for arena in store.arenas]
+        own = {} if base is None else {table: at for table, at in base._where.items() if table not in copied}
+        out._where = {**own, **({} if copies is None else copies._where)}
+        return out
+
     def _build(
         self,
         tables: Mapping[str, TableSpec],
@@ -128,8 +144,8 @@ class RowStore:
         n_rows = parts[-1].base + parts[-1].rows
         rows = kernels.aligned_empty((n_rows, width), self.dtype)
         for part in parts:
-            for start in range(0, part.rows, _BLOCK_ROWS):
-                stop = min(start + _BLOCK_ROWS, part.rows)
+            for start in range(0, part.rows, BLOCK_ROWS):
+                stop = min(start + BLOCK_ROWS, part.rows)
                 rows[part.base + start : part.base + stop] = kernels.init_rows(
                     table_seed(seed, part.table),
                     part.ids(start, stop),
@@ -161,8 +177,8 @@ class RowStore:
     def export(self, table: str) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
         """Ids, rows and states of this rank's part of ``table``, in blocks."""
         arena, part = self._where[table]
-        for start in range(0, part.rows, _BLOCK_ROWS):
-            stop = min(start + _BLOCK_ROWS, part.rows)
+        for start in range(0, part.rows, BLOCK_ROWS):
+            stop = min(start + BLOCK_ROWS, part.rows)
             here = slice(part.base + start, part.base + stop)
             yield part.ids(start, stop), arena.rows[here], {n: s[here] for n, s in arena.states.items()}
 

@@ -94,6 +94,8 @@ class Exchange:
         ``timer(name)`` is a context manager that adds to the phase's seconds.
     reads_ids : bool
         Holders are given the ids of the global batch, of the features that they hold; else dense ranks send them.
+    load : Load, optional
+        Where what is asked of this rank's rows is counted.
 
     Attributes
     ----------
@@ -115,6 +117,7 @@ class Exchange:
         dtype: np.dtype,
         timer: Timer,
         reads_ids: bool = False,
+        load: Load | None = None,
     ) -> None:
         self.layout = layout
         self._operators = operators
@@ -129,7 +132,7 @@ class Exchange:
         if store is not None and leg is not None:
             weighs = [e.form in ("pooled", "partial") and e.features[0] in weighted for e in leg.entries]
             self._holder = Holder(
-                store, leg, operators, layout.pooling, weighted=weighs, size=topology.size, pad=padded_bytes
+                store, leg, operators, layout.pooling, weighted=weighs, size=topology.size, pad=padded_bytes, load=load
             )
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()

@@ -54,6 +54,9 @@ class ColumnNorms:
                 cursor[rank] += len(own[table])
         totals = {}
         for table, norms in own.items():
+            if table not in self._partners:  # a copy is read in place of it
+                totals[table] = norms
+                continue
             totals[table] = np.zeros_like(norms)
             for rank in self._partners[table]:
                 totals[table] += pieces[table, rank]

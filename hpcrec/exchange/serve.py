@@ -41,6 +41,8 @@ class Holder:
         Ranks in the world.
     pad : callable
         Bytes of messages -> bytes on the wire.
+    load : Load, optional
+        What was asked of this rank before.
 
     Attributes
     ----------
@@ -58,9 +60,10 @@ class Holder:
         weighted: Sequence[bool],
         size: int,
         pad: Callable[[Ints], Ints],
+        load: Load | None = None,
     ) -> None:
         self.store = store
-        self.load = Load()
+        self.load = Load() if load is None else load
         self._leg = leg
         self._size = size
         self._pad = pad

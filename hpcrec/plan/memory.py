@@ -115,6 +115,7 @@ def rank_memory(
     ahead: int,
     shared: float,
     read_bytes: float = 0.0,
+    copies_bytes: int = 0,
     base_bytes: int = OWNER_BASE_BYTES,
 ) -> RankMemory:
     """The memory of one rank.
@@ -135,6 +136,8 @@ def rank_memory(
         The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
     read_bytes : float
         What it reads of ids as a holder (``exchange.ids = "read"``): windows of the data set, and batches ahead.
+    copies_bytes : int
+        Most that copies of tables may take that form ``auto`` makes.
     base_bytes : int
         Of the process itself.
     """
@@ -153,6 +156,8 @@ def rank_memory(
     }
     if read_bytes:
         terms["ids read"] = read_bytes
+    if copies_bytes:
+        terms["copies"] = copies_bytes
     if dense is not None:
         terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes)
     if shared:  # both who writes a message and who reads it have its pages, and keep them, on both sides

@@ -10,6 +10,9 @@ sub-operator                       -> ``Operator.partial`` (``operators``), run 
 aggregation of sub-results         -> ``Operator.reduce``, then ``finish``, on the dense side (``exchange.inputs``)
 computationally equivalent         -> equal to one process within summation order: tests/exchange/test_partial.py
 
+With ``exchange.form = "auto"`` instead, each feature takes the form by which the fewest bytes cross
+(``exchange.choose``), which the paper does not have.
+
 Departures from the paper: dense ranks each sum the partial results that owners send them, instead of an allreduce among
 all workers. Vectors that some operator needs as they are (cross and dot products, the first layer of a tower) cross as
 in ``pooled``, and every operator over them is computed from those. Tables have a declared size. The second order term

@@ -37,8 +37,8 @@ class Feed:
             return opened.enter_context(loader.batches(epoch, index, n))
 
         with opened:  # closed again if one cannot be opened
-            self._own = stream(topology.dense_index, self._ranks, parts.features) if topology.is_dense else None
-            self._whole = stream(0, 1, parts.held) if parts.held else None
+            self._own = stream(topology.dense_index, self._ranks, parts.engine.features) if topology.is_dense else None
+            self._whole = stream(0, 1, parts.engine.held) if parts.engine.held else None
             self._streams = opened.pop_all()
 
     def __next__(self) -> tuple[Batch | None, GlobalIds | None]:

@@ -97,6 +97,7 @@ class Loop:
         self._judged_at = -1
         self._logged_bytes = 0
         self._logged_at = 0
+        self._logged_choices = 0
         self._since_s = 0.0  # when the last step, and what followed it, had ended
 
     def resume(self) -> int:
@@ -199,6 +200,11 @@ class Loop:
 
     def _one(self, step: Any) -> None:
         session = self._session
+        auto = session.parts.auto
+        if auto is not None and self._logged_choices < len(auto.history):
+            self._logged_choices = len(auto.history)
+            told = ("forms", "copied_tables", "predicted_bytes_per_step", "single_form_bytes_per_step")
+            self._telemetry.log(step.number, {key: auto.history[-1][key] for key in told})
         loss = step.run()
         took_s = time.perf_counter() - self._since_s  # with the wait for its batch, which came before ``run``
         order = session.parts.splits["train"].order

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -65,17 +66,49 @@ class DensePart:
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 
-@dataclass(kw_only=True)
-class Parts:
-    """What a session is made of; ``hpcrec.build`` makes it from a configuration.
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What moves rows and gradients.
 
     ``features`` are what a dense rank reads of its part of a batch, ``held`` what a holder reads of the whole batch.
     """
 
-    world: World
     policy: Policy
     store: RowStore | None
     load: Load | None
+    features: tuple[str, ...]
+    held: tuple[str, ...]
+
+
+class Chooses(Protocol):
+    """What may put another engine in place between steps; every rank calls it in the same order."""
+
+    engine: Engine
+    history: list[dict[str, Any]]
+
+    def begin(self, step: int) -> None:
+        """The run goes on from this step."""
+
+    def due(self, step: int) -> bool:
+        """Whether ``adapt`` has something to do before this step."""
+
+    def adapt(self, step: int) -> bool:
+        """Chooses for the steps from here on; whether ``engine`` is another one now."""
+
+    def finish(self, step: int) -> None:
+        """Writes down in ``history`` what the last choice has cost."""
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """What a session is made of; ``hpcrec.build`` makes it from a configuration.
+
+    ``auto`` is None where the engine stays as it is.
+    """
+
+    world: World
+    engine: Engine
+    auto: Chooses | None
     tables: dict[str, TableSpec]
     dense: DensePart | None
     splits: dict[str, Split]
@@ -87,8 +120,21 @@ class Parts:
     dtype: torch.dtype
     prefetch: int
     ahead: int
-    features: tuple[str, ...]
-    held: tuple[str, ...]
     timer: PhaseTimer
     signal: StopSignal
     close: Callable[[], None]
+
+    @property
+    def policy(self) -> Policy:
+        """The engine's."""
+        return self.engine.policy
+
+    @property
+    def store(self) -> RowStore | None:
+        """The engine's: what this rank holds."""
+        return self.engine.store
+
+    @property
+    def load(self) -> Load | None:
+        """The engine's: what this rank's rows were asked for."""
+        return self.engine.load

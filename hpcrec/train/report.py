@@ -5,6 +5,7 @@ The page is one file without scripts or anything from elsewhere, so it can be ma
 """
 
 import html
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def page(title: str, summary: Mapping[str, Any], lines: Sequence[Mapping[str, An
         if chart := line_chart(name, series(lines, name)):
             body += [f"<h2>{name}</h2>", chart]
     body += ["<h2>Bytes sent, all ranks</h2>", _table(wire_rows(summary), ("", "same host", "across hosts", "a step"))]
+    if summary["exchange"]:
+        body += ["<h2>Forms chosen</h2>", _table(choice_rows(summary))]
     body += ["<h2>Time by phase</h2>", _table(phase_rows(summary))]
     body += [
         "<h2>Most memory</h2>",
@@ -66,6 +69,7 @@ def text_table(summary: Mapping[str, Any]) -> str:
     """The summary as lines for a terminal."""
     rows = [*quality_rows(summary)]
     rows += [(f"sent: {tag}", f"{same} same host, {cross} across hosts") for tag, same, cross, _ in wire_rows(summary)]
+    rows += choice_rows(summary)
     rows += [(f"time: {phase}", value) for phase, value in phase_rows(summary)]
     rows += imbalance_rows(summary)
     wide = max(len(name) for name, _ in rows)
@@ -95,6 +99,20 @@ def wire_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         (tag, format_bytes(n["same_host"]), format_bytes(n["cross_host"]), format_bytes(sum(n.values()) / steps))
         for tag, n in summary["wire_bytes"].items()
     ]
+
+
+def choice_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What form ``auto`` chose, and from which step on: features by form, bytes a step predicted and counted."""
+    rows = []
+    for choice in summary["exchange"]:
+        forms = Counter(choice["forms"].values())
+        shown = [f"{n} {form}" for form, n in forms.items()]
+        shown += [f"{len(choice['copied_tables'])} tables copied"] if choice["copied_tables"] else []
+        predicted = choice["predicted_bytes_per_step"]
+        counted = sum(choice["counted_bytes_per_step"].get(tag, 0) for tag in predicted)
+        shown.append(f"{format_bytes(sum(predicted.values()))} a step predicted, {format_bytes(counted)} counted")
+        rows.append((f"forms from step {choice['from_step']:,}", ", ".join(shown)))
+    return rows
 
 
 def phase_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

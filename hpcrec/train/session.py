@@ -81,6 +81,9 @@ class Session:
 
         Collective: every rank runs through the same steps, and leaves at the same one if it leaves early.
         """
+        if self.parts.auto is not None:
+            self.parts.auto.begin(self.step)
+            self.parts.engine = self.parts.auto.engine
         spare_what_stays()
         first, last = self.step, self.total_steps
         tickets = self._tickets("train", first, last - first, train=True, stoppable=True)
@@ -242,15 +245,23 @@ class Session:
 
     def _tickets(self, split: str, first: int, n: int, *, train: bool, stoppable: bool) -> Generator[Ticket]:
         """Tickets of ``n`` batches from number ``first`` on; the next batch is routed while one is worked on."""
-        feed = Feed(self.parts, self._split(split), first, n)
+        parts, source, end = self.parts, self._split(split), first + n
+        feed = Feed(parts, source, first, n)
         waiting: list[Ticket] = []
         try:
-            for _ in range(n):
-                with self.parts.timer("load_wait"):
+            for number in range(first, end):
+                if train and parts.auto is not None and parts.auto.due(number):
+                    yield from waiting  # so that nothing is in flight
+                    waiting = []
+                    if parts.auto.adapt(number):
+                        parts.engine = parts.auto.engine
+                        feed.close()
+                        feed = Feed(parts, source, number, end - number)
+                with parts.timer("load_wait"):
                     batch, ids = next(feed)
-                stop = stoppable and self.parts.signal.requested
-                waiting.append(self.parts.policy.submit(batch, ids, train=train, stop=stop))
-                if len(waiting) > self.parts.ahead:
+                stop = stoppable and parts.signal.requested
+                waiting.append(parts.policy.submit(batch, ids, train=train, stop=stop))
+                if len(waiting) > parts.ahead:
                     yield waiting.pop(0)
             yield from waiting
         finally:

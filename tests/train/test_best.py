@@ -13,7 +13,7 @@ from hpcrec import commands
 from hpcrec.config import Config
 from hpcrec.train.loop import Loop
 from tests.train.runs import config_for, write_data
-from tests.train.test_equivalence import folder, roles_for  # noqa: F401 - a fixture
+from tests.train.test_equivalence import roles_for
 
 HARMS = {
     "rows": lambda checkpoints: os.truncate(checkpoints / "step-2/user/part-0.h5", 900),
@@ -22,7 +22,7 @@ HARMS = {
 }
 
 
-def config(folder: Path, run: str, *, keep_best: bool) -> Config:  # noqa: F811
+def config(folder: Path, run: str, *, keep_best: bool) -> Config:
     """The first evaluation, after step 2, stays the best: no other is better by 1."""
     return config_for(
         folder,
@@ -34,14 +34,14 @@ def config(folder: Path, run: str, *, keep_best: bool) -> Config:  # noqa: F811
     )
 
 
-def evaluated(folder: Path, run: str) -> dict[str, float]:  # noqa: F811
+def evaluated(folder: Path, run: str) -> dict[str, float]:
     MPI.COMM_WORLD.Barrier()
     return dict(json.loads((folder / run / "summary.json").read_text())["eval"])
 
 
 @pytest.mark.parallel([1, 2, 3])
 def test_a_damaged_best_checkpoint_leaves_the_last_step_to_evaluate(
-    folder: Path,  # noqa: F811
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_data(folder / "data.h5")

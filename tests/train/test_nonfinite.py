@@ -23,7 +23,7 @@ from hpcrec.train.session import Session
 from hpcrec.train.step import Losses
 from hpcrec.train.telemetry import read_metrics
 from tests.train.runs import BATCH, config_for, gather_tables, global_batches, reference_for, write_data
-from tests.train.test_equivalence import folder, roles_for  # noqa: F401 - a fixture
+from tests.train.test_equivalence import roles_for
 
 BAD_STEP = 2
 SKIP = {"batch_size": BATCH, "dtype": "float64", "steps": 7, "nonfinite": "skip"}
@@ -84,7 +84,7 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_stop_names_the_batch_its_samples_and_its_inputs_on_every_rank(folder: Path) -> None:  # noqa: F811
+def test_stop_names_the_batch_its_samples_and_its_inputs_on_every_rank(folder: Path) -> None:
     write_data(folder / "data.h5")
     for roles in roles_for(MPI.COMM_WORLD.size):
         with open_session(config_for(folder, topology=roles)) as session:
@@ -115,7 +115,7 @@ def test_stop_names_the_batch_its_samples_and_its_inputs_on_every_rank(folder: P
 
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
-def test_a_skipped_batch_changes_nothing_and_the_rest_is_as_without_it(folder: Path, optimizer: str) -> None:  # noqa: F811
+def test_a_skipped_batch_changes_nothing_and_the_rest_is_as_without_it(folder: Path, optimizer: str) -> None:
     write_data(folder / "data.h5")
     for roles in roles_for(MPI.COMM_WORLD.size):
         tables = {"user": {"shard": "row"}, "item": {"shard": "column"}, "tag": {"shard": "replicate"}}
@@ -156,7 +156,7 @@ SPOILT = {  # which gradients are not finite, and what is said of them
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize(("feature", "parameter", "says"), SPOILT.values(), ids=SPOILT)
 def test_gradients_that_are_not_finite_stop_every_rank_by_name(
-    folder: Path,  # noqa: F811
+    folder: Path,
     feature: str | None,
     parameter: str | None,
     says: str,
@@ -187,7 +187,7 @@ def test_gradients_that_are_not_finite_stop_every_rank_by_name(
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize(("feature", "parameter", "says"), SPOILT.values(), ids=SPOILT)
 def test_a_batch_with_gradients_that_are_not_finite_is_skipped_whole(
-    folder: Path,  # noqa: F811
+    folder: Path,
     feature: str | None,
     parameter: str | None,
     says: str,
@@ -225,7 +225,7 @@ def test_a_batch_with_gradients_that_are_not_finite_is_skipped_whole(
 
 
 @pytest.mark.parallel([1, 2])
-def test_a_slope_of_the_users_own_loss_that_is_not_finite_is_found(folder: Path) -> None:  # noqa: F811
+def test_a_slope_of_the_users_own_loss_that_is_not_finite_is_found(folder: Path) -> None:
     write_data(folder / "data.h5")
     with open_session(config_for(folder)) as session:
         with pytest.raises(
@@ -251,7 +251,7 @@ def test_only_gradients_that_are_not_finite_are_named() -> None:
 
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("reducer", ["mpi"])
-def test_schedules_count_a_skipped_step_and_optimizers_do_not(folder: Path, reducer: str) -> None:  # noqa: F811
+def test_schedules_count_a_skipped_step_and_optimizers_do_not(folder: Path, reducer: str) -> None:
     write_data(folder / "data.h5")
     config = config_for(
         folder,
@@ -274,7 +274,7 @@ def test_schedules_count_a_skipped_step_and_optimizers_do_not(folder: Path, redu
 
 
 @pytest.mark.parallel([1, 3])
-def test_more_in_a_row_than_the_limit_stop(folder: Path) -> None:  # noqa: F811
+def test_more_in_a_row_than_the_limit_stop(folder: Path) -> None:
     write_data(folder / "data.h5")
     for roles in roles_for(MPI.COMM_WORLD.size)[:2]:
         with open_session(config_for(folder, topology=roles, train={**SKIP, "nonfinite_limit": 2})) as session:
@@ -287,7 +287,7 @@ def test_more_in_a_row_than_the_limit_stop(folder: Path) -> None:  # noqa: F811
 
 
 @pytest.mark.parallel([2])
-def test_a_resumed_run_knows_what_was_skipped(folder: Path) -> None:  # noqa: F811
+def test_a_resumed_run_knows_what_was_skipped(folder: Path) -> None:
     write_data(folder / "data.h5")
     config = config_for(folder, train=SKIP)
     with open_session(config) as session:
@@ -304,7 +304,7 @@ def test_a_resumed_run_knows_what_was_skipped(folder: Path) -> None:  # noqa: F8
 
 
 @pytest.mark.parallel([2])
-def test_a_run_reports_what_it_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_run_reports_what_it_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     original = Session.default_losses
 

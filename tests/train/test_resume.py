@@ -17,7 +17,7 @@ from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.checkpoint_files import fingerprint
 from tests.train.runs import config_for, gather_tables, write_data
-from tests.train.test_equivalence import OPTIMIZERS, folder, roles_for  # noqa: F401 - a fixture
+from tests.train.test_equivalence import OPTIMIZERS, roles_for
 
 
 def finish(config: Any, stop_at: int | None = None, resume: bool = False) -> dict[str, np.ndarray]:
@@ -47,7 +47,7 @@ def finish(config: Any, stop_at: int | None = None, resume: bool = False) -> dic
 
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_resumed_equals_uninterrupted(folder: Path, optimizer: str) -> None:  # noqa: F811
+def test_resumed_equals_uninterrupted(folder: Path, optimizer: str) -> None:
     write_data(folder / "data.h5")
     for number, roles in enumerate(roles_for(MPI.COMM_WORLD.size)[:3]):
         wanted = {
@@ -72,8 +72,30 @@ def test_resumed_equals_uninterrupted(folder: Path, optimizer: str) -> None:  # 
                 np.testing.assert_array_equal(resumed[name], values, err_msg=f"{roles} {stop_at} {name}")
 
 
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_resumed_with_chosen_forms_equals_uninterrupted(folder: Path) -> None:
+    """Forms are chosen anew where they had been; the resumed run needs no note of them."""
+    write_data(folder / "data.h5", samples=400)
+    for number, roles in enumerate(roles_for(MPI.COMM_WORLD.size)[:2]):
+        config = config_for(
+            folder,
+            topology=roles,
+            model={"name": "deepfm"},
+            exchange={"form": "auto", "auto_every": 3, "auto_steps": 2, "auto_copies": 2000},
+            embedding={"optimizer": {"name": "adam", "lr": 0.1}},
+            train={"batch_size": 40, "dtype": "float32", "steps": 11},
+            run={"folder": str(folder / f"run{number}")},
+        )
+        whole = finish(config)
+        for stop_at in (4, 6):  # between two choices, and at one
+            finish(config, stop_at=stop_at)
+            resumed = finish(config, stop_at=stop_at, resume=True)
+            for name, values in whole.items():
+                np.testing.assert_array_equal(resumed[name], values, err_msg=f"{roles} {stop_at} {name}")
+
+
 @pytest.mark.parallel([1, 2])
-def test_a_checkpoint_of_another_run_is_refused(folder: Path) -> None:  # noqa: F811
+def test_a_checkpoint_of_another_run_is_refused(folder: Path) -> None:
     write_data(folder / "data.h5")
     finish(config_for(folder), stop_at=2)
     run = folder / "run"
@@ -109,7 +131,7 @@ NOT_TAKEN_OVER = (  # entry of state.json, what is there instead (absent: None),
 
 
 @pytest.mark.parallel([1, 2])
-def test_a_state_that_a_run_cannot_go_on_from_is_refused_on_every_rank(folder: Path) -> None:  # noqa: F811
+def test_a_state_that_a_run_cannot_go_on_from_is_refused_on_every_rank(folder: Path) -> None:
     write_data(folder / "data.h5")
     config = config_for(folder, train={"batch_size": 13, "dtype": "float64", "steps": 2})
     commands.train(config)

@@ -13,7 +13,7 @@ from hpcrec.errors import ConfigError, DataError, HpcrecError
 from hpcrec.models import MODELS
 from hpcrec.types import Bags
 from tests.train.runs import FEATURES, SAMPLES, config_for, gather_tables, write_data
-from tests.train.test_equivalence import check_against_reference, folder, roles_for, sections  # noqa: F401 - a fixture
+from tests.train.test_equivalence import check_against_reference, roles_for, sections
 
 
 def squared(session):
@@ -21,7 +21,7 @@ def squared(session):
 
 
 @pytest.mark.parallel([1, 3])
-def test_own_loss_and_leaving_early(folder: Path) -> None:  # noqa: F811
+def test_own_loss_and_leaving_early(folder: Path) -> None:
     write_data(folder / "data.h5")
     found = []
     for roles in roles_for(MPI.COMM_WORLD.size):
@@ -44,7 +44,7 @@ def test_own_loss_and_leaving_early(folder: Path) -> None:  # noqa: F811
 
 
 @pytest.mark.parallel([2])
-def test_misuse_is_refused(folder: Path) -> None:  # noqa: F811
+def test_misuse_is_refused(folder: Path) -> None:
     write_data(folder / "data.h5")
     with open_session(config_for(folder)) as session:
         with pytest.raises(HpcrecError, match="without run"):
@@ -58,7 +58,7 @@ def test_misuse_is_refused(folder: Path) -> None:  # noqa: F811
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_evaluation_is_exact_and_changes_nothing(folder: Path) -> None:  # noqa: F811
+def test_evaluation_is_exact_and_changes_nothing(folder: Path) -> None:
     write_data(folder / "data.h5")
     results = []
     for roles in roles_for(MPI.COMM_WORLD.size):
@@ -85,7 +85,7 @@ def test_evaluation_is_exact_and_changes_nothing(folder: Path) -> None:  # noqa:
 
 
 @pytest.mark.parallel([1, 2])
-def test_ids_outside_a_table_and_unknown_features_are_refused(folder: Path) -> None:  # noqa: F811
+def test_ids_outside_a_table_and_unknown_features_are_refused(folder: Path) -> None:
     write_data(folder / "data.h5")
     small = {"tables": {"user": {"rows": 5}}}
     with pytest.raises(ConfigError, match=r"table 'user' has 5 rows, but its features have ids up to 39"):
@@ -101,7 +101,7 @@ def test_ids_outside_a_table_and_unknown_features_are_refused(folder: Path) -> N
 
 
 @pytest.mark.parallel([1, 2, 3])
-def test_hashed_tables_take_any_id(folder: Path) -> None:  # noqa: F811
+def test_hashed_tables_take_any_id(folder: Path) -> None:
     write_data(folder / "data.h5")
     hashed = {"tables": {"user": {"rows": 7, "hashed": True, "shard": "row"}}}
     with open_session(config_for(folder, embedding=hashed)) as session:
@@ -113,7 +113,7 @@ def test_hashed_tables_take_any_id(folder: Path) -> None:  # noqa: F811
 
 
 @pytest.mark.parallel([2, 4])
-def test_dense_ranks_hold_equal_parameters(folder: Path) -> None:  # noqa: F811
+def test_dense_ranks_hold_equal_parameters(folder: Path) -> None:
     write_data(folder / "data.h5")
     with open_session(config_for(folder, dense={"optimizer": {"name": "AdamW"}, "clip_norm": 0.1})) as session:
         for step in session.steps():
@@ -126,7 +126,7 @@ def test_dense_ranks_hold_equal_parameters(folder: Path) -> None:  # noqa: F811
 
 @pytest.mark.parallel([2, 4])
 @pytest.mark.parametrize("form", ["pooled", "rows"])
-def test_dense_ranks_without_samples(folder: Path, form: str) -> None:  # noqa: F811
+def test_dense_ranks_without_samples(folder: Path, form: str) -> None:
     write_data(folder / "data.h5", weighted=False)
     size = MPI.COMM_WORLD.size
     few = {"batch_size": size - 1, "dtype": "float64", "steps": 3}
@@ -136,7 +136,7 @@ def test_dense_ranks_without_samples(folder: Path, form: str) -> None:  # noqa: 
 
 
 @pytest.mark.parallel([2, 3])
-def test_features_of_one_table_in_different_forms(folder: Path) -> None:  # noqa: F811
+def test_features_of_one_table_in_different_forms(folder: Path) -> None:
     write_data(folder / "data.h5")
     for shard in ("table", "row", "column"):
         wanted = sections({"mode": "fused"}, "deepfm", shard, "adam", "rows")
@@ -145,14 +145,14 @@ def test_features_of_one_table_in_different_forms(folder: Path) -> None:  # noqa
 
 
 @pytest.mark.parallel([2])
-def test_a_form_for_a_replicated_table_is_refused(folder: Path) -> None:  # noqa: F811
+def test_a_form_for_a_replicated_table_is_refused(folder: Path) -> None:
     write_data(folder / "data.h5")
     with pytest.raises(ConfigError, match=r"exchange\.forms\.user is 'rows'"):
         open_session(config_for(folder, exchange={"forms": {"user": "rows"}, "replicate_rows": 1000}))
 
 
 @pytest.mark.parallel([3])
-def test_every_owner_takes_part_in_summing_norms(folder: Path) -> None:  # noqa: F811
+def test_every_owner_takes_part_in_summing_norms(folder: Path) -> None:
     """Also one that holds nothing: the call is collective over all owners."""
     write_data(folder / "data.h5")
     config = config_for(
@@ -178,7 +178,7 @@ def test_every_owner_takes_part_in_summing_norms(folder: Path) -> None:  # noqa:
 
 
 @pytest.mark.parallel([2])
-def test_batches_that_weigh_nothing_change_no_dense_parameter_to_nan(folder: Path) -> None:  # noqa: F811
+def test_batches_that_weigh_nothing_change_no_dense_parameter_to_nan(folder: Path) -> None:
     write_data(folder / "data.h5")
     with open_session(config_for(folder)) as session:
         for step in session.steps():
@@ -191,7 +191,7 @@ def test_batches_that_weigh_nothing_change_no_dense_parameter_to_nan(folder: Pat
 
 
 @pytest.mark.parallel([1, 2])
-def test_models_with_scalar_parameters_and_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_models_with_scalar_parameters_and_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     original = build.make_model
 
@@ -209,7 +209,7 @@ def test_models_with_scalar_parameters_and_buffers(folder: Path, monkeypatch: py
 
 
 @pytest.mark.parallel([1, 2])
-def test_running_statistics_are_refused(folder: Path) -> None:  # noqa: F811
+def test_running_statistics_are_refused(folder: Path) -> None:
     write_data(folder / "data.h5")
     if MPI.COMM_WORLD.rank == 0:
         (folder / "normed.py").write_text(
@@ -225,7 +225,7 @@ def test_running_statistics_are_refused(folder: Path) -> None:  # noqa: F811
 
 
 @pytest.mark.parallel([1, 2])
-def test_gradients_whose_norm_is_not_finite_are_not_clipped_but_said(folder: Path) -> None:  # noqa: F811
+def test_gradients_whose_norm_is_not_finite_are_not_clipped_but_said(folder: Path) -> None:
     write_data(folder / "data.h5")
     with open_session(config_for(folder, dense={"clip_norm": 1.0})) as session:
         step = next(session.steps())

@@ -15,13 +15,13 @@ from hpcrec.config import Config
 from hpcrec.train.session import Session
 from hpcrec.train.telemetry import read_metrics
 from tests.train.runs import config_for, write_data
-from tests.train.test_equivalence import folder, roles_for  # noqa: F401 - a fixture
+from tests.train.test_equivalence import roles_for
 from tests.train.test_kills import check_equal
 
 STEPS = 9
 
 
-def config(folder: Path, run: str, roles: dict[str, Any]) -> Config:  # noqa: F811
+def config(folder: Path, run: str, roles: dict[str, Any]) -> Config:
     return config_for(
         folder,
         topology=roles,
@@ -44,7 +44,7 @@ def validations(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("which", [0, 2, 3])  # after step 4, after the last step, and of the best checkpoint at the end
 def test_a_signal_in_an_evaluation_ends_it_and_a_resume_makes_up_for_it(
-    folder: Path,  # noqa: F811
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     which: int,
 ) -> None:

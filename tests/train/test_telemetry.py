@@ -27,6 +27,7 @@ def summary(**changes):
         "eval": {"auc": 0.79, "attainable_auc": 0.8, "logloss": 0.4, "normalized_entropy": 0.9, "calibration": 1.0},
         "throughput": {"samples_per_s": 12345.6, "step_ms": {"p50": 3.0, "p95": 5.0}},
         "wire_bytes": {"values": {"same_host": 2_000_000, "cross_host": 500}},
+        "exchange": [],
         "phase_s": {"forward": 1.0, "values": 2.5},
         "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
         "owners": {"0": Load(steps=4, lookups=400, distinct=200).figures(1000, 68_000)},
@@ -122,8 +123,8 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples skipped_steps eval throughput wire_bytes phase_s peak_rss_bytes owners imbalance "
-        "topology versions"
+        "status steps samples skipped_steps eval throughput wire_bytes exchange phase_s peak_rss_bytes owners "
+        "imbalance topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
@@ -213,6 +214,18 @@ def test_the_table_for_the_terminal():
     assert any(line.startswith("sent: values") and "2.00 MB same host, 500 B across hosts" in line for line in lines)
     assert [line.split()[1] for line in lines if line.startswith("time:")] == ["values", "forward"]
     assert lines[-1].endswith("bytes 1.00, lookups 1.25, distinct 1.00, time 1.00")
+    chosen = {
+        "from_step": 2000,
+        "steps": 100,
+        "forms": {"a": "rows", "b": "pooled", "c": "rows"},
+        "copied_tables": ["d"],
+        "predicted_bytes_per_step": {"ids": 0.0, "values": 1e6},
+        "counted_bytes_per_step": {"ids": 0.0, "values": 1.1e6, "dense": 7e6},
+    }
+    (line,) = (x for x in report.text_table(summary(exchange=[chosen])).splitlines() if x.startswith("forms"))
+    said = "2 rows, 1 pooled, 1 tables copied, 1.00 MB a step predicted, 1.10 MB counted"
+    assert line.split("  ")[0] == "forms from step 2,000" and line.endswith(said)
+    assert said in report.page("run", summary(exchange=[chosen]), [], "")
 
 
 def test_memory_and_versions_are_real():

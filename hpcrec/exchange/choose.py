@@ -1,0 +1,253 @@
+"""Exchange ``auto``: the form of each feature by which the fewest bytes cross in a step.
+
+From counts of real batches (``measure``) the bytes of any choice follow exactly. ``pooled``, ``rows`` and copies on
+every dense rank cost each bundle of features its own bytes, whatever the others do; so there the cheapest is known.
+``partial`` pays by operator and holder, however many features take part: these are tried, holders by holders, then
+feature by feature. What is chosen is never predicted to cost more than any single form for all features. A pure
+function of the counts, so every rank chooses alike. Knows layouts and counts; knows no MPI. Source: [DES], which has
+one form for all.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from hpcrec.embedding.shards import Family
+from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.measure import Asks, step_bytes
+from hpcrec.operators.base import Operator
+from hpcrec.types import Ints, Lookup, TableSpec
+
+SINGLE = ("rows", "pooled", "partial")
+_TRIED_ALONE = 64  # features whose part in partial results is tried one by one; a layout is made for each
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen.
+
+    Attributes
+    ----------
+    forms : dict of str to str
+        Feature -> form, of all that are not replicated.
+    replicated : tuple of str
+        Names of the families that are copied to every dense rank.
+    predicted : dict of str to float
+        Bytes a step by tag.
+    single : dict of str to float
+        Bytes a step, had all features that may be chosen for one form.
+    """
+
+    forms: dict[str, str]
+    replicated: tuple[str, ...]
+    predicted: dict[str, float]
+    single: dict[str, float]
+
+
+class Offers:
+    """The layouts that may be chosen.
+
+    Parameters
+    ----------
+    tables : mapping of str to TableSpec
+    families : sequence of Family
+        As placed; a family that is chosen to be replicated leaves the others where they are.
+    lookups : sequence of Lookup
+    operators : mapping of str to Operator
+    one_hot : set of str
+        Features of which every sample has exactly one id.
+    forms : mapping of str to str
+        Feature -> form, or ``auto`` where it is to be chosen.
+    default_form : str
+        Likewise, of the other features.
+    replicable : mapping of str to int
+        Families that may be replicated, and bytes of a copy.
+    dense : sequence of int
+        World ranks that would have the copies.
+
+    Attributes
+    ----------
+    free : tuple of str
+        Features whose form is to be chosen.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, TableSpec],
+        families: Sequence[Family],
+        lookups: Sequence[Lookup],
+        operators: Mapping[str, Operator],
+        one_hot: AbstractSet[str],
+        *,
+        forms: Mapping[str, str],
+        default_form: str,
+        replicable: Mapping[str, int],
+        dense: Sequence[int],
+    ) -> None:
+        self.families = tuple(families)
+        self._forms = dict(forms)
+        self._default_form = default_form
+        self._parts = tables, lookups, operators, one_hot
+        self._dense = tuple(dense)
+        sharded = [f for family in families if family.kind != "replicate" for f in family.features]
+        self.free = tuple(f for f in sharded if forms.get(f, default_form) == "auto")
+        self.replicable = {
+            family.name: replicable[family.name]
+            for family in families
+            if family.name in replicable and family.kind != "replicate" and set(self.free).issuperset(family.features)
+        }
+
+    def families_with(self, replicated: Iterable[str]) -> tuple[Family, ...]:
+        """The families, some of them replicated."""
+        names = set(replicated)
+        return tuple(replace(f, kind="replicate", holders=self._dense) if f.name in names else f for f in self.families)
+
+    def layout(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> Layout:
+        """The layout of a choice; ``forms`` of free features, ``pooled`` where they do not say."""
+        tables, lookups, operators, one_hot = self._parts
+        families = self.families_with(replicated)
+        copied = {f for family in families if family.name in set(replicated) for f in family.features}
+        chosen = {**self._forms, **dict.fromkeys(self.free, "pooled"), **forms}
+        return Layout(
+            tables,
+            families,
+            lookups,
+            forms={f: form for f, form in chosen.items() if f not in copied},
+            default_form="pooled" if self._default_form == "auto" else self._default_form,
+            operators=operators,
+            one_hot=one_hot,
+        )
+
+    def single(self, form: str) -> dict[str, str]:
+        """One form for all free features."""
+        return dict.fromkeys(self.free, form)
+
+    def counted(self) -> list[Layout]:
+        """Layouts that have between them every entry that a choice may send."""
+        layouts = [self.layout(self.single(form)) for form in ("rows", "pooled", "partial")]
+        bundles = [feats for _, feats in layouts[0].bundles("rows") if len(feats) > 1]
+        for number in range(max((len(feats) for feats in bundles), default=0)):
+            alone = {feats[number]: "rows" for feats in bundles if number < len(feats) and feats[number] in self.free}
+            layouts.append(self.layout({**self.single("pooled"), **alone}))
+        if self.replicable:
+            layouts.append(self.layout(self.single("pooled"), self.replicable))
+        return layouts
+
+
+class Chooser:
+    """Chooses among offers.
+
+    Parameters
+    ----------
+    offers : Offers
+    asks : mapping of int to Asks
+        What each dense rank asks, of the entries of ``offers.counted()``.
+    item_bytes : int
+    pad : callable
+        Bytes of messages -> bytes on the wire.
+    budget_bytes : int
+        Memory that copies may take on a dense rank.
+    """
+
+    def __init__(
+        self,
+        offers: Offers,
+        asks: Mapping[int, Asks],
+        *,
+        item_bytes: int,
+        pad: Callable[[Ints], Ints],
+        budget_bytes: int,
+    ) -> None:
+        self._offers = offers
+        self._asks = asks
+        self._item_bytes = item_bytes
+        self._pad = pad
+        self._budget_bytes = budget_bytes
+
+    def choose(self) -> Choice:
+        """The cheapest that was found."""
+        offers = self._offers
+        single = {form: self._total(offers.single(form)) for form in SINGLE}
+        alone = self._separable()
+        best = self._with_partial(alone)
+        cheapest = min(SINGLE, key=lambda form: single[form])
+        if single[cheapest] < self._total(best):
+            best = offers.single(cheapest)
+        replicated = self._copies(best)
+        if replicated and self._total(best, replicated) >= self._total(best):
+            replicated = ()
+        layout = offers.layout(best, replicated)
+        forms = {f: form for f, form in layout.form_of.items() if form != "replicate"}
+        return Choice(forms, replicated, self._predicted(best, replicated), single)
+
+    def _predicted(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> dict[str, float]:
+        layout = self._offers.layout(forms, replicated)
+        return step_bytes(layout, self._asks, item_bytes=self._item_bytes, pad=self._pad)
+
+    def _total(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> float:
+        return sum(self._predicted(forms, replicated).values())
+
+    def _bytes(self, layout: Layout, features: Iterable[str]) -> float:
+        """Bytes of a step of the entries of some features, whose vectors all cross."""
+        mine, total = set(features), 0.0
+        for dense, asks in self._asks.items():
+            for holder, leg in layout.legs.items():
+                for number, entry in enumerate(leg.entries if holder != dense else ()):
+                    if not mine.issuperset(entry.features):
+                        continue
+                    id_bytes, bags = asks.of(entry, holder)
+                    columns = sum(s.width for s in leg.streams if s.entry == number)
+                    ways = 1 if entry.form == "replicate" else 2
+                    total += id_bytes + ways * self._item_bytes * columns * bags
+        return total
+
+    def _separable(self) -> dict[str, str]:
+        """``rows`` or ``pooled``, whichever is fewer bytes, of each bundle of features that read the same tables."""
+        offers = self._offers
+        all_pooled = offers.single("pooled")
+        rows, pooled = offers.layout(offers.single("rows")), offers.layout(all_pooled)
+        forms = dict(all_pooled)
+        for _, bundle in rows.bundles("rows"):
+            free = [f for f in bundle if f in offers.free]
+            as_pooled = self._bytes(pooled, bundle)
+            ways: list[tuple[float, list[str]]] = [(as_pooled, []), (self._bytes(rows, bundle), free)]
+            if len(bundle) > 1:
+                mixed = [f for f in free if self._bytes(offers.layout({**all_pooled, f: "rows"}), bundle) < as_pooled]
+                some = offers.layout({**all_pooled, **dict.fromkeys(mixed, "rows")})
+                ways.append((self._bytes(some, bundle), mixed))
+            forms |= dict.fromkeys(min(ways, key=lambda way: way[0])[1], "rows")
+        return forms
+
+    def _with_partial(self, alone: dict[str, str]) -> dict[str, str]:
+        """``alone``, but ``partial`` where that is fewer bytes."""
+        offers = self._offers
+        every = offers.layout(offers.single("partial"))
+        can = {k.feature for some in every.substituted.values() for k in some}
+        taking = [f for f in offers.free if f in can]
+        groups: dict[tuple[int, ...], list[str]] = {}
+        for feature in taking:
+            groups.setdefault(every.family_of[feature].holders, []).append(feature)
+        forms = {**alone, **dict.fromkeys(taking, "partial")}
+        tried = [*groups.values(), *([f] for f in taking[:_TRIED_ALONE]), *groups.values()]
+        total = self._total(forms)
+        for features in tried:
+            without = {**forms, **{f: alone[f] for f in features}}
+            if without != forms and (less := self._total(without)) < total:
+                forms, total = without, less
+        return forms
+
+    def _copies(self, forms: Mapping[str, str]) -> tuple[str, ...]:
+        """Families that cost less where every dense rank has them, those first that save most for their memory."""
+        offers = self._offers
+        now, copied = offers.layout(forms), offers.layout(forms, offers.replicable)
+        saved: dict[str, float] = {}
+        for family in offers.families:
+            taken = any(forms.get(f) == "partial" for f in family.features)
+            if family.name in offers.replicable and not taken:
+                saved[family.name] = self._bytes(now, family.features) - self._bytes(copied, family.features)
+        left_bytes, chosen = self._budget_bytes, []
+        for name in sorted((n for n in saved if saved[n] > 0), key=lambda n: -saved[n] / offers.replicable[n]):
+            if offers.replicable[name] <= left_bytes:
+                chosen.append(name)
+                left_bytes -= offers.replicable[name]
+        return tuple(chosen)

@@ -1,0 +1,144 @@
+"""What a batch asks of holders under every form: counted on real batches, before any bytes cross.
+
+Each dense rank splits its part of some batches as each form would, and keeps for every entry that might be sent the
+bytes of its ids and its bags. From these counts of all dense ranks the bytes of a step follow exactly, for any layout
+(``step_bytes``), by the formula of ``exchange.exchange``. Knows layouts and batches; knows no MPI and chooses nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcrec.exchange.layout import Entry, Layout
+from hpcrec.exchange.split import Splitter
+from hpcrec.exchange.wire import encode
+from hpcrec.types import Bags, Ints
+
+Key = tuple[str, tuple[str, ...]]
+"""What is sent ("bags": non-empty ones; "all bags"; "rows": distinct ids; "copies": those of a replicated table), and
+of which features."""
+
+
+def key_of(entry: Entry) -> Key:
+    """What is sent for an entry."""
+    if entry.form in ("pooled", "partial"):
+        return ("all bags" if entry.every_bag else "bags"), entry.features
+    return ("copies" if entry.form == "replicate" else "rows"), entry.features
+
+
+@dataclass(frozen=True)
+class Asks:
+    """Means over batches of what one dense rank asks.
+
+    Attributes
+    ----------
+    samples : float
+    entries : mapping of Key to mapping of int to (float, float)
+        By holder: bytes of ids (0 where holders read them), and bags.
+    """
+
+    samples: float
+    entries: Mapping[Key, Mapping[int, tuple[float, float]]]
+
+    def of(self, entry: Entry, holder: int) -> tuple[float, float]:
+        """Bytes of ids and bags of an entry; at most so many where just wider ones, or its features, were counted."""
+        kind, features = key_of(entry)
+        if (kind, features) in self.entries:
+            return self.entries[kind, features][holder]
+        mine = set(features)
+        wider = [found[holder] for (k, f), found in self.entries.items() if k == kind and mine.issubset(f)]
+        bounds = [min(wider, key=lambda n: n[1])]
+        if all((kind, (f,)) in self.entries for f in features):
+            alone = [self.entries[kind, (f,)][holder] for f in features]
+            bounds.append((sum(n for n, _ in alone), sum(n for _, n in alone)))
+        return min(bounds, key=lambda n: n[1])
+
+
+class Counter:
+    """Counts what a dense rank's part of some batches would ask.
+
+    Parameters
+    ----------
+    layouts : sequence of Layout
+        Those whose entries are counted; an entry that several have is counted once.
+    splitter : callable
+        ``splitter(layout, features)``.
+    reads_ids : bool
+        Holders read the ids: their bytes are 0.
+    """
+
+    def __init__(
+        self, layouts: Sequence[Layout], splitter: Callable[[Layout, set[str]], Splitter], *, reads_ids: bool
+    ) -> None:
+        self._reads_ids = reads_ids
+        self._sums: dict[Key, dict[int, np.ndarray]] = {}
+        self._samples: list[int] = []
+        self._work: list[tuple[Splitter, list[tuple[tuple[int, int], Key]]]] = []
+        for layout in layouts:
+            wanted = []
+            for holder, leg in layout.legs.items():
+                for number, entry in enumerate(leg.entries):
+                    key = key_of(entry)
+                    if holder not in self._sums.setdefault(key, {}):
+                        self._sums[key][holder] = np.zeros(2)
+                        wanted.append(((holder, number), key))
+            if wanted:
+                self._work.append((splitter(layout, {f for _, key in wanted for f in key[1]}), wanted))
+
+    def add(self, bags: Bags, samples: int) -> None:
+        """Counts one batch.
+
+        Raises
+        ------
+        DataError
+            An id outside its table.
+        """
+        self._samples.append(samples)
+        for splitter, wanted in self._work:
+            parts = splitter.split(bags, samples, slice(0, samples))
+            pieces = {at: piece for part in parts for at, piece in part.pieces.items()}
+            for at, key in wanted:
+                id_bytes = 0 if self._reads_ids else sum(len(part) for part in encode([pieces[at]]))
+                self._sums[key][at[0]] += id_bytes, pieces[at].n_bags
+
+    def asks(self) -> Asks:
+        """Means over the batches counted."""
+        n = max(len(self._samples), 1)
+        entries = {
+            key: {holder: (float(sums[0]) / n, float(sums[1]) / n) for holder, sums in by_holder.items()}
+            for key, by_holder in self._sums.items()
+        }
+        return Asks(sum(self._samples) / n, entries)
+
+
+def step_bytes(
+    layout: Layout, asks: Mapping[int, Asks], *, item_bytes: int, pad: Callable[[Ints], Ints]
+) -> dict[str, float]:
+    """Bytes that cross in a training step, by tag; not counting what a rank sends to itself.
+
+    Parameters
+    ----------
+    asks : mapping of int to Asks
+        By world rank of the dense ranks.
+    item_bytes : int
+        Bytes of an element.
+    pad : callable
+        Bytes of messages -> bytes on the wire.
+    """
+    totals = {"ids": 0.0, "values": 0.0, "gradients": 0.0}
+    for dense, mine in asks.items():
+        for holder, leg in layout.legs.items():
+            if holder == dense:
+                continue
+            found = [mine.of(entry, holder) for entry in leg.entries]
+            elements = [found[s.entry][1] * s.width for s in leg.streams]
+            partials = mine.samples * sum(p.elements for p in leg.partials)
+            sizes = {
+                "ids": sum(id_bytes for id_bytes, _ in found),
+                "values": item_bytes * (sum(elements[: leg.n_value_streams]) + partials),
+                "gradients": item_bytes * (sum(elements) + partials),
+            }
+            for tag, n_bytes in sizes.items():
+                totals[tag] += float(pad(np.array([int(np.ceil(n_bytes))], np.int64))[0])
+    return totals

@@ -1,0 +1,257 @@
+"""Exchange ``auto``: predicted bytes are the ledger's, the choice is the cheapest there is, and changing it is safe."""
+
+import itertools
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcrec.build import open_session
+from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.ledger import describe
+from hpcrec.data.loader import Loader
+from hpcrec.embedding.shards import Placement, build_families
+from hpcrec.exchange.choose import SINGLE, Choice, Chooser, Offers
+from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.measure import Asks, Counter, step_bytes
+from hpcrec.exchange.split import Splitter
+from hpcrec.operators import FM2, Block, Operator, WideSum
+from hpcrec.types import Bags, Feature, Lookup, TableSpec
+from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.train.test_equivalence import covering
+
+TAGS = ("ids", "values", "gradients")
+WIDTH = 8
+
+
+def roles(size: int) -> list[dict[str, Any]]:
+    return [{"mode": "fused"}] + ([{"mode": "split"}] if size > 1 else [])
+
+
+FORMS: list[dict[str, Any]] = [
+    *({"form": form} for form in SINGLE),
+    {"form": "pooled", "forms": {"item": "rows", "tag": "partial"}},
+    {"form": "partial", "forms": {"item": "rows", "history": "rows"}},
+    {"form": "rows", "replicate_rows": 9},  # the table of "tag"
+]
+
+
+@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parametrize("shard", ["table", "row", "column"])
+def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str) -> None:
+    write_data(folder / "data.h5")
+    comm = MPI.COMM_WORLD
+    for topology, exchange, ids, model in covering(
+        roles(comm.size), FORMS, ("routed", "read"), ("fm", "deepfm", "dlrm")
+    ):
+        tables = {t: {"shard": shard} for t in ("user", "item")}
+        config = config_for(
+            folder,
+            topology=topology,
+            model={"name": model},
+            exchange={**exchange, "ids": ids},
+            embedding={"tables": tables},
+            train={"batch_size": 13, "steps": 3},
+        )
+        with open_session(config) as session:
+            layout = session.parts.policy._exchange.layout
+            split = partial(Splitter, seed=1, replicas=None, weighted={"tag"}, dtype=np.float64)
+            reads = ids == "read"
+            predicted = dict.fromkeys(TAGS, 0.0)
+            for step in session.steps():
+                asks = None
+                if step.batch is not None:
+                    counter = Counter([layout], split, reads_ids=reads)
+                    counter.add(whole_bags(session, step.number), len(step.batch.label))
+                    asks = counter.asks()
+                everyone = {r: a for r, a in enumerate(comm.allgather(asks)) if a is not None}
+                for tag, n_bytes in step_bytes(layout, everyone, item_bytes=8, pad=padded_bytes).items():
+                    predicted[tag] += n_bytes
+                step.run()
+            counted = {tag: sum(n.values()) for tag, n in describe(session.parts.world.total_wire_bytes()).items()}
+        assert {tag: counted[tag] for tag in TAGS} == predicted, (topology, exchange, ids, model)
+
+
+def whole_bags(session: Any, step: int) -> Bags:
+    """This rank's part of a batch, of all features."""
+    split, topology = session.parts.splits["train"], session.topology
+    loader = Loader(split.dataset, split.order, part=topology.dense_index, parts=len(topology.dense), prefetch=0)
+    with loader.batches(*divmod(step, split.order.n_batches), 1) as batches:
+        return next(batches).bags
+
+
+# The choice.
+
+
+def offers_for(operators: Mapping[str, Operator], rows: Mapping[str, int], one_hot: set[str]) -> Offers:
+    """Two owners (ranks 0, 1) and two dense ranks (2, 3); half of the tables on each owner."""
+    lookups = [k for o in operators.values() for k in o.lookups]
+    widths = {k.table: o.width for o in operators.values() for k in o.lookups}
+    tables = {t: TableSpec(name=t, rows=rows[t.split(".")[0]], width=w) for t, w in widths.items()}
+    features = [Feature(name=f, cardinality=rows[f]) for f in dict.fromkeys(k.feature for k in lookups)]
+    placements = {t: Placement(kind="table", owners=(i % 2,)) for i, t in enumerate(t for t in tables if "." not in t)}
+    placements |= {t: placements[t.split(".")[0]] for t in tables if "." in t}
+    families = build_families(tables, features, lookups, placements, owners=(0, 1), dense=(2, 3), replicate_rows=0)
+    copies = {f.name: sum(f.rows * tables[t].width * 4 for t in f.tables) for f in families}
+    return Offers(
+        tables, families, lookups, operators, one_hot, forms={}, default_form="auto", replicable=copies, dense=(2, 3)
+    )
+
+
+def asks_for(offers: Offers, rng: np.random.Generator, rows: Mapping[str, int], one_hot: set[str]) -> dict[int, Asks]:
+    """Of ids with various skews; n samples on each dense rank."""
+    asks, n, reads = {}, 64, bool(rng.integers(2))
+    skew = {f: rng.choice([0.0, 1.05, 1.6]) for f in rows}
+    for rank in (2, 3):
+        counter = Counter(
+            offers.counted(),
+            lambda layout, feats: Splitter(layout, feats, seed=1, replicas=None, weighted=set(), dtype=np.float32),
+            reads_ids=reads,
+        )
+        ids, lengths = [], []
+        for f, k in rows.items():
+            lengths.append(np.ones(n, int) if f in one_hot else rng.integers(0, 6, n))
+            chance = (np.arange(k) + 1.0) ** -skew[f]
+            ids.append(rng.choice(k, lengths[-1].sum(), p=chance / chance.sum()))
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+        counter.add(Bags(tuple(rows), np.concatenate(ids).astype(np.int64), offsets), n)
+        asks[rank] = counter.asks()
+    return asks
+
+
+def total(offers: Offers, asks: dict[int, Asks], forms: dict[str, str], copied: tuple[str, ...]) -> float:
+    return sum(step_bytes(offers.layout(forms, copied), asks, item_bytes=4, pad=padded_bytes).values())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_choice_is_the_cheapest_there_is(seed: int) -> None:
+    """Against every combination of forms, and of copies within the budget."""
+    rng = np.random.default_rng(seed)
+    names = ("a", "b", "c", "d")
+    rows = {f: int(rng.choice([3, 40, 500, 5000])) for f in names}
+    one_hot = {f for f in names if rng.integers(2)}
+    deep = tuple(Lookup(feature=f, table=f) for f in names)
+    wide = tuple(Lookup(feature=f, table=f"{f}.wide") for f in names)
+    operators: dict[str, Operator] = {"fm2": FM2(lookups=deep, width=WIDTH), "wide": WideSum(lookups=wide)}
+    if seed % 3:
+        operators["block"] = Block(lookups=deep[seed % 2 :], width=WIDTH)
+    offers = offers_for(operators, rows, one_hot)
+    asks = asks_for(offers, rng, rows, one_hot)
+    budget = (0, 2000, 10**9)[seed % 3]
+    chooser = Chooser(offers, asks, item_bytes=4, pad=padded_bytes, budget_bytes=budget)
+    choice = chooser.choose()
+    every = []
+    for forms in itertools.product(SINGLE, repeat=4):
+        named = dict(zip(names, forms, strict=True))
+        for n in range(5):
+            every += [
+                total(offers, asks, named, copied)
+                for copied in itertools.combinations(sorted(offers.replicable), n)
+                if sum(offers.replicable[f] for f in copied) <= budget
+            ]
+    found = sum(choice.predicted.values())
+    assert found == total(offers, asks, {**offers.single("pooled"), **choice.forms}, choice.replicated)
+    assert found <= min(choice.single.values()) and min(every) <= found <= 1.02 * min(every) + 3 * 64
+    assert choice.single == {form: total(offers, asks, offers.single(form), ()) for form in SINGLE}
+
+
+def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
+    names, n = ("a", "b", "c"), 64
+    lookups = tuple(Lookup(feature=f, table="t") for f in names)
+    tables = {"t": TableSpec(name="t", rows=50, width=WIDTH)}
+    features = [Feature(name=f, cardinality=50) for f in names]
+    families = build_families(tables, features, lookups, {}, owners=(0,), dense=(1,), replicate_rows=0)
+    operators: dict[str, Operator] = {"block": Block(lookups=lookups, width=WIDTH)}
+    offers = Offers(
+        tables, families, lookups, operators, set(), forms={}, default_form="auto", replicable={}, dense=(1,)
+    )
+    counter = Counter(
+        offers.counted(),
+        lambda layout, feats: Splitter(layout, feats, seed=1, replicas=None, weighted=set(), dtype=np.float32),
+        reads_ids=True,
+    )
+    ids = np.tile(np.arange(40), 5)[: 3 * n]  # each of the features has 40 rows or so, and they are the same ones
+    counter.add(Bags(names, ids, np.arange(3 * n + 1)), n)
+    chooser = Chooser(offers, {1: counter.asks()}, item_bytes=4, pad=padded_bytes, budget_bytes=0)
+    assert chooser.choose().forms == dict.fromkeys(names, "rows")
+    some = Layout(tables, families, lookups, forms={"c": "pooled"}, default_form="rows", operators=operators)
+    (entry,) = (e for e in some.legs[0].entries if e.form == "rows")
+    assert entry.features == ("a", "b")  # which was not counted: no more than all three
+    assert counter.asks().of(entry, 0) == (0.0, 40.0)
+
+
+# Changing it while a run goes on.
+
+SEQUENCE: tuple[tuple[dict[str, str], bool], ...] = (
+    ({"user": "pooled", "item": "rows", "history": "rows", "tag": "partial"}, False),
+    ({"user": "partial", "item": "pooled", "history": "pooled", "tag": "rows"}, True),
+    ({"user": "rows", "item": "partial", "history": "pooled", "tag": "rows"}, False),
+    ({"user": "pooled", "item": "pooled", "history": "pooled", "tag": "pooled"}, True),
+)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adagrad"])
+def test_a_change_of_forms_changes_no_result(folder: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms and copies change every 2 steps, rows and optimizer state with them; equal to one process all along."""
+    write_data(folder / "data.h5")
+    for topology, model, ids in zip(roles(MPI.COMM_WORLD.size), ("deepfm", "fm"), ("read", "routed"), strict=False):
+        calls = itertools.count()
+
+        def choose(chooser: Chooser, calls: Any = calls) -> Choice:
+            forms, copies = SEQUENCE[next(calls) % 4]
+            copied = tuple(chooser._offers.replicable) if copies else ()
+            taken = {f for family in chooser._offers.families if family.name in copied for f in family.features}
+            return Choice({f: form for f, form in forms.items() if f not in taken}, copied, {}, {})
+
+        monkeypatch.setattr(Chooser, "choose", choose)
+        config = config_for(
+            folder,
+            topology=topology,
+            model={"name": model},
+            exchange={"form": "auto", "auto_every": 2, "auto_steps": 1, "ids": ids},
+            embedding={"optimizer": {"name": optimizer, "lr": 0.1}, "tables": {"user": {"shard": "row"}}},
+            train={"steps": 9},
+        )
+        with open_session(config) as session:
+            reference = reference_for(session, config)
+            batches = global_batches(session, session.total_steps)
+            for step in session.steps():
+                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+                expected, _ = reference.step(batches[step.number])
+                np.testing.assert_allclose(loss, expected, rtol=0, atol=1e-12)
+            for name, rows in gather_tables(session).items():
+                np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
+            history = session.parts.auto.history
+            session.parts.auto.finish(session.step)
+        assert [h["from_step"] for h in history] == [0, 2, 4, 6, 8]
+        assert [h["steps"] for h in history] == [2, 2, 2, 2, 1]
+        assert [bool(h["copied_tables"]) for h in history] == [False, True, False, True, False]
+        assert "user" not in history[1]["copied_tables"]  # its placement was asked for
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_counted_bytes_are_those_predicted(folder: Path) -> None:
+    write_data(folder / "data.h5", samples=4000)
+    for topology in roles(MPI.COMM_WORLD.size):
+        config = config_for(
+            folder,
+            topology=topology,
+            model={"name": "deepfm"},
+            exchange={"form": "auto", "auto_steps": 4, "auto_copies": 0},
+            train={"batch_size": 1000, "steps": 4},
+        )
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+            session.parts.auto.finish(session.step)
+            (only,) = session.parts.auto.history
+        assert sum(only["predicted_bytes_per_step"].values()) <= min(only["single_form_bytes_per_step"].values())
+        for tag in TAGS:
+            assert only["counted_bytes_per_step"][tag] == pytest.approx(
+                only["predicted_bytes_per_step"][tag], abs=16 * 64
+            )
