@@ -2,10 +2,10 @@
 
 From counts of real batches (``measure``) the bytes of any choice follow exactly. ``pooled``, ``rows`` and copies on
 every dense rank cost each bundle of features its own bytes, whatever the others do; so there the cheapest is known.
-``partial`` pays by operator and holder, however many features take part: these are tried, holders by holders, then
-feature by feature. What is chosen is never predicted to cost more than any single form for all features. A pure
-function of the counts, so every rank chooses alike. Knows layouts and counts; knows no MPI. Source: [DES], which has
-one form for all.
+``partial`` pays by operator and holder, however many features take part: of those whose own bytes it saves, all take
+part, or none of some holders'. What is chosen is never predicted to cost more than any single form for all features. A
+pure function of the counts, so every rank chooses alike. Knows layouts and counts; knows no MPI. Source: [DES], which
+has one form for all.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from hpcrec.operators.base import Operator
 from hpcrec.types import Ints, Lookup, TableSpec
 
 SINGLE = ("rows", "pooled", "partial")
-_TRIED_ALONE = 64  # features whose part in partial results is tried one by one; a layout is made for each
+_TRIED_ALONE = 64  # features that share tables are tried one by one, which makes a layout for each
 
 
 @dataclass(frozen=True)
@@ -187,50 +187,56 @@ class Chooser:
     def _total(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> float:
         return sum(self._predicted(forms, replicated).values())
 
-    def _bytes(self, layout: Layout, features: Iterable[str]) -> float:
-        """Bytes of a step of the entries of some features, whose vectors all cross."""
-        mine, total = set(features), 0.0
-        for dense, asks in self._asks.items():
-            for holder, leg in layout.legs.items():
-                for number, entry in enumerate(leg.entries if holder != dense else ()):
-                    if not mine.issuperset(entry.features):
-                        continue
-                    id_bytes, bags = asks.of(entry, holder)
-                    columns = sum(s.width for s in leg.streams if s.entry == number)
-                    ways = 1 if entry.form == "replicate" else 2
-                    total += id_bytes + ways * self._item_bytes * columns * bags
-        return total
+    def _by_entry(self, layout: Layout) -> dict[tuple[str, ...], float]:
+        """Bytes of a step by what travels together, without partial results: what they cost belongs to no entry."""
+        out: dict[tuple[str, ...], float] = {}
+        for holder, leg in layout.legs.items():
+            columns = [0] * len(leg.entries)
+            for stream in leg.streams:
+                columns[stream.entry] += stream.width
+            for entry, width in zip(leg.entries, columns, strict=True):
+                element_bytes = (1 if entry.form == "replicate" else 2) * width * self._item_bytes
+                for dense, asks in self._asks.items():
+                    id_bytes, bags = asks.of(entry, holder) if holder != dense else (0, 0)
+                    out[entry.features] = out.get(entry.features, 0) + id_bytes + element_bytes * bags
+        return out
 
     def _separable(self) -> dict[str, str]:
         """``rows`` or ``pooled``, whichever is fewer bytes, of each bundle of features that read the same tables."""
         offers = self._offers
         all_pooled = offers.single("pooled")
-        rows, pooled = offers.layout(offers.single("rows")), offers.layout(all_pooled)
+        layout = offers.layout(offers.single("rows"))
+        rows, pooled = self._by_entry(layout), self._by_entry(offers.layout(all_pooled))
         forms = dict(all_pooled)
-        for _, bundle in rows.bundles("rows"):
+        for _, bundle in layout.bundles("rows"):
             free = [f for f in bundle if f in offers.free]
-            as_pooled = self._bytes(pooled, bundle)
-            ways: list[tuple[float, list[str]]] = [(as_pooled, []), (self._bytes(rows, bundle), free)]
+            as_pooled = _sum_of(pooled, bundle)
+            ways: list[tuple[float, list[str]]] = [(as_pooled, []), (rows[bundle], free)]
             if len(bundle) > 1:
-                mixed = [f for f in free if self._bytes(offers.layout({**all_pooled, f: "rows"}), bundle) < as_pooled]
-                some = offers.layout({**all_pooled, **dict.fromkeys(mixed, "rows")})
-                ways.append((self._bytes(some, bundle), mixed))
+                mixed = [f for f in free if self._mixed(bundle, [f]) < as_pooled]
+                ways.append((self._mixed(bundle, mixed), mixed))
             forms |= dict.fromkeys(min(ways, key=lambda way: way[0])[1], "rows")
         return forms
+
+    def _mixed(self, bundle: tuple[str, ...], as_rows: Iterable[str]) -> float:
+        """Bytes of a bundle of which some features are ``rows`` and the others ``pooled``."""
+        layout = self._offers.layout({**self._offers.single("pooled"), **dict.fromkeys(as_rows, "rows")})
+        return _sum_of(self._by_entry(layout), bundle)
 
     def _with_partial(self, alone: dict[str, str]) -> dict[str, str]:
         """``alone``, but ``partial`` where that is fewer bytes."""
         offers = self._offers
         every = offers.layout(offers.single("partial"))
-        can = {k.feature for some in every.substituted.values() for k in some}
-        taking = [f for f in offers.free if f in can]
+        can = {k.feature for some in every.substituted.values() for k in some if k.feature in offers.free}
+        by_partial, by_alone = self._by_entry(every), self._by_entry(offers.layout(alone))
+        shared = {f for features in by_alone for f in features if len(features) > 1}  # whose bytes are not theirs alone
         groups: dict[tuple[int, ...], list[str]] = {}
-        for feature in taking:
-            groups.setdefault(every.family_of[feature].holders, []).append(feature)
-        forms = {**alone, **dict.fromkeys(taking, "partial")}
-        tried = [*groups.values(), *([f] for f in taking[:_TRIED_ALONE]), *groups.values()]
+        for feature in offers.free:
+            if feature in can and (feature in shared or by_partial[feature,] < by_alone[feature,]):
+                groups.setdefault(every.family_of[feature].holders, []).append(feature)
+        forms = {**alone, **{f: "partial" for features in groups.values() for f in features}}
         total = self._total(forms)
-        for features in tried:
+        for features in (*groups.values(), *([f] for f in sorted(shared.intersection(can))[:_TRIED_ALONE])):
             without = {**forms, **{f: alone[f] for f in features}}
             if without != forms and (less := self._total(without)) < total:
                 forms, total = without, less
@@ -239,15 +245,23 @@ class Chooser:
     def _copies(self, forms: Mapping[str, str]) -> tuple[str, ...]:
         """Families that cost less where every dense rank has them, those first that save most for their memory."""
         offers = self._offers
-        now, copied = offers.layout(forms), offers.layout(forms, offers.replicable)
+        now, copied = (self._by_entry(offers.layout(forms, names)) for names in ((), offers.replicable))
         saved: dict[str, float] = {}
         for family in offers.families:
             taken = any(forms.get(f) == "partial" for f in family.features)
             if family.name in offers.replicable and not taken:
-                saved[family.name] = self._bytes(now, family.features) - self._bytes(copied, family.features)
+                saved[family.name] = _sum_of(now, family.features) - _sum_of(copied, family.features)
         left_bytes, chosen = self._budget_bytes, []
         for name in sorted((n for n in saved if saved[n] > 0), key=lambda n: -saved[n] / offers.replicable[n]):
             if offers.replicable[name] <= left_bytes:
                 chosen.append(name)
                 left_bytes -= offers.replicable[name]
         return tuple(chosen)
+
+
+def _sum_of(by_entry: Mapping[tuple[str, ...], float], features: Iterable[str]) -> float:
+    """Bytes of the entries that these features have to themselves."""
+    mine = tuple(features)
+    if len(mine) == 1:
+        return by_entry.get(mine, 0.0)
+    return sum(n_bytes for entry, n_bytes in by_entry.items() if set(mine).issuperset(entry))

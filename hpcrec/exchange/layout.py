@@ -162,7 +162,10 @@ class Layout:
         Where they stay, a holder is sent empty bags too, and answers with vectors of those for the feature's other
         tables. So they stay only where there are no other tables that cross, or no empty bags.
         """
-        readers = {k: [o for o in operators.values() if k in o.lookups] for k in lookups}
+        readers: dict[Lookup, list[Operator]] = {k: [] for k in lookups}
+        for operator in operators.values():
+            for k in operator.lookups:
+                readers[k].append(operator)
         can = {k for k, ops in readers.items() if ops and all(self._substitutable(k, o) for o in ops)}
         crossing = {k.feature for k in lookups if k not in can}
         never_empty = {f for f in one_hot if f in self.family_of and self.family_of[f].kind != "row"}
@@ -260,11 +263,9 @@ class Layout:
 def _leaves(
     tables: Mapping[str, TableSpec], lookups: Sequence[Lookup]
 ) -> tuple[tuple[LeafGroup, ...], dict[tuple[str, str], tuple[int, int]]]:
-    by_width: dict[int, list[Lookup]] = {}
+    by_width: dict[int, dict[Lookup, None]] = {}  # in order, each once
     for lookup in lookups:
-        known = by_width.setdefault(tables[lookup.table].width, [])
-        if lookup not in known:
-            known.append(lookup)
+        by_width.setdefault(tables[lookup.table].width, {})[lookup] = None
     groups = tuple(LeafGroup(width, tuple(known)) for width, known in by_width.items())
     place = {(k.feature, k.table): (g, i) for g, group in enumerate(groups) for i, k in enumerate(group.lookups)}
     return groups, place
