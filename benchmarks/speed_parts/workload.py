@@ -1,9 +1,9 @@
 """What the contenders of ``benchmarks/speed.py`` train on: shapes, ids, dense inputs, labels, and how steps are timed.
 
 Read by hpcrec's side and by the peers', who have a Python of their own: imports NumPy alone. Ids of a table are drawn
-with P(rank k) ~ (k + 1)^-1.05 and a seeded permutation from rank to row; dense inputs are N(0, 1), labels Bernoulli
-(0.25). There are ``n_batches`` distinct global batches, used cyclically; rank r of R takes the r-th of
-R equal parts of each.
+with P(rank k) ~ (k + 1)^-1.05, where it names no other exponent, and a seeded permutation from rank to row; dense
+inputs are N(0, 1), labels Bernoulli (0.25). There are ``n_batches`` distinct global batches, used cyclically; rank r of
+R takes the r-th of R equal parts of each.
 """
 
 import json
@@ -52,6 +52,8 @@ class Workload:
     init_scale : float
         Rows start uniform in [-init_scale, init_scale), each contender by a generator of its own; small in an FM, whose
         first losses would differ by it.
+    exponent : float
+        Of the power law that ids are drawn by.
     """
 
     rows: tuple[int, ...]
@@ -64,6 +66,7 @@ class Workload:
     top: tuple[int, ...] = ()
     lr_rows: float = 0.02
     init_scale: float = 0.01
+    exponent: float = ZIPF_EXPONENT
 
     @property
     def is_fm(self) -> bool:
@@ -83,12 +86,16 @@ class Workload:
 _W1_ROWS = tuple(min(rows, 1_000_000) for rows in CRITEO_KAGGLE_ROWS)
 _W1 = {"rows": _W1_ROWS, "width": 16, "ids": 1, "bottom": (512, 256, 64, 16), "top": (512, 256, 1)}
 _FM = {"n_dense": 0, "lr_rows": 2e-4, "init_scale": 1e-3}
+_ONEHOT = {"rows": _W1_ROWS, "width": 16, "ids": 1, "batch": 4096, "n_batches": 12}
+_MULTIHOT = {"rows": (1_000_000,) * 30, "width": 16, "ids": 20, "batch": 4096, "n_batches": 12}
 WORKLOADS = {
     "w1": Workload(**_W1, batch=2048),
     "w1-16k": Workload(**_W1, batch=16384, n_batches=20),
     "w2": Workload(rows=(100_000,) * 26, width=64, ids=20, batch=2048, bottom=(512, 256, 64), top=(512, 256, 1)),
-    "des-onehot": Workload(rows=_W1_ROWS, width=16, ids=1, batch=4096, n_batches=12),
-    "des-multihot": Workload(rows=(1_000_000,) * 30, width=16, ids=20, batch=4096, n_batches=12),
+    "des-onehot": Workload(**_ONEHOT),
+    "des-onehot-1.2": Workload(**_ONEHOT, exponent=1.2),
+    "des-multihot": Workload(**_MULTIHOT),
+    "des-multihot-1.2": Workload(**_MULTIHOT, exponent=1.2),
     "w3": Workload(rows=(1_000_000,) * 30, width=16, ids=20, batch=8192, n_batches=8, **_FM),
 }
 
@@ -102,7 +109,7 @@ def generate(name: str, folder: Path) -> None:
     for table, n_rows in enumerate(w.rows):
         rng = np.random.default_rng([SEED, table])
         row_of = rng.permutation(n_rows).astype(np.int32)
-        share = np.cumsum(np.arange(1, n_rows + 1, dtype=np.float64) ** -ZIPF_EXPONENT)
+        share = np.cumsum(np.arange(1, n_rows + 1, dtype=np.float64) ** -w.exponent)
         share /= share[-1]
         for number in range(w.n_batches):
             ranks = np.searchsorted(share, rng.random(w.batch * w.ids))

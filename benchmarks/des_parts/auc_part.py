@@ -1,0 +1,67 @@
+"""AUC of ``partial`` and ``auto`` beside that of ``rows``: the same seeds, on validation data.
+
+MovieLens' pairs, and hpcrec's synthetic clicks, whose attainable AUC is known: the row says it. Rows learn faster here
+than where bytes are counted, so that models have learned something when they are judged.
+``des.auc_gap``, ``auto.auc_gap``: largest difference from ``rows`` over models and data.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from _report import claim
+from des_parts import cells, launch
+from des_parts.cells import Row, Shape
+
+from hpcrec.data.reader import DataSet
+
+# steps: about one epoch of MovieLens, four of the synthetic clicks
+SHAPES = (Shape(name="movielens", data="movielens", steps=400), Shape(name="synthetic", data="synthetic", steps=400))
+QUICK_MODELS, QUICK_STEPS = ("fm",), 40
+FORMS = tuple(form for form in cells.FORMS if form != "pooled")
+SETTINGS = ("embedding.optimizer.lr=0.02",)
+GAP = 1e-4
+
+
+def measure(data: dict[str, Path], *, quick: bool) -> tuple[list[Row], list[Row]]:
+    """Rows of the table, and claims."""
+    models = QUICK_MODELS if quick else cells.MODELS
+    wanted, jobs = [], []
+    for shape in (replace(s, steps=QUICK_STEPS) if quick else s for s in SHAPES if s.data in data):
+        train = data[shape.data]
+        settings = [*SETTINGS, f"data.validation={train.parent / 'validation.h5'}"]
+        for model in models:
+            wanted.append((shape, model))
+            jobs += [cells.job(shape, train, model, "read", f, settings=settings, evaluate=True) for f in FORMS]
+    rows: list[Row] = []
+    auc: dict[str, float] = {}
+    for number, found in enumerate(launch.local(jobs)):
+        auc[FORMS[number % len(FORMS)]] = found["auc"]
+        if len(auc) < len(FORMS):
+            continue
+        shape, model = wanted[len(rows)]
+        rows.append(row(shape, model, auc, attainable(data[shape.data])))
+        auc = {}
+        cells.show(rows[-1], digits=6)
+    return rows, claims(rows)
+
+
+def attainable(train: Path) -> float | None:
+    """The best AUC to expect of the validation data, where they know it."""
+    with DataSet(train.parent / "validation.h5") as data:
+        known = data.attributes.get("attainable_auc")
+    return None if known is None else float(known)
+
+
+def row(shape: Shape, model: str, auc: dict[str, float], best: float | None) -> Row:
+    """One line of the table: a model's AUC by form, and how far the others are from ``rows``."""
+    gaps = {f"{form}_gap": abs(value - auc["rows"]) for form, value in auc.items() if form != "rows"}
+    return {"data": shape.name, "model": model, "steps": shape.steps, **auc, **gaps, "attainable": best}
+
+
+def claims(rows: list[Row]) -> list[Row]:
+    """The largest gaps."""
+    out = []
+    for short, form in (("des", "partial"), ("auto", "auto")):
+        gaps = [r[f"{form}_gap"] for r in rows if f"{form}_gap" in r]
+        out.append(claim(f"{short}.auc_gap", max(gaps, default=None), "of AUC, worst", f"<= {GAP:g}"))
+    return out

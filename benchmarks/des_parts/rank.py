@@ -1,0 +1,159 @@
+"""Runs jobs of ``benchmarks/des.py`` on each rank, one after the other in one launch; a line of JSON for each.
+
+    hpcrec run -n 4 -- benchmarks/des_parts/rank.py JOBS OUT
+
+JOBS is a list of objects, ``kind`` a function of this file or of ``links``, the rest its arguments. Knows sessions and
+their ledger; what is trained, and what is made of the figures, is said above.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import links
+import numpy as np
+
+import hpcrec
+from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.ledger import TAGS
+from hpcrec.comm.start import start
+from hpcrec.comm.world import World
+from hpcrec.train.session import Session
+from hpcrec.types import Ints
+
+ROUNDS = 10  # of messages sent again
+STOPPED = 75  # exit code of ranks that were asked to stop
+
+
+class Sent:
+    """Bytes that this rank sends while it exists, by tag and receiver: int64 [T, R]. The ledger knows no receivers."""
+
+    def __init__(self, world: World) -> None:
+        self.bytes_TR = np.zeros((len(TAGS), world.topology.size), np.int64)
+        self._add, self._me = world.ledger.add, world.topology.rank
+        world.ledger.add = self.add  # type: ignore[method-assign]
+
+    def add(self, tag: str, ranks: Sequence[int] | Ints, n_bytes: Ints) -> None:
+        """As the ledger's, which it calls."""
+        self._add(tag, ranks, n_bytes)
+        others = np.asarray(ranks) != self._me
+        np.add.at(self.bytes_TR[TAGS.index(tag)], np.asarray(ranks)[others], n_bytes[others])
+
+
+def train(config: str, settings: Sequence[str], warmup: int = 1, evaluate: bool = False, again: bool = False) -> Any:
+    """One run: bytes a step by tag, sender and receiver, and the mean time of a step after ``warmup`` of them.
+
+    Parameters
+    ----------
+    evaluate : bool
+        Whether the validation data are evaluated at the end, for ``auc``.
+    again : bool
+        Whether the run's messages are sent again with nothing between them, for ``exchange_s``.
+    """
+    began_s = time.perf_counter()
+    with hpcrec.open_session(config, settings) as session:
+        open_s = time.perf_counter() - began_s
+        sent, main = Sent(session.parts.world), session.parts.world.main
+        for step in session.steps():
+            step.run()
+            if session.step == warmup:
+                main.barrier()
+                began_s = time.perf_counter()
+        if session.stopped:  # by a signal: the jobs that follow are not to be begun
+            sys.exit(STOPPED)
+        main.barrier()
+        step_s = (time.perf_counter() - began_s) / (session.step - warmup)
+        bytes_RTR = np.array(main.allgather(sent.bytes_TR))
+        row = {
+            "open_s": open_s,
+            "step_s": step_s,
+            "samples_per_s": session.parts.splits["train"].order.batch_size / step_s,
+            "bytes_TRR": (bytes_RTR.transpose(1, 0, 2) / session.step).tolist(),
+        }
+        if evaluate:
+            row["auc"] = session.evaluate("validation")["auc"]
+        if again:
+            row["exchange_s"] = sent_again(session, bytes_RTR // session.step)
+    return row
+
+
+def sent_again(session: Session, bytes_RTR: Ints) -> float:
+    """Seconds that a step's messages take by themselves, of the slowest rank: values, gradients and dense sums."""
+    world, rank = session.parts.world, session.topology.rank
+    taken_s = []
+    for _ in range(ROUNDS):
+        mine_s = 0.0
+        for tag in ("values", "gradients"):
+            bytes_RR = padded_bytes(bytes_RTR[:, TAGS.index(tag)])
+            message = world.main.message(bytes_RR[rank], np.float32)
+            world.main.barrier()
+            began_s = time.perf_counter()
+            world.main.alltoallv(message, bytes_RR[rank], bytes_RR[:, rank], tag)
+            mine_s += time.perf_counter() - began_s
+        if world.dense is not None:
+            sent = int(bytes_RTR[rank, TAGS.index("dense")].sum())
+            values = np.zeros(sent * world.dense.size // max(2 * (world.dense.size - 1), 1) // 4, np.float32)
+            world.dense.barrier()
+            began_s = time.perf_counter()
+            world.dense.allreduce(values, "dense")
+            mine_s += time.perf_counter() - began_s
+        taken_s.append(max(world.main.allgather(mine_s)))
+    return float(np.median(taken_s))
+
+
+def pairs(config: str, settings: Sequence[str], forms: Sequence[str], n_pairs: int, steps: int) -> Any:
+    """Two runs at once that take turns: mean seconds of a step of each in each of ``n_pairs`` turns, and of set-up.
+
+    A turn is one step that is not timed, in which what the other run had under way ends, and ``steps`` that are. Who
+    comes first alternates; the first pair of turns warms up.
+    """
+    total = (n_pairs + 1) * (steps + 1)
+    every = [f"train.steps={total}", *settings]
+    sessions, open_s = [], []
+    for form in forms:
+        began_s = time.perf_counter()
+        sessions.append(hpcrec.open_session(config, [*every, f"exchange.form={form}"]))
+        open_s.append(time.perf_counter() - began_s)
+    runs = [session.steps() for session in sessions]
+    step_s: list[list[float]] = [[] for _ in forms]
+    for pair in range(n_pairs + 1):
+        order = range(len(forms)) if pair % 2 else reversed(range(len(forms)))
+        for which in order:
+            step_s[which].append(turn(sessions[which], runs[which], steps))
+    for session, run in zip(sessions, runs, strict=True):
+        next(run, None)  # which ends it
+        session.close()
+    steps_s = {form: of_form[1:] for form, of_form in zip(forms, step_s, strict=True)}
+    return {"step_s": steps_s, "open_s": dict(zip(forms, open_s, strict=True))}
+
+
+def turn(session: Session, run: Iterator[Any], steps: int) -> float:
+    """Mean seconds of ``steps`` steps after one more, from barrier to barrier."""
+    barrier = session.parts.world.main.barrier
+    next(run).run()
+    barrier()
+    began_s = time.perf_counter()
+    for _ in range(steps):
+        next(run).run()
+    barrier()
+    return (time.perf_counter() - began_s) / steps
+
+
+KINDS = {"train": train, "pairs": pairs, "links": links.measured}
+
+
+def main(jobs: str, out: str) -> None:
+    rank = start(os.environ)
+    for job in json.loads(Path(jobs).read_text()):
+        row = KINDS[job.pop("kind")](**job)
+        if rank == 0:
+            with Path(out).open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
