@@ -14,7 +14,7 @@ from tests.train.runs import BATCH, write_data
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "des_parts")]
 import rank  # noqa: E402 - of the benchmark, which is no package
-from des_parts import bytes_part, cells, hosts_part, shapes, time_part  # noqa: E402
+from des_parts import auc_part, bytes_part, cells, hosts_part, shapes, time_part  # noqa: E402
 
 del sys.path[:2]
 ONEHOT = cells.SHAPES[0]
@@ -84,6 +84,15 @@ def test_pairs_that_were_not_rated() -> None:
     assert every[:7] == [tuple(pair) for pair in pairs_N2.tolist()]
     assert [user for user, _ in every[7:]] == pairs_N2[:, 0].tolist()
     assert not rated & set(every[7:])
+
+
+def test_claims_of_auc() -> None:
+    single = auc_part.row(ONEHOT, "fm", "float32", {"rows": 0.7, "partial": 0.7002, "auto": 0.69995}, None)
+    double = auc_part.row(ONEHOT, "fm", "float64", {"rows": 0.7, "partial": 0.7, "auto": 0.7}, None)
+    found = {c["id"]: c for c in auc_part.claims([single, double])}
+    gaps = {"des.auc_gap": 2e-4, "auto.auc_gap": 5e-5, "des.auc_gap.float64": 0.0, "auto.auc_gap.float64": 0.0}
+    assert {name: c["value"] for name, c in found.items()} == pytest.approx(gaps)
+    assert [name for name, c in found.items() if not c["holds"]] == ["des.auc_gap"]
 
 
 def test_interval_of_a_median() -> None:
