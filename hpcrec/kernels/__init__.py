@@ -13,6 +13,7 @@ from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
 from hpcrec.kernels.lookup import copy_vectors, pooled_gather
 from hpcrec.kernels.memory import aligned_empty
+from hpcrec.kernels.packed import pack_numbers, packed_bytes, unpack_numbers
 from hpcrec.kernels.reference import Grouping, Unpacked
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
 
@@ -35,6 +36,8 @@ __all__ = [
     "initial_states",
     "merge",
     "merge_update",
+    "pack_numbers",
+    "packed_bytes",
     "partition",
     "permute",
     "pooled_gather",
@@ -45,6 +48,7 @@ __all__ = [
     "state_values",
     "take_bags",
     "unpack",
+    "unpack_numbers",
     "unpermute",
     "update",
     "use",

@@ -114,6 +114,23 @@ def unpack(
     return Unpacked(index, offsets, value_start, gradient_start)
 
 
+def packed_bytes(numbers: Ints) -> tuple[int, int]:
+    """See the reference."""
+    return module().packed_bytes(numbers)
+
+
+def pack_numbers(numbers: Ints, rising: bool, out: NDArray[np.uint8]) -> None:
+    """See the reference."""
+    module().pack_numbers(numbers, rising, out)
+
+
+def unpack_numbers(packed: NDArray[np.uint8], n: int, rising: bool) -> Ints:
+    """See the reference."""
+    out = np.empty(n, np.int64)
+    module().unpack_numbers(packed, rising, out)
+    return out
+
+
 def fletcher32(data: NDArray[np.uint8]) -> int:
     """See the reference."""
     return module().fletcher32(data)

@@ -19,12 +19,14 @@ from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.reference_bags import Unpacked, take_bags, unpack
 from hpcrec.kernels.reference_chunks import fletcher32, read_chunks
 from hpcrec.kernels.reference_interaction import dot_interaction, dot_interaction_backward
+from hpcrec.kernels.reference_packed import pack_numbers, packed_bytes, unpack_numbers
 from hpcrec.kernels.rules import StepNumbers
 from hpcrec.types import Floats, Ints
 
 # Definitions of this backend that have a file of their own.
 __all__ = [
-    "Unpacked", "dot_interaction", "dot_interaction_backward", "fletcher32", "read_chunks", "take_bags", "unpack",
+    "Unpacked", "dot_interaction", "dot_interaction_backward", "fletcher32", "pack_numbers", "packed_bytes",
+    "read_chunks", "take_bags", "unpack", "unpack_numbers",
 ]  # fmt: skip
 
 BLOCK = 128

@@ -13,6 +13,7 @@
 #include "hpcrec/interaction.h"
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
+#include "hpcrec/packed.h"
 #include "hpcrec/parallel.h"
 #include "hpcrec/take.h"
 #include "hpcrec/text.h"
@@ -269,6 +270,28 @@ void bind_ids(nb::module_& m) {
       "ids"_a, "rows"_a, "seed"_a, "out"_a.noconvert());
 }
 
+void bind_packed(nb::module_& m) {
+  m.def(
+      "packed_bytes",
+      [](Ids numbers) {
+        const auto found = without_gil([&] { return hpcrec::packed_bytes(numbers.data(), size(numbers)); });
+        return std::make_tuple(found.plain, found.rising);
+      },
+      "numbers"_a);
+  m.def(
+      "pack_numbers",
+      [](Ids numbers, bool rising, Out<uint8_t> out) {
+        without_gil([&] { hpcrec::pack_numbers(numbers.data(), size(numbers), rising, out.data(), size(out)); });
+      },
+      "numbers"_a, "rising"_a, "out"_a.noconvert());
+  m.def(
+      "unpack_numbers",
+      [](In<uint8_t> packed, bool rising, Out<int64_t> out) {
+        without_gil([&] { hpcrec::unpack_numbers(packed.data(), size(packed), size(out), rising, out.data()); });
+      },
+      "packed"_a, "rising"_a, "out"_a.noconvert());
+}
+
 void bind_chunks(nb::module_& m) {
   m.def(
       "fletcher32",
@@ -362,6 +385,7 @@ NB_MODULE(_native, m) {
   m.def("set_threads", &hpcrec::set_threads, "n"_a);
   m.def("get_threads", &hpcrec::threads);
   bind_ids(m);
+  bind_packed(m);
   bind_text(m);
   bind_chunks(m);
   bind_lookup<float>(m);

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.kernels import reference_chunks
+from hpcrec.kernels import reference_chunks, reference_packed
 from hpcrec.types import OptimizerSpec
 
 EDGES = (-1, -(2**63), 2**63 - 1, 2**31 - 1, 2**31, 2**32, 2**62)
@@ -225,6 +225,34 @@ def take_bags(rng: np.random.Generator) -> Call:
     return Call(kernels.take_bags, {**arguments, "out": np.zeros(arguments["out_offsets"][-1], dtype)}, ("out",))
 
 
+def whole_numbers(rng: np.random.Generator) -> tuple[np.ndarray, bool]:
+    """Some of any width that can be packed, and whether they rise."""
+    n, rising = int(rng.choice([0, 1, 9, 200])), bool(rng.random() < 0.5)
+    numbers = rng.integers(0, 2 ** int(rng.integers(57)), n)
+    return (np.unique(numbers) if rising else numbers), rising
+
+
+def packed_of(numbers: np.ndarray, rising: bool) -> np.ndarray:
+    out = np.zeros(reference_packed.packed_bytes(numbers)[rising], np.uint8)
+    reference_packed.pack_numbers(numbers, rising, out)
+    return out
+
+
+def packed_bytes(rng: np.random.Generator) -> Call:
+    return Call(lambda **arguments: np.array(kernels.packed_bytes(**arguments)), {"numbers": whole_numbers(rng)[0]})
+
+
+def pack_numbers(rng: np.random.Generator) -> Call:
+    numbers, rising = whole_numbers(rng)
+    arguments = {"numbers": numbers, "out": np.zeros_like(packed_of(numbers, rising)), "rising": rising}
+    return Call(kernels.pack_numbers, arguments, ("out",))
+
+
+def unpack_numbers(rng: np.random.Generator) -> Call:
+    numbers, rising = whole_numbers(rng)
+    return Call(kernels.unpack_numbers, {"packed": packed_of(numbers, rising), "n": len(numbers), "rising": rising})
+
+
 def as_array(function: Callable[..., int]) -> Callable[..., np.ndarray]:
     return lambda **arguments: np.array(function(**arguments))
 
@@ -273,7 +301,8 @@ def read_chunks(rng: np.random.Generator) -> Call:
 
 CALLS = (
     gather, beside_gather, copy, merge, update, merge_update, beside_merge_update, squared_norm, group, dedup,
-    partition, permute, hash_ids, init_rows, take_bags, fletcher32, read_chunks,
+    partition, permute, hash_ids, init_rows, take_bags, packed_bytes, pack_numbers,
+    unpack_numbers, fletcher32, read_chunks,
 )  # fmt: skip
 
 

@@ -1,0 +1,57 @@
+"""Kernels on packed numbers: integers written in as many bits as the largest of each block of 128 takes.
+
+``reference_packed`` says how they lie. What they stand for is known above. One thread, whatever `set_threads` says.
+"""
+
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrec.kernels import checks
+from hpcrec.kernels.backend import backend
+from hpcrec.kernels.reference_packed import PACKED_BLOCK
+from hpcrec.types import Ints
+
+_UINT8 = np.dtype(np.uint8)
+assert sys.byteorder == "little", "packed numbers are read as little-endian words"
+
+
+def packed_bytes(numbers: Ints) -> tuple[int, int]:
+    """Bytes that int64 [n] take packed; and packed rising, -1 where they do not rise strictly.
+
+    Raises
+    ------
+    ValueError
+        A type or shape is wrong, or a number is outside [0, 2^56).
+    """
+    return backend().packed_bytes(checks.ints("numbers", numbers))
+
+
+def pack_numbers(numbers: Ints, out: NDArray[np.uint8], *, rising: bool) -> None:
+    """Packs int64 [n] into ``out``, uint8, which has to be just as long as ``packed_bytes`` says.
+
+    Raises
+    ------
+    ValueError
+        A type, shape or size is wrong, a number is outside [0, 2^56), or they do not rise.
+    """
+    checks.ints("numbers", numbers)
+    checks.writable("out", checks.ints("out", out, dtype=_UINT8))
+    checks.apart("out", out, numbers=numbers)
+    backend().pack_numbers(numbers, bool(rising), out)
+
+
+def unpack_numbers(packed: NDArray[np.uint8], n: int, *, rising: bool) -> Ints:
+    """The ``n`` numbers, int64, that were packed to these bytes.
+
+    Raises
+    ------
+    ValueError
+        A type or shape is wrong, or the bytes are not so many packed numbers.
+    """
+    checks.ints("packed", packed, dtype=_UINT8)
+    n = checks.whole("n", n, 0)
+    if n > PACKED_BLOCK * packed.size:  # before memory is had for them
+        raise ValueError(f"packed: its {packed.size} bytes are not {n} numbers")
+    return backend().unpack_numbers(packed, n, bool(rising))

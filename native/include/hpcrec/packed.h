@@ -1,0 +1,53 @@
+// Numbers packed to as many bits as the largest of each block takes. See hpcrec/kernels/reference_packed.py.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace hpcrec {
+
+constexpr int64_t packed_block = 128;     // numbers that share a width
+constexpr int64_t most_packed_bits = 56;  // of a number: with the up to 7 bits before it, a word of 64
+
+inline int64_t packed_blocks(int64_t n) {
+  return (n + packed_block - 1) / packed_block;
+}
+
+// Bytes of n numbers packed; and packed as what lies between them, -1 where they do not rise strictly from 0 on.
+struct PackedBytes {
+  int64_t plain, rising;
+};
+PackedBytes packed_bytes(const int64_t* numbers, int64_t n);
+// Packs them into out, which has to be as long as `packed_bytes` says.
+void pack_numbers(const int64_t* numbers, int64_t n, bool rising, uint8_t* out, int64_t size);
+void unpack_numbers(const uint8_t* packed, int64_t size, int64_t n, bool rising, int64_t* out);
+
+// Calls put(i, number) for n packed numbers that begin at `at`, in order, and returns where they end; null as soon as
+// they are not inside [at, end), or wider than a number can be.
+template <class Put> const uint8_t* read_packed(const uint8_t* at, const uint8_t* end, int64_t n, Put&& put) {
+  constexpr int64_t word = sizeof(uint64_t);
+  if (end - at < packed_blocks(n)) return nullptr;
+  const uint8_t* widths = at;
+  at += packed_blocks(n);
+  for (int64_t first = 0; first < n; first += packed_block) {
+    const int64_t bits = *widths++, in_block = std::min(packed_block, n - first), bytes = (in_block * bits + 7) / 8;
+    if (bits > most_packed_bits || end - at < bytes) return nullptr;
+    const uint8_t* from = at;
+    uint8_t copy[packed_block * most_packed_bits / 8 + word];
+    if (end - at < bytes + word) {  // a number is read as a whole word, which may end behind the last one
+      std::memcpy(copy, at, bytes);
+      std::memset(copy + bytes, 0, word);
+      from = copy;
+    }
+    const uint64_t mask = (uint64_t{1} << bits) - 1;
+    for (int64_t i = 0; i < in_block; ++i) {
+      uint64_t found;
+      std::memcpy(&found, from + (i * bits >> 3), word);
+      put(first + i, found >> (i * bits & 7) & mask);
+    }
+    at += bytes;
+  }
+  return at;
+}
+
+}  // namespace hpcrec

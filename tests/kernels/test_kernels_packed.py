@@ -1,0 +1,101 @@
+"""Packed numbers: native = reference bit for bit, in as many bytes as the definition says, and what is refused."""
+
+import numpy as np
+import pytest
+from both_backends import same_from_both
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from hpcrec import kernels
+
+LARGEST = 2**56 - 1
+SIZES = (0, 1, 7, 8, 9, 127, 128, 129, 256, 1000)
+
+
+@st.composite
+def numbers_of(draw) -> np.ndarray:
+    n, bits = draw(st.sampled_from(SIZES)), draw(st.integers(0, 56))
+    return draw(arrays.arrays(np.int64, n, elements=st.integers(0, 2**bits - 1)))
+
+
+def bytes_of(numbers: np.ndarray) -> int:
+    """One byte a block of 128, and of each number as many bits as the block's largest takes."""
+    blocks = [numbers[i : i + 128].tolist() for i in range(0, len(numbers), 128)]
+    return sum(1 + -(-len(block) * max(block).bit_length() // 8) for block in blocks)
+
+
+def round_trip(numbers: np.ndarray, *, rising: bool, n_bytes: int) -> np.ndarray:
+    """What comes out again, the same from both backends, and the same bytes between."""
+
+    def run() -> tuple[np.ndarray, np.ndarray]:
+        packed = np.full(n_bytes, 0xAA, np.uint8)
+        kernels.pack_numbers(numbers, packed, rising=rising)
+        return packed, kernels.unpack_numbers(packed, len(numbers), rising=rising)
+
+    return same_from_both(run, threads=(1,))[1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(numbers_of())
+def test_numbers_come_back(numbers):
+    for backend in ("native", "reference"):
+        kernels.use(backend)
+        assert kernels.packed_bytes(numbers)[0] == bytes_of(numbers)
+    np.testing.assert_array_equal(round_trip(numbers, rising=False, n_bytes=bytes_of(numbers)), numbers)
+
+
+@settings(max_examples=150, deadline=None)
+@given(numbers_of())
+def test_rising_numbers_come_back_in_the_bytes_of_their_gaps(numbers):
+    rising = np.unique(numbers)
+    n_bytes = bytes_of(np.diff(rising, prepend=-1) - 1)
+    for backend in ("native", "reference"):
+        kernels.use(backend)
+        assert kernels.packed_bytes(rising) == (bytes_of(rising), n_bytes)
+        if len(rising) > 1:
+            assert kernels.packed_bytes(rising[::-1].copy())[1] == -1
+            assert kernels.packed_bytes(np.r_[rising, rising[-1]])[1] == -1
+    np.testing.assert_array_equal(round_trip(rising, rising=True, n_bytes=n_bytes), rising)
+
+
+@pytest.mark.parametrize("bits", range(57))
+def test_every_width(bits):
+    rng = np.random.default_rng(bits)
+    numbers = rng.integers(0, 2**bits, 300)
+    numbers[[0, 140, 299]] = 2**bits - 1
+    assert bytes_of(numbers) == 3 + 2 * 16 * bits + -(-44 * bits // 8)
+    np.testing.assert_array_equal(round_trip(numbers, rising=False, n_bytes=bytes_of(numbers)), numbers)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=80), st.integers(0, 400), st.booleans())
+def test_any_bytes_are_refused_or_numbers(raw, n, rising):
+    packed, ended = np.frombuffer(raw, np.uint8), []
+    for backend in ("native", "reference"):
+        kernels.use(backend)
+        try:
+            ended.append(kernels.unpack_numbers(packed, n, rising=rising).tolist())
+        except ValueError as error:
+            assert f"its {len(raw)} bytes are not {n} numbers" in str(error)
+            ended.append(None)
+    assert ended[0] == ended[1]
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_refusals(backend):
+    kernels.use(backend)
+    for bad in (-1, LARGEST + 1, -(2**63), 2**63 - 1):
+        with pytest.raises(ValueError, match="negative, or not below 2\\^56"):
+            kernels.packed_bytes(np.array([3, bad]))
+        with pytest.raises(ValueError, match="not below 2\\^56"):
+            kernels.pack_numbers(np.array([3, bad]), np.zeros(15, np.uint8), rising=False)
+    three = np.array([LARGEST, 0, 1])
+    assert kernels.packed_bytes(three) == (22, -1)
+    for n_bytes in (0, 1, 21, 23, 99):
+        with pytest.raises(ValueError, match=f"do not take the {n_bytes} bytes"):
+            kernels.pack_numbers(three, np.zeros(n_bytes, np.uint8), rising=False)
+    with pytest.raises(ValueError, match="do not rise"):
+        kernels.pack_numbers(three, np.zeros(22, np.uint8), rising=True)
+    with pytest.raises(ValueError, match="are not 129 numbers"):
+        kernels.unpack_numbers(np.zeros(1, np.uint8), 129, rising=False)
