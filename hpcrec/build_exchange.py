@@ -200,7 +200,7 @@ class Auto:
         splitter: Callable[[Layout, set[str]], Splitter] = partial(
             Splitter, seed=built.config.train.seed, replicas=None, weighted=built.weighted, dtype=built.dtype
         )
-        counter = Counter(layouts, splitter, reads_ids=built.config.exchange.ids == "read")
+        counter = Counter(layouts, splitter, reads_ids=built.config.exchange.ids == "read", far=topology.far)
         epoch, index = divmod(step, built.train.order.n_batches)
         with loader.batches(epoch, index, built.config.exchange.auto_steps) as batches:
             for batch in batches:

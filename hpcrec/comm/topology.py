@@ -66,6 +66,11 @@ class Topology:
         return tuple(r for r in range(self.size) if self.host_of[r] == self.host_of[self.rank])
 
     @property
+    def far(self) -> frozenset[int]:
+        """World ranks on other hosts."""
+        return frozenset(range(self.size)) - frozenset(self.host_ranks)
+
+    @property
     def peers(self) -> tuple[int, ...]:
         """World ranks with this rank's local index, one a host; only hosts that have so many ranks."""
         local = self.host_ranks.index(self.rank)

@@ -5,6 +5,7 @@ one batch; knows no MPI.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from hpcrec.exchange.forms import Collected, Starts
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.moves import CopyMoves, Move, PartialMove, PoolMoves
 from hpcrec.exchange.split import Splitter
-from hpcrec.exchange.wire import Piece, cumulative, encode
+from hpcrec.exchange.wire import Coded, Piece, compact, cumulative, message_bytes, write_message
 from hpcrec.types import Bags, Ints
 
 Room = Callable[[Ints], np.ndarray]
@@ -59,6 +60,8 @@ class Asker:
     pad : callable
         Bytes of messages -> bytes on the wire.
     dtype : numpy float type
+    far : set of int
+        World ranks on other hosts, to which ids are written in fewer bytes at the price of more time.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Asker:
         size: int,
         pad: Callable[[Ints], Ints],
         dtype: np.dtype,
+        far: AbstractSet[int] = frozenset(),
     ) -> None:
         self._splitter = splitter
         self._layout = layout
@@ -77,6 +81,7 @@ class Asker:
         self._size = size
         self._pad = pad
         self._dtype = np.dtype(dtype)
+        self._far = far
 
     def ask(self, bags: Bags, n_samples: int, room: Room | None, *, train: bool) -> tuple[Asked, np.ndarray]:
         """Messages and moves for this rank's part of a batch.
@@ -124,16 +129,22 @@ class Asker:
 
     def _encode(self, pieces: Mapping[tuple[int, int], Piece], room: Room) -> tuple[np.ndarray, Ints]:
         size_R = np.zeros(self._size, np.int64)
-        parts: dict[int, list[bytes | memoryview]] = {}
+        once: dict[tuple[int, bool], Coded] = {}  # copies of a table are asked the same
+        messages: dict[int, list[Coded]] = {}
         for holder, leg in self._layout.legs.items():
-            parts[holder] = encode([pieces[holder, e] for e in range(len(leg.entries))])
-            size_R[holder] = sum(len(p) for p in parts[holder])
+            far = holder in self._far
+            messages[holder] = []
+            for e in range(len(leg.entries)):
+                piece = pieces[holder, e]
+                key = (id(piece), far)
+                once[key] = once.get(key) or compact(piece, far=far)
+                messages[holder].append(once[key])
+            size_R[holder] = message_bytes(messages[holder])
         padded_R = self._pad(size_R)
         message = room(padded_R)
-        for holder, at in zip(range(self._size), cumulative(padded_R), strict=False):
-            for part in parts.get(holder, ()):
-                message[at : at + len(part)] = np.frombuffer(part, np.uint8)
-                at += len(part)
+        for holder, at in enumerate(cumulative(padded_R)[:-1].tolist()):
+            if holder in messages:
+                write_message(messages[holder], message[at : at + size_R[holder]])
         return message, padded_R
 
     def _starts(

@@ -6,13 +6,14 @@ bytes of its ids and its bags. From these counts of all dense ranks the bytes of
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
 
 from hpcrec.exchange.layout import Entry, Layout
 from hpcrec.exchange.split import Splitter
-from hpcrec.exchange.wire import encode
+from hpcrec.exchange.wire import entry_bytes
 from hpcrec.types import Bags, Ints
 
 Key = tuple[str, tuple[str, ...]]
@@ -42,7 +43,10 @@ class Asks:
     entries: Mapping[Key, Mapping[int, tuple[float, float]]]
 
     def of(self, entry: Entry, holder: int) -> tuple[float, float]:
-        """Bytes of ids and bags of an entry; at most so many where just wider ones, or its features, were counted."""
+        """Bytes of ids and bags of an entry; at most so many where just wider ones, or its features, were counted.
+
+        Of the bytes about so many: fewer ids that rise are further apart, which can take a bit more of each.
+        """
         kind, features = key_of(entry)
         if (kind, features) in self.entries:
             return self.entries[kind, features][holder]
@@ -66,12 +70,20 @@ class Counter:
         ``splitter(layout, features)``.
     reads_ids : bool
         Holders read the ids: their bytes are 0.
+    far : set of int
+        World ranks on other hosts.
     """
 
     def __init__(
-        self, layouts: Sequence[Layout], splitter: Callable[[Layout, set[str]], Splitter], *, reads_ids: bool
+        self,
+        layouts: Sequence[Layout],
+        splitter: Callable[[Layout, set[str]], Splitter],
+        *,
+        reads_ids: bool,
+        far: AbstractSet[int] = frozenset(),
     ) -> None:
         self._reads_ids = reads_ids
+        self._far = far
         self._sums: dict[Key, dict[int, np.ndarray]] = {}
         self._samples: list[int] = []
         self._work: list[tuple[Splitter, list[tuple[tuple[int, int], Key]]]] = []
@@ -99,7 +111,7 @@ class Counter:
             parts = splitter.split(bags, samples, slice(0, samples))
             pieces = {at: piece for part in parts for at, piece in part.pieces.items()}
             for at, key in wanted:
-                id_bytes = 0 if self._reads_ids else sum(len(part) for part in encode([pieces[at]]))
+                id_bytes = 0 if self._reads_ids else entry_bytes(pieces[at], far=at[0] in self._far)
                 self._sums[key][at[0]] += id_bytes, pieces[at].n_bags
 
     def asks(self) -> Asks:

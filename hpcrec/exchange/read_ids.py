@@ -1,8 +1,9 @@
 """Ids that holders read themselves: the messages that dense ranks would send, made without them.
 
 The data set is columnar, and which samples a batch has is known to every rank, so a holder can read the columns of its
-own features for the whole batch. It makes of them the very messages that would have come, and goes on as if they had:
-results do not depend on which way ids took. Knows the layout and one batch; knows no MPI and no data set.
+own features for the whole batch. It makes of them the messages that would have come, uncoded, because none of them
+crosses, and goes on as if they had: results do not depend on which way ids took. Knows the layout and one batch; knows
+no MPI and no data set.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.split import Splitter
-from hpcrec.exchange.wire import encode
+from hpcrec.exchange.wire import Coded, cumulative, message_bytes, plain, write_message
 from hpcrec.types import GlobalIds, Ints
 
 
@@ -58,13 +59,16 @@ class IdReader:
             An id outside its table.
         """
         first = ids.first_D.tolist()
-        parts: list[bytes | memoryview] = []
+        messages: dict[int, list[Coded]] = {}
         bytes_R = np.zeros(self._size, np.int64)
         for d, rank in enumerate(self._dense):
             split = self._splitter.split(ids.bags, first[-1], slice(first[d], first[d + 1]))
             pieces = {key: piece for part in split for key, piece in part.pieces.items()}
-            message = encode([pieces[key] for key in self._keys])
-            n_bytes = sum(len(part) for part in message)
-            bytes_R[rank] = self._pad(np.array([n_bytes], np.int64))[0]
-            parts += [*message, bytes(int(bytes_R[rank]) - n_bytes)]
-        return np.frombuffer(b"".join(parts), np.uint8), bytes_R
+            messages[rank] = [plain(pieces[key]) for key in self._keys]
+            bytes_R[rank] = message_bytes(messages[rank])
+        padded_R = self._pad(bytes_R)
+        received = np.empty(int(padded_R.sum()), np.uint8)
+        for rank, at in enumerate(cumulative(padded_R)[:-1].tolist()):
+            if rank in messages:
+                write_message(messages[rank], received[at : at + bytes_R[rank]])
+        return received, padded_R

@@ -147,16 +147,19 @@ class Holder:
         entries = self._entry_S[streams]
         replicated = bool(len(streams)) and self._valued <= streams[0] < len(self._width_S)  # all of an arena, or none
         valued = bool(len(streams)) and not replicated
-        asked_PX = np.empty((len(headers), len(streams), 7), np.int64)
+        asked_PX = np.empty((len(headers), len(streams), 11), np.int64)
         for i, h in enumerate(headers):
-            asked_PX[i, :, :4] = h.places_EX[entries]
+            places_SX = h.places_EX[entries]
+            asked_PX[i, :, :4], asked_PX[i, :, 7:] = places_SX[:, :4], places_SX[:, 4:]
             asked_PX[i, :, 5], asked_PX[i, :, 6] = value_at[i, streams], gradient_at[i, streams]
         asked_PX[:, :, 4] = bases
         width = self.store.arenas[a].width
         key = asked_PX[:, :, :5].tobytes()
         if key in alike:  # tables of several widths over the same features: their rows are listed and sorted once
-            return as_before(alike[key], asked_PX.reshape(-1, 7), width, values=valued)
-        joined = kernels.unpack(received, asked_PX.reshape(-1, 7), width, values=valued, gradients=train)
+            return as_before(alike[key], asked_PX.reshape(-1, asked_PX.shape[2]), width, values=valued)
+        joined = kernels.unpack(
+            received, asked_PX.reshape(-1, asked_PX.shape[2]), width, values=valued, gradients=train
+        )
         weights, weighted = None, bool(self._weighted_E.any())
         if weighted:
             weights = _join([h.weights(received, e, self.store.dtype) for h in headers for e in entries])

@@ -14,12 +14,13 @@ from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
 from hpcrec.kernels.lookup import copy_vectors, pooled_gather
 from hpcrec.kernels.memory import aligned_empty
 from hpcrec.kernels.packed import pack_numbers, packed_bytes, unpack_numbers
-from hpcrec.kernels.reference import Grouping, Unpacked
+from hpcrec.kernels.reference import Coding, Grouping, Unpacked
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
 
 __all__ = [
     "Beside",
     "BesideStep",
+    "Coding",
     "Grouping",
     "Unpacked",
     "active",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
 from hpcrec.kernels.reference import WORD, Grouping, Unpacked
+from hpcrec.kernels.reference_packed import PACKED_BLOCK
 from hpcrec.types import Floats, Ints
 
 
@@ -23,10 +24,16 @@ def unpack(
     ----------
     message : uint8 [n]
         Begins at a multiple of 8 bytes in memory.
-    asked : int64 [P, 7]
-        Of each piece: byte where its int64 ids begin, how many; byte where the int32 lengths of its bags begin
-        (negative: each bag is one id), how many bags; what is added to each id; first element of its vectors in the
-        values, and in the gradients. The vectors of a piece lie one after the other.
+    asked : int64 [P, 11]
+        Of each piece: byte where its ids begin, how many; byte where the lengths of its bags begin (negative: each bag
+        is one id), how many bags; what is added to each id; first element of its vectors in the values, and in the
+        gradients; how it is coded, and, but for ``PLAIN``, distinct ids of a table, bytes of the ids and of the
+        lengths. The vectors of a piece lie one after the other. Codings:
+
+        ``PLAIN``    int64 ids, int32 lengths
+        ``PACKED``   both as ``pack_numbers`` packs them
+        ``RISING``   ids packed rising, lengths packed
+        ``TABLE``    distinct ids packed rising, then the place of each id among them, packed; lengths packed
     width : int
         Elements of a vector.
     values, gradients : bool
@@ -35,16 +42,16 @@ def unpack(
     Raises
     ------
     ValueError
-        A piece is not inside the message, or its lengths are negative or do not add up to its ids.
+        A piece is not inside the message or damaged, or its lengths are negative or do not add up to its ids.
     """
     if not (isinstance(message, np.ndarray) and message.dtype == np.uint8 and message.ndim == 1):
         raise checks.fail("message", message, "uint8[any]")
     if message.size and (not message.flags.c_contiguous or message.ctypes.data % 8):
         raise ValueError("message must be contiguous and begin at a multiple of 8 bytes in memory")
-    if not (isinstance(asked, np.ndarray) and asked.dtype == np.int64 and asked.ndim == 2 and asked.shape[1] == 7):
-        raise checks.fail("asked", asked, "int64[any, 7]")
+    if not (isinstance(asked, np.ndarray) and asked.dtype == np.int64 and asked.ndim == 2 and asked.shape[1] == 11):
+        raise checks.fail("asked", asked, "int64[any, 11]")
     n_ids, n_bags = int(asked[:, 1].sum()), int(asked[:, 3].sum())
-    if (asked[:, [1, 3]] < 0).any() or max(n_ids * 8, n_bags * 4) > message.size:
+    if (asked[:, [1, 3]] < 0).any() or max(n_ids, n_bags) > PACKED_BLOCK * message.size:
         raise ValueError(f"asked: {n_ids} ids and {n_bags} bags are not inside a message of {message.size} bytes")
     checks.positive("width", width)
     return backend().unpack(message, np.ascontiguousarray(asked), width, n_ids, n_bags, values, gradients)

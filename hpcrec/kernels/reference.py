@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
 from hpcrec.kernels.beside import Beside, BesideStep
-from hpcrec.kernels.reference_bags import Unpacked, take_bags, unpack
+from hpcrec.kernels.reference_bags import Coding, Unpacked, take_bags, unpack
 from hpcrec.kernels.reference_chunks import fletcher32, read_chunks
 from hpcrec.kernels.reference_interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.reference_packed import pack_numbers, packed_bytes, unpack_numbers
@@ -25,7 +25,7 @@ from hpcrec.types import Floats, Ints
 
 # Definitions of this backend that have a file of their own.
 __all__ = [
-    "Unpacked", "dot_interaction", "dot_interaction_backward", "fletcher32", "pack_numbers", "packed_bytes",
+    "Coding", "Unpacked", "dot_interaction", "dot_interaction_backward", "fletcher32", "pack_numbers", "packed_bytes",
     "read_chunks", "take_bags", "unpack", "unpack_numbers",
 ]  # fmt: skip
 

@@ -16,6 +16,7 @@ BLOCK_ROWS = 1 << 16  # rows that are initialised, saved or loaded at once (embe
 ROW_STATES = {"sgd": (0, 0), "adagrad": (0, 1), "rowwise_adagrad": (1, 0), "adam": (0, 2)}  # (a row, an element)
 DENSE_STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1}  # by torch's name; 2 as Adam has for any other
 _ID_BYTES = 8
+_PACKED_ID_BYTES = 4  # on the wire, of a holder's 2^32 rows: fewer rows take fewer bits; and 1 a bag of up to 255 ids
 _ROUTE_BYTES_AN_ID = (
     40  # kept of a routed id at its holder: row, its order, distinct row, segment, its gradient's place
 )
@@ -183,7 +184,7 @@ def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int) -> dict[str,
 
 
 def _message_bytes(ids: float, bags: float) -> float:
-    return _ID_BYTES * ids + 4 * bags
+    return _PACKED_ID_BYTES * ids + bags
 
 
 def row_bytes(width: int, optimizer: str, item_bytes: int) -> int:

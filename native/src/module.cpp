@@ -212,7 +212,7 @@ void bind_ids(nb::module_& m) {
       "unpack",
       [](In<uint8_t> message, Ids asked, int64_t width, Places index, Places offsets, Maybe<Places> value_start,
          Maybe<Places> gradient_start) {
-        static_assert(sizeof(hpcrec::Asked) == 7 * sizeof(int64_t));
+        static_assert(sizeof(hpcrec::Asked) == 11 * sizeof(int64_t));
         const hpcrec::Joined to{index.data(), offsets.data(), pointer(value_start), pointer(gradient_start)};
         without_gil([&] {
           hpcrec::unpack(message.data(), size(message), reinterpret_cast<const hpcrec::Asked*>(asked.data()),

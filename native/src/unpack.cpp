@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "hpcrec/packed.h"
 #include "hpcrec/parallel.h"
 
 namespace hpcrec {
@@ -20,10 +22,22 @@ bool inside(int64_t at, int64_t n, int64_t item, int64_t size) {
   return at >= 0 && n >= 0 && at % item == 0 && at <= size && n <= (size - at) / item;
 }
 
+// Packed numbers take a byte a block at least: their number is bounded before it is added to others.
+bool inside_packed(int64_t at, int64_t n_bytes, int64_t n, int64_t size) {
+  return inside(at, n_bytes, 1, size) && n >= 0 && n / packed_block <= n_bytes;
+}
+
 void check(const Asked& a, int64_t i, int64_t size) {
-  if (!inside(a.ids_at, a.n_ids, 8, size)) refuse(i, "its ids are not inside the message");
-  if (a.lengths_at >= 0 ? !inside(a.lengths_at, a.n_bags, 4, size) : a.n_bags != a.n_ids)
+  if (a.coding < Coding::plain || a.coding > Coding::table) refuse(i, "its coding is not known");
+  const bool plain = a.coding == Coding::plain;
+  if (!(plain ? inside(a.ids_at, a.n_ids, 8, size) : inside_packed(a.ids_at, a.ids_bytes, a.n_ids, size)))
+    refuse(i, "its ids are not inside the message");
+  const bool has_lengths =
+      plain ? inside(a.lengths_at, a.n_bags, 4, size) : inside_packed(a.lengths_at, a.lengths_bytes, a.n_bags, size);
+  if (a.lengths_at >= 0 ? !has_lengths : a.n_bags != a.n_ids)
     refuse(i, "its lengths are not inside the message, or missing");
+  if (a.coding == Coding::table && (a.n_distinct < (a.n_ids > 0) || a.n_distinct > a.n_ids))
+    refuse(i, "its table has more rows than it has ids, or none");
 }
 
 // Vectors of one piece lie one after the other.
@@ -31,41 +45,90 @@ void write_starts(int64_t* to, int64_t n, int64_t first, int64_t width) {
   for (int64_t v = 0; v < n; ++v) to[v] = first + v * width;
 }
 
-// Whether its lengths are the number of its ids.
-bool write_piece(const Asked& a, const uint8_t* message, int64_t width, int64_t k, int64_t v, const Joined& to) {
+// Ids of a message may be anything: they are added as what cannot overflow, and looked at by those who read rows.
+int64_t row_of(uint64_t id, uint64_t base) {
+  return static_cast<int64_t>(id + base);
+}
+
+// Packed ids that rise; where they end, or null.
+const uint8_t* write_rising(const uint8_t* at, const uint8_t* end, int64_t n, uint64_t base, int64_t* to) {
+  uint64_t next = base;
+  return read_packed(at, end, n, [&](int64_t i, uint64_t number) {
+    to[i] = static_cast<int64_t>(next += number);
+    ++next;
+  });
+}
+
+// Whether what is packed is ids. `table` has room for those that are distinct.
+bool write_packed(const Asked& a, const uint8_t* message, int64_t* table, int64_t* to) {
+  const auto base = static_cast<uint64_t>(a.base);
+  const uint8_t *at = message + a.ids_at, *end = at + a.ids_bytes;
+  if (a.coding == Coding::rising) return write_rising(at, end, a.n_ids, base, to) == end;
+  if (a.coding == Coding::packed)
+    return read_packed(at, end, a.n_ids, [=](int64_t i, uint64_t id) { to[i] = row_of(id, base); }) == end;
+  at = write_rising(at, end, a.n_distinct, base, table);
+  if (!at) return false;
+  const auto n_distinct = static_cast<uint64_t>(a.n_distinct);
+  bool fits = true;
+  at = read_packed(at, end, a.n_ids, [&](int64_t i, uint64_t place) {
+    fits &= place < n_distinct;
+    to[i] = table[place < n_distinct ? place : 0];
+  });
+  return fits && at == end;
+}
+
+bool write_ids(const Asked& a, const uint8_t* message, int64_t* table, int64_t* to) {
+  if (a.coding != Coding::plain) return write_packed(a, message, table, to);
   const auto* ids = reinterpret_cast<const int64_t*>(message + a.ids_at);
-  for (int64_t i = 0; i < a.n_ids; ++i) to.index[k + i] = ids[i] + a.base;
-  if (to.value_start) write_starts(to.value_start + v, a.n_bags, a.value_at, width);
-  if (to.gradient_start) write_starts(to.gradient_start + v, a.n_bags, a.gradient_at, width);
+  for (int64_t i = 0; i < a.n_ids; ++i) to[i] = row_of(static_cast<uint64_t>(ids[i]), static_cast<uint64_t>(a.base));
+  return true;
+}
+
+// Whether its lengths are the number of its ids.
+bool write_offsets(const Asked& a, const uint8_t* message, int64_t k, int64_t* to) {
+  int64_t at = 0;
+  bool fits = true;
+  const auto add = [&](int64_t i, uint64_t length) {
+    to[i] = k + at;
+    fits &= length <= static_cast<uint64_t>(a.n_ids - at);
+    at += fits ? static_cast<int64_t>(length) : 0;
+  };
   if (a.lengths_at < 0) {
-    for (int64_t i = 0; i < a.n_bags; ++i) to.offsets[v + i] = k + i;
+    for (int64_t i = 0; i < a.n_bags; ++i) to[i] = k + i;
     return true;
   }
-  const auto* lengths = reinterpret_cast<const int32_t*>(message + a.lengths_at);
-  int64_t at = 0;
-  for (int64_t i = 0; i < a.n_bags; ++i) {
-    if (lengths[i] < 0 || lengths[i] > a.n_ids - at) return false;
-    to.offsets[v + i] = k + at;
-    at += lengths[i];
+  if (a.coding != Coding::plain) {
+    const uint8_t *first = message + a.lengths_at, *end = first + a.lengths_bytes;
+    return read_packed(first, end, a.n_bags, add) == end && fits && at == a.n_ids;
   }
-  return at == a.n_ids;
+  const auto* lengths = reinterpret_cast<const int32_t*>(message + a.lengths_at);
+  for (int64_t i = 0; i < a.n_bags; ++i) add(i, static_cast<uint64_t>(int64_t{lengths[i]}));  // negative: too many
+  return fits && at == a.n_ids;
 }
 
 }  // namespace
 
 void unpack(const uint8_t* message, int64_t size, const Asked* asked, int64_t n, int64_t width, const Joined& to) {
-  std::vector<int64_t> ids(n + 1, 0), bags(n + 1, 0);
+  std::vector<int64_t> ids(n + 1, 0), bags(n + 1, 0), tables(n + 1, 0);
   for (int64_t i = 0; i < n; ++i) {
     check(asked[i], i, size);
     ids[i + 1] = ids[i] + asked[i].n_ids;
     bags[i + 1] = bags[i] + asked[i].n_bags;
+    tables[i + 1] = tables[i] + (asked[i].coding == Coding::table ? asked[i].n_distinct : 0);
   }
-  std::atomic<int64_t> next{0}, bad{-1};
+  const std::unique_ptr<int64_t[]> table(new int64_t[tables[n]]);
+  std::atomic<int64_t> next{0}, bad_ids{-1}, bad_lengths{-1};
   parallel(team(ids[n]), [&](int, int) {
-    for (int64_t i = next++; i < n; i = next++)
-      if (!write_piece(asked[i], message, width, ids[i], bags[i], to)) bad = i;
+    for (int64_t i = next++; i < n; i = next++) {
+      const Asked& a = asked[i];
+      if (!write_ids(a, message, table.get() + tables[i], to.index + ids[i])) bad_ids = i;
+      if (!write_offsets(a, message, ids[i], to.offsets + bags[i])) bad_lengths = i;
+      if (to.value_start) write_starts(to.value_start + bags[i], a.n_bags, a.value_at, width);
+      if (to.gradient_start) write_starts(to.gradient_start + bags[i], a.n_bags, a.gradient_at, width);
+    }
   });
-  if (bad >= 0) refuse(bad, "its lengths do not add up to its ids");
+  if (bad_ids >= 0) refuse(bad_ids, "its packed ids are damaged");
+  if (bad_lengths >= 0) refuse(bad_lengths, "its lengths do not add up to its ids");
   to.offsets[bags[n]] = ids[n];
 }
 

@@ -69,6 +69,7 @@ def test_hosts_and_peers() -> None:
     topology = Topology(rank=4, size=6, owners=(0, 3), dense=(1, 2, 4, 5), host_of=TWO_HOSTS)
     assert topology.n_hosts == 2
     assert topology.host_ranks == (3, 4, 5)
+    assert topology.far == {0, 1, 2}
     assert topology.peers == (1, 4)
     assert (topology.is_owner, topology.is_dense, topology.dense_index) == (False, True, 2)
     uneven = Topology(rank=2, size=4, owners=(0,), dense=(1, 2, 3), host_of=(0, 0, 0, 1))

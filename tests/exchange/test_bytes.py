@@ -1,13 +1,18 @@
-"""The formulas in the exchange's docstrings, held to what the ledger counts; and the ids message itself."""
+"""The formulas in the exchange's docstrings, held to what the ledger counts."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+import hpcrec.comm.world as world_module
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
-from hpcrec.exchange.wire import Piece, cumulative, encode, read_header
+from hpcrec.exchange import ask
+from hpcrec.exchange.wire import Coded, Piece, compact, cumulative, entry_bytes, plain
+from tests.exchange.coded import as_table
 from tests.exchange.test_exchange import FEATURES, LOOKUPS, STEPS, global_batch, run, tables
 
 WIDTH, ITEM, BATCH = 6, 8, 13
@@ -15,6 +20,13 @@ WIDTH, ITEM, BATCH = 6, 8, 13
 
 def unit(n_bytes: int) -> int:
     return -(-n_bytes // 64) * 64
+
+
+def piece_of(bags: Sequence[Sequence[int]], *, weighted: bool) -> Piece:
+    """What a holder of all rows is asked: its bytes do not depend on the values of weights."""
+    lengths = np.array([len(bag) for bag in bags], np.int64)
+    rows = np.array([i for bag in bags for i in bag], np.int64)
+    return Piece(rows, None if (lengths == 1).all() else lengths, np.ones(len(rows)) if weighted else None)
 
 
 def expected(world: World, form: str, kind: str) -> dict[str, int]:
@@ -35,16 +47,14 @@ def expected(world: World, form: str, kind: str) -> dict[str, int]:
                 entries = [("user",), ("item",), ("history",), ("tags",), ("country",)]
                 if form == "rows":
                     entries = [("user",), ("item", "history"), ("tags",), ("country",)]
-                id_bytes, value_bytes = 16 * len(entries), 0
+                id_bytes = value_bytes = 0
                 for features in entries:
                     bags = [bag for f in features for bag in mine[f] if len(bag)]
-                    n_ids = sum(len(bag) for bag in bags)
-                    n_vectors = len(bags)
                     if form == "rows":
-                        n_ids = n_vectors = len({int(i) for bag in bags for i in bag})
-                    id_bytes += 8 * n_ids + (4 * n_vectors if n_vectors != n_ids else 0)
-                    id_bytes += ITEM * n_ids if features == ("tags",) and form == "pooled" else 0
-                    value_bytes += n_vectors * ITEM * sum(specs[t].width for t in tables_of[features[0]])
+                        bags = [[i] for i in sorted({int(i) for bag in bags for i in bag})]
+                    piece = piece_of(bags, weighted=features == ("tags",) and form == "pooled")
+                    id_bytes += entry_bytes(piece, far=False)
+                    value_bytes += len(bags) * ITEM * sum(specs[t].width for t in tables_of[features[0]])
                 total["ids"] += unit(id_bytes)
                 total["values"] += 0 if kind == "replicate" else unit(value_bytes)
                 total["gradients"] += unit(value_bytes)
@@ -65,30 +75,27 @@ def test_ledger_equals_formulas(form: str, kind: str) -> None:
         world.close()
 
 
-def test_message_round_trip() -> None:
-    rng = np.random.default_rng(0)
-    multi = Piece(rng.integers(0, 99, 6), np.array([1, 3, 2]), None)
-    weighted = Piece(rng.integers(0, 99, 4), np.array([4]), rng.random(4).astype(np.float32))
-    single = Piece(rng.integers(0, 99, 3), None, None)
-    empty = Piece(np.zeros(0, np.int64), None, None)
-    pieces = [multi, weighted, empty, single]
-    raw = np.frombuffer(b"".join(bytes(part) for part in encode(pieces)), np.uint8)
-    assert len(raw) == 16 * 4 + 8 * 13 + 4 * 4 + 4 * 4
-    before = np.zeros(64, np.uint8)  # another rank's message
-    received = np.concatenate([before, raw, np.zeros(40, np.uint8)])
-    header = read_header(received, 64, len(received), np.array([0, 1, 0, 0], bool), 4)
-    assert header.n_bags.tolist() == [3, 1, 0, 3]
-    for entry, piece in enumerate(pieces):
-        ids_at, n_ids, lengths_at, n_bags = header.places_EX[entry].tolist()
-        assert (n_ids, n_bags) == (len(piece.rows), piece.n_bags)
-        np.testing.assert_array_equal(received[ids_at : ids_at + 8 * n_ids].view(np.int64), piece.rows)
-        assert (lengths_at >= 0) == (n_ids != n_bags)
-        if lengths_at >= 0:
-            np.testing.assert_array_equal(received[lengths_at : lengths_at + 4 * n_bags].view("i4"), piece.lengths)
-        wanted = np.ones(n_ids) if piece.weights is None else piece.weights
-        np.testing.assert_array_equal(header.weights(received, entry, np.dtype("f4")), wanted)
-    with pytest.raises(AssertionError, match="shorter than its header"):
-        read_header(received, 64, 64 + len(raw) - 8, np.array([0, 1, 0, 0], bool), 4)
+@pytest.mark.parallel([1, 2, 3])
+@pytest.mark.parametrize("form", ["pooled", "rows"])
+def test_codings_change_no_bit(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain, as it is chosen, and as tables of distinct ids to every other rank, each on a host of its own."""
+    comm, found, asked_far = MPI.COMM_WORLD, [], []
+
+    def tables_afar(piece: Piece, *, far: bool) -> Coded:
+        asked_far.append(far)
+        return as_table(piece) if far else compact(piece, far=False)
+
+    for way in (lambda piece, far: plain(piece), compact, tables_afar):
+        monkeypatch.setattr(ask, "compact", way)
+        if way is tables_afar:
+            monkeypatch.setattr(world_module, "hosts_of", lambda comm: tuple(range(comm.size)))
+        world = World(comm, lambda hosts: assign_roles(hosts, mode="fused"), windows=False)
+        seen, rows, _ = run(world, "rowwise_adagrad", "mixed", form, np.float32, 40)
+        leaves = [leaf.tobytes() for _, _, some in seen for leaf in some]
+        found.append((leaves, {n: r.tobytes() for n, r in rows.items()}))
+        world.close()
+    assert found[0] == found[1] == found[2]
+    assert set(asked_far) == {True, False} if comm.size > 1 else {False}
 
 
 def test_cumulative() -> None:

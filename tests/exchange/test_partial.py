@@ -15,8 +15,10 @@ from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.wire import entry_bytes
 from hpcrec.operators import FM2, Block, Operator, WideSum
 from hpcrec.types import Batch
+from tests.exchange.test_bytes import piece_of
 from tests.exchange.test_exchange import (
     FEATURES,
     LOOKUPS,
@@ -216,11 +218,9 @@ def test_ledger_equals_the_formula(batch: int) -> None:
                     for f in FEATURES
                     if any(holder in g.holders and f.name in g.features for g in layout.families)
                 ]
-                id_bytes = 16 * len(features)
-                for feature in features:
-                    lengths = [len(bag) for bag in mine[feature]]
-                    id_bytes += 8 * sum(lengths) + (4 * n if any(k != 1 for k in lengths) else 0)
-                    id_bytes += 8 * sum(lengths) if feature == "tags" else 0
+                id_bytes = sum(
+                    entry_bytes(piece_of(mine[feature], weighted=feature == "tags"), far=False) for feature in features
+                )
                 has_wide = {"user", "tags"} & set(features)
                 elements = n * ((WIDTH + 1 if features else 0) + (1 if has_wide else 0))
                 expected["ids"] += unit(id_bytes)

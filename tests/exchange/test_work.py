@@ -47,7 +47,7 @@ def test_a_table_of_width_1_goes_with_one_that_was_asked_alike(arenas, works, wa
 def test_what_is_shared_is_what_would_be_read_again(weighted):
     ids, lengths = np.array([5, 0, 2, 2, 1], np.int64), np.array([2, 3], np.int32)
     message = np.concatenate([ids.view(np.uint8), lengths.view(np.uint8), np.zeros(8, np.uint8)])
-    pieces = np.array([[0, 2, -1, 2, 10, 7, 40], [0, 5, 40, 2, 0, 100, 300]])
+    pieces = np.array([[0, 2, -1, 2, 10, 7, 40, 0, 0, 0, 0], [0, 5, 40, 2, 0, 100, 300, 0, 0, 0, 0]])
 
     def read(asked_PX, width):
         joined = kernels.unpack(message, asked_PX, width)
@@ -61,7 +61,7 @@ def test_what_is_shared_is_what_would_be_read_again(weighted):
             source_start=start,
         )
 
-    first, others = read(pieces, 16), pieces + np.array([0, 0, 0, 0, 0, 1000, 2000])
+    first, others = read(pieces, 16), pieces + np.array([0, 0, 0, 0, 0, 1000, 2000, 0, 0, 0, 0])
     found, wanted = as_before(first, others, 1, values=True), read(others, 1)
     assert found.index is first.index and found.grouping is first.grouping
     for name in ("index", "offsets", "value_start", "source_start"):

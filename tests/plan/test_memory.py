@@ -48,7 +48,7 @@ def test_terms_by_hand():
     assert rank_memory(held, traffic, None, item_bytes=8, ahead=1, shared=0.0).terms["rows"] == 128_000_320
     shared = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.75, base_bytes=7)
     assert shared.total_bytes - found.total_bytes == shared.terms["message windows"]
-    assert shared.terms["message windows"] == 2 * 0.75 * (8 * 3000 + 4 * 1000) + 2 * 1.75 * 4 * 16_000
+    assert shared.terms["message windows"] == 2 * 0.75 * (4 * 3000 + 1000) + 2 * 1.75 * 4 * 16_000
 
 
 def test_what_a_dense_rank_adds():
@@ -56,7 +56,7 @@ def test_what_a_dense_rank_adds():
     assert found["parameters"] == 50_000 * 4 * 4  # with gradients and two moments
     assert found["read windows"] == 2 * 10_000 * 100 and found["batches"] == 6 * 1000 * 100
     assert found["leaves"] == 6 * 4 * 1000 * 64 and found["activations"] == 4 * 4 * 1000 * 300
-    assert found["message windows"] == 2 * (8 * 5000 + 4 * 4000) + 2 * 1.5 * 4 * 1000 * 64
+    assert found["message windows"] == 2 * (4 * 5000 + 4000) + 2 * 1.5 * 4 * 1000 * 64
     assert found["rows"] == found["vectors"] == found["block"] == 0
 
 
