@@ -99,9 +99,12 @@ class PooledForm:
         every_bag = [self._layout.legs[holder].entries[e].every_bag for holder, e in self._entries]
         everything = np.arange(len(column.lengths))
         if family.kind != "row":
+            whole = Piece(column.rows, _lengths(column.lengths), column.weights)
             for entry, every in zip(self._entries, every_bag, strict=True):
-                samples[entry] = everything if every else np.flatnonzero(column.lengths)
-                pieces[entry] = Piece(column.rows, _lengths(column.lengths[samples[entry]]), column.weights)
+                samples[entry], pieces[entry] = everything, whole
+                if whole.lengths is not None and not every:
+                    samples[entry] = np.flatnonzero(column.lengths)
+                    pieces[entry] = Piece(column.rows, _lengths(column.lengths[samples[entry]]), column.weights)
             return PooledPart(self._layout, family, self._feature, column, pieces, samples)
         dealt, order, ends = _deal(column.rows, family)
         sample = np.repeat(np.arange(len(column.lengths)), column.lengths)
