@@ -162,18 +162,21 @@ class DistinctForm:
 
     def split(self, columns: Mapping[str, Column]) -> "DistinctPart":
         """See ``Form``."""
-        mine = [columns[f] for f in self._features]
+        mine, family = [columns[f] for f in self._features], self._family
         unique, index = kernels.dedup(np.concatenate([c.rows for c in mine]))
         pieces: dict[Entry, Piece] = {}
         firsts: dict[Entry, int] = dict.fromkeys(self._entries, 0)
-        if self._family.kind == "row":
-            dealt, order, ends = _deal(unique, self._family)
-            arrived = np.empty_like(order)  # rows arrive by part, not in the order of ``unique``
+        if family.kind == "row":
+            dealt, stride = kernels.permute(unique, family.rows, 0), family.part_rows(0)
+            local = dealt // family.row_parts
+            # numbered part after part: in that order rows arrive, and what each part is asked rises
+            unique, _, order = kernels.group((dealt - local * family.row_parts) * stride + local)
+            arrived = np.empty_like(order)
             arrived[order] = np.arange(len(order))
             index = arrived[index]
+            ends = np.searchsorted(unique, stride * np.arange(family.row_parts + 1))
             for part, entry in enumerate(self._entries):
-                take = order[ends[part] : ends[part + 1]]
-                pieces[entry] = Piece(dealt[take] // self._family.row_parts, None, None)
+                pieces[entry] = Piece(unique[ends[part] : ends[part + 1]] - part * stride, None, None)
                 firsts[entry] = int(ends[part])
         else:
             pieces = dict.fromkeys(self._entries, Piece(unique, None, None))
@@ -184,7 +187,10 @@ class DistinctForm:
 
 @dataclass(frozen=True)
 class DistinctPart:
-    """``index`` is the distinct row of each id; ``firsts`` the first row that each holder answers with."""
+    """``unique`` are the distinct rows, numbered part after part where they are dealt; ``index`` is that of each id.
+
+    ``firsts`` is the first of them that each holder answers with.
+    """
 
     layout: Layout
     family: Family

@@ -133,15 +133,14 @@ def compact(piece: Piece, *, far: bool) -> Coded:
     """
     packed, rising = kernels.packed_bytes(piece.rows)
     lengths_bytes = 0 if piece.lengths is None else kernels.packed_bytes(piece.lengths)[0]
-    best = Coded(piece, Coding.PACKED, packed, lengths_bytes)
     if 0 <= rising < packed:
-        best = Coded(piece, Coding.RISING, rising, lengths_bytes)
-    elif far and promises_a_table(piece.rows, packed):
+        return Coded(piece, Coding.RISING, rising, lengths_bytes)
+    if far and promises_a_table(piece.rows, packed):
         table = kernels.dedup(piece.rows)
         n_bytes = kernels.packed_bytes(table[0])[1] + kernels.packed_bytes(table[1])[0]
         if n_bytes < packed:
-            best = Coded(piece, Coding.TABLE, n_bytes, lengths_bytes, table)
-    return best
+            return Coded(piece, Coding.TABLE, n_bytes, lengths_bytes, table)
+    return Coded(piece, Coding.PACKED, packed, lengths_bytes)
 
 
 def entry_bytes(piece: Piece, *, far: bool) -> int:
