@@ -40,12 +40,13 @@ void check(const Asked& a, int64_t i, int64_t size) {
     refuse(i, "its table has more rows than it has ids, or none");
 }
 
+// Ids and starts may be anything: they are added as what cannot overflow, and looked at by those who read rows there.
+
 // Vectors of one piece lie one after the other.
 void write_starts(int64_t* to, int64_t n, int64_t first, int64_t width) {
-  for (int64_t v = 0; v < n; ++v) to[v] = first + v * width;
+  for (int64_t v = 0; v < n; ++v) to[v] = static_cast<int64_t>(static_cast<uint64_t>(first) + v * width);
 }
 
-// Ids of a message may be anything: they are added as what cannot overflow, and looked at by those who read rows.
 int64_t row_of(uint64_t id, uint64_t base) {
   return static_cast<int64_t>(id + base);
 }
