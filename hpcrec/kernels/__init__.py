@@ -12,6 +12,7 @@ from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, per
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
 from hpcrec.kernels.lookup import copy_vectors, pooled_gather
+from hpcrec.kernels.maximum import pooled_max, pooled_max_backward
 from hpcrec.kernels.memory import aligned_empty
 from hpcrec.kernels.packed import pack_numbers, packed_bytes, unpack_numbers
 from hpcrec.kernels.reference import Coding, Grouping, Unpacked
@@ -42,6 +43,8 @@ __all__ = [
     "partition",
     "permute",
     "pooled_gather",
+    "pooled_max",
+    "pooled_max_backward",
     "read_chunks",
     "set_threads",
     "squared_norm",

@@ -90,6 +90,25 @@ def pooled_gather(
     module().pooled_gather(rows, index, offsets, out, out_start, weights, scale, narrow, start)
 
 
+def pooled_max(
+    rows: Floats,
+    index: Ints,
+    offsets: Ints,
+    out: Floats,
+    out_start: Ints | None,
+    winners: NDArray[np.int32] | None,
+) -> None:
+    """See the reference."""
+    module().pooled_max(rows, index, offsets, out, out_start, winners)
+
+
+def pooled_max_backward(
+    winners: NDArray[np.int32], offsets: Ints, gradients: Floats, out: Floats, source_start: Ints | None
+) -> None:
+    """See the reference."""
+    module().pooled_max_backward(winners, offsets, gradients, out, source_start)
+
+
 def copy_vectors(
     source: Floats,
     target: Floats,

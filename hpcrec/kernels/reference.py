@@ -19,6 +19,7 @@ from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.reference_bags import Coding, Unpacked, take_bags, unpack
 from hpcrec.kernels.reference_chunks import fletcher32, read_chunks
 from hpcrec.kernels.reference_interaction import dot_interaction, dot_interaction_backward
+from hpcrec.kernels.reference_maximum import pooled_max, pooled_max_backward
 from hpcrec.kernels.reference_packed import pack_numbers, packed_bytes, unpack_numbers
 from hpcrec.kernels.rules import StepNumbers
 from hpcrec.types import Floats, Ints
@@ -26,7 +27,7 @@ from hpcrec.types import Floats, Ints
 # Definitions of this backend that have a file of their own.
 __all__ = [
     "Coding", "Unpacked", "dot_interaction", "dot_interaction_backward", "fletcher32", "pack_numbers", "packed_bytes",
-    "read_chunks", "take_bags", "unpack", "unpack_numbers",
+    "pooled_max", "pooled_max_backward", "read_chunks", "take_bags", "unpack", "unpack_numbers",
 ]  # fmt: skip
 
 BLOCK = 128

@@ -13,6 +13,7 @@
 #include "hpcrec/interaction.h"
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
+#include "hpcrec/maximum.h"
 #include "hpcrec/packed.h"
 #include "hpcrec/parallel.h"
 #include "hpcrec/take.h"
@@ -122,6 +123,38 @@ template <class T> void bind_lookup(nb::module_& m) {
       },
       "source"_a, "target"_a.noconvert(), "width"_a, "n"_a, "source_start"_a.none(), "target_start"_a.none(),
       "accumulate"_a, "scale"_a.none());
+  m.def(
+      "pooled_max",
+      [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<Out<int32_t>> winners) {
+        const hpcrec::Largest<T> call{rows.data(),
+                                      index.data(),
+                                      offsets.data(),
+                                      pointer(out_start),
+                                      out.data(),
+                                      pointer(winners),
+                                      static_cast<int64_t>(rows.shape(0)),
+                                      static_cast<int64_t>(rows.shape(1)),
+                                      size(index),
+                                      size(offsets) - 1,
+                                      size(out)};
+        without_gil([&] { hpcrec::pooled_max(call); });
+      },
+      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "winners"_a.noconvert().none());
+  m.def(
+      "pooled_max_backward",
+      [](In<int32_t> winners, Ids offsets, In<T> gradients, Out<T> out, Maybe<Ids> source_start) {
+        const hpcrec::LargestBackward<T> call{winners.data(),
+                                              offsets.data(),
+                                              gradients.data(),
+                                              pointer(source_start),
+                                              out.data(),
+                                              static_cast<int64_t>(out.shape(1)),
+                                              static_cast<int64_t>(out.shape(0)),
+                                              size(offsets) - 1,
+                                              size(gradients)};
+        without_gil([&] { hpcrec::pooled_max_backward(call); });
+      },
+      "winners"_a, "offsets"_a, "gradients"_a, "out"_a.noconvert(), "source_start"_a.none());
   m.def(
       "init_rows",
       [](uint64_t seed, Ids ids, int64_t column_start, double scale, Out<T> out) {

@@ -15,6 +15,7 @@
 #include "hpcrec/ids.h"
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
+#include "hpcrec/maximum.h"
 #include "hpcrec/parallel.h"
 
 namespace {
@@ -127,6 +128,18 @@ template <class T> void row_kernels(Random& random, int64_t width) {
     hpcrec::pooled_gather(call);
     Bits bits;
     bits.add(out);
+    return bits;
+  });
+  same("pooled_max and its backward", [&] {
+    Reals<T> out(n_vectors * width), back(n_ids * width);
+    std::vector<int32_t> winners(n_vectors * width);
+    hpcrec::pooled_max(hpcrec::Largest<T>{rows.data(), index.data(), offsets.data(), nullptr, out.data(),
+                                          winners.data(), n_rows, width, n_ids, n_vectors, n_vectors * width});
+    hpcrec::pooled_max_backward(hpcrec::LargestBackward<T>{winners.data(), offsets.data(), out.data(), nullptr,
+                                                           back.data(), width, n_ids, n_vectors, n_vectors * width});
+    Bits bits;
+    bits.add(out);
+    bits.add(back);
     return bits;
   });
   const Reals<T> narrow = reals<T>(random, n_rows);

@@ -82,6 +82,26 @@ def beside_gather(rng: np.random.Generator) -> Call:
     return Call(run, call.arguments, ("out",))
 
 
+def maximum(rng: np.random.Generator) -> Call:
+    call = gather(rng)
+    del call.arguments["weights"], call.arguments["scale"]
+    n, width = call.arguments["offsets"].size - 1, call.arguments["rows"].shape[1]
+    call.arguments["winners"] = np.zeros((n, width), np.int32) if rng.random() < 0.5 else None
+    return Call(kernels.pooled_max, call.arguments, ("out", "winners"))
+
+
+def maximum_backward(rng: np.random.Generator) -> Call:
+    n, _, width, dtype = sizes(rng)
+    offsets = offsets_of(rng, n, 3)
+    arguments = {
+        "winners": rng.integers(0, np.maximum(np.diff(offsets), 1)[:, None], (n, width)).astype(np.int32),
+        "offsets": offsets, "gradients": floats(rng, n * width, dtype),
+        "out": np.zeros((offsets[-1], width), dtype),
+        "source_start": rng.permutation(n) * width if rng.random() < 0.5 else None,
+    }  # fmt: skip
+    return Call(kernels.pooled_max_backward, arguments, ("out",))
+
+
 def contiguous(array: np.ndarray | None) -> np.ndarray | None:
     return None if array is None else np.ascontiguousarray(array)
 
@@ -300,8 +320,8 @@ def read_chunks(rng: np.random.Generator) -> Call:
 
 
 CALLS = (
-    gather, beside_gather, copy, merge, update, merge_update, beside_merge_update, squared_norm, group, dedup,
-    partition, permute, hash_ids, init_rows, take_bags, packed_bytes, pack_numbers,
+    gather, beside_gather, maximum, maximum_backward, copy, merge, update, merge_update, beside_merge_update,
+    squared_norm, group, dedup, partition, permute, hash_ids, init_rows, take_bags, packed_bytes, pack_numbers,
     unpack_numbers, fletcher32, read_chunks,
 )  # fmt: skip
 
