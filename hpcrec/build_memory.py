@@ -104,7 +104,15 @@ def _traffic(layout: Layout, rank: int, batch: int, mean_ids: dict[str, float]) 
         bags_E.append(batch if entry.every_bag else bags)
     elements = sum(bags_E[s.entry] * s.width for s in (*leg.streams, *leg.hidden))
     elements += batch * sum(p.elements for p in leg.partials)
-    return HolderTraffic(ids=sum(ids_E), bags=sum(bags_E), elements=elements)
+    pooled = [e.form in ("pooled", "partial") and layout.pooling[e.features[0]] == "max" for e in leg.entries]
+    maxima = [s for s in (*leg.streams, *leg.hidden) if pooled[s.entry]]
+    return HolderTraffic(
+        ids=sum(ids_E),
+        bags=sum(bags_E),
+        elements=elements,
+        id_elements=sum(ids_E[s.entry] * s.width for s in maxima),
+        bag_elements=sum(bags_E[s.entry] * s.width for s in maxima),
+    )
 
 
 def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int) -> float:
@@ -140,6 +148,13 @@ def _dense_rank(
     batch, n = config.train.batch_size, len(topology.dense)
     asked = [_traffic(layout, rank, batch, mean_ids) for rank in layout.legs]
     used = layout.visible if config.exchange.ids == "read" else tuple(layout.form_of)
+    maxima = [  # pooled by max here: rows that came or are here, or parts of bags, at most as many as ids
+        (k.feature, group.width)
+        for group in layout.groups
+        for k in group.lookups
+        if k.pooling == "max"
+        and (layout.form_of[k.feature] in ("rows", "replicate") or layout.family_of[k.feature].kind == "row")
+    ]
     return DenseRank(
         samples=batch / n,
         ids=sum(t.ids for t in asked) / n,
@@ -152,6 +167,8 @@ def _dense_rank(
         parameters=sum(p.numel() for p in model.parameters()),
         optimizer=config.dense.optimizer.name,
         layer_elements=sum(m.out_features for m in model.modules() if isinstance(m, nn.Linear)),
+        id_elements=batch / n * sum(mean_ids[f] * width for f, width in maxima),
+        bag_elements=batch / n * sum(width for _, width in maxima),
     )
 
 

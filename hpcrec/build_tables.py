@@ -86,10 +86,16 @@ def make_offers(
     Raises
     ------
     ConfigError
-        Settings of a table that the model does not read, or a placement that cannot be had.
+        Settings of a table that the model does not read, a placement that cannot be had, or a max of weighted ids.
     """
     widths = tables_of(operators)
     lookups = [lookup for operator in operators.values() for lookup in operator.lookups]
+    for lookup in lookups:
+        if lookup.pooling == "max" and dataset.feature(lookup.feature).weighted:
+            raise ConfigError(
+                f"model: feature {lookup.feature!r} is pooled by 'max', but its ids carry weights in {dataset.path}. "
+                f"Allowed for it: 'sum', 'mean'. Set model.pooling.{lookup.feature} to one of them."
+            )
     beside = {k.table: config.embedding.table_of(k.feature) for k in lookups}
     for name in config.embedding.tables:
         if name not in widths and name not in beside.values():

@@ -66,8 +66,8 @@ class ModelConfig:
     """Where a module of your own is looked for first; the folder of the configuration file by default."""
     width: Positive = 16
     """Columns of an embedding row."""
-    pooling: dict[str, Literal["sum", "mean"]] = field(default_factory=dict)
-    """How the ids of a feature become one vector; sum where a feature is not named."""
+    pooling: dict[str, Literal["sum", "mean", "max"]] = field(default_factory=dict)
+    """How the ids of a feature become one vector; sum where a feature is not named. No max of weighted ids."""
     options: dict[str, Any] = field(default_factory=dict)
     """Handed to the model's builder, which checks them."""
 

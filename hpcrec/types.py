@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[Any]  # float32, or float64 where a run asks for it (train.dtype)
 
+POOLINGS = ("sum", "mean", "max")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
@@ -85,8 +87,9 @@ class TableSpec:
 class Lookup:
     """One feature read from one table: what an operator consumes.
 
-    ``pooling`` is ``sum`` or ``mean``; a mean over a weighted bag is the weighted sum divided by the number of ids.
-    An empty bag pools to zeros.
+    ``pooling`` is one of ``POOLINGS``; a mean over a weighted bag is the weighted sum divided by the number of ids. The
+    largest (``max``) is that of each column, and its gradient goes to the row that gave it: of equal ones the first in
+    the bag. It is not defined for weighted ids. An empty bag pools to zeros.
     """
 
     feature: str

@@ -107,6 +107,19 @@ def operator_result(kind: str, pooled: Sequence[Tensor]) -> Tensor:
     raise ValueError(f"no formula for operator {kind!r}")
 
 
+def segment_max(rows: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
+    """The largest of each column of a bag's rows, [B, D]; of equal ones the first; zeros of an empty bag."""
+    bags = []
+    for first, last in zip(offsets.tolist(), offsets.tolist()[1:], strict=False):
+        own = ids[first:last]
+        if first == last:
+            bags.append(torch.zeros_like(rows[0]))
+        else:  # NumPy's argmax gives the first of equals, torch's any
+            winner_D = own[torch.as_tensor(rows.detach()[own].numpy().argmax(0))]
+            bags.append(rows[winner_D, torch.arange(rows.shape[1])])
+    return torch.stack(bags) if bags else rows[:0]
+
+
 class Reference:
     """Trains ``module`` and whole tables on global batches.
 
@@ -180,8 +193,11 @@ class Reference:
         return self.module(results, torch.as_tensor(batch.dense, dtype=self.dtype))
 
     def _pool(self, table: str, bag: Bag, pooling: str) -> Tensor:
-        """Weighted sums of rows [B, D]; a mean divides by the number of ids; an empty bag gives zeros."""
+        """Weighted sums of rows [B, D]; a mean divides by the number of ids; or a max; an empty bag gives zeros."""
         ids, offsets = torch.as_tensor(self._rows_of(table, bag.ids)), torch.as_tensor(bag.offsets)
+        if pooling == "max":
+            assert bag.weights is None or (bag.weights == 1).all(), "no max of weighted ids"
+            return segment_max(self.tables[table].bags.weight, ids, offsets)
         weights = None if bag.weights is None else torch.as_tensor(bag.weights, dtype=self.dtype)
         sums_BD = self.tables[table].bags(ids, offsets, per_sample_weights=weights)
         if pooling == "sum":

@@ -100,7 +100,7 @@ WRONG = {
         ['exchange.form is "pooed"', '"pooled", "rows"', 'Did you mean "pooled"?'],
     ),
     "a codec of later": ("[exchange]\ncodec = 'fp16'", ['exchange.codec is "fp16"', 'Allowed: "fp32"']),
-    "a wrong pooling": ("[model]\npooling = {a = 'max'}", ["model.pooling.a", '"max"', '"sum", "mean"']),
+    "a wrong pooling": ("[model]\npooling = {a = 'min'}", ["model.pooling.a", '"min"', '"sum", "mean", "max"']),
     "a wrong table": ('[embedding.tables."u.id"]\nrows = 0', ['embedding.tables."u.id".rows is 0', "at least 1"]),
     "another section's key": ("train = 3", ["run.train is not a key", "Did you mean data.train?", "folder"]),
     "a near key": (

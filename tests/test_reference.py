@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.reference import Bag, GlobalBatch, Reference, RowOptimizer, describe, join, operator_result
+from tests.reference import Bag, GlobalBatch, Reference, RowOptimizer, describe, join, operator_result, segment_max
 
 ROWS, D, B = 9, 3, 4
 IDS, OFFSETS = np.array([1, 4, 4, 7, 0, 1]), np.array([0, 2, 2, 5, 6])  # bags [1, 4], [], [4, 7, 0], [1]
@@ -125,6 +125,16 @@ def test_pooling(pooling, weighted):
         if pooling == "mean":
             expected = expected / max(len(span), 1)
         np.testing.assert_allclose(result["block"][b, 0].detach().numpy(), expected, rtol=0, atol=1e-12)
+
+
+def test_max_by_hand():
+    rows = torch.tensor([[1.0, -2.0], [1.0, -1.0], [-3.0, -1.0]], requires_grad=True)
+    pooled = segment_max(rows, torch.tensor([1, 0, 2, 2]), torch.tensor([0, 2, 2, 3, 4]))
+    assert pooled.tolist() == [[1, -1], [0, 0], [-3, -1], [-3, -1]]
+    (pooled * torch.tensor([[1.0, 2], [4, 8], [16, 32], [64, 128]])).sum().backward()
+    assert rows.grad.tolist() == [[0, 0], [1, 2], [80, 160]]  # of the equal first columns that of the first id
+    found = segment_max(rows, torch.zeros(0, dtype=torch.int64), torch.tensor([0]))
+    assert found.shape == (0, 2)
 
 
 def test_loss():

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcrec.embedding.store import RowStore
+from hpcrec.exchange.collect import CopyMoves, PoolMoves
 from hpcrec.exchange.forms import Collected, Starts
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.moves import CopyMoves, Move, PartialMove, PoolMoves
+from hpcrec.exchange.moves import Move, PartialMove
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.wire import Coded, Piece, compact, cumulative, message_bytes, write_message
 from hpcrec.types import Bags, Ints
@@ -117,7 +118,7 @@ class Asker:
         replicas = [] if self._replicas is None else [a.rows for a in self._replicas.arenas]
         widths = [g.width for g in self._layout.groups]
         moves: list[Move] = [
-            *collected.copies.finish(self._dtype),
+            *collected.copies.finish(self._dtype, train=train),
             *collected.pools.finish(widths, replicas, self._dtype, train=train),
         ]
         written = [sum(m.written for m in moves if m.group == g) for g in range(len(widths))]

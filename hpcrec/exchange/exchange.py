@@ -213,7 +213,7 @@ class Exchange:
             zeros_R = np.zeros(self._size, np.int64)
             sent_R = zeros_R if served is None else served.value_bytes_R
             wanted_R = zeros_R if asked is None else asked.value_bytes_R
-            behind = 0 if served is None else served.elements_behind * self.dtype.itemsize
+            behind = 0 if served is None else served.values_behind * self.dtype.itemsize
             sent = self._world.main.message(sent_R, self.dtype, behind)
             if self._holder is not None and served is not None:
                 self._holder.answer(served, sent)
@@ -245,7 +245,7 @@ class Exchange:
         asked, served = route.asked, route.served
         zeros_R = np.zeros(self._size, np.int64)
         sent_R = zeros_R if asked is None else asked.gradient_bytes_R
-        behind = 0 if served is None else served.elements_behind * self.dtype.itemsize
+        behind = 0 if served is None else served.gradients_behind * self.dtype.itemsize
         sent = self._world.main.message(sent_R, self.dtype, behind)
         if asked is not None:
             assert found is not None

@@ -19,8 +19,9 @@ import numpy as np
 from hpcrec import kernels
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
+from hpcrec.exchange.collect import CopyMoves, PoolMoves, PoolPart, filled
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.moves import CopyMoves, PoolMoves, PoolPart, Slab, filled
+from hpcrec.exchange.moves import Slab
 from hpcrec.exchange.wire import Piece, cumulative
 from hpcrec.types import Floats, Ints
 
@@ -133,7 +134,8 @@ class PooledPart:
 
     def place(self, starts: Starts, moves: Collected) -> None:
         """See ``Part``."""
-        splits = self.family.row_parts > 1
+        largest = self.layout.pooling[self.feature] == "max"
+        meets = "set" if self.family.row_parts == 1 else "max" if largest else "add"
         for entry, samples in self.samples.items():
             scale = None if self.column.scale is None else self.column.scale[samples]
             for table in self.layout.tables_of[self.feature]:
@@ -144,7 +146,7 @@ class PooledPart:
                 leaf = self.layout.groups[group]
                 first, last = starts.columns[key]
                 at = (samples * len(leaf.lookups) + position) * leaf.width + first
-                moves.copies.add((group, last - first, splits), starts.value[key], starts.gradient[key], at, scale)
+                moves.copies.add((group, last - first, meets), starts.value[key], starts.gradient[key], at, scale)
 
 
 class DistinctForm:
@@ -221,6 +223,7 @@ class DistinctPart:
                 leaf_start=np.concatenate([(samples * len(leaf.lookups) + p) * leaf.width for _, p in places]),
                 weights=filled([c.weights for c in self.columns], n_ids, self.dtype),
                 scale=filled([c.scale for c in self.columns], n_bags, self.dtype),
+                largest=self.layout.pooling[self.features[0]] == "max",
             )
             moves.pools.add(places[0][0], arena, part)
 

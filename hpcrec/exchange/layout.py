@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from hpcrec.embedding.shards import Family
 from hpcrec.errors import ConfigError
 from hpcrec.operators.base import Operator, elements_of
-from hpcrec.types import Lookup, TableSpec
+from hpcrec.types import POOLINGS, Lookup, TableSpec
 
 FORMS = ("replicate", "rows", "pooled", "partial")
 
@@ -117,7 +117,7 @@ class Layout:
     place : dict of (feature, table) to (int, int)
         Leaf group and position in it.
     pooling : dict of str to str
-        ``sum`` or ``mean`` of each feature.
+        That of each feature.
     substituted : dict of str to tuple of Lookup
         Operator -> those of its lookups that it is computed of where their rows are.
     """
@@ -231,11 +231,15 @@ class Layout:
         return Leg(tuple(kept), tuple(streams), tuple(s for s, _ in hidden), tuple(partials))
 
     def _bundles(self, family: Family) -> list[tuple[str, tuple[str, ...]]]:
-        """(form, features) of the entries of one family: pooled features apart, the others by the tables they read."""
+        """(form, features) of the entries of one family: pooled features apart, the others by the tables they read.
+
+        Those pooled by max are not bundled with others: each occurrence of theirs has a gradient of its own.
+        """
         bundles: dict[tuple[object, ...], tuple[str, tuple[str, ...]]] = {}
         for feature in family.features:
             form = self.form_of[feature]
-            key = (form, feature) if form in ("pooled", "partial") else (form, self.tables_of[feature])
+            largest = self.pooling[feature] == "max"
+            key = (form, feature) if form in ("pooled", "partial") else (form, self.tables_of[feature], largest)
             old = bundles.get(key, (form, ()))[1]
             bundles[key] = (form, (*old, feature))
         return list(bundles.values())
@@ -274,12 +278,14 @@ def _leaves(
 def _poolings(lookups: Sequence[Lookup]) -> dict[str, str]:
     pooling: dict[str, str] = {}
     for lookup in lookups:
-        if lookup.pooling not in ("sum", "mean"):
+        if lookup.pooling not in POOLINGS:
             raise ConfigError(
-                f"model: feature {lookup.feature!r} is pooled by {lookup.pooling!r}. Allowed: 'sum', 'mean'."
+                f"model: feature {lookup.feature!r} is pooled by {lookup.pooling!r}. Allowed: 'sum', 'mean', 'max'."
             )
-        if pooling.setdefault(lookup.feature, lookup.pooling) != lookup.pooling:
+        first = pooling.setdefault(lookup.feature, lookup.pooling)
+        if first != lookup.pooling:
             raise ConfigError(
-                f"model: feature {lookup.feature!r} is pooled both by sum and by mean. Use one pooling a feature."
+                f"model: feature {lookup.feature!r} is pooled both by {first} and by {lookup.pooling}. "
+                "Use one pooling a feature."
             )
     return pooling

@@ -1,17 +1,18 @@
 """The dense side of a step: how vectors get from the wire into the leaves, and gradients from the leaves to the wire.
 
-A leaf is [B, F, D] (``layout.LeafGroup``). Moves are built when a batch is routed and used once forward, once backward.
+A leaf is [B, F, D] (``layout.LeafGroup``). Moves are built when a batch is routed (``collect``) and used once forward,
+once backward.
 Knows arrays and the places in them; knows no MPI and no features.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcrec import kernels
 from hpcrec.exchange.layout import Partial
-from hpcrec.exchange.wire import cumulative
 from hpcrec.types import Floats, Ints
 
 
@@ -71,6 +72,57 @@ class CopyMove:
 
 
 @dataclass(frozen=True)
+class MaxMove:
+    """Form ``pooled``, rows dealt, pooled by max: the vectors that arrive are the largest of parts of bags.
+
+    Parts that are empty are not sent, so their zeros win against nothing. Of equal parts the first owner's wins, and
+    gets the gradient.
+
+    Attributes
+    ----------
+    group, width : int
+    value_start, gradient_start : int64 [N]
+        As of ``CopyMove``, of each part; parts of one bag lie one after the other, in owner order.
+    offsets : int64 [V + 1]
+        Bags in those.
+    leaf_start : int64 [V]
+    winners : int32 [V, D] or None
+        Which of its parts gave each column of a bag, once there was a step; None in evaluation.
+    """
+
+    group: int
+    width: int
+    value_start: Ints
+    gradient_start: Ints
+    offsets: Ints
+    leaf_start: Ints
+    winners: NDArray[np.int32] | None
+
+    @property
+    def written(self) -> int:
+        """As of ``CopyMove``."""
+        return len(self.leaf_start) * self.width
+
+    def forward(self, values: Floats, leaves: Sequence[Floats]) -> None:
+        """Values -> leaf: the largest of the parts."""
+        n = len(self.value_start)
+        parts_ND = np.empty((n, self.width), values.dtype)
+        kernels.copy_vectors(values, parts_ND.reshape(-1), self.width, source_start=self.value_start)
+        leaf = leaves[self.group].reshape(-1)
+        kernels.pooled_max(
+            parts_ND, np.arange(n), self.offsets, leaf, out_start=self.leaf_start, winners=self.winners
+        )  # fmt: skip
+
+    def backward(self, leaf_gradients: Sequence[Floats], gradients: Floats) -> None:
+        """Leaf gradient -> gradients of the parts: zero, column by column, for all but the one that won."""
+        assert self.winners is not None, "this step was routed for evaluation"
+        parts_ND = np.empty((len(self.value_start), self.width), gradients.dtype)
+        leaf = leaf_gradients[self.group].reshape(-1)
+        kernels.pooled_max_backward(self.winners, self.offsets, leaf, parts_ND, source_start=self.leaf_start)
+        kernels.copy_vectors(parts_ND.reshape(-1), gradients, self.width, target_start=self.gradient_start)
+
+
+@dataclass(frozen=True)
 class Slab:
     """Consecutive vectors of one stream, and the rows of the cache that they are columns of."""
 
@@ -102,7 +154,12 @@ class PoolMove:
     weights : float [K] or None
     scale : float [V] or None
     grouping : kernels.Grouping or None
-        Ids by distinct row, named by their bags, or by their positions where they carry weights; None in evaluation.
+        Ids by distinct row, named by their bags, or by their positions where they carry weights or are pooled by max;
+        None in evaluation.
+    largest : bool
+        Bags are pooled by max, and have no weights and no scale.
+    winners : int32 [V, D] or None
+        As of ``MaxMove``, of the ids of each bag; None where there is no max.
     """
 
     group: int
@@ -117,6 +174,8 @@ class PoolMove:
     weights: Floats | None
     scale: Floats | None
     grouping: kernels.Grouping | None
+    largest: bool
+    winners: NDArray[np.int32] | None
 
     @property
     def written(self) -> int:
@@ -138,27 +197,27 @@ class PoolMove:
                     source_start=self._compact(slab.value_start, slab),
                     target_start=self._inside(slab),
                 )
-        kernels.pooled_gather(
-            rows,
-            index,
-            self.offsets,
-            leaves[self.group].reshape(-1),
-            out_start=self.leaf_start,
-            weights=self.weights,
-            scale=self.scale,
-        )
+        leaf = leaves[self.group].reshape(-1)
+        if self.largest:
+            kernels.pooled_max(rows, index, self.offsets, leaf, out_start=self.leaf_start, winners=self.winners)
+        else:
+            kernels.pooled_gather(
+                rows, index, self.offsets, leaf, out_start=self.leaf_start, weights=self.weights, scale=self.scale
+            )
 
     def backward(self, leaf_gradients: Sequence[Floats], gradients: Floats) -> None:
         """Leaf gradient -> one gradient a distinct row."""
         assert self.grouping is not None, "this step was routed for evaluation"
-        source_start, weights = self.leaf_start, self.scale
-        if self.weights is not None:
+        source, source_start, weights = leaf_gradients[self.group].reshape(-1), self.leaf_start, self.scale
+        if self.winners is not None:
+            ids_KD = np.empty((len(self.index), self.width), source.dtype)
+            kernels.pooled_max_backward(self.winners, self.offsets, source, ids_KD, source_start=source_start)
+            source, source_start = ids_KD.reshape(-1), np.arange(len(ids_KD)) * self.width
+        elif self.weights is not None:
             lengths_V = np.diff(self.offsets)
             source_start = np.repeat(source_start, lengths_V)
             weights = self.weights if weights is None else self.weights * np.repeat(weights, lengths_V)
-        merged = kernels.merge(
-            self.grouping, leaf_gradients[self.group].reshape(-1), source_start, self.width, weights=weights
-        )
+        merged = kernels.merge(self.grouping, source, source_start, self.width, weights=weights)
         for slab in self.slabs:
             for start in slab.gradient_starts:
                 kernels.copy_vectors(
@@ -177,7 +236,7 @@ class PoolMove:
         return start + np.arange(slab.count, dtype=np.int64) * (slab.columns[1] - slab.columns[0])
 
 
-Move = CopyMove | PoolMove
+Move = CopyMove | MaxMove | PoolMove
 
 
 @dataclass(frozen=True)
@@ -200,100 +259,3 @@ class PartialMove:
     def _view(self, flat: Floats, start: int) -> Floats:
         size = self.n_samples * self.of.elements
         return flat[start : start + size].reshape(self.n_samples, self.of.elements)
-
-
-class CopyMoves:
-    """Collects the vectors of form ``pooled`` and makes one move for each (group, width, adds)."""
-
-    def __init__(self) -> None:
-        self._parts: dict[tuple[int, int, bool], list[tuple[Ints, ...]]] = {}
-        self._scales: dict[tuple[int, int, bool], list[tuple[int, Floats | None]]] = {}
-
-    def add(
-        self,
-        key: tuple[int, int, bool],
-        value_start: int,
-        gradient_start: int,
-        leaf_start: Ints,
-        scale: Floats | None,
-    ) -> None:
-        """One stream: its vectors lie one after the other on the wire, at ``leaf_start`` in the leaf."""
-        steps = np.arange(len(leaf_start), dtype=np.int64) * key[1]
-        self._parts.setdefault(key, []).append((value_start + steps, gradient_start + steps, leaf_start))
-        self._scales.setdefault(key, []).append((len(leaf_start), scale))
-
-    def finish(self, dtype: np.dtype) -> list[CopyMove]:
-        """The moves."""
-        moves = []
-        for key, parts in self._parts.items():
-            values, gradients, leaves = (np.concatenate(column) for column in zip(*parts, strict=True))
-            scales = self._scales[key]
-            scale = None
-            if any(s is not None for _, s in scales):
-                scale = np.concatenate([np.ones(n, dtype) if s is None else s for n, s in scales])
-            moves.append(CopyMove(*key, values, gradients, leaves, scale))
-        return moves
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolPart:
-    """One bundle's share of a ``PoolMove``: the same fields, counted from 0, with lengths instead of offsets."""
-
-    n_unique: int
-    row_of: Ints | None
-    slabs: Sequence[Slab]
-    index: Ints
-    lengths: Ints
-    leaf_start: Ints
-    weights: Floats | None
-    scale: Floats | None
-
-
-class PoolMoves:
-    """Collects bundles of forms ``rows`` and ``replicate``; one move for each leaf group and source of rows."""
-
-    def __init__(self) -> None:
-        self._parts: dict[tuple[int, int], list[PoolPart]] = {}  # by (group, replicated arena, or -1)
-
-    def add(self, group: int, arena: int, part: PoolPart) -> None:
-        """One bundle's table; ``arena`` is -1 where the rows arrive in the values."""
-        self._parts.setdefault((group, arena), []).append(part)
-
-    def finish(
-        self, widths: Sequence[int], replicas: Sequence[Floats], dtype: np.dtype, *, train: bool
-    ) -> list[PoolMove]:
-        """The moves; ``widths`` by leaf group, ``replicas`` the rows of each replicated arena."""
-        return [
-            _join(parts, group, widths[group], replicas[arena] if arena >= 0 else None, dtype, train)
-            for (group, arena), parts in self._parts.items()
-        ]
-
-
-def _join(
-    parts: Sequence[PoolPart], group: int, width: int, table_rows: Floats | None, dtype: np.dtype, train: bool
-) -> PoolMove:
-    base = cumulative(np.array([p.n_unique for p in parts], np.int64))
-    index = np.concatenate([p.index + b for p, b in zip(parts, base, strict=False)])
-    offsets = cumulative(np.concatenate([p.lengths for p in parts]))
-    weights = filled([p.weights for p in parts], [len(p.index) for p in parts], dtype)
-    return PoolMove(
-        group=group,
-        width=width,
-        table_rows=table_rows,
-        row_of=None if table_rows is None else np.concatenate([p.row_of for p in parts if p.row_of is not None]),
-        n_unique=int(base[-1]),
-        slabs=[replace(s, first=s.first + int(b)) for p, b in zip(parts, base, strict=False) for s in p.slabs],
-        index=index,
-        offsets=offsets,
-        leaf_start=np.concatenate([p.leaf_start for p in parts]),
-        weights=weights,
-        scale=filled([p.scale for p in parts], [len(p.lengths) for p in parts], dtype),
-        grouping=kernels.group(index, offsets if weights is None else None) if train else None,
-    )
-
-
-def filled(parts: Sequence[Floats | None], lengths: Sequence[int], dtype: np.dtype) -> Floats | None:
-    """The parts joined, ones for the missing; None where all are missing."""
-    if all(p is None for p in parts):
-        return None
-    return np.concatenate([np.ones(n, dtype) if p is None else p for p, n in zip(parts, lengths, strict=True)])

@@ -2,7 +2,8 @@
 
 The same for every form: a message is bags of row numbers, the answer is one vector a bag and table, and the gradients
 have the layout of the answer. For ``rows`` and ``replicate`` each bag is one row. Gradients of a row are summed in the
-order (dense rank, entry, sample, position), whatever the number of holders or threads. Knows no MPI.
+order (dense rank, entry, sample, position), those of bags pooled by max last, whatever the number of holders or
+threads. Knows no MPI.
 """
 
 import time
@@ -13,10 +14,11 @@ import numpy as np
 from hpcrec import kernels
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Arena, Part, RowStore
+from hpcrec.exchange.arenas import ArenaReader
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.substitute import Substitute
 from hpcrec.exchange.wire import Header, cumulative, read_header
-from hpcrec.exchange.work import ArenaWork, Served, as_before, needs_norms, pairs_of
+from hpcrec.exchange.work import ArenaWork, Served, needs_norms, pairs_of
 from hpcrec.operators.base import Operator
 from hpcrec.types import Floats, Ints
 
@@ -34,7 +36,7 @@ class Holder:
         This rank's leg of the layout.
     operators : mapping of str to Operator
     pooling : mapping of str to str
-        ``sum`` or ``mean`` of each feature.
+        That of each feature.
     weighted : sequence of bool
         By entry: whether its ids carry weights.
     size : int
@@ -74,11 +76,7 @@ class Holder:
         self._valued = leg.n_value_streams
         self._substitute = Substitute(leg, operators) if leg.partials else None
         self._means = [h for h, s in enumerate(leg.hidden) if pooling[leg.entries[s.entry].features[0]] == "mean"]
-        self._streams_of: list[tuple[Ints, Ints]] = []  # by arena: its streams, and where their part begins in it
-        places = [store.find(s.table) for s in streams]
-        for a in range(len(store.arenas)):
-            mine = [(s, place[1].base) for s, place in enumerate(places) if place is not None and place[0] == a]
-            self._streams_of.append((np.array([m[0] for m in mine]), np.array([m[1] for m in mine])))
+        self._arenas = ArenaReader(store, leg, pooling, self._weighted_E)
 
     def read(self, received: np.ndarray, bytes_R: Ints, *, train: bool) -> Served:
         """Reads the messages of all ranks (uint8, one after the other in rank order)."""
@@ -100,17 +98,15 @@ class Holder:
         gradient_base = cumulative(gradient_bytes_R)[senders] // item
         inside = np.cumsum(counts, axis=1) - counts
         places = value_base[:, None] + inside, gradient_base[:, None] + inside
-        partials = None
+        partials, ids_at = None, int(gradient_bytes_R.sum()) // item
         if self._substitute is not None:
             ends = value_base + values_P, gradient_base + gradients_P
             behind = int(value_bytes_R.sum()) // item, int(gradient_bytes_R.sum()) // item
             lengths = self._mean_lengths(received, headers)
             partials, hidden_PH = self._substitute.place(samples_P, ends, behind, lengths)
             places = np.hstack([places[0], behind[0] + hidden_PH]), np.hstack([places[1], behind[1] + hidden_PH])
-        alike: dict[bytes, ArenaWork] = {}
-        works = tuple(
-            self._arena_work(a, received, headers, *places, alike, train=train) for a in range(len(self.store.arenas))
-        )
+            ids_at += partials.elements
+        works = self._arenas.read(received, headers, *places, ids_at, train=train)
         if train:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
             self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
@@ -131,63 +127,18 @@ class Holder:
             for s in self._means
         }
 
-    def _arena_work(
-        self,
-        a: int,
-        received: np.ndarray,
-        headers: Sequence[Header],
-        value_at: Ints,
-        gradient_at: Ints,
-        alike: dict[bytes, ArenaWork],
-        *,
-        train: bool,
-    ) -> ArenaWork:
-        """``alike``: the works of arenas read before, by what was asked of them."""
-        streams, bases = self._streams_of[a]
-        entries = self._entry_S[streams]
-        replicated = bool(len(streams)) and self._valued <= streams[0] < len(self._width_S)  # all of an arena, or none
-        valued = bool(len(streams)) and not replicated
-        asked_PX = np.empty((len(headers), len(streams), 11), np.int64)
-        for i, h in enumerate(headers):
-            places_SX = h.places_EX[entries]
-            asked_PX[i, :, :4], asked_PX[i, :, 7:] = places_SX[:, :4], places_SX[:, 4:]
-            asked_PX[i, :, 5], asked_PX[i, :, 6] = value_at[i, streams], gradient_at[i, streams]
-        asked_PX[:, :, 4] = bases
-        width = self.store.arenas[a].width
-        key = asked_PX[:, :, :5].tobytes()
-        if key in alike:  # tables of several widths over the same features: their rows are listed and sorted once
-            return as_before(alike[key], asked_PX.reshape(-1, asked_PX.shape[2]), width, values=valued)
-        joined = kernels.unpack(
-            received, asked_PX.reshape(-1, asked_PX.shape[2]), width, values=valued, gradients=train
-        )
-        weights, weighted = None, bool(self._weighted_E.any())
-        if weighted:
-            weights = _join([h.weights(received, e, self.store.dtype) for h in headers for e in entries])
-        grouping, source_start = None, joined.gradient_start
-        if train:
-            assert source_start is not None
-            if weighted:  # occurrences differ by weight, so that each is told apart, not its bag alone
-                source_start = np.repeat(source_start, np.diff(joined.offsets))
-            grouping = kernels.group(joined.index, None if weighted else joined.offsets)
-        alike[key] = ArenaWork(
-            index=joined.index,
-            offsets=joined.offsets,
-            value_start=joined.value_start,
-            weights=weights,
-            grouping=grouping,
-            source_start=joined.index[:0] if source_start is None else source_start,
-        )
-        return alike[key]
-
     def answer(self, served: Served, values: Floats) -> None:
         """Fills the values messages: pooled vectors and partial results for every rank, one rank after the other.
 
-        ``values`` has room for ``served.elements_behind`` more behind them.
+        ``values`` has room for ``served.values_behind`` more behind them.
         """
         began_s = time.thread_time()
         for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
+            if work.maxima is not None:
+                work.maxima.forward(arena.rows, values)
             if work.value_start is None or not len(work.value_start) or a in served.beside.values():
                 continue
+            n_added = int(work.offsets[-1])
             beside = None
             if a in served.beside:
                 narrow = served.works[served.beside[a]]
@@ -195,11 +146,11 @@ class Holder:
                 beside = kernels.Beside(self.store.arenas[served.beside[a]].rows, narrow.value_start)
             kernels.pooled_gather(
                 arena.rows,
-                work.index,
+                work.index[:n_added],
                 work.offsets,
                 values,
                 out_start=work.value_start,
-                weights=work.weights,
+                weights=None if work.weights is None else work.weights[:n_added],
                 beside=beside,
             )
         if self._substitute is not None and served.partials is not None:
@@ -213,7 +164,7 @@ class Holder:
         Parameters
         ----------
         gradients : float, flat
-            The messages of all ranks, one after the other, and room for ``served.elements_behind`` more.
+            The messages of all ranks, one after the other, and room for ``served.gradients_behind`` more.
         step : int
             Global step, from 1.
         lr_scale : float
@@ -257,6 +208,8 @@ class Holder:
                     total_width=arena.total_width,
                 )
             elif len(work.index) and a not in served.beside.values():
+                if work.maxima is not None:
+                    work.maxima.backward(gradients)
                 beside = None
                 if a in served.beside:
                     narrow = self.store.arenas[served.beside[a]]
@@ -280,6 +233,8 @@ class Holder:
     @staticmethod
     def _merged(arena: Arena, work: ArenaWork, gradients: Floats) -> tuple[Floats, Floats]:
         assert work.grouping is not None, "this step was routed for evaluation"
+        if work.maxima is not None:
+            work.maxima.backward(gradients)
         merged = kernels.merge(work.grouping, gradients, work.source_start, arena.width, weights=work.weights)
         return merged, kernels.squared_norm(merged)
 
@@ -289,7 +244,3 @@ def _spans(arena: Arena, work: ArenaWork) -> list[tuple[Part, slice]]:
     assert work.grouping is not None
     unique = work.grouping.unique
     return [(p, slice(*np.searchsorted(unique, (p.base, p.base + p.rows)).tolist())) for p in arena.parts]
-
-
-def _join(parts: Sequence[Floats]) -> Floats | None:
-    return np.concatenate(parts) if parts else None

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcrec import kernels
 from hpcrec.embedding.store import Arena
@@ -13,23 +14,69 @@ from hpcrec.types import Floats, Ints
 
 
 @dataclass(frozen=True)
-class ArenaWork:
-    """What one step wants of one arena.
+class Maxima:
+    """Bags of one arena that are pooled by max.
 
     Attributes
     ----------
     index : int64 [K]
         Rows of the arena, bag after bag.
     offsets : int64 [V + 1]
-        Bags in ``index``.
+    value_start, gradient_start : int64 [V]
+        First element of each bag's vector in the values sent, and of its gradient in the gradients received; the second
+        is empty in evaluation.
+    winners : int32 [V, D] or None
+        Which of its ids gave each column of a bag, once it was gathered; None in evaluation.
+    behind : int
+        Where the gradients of single ids are put, [K, D]: behind the messages and the vectors that stay, where every
+        arena has its turn.
+    """
+
+    index: Ints
+    offsets: Ints
+    value_start: Ints
+    gradient_start: Ints
+    winners: NDArray[np.int32] | None
+    behind: int
+
+    @property
+    def elements(self) -> int:
+        """Of the gradients of single ids."""
+        return 0 if self.winners is None else len(self.index) * self.winners.shape[1]
+
+    def forward(self, rows: Floats, values: Floats) -> None:
+        """Rows of the arena -> the vector of each bag."""
+        kernels.pooled_max(rows, self.index, self.offsets, values, out_start=self.value_start, winners=self.winners)
+
+    def backward(self, gradients: Floats) -> None:
+        """Gradient of each bag's vector -> gradients of its ids, behind: zero where another id won."""
+        assert self.winners is not None, "this step was routed for evaluation"
+        ids_KD = gradients[self.behind : self.behind + self.elements].reshape(len(self.index), self.winners.shape[1])
+        kernels.pooled_max_backward(
+            self.winners, self.offsets, gradients[: self.behind], ids_KD, source_start=self.gradient_start
+        )
+
+
+@dataclass(frozen=True)
+class ArenaWork:
+    """What one step wants of one arena.
+
+    Attributes
+    ----------
+    index : int64 [K]
+        Rows of the arena, bag after bag; at the end those of bags that are pooled by max.
+    offsets : int64 [V + 1]
+        Bags in ``index`` whose rows are added.
     value_start : int64 [V] or None
         First element of each bag's vector in the values sent; None for replicated tables, which have gradients only.
     weights : float [K] or None
     grouping : kernels.Grouping or None
-        Occurrences by row, named by their bags, or by their positions where ids carry weights; None where no gradients
-        will come.
+        Occurrences by row, named by their bags, or by their positions where ids carry weights or some bags are pooled
+        by max; None where no gradients will come.
     source_start : int64 [V] or [K]
-        First element of the gradient of each bag, or of each position's bag, in the gradients received.
+        First element of the gradient of each bag, or of each position's bag (of max: its own), in the gradients.
+    maxima : Maxima or None
+        Bags that are pooled by max; None where there are none.
     """
 
     index: Ints
@@ -38,6 +85,7 @@ class ArenaWork:
     weights: Floats | None
     grouping: kernels.Grouping | None
     source_start: Ints
+    maxima: Maxima | None = None
 
 
 @dataclass(frozen=True)
@@ -63,9 +111,45 @@ class Served:
     partials: Sent | None
 
     @property
-    def elements_behind(self) -> int:
+    def values_behind(self) -> int:
         """Elements of the vectors that stay here, behind the messages."""
         return 0 if self.partials is None else self.partials.elements
+
+    @property
+    def gradients_behind(self) -> int:
+        """Elements of the gradients of those vectors, and of single ids: of one arena at a time."""
+        return self.values_behind + max((w.maxima.elements for w in self.works if w.maxima is not None), default=0)
+
+
+def read_maxima(received: np.ndarray, asked_PX: Ints, width: int, behind: int, *, train: bool) -> Maxima:
+    """What was asked of one arena in bags that are pooled by max; ``asked_PX`` as of ``kernels.unpack``."""
+    joined = kernels.unpack(received, asked_PX, width, gradients=train)
+    assert joined.value_start is not None
+    return Maxima(
+        index=joined.index,
+        offsets=joined.offsets,
+        value_start=joined.value_start,
+        gradient_start=joined.index[:0] if joined.gradient_start is None else joined.gradient_start,
+        winners=np.empty((len(joined.offsets) - 1, width), np.int32) if train else None,
+        behind=behind,
+    )
+
+
+def with_maxima(work: ArenaWork, maxima: Maxima, width: int) -> ArenaWork:
+    """The same, and bags of the same arena that are pooled by max; ``work`` has no grouping yet.
+
+    A row has one gradient a step, whatever bags it is in, so both kinds are grouped together, by position.
+    """
+    n = len(maxima.index)
+    index, weights = np.concatenate([work.index, maxima.index]), work.weights
+    if weights is not None:
+        weights = np.concatenate([weights, np.ones(n, weights.dtype)])
+    grouping, source_start = None, work.source_start
+    if maxima.winners is not None:
+        own_start = maxima.behind + np.arange(n, dtype=np.int64) * width
+        source_start = np.concatenate([source_start, own_start])
+        grouping = kernels.group(index)
+    return replace(work, index=index, weights=weights, grouping=grouping, source_start=source_start, maxima=maxima)
 
 
 def pairs_of(arenas: Sequence[Arena], works: Sequence[ArenaWork]) -> dict[int, int]:

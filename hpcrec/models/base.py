@@ -91,7 +91,7 @@ def block_operators(
     features : sequence of Feature
     width : int
     pooling : mapping of str to str, optional
-        Feature -> ``sum`` or ``mean``; ``sum`` where it says nothing.
+        Feature -> ``sum``, ``mean`` or ``max``; ``sum`` where it says nothing.
     name : str
         What the model calls it.
     """

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpcrec.errors import ConfigError
-from hpcrec.types import Lookup
+from hpcrec.types import POOLINGS, Lookup
 
 
 @runtime_checkable
@@ -131,10 +131,10 @@ def check_lookups(operator: str, lookups: tuple[Lookup, ...], width: int) -> Non
         raise ConfigError(f"operator {operator}: width is {width}; it must be at least 1")
     seen = set()
     for lookup in lookups:
-        if lookup.pooling not in ("sum", "mean"):
+        if lookup.pooling not in POOLINGS:
             raise ConfigError(
                 f"operator {operator}: pooling of feature {lookup.feature!r} is {lookup.pooling!r}; "
-                "allowed are 'sum' and 'mean'"
+                "allowed are 'sum', 'mean' and 'max'"
             )
         key = (lookup.feature, lookup.table)
         if key in seen:

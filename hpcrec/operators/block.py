@@ -18,7 +18,8 @@ class Block:
         reduce   sum
         finish   nothing
 
-    Exact for bags split over holders too where the pooling is a sum, or a mean whose divisor is the whole bag's length.
+    Exact for bags split over holders too where the pooling is a sum, or a mean whose divisor is the whole bag's length;
+    the largest of a bag is taken of its parts before.
     Source: [DES], "embedding + DNN".
     """
 

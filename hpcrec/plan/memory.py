@@ -27,6 +27,7 @@ _ASK_BYTES_AN_ID = 72  # a dense rank's: bags, dealt rows, orders and the messag
 _ASK_BYTES_A_BAG = 48
 _VECTOR_COPIES = 3  # at a holder: values, gradients, the sums of a row's gradients
 _LEAF_COPIES = 6  # at a dense rank: values, leaves, operators' results, their gradients, leaf gradients, the message
+_WINNER_BYTES = 4
 _WINDOW_SIDES = 2  # of a message's memory that neighbours read: comm.window
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
@@ -44,12 +45,15 @@ class HeldRows:
 class HolderTraffic:
     """What one step brings to a holder, from all dense ranks.
 
-    ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them.
+    ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them. ``id_elements`` and
+    ``bag_elements`` are those of ids and bags that it pools by max.
     """
 
     ids: float = 0.0
     bags: float = 0.0
     elements: float = 0.0
+    id_elements: float = 0.0
+    bag_elements: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,8 @@ class DenseRank:
         torch's name.
     layer_elements : int
         Elements of all layers' results a sample, where they can be known; 0 else.
+    id_elements, bag_elements : float
+        Of ids and bags of a batch that are pooled by max on this rank.
     """
 
     samples: float
@@ -88,6 +94,8 @@ class DenseRank:
     parameters: int
     optimizer: str
     layer_elements: int
+    id_elements: float = 0.0
+    bag_elements: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,9 @@ def rank_memory(
         terms["ids read"] = read_bytes
     if copies_bytes:
         terms["copies"] = copies_bytes
+    maxima_bytes = _maxima_bytes(traffic, item_bytes) + (0 if dense is None else _maxima_bytes(dense, item_bytes))
+    if maxima_bytes:
+        terms["max pooling"] = maxima_bytes
     if dense is not None:
         terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes)
     if shared:  # both who writes a message and who reads it have its pages, and keep them, on both sides
@@ -181,6 +192,11 @@ def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int) -> dict[str,
         "parameters": dense.parameters * item_bytes * (2 + DENSE_STATES.get(dense.optimizer, 2)),
         "activations": _ACTIVATION_COPIES * item_bytes * dense.samples * dense.layer_elements,
     }
+
+
+def _maxima_bytes(pooled: HolderTraffic | DenseRank, item_bytes: int) -> float:
+    """Gradients of single ids, and which id won each column of a bag."""
+    return item_bytes * pooled.id_elements + _WINNER_BYTES * pooled.bag_elements
 
 
 def _message_bytes(ids: float, bags: float) -> float:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.wire import entry_bytes
 from hpcrec.operators import FM2, Block, Operator, WideSum
-from hpcrec.types import Batch
+from hpcrec.types import Batch, Lookup
 from tests.exchange.test_bytes import piece_of
 from tests.exchange.test_exchange import (
     FEATURES,
@@ -71,11 +72,13 @@ def layout_of(
     )
 
 
-def by_torch(operators: dict[str, Operator], pooled: list[torch.Tensor]) -> list[torch.Tensor]:
+def by_torch(
+    operators: dict[str, Operator], pooled: list[torch.Tensor], lookups: Sequence[Lookup] = LOOKUPS
+) -> list[torch.Tensor]:
     """The same results from pooled vectors of all lookups, in plain torch."""
     results = []
     for operator in operators.values():
-        mine = torch.stack([pooled[LOOKUPS.index(k)] for k in operator.lookups], 1)
+        mine = torch.stack([pooled[lookups.index(k)] for k in operator.lookups], 1)
         if isinstance(operator, FM2):
             pairs = itertools.combinations(range(mine.shape[1]), 2)
             results.append(sum(((mine[:, f] * mine[:, g]).sum(1) for f, g in pairs), torch.zeros(len(mine))))
@@ -86,18 +89,30 @@ def by_torch(operators: dict[str, Operator], pooled: list[torch.Tensor]) -> list
     return results
 
 
-def loss_of(results: list[torch.Tensor]) -> torch.Tensor:
-    return sum((torch.sin(2 * r + i).sum() for i, r in enumerate(results)), torch.zeros((), dtype=torch.float64))
+def loss_of(results: list[torch.Tensor], first: int = 0) -> torch.Tensor:
+    """Of samples from number ``first`` on, which differ in weight: equal results have gradients of their own."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i, r in enumerate(results):
+        weight_B = 1 + 0.3 * torch.sin(torch.arange(first, first + len(r), dtype=torch.float64))
+        total = total + (weight_B * torch.sin(2 * r + i).reshape(len(r), -1).sum(1)).sum()
+    return total
 
 
 def run(
-    world: World, operators: dict[str, Operator], kind: str, form: str, optimizer: str, batch: int = BATCH
+    world: World,
+    operators: dict[str, Operator],
+    kind: str,
+    form: str,
+    optimizer: str,
+    batch: int = BATCH,
+    prepare: Callable[[RowStore], None] = lambda store: None,
 ) -> tuple:
-    """Results of every step on this rank, rows before and after, and the layout."""
+    """Results of every step on this rank, rows before (as ``prepare`` left them) and after, and the layout."""
     topology = world.topology
     specs, families, layout = layout_of(world, operators, kind, form, optimizer, {"item", "country"})
     held = [f for f in families if topology.rank in f.holders]
     store = RowStore(specs, held, rank=topology.rank, seed=7, dtype=np.float64)
+    prepare(store)
     initial = gather_rows(world, store, specs, np.float64)
     exchange = Exchange(
         world,
@@ -128,7 +143,7 @@ def run(
             for name, result in zip(operators, results, strict=True):
                 assert torch.equal(evaluated[name], result), "an evaluation differs from a step"
             flat = [r.flatten(1) if r.dim() > 1 else r for r in results]
-            loss_of(flat).backward()
+            loss_of(flat, int(start)).backward()
             seen.append((start, stop, [r.detach().numpy().copy() for r in flat]))
             found = inputs.gradients()
         exchange.gradients(route, found, step=step + 1, lr_scale=1.0)

@@ -259,7 +259,7 @@ def test_refused_builds():
         build_model("fm", FEATURES, 2, width=2, n_labels=0)
     with pytest.raises(ConfigError, match="pooling names feature 'city'; the features are user, item, genre"):
         build("fm", pooling={"city": "mean"})
-    with pytest.raises(ConfigError, match="'max'; allowed are 'sum' and 'mean'"):
-        build("fm", pooling={"user": "max"})
+    with pytest.raises(ConfigError, match="'min'; allowed are 'sum', 'mean' and 'max'"):
+        build("fm", pooling={"user": "min"})
     with pytest.raises(ConfigError, match="no pairs to interact"):
         build("dlrm", features=FEATURES[:1], n_dense=0)

@@ -130,8 +130,8 @@ def test_refusals(kind):
         kind(lookups=(), width=D)
     with pytest.raises(ConfigError, match="width is 0"):
         kind(lookups=lookups(1), width=0)
-    with pytest.raises(ConfigError, match="'max'; allowed are 'sum' and 'mean'"):
-        kind(lookups=lookups(1, "max"), width=D)
+    with pytest.raises(ConfigError, match="'min'; allowed are 'sum', 'mean' and 'max'"):
+        kind(lookups=lookups(1, "min"), width=D)
     with pytest.raises(ConfigError, match="'f0' is read twice from table 't0'"):
         kind(lookups=lookups(1) + lookups(1, "mean"), width=D)
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -60,6 +60,23 @@ def test_what_a_dense_rank_adds():
     assert found["rows"] == found["vectors"] == found["block"] == 0
 
 
+def test_what_max_pooling_adds(tmp_path):
+    """On one rank, 4 features of width 32 with one id each, one of them pooled by max."""
+    traffic = HolderTraffic(ids=3000, bags=1000, elements=16_000, id_elements=48_000, bag_elements=16_000)
+    found = rank_memory([], traffic, None, item_bytes=8, ahead=1, shared=0.0).terms
+    assert found["max pooling"] == 8 * 48_000 + 4 * 16_000
+    path = write_run(tmp_path, 1000, model='name = "dlrm"\nwidth = 32\npooling = { f1 = "max" }')
+    for form in ("pooled", "rows", "partial"):
+        config = load_config(path, ["train.batch_size=100", f'exchange.form="{form}"', "exchange.replicate_rows=0"])
+        assert predict_memory(config, [0])[0].terms["max pooling"] == (4 + 4) * 100 * 32, form
+    config = load_config(
+        path, ["train.batch_size=100", "embedding.tables.f1.shard='row'", "embedding.tables.f1.rows=1000"]
+    )
+    assert [m.terms["max pooling"] for m in predict_memory(config, [0, 0])] == [2 * (4 + 4) * 50 * 32] * 2
+    plain = load_config(path, ["model.pooling={f1='sum'}"])
+    assert "max pooling" not in predict_memory(plain, [0])[0].terms
+
+
 def write_run(
     folder: Path, rows: int, *, model: str = 'name = "dlrm"\nwidth = 32', topology: str = "", samples: int = 12_000
 ) -> Path:

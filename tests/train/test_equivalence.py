@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from hpcrec.build import open_session
 from hpcrec.comm.ledger import describe
+from hpcrec.errors import ConfigError
 from hpcrec.models import MODELS
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, train, write_data
 
@@ -109,15 +110,39 @@ def test_several_labels_and_routing_in_the_step(folder: Path, form: str) -> None
         check_against_reference(folder, model={"name": model}, exchange={"form": form, "prefetch": 0})
 
 
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_pooled_by_max(folder: Path) -> None:
+    """history by max over a table that item's ids, which are added, share; shards and forms in turn."""
+    write_data(folder / "data.h5")
+    roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
+    for model, shard, form, optimizer in covering(("fm", "deepfm"), SHARDS, FORMS, OPTIMIZERS):
+        wanted = sections(next(roles), model, shard, optimizer, form)
+        wanted["model"]["pooling"] = {"history": "max"}
+        check_against_reference(folder, **wanted)
+
+
+@pytest.mark.parallel([1])
+def test_no_max_of_weighted_ids(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    config = config_for(folder, model={"pooling": {"tag": "max"}})
+    with (
+        pytest.raises(ConfigError, match=r"'tag' is pooled by 'max', but its ids carry weights in .*data\.h5"),
+        open_session(config),
+    ):
+        pass
+
+
 @pytest.mark.parallel([3, 4])
 @pytest.mark.parametrize("form", ["pooled", "rows"])  # partial results of other owners add up in another order
-def test_any_number_of_owners_gives_the_same_bits(folder: Path, form: str) -> None:
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_any_number_of_owners_gives_the_same_bits(folder: Path, form: str, pooling: str) -> None:
     write_data(folder / "data.h5")
     size = MPI.COMM_WORLD.size
     found = []
     for owners in ([0, 1, 2, 3][: size - 2], list(range(size - 1)), list(range(size)), [0, *range(1, size)][::-1]):
         roles = {"mode": "split", "owners": owners, "dense": 2}
         wanted = sections(roles, "deepfm", "table", "rowwise_adagrad", form)
+        wanted["model"]["pooling"] = {"history": pooling}
         found.append(train(config_for(folder, **wanted, train={"batch_size": 13, "dtype": "float32", "steps": 9})))
     losses, tables, dense = found[0]
     assert len(set(losses)) == 9
