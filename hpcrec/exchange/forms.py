@@ -82,6 +82,9 @@ class Form(Protocol):
     def split(self, columns: Mapping[str, Column]) -> Part:
         """This rank's ids by holder."""
 
+    def asked_of(self, holder: int, columns: Mapping[str, Column]) -> Mapping[Entry, Piece]:
+        """The pieces of ``split`` for one holder; those of the others are not made."""
+
 
 class PooledForm:
     """See the module; one feature a bundle."""
@@ -95,30 +98,53 @@ class PooledForm:
     def split(self, columns: Mapping[str, Column]) -> "PooledPart":
         """See ``Form``."""
         column, family = columns[self._feature], self._family
-        pieces: dict[Entry, Piece] = {}
-        samples: dict[Entry, Ints] = {}
-        every_bag = [self._layout.legs[holder].entries[e].every_bag for holder, e in self._entries]
-        everything = np.arange(len(column.lengths))
-        if family.kind != "row":
-            whole = Piece(column.rows, _lengths(column.lengths), column.weights)
-            for entry, every in zip(self._entries, every_bag, strict=True):
-                samples[entry], pieces[entry] = everything, whole
-                if whole.lengths is not None and not every:
-                    samples[entry] = np.flatnonzero(column.lengths)
-                    pieces[entry] = Piece(column.rows, _lengths(column.lengths[samples[entry]]), column.weights)
-            return PooledPart(self._layout, family, self._feature, column, pieces, samples)
-        dealt, order, ends = _deal(column.rows, family)
-        sample = np.repeat(np.arange(len(column.lengths)), column.lengths)
-        for part, entry in enumerate(self._entries):
-            take = order[ends[part] : ends[part + 1]]
-            bag = sample[take]
-            first = np.flatnonzero(np.diff(bag, prepend=-1))  # order is stable, so a bag's ids are still together
-            weights = None if column.weights is None else column.weights[take]
-            lengths, samples[entry] = np.diff(np.append(first, len(bag))), bag[first]
-            if every_bag[part]:
-                lengths, samples[entry] = np.bincount(bag, minlength=len(everything)), everything
-            pieces[entry] = Piece(dealt[take] // family.row_parts, _lengths(lengths), weights)
+        if family.kind == "row":
+            dealt, order, ends = _deal(column.rows, family)
+            sample = _sample_of(column)
+            made = {
+                entry: self._dealt(column, sample, dealt, order[ends[part] : ends[part + 1]], entry)
+                for part, entry in enumerate(self._entries)
+            }
+        else:
+            whole = {every: self._whole(column, every_bag=every) for every in {*map(self._every_bag, self._entries)}}
+            made = {entry: whole[self._every_bag(entry)] for entry in self._entries}
+        pieces = {entry: piece for entry, (piece, _) in made.items()}
+        samples = {entry: of for entry, (_, of) in made.items()}
         return PooledPart(self._layout, family, self._feature, column, pieces, samples)
+
+    def asked_of(self, holder: int, columns: Mapping[str, Column]) -> Mapping[Entry, Piece]:
+        """See ``Form``."""
+        column, family = columns[self._feature], self._family
+        for part, entry in enumerate(self._entries):
+            if entry[0] != holder:
+                continue
+            if family.kind != "row":
+                return {entry: self._whole(column, every_bag=self._every_bag(entry))[0]}
+            dealt = kernels.permute(column.rows, family.rows, 0)
+            take = np.flatnonzero(dealt % family.row_parts == part)
+            return {entry: self._dealt(column, _sample_of(column), dealt, take, entry)[0]}
+        return {}
+
+    def _every_bag(self, entry: Entry) -> bool:
+        return self._layout.legs[entry[0]].entries[entry[1]].every_bag
+
+    def _whole(self, column: Column, *, every_bag: bool) -> tuple[Piece, Ints]:
+        """All ids for one holder, and the samples of its bags."""
+        samples, lengths = np.arange(len(column.lengths)), _lengths(column.lengths)
+        if lengths is not None and not every_bag:
+            samples = np.flatnonzero(column.lengths)
+            lengths = _lengths(column.lengths[samples])
+        return Piece(column.rows, lengths, column.weights), samples
+
+    def _dealt(self, column: Column, sample: Ints, dealt: Ints, take: Ints, entry: Entry) -> tuple[Piece, Ints]:
+        """One holder's ids, at positions ``take`` (ascending), and the samples of its bags."""
+        n_samples, bag = len(column.lengths), sample[take]
+        first = np.flatnonzero(np.diff(bag, prepend=-1))  # positions ascend, so a bag's ids are still together
+        weights = None if column.weights is None else column.weights[take]
+        lengths, samples = np.diff(np.append(first, len(bag))), bag[first]
+        if self._every_bag(entry):
+            lengths, samples = np.bincount(bag, minlength=n_samples), np.arange(n_samples)
+        return Piece(dealt[take] // self._family.row_parts, _lengths(lengths), weights), samples
 
 
 @dataclass(frozen=True)
@@ -185,6 +211,20 @@ class DistinctForm:
         return DistinctPart(
             self._layout, self._family, self._features, self._replicas, self._dtype, mine, unique, index, pieces, firsts
         )
+
+    def asked_of(self, holder: int, columns: Mapping[str, Column]) -> Mapping[Entry, Piece]:
+        """See ``Form``."""
+        rows, family = np.concatenate([columns[f].rows for f in self._features]), self._family
+        for part, entry in enumerate(self._entries):
+            if entry[0] != holder:
+                continue
+            if family.kind == "row":
+                rows = rows[kernels.permute(rows, family.rows, 0) % family.row_parts == part]
+            unique, _ = kernels.dedup(rows)
+            if family.kind == "row":
+                unique = kernels.permute(unique, family.rows, 0) // family.row_parts
+            return {entry: Piece(unique, None, None)}
+        return {}
 
 
 @dataclass(frozen=True)
@@ -257,6 +297,11 @@ def _deal(rows: Ints, family: Family) -> tuple[Ints, Ints, Ints]:
     dealt = kernels.permute(rows, family.rows, 0)
     counts, order = kernels.partition((dealt % family.row_parts).astype(np.int32), family.row_parts)
     return dealt, order, cumulative(counts)
+
+
+def _sample_of(column: Column) -> Ints:
+    """The sample of each id."""
+    return np.repeat(np.arange(len(column.lengths)), column.lengths)
 
 
 def _lengths(lengths: Ints) -> Ints | None:

@@ -45,6 +45,7 @@ class IdReader:
         pad: Callable[[Ints], Ints],
     ) -> None:
         self._splitter = splitter
+        self._rank = rank
         self._keys = [(rank, e) for e in range(len(layout.legs[rank].entries))]
         self._dense = tuple(dense)
         self._size = size
@@ -62,8 +63,7 @@ class IdReader:
         messages: dict[int, list[Coded]] = {}
         bytes_R = np.zeros(self._size, np.int64)
         for d, rank in enumerate(self._dense):
-            split = self._splitter.split(ids.bags, first[-1], slice(first[d], first[d + 1]))
-            pieces = {key: piece for part in split for key, piece in part.pieces.items()}
+            pieces = self._splitter.asked_of(self._rank, ids.bags, first[-1], slice(first[d], first[d + 1]))
             messages[rank] = [plain(pieces[key]) for key in self._keys]
             bytes_R[rank] = message_bytes(messages[rank])
         padded_R = self._pad(bytes_R)

@@ -6,8 +6,9 @@ from hpcrec import kernels
 from hpcrec.embedding.shards import table_seed
 from hpcrec.embedding.store import RowStore
 from hpcrec.errors import DataError
-from hpcrec.exchange.forms import Column, DistinctForm, Form, Part, PooledForm
+from hpcrec.exchange.forms import Column, DistinctForm, Entry, Form, Part, PooledForm
 from hpcrec.exchange.layout import FORMS, Layout
+from hpcrec.exchange.wire import Piece
 from hpcrec.types import Bags
 
 
@@ -59,8 +60,22 @@ class Splitter:
         DataError
             An id outside its table.
         """
-        columns = {f: self._column(bags, f, n_samples, samples) for f in self._features}
+        columns = self._columns(bags, n_samples, samples)
         return [form.split(columns) for form in self._forms]
+
+    def asked_of(self, holder: int, bags: Bags, n_samples: int, samples: slice) -> dict[Entry, Piece]:
+        """What one holder is asked of those bags, by entry: as ``split`` has it, without the work for the others.
+
+        Raises
+        ------
+        DataError
+            An id outside its table.
+        """
+        columns = self._columns(bags, n_samples, samples)
+        return {entry: piece for form in self._forms for entry, piece in form.asked_of(holder, columns).items()}
+
+    def _columns(self, bags: Bags, n_samples: int, samples: slice) -> dict[str, Column]:
+        return {f: self._column(bags, f, n_samples, samples) for f in self._features}
 
     def _column(self, bags: Bags, feature: str, n_samples: int, samples: slice) -> Column:
         f = bags.features.index(feature)
