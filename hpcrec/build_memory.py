@@ -121,17 +121,22 @@ def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int) -> 
     if config.exchange.ids != "read" or not held:
         return 0.0
     batches = config.data.prefetch + 2 + config.exchange.prefetch + 1
-    samples = batches * config.train.batch_size + 2 * _window_samples(config, dataset, held)
-    return samples * _sample_bytes(dataset, held)
+    samples = batches * config.train.batch_size + 2 * _window_samples(config, dataset, held, ids_only=True)
+    return samples * _ids_bytes(dataset, held)
 
 
-def _window_samples(config: Config, dataset: DataSet, features: tuple[str, ...]) -> int:
-    exact = not config.data.shuffle and dataset.plain(features, ("weight",))  # it reads just what each batch needs
+def _window_samples(config: Config, dataset: DataSet, features: tuple[str, ...], *, ids_only: bool = False) -> int:
+    # None where it reads just what each batch needs.
+    exact = not config.data.shuffle and dataset.plain(features, ("weight",), ids_only=ids_only)
     return 0 if exact else min(config.data.chunk * config.data.window, dataset.samples)
 
 
 def _sample_bytes(dataset: DataSet, features: tuple[str, ...]) -> float:
-    n_bytes = 4.0 * (dataset.n_dense + dataset.n_labels + 1)
+    return 4.0 * (dataset.n_dense + dataset.n_labels + 1) + _ids_bytes(dataset, features)
+
+
+def _ids_bytes(dataset: DataSet, features: tuple[str, ...]) -> float:
+    n_bytes = 0.0
     for feature in (dataset.feature(name) for name in features):
         n_bytes += feature.mean_ids * (12 if feature.weighted else 8) + 8 * dataset.jagged(feature.name)
     return n_bytes

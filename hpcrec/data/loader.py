@@ -7,12 +7,12 @@ picks the samples of this part out of them; one thread does both where there is 
 Memory: two windows (one being picked from, one being read; each `order.chunk * order.window_chunks` samples of the
 chosen features) and `prefetch + 1` parts of batches. Every part reads every window: shuffled samples of a part lie all
 over it. In file order, a part reads just its share of each batch where the files let it (`DataSet.plain`), and what was
-read is the batch: `prefetch + 2` parts of batches are all the memory. An owner that reads its own features (`features`)
-reads only their columns.
+read is the batch: `prefetch + 2` parts of batches are all the memory. An owner that reads its own features (`features`,
+`ids_only`) reads only their columns.
 """
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -54,6 +54,8 @@ class Loader:
         What the bags hold, in this order; all features of the data set by default. May be empty.
     prefetch : int
         Batches made ahead; 0 makes each one when it is asked for, without threads.
+    ids_only : bool
+        Read features alone: batches have labels and dense inputs without columns, [B, 0], and no weights of samples.
 
     Attributes
     ----------
@@ -79,6 +81,7 @@ class Loader:
         parts: int = 1,
         features: tuple[str, ...] | None = None,
         prefetch: int = 4,
+        ids_only: bool = False,
     ) -> None:
         if order.samples != dataset.samples:
             raise ConfigError(f"loader: the order has {order.samples} samples, {dataset.path} has {dataset.samples}.")
@@ -90,7 +93,8 @@ class Loader:
         self.features = tuple(f.name for f in dataset.features) if features is None else tuple(features)
         for name in self.features:
             dataset.feature(name)
-        self.exact = not order.shuffle and dataset.plain(self.features, _OPTIONAL)
+        self.ids_only = ids_only
+        self.exact = not order.shuffle and dataset.plain(self.features, _OPTIONAL, ids_only=ids_only)
         self.load_wait_s = 0.0
 
     def batches(self, epoch: int = 0, index: int = 0, n: int | None = None) -> "BatchStream":
@@ -198,7 +202,11 @@ def _read_windows(loader: Loader, tasks: Iterator[_Task]) -> Generator[_Loaded]:
 
 
 def _load(loader: Loader, epoch: int, window: Window) -> _Loaded:
-    return _Loaded(epoch, window, loader.dataset.read_ranges(window.ranges, loader.features, _OPTIONAL))
+    return _Loaded(epoch, window, _read(loader, window.ranges))
+
+
+def _read(loader: Loader, ranges: Sequence[tuple[int, int]]) -> Columns:
+    return loader.dataset.read_ranges(ranges, loader.features, _OPTIONAL, ids_only=loader.ids_only)
 
 
 def _make_batches(
@@ -206,7 +214,7 @@ def _make_batches(
 ) -> Generator[Batch]:
     """One batch a task, picked from the windows as they come."""
     loaded: _Loaded | None = None
-    nothing = loader.dataset.read(0, 0, loader.features)  # gives an empty part its shapes
+    nothing = _read(loader, [(0, 0)])  # gives an empty part its shapes
     try:
         for task in tasks:
             parts = []

@@ -83,9 +83,9 @@ class DataSet:
         """Whether samples may have any number of ids of this feature; False: exactly one each."""
         return name in self._jagged
 
-    def plain(self, features: Sequence[str], optional: Sequence[str]) -> bool:
+    def plain(self, features: Sequence[str], optional: Sequence[str], *, ids_only: bool = False) -> bool:
         """Whether any samples of these columns can be had for the cost of reading them, in all files."""
-        single = {"/label", "/dense", *(f"/{name}" for name in optional)}
+        single = set() if ids_only else {"/label", "/dense", *(f"/{name}" for name in optional)}
         parts = {layout.sparse_path(name, part) for name in features for part in ("ids", "offsets", "weights")}
         return all((single | parts) & file.columns.keys() <= file.plain for file in self._files)
 
@@ -98,6 +98,8 @@ class DataSet:
         ranges: Sequence[tuple[int, int]],
         features: Sequence[str] | None = None,
         optional: Sequence[str] | None = None,
+        *,
+        ids_only: bool = False,
     ) -> Columns:
         """Samples of several ranges ``[first, end)``, one after the other, in fresh arrays.
 
@@ -108,6 +110,8 @@ class DataSet:
             Only these, in this order; all by default.
         optional : sequence of str, optional
             Which of ``weight``, ``group`` and ``time`` to read where the data set has them; all by default.
+        ids_only : bool
+            Read features alone: ``label`` and ``dense`` have no columns, [S, 0], nothing is optional.
 
         Raises
         ------
@@ -119,17 +123,17 @@ class DataSet:
             pieces = self._pieces(ranges)
             total = sum(stop - start for _, start, stop, _ in pieces)
             names = [feature.name for feature in self.features] if features is None else features
-            label = np.empty((total,) if self.n_labels == 1 else (total, self.n_labels), dtype=np.float32)
-            dense = np.empty((total, self.n_dense), dtype=np.float32)
+            sparse, joined = self._read_features(names, pieces, total)
+            if ids_only:
+                nothing = np.empty((total, 0), np.float32)
+                return Columns(nothing, nothing, sparse, joined=joined)
+            label = _read("/label", pieces, np.empty((total, self.n_labels)[: 1 + (self.n_labels > 1)], np.float32))
+            dense = _read("/dense", pieces if self.n_dense else [], np.empty((total, self.n_dense), np.float32))
             single = {
                 name: _read(f"/{name}", pieces, np.empty(total, dtype=layout.OPTIONAL_COLUMNS[name]))
                 for name in self.optional
                 if optional is None or name in optional
             }
-            _read("/label", pieces, label)
-            if self.n_dense:
-                _read("/dense", pieces, dense)
-            sparse, joined = self._read_features(names, pieces, total)
             return Columns(label, dense, sparse, joined=joined, **single)
 
     def close(self) -> None:

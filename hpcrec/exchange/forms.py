@@ -219,11 +219,9 @@ class DistinctForm:
             if entry[0] != holder:
                 continue
             if family.kind == "row":
-                rows = rows[kernels.permute(rows, family.rows, 0) % family.row_parts == part]
-            unique, _ = kernels.dedup(rows)
-            if family.kind == "row":
-                unique = kernels.permute(unique, family.rows, 0) // family.row_parts
-            return {entry: Piece(unique, None, None)}
+                dealt = kernels.permute(rows, family.rows, 0)
+                rows = dealt[dealt % family.row_parts == part] // family.row_parts
+            return {entry: Piece(kernels.dedup(rows)[0], None, None)}
         return {}
 
 

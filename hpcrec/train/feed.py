@@ -29,16 +29,22 @@ class Feed:
         self._ranks = len(topology.dense)
         opened = ExitStack()
 
-        def stream(number: int, of: int, features: tuple[str, ...]) -> BatchStream:
+        def stream(number: int, of: int, features: tuple[str, ...], *, ids_only: bool = False) -> BatchStream:
             loader = Loader(
-                source.dataset, source.order, part=number, parts=of, features=features, prefetch=parts.prefetch
+                source.dataset,
+                source.order,
+                part=number,
+                parts=of,
+                features=features,
+                prefetch=parts.prefetch,
+                ids_only=ids_only,
             )
             epoch, index = divmod(first, source.order.n_batches)
             return opened.enter_context(loader.batches(epoch, index, n))
 
         with opened:  # closed again if one cannot be opened
             self._own = stream(topology.dense_index, self._ranks, parts.engine.features) if topology.is_dense else None
-            self._whole = stream(0, 1, parts.engine.held) if parts.engine.held else None
+            self._whole = stream(0, 1, parts.engine.held, ids_only=True) if parts.engine.held else None
             self._streams = opened.pop_all()
 
     def __next__(self) -> tuple[Batch | None, GlobalIds | None]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -78,9 +79,9 @@ def test_file_order_reads_its_own_share_alone(
     with DataSet(path) as data:
         order, ranges, real = GlobalOrder(N, 100, shuffle=False, chunk=64, window=4), [], data.read_ranges
 
-        def noted(wanted: list[tuple[int, int]], *rest: object) -> Columns:
+        def noted(wanted: list[tuple[int, int]], *rest: Any, **more: Any) -> Columns:
             ranges.extend(wanted)
-            return real(wanted, *rest)
+            return real(wanted, *rest, **more)
 
         monkeypatch.setattr(data, "read_ranges", noted)
         for part in range(parts_of_batch):

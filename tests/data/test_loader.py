@@ -5,12 +5,13 @@ import threading
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import cut, write
 
-from hpcrec.data import gather
+from hpcrec.data import gather, reader
 from hpcrec.data.loader import Loader
 from hpcrec.data.order import GlobalOrder
 from hpcrec.data.prefetch import Prefetch
@@ -99,9 +100,9 @@ def test_reads_at_most_one_window_at_once_and_each_once(data_file: Path) -> None
     feed, reads = loader(data_file, prefetch=0), []
     real = feed.dataset.read_ranges
 
-    def counted(ranges: list[tuple[int, int]], *options: object) -> Columns:
+    def counted(ranges: list[tuple[int, int]], *options: Any, **more: Any) -> Columns:
         reads.append(sum(end - first for first, end in ranges))
-        return real(ranges, *options)
+        return real(ranges, *options, **more)
 
     feed.dataset.read_ranges = counted
     assert sum(len(batch.label) for batch in feed.batches(n=24)) == 2357
@@ -193,3 +194,29 @@ def test_take_and_join_agree_with_slicing(samples: Columns) -> None:
 def taken_as_full(columns: Columns) -> Columns:
     zeros = np.zeros(columns.samples, dtype=np.int64)
     return Columns(columns.label, columns.dense, columns.sparse, columns.weight, zeros, zeros)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_ids_alone_are_the_same_ids_and_nothing_else_is_read(
+    data_file: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, prefetch: int
+) -> None:
+    """Labels, dense inputs and weights of samples could be missing: nobody asks for them."""
+    whole = loader(data_file, prefetch=prefetch)
+    whole.order = GlobalOrder(whole.dataset.samples, 100, seed=9, shuffle=shuffle, chunk=64, window=4)
+    alone = Loader(whole.dataset, whole.order, features=NAMES, prefetch=prefetch, ids_only=True)
+    expected = list(whole.batches(n=26))
+    asked: set[str] = set()
+    real_fill = reader._fill
+
+    def noted(name: str, *rest: Any) -> Any:
+        asked.add(name)
+        return real_fill(name, *rest)
+
+    monkeypatch.setattr(reader, "_fill", noted)
+    for batch, other in zip(alone.batches(n=26), expected, strict=True):
+        assert (batch.epoch, batch.index, batch.size, batch.start) == (other.epoch, other.index, other.size, 0)
+        assert batch.label.shape == batch.dense.shape == (batch.size, 0) and batch.weight is None
+        for name in ("ids", "offsets", "weights"):
+            np.testing.assert_array_equal(getattr(batch.bags, name), getattr(other.bags, name))
+    assert asked and all(name.startswith("/sparse/") for name in asked)
