@@ -1,5 +1,6 @@
 """Equivalence 7: interrupted and resumed equals uninterrupted, bit for bit on the same ranks."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,39 @@ def test_resumed_with_chosen_forms_equals_uninterrupted(folder: Path) -> None:
             resumed = finish(config, stop_at=stop_at, resume=True)
             for name, values in whole.items():
                 np.testing.assert_array_equal(resumed[name], values, err_msg=f"{roles} {stop_at} {name}")
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_ids_that_are_read_go_on_where_they_stopped(folder: Path) -> None:
+    """Whatever is read or routed ahead, shuffled or in file order: what routed ids give, interrupted or not."""
+    write_data(folder / "data.h5")
+    roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
+    for (data_prefetch, prefetch), shuffle in zip(
+        itertools.product((0, 2), (0, 2)), (True, False, False, True), strict=True
+    ):
+        found = {}
+        own = next(roles)
+        for ids in ("routed", "read"):
+            config = config_for(
+                folder,
+                topology=own,
+                model={"name": "deepfm"},
+                data={"prefetch": data_prefetch, "shuffle": shuffle},
+                exchange={"ids": ids, "prefetch": prefetch, "form": "partial"},
+                embedding={
+                    "optimizer": {"name": "adam", "lr": 0.1},
+                    "tables": {"user": {"shard": "row"}, "item": {"shard": "column"}, "tag": {"shard": "table"}},
+                },
+                train={"batch_size": 13, "dtype": "float32", "steps": 8},
+                run={"folder": str(folder / f"{ids}{data_prefetch}{prefetch}")},
+            )
+            found[ids] = finish(config)
+        finish(config, stop_at=3)  # of 6 batches an epoch
+        found["resumed"] = finish(config, stop_at=3, resume=True)
+        for run in ("read", "resumed"):
+            assert found[run].keys() == found["routed"].keys()
+            for name, values in found["routed"].items():
+                np.testing.assert_array_equal(found[run][name], values, err_msg=f"{run} {own} {prefetch} {name}")
 
 
 @pytest.mark.parallel([1, 2])
