@@ -6,7 +6,8 @@ from hpcrec import kernels
 from hpcrec.embedding.shards import table_seed
 from hpcrec.embedding.store import RowStore
 from hpcrec.errors import DataError
-from hpcrec.exchange.forms import Column, DistinctForm, Entry, Form, Part, PooledForm
+from hpcrec.exchange.distinct import DistinctForm
+from hpcrec.exchange.forms import Column, Entry, Form, Part, PooledForm
 from hpcrec.exchange.layout import FORMS, Layout
 from hpcrec.exchange.wire import Piece
 from hpcrec.types import Bags
