@@ -8,6 +8,7 @@
 from hpcrec.kernels.backend import active, get_threads, set_threads, use
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.chunks import fletcher32, read_chunks
+from hpcrec.kernels.id_map import Admitted, IdMap, IdState
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
@@ -19,10 +20,13 @@ from hpcrec.kernels.reference import Coding, Grouping, Unpacked
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
 
 __all__ = [
+    "Admitted",
     "Beside",
     "BesideStep",
     "Coding",
     "Grouping",
+    "IdMap",
+    "IdState",
     "Unpacked",
     "active",
     "aligned_empty",

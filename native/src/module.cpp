@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "hpcrec/chunks.h"
+#include "hpcrec/id_map.h"
 #include "hpcrec/ids.h"
 #include "hpcrec/interaction.h"
 #include "hpcrec/learn.h"
@@ -325,6 +326,67 @@ void bind_packed(nb::module_& m) {
       "packed"_a, "rising"_a, "out"_a.noconvert());
 }
 
+void bind_id_map(nb::module_& m) {
+  using Places = Out<int64_t>;
+  nb::class_<hpcrec::IdMap>(m, "IdMap")
+      .def(
+          "__init__",
+          [](hpcrec::IdMap* self, int64_t capacity, int evict, int64_t admit_from, int64_t pending, double probability,
+             uint64_t seed, In<uint64_t> key) {
+            const uint64_t* k = key.data();
+            new (self)
+                hpcrec::IdMap({capacity, static_cast<hpcrec::Evict>(evict), admit_from, pending, probability, seed},
+                              {k[0], k[1], k[2], k[3]});
+          },
+          "capacity"_a, "evict"_a, "admit_from"_a, "pending"_a, "probability"_a, "seed"_a, "key"_a)
+      .def_prop_ro("size", &hpcrec::IdMap::size)
+      .def_prop_ro("n_pending", &hpcrec::IdMap::n_pending)
+      .def_prop_ro("clock", &hpcrec::IdMap::clock)
+      .def_prop_ro("evicted", &hpcrec::IdMap::evicted)
+      .def_prop_ro("n_bytes", &hpcrec::IdMap::bytes)
+      .def("spread",
+           [](const hpcrec::IdMap& self) {
+             const hpcrec::Spread found = without_gil([&] { return self.spread(); });
+             return std::make_tuple(found.longest_probe, found.fullest_segment, found.segments);
+           })
+      .def(
+          "find",
+          [](const hpcrec::IdMap& self, Ids ids, Places rows) {
+            without_gil([&] { self.find(ids.data(), size(ids), rows.data()); });
+          },
+          "ids"_a, "rows"_a.noconvert())
+      .def(
+          "admit",
+          [](hpcrec::IdMap& self, Ids ids, Places rows, Places fresh) {
+            return without_gil([&] { return self.admit(ids.data(), size(ids), rows.data(), fresh.data()); });
+          },
+          "ids"_a, "rows"_a.noconvert(), "fresh"_a.noconvert())
+      .def(
+          "save",
+          [](const hpcrec::IdMap& self, Places rows, Places ids, Places counts, Places clocks, Places pending_rows,
+             Places pending_ids, Places pending_counts, Places pending_clocks) {
+            without_gil([&] {
+              self.save({rows.data(), ids.data(), counts.data(), clocks.data()},
+                        {pending_rows.data(), pending_ids.data(), pending_counts.data(), pending_clocks.data()});
+            });
+          },
+          "rows"_a.noconvert(), "ids"_a.noconvert(), "counts"_a.noconvert(), "clocks"_a.noconvert(),
+          "pending_rows"_a.noconvert(), "pending_ids"_a.noconvert(), "pending_counts"_a.noconvert(),
+          "pending_clocks"_a.noconvert())
+      .def(
+          "load",
+          [](hpcrec::IdMap& self, Ids ids, Ids counts, Ids clocks, Ids pending_ids, Ids pending_counts,
+             Ids pending_clocks, int64_t clock, int64_t evicted) {
+            without_gil([&] {
+              self.load({ids.data(), counts.data(), clocks.data(), size(ids)},
+                        {pending_ids.data(), pending_counts.data(), pending_clocks.data(), size(pending_ids)}, clock,
+                        evicted);
+            });
+          },
+          "ids"_a, "counts"_a, "clocks"_a, "pending_ids"_a, "pending_counts"_a, "pending_clocks"_a, "clock"_a,
+          "evicted"_a);
+}
+
 void bind_chunks(nb::module_& m) {
   m.def(
       "fletcher32",
@@ -419,6 +481,9 @@ NB_MODULE(_native, m) {
   m.def("get_threads", &hpcrec::threads);
   bind_ids(m);
   bind_packed(m);
+}
+
+  bind_id_map(m);
   bind_text(m);
   bind_chunks(m);
   bind_lookup<float>(m);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "hpcrec/id_map.h"
 #include "hpcrec/ids.h"
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
@@ -109,6 +110,24 @@ void ids_kernels(Random& random) {
     bits.add(rows);
     return bits;
   });
+}
+
+void id_map(Random& random) {
+  const int64_t n = 100'000;
+  const hpcrec::IdKey key{random(), random(), random(), random()};
+  for (const auto evict : {hpcrec::Evict::none, hpcrec::Evict::lru, hpcrec::Evict::lfu}) {
+    const Ints ids = integers(random, 4 * n, 0, 2 * n);
+    same("id map", [&] {
+      hpcrec::IdMap map({n, evict, evict == hpcrec::Evict::lfu ? 2 : 1, n, 1.0, 7}, key);
+      Ints rows(4 * n), fresh(n);
+      for (int batch = 0; batch < 3; ++batch)
+        map.admit(ids.data() + batch * n, n, rows.data() + batch * n, fresh.data());
+      map.find(ids.data() + 3 * n, n, rows.data() + 3 * n);
+      Bits bits;
+      bits.add(rows);
+      return bits;
+    });
+  }
 }
 
 template <class T> void row_kernels(Random& random, int64_t width) {
@@ -252,6 +271,7 @@ int main(int argc, char** argv) {
   for (int round = 0; round < rounds; ++round) {
     Random random(round);
     ids_kernels(random);
+    id_map(random);
     for (const int64_t width : {1, 8, 33, 64}) {
       row_kernels<float>(random, width);
       row_kernels<double>(random, width);

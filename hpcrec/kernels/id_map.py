@@ -1,0 +1,140 @@
+"""Rows for ids that nobody has declared: any 64-bit id gets a row when it is first let in, and may lose it again.
+
+The map says which row is whose; what is in the rows, and which owner an id belongs to, is known above. A batch counts
+once for an id, however often it has it, so that nothing depends on whether senders have removed repeated ids; the order
+of a batch decides who gets the last rows. Shapes: K ids of a batch, N ids that have a row, P ids that are counted.
+"""
+
+from typing import Literal, NamedTuple
+
+from hpcrec.kernels import checks, native_id_map, reference_id_map
+from hpcrec.kernels.backend import active
+from hpcrec.kernels.reference import WORD
+from hpcrec.kernels.reference_id_map import IdState
+from hpcrec.types import Ints
+
+__all__ = ["MOST_ROWS", "Admitted", "IdMap", "IdState"]
+MOST_ROWS = 2**32 - 1  # native row numbers have 32 bits
+MOST_BATCHES = 2**32 - 2  # and so have numbers of batches
+
+
+class Admitted(NamedTuple):
+    """What a batch was given.
+
+    Attributes
+    ----------
+    rows : int64 [K]
+        The row of each id; -1 where it has none.
+    fresh : int64 [M]
+        Places in the batch of ids that had no row and were given one, ascending, the first place of each: what is in
+        these rows is another id's, or nobody's.
+    """
+
+    rows: Ints
+    fresh: Ints
+
+
+class IdMap:
+    """Which id has which row, who is let in, and who has to go.
+
+    Rows are numbered from 0 without gaps. Ids that have a row are found by all threads of ``set_threads``; who is let
+    in and who goes is decided one after the other. Nothing depends on the number of threads. One call at a time: others
+    wait.
+
+    Parameters
+    ----------
+    capacity : int or None
+        Rows, at most ``MOST_ROWS``, which None stands for. Only what is used takes memory.
+    evict : str or None
+        Which id loses its row to another where there are no more: ``lru``, the least recently used, or ``lfu``, the one
+        that the fewest batches have used since it has its row, and of these the least recently used. Never one that
+        the batch itself asks for; where there is no other, an id gets no row. None: no id loses its row, and the first
+        come are all that there are.
+    admit_from : int
+        An id gets a row in the batch that is the ``admit_from``-th to ask for it. 1 lets everyone in.
+    pending : int
+        Ids without a row of which batches are counted; where there are more, the one that was asked for least recently
+        is forgotten.
+    admit_probability : float
+        An id without a row gets one with this probability in each batch that asks for it: by (``seed``, id, number of
+        the batch) alone. In (0, 1]; below 1 only where ``admit_from`` is 1.
+    seed : int
+        Of the draws; taken modulo 2^64.
+
+    Raises
+    ------
+    ValueError
+        An argument that is not allowed.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int | None = None,
+        evict: Literal["lru", "lfu"] | None = None,
+        admit_from: int = 1,
+        pending: int = 1 << 20,
+        admit_probability: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        capacity = MOST_ROWS if capacity is None else checks.whole("capacity", capacity, 1, MOST_ROWS)
+        admit_from = checks.whole("admit_from", admit_from, 1, checks.WIDEST)
+        pending = checks.whole("pending", pending, 1, MOST_ROWS)
+        if evict not in (None, "lru", "lfu"):
+            raise ValueError(f"evict is {evict!r}; allowed are lru, lfu and None")
+        if not 0.0 < admit_probability <= 1.0:
+            raise ValueError(f"admit_probability is {admit_probability}; allowed are numbers above 0 up to 1")
+        if admit_from > 1 and admit_probability < 1.0:
+            raise ValueError(
+                f"admit_from is {admit_from} and admit_probability is {admit_probability}; one of them has to be 1"
+            )
+        implementation = native_id_map if active() == "native" else reference_id_map
+        self._map = implementation.IdMap(capacity, evict, admit_from, pending, float(admit_probability), seed & WORD)
+        self._evicts, self._counts = evict is not None, admit_from > 1
+
+    def __len__(self) -> int:
+        """Ids that have a row."""
+        return self._map.size
+
+    @property
+    def evicted(self) -> int:
+        """Ids that have lost their rows so far."""
+        return self._map.evicted
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the map, rows not counted."""
+        return self._map.n_bytes
+
+    def find(self, ids: Ints) -> Ints:
+        """Rows [K] of any int64 ids [K], -1 where an id has none. Changes nothing."""
+        return self._map.find(checks.ints("ids", ids))
+
+    def admit(self, ids: Ints) -> Admitted:
+        """Rows of a batch: any int64 ids [K], in the order in which they are let in; repeated ones count once."""
+        return Admitted(*self._map.admit(checks.ints("ids", ids)))
+
+    def save(self) -> IdState:
+        """All that it knows."""
+        return self._map.save()
+
+    def load(self, state: IdState) -> None:
+        """Goes on from ``save``, of this map or of several joined: ids get the rows 0, 1, ... in the order of the list.
+
+        Of a new map only. Lists that its rules have no use for (counts and clocks without eviction, pending ids where
+        everyone is let in) are left out.
+
+        Raises
+        ------
+        ValueError
+            The map is in use, an id is there twice, there are more than there is room for, or a number that no map
+            has.
+        """
+        n, n_pending = (len(checks.ints(key, getattr(state, key))) for key in ("ids", "pending_ids"))
+        wanted = {"counts": n, "clocks": n} if self._evicts else {}
+        wanted |= {"pending_counts": n_pending, "pending_clocks": n_pending} if self._counts else {}
+        for key, size in wanted.items():
+            checks.ints(key, getattr(state, key), size)
+        checks.whole("clock", state.clock, 0, MOST_BATCHES)
+        checks.whole("evicted", state.evicted, 0, checks.LARGEST)
+        self._map.load(state)

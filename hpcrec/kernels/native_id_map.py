@@ -1,0 +1,68 @@
+"""The id map of the native module, under the reference's names and signatures."""
+
+import secrets
+
+import numpy as np
+
+from hpcrec.kernels.native import module
+from hpcrec.kernels.reference_id_map import IdState
+from hpcrec.types import Ints
+
+_EVICT = {None: 0, "lru": 1, "lfu": 2}
+
+
+class IdMap:
+    """See the reference."""
+
+    def __init__(
+        self, capacity: int, evict: str | None, admit_from: int, pending: int, probability: float, seed: int
+    ) -> None:
+        # Nothing but time depends on where ids lie: no two processes have to share the key, and nobody can know it.
+        key = np.frombuffer(secrets.token_bytes(32), np.uint64)
+        self._evicts, self._counts = evict is not None, admit_from > 1
+        self._map = module().IdMap(capacity, _EVICT[evict], admit_from, pending, probability, seed, key)
+
+    @property
+    def size(self) -> int:
+        """See the reference."""
+        return self._map.size
+
+    @property
+    def clock(self) -> int:
+        """See the reference."""
+        return self._map.clock
+
+    @property
+    def evicted(self) -> int:
+        """See the reference."""
+        return self._map.evicted
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it has asked for."""
+        return self._map.n_bytes
+
+    def find(self, ids: Ints) -> Ints:
+        """See the reference."""
+        rows = np.empty_like(ids)
+        self._map.find(ids, rows)
+        return rows
+
+    def admit(self, ids: Ints) -> tuple[Ints, Ints]:
+        """See the reference."""
+        rows, fresh = np.empty_like(ids), np.empty_like(ids)
+        n_fresh = self._map.admit(ids, rows, fresh)
+        return rows, fresh[:n_fresh].copy()
+
+    def save(self) -> IdState:
+        """See the reference."""
+        sizes = [self._map.size] * 2 + [self._map.size * self._evicts] * 2 + [self._map.n_pending] * 4
+        lists = [np.empty(n, np.int64) for n in sizes]
+        self._map.save(*lists)
+        rows, ids, counts, clocks, _, pending_ids, pending_counts, pending_clocks = lists
+        return IdState(rows, ids, counts, clocks, pending_ids, pending_counts, pending_clocks, self.clock, self.evicted)
+
+    def load(self, state: IdState) -> None:
+        """See the reference."""
+        pending = state.pending_ids, state.pending_counts, state.pending_clocks
+        self._map.load(state.ids, state.counts, state.clocks, *pending, state.clock, state.evicted)

@@ -1,0 +1,55 @@
+// Which of the numbered rows goes first: the least recently used, or the least often used and of these the least
+// recently. A batch uses a row once, however often it asks for it, and what it has used does not go during it.
+#pragma once
+#include <cstdint>
+#include <map>
+
+#include "hpcrec/id_index.h"
+#include "hpcrec/row.h"
+
+namespace hpcrec {
+
+class IdOrder {
+ public:
+  explicit IdOrder(bool by_count) : by_count_(by_count) {}
+
+  // A row that is not in the order, last used by batch `clock`: the last to go of its count.
+  void add(uint32_t row, uint32_t count, uint32_t clock);
+  // Counts a row as used by batch `clock`; does nothing where it is already.
+  void touch(uint32_t row, uint32_t clock);
+  // Takes the row that goes first out of the order and returns it; -1 where batch `clock` has used them all.
+  int64_t take_first(uint32_t clock);
+
+  uint32_t count(uint32_t row) const { return links_[row].count; }
+  uint32_t clock(uint32_t row) const { return links_[row].clock; }
+  // Only where counts do not order.
+  void set_count(uint32_t row, uint32_t count) { links_[row].count = count; }
+  HPCREC_INLINE void prefetch(uint32_t row) const { __builtin_prefetch(&links_[row], 1); }
+
+  // Calls f(row) for each row, the first to go first.
+  template <class F> void each(F&& f) const {
+    for (const auto& [key, list] : lists_)
+      for (uint32_t row = list.first; row != none; row = links_[row].next) f(row);
+  }
+  int64_t bytes() const { return links_.bytes() + static_cast<int64_t>(lists_.size()) * list_bytes; }
+
+ private:
+  static constexpr uint32_t none = 0xffffffff;
+  static constexpr int64_t list_bytes = 64;  // a node of the map
+  struct Link {
+    uint32_t previous, next, count, clock;
+  };
+  struct List {
+    uint32_t first = none, last = none;
+  };
+  uint32_t key(uint32_t count) const { return by_count_ ? count : 0; }
+  void take_out(uint32_t row);
+
+  bool by_count_;
+  Blocks<Link> links_;
+  std::map<uint32_t, List> lists_;  // by count, or one; the least recently used first; none is empty
+  uint32_t all_used_below_ = 0;     // lists of lower keys hold only what the batch `searched_` has used
+  uint32_t searched_ = 0;
+};
+
+}  // namespace hpcrec

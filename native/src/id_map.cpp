@@ -1,0 +1,184 @@
+// A batch: what is there is found by all threads; who is let in and who goes is decided by one, in order.
+#include "hpcrec/id_map.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "hpcrec/parallel.h"
+
+namespace hpcrec {
+namespace {
+using Lock = std::lock_guard<std::mutex>;
+constexpr int64_t most_batches = 0xfffffffe, most_count = 0xffffffff;
+constexpr int64_t ahead = 16;  // ids that are asked for before they are worked on
+
+void save_list(const IdIndex& index, const IdOrder* order, const IdList& to) {
+  int64_t at = 0;
+  if (!order) {
+    for (; at < index.size(); ++at) {
+      to.rows[at] = at;
+      to.ids[at] = index.id(at);
+    }
+    return;
+  }
+  order->each([&](uint32_t row) {
+    to.rows[at] = row;
+    to.ids[at] = index.id(row);
+    to.counts[at] = order->count(row);
+    to.clocks[at++] = order->clock(row);
+  });
+}
+
+void load_list(const char* name, IdIndex& index, IdOrder* order, const ConstIdList& from, int64_t room, int64_t clock) {
+  const auto refuse = [&](const char* what, int64_t at, int64_t value, const std::string& why) {
+    throw std::invalid_argument(std::string(name) + what + "[" + std::to_string(at) + "] is " + std::to_string(value) +
+                                why);
+  };
+  if (from.n > room)
+    throw std::invalid_argument(std::string(name) + "ids are " + std::to_string(from.n) + "; there is room for " +
+                                std::to_string(room));
+  for (int64_t k = 0; k < from.n; ++k) {
+    if (index.find(from.ids[k]) >= 0) refuse("ids", k, from.ids[k], ", which is there twice");
+    if (order && (from.counts[k] < 0 || from.counts[k] > most_count))
+      refuse("counts", k, from.counts[k], "; allowed are 0 to " + std::to_string(most_count));
+    if (order && (from.clocks[k] < 0 || from.clocks[k] > clock))
+      refuse("clocks", k, from.clocks[k], "; allowed are 0 to the clock, " + std::to_string(clock));
+    const auto row = static_cast<uint32_t>(index.insert(from.ids[k]));
+    if (order) order->add(row, static_cast<uint32_t>(from.counts[k]), static_cast<uint32_t>(from.clocks[k]));
+  }
+}
+}  // namespace
+
+IdMap::IdMap(const IdRules& rules, const IdKey& key) : rules_(rules), index_(key, rules.capacity) {
+  if (rules.evict != Evict::none) order_.emplace(rules.evict == Evict::lfu);
+  if (rules.admit_from > 1) pending_.emplace(Pending{IdIndex(key, rules.pending), IdOrder(false)});
+}
+
+int64_t IdMap::size() const {
+  const Lock lock(busy_);
+  return index_.size();
+}
+
+int64_t IdMap::n_pending() const {
+  const Lock lock(busy_);
+  return pending_ ? pending_->index.size() : 0;
+}
+
+int64_t IdMap::clock() const {
+  const Lock lock(busy_);
+  return clock_;
+}
+
+int64_t IdMap::evicted() const {
+  const Lock lock(busy_);
+  return evicted_;
+}
+
+int64_t IdMap::bytes() const {
+  const Lock lock(busy_);
+  return index_.bytes() + (order_ ? order_->bytes() : 0) +
+         (pending_ ? pending_->index.bytes() + pending_->order.bytes() : 0);
+}
+
+Spread IdMap::spread() const {
+  const Lock lock(busy_);
+  return index_.spread();
+}
+
+void IdMap::find(const int64_t* ids, int64_t n, int64_t* rows) const {
+  const Lock lock(busy_);
+  find_all(ids, n, rows);
+}
+
+void IdMap::find_all(const int64_t* ids, int64_t n, int64_t* rows) const {
+  parallel_pieces(team(n * 16), [&](int piece, int pieces) {
+    const Range mine = share(n, piece, pieces);
+    index_.find(ids + mine.first, mine.last - mine.first, rows + mine.first);
+  });
+}
+
+int64_t IdMap::admit(const int64_t* ids, int64_t n, int64_t* rows, int64_t* fresh) {
+  const Lock lock(busy_);
+  if (clock_ == most_batches) throw std::length_error("batches: the clock ends at " + std::to_string(most_batches));
+  ++clock_;
+  find_all(ids, n, rows);
+  if (order_) {  // all of them before anyone goes
+    for (int64_t k = 0; k < n; ++k) {
+      if (k + ahead < n && rows[k + ahead] >= 0) order_->prefetch(static_cast<uint32_t>(rows[k + ahead]));
+      if (rows[k] >= 0) order_->touch(static_cast<uint32_t>(rows[k]), static_cast<uint32_t>(clock_));
+    }
+  }
+  int64_t n_fresh = 0;
+  for (int64_t k = 0; k < n; ++k) {
+    if (k + ahead < n && rows[k + ahead] < 0) index_.prefetch(ids[k + ahead]);
+    if (rows[k] >= 0) continue;
+    rows[k] = index_.find(ids[k]);  // this batch may have let it in
+    if (rows[k] >= 0 || !lets_in(ids[k])) continue;
+    rows[k] = row_for(ids[k]);
+    if (rows[k] >= 0) fresh[n_fresh++] = k;
+  }
+  return n_fresh;
+}
+
+// Whether this batch lets in an id that has no row. The same however often it is asked.
+bool IdMap::lets_in(int64_t id) {
+  if (pending_) return count_pending(id) >= rules_.admit_from;
+  if (rules_.probability >= 1.0) return true;
+  const uint64_t drawn =
+      mix(mix(static_cast<uint64_t>(id) ^ mix(rules_.seed)) + golden * static_cast<uint64_t>(clock_));
+  return static_cast<double>(static_cast<int64_t>(drawn >> 11)) * 0x1p-53 < rules_.probability;
+}
+
+// Batches that have asked for an id without a row, this one among them; 0 where they cannot be counted.
+int64_t IdMap::count_pending(int64_t id) {
+  auto& [index, order] = *pending_;
+  const auto clock = static_cast<uint32_t>(clock_);
+  int64_t number = index.find(id);
+  if (number >= 0) {
+    order.touch(static_cast<uint32_t>(number), clock);
+    return order.count(static_cast<uint32_t>(number));
+  }
+  if (index.size() < rules_.pending) {
+    number = index.insert(id);
+  } else {
+    number = order.take_first(clock);
+    if (number < 0) return 0;
+    index.replace(number, id);
+  }
+  order.add(static_cast<uint32_t>(number), 1, clock);
+  return 1;
+}
+
+// A row for an id that is let in, or -1 where there is none.
+int64_t IdMap::row_for(int64_t id) {
+  const auto clock = static_cast<uint32_t>(clock_);
+  int64_t row = -1;
+  if (index_.size() < rules_.capacity) {
+    row = index_.insert(id);
+  } else if (order_ && (row = order_->take_first(clock)) >= 0) {
+    index_.replace(row, id);
+    ++evicted_;
+  }
+  if (row < 0) return -1;
+  if (order_) order_->add(static_cast<uint32_t>(row), 1, clock);
+  if (pending_) pending_->order.set_count(static_cast<uint32_t>(pending_->index.find(id)), 0);  // from anew if it goes
+  return row;
+}
+
+void IdMap::save(const IdList& resident, const IdList& pending) const {
+  const Lock lock(busy_);
+  save_list(index_, order_ ? &*order_ : nullptr, resident);
+  if (pending_) save_list(pending_->index, &pending_->order, pending);
+}
+
+void IdMap::load(const ConstIdList& resident, const ConstIdList& pending, int64_t clock, int64_t evicted) {
+  const Lock lock(busy_);
+  if (clock_ || index_.size()) throw std::invalid_argument("load: the map is in use; only a new one can be loaded");
+  load_list("", index_, order_ ? &*order_ : nullptr, resident, rules_.capacity, clock);
+  if (pending_) load_list("pending_", pending_->index, &pending_->order, pending, rules_.pending, clock);
+  clock_ = clock;
+  evicted_ = evicted;
+}
+
+}  // namespace hpcrec
