@@ -100,23 +100,31 @@ void IdIndex::prefetch(int64_t id) const {
 
 int64_t IdIndex::insert(int64_t id) {
   if (size_ == most) throw std::length_error("ids: " + std::to_string(most) + " are all that one map can hold");
+  const uint64_t h = hash(id);
   ids_.reserve(size_ + 1);
-  put(hash(id), static_cast<uint32_t>(size_));
+  make_room(h);
+  put(h, static_cast<uint32_t>(size_));
   ids_[size_] = id;
   return size_++;
 }
 
 void IdIndex::replace(int64_t number, int64_t id) {
+  const uint64_t h = hash(id);
+  make_room(h);  // what may fail for want of memory comes first
   take_out(hash(ids_[number]), static_cast<uint32_t>(number));
-  ids_[number] = id;  // before put, which may hash it again to grow; it has no place yet and is not moved
-  put(hash(id), static_cast<uint32_t>(number));
+  ids_[number] = id;
+  put(h, static_cast<uint32_t>(number));
+}
+
+void IdIndex::make_room(uint64_t hash) {
+  const uint64_t segment = segment_of(hash);
+  if (segments_[segment].full()) grow(segment);
 }
 
 void IdIndex::put(uint64_t hash, uint32_t number) {
-  const uint64_t segment = segment_of(hash);
-  if (segments_[segment].full()) grow(segment);
-  segments_[segment].put(hash, number);
-  ++segments_[segment].n_ids;
+  Segment& segment = segments_[segment_of(hash)];
+  segment.put(hash, number);
+  ++segment.n_ids;
 }
 
 void IdIndex::take_out(uint64_t hash, uint32_t number) {

@@ -44,6 +44,7 @@ void load_list(const char* name, IdIndex& index, IdOrder* order, const ConstIdLi
       refuse("counts", k, from.counts[k], "; allowed are 0 to " + std::to_string(most_count));
     if (order && (from.clocks[k] < 0 || from.clocks[k] > clock))
       refuse("clocks", k, from.clocks[k], "; allowed are 0 to the clock, " + std::to_string(clock));
+    if (order) order->reserve(index.size() + 1);
     const auto row = static_cast<uint32_t>(index.insert(from.ids[k]));
     if (order) order->add(row, static_cast<uint32_t>(from.counts[k]), static_cast<uint32_t>(from.clocks[k]));
   }
@@ -140,6 +141,7 @@ int64_t IdMap::count_pending(int64_t id) {
     return order.count(static_cast<uint32_t>(number));
   }
   if (index.size() < rules_.pending) {
+    order.reserve(index.size() + 1);  // before the id is there, in case that it fails
     number = index.insert(id);
   } else {
     number = order.take_first(clock);
@@ -155,6 +157,7 @@ int64_t IdMap::row_for(int64_t id) {
   const auto clock = static_cast<uint32_t>(clock_);
   int64_t row = -1;
   if (index_.size() < rules_.capacity) {
+    if (order_) order_->reserve(index_.size() + 1);
     row = index_.insert(id);
   } else if (order_ && (row = order_->take_first(clock)) >= 0) {
     index_.replace(row, id);

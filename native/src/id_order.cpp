@@ -4,7 +4,6 @@
 namespace hpcrec {
 
 void IdOrder::add(uint32_t row, uint32_t count, uint32_t clock) {
-  links_.reserve(int64_t{row} + 1);
   List& list = lists_[key(count)];
   links_[row] = {list.last, none, count, clock};
   if (list.last == none) list.first = row;

@@ -107,6 +107,7 @@ class IdIndex {
   }
   uint64_t segment_of(uint64_t hash) const { return segment_bits_ ? hash >> (64 - segment_bits_) : 0; }
   int64_t find(int64_t id, uint64_t hash) const;
+  void make_room(uint64_t hash);
   void put(uint64_t hash, uint32_t number);
   void take_out(uint64_t hash, uint32_t number);
   void prefetch_ids(const Chunk& chunk) const;

@@ -13,6 +13,8 @@ class IdOrder {
  public:
   explicit IdOrder(bool by_count) : by_count_(by_count) {}
 
+  // Makes room for rows below n, without which none may be added.
+  void reserve(int64_t n) { links_.reserve(n); }
   // A row that is not in the order, last used by batch `clock`: the last to go of its count.
   void add(uint32_t row, uint32_t count, uint32_t clock);
   // Counts a row as used by batch `clock`; does nothing where it is already.
