@@ -173,6 +173,7 @@ void IdIndex::grow(uint64_t segment) {
     for (int i = 0; i < chunk_ids; ++i)
       if (from.tag[i]) grown.put(hash(ids_[from.number[i]]), from.number[i]);
   }
+  copied_ += grown.n_ids;
   segments_[segment] = std::move(grown);
 }
 
@@ -184,7 +185,7 @@ int64_t IdIndex::bytes() const {
 }
 
 Spread IdIndex::spread() const {
-  Spread found{0, 0, static_cast<int64_t>(segments_.size())};
+  Spread found{0, 0, static_cast<int64_t>(segments_.size()), copied_};
   for (const Segment& segment : segments_) {
     found.fullest_segment = std::max<int64_t>(found.fullest_segment, segment.n_ids);
     for (uint32_t c = 0; c < segment.n_chunks; ++c)

@@ -347,7 +347,7 @@ void bind_id_map(nb::module_& m) {
       .def("spread",
            [](const hpcrec::IdMap& self) {
              const hpcrec::Spread found = without_gil([&] { return self.spread(); });
-             return std::make_tuple(found.longest_probe, found.fullest_segment, found.segments);
+             return std::make_tuple(found.longest_probe, found.fullest_segment, found.segments, found.copied);
            })
       .def(
           "find",

@@ -239,10 +239,23 @@ def test_adversarial_ids_lie_as_random_ones(kind):
         rows, fresh = m.admit(batch)
         assert (rows == first + np.arange(len(batch))).all() and (fresh == np.arange(len(batch))).all()
     assert (m.find(ids) == np.arange(n)).all()
-    longest, fullest, segments = m._map._map.spread()
+    longest, fullest, segments, _ = m._map._map.spread()
     assert segments == 8192
     assert fullest < n / segments + 8 * np.sqrt(n / segments)
     assert longest <= 12
+
+
+def test_no_batch_copies_the_map():
+    """Growth copies a few ids for each that comes, at every size; a map copied whole would copy it in one batch."""
+    n, batch = 600_000, 3_000
+    m, copied = kernels.IdMap(), [0]
+    ids = kernels.permute(np.arange(n), 2**63 - 1, 1)
+    for first in range(0, n, batch):
+        m.admit(ids[first : first + batch].copy())
+        copied.append(m._map._map.spread()[3])
+    per_id = np.diff(copied)[20:] / batch
+    assert 1.5 < per_id.mean() < 3  # twice as many where segments are large
+    assert per_id.max() < 6  # whole: 200
 
 
 def test_the_measure_sees_ids_that_meet():

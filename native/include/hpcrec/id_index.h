@@ -38,9 +38,10 @@ struct IdKey {
   uint64_t times_low, times_high, plus_low, plus_high;
 };
 
-// How evenly ids lie: chunks that the slowest search for one looks at, and ids of the fullest segment.
+// How evenly ids lie: chunks that the slowest search for one looks at, and ids of the fullest segment. And ids that
+// growing segments have copied so far.
 struct Spread {
-  int64_t longest_probe, fullest_segment, segments;
+  int64_t longest_probe, fullest_segment, segments, copied;
 };
 
 class IdIndex {
@@ -116,7 +117,7 @@ class IdIndex {
 
   IdKey key_;
   int segment_bits_;
-  int64_t size_ = 0;
+  int64_t size_ = 0, copied_ = 0;
   std::vector<Segment> segments_;
   Blocks<int64_t> ids_;
 };
