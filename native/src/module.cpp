@@ -481,8 +481,6 @@ NB_MODULE(_native, m) {
   m.def("get_threads", &hpcrec::threads);
   bind_ids(m);
   bind_packed(m);
-}
-
   bind_id_map(m);
   bind_text(m);
   bind_chunks(m);
