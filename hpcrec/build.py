@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hpcrec import kernels
-from hpcrec.build_exchange import Auto, Built
+from hpcrec.build_exchange import Auto, Ingredients
 from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits
@@ -68,7 +68,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
     agreed(lambda: _check_threads(config, world))
     dense = agreed(lambda: _make_dense(config, model, world))
     timer, signal = PhaseTimer(), watch()
-    built = Built(
+    given = Ingredients(
         config=config,
         world=world,
         train=splits["train"],
@@ -78,8 +78,8 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
         store=store,
         timer=timer,
     )
-    auto = Auto(built) if offers.free else None
-    engine = built.engine(offers.layout({}), store, Load()) if auto is None else auto.engine
+    auto = Auto(given) if offers.free else None
+    engine = given.engine(offers.layout({}), store, Load()) if auto is None else auto.engine
 
     def close() -> None:
         if dense is not None:

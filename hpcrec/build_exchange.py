@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from hpcrec.build_tables import DTYPES
-from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.failure import agree
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.world import World
@@ -24,7 +23,7 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.choose import Choice, Chooser, Offers
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.measure import Asks, Counter
+from hpcrec.exchange.measure import Counter
 from hpcrec.exchange.migrate import migrate
 from hpcrec.exchange.split import Splitter
 from hpcrec.operators.base import Operator
@@ -34,7 +33,7 @@ from hpcrec.types import TableSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class Ingredients:
     """What an exchange is built of."""
 
     config: Config
@@ -74,7 +73,7 @@ class Built:
         return Engine(
             policy=Sync(exchange, timer=self.timer, ahead=config.exchange.prefetch > 0),
             store=store,
-            load=exchange.load,
+            load=load,
             features=exchange.features,
             held=exchange.held,
         )
@@ -85,34 +84,42 @@ class Auto:
 
     Parameters
     ----------
-    built : Built
+    given : Ingredients
 
     Attributes
     ----------
     engine : Engine
         What was built of the last choice.
     history : list of dict
-        Every choice, as ``summary.json`` has it; the counts of the last one are filled in by ``finish``.
+        Choices since this process began to train, as ``summary.json`` has them: one wherever forms changed.
+    told : list of dict
+        What was found whenever it was counted, for the log.
     """
 
     engine: Engine
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, given: Ingredients) -> None:
         self.history: list[dict[str, Any]] = []
-        self._built = built
-        self._every = built.config.exchange.auto_every
+        self.told: list[dict[str, Any]] = []
+        self._given = given
+        self._every = given.config.exchange.auto_every
         self._load = Load()
-        self._store = built.store
+        self._store = given.store
         self._choice: Choice | None = None
         self._counted_at = -1
+        self._step = 0  # until which bytes were counted
         self._bytes = np.zeros(len(TAGS), np.int64)
+        self._spent = np.zeros(len(TAGS), np.int64)  # since the last change
+        self._begun = False
         self.adapt(0)
 
     def begin(self, step: int) -> None:
-        """The run goes on from this step, which may be that of a checkpoint; collective."""
+        """Steps follow from this one on, which may be that of a checkpoint; collective."""
         self.adapt(step)
-        self.history[-1]["from_step"] = step
-        self._bytes = self._sent()
+        if not self._begun:
+            self._begun = True
+            self.history, self.told = [{**self.history[-1], "from_step": step}], self.told[-1:]
+            self._step, self._bytes, self._spent[:] = step, self._sent(), 0
 
     def due(self, step: int) -> bool:
         """Whether ``adapt`` would count again before this step."""
@@ -132,101 +139,113 @@ class Auto:
         if not self.due(step):
             return False
         self._counted_at = self._first_of(step)
-        built = self._built
-        with built.timer("choose"):
+        spent = self.finish(step)
+        with self._given.timer("choose"):
             choice = self._choose(self._counted_at)
             before, self._choice = self._choice, choice
-            if before is not None and (before.forms, before.replicated) == (choice.forms, choice.replicated):
-                return False
-            self.finish(step)
-            self._take(choice, before)
-        self.history.append(
-            {
-                "from_step": step,
-                "steps": 0,
-                "forms": choice.forms,
-                "copied_tables": [t for f in built.offers.families if f.name in choice.replicated for t in f.tables],
-                "predicted_bytes_per_step": choice.predicted,
-                "single_form_bytes_per_step": choice.single,
-                "counted_bytes_per_step": {},
-            }
-        )
-        return True
+            changed = before is None or (before.forms, before.replicated) != (choice.forms, choice.replicated)
+            if changed:
+                self._take(choice, before)
+        families = self._given.offers.families
+        found = {
+            "forms": choice.forms,
+            "copied_tables": [t for f in families if f.name in choice.replicated for t in f.tables],
+            "predicted_bytes_per_step": choice.predicted,
+            "single_form_bytes_per_step": choice.single,
+        }
+        self.told.append({**found, "counted_bytes_per_step": spent})
+        if changed:
+            self._spent[:] = 0
+            self.history.append({"from_step": step, "steps": 0, **found, "counted_bytes_per_step": {}})
+        return changed
 
-    def finish(self, step: int) -> None:
-        """Writes down what the last choice has cost until here; collective."""
+    def finish(self, step: int) -> dict[str, float]:
+        """Writes down what the last choice has cost until here; collective. Bytes a step since this was last done."""
         if not self.history:
-            return
-        last, sent = self.history[-1], self._sent()
-        last["steps"] = step - last["from_step"]
-        means = (sent - self._bytes) / max(last["steps"], 1)
-        last["counted_bytes_per_step"] = dict(zip(TAGS, means.tolist(), strict=True))
-        self._bytes = sent
+            return {}
+        sent, steps = self._sent(), step - self._step
+        spent = sent - self._bytes
+        self._step, self._bytes = step, sent
+        self._spent += spent
+        last = self.history[-1]
+        last["steps"] += steps
+        last["counted_bytes_per_step"] = _means(self._spent, last["steps"])
+        return _means(spent, steps)
 
     def _sent(self) -> np.ndarray:
-        total: np.ndarray = self._built.world.total_wire_bytes().sum(axis=1)
+        total: np.ndarray = self._given.world.total_wire_bytes().sum(axis=1)
         return total
 
     def _choose(self, step: int) -> Choice:
-        built, error, asks = self._built, None, None
+        given, error, counter = self._given, None, None
         try:
-            if built.world.topology.is_dense:
-                asks = self._asks(step)
+            counter = self._counted(step)
         except Exception as caught:
             error = caught
-        agree(built.world.main, error)
-        everyone = built.world.main.allgather(asks)
+        agree(given.world.main, error)
+        assert counter is not None, "no rank has failed"
         chooser = Chooser(
-            built.offers,
-            {rank: found for rank, found in enumerate(everyone) if found is not None},
-            item_bytes=built.dtype.itemsize,
-            pad=padded_bytes,
-            budget_bytes=built.config.exchange.auto_copies,
+            given.offers,
+            counter.asks(given.world.main.allreduce(counter.totals())),
+            item_bytes=given.dtype.itemsize,
+            budget_bytes=given.config.exchange.auto_copies,
         )
         return chooser.choose()
 
-    def _asks(self, step: int) -> Asks:
-        """What this dense rank asks in the steps that follow."""
-        built, topology = self._built, self._built.world.topology
-        layouts = built.offers.counted()
-        loader = Loader(
-            built.train.dataset,
-            built.train.order,
-            part=topology.dense_index,
-            parts=len(topology.dense),
-            features=tuple(layouts[0].form_of),
-            prefetch=0,
-        )
+    def _counted(self, step: int) -> Counter:
+        """What this rank asks in the steps that follow: nothing, where it is not dense."""
+        given, topology = self._given, self._given.world.topology
         splitter: Callable[[Layout, set[str]], Splitter] = partial(
-            Splitter, seed=built.config.train.seed, replicas=None, weighted=built.weighted, dtype=built.dtype
+            Splitter, seed=given.config.train.seed, replicas=None, weighted=given.weighted, dtype=given.dtype
         )
-        counter = Counter(layouts, splitter, reads_ids=built.config.exchange.ids == "read", far=topology.far)
-        epoch, index = divmod(step, built.train.order.n_batches)
-        with loader.batches(epoch, index, built.config.exchange.auto_steps) as batches:
-            for batch in batches:
-                counter.add(batch.bags, len(batch.label))
-        return counter.asks()
+        reads_ids, layouts = given.config.exchange.ids == "read", given.offers.counted()
+        counter = Counter(layouts, splitter, reads_ids=reads_ids, rank=topology.rank, far=topology.far)
+        if topology.is_dense:
+            loader = Loader(
+                given.train.dataset,
+                given.train.order,
+                part=topology.dense_index,
+                parts=len(topology.dense),
+                features=tuple(layouts[0].form_of),
+                prefetch=0,
+            )
+            epoch, index = divmod(step, given.train.order.n_batches)
+            with loader.batches(epoch, index, given.config.exchange.auto_steps) as batches:
+                for batch in batches:
+                    counter.add(batch.bags, len(batch.label))
+        return counter
 
     def _take(self, choice: Choice, before: Choice | None) -> None:
-        """Builds what was chosen; rows of tables that get copies, or lose them, are taken along."""
-        built = self._built
-        now = built.offers.families_with(choice.replicated)
-        store = self._store
-        if before is None or before.replicated != choice.replicated:
-            store = self._with_copies(choice)
+        """Builds what was chosen; rows of tables that get copies, lose or keep them, are taken along."""
+        given, store, engine, error = self._given, self._store, None, None
+        anew = before is None or before.replicated != choice.replicated
+        try:
+            if anew:
+                store = self._with_copies(choice)
+            engine = given.engine(given.offers.layout(choice.forms, choice.replicated), store, self._load)
+        except Exception as caught:
+            error = caught
+        agree(given.world.main, error)
+        assert engine is not None, "no rank has failed"
         if before is not None:
-            then = built.offers.families_with(before.replicated)
-            moved = [old for old, new in zip(then, now, strict=True) if old != new]
-            migrate(built.world, built.tables, moved, self._store, store)
+            if anew:
+                then, now = (given.offers.families_with(c.replicated) for c in (before, choice))
+                copied = [*before.replicated, *choice.replicated]
+                pairs = [(old, new) for old, new in zip(then, now, strict=True) if old.name in copied]
+                migrate(given.world, given.tables, pairs, self._store, store)
             self.engine.policy.close()
-        self._store = store
-        self.engine = built.engine(built.offers.layout(choice.forms, choice.replicated), store, self._load)
+        self._store, self.engine = store, engine
 
     def _with_copies(self, choice: Choice) -> RowStore | None:
         """This rank's rows, with copies of what is replicated; initial rows, where nothing was trained yet."""
-        built, rank = self._built, self._built.world.topology.rank
-        copied = [f for f in built.offers.families_with(choice.replicated) if f.name in choice.replicated]
+        given, rank = self._given, self._given.world.topology.rank
+        copied = [f for f in given.offers.families_with(choice.replicated) if f.name in choice.replicated]
         copies = None
-        if copied and built.world.topology.is_dense:
-            copies = RowStore(built.tables, copied, rank=rank, seed=built.config.train.seed, dtype=built.dtype)
-        return RowStore.joined(built.store, copies, {table for family in copied for table in family.tables})
+        if copied and given.world.topology.is_dense:
+            copies = RowStore(given.tables, copied, rank=rank, seed=given.config.train.seed, dtype=given.dtype)
+        return RowStore.joined(given.store, copies, {table for family in copied for table in family.tables})
+
+
+def _means(bytes_T: np.ndarray, steps: int) -> dict[str, float]:
+    """Bytes a step by tag; none where there were no steps."""
+    return dict(zip(TAGS, (bytes_T / steps).tolist(), strict=True)) if steps else {}

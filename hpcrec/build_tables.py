@@ -126,7 +126,7 @@ def make_offers(
         {f.name for f in dataset.features if not dataset.jagged(f.name)},
         forms=config.exchange.forms,
         default_form=config.exchange.form,
-        replicable=replicable if config.exchange.auto_copies else {},
+        replicable={name: n for name, n in replicable.items() if n <= config.exchange.auto_copies},
         dense=topology.dense,
     )
     return tables, families, offers

@@ -1,14 +1,14 @@
 """Exchange ``auto``: the form of each feature by which the fewest bytes cross in a step.
 
-From counts of real batches (``measure``) the bytes of any choice follow exactly. ``pooled``, ``rows`` and copies on
-every dense rank cost each bundle of features its own bytes, whatever the others do; so there the cheapest is known.
+From counts of real batches (``measure``) the bytes of any choice follow. ``pooled``, ``rows`` and copies on every dense
+rank cost each bundle of features its own bytes, whatever the others do; so there the cheapest is taken for each.
 ``partial`` pays by operator and holder, however many features take part: of those whose own bytes it saves, all take
 part, or none of some holders'. What is chosen is never predicted to cost more than any single form for all features. A
 pure function of the counts, so every rank chooses alike. Knows layouts and counts; knows no MPI. Source: [DES], which
 has one form for all.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -16,10 +16,11 @@ from hpcrec.embedding.shards import Family
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, step_bytes
 from hpcrec.operators.base import Operator
-from hpcrec.types import Ints, Lookup, TableSpec
+from hpcrec.types import Lookup, TableSpec
 
 SINGLE = ("rows", "pooled", "partial")
-_TRIED_ALONE = 64  # features that share tables are tried one by one, which makes a layout for each
+TRIED_APART = 16  # features that share tables are looked at apart up to so many, which makes a layout for each
+WORTH = 0.01  # of the bytes of ``pooled``: what is to be saved before other forms are worth their trouble
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Offers:
     ----------
     free : tuple of str
         Features whose form is to be chosen.
+    replicable : dict of str to int
+        Families that may be replicated, all of whose features are free.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class Offers:
         self._forms = dict(forms)
         self._default_form = default_form
         self._parts = tables, lookups, operators, one_hot
-        self._dense = tuple(dense)
+        self.dense = tuple(dense)
         sharded = [f for family in families if family.kind != "replicate" for f in family.features]
         self.free = tuple(f for f in sharded if forms.get(f, default_form) == "auto")
         self.replicable = {
@@ -100,7 +103,7 @@ class Offers:
     def families_with(self, replicated: Iterable[str]) -> tuple[Family, ...]:
         """The families, some of them replicated."""
         names = set(replicated)
-        return tuple(replace(f, kind="replicate", holders=self._dense) if f.name in names else f for f in self.families)
+        return tuple(replace(f, kind="replicate", holders=self.dense) if f.name in names else f for f in self.families)
 
     def layout(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> Layout:
         """The layout of a choice; ``forms`` of free features, ``pooled`` where they do not say."""
@@ -124,8 +127,9 @@ class Offers:
 
     def counted(self) -> list[Layout]:
         """Layouts that have between them every entry that a choice may send."""
-        layouts = [self.layout(self.single(form)) for form in ("rows", "pooled", "partial")]
+        layouts = [self.layout(self.single(form)) for form in SINGLE]
         bundles = [feats for _, feats in layouts[0].bundles("rows") if len(feats) > 1]
+        bundles = [feats for feats in bundles if len(feats) <= TRIED_APART]
         for number in range(max((len(feats) for feats in bundles), default=0)):
             alone = {feats[number]: "rows" for feats in bundles if number < len(feats) and feats[number] in self.free}
             layouts.append(self.layout({**self.single("pooled"), **alone}))
@@ -140,49 +144,38 @@ class Chooser:
     Parameters
     ----------
     offers : Offers
-    asks : mapping of int to Asks
-        What each dense rank asks, of the entries of ``offers.counted()``.
+    asks : Asks
+        Of the entries of ``offers.counted()``.
     item_bytes : int
-    pad : callable
-        Bytes of messages -> bytes on the wire.
     budget_bytes : int
         Memory that copies may take on a dense rank.
     """
 
-    def __init__(
-        self,
-        offers: Offers,
-        asks: Mapping[int, Asks],
-        *,
-        item_bytes: int,
-        pad: Callable[[Ints], Ints],
-        budget_bytes: int,
-    ) -> None:
+    def __init__(self, offers: Offers, asks: Asks, *, item_bytes: int, budget_bytes: int) -> None:
         self._offers = offers
         self._asks = asks
         self._item_bytes = item_bytes
-        self._pad = pad
         self._budget_bytes = budget_bytes
 
     def choose(self) -> Choice:
-        """The cheapest that was found."""
+        """The cheapest that was found; ``pooled`` where nothing saves ``WORTH`` of it."""
         offers = self._offers
         single = {form: self._total(offers.single(form)) for form in SINGLE}
         alone = self._separable()
-        best = self._with_partial(alone)
-        cheapest = min(SINGLE, key=lambda form: single[form])
-        if single[cheapest] < self._total(best):
-            best = offers.single(cheapest)
-        replicated = self._copies(best)
-        if replicated and self._total(best, replicated) >= self._total(best):
-            replicated = ()
+        ways: list[tuple[dict[str, str], tuple[str, ...]]] = [(offers.single(form), ()) for form in SINGLE]
+        for forms in (self._with_partial(alone), alone):  # copies of what is left, or of anything
+            copied = self._copies(forms)
+            ways += [(forms, ()), (forms, copied), (self._with_partial(alone, copied), copied)]
+        best, replicated = min(ways, key=lambda way: self._total(*way))
+        if self._total(best, replicated) >= (1 - WORTH) * single["pooled"]:
+            best, replicated = offers.single("pooled"), ()
         layout = offers.layout(best, replicated)
         forms = {f: form for f, form in layout.form_of.items() if form != "replicate"}
         return Choice(forms, replicated, self._predicted(best, replicated), single)
 
     def _predicted(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> dict[str, float]:
         layout = self._offers.layout(forms, replicated)
-        return step_bytes(layout, self._asks, item_bytes=self._item_bytes, pad=self._pad)
+        return step_bytes(layout, self._asks, item_bytes=self._item_bytes)
 
     def _total(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> float:
         return sum(self._predicted(forms, replicated).values())
@@ -196,9 +189,8 @@ class Chooser:
                 columns[stream.entry] += stream.width
             for entry, width in zip(leg.entries, columns, strict=True):
                 element_bytes = (1 if entry.form == "replicate" else 2) * width * self._item_bytes
-                for dense, asks in self._asks.items():
-                    id_bytes, bags = asks.of(entry, holder) if holder != dense else (0, 0)
-                    out[entry.features] = out.get(entry.features, 0) + id_bytes + element_bytes * bags
+                id_bytes, bags = self._asks.of(entry, holder)
+                out[entry.features] = out.get(entry.features, 0) + id_bytes + element_bytes * bags
         return out
 
     def _separable(self) -> dict[str, str]:
@@ -212,7 +204,7 @@ class Chooser:
             free = [f for f in bundle if f in offers.free]
             as_pooled = _sum_of(pooled, bundle)
             ways: list[tuple[float, list[str]]] = [(as_pooled, []), (rows[bundle], free)]
-            if len(bundle) > 1:
+            if 1 < len(bundle) <= TRIED_APART:
                 mixed = [f for f in free if self._mixed(bundle, [f]) < as_pooled]
                 ways.append((self._mixed(bundle, mixed), mixed))
             forms |= dict.fromkeys(min(ways, key=lambda way: way[0])[1], "rows")
@@ -223,11 +215,12 @@ class Chooser:
         layout = self._offers.layout({**self._offers.single("pooled"), **dict.fromkeys(as_rows, "rows")})
         return _sum_of(self._by_entry(layout), bundle)
 
-    def _with_partial(self, alone: dict[str, str]) -> dict[str, str]:
-        """``alone``, but ``partial`` where that is fewer bytes."""
+    def _with_partial(self, alone: dict[str, str], copied: Iterable[str] = ()) -> dict[str, str]:
+        """``alone``, but ``partial`` where that is fewer bytes; not of families that are copied."""
         offers = self._offers
+        out = {f for family in offers.families if family.name in set(copied) for f in family.features}
         every = offers.layout(offers.single("partial"))
-        can = {k.feature for some in every.substituted.values() for k in some if k.feature in offers.free}
+        can = {k.feature for some in every.substituted.values() for k in some if k.feature in offers.free} - out
         by_partial, by_alone = self._by_entry(every), self._by_entry(offers.layout(alone))
         shared = {f for features in by_alone for f in features if len(features) > 1}  # whose bytes are not theirs alone
         groups: dict[tuple[int, ...], list[str]] = {}
@@ -236,7 +229,7 @@ class Chooser:
                 groups.setdefault(every.family_of[feature].holders, []).append(feature)
         forms = {**alone, **{f: "partial" for features in groups.values() for f in features}}
         total = self._total(forms)
-        for features in (*groups.values(), *([f] for f in sorted(shared.intersection(can))[:_TRIED_ALONE])):
+        for features in (*groups.values(), *([f] for f in sorted(shared.intersection(can))[:TRIED_APART])):
             without = {**forms, **{f: alone[f] for f in features}}
             if without != forms and (less := self._total(without)) < total:
                 forms, total = without, less
@@ -245,18 +238,19 @@ class Chooser:
     def _copies(self, forms: Mapping[str, str]) -> tuple[str, ...]:
         """Families that cost less where every dense rank has them, those first that save most for their memory."""
         offers = self._offers
-        now, copied = (self._by_entry(offers.layout(forms, names)) for names in ((), offers.replicable))
+        layout = offers.layout(forms)
+        now, copied = self._by_entry(layout), self._by_entry(offers.layout(forms, offers.replicable))
+        stay = {k.feature for some in layout.substituted.values() for k in some}
         saved: dict[str, float] = {}
         for family in offers.families:
-            taken = any(forms.get(f) == "partial" for f in family.features)
-            if family.name in offers.replicable and not taken:
+            if family.name in offers.replicable and stay.isdisjoint(family.features):
                 saved[family.name] = _sum_of(now, family.features) - _sum_of(copied, family.features)
         left_bytes, chosen = self._budget_bytes, []
         for name in sorted((n for n in saved if saved[n] > 0), key=lambda n: -saved[n] / offers.replicable[n]):
             if offers.replicable[name] <= left_bytes:
                 chosen.append(name)
                 left_bytes -= offers.replicable[name]
-        return tuple(chosen)
+        return tuple(family.name for family in offers.families if family.name in chosen)
 
 
 def _sum_of(by_entry: Mapping[tuple[str, ...], float], features: Iterable[str]) -> float:

@@ -1,8 +1,9 @@
 """What a batch asks of holders under every form: counted on real batches, before any bytes cross.
 
 Each dense rank splits its part of some batches as each form would, and keeps for every entry that might be sent the
-bytes of its ids and its bags. From these counts of all dense ranks the bytes of a step follow exactly, for any layout
-(``step_bytes``), by the formula of ``exchange.exchange``. Knows layouts and batches; knows no MPI and chooses nothing.
+bytes of its ids and its bags. From sums over dense ranks follow the bytes of a step for any layout (``step_bytes``), by
+the formula of ``exchange.exchange``, but for the padding of messages and the norms of column shards. Knows layouts and
+batches; knows no MPI and chooses nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 from hpcrec.exchange.layout import Entry, Layout
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.wire import entry_bytes
-from hpcrec.types import Bags, Ints
+from hpcrec.types import Bags, Floats
 
 Key = tuple[str, tuple[str, ...]]
 """What is sent ("bags": non-empty ones; "all bags"; "rows": distinct ids; "copies": those of a replicated table), and
@@ -30,16 +31,17 @@ def key_of(entry: Entry) -> Key:
 
 @dataclass(frozen=True)
 class Asks:
-    """Means over batches of what one dense rank asks.
+    """What is asked of each holder by all dense ranks but itself: means over batches.
 
     Attributes
     ----------
-    samples : float
+    samples : mapping of int to float
+        By holder.
     entries : mapping of Key to mapping of int to (float, float)
         By holder: bytes of ids (0 where holders read them), and bags.
     """
 
-    samples: float
+    samples: Mapping[int, float]
     entries: Mapping[Key, Mapping[int, tuple[float, float]]]
 
     def of(self, entry: Entry, holder: int) -> tuple[float, float]:
@@ -70,6 +72,8 @@ class Counter:
         ``splitter(layout, features)``.
     reads_ids : bool
         Holders read the ids: their bytes are 0.
+    rank : int
+        This rank, whose own rows are asked for nothing.
     far : set of int
         World ranks on other hosts.
     """
@@ -80,9 +84,11 @@ class Counter:
         splitter: Callable[[Layout, set[str]], Splitter],
         *,
         reads_ids: bool,
+        rank: int,
         far: AbstractSet[int] = frozenset(),
     ) -> None:
         self._reads_ids = reads_ids
+        self._rank = rank
         self._far = far
         self._sums: dict[Key, dict[int, np.ndarray]] = {}
         self._samples: list[int] = []
@@ -114,43 +120,47 @@ class Counter:
                 id_bytes = 0 if self._reads_ids else entry_bytes(pieces[at], far=at[0] in self._far)
                 self._sums[key][at[0]] += id_bytes, pieces[at].n_bags
 
-    def asks(self) -> Asks:
-        """Means over the batches counted."""
+    def totals(self) -> Floats:
+        """Means over batches, flat float64, to be summed over dense ranks; zeros where nothing was counted."""
         n = max(len(self._samples), 1)
-        entries = {
-            key: {holder: (float(sums[0]) / n, float(sums[1]) / n) for holder, sums in by_holder.items()}
-            for key, by_holder in self._sums.items()
-        }
-        return Asks(sum(self._samples) / n, entries)
+        holders = {h: None for by_holder in self._sums.values() for h in by_holder}
+        samples = [0.0 if h == self._rank else sum(self._samples) / n for h in holders]
+        counts = [
+            np.zeros(2) if h == self._rank else sums / n
+            for by_holder in self._sums.values()
+            for h, sums in by_holder.items()
+        ]
+        return np.concatenate([samples, *counts])
+
+    def asks(self, totals: Floats) -> Asks:
+        """From sums of the totals of all dense ranks."""
+        holders = list({h: None for by_holder in self._sums.values() for h in by_holder})
+        pairs = iter(totals[len(holders) :].reshape(-1, 2).tolist())
+        entries: dict[Key, dict[int, tuple[float, float]]] = {}
+        for key, by_holder in self._sums.items():
+            entries[key] = {}
+            for holder in by_holder:
+                id_bytes, bags = next(pairs)
+                entries[key][holder] = id_bytes, bags
+        return Asks(dict(zip(holders, totals.tolist(), strict=False)), entries)
 
 
-def step_bytes(
-    layout: Layout, asks: Mapping[int, Asks], *, item_bytes: int, pad: Callable[[Ints], Ints]
-) -> dict[str, float]:
-    """Bytes that cross in a training step, by tag; not counting what a rank sends to itself.
+def step_bytes(layout: Layout, asks: Asks, *, item_bytes: int) -> dict[str, float]:
+    """Bytes that cross in a training step, by tag; without padding, and what a rank sends to itself.
 
     Parameters
     ----------
-    asks : mapping of int to Asks
-        By world rank of the dense ranks.
+    layout : Layout
+    asks : Asks
     item_bytes : int
         Bytes of an element.
-    pad : callable
-        Bytes of messages -> bytes on the wire.
     """
     totals = {"ids": 0.0, "values": 0.0, "gradients": 0.0}
-    for dense, mine in asks.items():
-        for holder, leg in layout.legs.items():
-            if holder == dense:
-                continue
-            found = [mine.of(entry, holder) for entry in leg.entries]
-            elements = [found[s.entry][1] * s.width for s in leg.streams]
-            partials = mine.samples * sum(p.elements for p in leg.partials)
-            sizes = {
-                "ids": sum(id_bytes for id_bytes, _ in found),
-                "values": item_bytes * (sum(elements[: leg.n_value_streams]) + partials),
-                "gradients": item_bytes * (sum(elements) + partials),
-            }
-            for tag, n_bytes in sizes.items():
-                totals[tag] += float(pad(np.array([int(np.ceil(n_bytes))], np.int64))[0])
+    for holder, leg in layout.legs.items():
+        found = [asks.of(entry, holder) for entry in leg.entries]
+        elements = [found[s.entry][1] * s.width for s in leg.streams]
+        partials = asks.samples[holder] * sum(p.elements for p in leg.partials)
+        totals["ids"] += sum(id_bytes for id_bytes, _ in found)
+        totals["values"] += item_bytes * (sum(elements[: leg.n_value_streams]) + partials)
+        totals["gradients"] += item_bytes * (sum(elements) + partials)
     return totals

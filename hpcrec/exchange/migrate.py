@@ -11,30 +11,38 @@ from hpcrec.types import TableSpec
 def migrate(
     world: World,
     tables: dict[str, TableSpec],
-    families: Iterable[Family],
+    families: Iterable[tuple[Family, Family]],
     source: RowStore | None,
     target: RowStore | None,
 ) -> None:
-    """Copies rows and states of families, as they are placed in ``source``, to wherever ``target`` holds them.
+    """Copies rows and states from ``source`` to wherever ``target`` holds them, in blocks that every rank is sent.
+
+    Families that are on every dense rank before and after are copied there. The ledger does not count it.
 
     Parameters
     ----------
-    families : iterable of Family
-        Where the rows are now.
+    families : iterable of (Family, Family)
+        As placed in ``source`` and in ``target``.
     source, target : RowStore or None
         This rank's; None where it holds nothing.
     """
-    for family in families:
-        senders = family.holders[:1] if family.kind == "replicate" else family.holders  # copies are alike
+    for before, after in families:
+        if before == after:
+            if source is not None and target is not None and world.topology.rank in before.holders:
+                for table in before.tables:
+                    for ids, rows, states in source.export(table):
+                        target.load(table, ids, rows, states, (0, tables[table].width))
+            continue
+        senders = before.holders[:1] if before.kind == "replicate" else before.holders  # copies are alike
         for part, holder in enumerate(senders):
-            for table in family.tables:
-                columns = family.part_columns(tables[table].width, part)
+            for table in before.tables:
+                columns = before.part_columns(tables[table].width, part)
                 if columns[0] == columns[1]:
                     continue
                 mine = world.topology.rank == holder
                 assert source is not None or not mine
                 blocks = source.export(table) if mine and source is not None else None
-                for _ in range(0, family.part_rows(part), BLOCK_ROWS):
+                for _ in range(0, before.part_rows(part), BLOCK_ROWS):
                     ids, rows, states = world.main.bcast(None if blocks is None else next(blocks), root=holder)
                     if target is not None and target.find(table) is not None:
                         target.load(table, ids, rows, states, columns)

@@ -201,10 +201,9 @@ class Loop:
     def _one(self, step: Any) -> None:
         session = self._session
         auto = session.parts.auto
-        if auto is not None and self._logged_choices < len(auto.history):
-            self._logged_choices = len(auto.history)
-            told = ("forms", "copied_tables", "predicted_bytes_per_step", "single_form_bytes_per_step")
-            self._telemetry.log(step.number, {key: auto.history[-1][key] for key in told})
+        if auto is not None and self._logged_choices < len(auto.told):
+            self._logged_choices = len(auto.told)
+            self._telemetry.log(step.number, auto.told[-1])
         loss = step.run()
         took_s = time.perf_counter() - self._since_s  # with the wait for its batch, which came before ``run``
         order = session.parts.splits["train"].order

@@ -85,9 +85,10 @@ class Chooses(Protocol):
 
     engine: Engine
     history: list[dict[str, Any]]
+    told: list[dict[str, Any]]
 
     def begin(self, step: int) -> None:
-        """The run goes on from this step."""
+        """Steps follow from this one on."""
 
     def due(self, step: int) -> bool:
         """Whether ``adapt`` has something to do before this step."""
@@ -95,8 +96,8 @@ class Chooses(Protocol):
     def adapt(self, step: int) -> bool:
         """Chooses for the steps from here on; whether ``engine`` is another one now."""
 
-    def finish(self, step: int) -> None:
-        """Writes down in ``history`` what the last choice has cost."""
+    def finish(self, step: int) -> dict[str, float]:
+        """Writes down in ``history`` what the last choice has cost; bytes a step since this was last done."""
 
 
 @dataclass(kw_only=True)

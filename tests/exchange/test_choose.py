@@ -11,11 +11,10 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build import open_session
-from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.ledger import describe
 from hpcrec.data.loader import Loader
 from hpcrec.embedding.shards import Placement, build_families
-from hpcrec.exchange.choose import SINGLE, Choice, Chooser, Offers
+from hpcrec.exchange.choose import SINGLE, WORTH, Choice, Chooser, Offers
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, step_bytes
 from hpcrec.exchange.split import Splitter
@@ -60,20 +59,19 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str) -> No
         with open_session(config) as session:
             layout = session.parts.policy._exchange.layout
             split = partial(Splitter, seed=1, replicas=None, weighted={"tag"}, dtype=np.float64)
-            reads = ids == "read"
-            predicted = dict.fromkeys(TAGS, 0.0)
+            predicted, messages = dict.fromkeys(TAGS, 0.0), 0
             for step in session.steps():
-                asks = None
+                counter = Counter([layout], split, reads_ids=ids == "read", rank=comm.rank)
                 if step.batch is not None:
-                    counter = Counter([layout], split, reads_ids=reads)
                     counter.add(whole_bags(session, step.number), len(step.batch.label))
-                    asks = counter.asks()
-                everyone = {r: a for r, a in enumerate(comm.allgather(asks)) if a is not None}
-                for tag, n_bytes in step_bytes(layout, everyone, item_bytes=8, pad=padded_bytes).items():
+                asks = counter.asks(comm.allreduce(counter.totals()))
+                for tag, n_bytes in step_bytes(layout, asks, item_bytes=8).items():
                     predicted[tag] += n_bytes
+                messages += sum(d != h for d in session.topology.dense for h in layout.legs)
                 step.run()
             counted = {tag: sum(n.values()) for tag, n in describe(session.parts.world.total_wire_bytes()).items()}
-        assert {tag: counted[tag] for tag in TAGS} == predicted, (topology, exchange, ids, model)
+        for tag in TAGS:  # each message is padded
+            assert 0 <= counted[tag] - predicted[tag] < 64 * messages, (topology, exchange, ids, model, tag)
 
 
 def whole_bags(session: Any, step: int) -> Bags:
@@ -87,31 +85,29 @@ def whole_bags(session: Any, step: int) -> Bags:
 # The choice.
 
 
-def offers_for(operators: Mapping[str, Operator], rows: Mapping[str, int], one_hot: set[str]) -> Offers:
-    """Two owners (ranks 0, 1) and two dense ranks (2, 3); half of the tables on each owner."""
+def offers_for(
+    operators: Mapping[str, Operator], rows: Mapping[str, int], one_hot: set[str], dense: tuple[int, ...]
+) -> Offers:
+    """Two owners, ranks 0 and 1, with half of the tables each."""
     lookups = [k for o in operators.values() for k in o.lookups]
     widths = {k.table: o.width for o in operators.values() for k in o.lookups}
     tables = {t: TableSpec(name=t, rows=rows[t.split(".")[0]], width=w) for t, w in widths.items()}
     features = [Feature(name=f, cardinality=rows[f]) for f in dict.fromkeys(k.feature for k in lookups)]
     placements = {t: Placement(kind="table", owners=(i % 2,)) for i, t in enumerate(t for t in tables if "." not in t)}
     placements |= {t: placements[t.split(".")[0]] for t in tables if "." in t}
-    families = build_families(tables, features, lookups, placements, owners=(0, 1), dense=(2, 3), replicate_rows=0)
+    families = build_families(tables, features, lookups, placements, owners=(0, 1), dense=dense, replicate_rows=0)
     copies = {f.name: sum(f.rows * tables[t].width * 4 for t in f.tables) for f in families}
     return Offers(
-        tables, families, lookups, operators, one_hot, forms={}, default_form="auto", replicable=copies, dense=(2, 3)
+        tables, families, lookups, operators, one_hot, forms={}, default_form="auto", replicable=copies, dense=dense
     )
 
 
-def asks_for(offers: Offers, rng: np.random.Generator, rows: Mapping[str, int], one_hot: set[str]) -> dict[int, Asks]:
+def asks_for(offers: Offers, rng: np.random.Generator, rows: Mapping[str, int], one_hot: set[str]) -> Asks:
     """Of ids with various skews; n samples on each dense rank."""
-    asks, n, reads = {}, 64, bool(rng.integers(2))
+    n, reads, totals = 64, bool(rng.integers(2)), []
     skew = {f: rng.choice([0.0, 1.05, 1.6]) for f in rows}
-    for rank in (2, 3):
-        counter = Counter(
-            offers.counted(),
-            lambda layout, feats: Splitter(layout, feats, seed=1, replicas=None, weighted=set(), dtype=np.float32),
-            reads_ids=reads,
-        )
+    for rank in offers.dense:
+        counter = Counter(offers.counted(), split_plain, reads_ids=reads, rank=rank)
         ids, lengths = [], []
         for f, k in rows.items():
             lengths.append(np.ones(n, int) if f in one_hot else rng.integers(0, 6, n))
@@ -119,12 +115,16 @@ def asks_for(offers: Offers, rng: np.random.Generator, rows: Mapping[str, int], 
             ids.append(rng.choice(k, lengths[-1].sum(), p=chance / chance.sum()))
         offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
         counter.add(Bags(tuple(rows), np.concatenate(ids).astype(np.int64), offsets), n)
-        asks[rank] = counter.asks()
-    return asks
+        totals.append(counter.totals())
+    return counter.asks(np.sum(totals, axis=0))
 
 
-def total(offers: Offers, asks: dict[int, Asks], forms: dict[str, str], copied: tuple[str, ...]) -> float:
-    return sum(step_bytes(offers.layout(forms, copied), asks, item_bytes=4, pad=padded_bytes).values())
+def split_plain(layout: Layout, features: set[str]) -> Splitter:
+    return Splitter(layout, features, seed=1, replicas=None, weighted=set(), dtype=np.dtype(np.float32))
+
+
+def total(offers: Offers, asks: Asks, forms: dict[str, str], copied: tuple[str, ...]) -> float:
+    return sum(step_bytes(offers.layout(forms, copied), asks, item_bytes=4).values())
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -139,10 +139,10 @@ def test_the_choice_is_the_cheapest_there_is(seed: int) -> None:
     operators: dict[str, Operator] = {"fm2": FM2(lookups=deep, width=WIDTH), "wide": WideSum(lookups=wide)}
     if seed % 3:
         operators["block"] = Block(lookups=deep[seed % 2 :], width=WIDTH)
-    offers = offers_for(operators, rows, one_hot)
+    offers = offers_for(operators, rows, one_hot, (2, 3) if seed % 4 else (2,))
     asks = asks_for(offers, rng, rows, one_hot)
     budget = (0, 2000, 10**9)[seed % 3]
-    chooser = Chooser(offers, asks, item_bytes=4, pad=padded_bytes, budget_bytes=budget)
+    chooser = Chooser(offers, asks, item_bytes=4, budget_bytes=budget)
     choice = chooser.choose()
     every = []
     for forms in itertools.product(SINGLE, repeat=4):
@@ -155,7 +155,8 @@ def test_the_choice_is_the_cheapest_there_is(seed: int) -> None:
             ]
     found = sum(choice.predicted.values())
     assert found == total(offers, asks, {**offers.single("pooled"), **choice.forms}, choice.replicated)
-    assert found <= min(choice.single.values()) and min(every) <= found <= 1.02 * min(every) + 3 * 64
+    assert min(every) <= found <= 1.02 * min(every) + WORTH * choice.single["pooled"]
+    assert found <= min(choice.single.values()) + WORTH * choice.single["pooled"]
     assert choice.single == {form: total(offers, asks, offers.single(form), ()) for form in SINGLE}
 
 
@@ -169,19 +170,16 @@ def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
     offers = Offers(
         tables, families, lookups, operators, set(), forms={}, default_form="auto", replicable={}, dense=(1,)
     )
-    counter = Counter(
-        offers.counted(),
-        lambda layout, feats: Splitter(layout, feats, seed=1, replicas=None, weighted=set(), dtype=np.float32),
-        reads_ids=True,
-    )
+    counter = Counter(offers.counted(), split_plain, reads_ids=True, rank=1)
     ids = np.tile(np.arange(40), 5)[: 3 * n]  # each of the features has 40 rows or so, and they are the same ones
     counter.add(Bags(names, ids, np.arange(3 * n + 1)), n)
-    chooser = Chooser(offers, {1: counter.asks()}, item_bytes=4, pad=padded_bytes, budget_bytes=0)
+    asks = counter.asks(counter.totals())
+    chooser = Chooser(offers, asks, item_bytes=4, budget_bytes=0)
     assert chooser.choose().forms == dict.fromkeys(names, "rows")
     some = Layout(tables, families, lookups, forms={"c": "pooled"}, default_form="rows", operators=operators)
     (entry,) = (e for e in some.legs[0].entries if e.form == "rows")
     assert entry.features == ("a", "b")  # which was not counted: no more than all three
-    assert counter.asks().of(entry, 0) == (0.0, 40.0)
+    assert asks.of(entry, 0) == (0.0, 40.0)
 
 
 # Changing it while a run goes on.

@@ -68,18 +68,22 @@ inline Range share(int64_t n, int member, int members) {
 
 // Member's share of the n bags that `offsets` bounds, by ids (plus one a bag) rather than by bags.
 inline Range share_bags(const int64_t* offsets, int64_t n, int member, int members) {
-  const int64_t base = offsets[0], total = offsets[n] - base + n;
+  // Offsets may be anything here: they are added as what cannot overflow, and looked at by the kernel.
+  auto work = [&](int64_t v) {
+    return static_cast<int64_t>(static_cast<uint64_t>(offsets[v]) - static_cast<uint64_t>(offsets[0]) + v);
+  };
+  const uint64_t total = static_cast<uint64_t>(work(n));
   auto cut = [&](int64_t goal) {
     int64_t low = 0, high = n;
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if (offsets[middle] - base + middle < goal) low = middle + 1;
+      if (work(middle) < goal) low = middle + 1;
       else high = middle;
     }
     return low;
   };
-  return {member == 0 ? 0 : cut(total * member / members),
-          member + 1 == members ? n : cut(total * (member + 1) / members)};
+  auto goal_of = [&](int m) { return static_cast<int64_t>(total * m) / members; };
+  return {member == 0 ? 0 : cut(goal_of(member)), member + 1 == members ? n : cut(goal_of(member + 1))};
 }
 
 }  // namespace hpcrec
