@@ -115,7 +115,7 @@ def test_pooled_by_max(folder: Path) -> None:
     """history by max over a table that item's ids, which are added, share; shards and forms in turn."""
     write_data(folder / "data.h5")
     roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
-    for model, shard, form, optimizer in covering(("fm", "deepfm"), SHARDS, FORMS, OPTIMIZERS):
+    for model, shard, form, optimizer in covering(("fm", "deepfm"), SHARDS, (*FORMS, "auto"), OPTIMIZERS):
         wanted = sections(next(roles), model, shard, optimizer, form)
         wanted["model"]["pooling"] = {"history": "max"}
         check_against_reference(folder, **wanted)
