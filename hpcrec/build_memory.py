@@ -14,6 +14,7 @@ from hpcrec.comm.topology import Topology
 from hpcrec.config import Config
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
+from hpcrec.exchange.choose import Offers
 from hpcrec.exchange.layout import Layout
 from hpcrec.plan.memory import DenseRank, HeldRows, HolderTraffic, RankMemory, rank_memory
 from hpcrec.types import TableSpec
@@ -56,11 +57,11 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
     with DataSet(Path(config.data.train)) as dataset:
         model, operators = make_model(config, dataset)
         tables, families, offers = make_offers(config, dataset, operators, topology)
-        layout = offers.layout({})  # where forms are chosen, what crosses is no more than under pooled
+        layout = offers.layout({})  # where forms are chosen, what crosses is seldom more than under pooled
         item_bytes = DTYPES[config.train.dtype][0].itemsize
         mean_ids = {f.name: f.mean_ids for f in dataset.features}
         dense = _dense_rank(config, dataset, model, layout, mean_ids, topology)
-        copies_bytes = min(config.exchange.auto_copies, sum(offers.replicable.values()))
+        auto = _auto(config, dataset, offers)
     return [
         rank_memory(
             _held(tables, families, rank),
@@ -69,13 +70,23 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             item_bytes=item_bytes,
             ahead=config.exchange.prefetch,
             read_bytes=_read_bytes(config, dataset, layout, rank),
-            copies_bytes=copies_bytes if rank in topology.dense else 0,
+            auto=auto if rank in topology.dense else None,
             shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
             if config.exchange.windows
             else 0.0,
         )
         for rank in range(topology.size)
     ]
+
+
+def _auto(config: Config, dataset: DataSet, offers: Offers) -> dict[str, float]:
+    """What choosing forms takes on a dense rank: copies, and the window of all features that is counted on."""
+    if not offers.free:
+        return {}
+    features = tuple(offers.layout({}).form_of)
+    window = max(_window_samples(config, dataset, features), config.train.batch_size)
+    copies_bytes = min(config.exchange.auto_copies, sum(offers.replicable.values()))
+    return {"copies": copies_bytes, "counting": window * _sample_bytes(dataset, features)}
 
 
 def _held(tables: dict[str, TableSpec], families: Sequence[Family], rank: int) -> list[HeldRows]:

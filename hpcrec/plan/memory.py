@@ -4,7 +4,7 @@ Every term is an expectation, or an upper bound where the data's skew would have
 are counted as if they were distinct. Knows numbers of rows, ids and bytes; knows no configuration, model or rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcrec.units import MB
@@ -124,7 +124,7 @@ def rank_memory(
     ahead: int,
     shared: float,
     read_bytes: float = 0.0,
-    copies_bytes: int = 0,
+    auto: Mapping[str, float] | None = None,
     base_bytes: int = OWNER_BASE_BYTES,
 ) -> RankMemory:
     """The memory of one rank.
@@ -145,8 +145,8 @@ def rank_memory(
         The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
     read_bytes : float
         What it reads of ids as a holder (``exchange.ids = "read"``): windows of the data set, and batches ahead.
-    copies_bytes : int
-        Most that copies of tables may take that form ``auto`` makes.
+    auto : mapping of str to float, optional
+        What form ``auto`` may take besides: term -> bytes.
     base_bytes : int
         Of the process itself.
     """
@@ -165,8 +165,7 @@ def rank_memory(
     }
     if read_bytes:
         terms["ids read"] = read_bytes
-    if copies_bytes:
-        terms["copies"] = copies_bytes
+    terms |= auto or {}
     maxima_bytes = _maxima_bytes(traffic, item_bytes) + (0 if dense is None else _maxima_bytes(dense, item_bytes))
     if maxima_bytes:
         terms["max pooling"] = maxima_bytes

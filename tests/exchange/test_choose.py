@@ -14,13 +14,13 @@ from hpcrec.build import open_session
 from hpcrec.comm.ledger import describe
 from hpcrec.data.loader import Loader
 from hpcrec.embedding.shards import Placement, build_families
-from hpcrec.exchange.choose import SINGLE, WORTH, Choice, Chooser, Offers
+from hpcrec.exchange.choose import SINGLE, WORTH, Chooser, Offers
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, step_bytes
 from hpcrec.exchange.split import Splitter
 from hpcrec.operators import FM2, Block, Operator, WideSum
 from hpcrec.types import Bags, Feature, Lookup, TableSpec
-from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.train.runs import config_for, write_data
 from tests.train.test_equivalence import covering
 
 TAGS = ("ids", "values", "gradients")
@@ -180,76 +180,3 @@ def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
     (entry,) = (e for e in some.legs[0].entries if e.form == "rows")
     assert entry.features == ("a", "b")  # which was not counted: no more than all three
     assert asks.of(entry, 0) == (0.0, 40.0)
-
-
-# Changing it while a run goes on.
-
-SEQUENCE: tuple[tuple[dict[str, str], bool], ...] = (
-    ({"user": "pooled", "item": "rows", "history": "rows", "tag": "partial"}, False),
-    ({"user": "partial", "item": "pooled", "history": "pooled", "tag": "rows"}, True),
-    ({"user": "rows", "item": "partial", "history": "pooled", "tag": "rows"}, False),
-    ({"user": "pooled", "item": "pooled", "history": "pooled", "tag": "pooled"}, True),
-)
-
-
-@pytest.mark.parallel([1, 2, 3, 4])
-@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adagrad"])
-def test_a_change_of_forms_changes_no_result(folder: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms and copies change every 2 steps, rows and optimizer state with them; equal to one process all along."""
-    write_data(folder / "data.h5")
-    for topology, model, ids in zip(roles(MPI.COMM_WORLD.size), ("deepfm", "fm"), ("read", "routed"), strict=False):
-        calls = itertools.count()
-
-        def choose(chooser: Chooser, calls: Any = calls) -> Choice:
-            forms, copies = SEQUENCE[next(calls) % 4]
-            copied = tuple(chooser._offers.replicable) if copies else ()
-            taken = {f for family in chooser._offers.families if family.name in copied for f in family.features}
-            return Choice({f: form for f, form in forms.items() if f not in taken}, copied, {}, {})
-
-        monkeypatch.setattr(Chooser, "choose", choose)
-        config = config_for(
-            folder,
-            topology=topology,
-            model={"name": model},
-            exchange={"form": "auto", "auto_every": 2, "auto_steps": 1, "ids": ids},
-            embedding={"optimizer": {"name": optimizer, "lr": 0.1}, "tables": {"user": {"shard": "row"}}},
-            train={"steps": 9},
-        )
-        with open_session(config) as session:
-            reference = reference_for(session, config)
-            batches = global_batches(session, session.total_steps)
-            for step in session.steps():
-                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
-                expected, _ = reference.step(batches[step.number])
-                np.testing.assert_allclose(loss, expected, rtol=0, atol=1e-12)
-            for name, rows in gather_tables(session).items():
-                np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
-            history = session.parts.auto.history
-            session.parts.auto.finish(session.step)
-        assert [h["from_step"] for h in history] == [0, 2, 4, 6, 8]
-        assert [h["steps"] for h in history] == [2, 2, 2, 2, 1]
-        assert [bool(h["copied_tables"]) for h in history] == [False, True, False, True, False]
-        assert "user" not in history[1]["copied_tables"]  # its placement was asked for
-
-
-@pytest.mark.parallel([2, 3, 4])
-def test_counted_bytes_are_those_predicted(folder: Path) -> None:
-    write_data(folder / "data.h5", samples=4000)
-    for topology in roles(MPI.COMM_WORLD.size):
-        config = config_for(
-            folder,
-            topology=topology,
-            model={"name": "deepfm"},
-            exchange={"form": "auto", "auto_steps": 4, "auto_copies": 0},
-            train={"batch_size": 1000, "steps": 4},
-        )
-        with open_session(config) as session:
-            for step in session.steps():
-                step.run()
-            session.parts.auto.finish(session.step)
-            (only,) = session.parts.auto.history
-        assert sum(only["predicted_bytes_per_step"].values()) <= min(only["single_form_bytes_per_step"].values())
-        for tag in TAGS:
-            assert only["counted_bytes_per_step"][tag] == pytest.approx(
-                only["predicted_bytes_per_step"][tag], abs=16 * 64
-            )
