@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hpcrec import kernels
 from hpcrec.embedding.shards import Placement, build_families
-from hpcrec.exchange.forms import DistinctPart
+from hpcrec.exchange.distinct import DistinctPart
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.split import Splitter
 from hpcrec.types import Bags, Feature, Lookup, TableSpec
