@@ -124,9 +124,8 @@ def holder_of(n_entries: int) -> Holder:
     arena = SimpleNamespace(width=4, total_width=4, spec=SimpleNamespace(name="sgd"))
     store = SimpleNamespace(dtype=np.dtype("f4"), arenas=[arena], find=lambda table: (0, parts[table]))
     streams = [SimpleNamespace(entry=e, table=name, width=4) for e, name in enumerate(names)]
-    leg = SimpleNamespace(
-        streams=streams, hidden=(), partials=(), n_value_streams=n_entries, entries=[None] * n_entries
-    )
+    entries = [SimpleNamespace(form="rows", features=(name,)) for name in names]
+    leg = SimpleNamespace(streams=streams, hidden=(), partials=(), n_value_streams=n_entries, entries=entries)
     return Holder(store, leg, {}, {}, weighted=[False] * n_entries, size=3, pad=padded_bytes)
 
 
