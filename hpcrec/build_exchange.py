@@ -116,10 +116,9 @@ class Auto:
     def begin(self, step: int) -> None:
         """Steps follow from this one on, which may be that of a checkpoint; collective."""
         self.adapt(step)
-        if not self._begun:
-            self._begun = True
+        if not self._begun:  # what was chosen before is no step's of this process
+            self._begun, self._step, self._bytes = True, step, self._sent()
             self.history, self.told = [{**self.history[-1], "from_step": step}], self.told[-1:]
-            self._step, self._bytes, self._spent[:] = step, self._sent(), 0
 
     def due(self, step: int) -> bool:
         """Whether ``adapt`` would count again before this step."""
@@ -161,7 +160,7 @@ class Auto:
 
     def finish(self, step: int) -> dict[str, float]:
         """Writes down what the last choice has cost until here; collective. Bytes a step since this was last done."""
-        if not self.history:
+        if not self._begun:
             return {}
         sent, steps = self._sent(), step - self._step
         spent = sent - self._bytes

@@ -138,7 +138,7 @@ def _predictions(out: Path, shape: tuple[int, ...] | None) -> Iterator[Output | 
 def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
     """Nothing is counted to read a run: results do not depend on forms beyond the order of sums."""
     defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_every", "auto_copies")}
-    fixed: dict[str, Form] = {feature: form for feature, form in exchange.forms.items() if form != "auto"}
+    fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
     form: Form = "pooled" if exchange.form == "auto" else exchange.form
     return replace(exchange, form=form, forms=fixed, **defaults)
 

@@ -1,8 +1,8 @@
 """Feeds one rank its part of each batch of the global order, read and assembled off the critical path.
 
-Two background threads: one reads windows of the order from the data set (the only one that touches the files), one
-picks the samples of this part out of them; one thread does both where there is nothing to pick. Knows nothing of MPI:
-`part` of `parts` is all it is told.
+Two background threads: one reads windows of the order from the data set (the only one of them that touches the files),
+one picks the samples of this part out of them; one thread does both where there is nothing to pick. Knows nothing of
+MPI: `part` of `parts` is all it is told.
 
 Memory: two windows (one being picked from, one being read; each `order.chunk * order.window_chunks` samples of the
 chosen features) and `prefetch + 1` parts of batches. Every part reads every window: shuffled samples of a part lie all

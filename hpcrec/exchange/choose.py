@@ -19,8 +19,9 @@ from hpcrec.operators.base import Operator
 from hpcrec.types import Lookup, TableSpec
 
 SINGLE = ("rows", "pooled", "partial")
+SIMPLEST = ("pooled", "rows", "partial")  # first: what is taken where others hardly cost less
 TRIED_APART = 16  # features that share tables are looked at apart up to so many, which makes a layout for each
-WORTH = 0.01  # of the bytes of ``pooled``: what is to be saved before other forms are worth their trouble
+WORTH = 0.005  # of the fewest bytes: what is to be saved before a simpler choice is left for another
 
 
 @dataclass(frozen=True)
@@ -158,17 +159,22 @@ class Chooser:
         self._budget_bytes = budget_bytes
 
     def choose(self) -> Choice:
-        """The cheapest that was found; ``pooled`` where nothing saves ``WORTH`` of it."""
+        """The cheapest that was found, or the simplest that is at most ``WORTH`` above it.
+
+        So two ways that hardly differ do not take turns whenever they are counted.
+        """
         offers = self._offers
         single = {form: self._total(offers.single(form)) for form in SINGLE}
         alone = self._separable()
-        ways: list[tuple[dict[str, str], tuple[str, ...]]] = [(offers.single(form), ()) for form in SINGLE]
-        for forms in (self._with_partial(alone), alone):  # copies of what is left, or of anything
+        ways: list[tuple[dict[str, str], tuple[str, ...]]] = [(offers.single(form), ()) for form in SIMPLEST]
+        partial = self._with_partial(alone)
+        ways += [(alone, ()), (partial, ())]
+        for forms in (partial, alone):  # copies of what is left, or of anything
             copied = self._copies(forms)
-            ways += [(forms, ()), (forms, copied), (self._with_partial(alone, copied), copied)]
-        best, replicated = min(ways, key=lambda way: self._total(*way))
-        if self._total(best, replicated) >= (1 - WORTH) * single["pooled"]:
-            best, replicated = offers.single("pooled"), ()
+            ways += [(self._with_partial(alone, copied), copied), (forms, copied)]
+        totals = [self._total(*way) for way in ways]
+        enough = (1 + WORTH) * min(totals)
+        best, replicated = next(way for way, total in zip(ways, totals, strict=True) if total <= enough)
         layout = offers.layout(best, replicated)
         forms = {f: form for f, form in layout.form_of.items() if form != "replicate"}
         return Choice(forms, replicated, self._predicted(best, replicated), single)

@@ -123,6 +123,37 @@ def test_copies_survive_a_resume(folder: Path, monkeypatch: pytest.MonkeyPatch) 
             assert session.parts.auto.history[0]["from_step"] == 3
 
 
+@pytest.mark.parallel([2, 3])
+def test_what_a_resumed_run_has_counted_is_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms are counted again where it goes on, and stay as they are."""
+    write_data(folder / "data.h5")
+    monkeypatch.setattr(Chooser, "choose", lambda chooser: Choice(chooser._offers.single("rows"), (), {}, {}))
+    config = config_for(
+        folder, exchange={"form": "auto", "auto_every": 3, "auto_steps": 1, "prefetch": 0}, train={"steps": 8}
+    )
+    for resumes in (False, True):
+        with open_session(config) as session:
+            auto, world = session.parts.auto, session.parts.world
+            if resumes:
+                state.load(session, find_checkpoint(Path(config.run.folder), "last", world.main), resume=True)
+            before = world.total_wire_bytes().sum(axis=1)[1:3]
+            for step in session.steps():
+                step.run()
+                if not resumes and session.step == 6:
+                    state.save(session, Path(config.run.folder), {"note": ""})
+                    break
+            auto.finish(session.step)
+            spent = (world.total_wire_bytes().sum(axis=1)[1:3] - before).tolist()
+        (only,) = auto.history
+        assert (only["from_step"], only["steps"]) == ((6, 2) if resumes else (0, 6))
+        counted = only["counted_bytes_per_step"]
+        assert [counted["values"] * only["steps"], counted["gradients"] * only["steps"]] == pytest.approx(spent)
+        assert min(spent) > 0
+        assert [t["counted_bytes_per_step"].get("values") is None for t in auto.told] == (
+            [True] if resumes else [True, False]
+        )
+
+
 @pytest.mark.parallel([2, 3, 4])
 def test_counted_bytes_are_those_predicted(folder: Path) -> None:
     write_data(folder / "data.h5", samples=4000)
