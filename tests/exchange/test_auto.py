@@ -13,7 +13,7 @@ from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.train.test_equivalence import covering, roles_for
+from tests.train.test_equivalence import roles_for
 
 TAGS = ("ids", "values", "gradients")
 
@@ -64,9 +64,13 @@ def changing(folder: Path, optimizer: str, model: str, ids: str, item: str, **se
 def test_a_change_of_forms_changes_no_result(folder: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forms and copies change every step, rows and optimizer state with them; equal to one process all along."""
     write_data(folder / "data.h5")
-    for topology, model, ids, item in covering(
-        roles_for(MPI.COMM_WORLD.size), ("deepfm", "fm", "dcn"), ("read", "routed"), ("auto", "column", "row")
-    ):
+    ways = (
+        ("deepfm", "read", "auto"),
+        ("fm", "routed", "column"),
+        ("dcn", "routed", "auto"),
+        ("deepfm", "read", "row"),
+    )
+    for (model, ids, item), topology in zip(ways, itertools.cycle(roles_for(MPI.COMM_WORLD.size)), strict=False):
         in_sequence(monkeypatch)
         config = changing(folder, optimizer, model, ids, item, topology=topology, train={"steps": 9})
         with open_session(config) as session:

@@ -94,7 +94,7 @@ def loss_of(results: list[torch.Tensor], first: int = 0) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for i, r in enumerate(results):
         weight_B = 1 + 0.3 * torch.sin(torch.arange(first, first + len(r), dtype=torch.float64))
-        total = total + (weight_B * torch.sin(2 * r + i).reshape(len(r), -1).sum(1)).sum()
+        total = total + torch.einsum("b,b...->", weight_B, torch.sin(2 * r + i))
     return total
 
 
