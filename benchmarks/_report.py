@@ -84,6 +84,14 @@ def trained(config: Path, ranks: int, *settings: str) -> dict[str, Any]:
     return found
 
 
+def available_bytes() -> int:
+    """Memory that can be had without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def machine() -> dict[str, Any]:
     """Processor, cores and memory."""
     info = Path("/proc/cpuinfo")

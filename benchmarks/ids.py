@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import claim, finish, options
+from _report import available_bytes, claim, finish, options
 
 from hpcrec import kernels
 from hpcrec.types import OptimizerSpec
@@ -192,14 +192,6 @@ def named(numbers: np.ndarray) -> np.ndarray:
 def resident_bytes() -> int:
     """Memory of this process that is in use."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-
-def available_bytes() -> int:
-    """Memory that can be had without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 if __name__ == "__main__":

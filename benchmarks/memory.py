@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import claim, finish, write_config
+from _report import available_bytes, claim, finish, write_config
 from _report import options as benchmark_options
 
 GB = 10**9
@@ -119,14 +119,6 @@ def worker(config_file: Path, save: bool) -> None:
         everyone = session.parts.world.main.allgather(row)
         if session.topology.rank == 0:
             (config_file.parent / "measured.json").write_text(json.dumps(everyone))
-
-
-def available_bytes() -> int:
-    """Memory that can be had without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 if __name__ == "__main__":

@@ -33,12 +33,14 @@ gcc_file() { "${CXX:-c++}" -print-file-name="$1"; }
 # Python is not built with the sanitizers: their runtimes come first by hand. It leaks at exit by design.
 export LD_PRELOAD="$(gcc_file libasan.so) $(gcc_file libubsan.so)"
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-# The sanitizer has to find what is there, or its silence says nothing: a read past the end of an array.
-if "$venv/bin/python" -c 'import hpcrec._native as m, numpy as np
-m.squared_norm(np.zeros((8, 64)), np.zeros(1))' > /dev/null 2>&1; then
-  echo "sanitize: AddressSanitizer does not find a write past the end of an array" >&2
-  exit 1
-fi
+# The sanitizer has to find what is there, or its silence says nothing: a write past the end of an array. Its report is
+# looked for: the module may fail for other reasons, as it does where nothing has brought OpenMP's runtime.
+said=$("$venv/bin/python" -c 'import hpcrec.kernels, hpcrec._native as m, numpy as np
+m.squared_norm(np.zeros((8, 64)), np.zeros(1))' 2>&1) || true
+case $said in
+  *heap-buffer-overflow*) ;;
+  *) printf 'sanitize: AddressSanitizer does not find a write past the end of an array:\n%s\n' "$said" >&2; exit 1 ;;
+esac
 [ ! -e "$VIRTUAL_ENV/lib/libmpi.so" ] || export MPI4PY_LIBMPI=$VIRTUAL_ENV/lib  # pytest-mpi imports it
 # Without the tests that start processes to see which OpenMP runtime torch and Horovod bring.
 "$venv/bin/python" -m pytest -q -m "not slow" tests/kernels \
