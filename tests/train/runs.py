@@ -22,6 +22,12 @@ FEATURES = (
     Feature(name="history", cardinality=25, mean_ids=3.0),
     Feature(name="tag", cardinality=9, mean_ids=2.0, weighted=True),
 )
+SMALL = {  # options of models that have towers: sizes of the papers add time and nothing else
+    "dlrm": {"bottom": [12, 8], "top": [10]},
+    "dcn": {"hidden": [10, 8]},
+    "deepfm": {"hidden": [10, 8]},
+    "wide_deep": {"hidden": [10, 8]},
+}
 SAMPLES, BATCH = 70, 13  # the last batch of an epoch has 5 samples: fewer for some ranks, none for others
 
 
@@ -58,6 +64,9 @@ def config_for(folder: Path, **sections: dict[str, Any]) -> Config:
     }
     for section, keys in sections.items():
         mapping[section] = {**mapping.get(section, {}), **keys}
+    model = mapping["model"]
+    if model["name"] in SMALL:
+        mapping["model"] = {**model, "options": {**SMALL[model["name"]], **model.get("options", {})}}
     return validate(mapping, "test")
 
 
