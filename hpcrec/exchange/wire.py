@@ -4,7 +4,7 @@
 
     uint32 [E, 6]   of each entry: ids; bags; coding, and 4 more where lengths of bags follow; distinct ids of a table;
                     bytes of its ids; bytes of its lengths
-    ids             row numbers at the holder, entries in order
+    ids             row numbers at the holder (of dynamic tables the ids, any int64), entries in order
     lengths         ids of the bags, only of entries with a bag of other than one id
     float  [...]    weights of the ids, only of weighted entries (the layout says which)
     padding to 64 bytes
@@ -13,7 +13,7 @@ Empty bags are sent only where vectors stay at the holder (form ``partial``): el
 them. An entry's ids are coded in the way that takes the fewest bytes, found by counting them, without loss:
 
 ``PACKED``   blocks of 128, a number in as many bits as the block's largest takes (``kernels.pack_numbers``)
-``RISING``   where they rise strictly, as distinct ids do: what lies between them, packed
+``RISING``   where they rise, as distinct ids do: what lies between them, packed
 ``TABLE``    the distinct ids, rising, and the place of each id among them, packed
 ``PLAIN``    int64 ids and int32 lengths: what a holder makes for itself (``read_ids``), and is never sent
 
@@ -133,7 +133,7 @@ def compact(piece: Piece, *, far: bool) -> Coded:
     """
     packed, rising = kernels.packed_bytes(piece.rows)
     lengths_bytes = 0 if piece.lengths is None else kernels.packed_bytes(piece.lengths)[0]
-    if 0 <= rising < packed:
+    if rising < packed:
         return Coded(piece, Coding.RISING, rising, lengths_bytes)
     if far and promises_a_table(piece.rows, packed):
         table = kernels.dedup(piece.rows)

@@ -18,12 +18,12 @@ assert sys.byteorder == "little", "packed numbers are read as little-endian word
 
 
 def packed_bytes(numbers: Ints) -> tuple[int, int]:
-    """Bytes that int64 [n] take packed; and packed rising, -1 where they do not rise strictly.
+    """Bytes that int64 [n] take packed, and packed rising.
 
     Raises
     ------
     ValueError
-        A type or shape is wrong, or a number is outside [0, 2^56).
+        A type or shape is wrong.
     """
     return backend().packed_bytes(checks.ints("numbers", numbers))
 
@@ -34,7 +34,7 @@ def pack_numbers(numbers: Ints, out: NDArray[np.uint8], *, rising: bool) -> None
     Raises
     ------
     ValueError
-        A type, shape or size is wrong, a number is outside [0, 2^56), or they do not rise.
+        A type, shape or size is wrong.
     """
     checks.ints("numbers", numbers)
     checks.writable("out", checks.ints("out", out, dtype=_UINT8))

@@ -107,7 +107,7 @@ def _ids(section: NDArray[np.uint8], n: int, coding: int, n_distinct: int) -> In
         return None
     if table is None:
         return found[0]
-    return table[found[0]] if (found[0] < n_distinct).all() else None
+    return table[found[0]] if ((found[0] >= 0) & (found[0] < n_distinct)).all() else None
 
 
 def _lengths(section: NDArray[np.uint8], n: int, coding: int) -> Ints | None:

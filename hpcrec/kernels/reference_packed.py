@@ -1,9 +1,9 @@
 """The definition, in NumPy, of packed numbers. See ``reference``.
 
-Numbers in [0, 2^56) are packed in blocks of ``PACKED_BLOCK``, the last of which may be shorter. First comes one byte a
-block: the bits that its largest number takes. Then come the blocks, each number in so many bits, lowest bit first, each
-block filled up to whole bytes. Numbers that rise strictly are packed *rising*: each as what lies between it and the one
-before (-1 before the first).
+Any int64 numbers, taken as words of 64 bits, are packed in blocks of ``PACKED_BLOCK``, the last of which may be shorter.
+First comes one byte a block: the bits that its largest word takes, 64 where these are more than ``MOST_PACKED_BITS``.
+Then come the blocks, each word in so many bits, lowest bit first, each block filled up to whole bytes. Packed *rising*
+is what lies between each number and the one before (-1 before the first), modulo 2^64: little where numbers rise.
 """
 
 import numpy as np
@@ -13,6 +13,7 @@ from hpcrec.types import Ints
 
 PACKED_BLOCK = 128
 MOST_PACKED_BITS = 56
+WORD_BITS = 64
 
 Bytes = NDArray[np.uint8]
 
@@ -22,15 +23,12 @@ def _blocks(n: int) -> list[slice]:
 
 
 def _bits(numbers: Ints) -> int:
-    return int(numbers.max()).bit_length()
+    bits = int(numbers.view(np.uint64).max()).bit_length()
+    return WORD_BITS if bits > MOST_PACKED_BITS else bits
 
 
 def _between(numbers: Ints) -> Ints:
     return np.diff(numbers, prepend=-1) - 1
-
-
-def _fit(numbers: Ints) -> bool:
-    return not numbers.size or bool(numbers.min() >= 0 and _bits(numbers) <= MOST_PACKED_BITS)
 
 
 def _n_bytes(numbers: Ints) -> int:
@@ -39,17 +37,14 @@ def _n_bytes(numbers: Ints) -> int:
 
 def packed_bytes(numbers: Ints) -> tuple[int, int]:
     """Bytes packed, and packed rising."""
-    if not _fit(numbers):
-        raise ValueError("numbers: one is negative, or not below 2^56")
-    between = _between(numbers)
-    return _n_bytes(numbers), _n_bytes(between) if _fit(between) else -1
+    return _n_bytes(numbers), _n_bytes(_between(numbers))
 
 
 def pack_numbers(numbers: Ints, rising: bool, out: Bytes) -> None:
     """Block by block."""
-    numbers = _between(numbers) if rising and _fit(numbers) else numbers
-    if not _fit(numbers) or _n_bytes(numbers) != out.size:
-        raise ValueError(f"numbers are not below 2^56, do not rise, or do not take the {out.size} bytes of out")
+    numbers = _between(numbers) if rising else numbers
+    if _n_bytes(numbers) != out.size:
+        raise ValueError(f"numbers do not take the {out.size} bytes of out")
     blocks = [numbers[b] for b in _blocks(len(numbers))]
     parts = [np.array([_bits(block) for block in blocks], np.uint8)]
     parts += [
@@ -68,7 +63,7 @@ def read_packed(packed: Bytes, n: int, rising: bool) -> tuple[Ints, int] | None:
     for block, bits in zip(blocks, packed.tolist(), strict=False):
         n_numbers = block.stop - block.start
         n_bytes = (n_numbers * bits + 7) // 8
-        if bits > MOST_PACKED_BITS or packed.size - at < n_bytes:
+        if (bits > MOST_PACKED_BITS and bits != WORD_BITS) or packed.size - at < n_bytes:
             return None
         found = np.unpackbits(packed[at : at + n_bytes], count=n_numbers * bits, bitorder="little")
         out[block] = found.reshape(n_numbers, bits).astype(np.int64) @ (1 << np.arange(bits, dtype=np.int64))

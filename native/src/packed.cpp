@@ -13,16 +13,18 @@ constexpr int64_t word = sizeof(uint64_t);
   throw std::invalid_argument(found);
 }
 
-int64_t bits_of(uint64_t x) {
-  return x ? 64 - __builtin_clzll(x) : 0;
+// Bits that each number of a block takes where these are all that any of them has.
+int64_t width_of(uint64_t bits) {
+  const int64_t n = bits ? 64 - __builtin_clzll(bits) : 0;
+  return n > most_packed_bits ? whole_word_bits : n;
 }
 
-// Numbers of a block as they are packed, by number; each is below 2^56, or the union of their bits is not.
+// Numbers of a block as they are packed, by number.
 struct Plain {
   const int64_t* numbers;
   uint64_t operator()(int64_t i) const { return static_cast<uint64_t>(numbers[i]); }
 };
-// What lies between a number and the one before: as unsigned at least 2^63 where it does not rise.
+// What lies between a number and the one before, modulo 2^64: large where it does not rise.
 struct Between {
   const int64_t* numbers;
   uint64_t operator()(int64_t i) const {
@@ -38,17 +40,14 @@ template <class Number> uint64_t bits_in(const Number& number, int64_t first, in
   return bits;
 }
 
-// Bytes of all blocks, or -1 where a number takes more bits than it may.
+// Bytes of all blocks.
 template <class Number> int64_t count(const Number& number, int64_t n) {
   int64_t bytes = packed_blocks(n);
-  uint64_t all = 0;
   for (int64_t first = 0; first < n; first += packed_block) {
     const int64_t last = std::min(n, first + packed_block);
-    const uint64_t bits = bits_in(number, first, last);
-    all |= bits;
-    bytes += ((last - first) * bits_of(bits) + 7) / 8;
+    bytes += ((last - first) * width_of(bits_in(number, first, last)) + 7) / 8;
   }
-  return all >> most_packed_bits ? -1 : bytes;
+  return bytes;
 }
 
 // Packs [first, first + n), n <= group, and may write a word's bytes behind them.
@@ -65,6 +64,13 @@ template <class Number> void pack_group(const Number& number, int64_t first, int
   }
 }
 
+template <class Number> void pack_words(const Number& number, int64_t first, int64_t last, uint8_t* out) {
+  for (; first < last; ++first, out += word) {
+    const uint64_t whole = number(first);
+    std::memcpy(out, &whole, word);
+  }
+}
+
 template <class Number> void pack_block(const Number& number, int64_t first, int64_t last, int64_t bits, uint8_t* out) {
   for (; first + group <= last; first += group, out += bits) pack_group(number, first, group, bits, out);
   pack_group(number, first, last - first, bits, out);
@@ -76,11 +82,13 @@ template <class Number> bool pack(const Number& number, int64_t n, uint8_t* out,
   uint8_t* widths = out;
   out += packed_blocks(n);
   for (int64_t first = 0; first < n; first += packed_block) {
-    const int64_t last = std::min(n, first + packed_block), bits = bits_of(bits_in(number, first, last));
+    const int64_t last = std::min(n, first + packed_block), bits = width_of(bits_in(number, first, last));
     const int64_t bytes = ((last - first) * bits + 7) / 8;
-    if (bits > most_packed_bits || end - out < bytes) return false;
+    if (end - out < bytes) return false;
     *widths++ = static_cast<uint8_t>(bits);
-    if (end - out >= bytes + word) {
+    if (bits == whole_word_bits) {
+      pack_words(number, first, last, out);
+    } else if (end - out >= bytes + word) {
       pack_block(number, first, last, bits, out);
     } else {
       uint8_t copy[packed_block * most_packed_bits / 8 + word];
@@ -95,15 +103,12 @@ template <class Number> bool pack(const Number& number, int64_t n, uint8_t* out,
 }  // namespace
 
 PackedBytes packed_bytes(const int64_t* numbers, int64_t n) {
-  const int64_t plain = count(Plain{numbers}, n);
-  if (plain < 0) refuse("numbers: one is negative, or not below 2^56");
-  return {plain, count(Between{numbers}, n)};
+  return {count(Plain{numbers}, n), count(Between{numbers}, n)};
 }
 
 void pack_numbers(const int64_t* numbers, int64_t n, bool rising, uint8_t* out, int64_t size) {
   const bool fit = rising ? pack(Between{numbers}, n, out, out + size) : pack(Plain{numbers}, n, out, out + size);
-  if (!fit)
-    refuse("numbers are not below 2^56, do not rise, or do not take the " + std::to_string(size) + " bytes of out");
+  if (!fit) refuse("numbers do not take the " + std::to_string(size) + " bytes of out");
 }
 
 void unpack_numbers(const uint8_t* packed, int64_t size, int64_t n, bool rising, int64_t* out) {

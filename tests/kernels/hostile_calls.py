@@ -248,7 +248,9 @@ def take_bags(rng: np.random.Generator) -> Call:
 def whole_numbers(rng: np.random.Generator) -> tuple[np.ndarray, bool]:
     """Some of any width that can be packed, and whether they rise."""
     n, rising = int(rng.choice([0, 1, 9, 200])), bool(rng.random() < 0.5)
-    numbers = rng.integers(0, 2 ** int(rng.integers(57)), n)
+    numbers = (
+        rng.integers(0, 2 ** int(rng.integers(57)), n) if rng.random() < 0.8 else rng.integers(-(2**63), 2**63 - 1, n)
+    )
     return (np.unique(numbers) if rising else numbers), rising
 
 

@@ -8,12 +8,13 @@ namespace hpcrec {
 
 constexpr int64_t packed_block = 128;     // numbers that share a width
 constexpr int64_t most_packed_bits = 56;  // of a number: with the up to 7 bits before it, a word of 64
+constexpr int64_t whole_word_bits = 64;   // of each number of a block that has one of more bits
 
 inline int64_t packed_blocks(int64_t n) {
   return (n + packed_block - 1) / packed_block;
 }
 
-// Bytes of n numbers packed; and packed as what lies between them, -1 where they do not rise strictly from 0 on.
+// Bytes of n numbers packed; and packed as what lies between them.
 struct PackedBytes {
   int64_t plain, rising;
 };
@@ -23,7 +24,7 @@ void pack_numbers(const int64_t* numbers, int64_t n, bool rising, uint8_t* out, 
 void unpack_numbers(const uint8_t* packed, int64_t size, int64_t n, bool rising, int64_t* out);
 
 // Calls put(i, number) for n packed numbers that begin at `at`, in order, and returns where they end; null as soon as
-// they are not inside [at, end), or wider than a number can be.
+// they are not inside [at, end), or of a width that no block has.
 template <class Put> const uint8_t* read_packed(const uint8_t* at, const uint8_t* end, int64_t n, Put&& put) {
   constexpr int64_t word = sizeof(uint64_t);
   if (end - at < packed_blocks(n)) return nullptr;
@@ -31,7 +32,15 @@ template <class Put> const uint8_t* read_packed(const uint8_t* at, const uint8_t
   at += packed_blocks(n);
   for (int64_t first = 0; first < n; first += packed_block) {
     const int64_t bits = *widths++, in_block = std::min(packed_block, n - first), bytes = (in_block * bits + 7) / 8;
-    if (bits > most_packed_bits || end - at < bytes) return nullptr;
+    if ((bits > most_packed_bits && bits != whole_word_bits) || end - at < bytes) return nullptr;
+    if (bits == whole_word_bits) {
+      for (int64_t i = 0; i < in_block; ++i, at += word) {
+        uint64_t found;
+        std::memcpy(&found, at, word);
+        put(first + i, found);
+      }
+      continue;
+    }
     const uint8_t* from = at;
     uint8_t copy[packed_block * most_packed_bits / 8 + word];
     if (end - at < bytes + word) {  // a number is read as a whole word, which may end behind the last one
