@@ -41,13 +41,16 @@ from hpcrec.types import TableSpec
 T = TypeVar("T")
 
 
-def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> Session:
+def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, reading: bool = False) -> Session:
     """A session for a user's own loop, or for ``hpcrec train``; collective over all ranks.
 
     Parameters
     ----------
     config : Config or path of a TOML file
     overrides : sequence of "section.key=value"
+    reading : bool
+        Nothing will be trained: each owner has room for all rows of a dynamic table, so that a run may be read on any
+        number of ranks.
 
     Raises
     ------
@@ -62,7 +65,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
     agreed(lambda: _check_same_data(splits, world))
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset))
-    tables, families, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology))
+    tables, families, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology, reading=reading))
     agreed(lambda: offers.layout({}))  # refuses what cannot be had, before rows are made
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     agreed(lambda: _check_threads(config, world))
@@ -104,7 +107,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = ()) -> 
         seed=config.train.seed,
         dtype=DTYPES[config.train.dtype][1],
         prefetch=config.data.prefetch,
-        ahead=config.exchange.prefetch,
+        ahead=config.ids_ahead,
         timer=timer,
         signal=signal,
         close=close,
@@ -222,7 +225,7 @@ def _schedule(config: Config, total_steps: int) -> Schedule:
 
 def _check_threads(config: Config, world: World) -> None:
     """Threads of this rank's kernels and of torch; refuses what MPI's thread level does not allow. Collective."""
-    if config.exchange.prefetch and not world.threads_may_communicate:
+    if config.ids_ahead and not world.threads_may_communicate:
         raise ConfigError(
             f"exchange.prefetch is {config.exchange.prefetch}, but this MPI library does not let two threads "
             "communicate at once (MPI_THREAD_MULTIPLE). Set exchange.prefetch = 0, or use an MPI with thread support."

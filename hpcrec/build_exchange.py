@@ -71,7 +71,7 @@ class Ingredients:
             load=load,
         )
         return Engine(
-            policy=Sync(exchange, timer=self.timer, ahead=config.exchange.prefetch > 0),
+            policy=Sync(exchange, timer=self.timer, ahead=config.ids_ahead > 0),
             store=store,
             load=load,
             features=exchange.features,

@@ -68,7 +68,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             _traffic(layout, rank, config.train.batch_size, mean_ids),
             dense if rank in topology.dense else None,
             item_bytes=item_bytes,
-            ahead=config.exchange.prefetch,
+            ahead=config.ids_ahead,
             read_bytes=_read_bytes(config, dataset, layout, rank),
             auto=auto if rank in topology.dense else None,
             shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
@@ -132,7 +132,7 @@ def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int) -> 
     held = layout.held(rank)
     if config.exchange.ids != "read" or not held:
         return 0.0
-    batches = config.data.prefetch + 2 + config.exchange.prefetch + 1
+    batches = config.data.prefetch + 2 + config.ids_ahead + 1
     samples = batches * config.train.batch_size + 2 * _window_samples(config, dataset, held, ids_only=True)
     return samples * _ids_bytes(dataset, held)
 

@@ -19,9 +19,10 @@ from hpcrec.embedding.place import row_elements
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.choose import Offers
+from hpcrec.kernels import MOST_ROWS
 from hpcrec.models import build_model, tables_of
 from hpcrec.operators.base import Operator
-from hpcrec.types import Feature, Lookup, TableSpec
+from hpcrec.types import Dynamic, Feature, Lookup, TableSpec
 
 DTYPES: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
     "float32": (np.dtype(np.float32), torch.float32),
@@ -79,9 +80,9 @@ def make_model(config: Config, dataset: DataSet) -> tuple[nn.Module, dict[str, O
 
 
 def make_offers(
-    config: Config, dataset: DataSet, operators: dict[str, Operator], topology: Topology
+    config: Config, dataset: DataSet, operators: dict[str, Operator], topology: Topology, *, reading: bool = False
 ) -> tuple[dict[str, TableSpec], tuple[Family, ...], Offers]:
-    """Tables, where their parts are, and what messages may hold.
+    """Tables, where their parts are, and what messages may hold; ``reading`` as of ``build.open_session``.
 
     Raises
     ------
@@ -102,6 +103,11 @@ def make_offers(
             known = ", ".join(dict.fromkeys((*beside.values(), *widths)))
             raise ConfigError(f"embedding.tables.{name} is set, but the model reads no such table. It reads: {known}.")
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
+    if reading:
+        owners = len(topology.owners)
+        tables = {
+            n: t if t.dynamic is None else replace(t, rows=min(t.rows, MOST_ROWS) * owners) for n, t in tables.items()
+        }
     placements = {name: _placement(config, name, beside[name]) for name in widths}
     families = build_families(
         tables,
@@ -116,7 +122,7 @@ def make_offers(
     replicable = {
         family.name: item_bytes * sum(family.rows * row_elements(tables[t]) for t in family.tables)
         for family in families
-        if all(placements[t] == Placement() for t in family.tables)
+        if family.dynamic is None and all(placements[t] == Placement() for t in family.tables)
     }
     offers = Offers(
         tables,
@@ -142,23 +148,35 @@ def _table(config: Config, name: str, width: int, lookups: Sequence[Lookup], dat
     """One table; a wide table has the rows of the table beside it, for both are read by the same ids."""
     readers = [k.feature for k in lookups if k.table == name]
     own = config.embedding.table(name)
-    beside = config.embedding.table(config.embedding.table_of(readers[0]))
+    beside_name = config.embedding.table_of(readers[0])
+    beside = config.embedding.table(beside_name)
+    assert own.optimizer is not None and own.init_scale is not None, "EmbeddingConfig.table fills them in"
+    spec = TableSpec(name=name, rows=1, width=width, init_scale=own.init_scale, optimizer=own.optimizer.spec())
+    dynamic = own.dynamic or beside.dynamic
+    if dynamic is not None:
+        if own.rows or own.hashed:
+            raise ConfigError(
+                f"embedding.tables.{name} has {'rows' if own.rows else 'hashed'} of its own, but {beside_name!r} "
+                f"is read by the same ids and dynamic. Remove it, or embedding.tables.{beside_name}.dynamic."
+            )
+        rules = {key: getattr(dynamic, key) for key in ("evict", "admit_from", "pending", "admit_probability")}
+        return replace(spec, rows=dynamic.capacity, dynamic=Dynamic(**rules, seed=config.train.seed))
+    open_ended = [f for f in readers if not dataset.feature(f).cardinality]
+    rows, hashed = own.rows or beside.rows, own.hashed or beside.hashed
+    if open_ended and not hashed:
+        raise ConfigError(
+            f"embedding.tables: table {name!r} is read by feature {open_ended[0]!r}, which has no cardinality in "
+            f"{dataset.path}: its ids are any 64-bit numbers. Set embedding.tables.{beside_name}.dynamic.capacity, or "
+            "its rows and hashed = true."
+        )
     cardinality = max(dataset.feature(f).cardinality for f in readers)
-    rows, hashed = own.rows or beside.rows or cardinality, own.hashed or beside.hashed
+    rows = rows or cardinality
     if rows < cardinality and not hashed:
         raise ConfigError(
             f"embedding.tables: table {name!r} has {rows} rows, but its features have ids up to {cardinality - 1}. Set "
             "its rows to at least that many and one, or hashed = true."
         )
-    assert own.optimizer is not None and own.init_scale is not None, "EmbeddingConfig.table fills them in"
-    return TableSpec(
-        name=name,
-        rows=rows,
-        width=width,
-        hashed=hashed,
-        init_scale=own.init_scale,
-        optimizer=own.optimizer.spec(),
-    )
+    return replace(spec, rows=rows, hashed=hashed)
 
 
 def _used_features(config: Config, dataset: DataSet) -> tuple[Feature, ...]:

@@ -273,7 +273,8 @@ def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sess
             exchange=_without_auto(config.exchange),
             dense=replace(config.dense, reducer="mpi"),  # nothing is reduced, so Horovod need not be there
             embedding=replace(config.embedding, tables=tables),
-        )
+        ),
+        reading=True,
     )
     main = session.parts.world.main
     if checkpoint == "best" and not on_root(main, (checkpoints_in(run) / "best.json").exists):

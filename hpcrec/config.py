@@ -96,6 +96,24 @@ class RowOptimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DynamicConfig:
+    """Rows for ids that nobody has declared: any 64-bit id gets a row when it is first let in. See docs/dynamic.md."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    capacity: Positive
+    """Most rows, over all owners, each of which has its share of them. Only rows in use take memory."""
+    evict: Literal["lru", "lfu"] | None = None
+    """Which id loses its row to a new one where all are given: the least recently used (lru), or the one that fewest
+    steps have used (lfu). By default none does: ids that come later get no row."""
+    admit_from: Positive = 1
+    """Steps that have to ask for an id: it gets a row in the last of them, and is answered with zeros before."""
+    pending: Positive = 1 << 20
+    """Ids without a row of which such steps are counted, over all owners. Only with admit_from above 1."""
+    admit_probability: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
+    """Probability with which a step that asks for an id without a row gives it one. Not with admit_from above 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableConfig:
     """One table. It has the name of its feature; a model may name further tables of its own."""
 
@@ -104,6 +122,8 @@ class TableConfig:
     """Rows; the feature's cardinality by default."""
     hashed: Flag = False
     """Whether ids are hashed into the rows; otherwise an id is its row. Takes rows."""
+    dynamic: DynamicConfig | None = None
+    """Rows are given to ids as they come, instead of declared; by default they are declared."""
     optimizer: RowOptimizer | None = None
     """This table's own; embedding.optimizer by default."""
     init_scale: Amount | None = None
@@ -190,7 +210,8 @@ class ExchangeConfig:
     auto_copies: Count = 16 * MiB
     """Memory, in bytes a dense rank, of the copies that form auto may make of tables with shard auto; 0: none."""
     prefetch: Count = 1
-    """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
+    """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result. Where a table is
+    dynamic they are routed in their step: an id may get the row that another has until the step before."""
     windows: Flag = True
     """Ranks of one host pass ids and vectors through shared memory; false sends messages. Changes no result."""
 
@@ -362,6 +383,12 @@ class Config:
     run: RunConfig
 
     @property
+    def ids_ahead(self) -> int:
+        """Steps that ids are routed ahead: none where they may get rows."""
+        dynamic = any(table.dynamic is not None for table in self.embedding.tables.values())
+        return 0 if dynamic else self.exchange.prefetch
+
+    @property
     def best_metric(self) -> Metric:
         """What the best checkpoint is best in."""
         return self.train.early_stop.metric if self.train.early_stop else "auc"
@@ -468,6 +495,14 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _embedding_conflicts(config)
     yield from _feature_conflicts(config)
     yield from _auto_conflicts(config.exchange)
+    if config.exchange.prefetch > ExchangeConfig.prefetch and not config.ids_ahead:
+        yield (
+            "exchange.prefetch",
+            (
+                f"is {config.exchange.prefetch}, but a table of embedding.tables is dynamic, so that ids are routed in "
+                "their step. Remove it, or set it to 0."
+            ),
+        )
     yield from _schedule_conflicts(config.schedule)
     report_s, abort_s = config.run.stall_report_s, config.run.stall_abort_s
     if abort_s and abort_s < report_s:
@@ -541,6 +576,8 @@ def _embedding_conflicts(config: Config) -> Iterator[tuple[str, str]]:
         if table.hashed and table.rows is None:
             yield f"{key}.hashed", f"is true, but {key}.rows is not set. Set it to the rows that ids are hashed into."
         yield from _shard_conflicts(key, table)
+        if table.dynamic is not None:
+            yield from _dynamic_conflicts(key, table, table.dynamic)
         if name in embedding.share:
             yield (
                 key,
@@ -549,6 +586,37 @@ def _embedding_conflicts(config: Config) -> Iterator[tuple[str, str]]:
                     "it has none of its own. Remove one of them."
                 ),
             )
+
+
+def _dynamic_conflicts(key: str, table: TableConfig, dynamic: DynamicConfig) -> Iterator[tuple[str, str]]:
+    if table.rows is not None:
+        yield (
+            f"{key}.rows",
+            f"is {table.rows}, but {key}.dynamic gives rows to ids as they come. Remove one of them.",
+        )
+    if table.hashed:
+        yield f"{key}.hashed", f"is true, but {key}.dynamic gives each id a row of its own. Remove one of them."
+    if table.shard in ("column", "replicate"):
+        yield (
+            f"{key}.shard",
+            f"is {table.shard!r}, but {key}.dynamic takes whole rows at one owner. Allowed: auto, row, table.",
+        )
+    if dynamic.admit_from == 1 and dynamic.pending != DynamicConfig.pending:
+        yield (
+            f"{key}.dynamic.pending",
+            (
+                f"is {dynamic.pending}, but {key}.dynamic.admit_from is 1, so that no id waits. Remove it, or raise "
+                "admit_from."
+            ),
+        )
+    if dynamic.admit_from > 1 and dynamic.admit_probability < 1:
+        yield (
+            f"{key}.dynamic.admit_probability",
+            (
+                f"is {dynamic.admit_probability:g}, and {key}.dynamic.admit_from is {dynamic.admit_from}. Set one of "
+                "them only."
+            ),
+        )
 
 
 def _shard_conflicts(key: str, table: TableConfig) -> Iterator[tuple[str, str]]:

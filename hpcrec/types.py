@@ -5,7 +5,7 @@ Legend of shape suffixes: ``B`` samples on this rank, ``F`` features, ``D`` row 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ class Feature:
     ----------
     name : str
     cardinality : int
-        Ids are in ``[0, cardinality)``.
+        Ids are in ``[0, cardinality)``; 0 where it is not declared: they are any int64.
     mean_ids : float
         Ids a sample on average (1.0 for one-hot): what the shard map weighs a table's lookups by.
     weighted : bool
@@ -60,6 +60,28 @@ class OptimizerSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dynamic:
+    """Which ids of a table without declared rows get one, and which lose theirs: see ``kernels.IdMap``.
+
+    Attributes
+    ----------
+    evict : str or None
+    admit_from : int
+    pending : int
+        Of the whole table: each owner counts its part of them.
+    admit_probability : float
+    seed : int
+        Of the hash that deals ids to owners, and of the draws: of a table the run's, of a family its own.
+    """
+
+    evict: Literal["lru", "lfu"] | None = None
+    admit_from: int = 1
+    pending: int = 1 << 20
+    admit_probability: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableSpec:
     """An embedding table: id -> row.
 
@@ -67,12 +89,14 @@ class TableSpec:
     ----------
     name : str
     rows, width : int
-        Shape of the whole table.
+        Shape of the whole table; of a dynamic one the most rows that it may have.
     hashed : bool
         Ids are hashed into ``[0, rows)``; else an id is its row and must be below ``rows``.
     init_scale : float
         Rows start uniform in ``[-init_scale, init_scale)``, from (table seed, id) alone.
     optimizer : OptimizerSpec
+    dynamic : Dynamic or None
+        Rows are given to ids as they come, which are any int64; None: row numbers are ids.
     """
 
     name: str
@@ -81,6 +105,7 @@ class TableSpec:
     hashed: bool = False
     init_scale: float = 0.01
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    dynamic: Dynamic | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

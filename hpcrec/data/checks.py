@@ -37,12 +37,14 @@ def first_wrong(name: str, values: Floats | Ints, cardinality: int | None = None
         Path of the column in the file.
     values : array [rows] or [rows, columns]
     cardinality : int, optional
-        For ids.
+        For ids; 0 where they may be any.
     """
     what = name.rpartition("/")[2]
     if what == "ids":
         assert cardinality is not None
-        if not len(values) or 0 <= values.min() <= values.max() < cardinality:  # no array beside them
+        if (
+            not cardinality or not len(values) or 0 <= values.min() <= values.max() < cardinality
+        ):  # no array beside them
             return None
         return _wrong((values >= 0) & (values < cardinality), values, f"ids must be in [0, {cardinality})")
     if what == "label":

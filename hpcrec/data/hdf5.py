@@ -172,8 +172,9 @@ class File:
         jagged: set[str] = set()
         features = []
         for name, cardinality in zip(names, cardinalities, strict=True):
-            if cardinality < 1:
-                raise self._error(layout.CARDINALITIES_ATTRIBUTE, f"{name} has {cardinality}", "1 or more is allowed")
+            if cardinality < 0:
+                change = "1 or more is allowed, or 0 where it is not declared"
+                raise self._error(layout.CARDINALITIES_ATTRIBUTE, f"{name} has {cardinality}", change)
             is_jagged = layout.sparse_path(name, "offsets") in self._file()
             ids = self._dataset(layout.sparse_path(name, "ids"), "i", (1,), None if is_jagged else self.samples)
             weighted = layout.sparse_path(name, "weights") in self._file()

@@ -96,7 +96,8 @@ def _feature(taken: Sequence[_Taken], feature: Feature, top: int) -> dict[str, A
         empty += int(np.count_nonzero(lengths == 0))
         longest = max(longest, int(lengths.max(initial=0)))
         zeros += int(np.count_nonzero(ids == 0))
-        outside += int(np.count_nonzero((ids < 0) | (ids >= feature.cardinality)))
+        if feature.cardinality:
+            outside += int(np.count_nonzero((ids < 0) | (ids >= feature.cardinality)))
         counts.add(ids)
     samples = max(sum(n for _, n in taken), 1)
     return {

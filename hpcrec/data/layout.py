@@ -108,4 +108,4 @@ def sparse_path(feature: str, part: str) -> str:
 
 def id_type(cardinality: int) -> DTypeLike:
     """Type of ids on disk: int32 where they fit, which packs faster; they are int64 once read."""
-    return np.int32 if cardinality <= 1 << 31 else np.int64
+    return np.int32 if 0 < cardinality <= 1 << 31 else np.int64

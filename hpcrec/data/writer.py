@@ -142,8 +142,9 @@ class Writer(files.WholeOrAbsent):
         for feature in self.features:
             if not feature.name or "/" in feature.name or feature.name == ".":
                 raise self._error("features", f"name {feature.name!r}", "use a name that is not empty and has no '/'")
-            if feature.cardinality < 1:
-                raise self._error(f"/sparse/{feature.name}", f"cardinality {feature.cardinality}", "use 1 or more")
+            if feature.cardinality < 0:
+                found = f"cardinality {feature.cardinality}"
+                raise self._error(f"/sparse/{feature.name}", found, "use 1 or more, or 0 where it is not declared")
         if len(set(names)) != len(names):
             raise self._error("features", f"a name occurs twice in {names}", "name each feature once")
         if unknown := self._jagged - set(names):

@@ -10,17 +10,21 @@ is placed in one of four ways:
 ``column``     each owner holds some columns of every row
 ``replicate``  every dense rank holds it whole
 
+Tables without declared rows (*dynamic*) have no row numbers to permute: their ids are dealt by a hash, or one owner has
+them all. Their rows are dealt as if there were as many as they may have, so each owner has room for its share of these.
+
 Everything here is a pure function of the tables, the features and the roles, so every rank computes the same map.
 What the configuration leaves open is chosen in ``place``. Knows nothing of MPI or of rows' contents.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hpcrec import kernels
 from hpcrec.embedding.place import LOOKUP_COLUMNS, Movable, cost_of, place, row_elements, way_to_split
 from hpcrec.errors import ConfigError
-from hpcrec.types import Feature, Lookup, TableSpec
+from hpcrec.types import Dynamic, Feature, Ints, Lookup, TableSpec
 
 KINDS = ("table", "row", "column", "replicate")
 
@@ -49,6 +53,8 @@ class Family:
     rows : int
         Rows of each of its tables.
     hashed : bool
+    dynamic : Dynamic or None
+        Of each of its tables.
     tables, features : tuple of str
     kind : str
         One of ``KINDS``.
@@ -63,6 +69,7 @@ class Family:
     features: tuple[str, ...]
     kind: str
     holders: tuple[int, ...]
+    dynamic: Dynamic | None = None
 
     @property
     def row_parts(self) -> int:
@@ -72,6 +79,13 @@ class Family:
     def part_rows(self, part: int) -> int:
         """Rows that part ``part`` holds."""
         return -(-(self.rows - part) // self.row_parts) if self.kind == "row" else self.rows
+
+    def deal(self, ids: Ints) -> tuple[Ints, Ints]:
+        """The part that holds each row (or, of dynamic tables, id), and what it is called there: its row, or the id."""
+        if self.dynamic is not None:
+            return kernels.hash_ids(ids, self.row_parts, self.dynamic.seed), ids
+        dealt = kernels.permute(ids, self.rows, 0)
+        return dealt % self.row_parts, dealt // self.row_parts
 
     def part_columns(self, width: int, part: int) -> tuple[int, int]:
         """Columns [start, stop) that part ``part`` holds of a table of ``width``; may be none."""
@@ -113,7 +127,9 @@ def build_families(
     movable: dict[str, Movable] = {}
     for name, (names, feats) in groups.items():
         want, specs = _wanted(names, placements), [tables[t] for t in names]
-        if want.kind == "replicate" or (want.kind == "auto" and tables[name].rows <= replicate_rows):
+        if specs[0].dynamic is not None:
+            want = _dynamic_placement(f"embedding.tables.{name}", want, specs[0].rows, len(owners))
+        elif want.kind == "replicate" or (want.kind == "auto" and tables[name].rows <= replicate_rows):
             placed[name] = ("replicate", tuple(dense))
             continue
         _check_placement(f"embedding.tables.{name}", want, len(owners))
@@ -128,6 +144,7 @@ def build_families(
             name=name,
             rows=tables[name].rows,
             hashed=tables[name].hashed,
+            dynamic=_dealt_by(tables[name].dynamic, name),
             tables=names,
             features=feats,
             kind=placed[name][0],
@@ -158,6 +175,11 @@ def _connected(
         names = tuple(t for t, f in family_of.items() if f == name)
         first = tables[names[0]]
         for t in names[1:]:
+            if tables[t].dynamic != first.dynamic:
+                raise ConfigError(
+                    f"tables {names[0]!r} and {t!r} are read by the same features, whose ids get rows in both alike, "
+                    "but their embedding.tables.<table>.dynamic differ. Set it for the table of the feature only."
+                )
             if (tables[t].rows, tables[t].hashed) != (first.rows, first.hashed):
                 raise ConfigError(
                     f"tables {names[0]!r} ({first.rows} rows, hashed {first.hashed}) and {t!r} ({tables[t].rows} rows, "
@@ -176,6 +198,34 @@ def _wanted(names: Sequence[str], placements: Mapping[str, Placement]) -> Placem
             f"{', '.join(f'{t}: {p.kind}' for t, p in sorted(asked.items()))}. Set it for one of them only."
         )
     return next(iter(asked.values()), Placement())
+
+
+def _dealt_by(dynamic: Dynamic | None, family: str) -> Dynamic | None:
+    """With a seed of the family's own: the same frequent id of several does not meet at one owner."""
+    return None if dynamic is None else replace(dynamic, seed=table_seed(dynamic.seed, family))
+
+
+def _dynamic_placement(where: str, want: Placement, capacity: int, n_owners: int) -> Placement:
+    """Dealt to all owners unless it is asked for otherwise; each has to have room for a row."""
+    if want.kind in ("column", "replicate"):
+        raise ConfigError(
+            f"{where}.shard is {want.kind!r}, but the table is dynamic: an owner gives and takes whole rows. Allowed: "
+            "'auto', 'row', 'table'."
+        )
+    if want.kind == "auto":
+        want = replace(want, kind="table" if n_owners == 1 else "row")
+    parts = 1 if want.kind == "table" else len(want.owners or ()) or want.parts or n_owners
+    if capacity < parts:
+        raise ConfigError(
+            f"{where}.dynamic.capacity is {capacity}, but the table is dealt to {parts} owners. Allowed: a row for "
+            f"each at least. Raise it, or set {where}.shard = 'table'."
+        )
+    if capacity > parts * kernels.MOST_ROWS:
+        raise ConfigError(
+            f"{where}.dynamic.capacity is {capacity}, dealt to {parts} owners. Allowed: up to {kernels.MOST_ROWS} rows "
+            "for each. Lower it, or use more owners."
+        )
+    return want
 
 
 def _check_placement(where: str, want: Placement, n_owners: int) -> None:

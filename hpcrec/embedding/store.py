@@ -1,69 +1,23 @@
 """Rows in memory: the arenas that a rank holds, their first values, export and load.
 
 Parts of tables with equal width and optimizer lie in one *arena*, so that a step touches each arena with one kernel
-call, however many tables there are. Knows rows and optimizer state; does not know who asks for them.
+call, however many tables there are. Rows of dynamic tables have arenas of their own, which take memory as rows come
+into use. Knows rows and optimizer state; does not know who asks for them.
 """
 
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.arena import Arena, Part
+from hpcrec.embedding.dynamic import DynamicRows
 from hpcrec.embedding.shards import Family, table_seed
-from hpcrec.errors import CheckpointError
+from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 
 BLOCK_ROWS = 1 << 16  # rows initialised, exported or loaded at once: bounds the memory beside the rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One table's part in an arena: rows ``[base, base + rows)`` of it.
-
-    ``columns`` are those of the whole table; ``number`` is the part's number in its family.
-    """
-
-    table: str
-    family: Family
-    number: int
-    base: int
-    rows: int
-    columns: tuple[int, int]
-    width: int
-
-    def ids(self, start: int, stop: int) -> Ints:
-        """Row numbers in the whole table of this part's rows ``[start, stop)``."""
-        local = np.arange(start, stop, dtype=np.int64)
-        if self.family.kind != "row":
-            return local
-        dealt = local * self.family.row_parts + self.number
-        return kernels.unpermute(dealt, self.family.rows, 0)
-
-
-@dataclass(eq=False)  # an arena is itself, not its contents
-class Arena:
-    """Rows of equal width and optimizer.
-
-    Attributes
-    ----------
-    width : int
-        Columns held here.
-    total_width : int
-        Columns of the whole tables; more than ``width`` where they are sharded by columns.
-    spec : OptimizerSpec
-    rows : float [N, width]
-    states : dict of str to float [N, width] or [N]
-    parts : list of Part
-    """
-
-    width: int
-    total_width: int
-    spec: OptimizerSpec
-    rows: Floats
-    states: dict[str, Floats]
-    parts: list[Part] = field(default_factory=list)
 
 
 def row_states(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
@@ -84,6 +38,12 @@ class RowStore:
     seed : int
         The run's seed; rows start from (seed, table, id) alone, never from the rank or the order of arrival.
     dtype : numpy float type
+
+    Attributes
+    ----------
+    arenas : list of Arena
+    dynamic : dict of str to DynamicRows
+        By family: which ids have rows.
     """
 
     def __init__(
@@ -91,17 +51,23 @@ class RowStore:
     ) -> None:
         self.dtype = np.dtype(dtype)
         self.arenas: list[Arena] = []
-        plans: dict[tuple[int, int, OptimizerSpec, bool], list[Part]] = {}
+        self.dynamic: dict[str, DynamicRows] = {}
+        self._scales = {name: table.init_scale for name, table in tables.items()}
+        self._seed = seed
+        plans: dict[tuple[int, int, OptimizerSpec, str], list[Part]] = {}
         for family in families:
             number = family.holders.index(rank)
+            if family.dynamic is not None:
+                self.dynamic[family.name] = DynamicRows(family, number)
             for name in family.tables:
                 table = tables[name]
                 start, stop = family.part_columns(table.width, number)
                 if start == stop:
                     continue
-                replicated = family.kind == "replicate"  # answered by nobody, so kept out of the others' gathers
-                parts = plans.setdefault((stop - start, table.width, table.optimizer, replicated), [])
-                base = parts[-1].base + parts[-1].rows if parts else 0
+                # copies are answered by nobody, so kept out of the others' gathers; dynamic rows have other memory
+                kind = "dynamic" if family.dynamic is not None else family.kind if family.kind == "replicate" else ""
+                parts = plans.setdefault((stop - start, table.width, table.optimizer, kind), [])
+                base = parts[-1].end if parts else 0
                 parts.append(
                     Part(
                         table=name,
@@ -113,8 +79,9 @@ class RowStore:
                         width=table.width,
                     )
                 )
-        for (width, total_width, spec, _), parts in plans.items():
-            self.arenas.append(self._build(tables, parts, width, total_width, spec, seed))
+        for (width, total_width, spec, kind), parts in plans.items():
+            build = self._reserve if kind == "dynamic" else self._build
+            self.arenas.append(build(parts, width, total_width, spec))
         self._where = {p.table: (arena, p) for arena in self.arenas for p in arena.parts}
 
     @classmethod
@@ -132,30 +99,69 @@ class RowStore:
         out._where = {**own, **({} if copies is None else copies._where)}
         return out
 
-    def _build(
-        self,
-        tables: Mapping[str, TableSpec],
-        parts: list[Part],
-        width: int,
-        total_width: int,
-        spec: OptimizerSpec,
-        seed: int,
-    ) -> Arena:
-        n_rows = parts[-1].base + parts[-1].rows
+    def _build(self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec) -> Arena:
+        n_rows = parts[-1].end
         rows = kernels.aligned_empty((n_rows, width), self.dtype)
         for part in parts:
             for start in range(0, part.rows, BLOCK_ROWS):
                 stop = min(start + BLOCK_ROWS, part.rows)
-                rows[part.base + start : part.base + stop] = kernels.init_rows(
-                    table_seed(seed, part.table),
-                    part.ids(start, stop),
-                    width,
-                    column_start=part.columns[0],
-                    scale=tables[part.table].init_scale,
-                    dtype=self.dtype,
-                )
+                rows[part.base + start : part.base + stop] = self._initial(part, part.ids(start, stop))
         states = kernels.initial_states(spec, n_rows, width, self.dtype)
         return Arena(width=width, total_width=total_width, spec=spec, rows=rows, states=states, parts=parts)
+
+    def _initial(self, part: Part, ids: Ints) -> Floats:
+        start, stop = part.columns
+        return kernels.init_rows(
+            table_seed(self._seed, part.table),
+            ids,
+            stop - start,
+            column_start=start,
+            scale=self._scales[part.table],
+            dtype=self.dtype,
+        )
+
+    # Dynamic tables.
+
+    def _reserve(self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec) -> Arena:
+        n_rows = parts[-1].end
+        shapes = {"": (n_rows, width), **kernels.state_shapes(spec, n_rows, width)}
+        try:
+            made = {name: kernels.reserved_zeros(shape, self.dtype) for name, shape in shapes.items()}
+        except MemoryError as error:
+            tables = ", ".join(p.table for p in parts)
+            raise ConfigError(
+                f"embedding.tables: {n_rows} rows of dynamic tables ({tables}) cannot be had: {error}. Lower their "
+                "dynamic.capacity, or use more owners."
+            ) from None
+        return Arena(width=width, total_width=total_width, spec=spec, rows=made.pop(""), states=made, parts=parts)
+
+    def start_rows(self, family: str, rows: Ints, ids: Ints) -> None:
+        """Makes rows of a dynamic family's tables what those of new ids start from, with fresh optimizer state.
+
+        Parameters
+        ----------
+        rows, ids : int64 [M]
+            Row numbers in the part, and to which ids they were given.
+        """
+        for arena, part in self._parts_of(family):
+            for first in range(0, len(rows), BLOCK_ROWS):
+                where = rows[first : first + BLOCK_ROWS] + part.base
+                arena.rows[where] = self._initial(part, ids[first : first + BLOCK_ROWS])
+                for name, value in kernels.state_values(arena.spec).items():
+                    arena.states[name][where] = value
+
+    def clear_spares(self) -> None:
+        """Makes the spare rows zeros again, whatever gradients they were given."""
+        for family, held in self.dynamic.items():
+            for arena, part in self._parts_of(family):
+                arena.rows[part.base + held.spare] = 0.0
+                for state in arena.states.values():
+                    state[part.base + held.spare] = 0.0
+
+    def _parts_of(self, family: str) -> list[tuple[Arena, Part]]:
+        return [self._where[table] for table in self.dynamic[family].family.tables]
+
+    # All tables.
 
     def find(self, table: str) -> tuple[int, Part] | None:
         """Number of the arena that holds part of ``table``, and the part; None where this rank holds none of it."""
@@ -170,13 +176,33 @@ class RowStore:
         return tuple(self._where)
 
     @property
+    def rows_in_use(self) -> int:
+        """Rows of all tables, copies included; of dynamic ones those that ids have."""
+        return sum(self._in_use(part) for arena in self.arenas for part in arena.parts)
+
+    @property
     def memory_bytes(self) -> int:
-        """Rows and optimizer state."""
-        return sum(a.rows.nbytes + sum(s.nbytes for s in a.states.values()) for a in self.arenas)
+        """Rows in use and optimizer state, and which ids have them."""
+        maps = sum(held.figures().map_bytes for held in self.dynamic.values())
+        return maps + sum(
+            self._in_use(part) * sum(x[:1].nbytes for x in (arena.rows, *arena.states.values()))
+            for arena in self.arenas
+            for part in arena.parts
+        )
+
+    def _in_use(self, part: Part) -> int:
+        return part.rows if part.family.dynamic is None else len(self.dynamic[part.family.name])
 
     def export(self, table: str) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
         """Ids, rows and states of this rank's part of ``table``, in blocks."""
         arena, part = self._where[table]
+        if part.family.dynamic is not None:
+            known = self.dynamic[part.family.name].save()
+            for start in range(0, len(known.ids), BLOCK_ROWS):
+                where = known.rows[start : start + BLOCK_ROWS] + part.base
+                ids = known.ids[start : start + BLOCK_ROWS]
+                yield ids, arena.rows[where], {n: s[where] for n, s in arena.states.items()}
+            return
         for start in range(0, part.rows, BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, part.rows)
             here = slice(part.base + start, part.base + stop)
@@ -188,7 +214,7 @@ class RowStore:
         Parameters
         ----------
         ids : int64 [U]
-            Row numbers in the whole table.
+            Row numbers in the whole table; of a dynamic table ids, of which those that have a row here are taken.
         rows : float [U, columns[1] - columns[0]]
         states : mapping of str to float [U, ...]
             Per-element states have the columns of ``rows``.
@@ -201,16 +227,9 @@ class RowStore:
             An id outside the table.
         """
         arena, part = self._where[table]
-        if len(ids) and (ids.min() < 0 or ids.max() >= part.family.rows):
-            raise CheckpointError(
-                f"table {table!r}: ids from {ids.min()} to {ids.max()} are to be loaded. Allowed: row numbers, 0 to "
-                f"{part.family.rows - 1}."
-            )
-        local = ids
-        if part.family.kind == "row":
-            dealt = kernels.permute(ids, part.family.rows, 0)
-            mine = dealt % part.family.row_parts == part.number
-            local, rows = dealt[mine] // part.family.row_parts, rows[mine]
+        local, mine = self._places(table, part, ids)
+        if mine is not None:
+            local, rows = local[mine], rows[mine]
             states = {n: s[mine] for n, s in states.items()}
         start, stop = max(columns[0], part.columns[0]), min(columns[1], part.columns[1])
         if start >= stop:
@@ -225,3 +244,19 @@ class RowStore:
             else:
                 state[where] = states[name]
         return len(local) * (stop - start)
+
+    def _places(self, table: str, part: Part, ids: Ints) -> tuple[Ints, np.ndarray | None]:
+        """Rows of these ids in the part, and which of them it has (None: all of them)."""
+        if part.family.dynamic is not None:
+            held = self.dynamic[part.family.name]
+            local = held.find(ids)
+            return local, local < held.spare
+        if len(ids) and (ids.min() < 0 or ids.max() >= part.family.rows):
+            raise CheckpointError(
+                f"table {table!r}: ids from {ids.min()} to {ids.max()} are to be loaded. Allowed: row numbers, 0 to "
+                f"{part.family.rows - 1}."
+            )
+        if part.family.kind != "row":
+            return ids, None
+        number, local = part.family.deal(ids)
+        return local, number == part.number

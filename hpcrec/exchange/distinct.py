@@ -15,7 +15,7 @@ from hpcrec.exchange.collect import PoolPart, filled
 from hpcrec.exchange.forms import Collected, Column, Entry, Starts
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.moves import Slab
-from hpcrec.exchange.wire import Piece
+from hpcrec.exchange.wire import Piece, cumulative
 from hpcrec.types import Ints
 
 
@@ -39,16 +39,13 @@ class DistinctForm:
         pieces: dict[Entry, Piece] = {}
         firsts: dict[Entry, int] = dict.fromkeys(self._entries, 0)
         if family.kind == "row":
-            dealt, stride = kernels.permute(unique, family.rows, 0), family.part_rows(0)
-            local = dealt // family.row_parts
-            # numbered part after part: in that order rows arrive, and what each part is asked rises
-            unique, _, order = kernels.group((dealt - local * family.row_parts) * stride + local)
+            # part after part, in which order rows arrive, and so that what each part is asked rises
+            unique, order, ends = _by_part(unique, family)
             arrived = np.empty_like(order)
             arrived[order] = np.arange(len(order))
             index = arrived[index]
-            ends = np.searchsorted(unique, stride * np.arange(family.row_parts + 1))
             for part, entry in enumerate(self._entries):
-                pieces[entry] = Piece(unique[ends[part] : ends[part + 1]] - part * stride, None, None)
+                pieces[entry] = Piece(unique[ends[part] : ends[part + 1]], None, None)
                 firsts[entry] = int(ends[part])
         else:
             pieces = dict.fromkeys(self._entries, Piece(unique, None, None))
@@ -63,15 +60,15 @@ class DistinctForm:
             if entry[0] != holder:
                 continue
             if family.kind == "row":
-                dealt = kernels.permute(rows, family.rows, 0)
-                rows = dealt[dealt % family.row_parts == part] // family.row_parts
+                number, there = family.deal(rows)
+                rows = there[number == part]
             return {entry: Piece(kernels.dedup(rows)[0], None, None)}
         return {}
 
 
 @dataclass(frozen=True)
 class DistinctPart:
-    """``unique`` are the distinct rows, numbered part after part where they are dealt; ``index`` is that of each id.
+    """``unique`` are the distinct rows, part after part where they are dealt; ``index`` is that of each id.
 
     ``firsts`` is the first of them that each holder answers with.
     """
@@ -132,3 +129,15 @@ class DistinctPart:
             )
             for key, entry in keys.items()
         ]
+
+
+def _by_part(unique: Ints, family: Family) -> tuple[Ints, Ints, Ints]:
+    """What ascending rows are called at their parts, rising in each; their order; and bounds of the parts."""
+    number, there = family.deal(unique)
+    if family.dynamic is not None:  # ids that ascend still do in each part
+        counts, order = kernels.partition(number.astype(np.int32), family.row_parts)
+        return there[order], order, cumulative(counts)
+    stride = family.part_rows(0)
+    numbered, _, order = kernels.group(number * stride + there)
+    ends = np.searchsorted(numbered, stride * np.arange(family.row_parts + 1))
+    return numbered - np.repeat(np.arange(family.row_parts), np.diff(ends)) * stride, order, ends

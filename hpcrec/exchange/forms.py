@@ -33,7 +33,7 @@ class Column:
     Attributes
     ----------
     rows : int64 [K]
-        Row numbers in the whole table.
+        Row numbers in the whole table; ids, where it is dynamic.
     lengths : int64 [B]
     weights : float [K] or None
     scale : float [B] or None
@@ -97,10 +97,10 @@ class PooledForm:
         """See ``Form``."""
         column, family = columns[self._feature], self._family
         if family.kind == "row":
-            dealt, order, ends = _deal(column.rows, family)
+            there, order, ends = _deal(column.rows, family)
             sample = _sample_of(column)
             made = {
-                entry: self._dealt(column, sample, dealt, order[ends[part] : ends[part + 1]], entry)
+                entry: self._dealt(column, sample, there, order[ends[part] : ends[part + 1]], entry)
                 for part, entry in enumerate(self._entries)
             }
         else:
@@ -118,9 +118,9 @@ class PooledForm:
                 continue
             if family.kind != "row":
                 return {entry: self._whole(column, every_bag=self._every_bag(entry))[0]}
-            dealt = kernels.permute(column.rows, family.rows, 0)
-            take = np.flatnonzero(dealt % family.row_parts == part)
-            return {entry: self._dealt(column, _sample_of(column), dealt, take, entry)[0]}
+            number, there = family.deal(column.rows)
+            take = np.flatnonzero(number == part)
+            return {entry: self._dealt(column, _sample_of(column), there, take, entry)[0]}
         return {}
 
     def _every_bag(self, entry: Entry) -> bool:
@@ -134,7 +134,7 @@ class PooledForm:
             lengths = _lengths(column.lengths[samples])
         return Piece(column.rows, lengths, column.weights), samples
 
-    def _dealt(self, column: Column, sample: Ints, dealt: Ints, take: Ints, entry: Entry) -> tuple[Piece, Ints]:
+    def _dealt(self, column: Column, sample: Ints, there: Ints, take: Ints, entry: Entry) -> tuple[Piece, Ints]:
         """One holder's ids, at positions ``take`` (ascending), and the samples of its bags."""
         n_samples, bag = len(column.lengths), sample[take]
         first = np.flatnonzero(np.diff(bag, prepend=-1))  # positions ascend, so a bag's ids are still together
@@ -142,7 +142,7 @@ class PooledForm:
         lengths, samples = np.diff(np.append(first, len(bag))), bag[first]
         if self._every_bag(entry):
             lengths, samples = np.bincount(bag, minlength=n_samples), np.arange(n_samples)
-        return Piece(dealt[take] // self._family.row_parts, _lengths(lengths), weights), samples
+        return Piece(there[take], _lengths(lengths), weights), samples
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,10 @@ class PooledPart:
 
 
 def _deal(rows: Ints, family: Family) -> tuple[Ints, Ints, Ints]:
-    """Dealt numbers of rows (part = number mod parts), their order by part, and where each part ends."""
-    dealt = kernels.permute(rows, family.rows, 0)
-    counts, order = kernels.partition((dealt % family.row_parts).astype(np.int32), family.row_parts)
-    return dealt, order, cumulative(counts)
+    """What each row is called at its part, their order by part, and where each part ends."""
+    number, there = family.deal(rows)
+    counts, order = kernels.partition(number.astype(np.int32), family.row_parts)
+    return there, order, cumulative(counts)
 
 
 def _sample_of(column: Column) -> Ints:

@@ -1,9 +1,9 @@
 """The holder's side of a step: answers ids with pooled vectors, applies the gradients that come back.
 
-The same for every form: a message is bags of row numbers, the answer is one vector a bag and table, and the gradients
-have the layout of the answer. For ``rows`` and ``replicate`` each bag is one row. Gradients of a row are summed in the
-order (dense rank, entry, sample, position), those of bags pooled by max last, whatever the number of holders or
-threads. Knows no MPI.
+The same for every form: a message is bags of row numbers (of dynamic tables: of ids, whose rows are found first), the
+answer is one vector a bag and table, and the gradients have the layout of the answer. For ``rows`` and ``replicate``
+each bag is one row. Gradients of a row are summed in the order (dense rank, entry, sample, position), those of bags
+pooled by max last, whatever the number of holders or threads. Knows no MPI.
 """
 
 import time
@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.arena import Arena, Part
 from hpcrec.embedding.load import Load
-from hpcrec.embedding.store import Arena, Part, RowStore
+from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.arenas import ArenaReader
+from hpcrec.exchange.find_rows import RowFinder
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.substitute import Substitute
 from hpcrec.exchange.wire import Header, cumulative, read_header
@@ -76,16 +78,21 @@ class Holder:
         self._valued = leg.n_value_streams
         self._substitute = Substitute(leg, operators) if leg.partials else None
         self._means = [h for h, s in enumerate(leg.hidden) if pooling[leg.entries[s.entry].features[0]] == "mean"]
+        self._rows = RowFinder(store, leg)
         self._arenas = ArenaReader(store, leg, pooling, self._weighted_E)
 
     def read(self, received: np.ndarray, bytes_R: Ints, *, train: bool) -> Served:
-        """Reads the messages of all ranks (uint8, one after the other in rank order)."""
+        """Reads the messages of all ranks (uint8, one after the other in rank order).
+
+        In training, ids of dynamic tables get their rows here: steps are read in order, each after the update before.
+        """
         began_s = time.thread_time()
         size, item = self._size, self.store.dtype.itemsize
         place_R = cumulative(bytes_R)
         senders = np.flatnonzero(bytes_R)
         headers = [read_header(received, int(place_R[r]), int(place_R[r + 1]), self._weighted_E, item) for r in senders]
         n_streams = len(self._width_S)
+        received, headers = self._rows.find(received, headers, train=train)
         counts = np.array([h.n_bags[self._entry_S[:n_streams]] * self._width_S for h in headers], np.int64)
         counts = counts.reshape(len(headers), n_streams)  # elements by sender and stream
         samples_P = self._samples(headers)
@@ -228,6 +235,7 @@ class Holder:
                     step=step,
                     beside=beside,
                 )
+        self.store.clear_spares()
         self.load.add_time("update", began_s)
 
     @staticmethod

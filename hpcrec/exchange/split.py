@@ -86,7 +86,7 @@ class Splitter:
         family = self._layout.family_of[feature]
         if family.hashed:
             ids = kernels.hash_ids(ids, family.rows, table_seed(self._seed, family.name))
-        elif len(ids) and (ids.min() < 0 or ids.max() >= family.rows):
+        elif family.dynamic is None and len(ids) and (ids.min() < 0 or ids.max() >= family.rows):
             bad = ids[(ids < 0) | (ids >= family.rows)][0]
             raise DataError(
                 f"feature {feature!r} has id {bad}. Allowed: 0 to {family.rows - 1}, the rows of table "

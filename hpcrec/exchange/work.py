@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec import kernels
-from hpcrec.embedding.store import Arena
+from hpcrec.embedding.arena import Arena
 from hpcrec.exchange.substitute import Sent
 from hpcrec.exchange.wire import cumulative
 from hpcrec.types import Floats, Ints

@@ -8,18 +8,19 @@
 from hpcrec.kernels.backend import active, get_threads, set_threads, use
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.chunks import fletcher32, read_chunks
-from hpcrec.kernels.id_map import Admitted, IdMap, IdState
+from hpcrec.kernels.id_map import MOST_ROWS, Admitted, IdMap, IdState
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
 from hpcrec.kernels.lookup import copy_vectors, pooled_gather
 from hpcrec.kernels.maximum import pooled_max, pooled_max_backward
-from hpcrec.kernels.memory import aligned_empty
+from hpcrec.kernels.memory import aligned_empty, reserved_zeros
 from hpcrec.kernels.packed import pack_numbers, packed_bytes, unpack_numbers
 from hpcrec.kernels.reference import Coding, Grouping, Unpacked
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
 
 __all__ = [
+    "MOST_ROWS",
     "Admitted",
     "Beside",
     "BesideStep",
@@ -50,6 +51,7 @@ __all__ = [
     "pooled_max",
     "pooled_max_backward",
     "read_chunks",
+    "reserved_zeros",
     "set_threads",
     "squared_norm",
     "state_shapes",

@@ -1,9 +1,9 @@
 """The definition, in NumPy, of packed numbers. See ``reference``.
 
-Any int64 numbers, taken as words of 64 bits, are packed in blocks of ``PACKED_BLOCK``, the last of which may be shorter.
-First comes one byte a block: the bits that its largest word takes, 64 where these are more than ``MOST_PACKED_BITS``.
-Then come the blocks, each word in so many bits, lowest bit first, each block filled up to whole bytes. Packed *rising*
-is what lies between each number and the one before (-1 before the first), modulo 2^64: little where numbers rise.
+Any int64 numbers, taken as words of 64 bits, are packed in blocks of ``PACKED_BLOCK``; the last may be shorter. First
+comes one byte a block: the bits that its largest word takes, 64 where these are more than ``MOST_PACKED_BITS``. Then
+come the blocks, each word in so many bits, lowest bit first, each block filled up to whole bytes. Packed *rising* is
+what lies between each number and the one before (-1 before the first), modulo 2^64: little where numbers rise.
 """
 
 import numpy as np
