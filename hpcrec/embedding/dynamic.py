@@ -12,7 +12,10 @@ import numpy as np
 from hpcrec import kernels
 from hpcrec.embedding.shards import Family
 from hpcrec.errors import CheckpointError
+from hpcrec.kernels import IdState
 from hpcrec.types import Ints
+
+__all__ = ["DynamicFigures", "DynamicRows", "IdState"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class DynamicRows:
             map_bytes=self._map.n_bytes,
         )
 
-    def save(self) -> kernels.IdState:
+    def save(self) -> IdState:
         """All that the map knows."""
         return self._map.save()
 
@@ -124,7 +127,7 @@ class DynamicRows:
         own: np.ndarray = self.family.deal(ids)[0] == self.number
         return own
 
-    def load(self, state: kernels.IdState, refused: int) -> None:
+    def load(self, state: IdState, refused: int) -> None:
         """Goes on from a state whose ids are all this part's: those that were saved by one part, or by several, joined.
 
         Lists come in any order and are sorted as the rules sort them. Of more ids than there is room for, those that

@@ -193,11 +193,13 @@ class RowStore:
     def _in_use(self, part: Part) -> int:
         return part.rows if part.family.dynamic is None else len(self.dynamic[part.family.name])
 
-    def export(self, table: str) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
-        """Ids, rows and states of this rank's part of ``table``, in blocks."""
+    def export(
+        self, table: str, known: kernels.IdState | None = None
+    ) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
+        """Ids, rows and states of this rank's part of ``table``, in blocks; ``known``: of a dynamic one, where had."""
         arena, part = self._where[table]
         if part.family.dynamic is not None:
-            known = self.dynamic[part.family.name].save()
+            known = known or self.dynamic[part.family.name].save()
             for start in range(0, len(known.ids), BLOCK_ROWS):
                 where = known.rows[start : start + BLOCK_ROWS] + part.base
                 ids = known.ids[start : start + BLOCK_ROWS]

@@ -31,7 +31,8 @@ from hpcrec.train.checkpoint_files import (
     steps_in,
     unmark_best,
 )
-from hpcrec.train.checkpoint_reader import Checkpoint, DenseState, TableBlock, find_checkpoint
+from hpcrec.train.checkpoint_parts import Admission, TableBlock, write_admission
+from hpcrec.train.checkpoint_reader import Checkpoint, DenseState, find_checkpoint
 from hpcrec.train.ranks import on_root
 from hpcrec.types import Floats, Ints
 from hpcrec.units import KiB
@@ -91,7 +92,16 @@ class CheckpointWriter:
         on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step))
 
     def write_table_part(
-        self, table: str, part: int, blocks: Iterable[Block], *, rows: int, width: int, columns: tuple[int, int]
+        self,
+        table: str,
+        part: int,
+        blocks: Iterable[Block],
+        *,
+        rows: int,
+        width: int,
+        columns: tuple[int, int],
+        dynamic: bool = False,
+        admission: Admission | None = None,
     ) -> None:
         """Writes one part of a table, block by block.
 
@@ -102,9 +112,13 @@ class CheckpointWriter:
         blocks : iterable of (ids [U], rows [U, D], states by name [U] or [U, D])
             As ``RowStore.export`` gives them.
         rows, width : int
-            Shape of the whole table.
+            Shape of the whole table; the most rows of a dynamic one.
         columns : (int, int)
             Columns of the whole table that this part has.
+        dynamic : bool
+            Whether ids have their rows as they came.
+        admission : Admission, optional
+            What is known of them, in the order of the blocks' ids; of one of the tables that have the same ids.
         """
 
         def write(path: Path) -> None:
@@ -120,6 +134,10 @@ class CheckpointWriter:
                         "column_stop": columns[1],
                     }
                 )
+                if dynamic:
+                    file.attrs["dynamic"] = True
+                if admission is not None:
+                    write_admission(file, admission)
                 file.create_group("state")
                 for ids, values, states in blocks:
                     assert values.shape == (len(ids), columns[1] - columns[0]), (values.shape, len(ids), columns)

@@ -6,12 +6,10 @@ Knows arrays and files; does not know the model, the shard map or MPI. The forma
 Legend: ``U`` ids in a block, ``D`` its columns.
 """
 
-import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -19,34 +17,13 @@ import numpy as np
 from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
+from hpcrec.train.checkpoint_parts import TableBlock, check_block, is_dynamic, listed, opened, part_facts, state_said
 from hpcrec.train.ranks import on_root
-from hpcrec.types import Floats, Ints
+from hpcrec.types import Floats
 
 _BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows
-_ATTRIBUTES = ("table", "rows", "width", "column_start", "column_stop")
 
 Number = float | int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableBlock:
-    """Some rows of a table.
-
-    Attributes
-    ----------
-    ids : int64 [U]
-        Row numbers in the whole table.
-    rows : float [U, D]
-    states : dict of str to float [U] or [U, D]
-        Optimizer states by plain name.
-    columns : (int, int)
-        Columns of the whole table that ``rows`` are.
-    """
-
-    ids: Ints
-    rows: Floats
-    states: dict[str, Floats]
-    columns: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +75,7 @@ class Checkpoint:
         path = self.folder / files.DENSE
         if not self._has_dense:
             raise CheckpointError(f"{self.folder}: has no {files.DENSE}, so it cannot start dense parameters.")
-        with _opened(path) as file:
+        with opened(path) as file:
             return DenseState(
                 parameters=_arrays(file["parameters"]) if "parameters" in file else {},
                 optimizer={files.unquoted(n): _values(g) for n, g in file.get("optimizer", {}).items()},
@@ -114,7 +91,7 @@ class Checkpoint:
             No such table.
         """
         for path in self._paths(table):
-            with _opened(path) as file:
+            with opened(path) as file:
                 columns = (int(file.attrs["column_start"]), int(file.attrs["column_stop"]))
                 states = {files.unquoted(name): dataset for name, dataset in file.get("state", {}).items()}
                 n_ids = len(file["ids"]) if "ids" in file else 0
@@ -122,10 +99,22 @@ class Checkpoint:
                     here = slice(start, min(start + _BLOCK_ROWS, n_ids))
                     found = {name: dataset[here] for name, dataset in states.items()}
                     block = TableBlock(ids=file["ids"][here], rows=file["rows"][here], states=found, columns=columns)
-                    _check_block(block, int(file.attrs["rows"]))
+                    check_block(block, None if is_dynamic(file) else int(file.attrs["rows"]))
                     yield block
 
-    def check_table(self, table: str, *, rows: int, width: int, states: Mapping[str, tuple[int, ...]]) -> None:
+    def part_paths(self, table: str) -> tuple[Path, ...]:
+        """Files of a table's parts, always in the same order.
+
+        Raises
+        ------
+        CheckpointError
+            No such table.
+        """
+        return tuple(self._paths(table))
+
+    def check_table(
+        self, table: str, *, rows: int, width: int, states: Mapping[str, tuple[int, ...]], dynamic: bool = False
+    ) -> None:
         """Holds a table of the checkpoint to what a model wants of it.
 
         Parameters
@@ -134,17 +123,27 @@ class Checkpoint:
             Shape of the model's table.
         states : mapping of str to tuple of int
             Optimizer states that it keeps, by name, and their shapes, of which only the number of dimensions counts.
+        dynamic : bool
+            Whether the model's table gives rows to ids as they come: it takes any ids, those of a declared table too.
 
         Raises
         ------
         CheckpointError
-            The table is missing, has another shape or other states, or its parts are not all of it.
+            The table is missing, has another shape or other states, or its parts are not all of it; or it is dynamic,
+            and the model's is not.
         """
-        wanted = {_state_said(name, len(shape)) for name, shape in states.items()}
-        covered = 0
+        wanted = {state_said(name, len(shape)) for name, shape in states.items()}
+        covered, declared = 0, rows
         for path in self._paths(table):
-            found = _part_facts(path)
-            for name, ours in (("rows", rows), ("width", width)):
+            found = part_facts(path)
+            if found["dynamic"] and not dynamic:
+                raise CheckpointError(
+                    f"{path}: table {table!r} is dynamic: its ids are any numbers, not one for each of the {rows} "
+                    f"rows of the model's. Set embedding.tables.{table}.dynamic, or start from another checkpoint."
+                )
+            if dynamic:
+                declared = found["rows"]
+            for name, ours in (("rows", declared), ("width", width)):
                 if found[name] != ours:
                     raise CheckpointError(
                         f"{path}: table {table!r} has {name} {found[name]}, the model's has {ours}. Set "
@@ -153,15 +152,16 @@ class Checkpoint:
                     )
             if found["n_ids"] and found["states"] != wanted:
                 raise CheckpointError(
-                    f"{path}: table {table!r} has optimizer states {_listed(found['states'])}; the model's optimizer "
-                    f"keeps {_listed(wanted)}. Set embedding.optimizer.name (or that of the table) to the one that the "
+                    f"{path}: table {table!r} has optimizer states {listed(found['states'])}; the model's optimizer "
+                    f"keeps {listed(wanted)}. Set embedding.optimizer.name (or that of the table) to the one that the "
                     "checkpoint was trained with."
                 )
             covered += found["n_ids"] * (found["column_stop"] - found["column_start"])
-        if covered != rows * width:
+        if covered != declared * width and not found["dynamic"]:
             raise CheckpointError(
-                f"{self.folder}: the parts of table {table!r} hold {covered} values, the table has {rows} x {width} = "
-                f"{rows * width}. Every id and column must be in exactly one part; see docs/checkpoint.md."
+                f"{self.folder}: the parts of table {table!r} hold {covered} values, the table has "
+                f"{declared} x {width} = {declared * width}. Every id and column must be in exactly one part; see "
+                "docs/checkpoint.md."
             )
 
     def check_tables(self, names: Iterable[str]) -> None:
@@ -177,7 +177,7 @@ class Checkpoint:
             self._paths(name)
         if left := sorted(set(self._parts) - names):
             raise CheckpointError(
-                f"{self.folder}: has table {left[0]!r}, which the model has not. The model has: {_listed(names)}. "
+                f"{self.folder}: has table {left[0]!r}, which the model has not. The model has: {listed(names)}. "
                 "Use the data.features, embedding.share and model that the checkpoint was trained with."
             )
 
@@ -194,7 +194,7 @@ class Checkpoint:
         for name, shape in shapes.items():
             if name not in found:
                 raise CheckpointError(
-                    f"{self.folder}: has no dense parameter {name!r}. It has: {_listed(found)}. {change}"
+                    f"{self.folder}: has no dense parameter {name!r}. It has: {listed(found)}. {change}"
                 )
             if found[name] != tuple(shape):
                 raise CheckpointError(
@@ -207,7 +207,7 @@ class Checkpoint:
     def _paths(self, table: str) -> list[Path]:
         if table not in self._parts:
             raise CheckpointError(
-                f"{self.folder}: has no table {table!r}. It has: {_listed(self._parts)}. Use the data.features, "
+                f"{self.folder}: has no table {table!r}. It has: {listed(self._parts)}. Use the data.features, "
                 "embedding.share and model that the checkpoint was trained with."
             )
         return self._parts[table]
@@ -245,30 +245,6 @@ def find_checkpoint(folder: Path, which: str = "last", ranks: Ranks | None = Non
     raise CheckpointError(f"no whole checkpoint: {'; '.join(problems)}. Start from another one, or train anew.")
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[h5py.File]:
-    """The file; whatever is found wrong with it inside is said as one error."""
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            yield file
-    except CheckpointError:
-        raise
-    except Exception as error:  # HDF5 and h5py raise all sorts of things
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CheckpointError(f"{path}: is not as docs/checkpoint.md says ({said}).") from error
-
-
-def _check_block(block: TableBlock, rows: int) -> None:
-    """Whether the arrays of a block fit each other, and the table."""
-    ids, n, width = block.ids, len(block.ids), block.columns[1] - block.columns[0]
-    if ids.dtype.kind != "i" or ids.min(initial=0) < 0 or ids.max(initial=0) >= rows:
-        raise ValueError(f"ids are {ids.dtype} and not all in [0, {rows})")
-    for name, values in {"rows": block.rows, **block.states}.items():
-        wanted = (n,) if values.ndim == 1 and name != "rows" else (n, width)
-        if values.shape != wanted or values.dtype.kind != "f":
-            raise ValueError(f"{name} is {values.dtype} {list(values.shape)} for {n} ids, not float {list(wanted)}")
-
-
 def _values(group: h5py.Group) -> dict[str, Floats | Number]:
     return {
         files.unquoted(name): dataset[()].item() if dataset.attrs.get("number", False) else np.asarray(dataset[()])
@@ -278,22 +254,3 @@ def _values(group: h5py.Group) -> dict[str, Floats | Number]:
 
 def _arrays(group: h5py.Group) -> dict[str, Floats]:
     return {files.unquoted(name): np.asarray(dataset[()]) for name, dataset in group.items()}
-
-
-def _part_facts(path: Path) -> dict[str, Any]:
-    with _opened(path) as file:
-        if missing := [name for name in _ATTRIBUTES if name not in file.attrs]:
-            raise CheckpointError(f"{path}: has no attribute {missing[0]!r}. See docs/checkpoint.md.")
-        facts: dict[str, Any] = {name: int(file.attrs[name]) for name in _ATTRIBUTES[1:]}
-        facts["n_ids"] = len(file["ids"]) if "ids" in file else 0
-        facts["states"] = {_state_said(files.unquoted(n), s.ndim) for n, s in file.get("state", {}).items()}
-        return facts
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
-
-
-def _state_said(name: str, n_dims: int) -> str:
-    """A state as messages call it: optimizers may use one name for a number a row and for one a value."""
-    return f"{name} (one number a {'row' if n_dims == 1 else 'value'})"

@@ -16,6 +16,7 @@ from hpcrec.embedding.store import row_states
 from hpcrec.errors import CheckpointError
 from hpcrec.train import saved
 from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
+from hpcrec.train.dynamic_state import admission_of, load_dynamic
 from hpcrec.train.parts import DensePart
 from hpcrec.train.session import Session
 
@@ -38,13 +39,23 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
             part = found[1]
             if part.family.kind == "replicate" and part.number > 0:
                 continue  # every copy is the same
+            family, rows = part.family, parts.tables[table].rows
+            if family.dynamic is None:
+                blocks, admission = parts.store.export(table), None
+            else:
+                held = parts.store.dynamic[family.name]
+                known = held.save()
+                blocks = parts.store.export(table, known)
+                admission = admission_of(held, known) if table == family.tables[0] else None
             writer.write_table_part(
                 table,
                 part.number,
-                parts.store.export(table),
-                rows=parts.tables[table].rows,
+                blocks,
+                rows=rows,
                 width=part.width,
                 columns=part.columns,
+                dynamic=family.dynamic is not None,
+                admission=admission,
             )
     if parts.dense is not None and topology.dense_index == 0:
         dense = parts.dense
@@ -125,7 +136,8 @@ _KEYS = {
 def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
     checkpoint.check_tables(session.parts.tables)
     for name, table in session.parts.tables.items():
-        checkpoint.check_table(name, rows=table.rows, width=table.width, states=row_states(table.optimizer))
+        states, dynamic = row_states(table.optimizer), table.dynamic is not None
+        checkpoint.check_table(name, rows=table.rows, width=table.width, states=states, dynamic=dynamic)
     if session.parts.dense is not None:
         checkpoint.check_dense({n: tuple(p.shape) for n, p in session.parts.dense.named_parameters})
     if not resume:
@@ -149,8 +161,11 @@ def _load_rows(session: Session, checkpoint: Checkpoint) -> None:
     store = session.parts.store
     if store is None:
         return
+    load_dynamic(store, checkpoint)
     for table in store.tables:
-        for block in checkpoint.table_parts(table):
+        found = store.find(table)
+        assert found is not None
+        for block in () if found[1].family.dynamic is not None else checkpoint.table_parts(table):
             store.load(table, block.ids, block.rows, block.states, block.columns)
 
 

@@ -476,6 +476,7 @@ void bind_text(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.doc() = "hpcrec native kernels";
+  nb::set_leak_warnings(false);  // maps that live until the process ends: what the collector was told to leave alone
   m.attr("block_size") = hpcrec::block_size;
   m.def("set_threads", &hpcrec::set_threads, "n"_a);
   m.def("get_threads", &hpcrec::threads);

@@ -13,6 +13,7 @@ from hpcrec.config import Config
 from hpcrec.data.layout import Column, Columns
 from hpcrec.data.writer import Writer
 from hpcrec.embedding.shards import table_seed
+from hpcrec.kernels import reference_id_map
 from hpcrec.train.session import Session
 from hpcrec.types import Feature
 from tests.reference import Reference, RowOptimizer, describe
@@ -102,3 +103,70 @@ def reference_for(session: Session, config: Config) -> Reference:
         row_of[name] = lambda wanted, ids=ids: np.searchsorted(ids, wanted)
     dense = torch.optim.SGD(model.parameters(), lr=config.dense.optimizer.lr)
     return Reference(model, describe(operators), tables, optimizers, dense, dtype=session.parts.dtype, row_of=row_of)
+
+
+class Rules:
+    """Who has a row, in one process: for each owner of each family an id map in plain Python, one batch a step.
+
+    The reference's tables have a row for each id that there is, and a spare one of zeros behind them.
+    """
+
+    def __init__(self, session: Session, reference: Reference, rules: dict[str, Any]) -> None:
+        self.reference = reference
+        self.session = session
+        families = {f.name: f for table in session.parts.tables for f in self._families(table)}
+        self.families = list(families.values())
+        self.maps = {f.name: [self._map(f, part, rules) for part in range(f.row_parts)] for f in self.families}
+        self.rows: dict[str, set[int]] = {f.name: set() for f in self.families}
+        self.refused = dict.fromkeys(self.rows, 0)
+        for name, table in reference.tables.items():
+            ids = ids_of_table(name)
+            table.bags.weight.data = torch.cat([table.bags.weight.data, torch.zeros_like(table.bags.weight[:1])])
+            table.states.update({key: torch.cat([x, x[:1]]) for key, x in table.states.items()})
+            reference._row_of[name] = self._row_of(name, ids)
+        self.initial = {n: (reference.rows(n), reference.states(n)) for n in reference.tables}
+
+    def _families(self, table: str) -> list[Any]:
+        found = None if self.session.parts.store is None else self.session.parts.store.find(table)
+        everyone = self.session.parts.world.main.allgather(None if found is None else found[1].family)
+        return [next(family for family in everyone if family is not None)]
+
+    @staticmethod
+    def _map(family: Any, part: int, rules: dict[str, Any]) -> reference_id_map.IdMap:
+        rest = rules.get("admit_from", 1), max(1, rules.get("pending", 1 << 20) // family.row_parts)
+        chance = rules.get("admit_probability", 1.0)
+        return reference_id_map.IdMap(family.part_rows(part), rules.get("evict"), *rest, chance, family.dynamic.seed)
+
+    def _row_of(self, table: str, ids: np.ndarray) -> Any:
+        family = next(f.name for f in self.families if table in f.tables)
+        return lambda wanted: np.array(
+            [np.searchsorted(ids, i) if i in self.rows[family] else len(ids) for i in wanted.tolist()], np.int64
+        )
+
+    def admit(self, bags: dict[str, Any]) -> None:
+        """One step, before its rows are read."""
+        for family in self.families:
+            asked = np.unique(np.concatenate([bags[f].ids for f in family.features]))
+            part_of = family.deal(asked)[0] if family.kind == "row" else np.zeros(len(asked), int)
+            known = set()
+            for part, own in enumerate(self.maps[family.name]):
+                ids = asked[part_of == part]
+                rows, fresh = own.admit(ids)
+                self.refused[family.name] += int((rows < 0).sum())
+                for i in ids[fresh]:
+                    self._start(family, int(i))
+                known |= own._row_of.keys()
+            self.rows[family.name] = known
+
+    def _start(self, family: Any, i: int) -> None:
+        for name in family.tables:
+            table, row = self.reference.tables[name], int(np.searchsorted(ids_of_table(name), i))
+            rows, states = self.initial[name]
+            table.bags.weight.data[row] = torch.from_numpy(rows[row])
+            for key, state in table.states.items():
+                state[row] = torch.from_numpy(states[key])[row]
+
+    def forget(self) -> None:
+        """What ids without a row have learned; after a step."""
+        for table in self.reference.tables.values():
+            table.bags.weight.data[-1] = 0

@@ -9,10 +9,10 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build import open_session
-from tests.train.dynamic_runs import dynamic_config, ids_of_table, learned, reference_for, write_data
+from hpcrec.train.dynamic_state import figures
+from tests.train.dynamic_runs import Rules, dynamic_config, ids_of_table, learned, reference_for, write_data
 from tests.train.runs import global_batches
 from tests.train.test_equivalence import FORMS, IDS, OPTIMIZERS, covering, roles_for
-
 
 SHORT = {"batch_size": 13, "dtype": "float64"}
 
@@ -57,3 +57,54 @@ def test_with_room_for_all_equals_one_process(folder: Path) -> None:
     for roles, form, model, shard, ids, pooling in covering(roles_for(MPI.COMM_WORLD.size), FORMS, *rest):
         optimizer = next(optimizers)
         check_against_reference(folder, shard, optimizer, sections(roles, model, optimizer, form, ids, pooling))
+
+
+RULES: tuple[dict[str, Any], ...] = (
+    {"capacity": 8, "evict": "lru"},
+    {"capacity": 9, "evict": "lfu"},
+    {"capacity": 12},
+    {"capacity": 8, "evict": "lru", "admit_from": 2, "pending": 16},
+    {"capacity": 30, "evict": "lfu", "admit_probability": 0.5},
+)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_rules_equal_maps_in_plain_python(folder: Path) -> None:
+    """Who has a row, what is in it and what a batch is answered with; evaluations among the steps change nothing."""
+    write_data(folder / "data.h5")
+    ids = itertools.cycle(IDS)
+    optimizers = itertools.cycle(OPTIMIZERS)
+    roles_in_turn, forms = itertools.cycle(roles_for(MPI.COMM_WORLD.size)), itertools.cycle(FORMS)
+    for rules in RULES * 2:  # 5 rules, 4 forms: each rule meets two forms
+        roles, form = next(roles_in_turn), next(forms)
+        wanted = sections(roles, "deepfm", next(optimizers), form, next(ids), "max" if form == "rows" else "mean")
+        config = dynamic_config(
+            folder,
+            rules,
+            **wanted,
+            data={"validation": str(folder / "data.h5")},
+            train={**SHORT, "steps": 7},
+        )
+        with open_session(config) as session:
+            expected = Rules(session, reference_for(session, config), rules)
+            batches = global_batches(session, session.total_steps)
+            for step in session.steps():
+                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+                expected.admit(batches[step.number].bags)
+                wanted_loss = expected.reference.step(batches[step.number])[0]
+                np.testing.assert_allclose(loss, wanted_loss, rtol=0, atol=1e-12, err_msg=f"{rules} {step.number}")
+                expected.forget()
+                if step.number == 2:
+                    session.evaluate("validation", 2)
+            found = figures(session)
+            for table, rows in learned(session).items():
+                known = next(expected.rows[f.name] for f in expected.families if table in f.tables)
+                assert rows.keys() == known
+                ids_T, whole = ids_of_table(table), expected.reference.rows(table)
+                for i, row in rows.items():
+                    np.testing.assert_allclose(row, whole[np.searchsorted(ids_T, i)], rtol=0, atol=1e-11)
+            for family, maps in expected.maps.items():
+                evicted = sum(m.evicted for m in maps)
+                assert found[family]["rows"] == sum(m.size for m in maps)
+                assert found[family]["admitted"] == found[family]["rows"] + evicted
+                assert (found[family]["evicted"], found[family]["refused"]) == (evicted, expected.refused[family])

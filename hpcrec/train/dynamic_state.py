@@ -1,0 +1,119 @@
+"""Dynamic tables in a run: what came of them, and their part in checkpoints, from one set of owners to another.
+
+Every owner takes the ids that are dealt to it, whoever saved them. Knows the store and the checkpoint's verbs.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import h5py
+import numpy as np
+
+from hpcrec.embedding.dynamic import DynamicFigures, DynamicRows, IdState
+from hpcrec.embedding.store import BLOCK_ROWS, RowStore
+from hpcrec.errors import CheckpointError
+from hpcrec.train.checkpoint import Checkpoint
+from hpcrec.train.checkpoint_parts import PENDING, Admission, opened, read_admission
+from hpcrec.train.session import Session
+from hpcrec.types import Ints
+
+
+def figures(session: Session) -> dict[str, dict[str, int]]:
+    """What came of dynamic tables so far, by the first of those that are read by the same ids; collective.
+
+    Sums over owners, as ``DynamicFigures`` names them; empty, and nothing is sent, where no table is dynamic.
+    """
+    parts = session.parts
+    names = [name for name, table in parts.tables.items() if table.dynamic is not None]
+    if not names:
+        return {}
+    fields = [field.name for field in dataclasses.fields(DynamicFigures)]
+    mine_NF = np.zeros((len(names), len(fields)), np.int64)
+    for family, held in ({} if parts.store is None else parts.store.dynamic).items():
+        mine_NF[names.index(family)] = dataclasses.astuple(held.figures())
+    total_NF = parts.world.main.allreduce(mine_NF)
+    found = zip(names, total_NF.tolist(), strict=True)
+    return {name: dict(zip(fields, row, strict=True)) for name, row in found if any(row)}
+
+
+def admission_of(held: DynamicRows, known: IdState) -> Admission:
+    """What is saved of an owner's part of a family, beside the ids that have rows."""
+    used = len(known.counts) == len(known.ids)  # else no id loses its row
+    return Admission(
+        counts=known.counts if used else None,
+        clocks=known.clocks if used else None,
+        pending_ids=known.pending_ids,
+        pending_counts=known.pending_counts,
+        pending_clocks=known.pending_clocks,
+        clock=known.clock,
+        evicted=known.evicted,
+        refused=held.refused,
+    )
+
+
+def load_dynamic(store: RowStore, checkpoint: Checkpoint) -> None:
+    """Takes over the rows of dynamic tables, and goes on from what was known of their ids.
+
+    Raises
+    ------
+    CheckpointError
+        An id is there twice, or not in all tables that are read by the same ids, or there is no room for it.
+    """
+    for held in store.dynamic.values():
+        names = held.family.tables
+        held.load(*_joined(checkpoint, names[0], held))
+        totals = dict.fromkeys(names, 0)
+        for name in names:
+            loaded = 0
+            for block in checkpoint.table_parts(name):
+                totals[name] += len(block.ids) * (block.columns[1] - block.columns[0])
+                loaded += store.load(name, block.ids, block.rows, block.states, block.columns)
+            width = _width(store, name)
+            if loaded != len(held) * width or totals[name] * _width(store, names[0]) != totals[names[0]] * width:
+                raise CheckpointError(
+                    f"{checkpoint.folder}: tables {', '.join(names)} are read by the same ids, but {name!r} has not "
+                    f"one row for each id of {names[0]!r}. See docs/checkpoint.md."
+                )
+
+
+def _joined(checkpoint: Checkpoint, table: str, held: DynamicRows) -> tuple[IdState, int]:
+    """What all parts of a table know of the ids that are dealt to this owner's part; and ids refused, its share."""
+    lists: dict[str, list[Ints]] = {name: [] for name in ("ids", "counts", "clocks", *PENDING)}
+    clock = evicted = refused = 0
+    for number, path in enumerate(checkpoint.part_paths(table)):
+        with opened(path) as file:
+            if file.attrs["column_start"] > 0:
+                continue  # of a declared table: ids that another part has too
+            known = read_admission(file)
+            for ids, counts, clocks in _used(file, known):
+                mine = held.mine(ids)
+                for name, values in (("ids", ids), ("counts", counts), ("clocks", clocks)):
+                    lists[name].append(values[mine])
+            mine = held.mine(known.pending_ids)
+            for name in PENDING:
+                lists[name].append(getattr(known, name)[mine])
+        clock = max(clock, known.clock)
+        if number % held.family.row_parts == held.number % held.family.row_parts:
+            evicted, refused = evicted + known.evicted, refused + known.refused
+    joined = {name: np.concatenate([np.zeros(0, np.int64), *values]) for name, values in lists.items()}
+    return IdState(rows=np.arange(len(joined["ids"])), **joined, clock=clock, evicted=evicted), refused
+
+
+def _used(file: h5py.File, known: Admission) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Ids of a part, steps that have used them, and the last of them; zeros where nothing is said of that."""
+    n_ids = len(file["ids"]) if "ids" in file else 0
+    for start in range(0, n_ids, BLOCK_ROWS):
+        here = slice(start, min(start + BLOCK_ROWS, n_ids))
+        ids = np.asarray(file["ids"][here], np.int64)
+        zeros = np.zeros(len(ids), np.int64)
+        yield (
+            ids,
+            zeros if known.counts is None else np.asarray(known.counts[here], np.int64),
+            zeros if known.clocks is None else np.asarray(known.clocks[here], np.int64),
+        )
+
+
+def _width(store: RowStore, table: str) -> int:
+    found = store.find(table)
+    assert found is not None, "an owner of a family holds all of its tables"
+    return found[1].width
