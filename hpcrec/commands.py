@@ -193,6 +193,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
         "owners": {},
         "imbalance": {},
+        "dynamic_tables": {},
         "topology": session.parts.world.describe(),
         "versions": software,
     }
@@ -231,6 +232,7 @@ def _summary(
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
         "owners": owners,
         "imbalance": imbalance(list(owners.values())),
+        "dynamic_tables": outcome.dynamic,
         "topology": session.parts.world.describe(),
         "versions": software,
     }
@@ -241,8 +243,8 @@ def _owner(session: Session) -> dict[str, float] | None:
     if not session.topology.is_owner:
         return None
     store, load = session.parts.store, session.parts.load
-    rows = 0 if store is None else sum(len(arena.rows) for arena in store.arenas)
-    return (load or Load()).figures(rows, 0 if store is None else store.memory_bytes)
+    rows, n_bytes = (0, 0) if store is None else (store.rows_in_use, store.memory_bytes)
+    return (load or Load()).figures(rows, n_bytes)
 
 
 def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, float]:

@@ -17,9 +17,11 @@ from hpcrec.train.checkpoint_parts import PENDING, Admission, opened, read_admis
 from hpcrec.train.session import Session
 from hpcrec.types import Ints
 
+LOGGED = ("rows", "admitted", "evicted", "refused")  # of a dynamic table, in a line of metrics.jsonl
+
 
 def figures(session: Session) -> dict[str, dict[str, int]]:
-    """What came of dynamic tables so far, by the first of those that are read by the same ids; collective.
+    """What came of dynamic tables so far, by the widest of those that are read by the same ids; collective.
 
     Sums over owners, as ``DynamicFigures`` names them; empty, and nothing is sent, where no table is dynamic.
     """
@@ -29,8 +31,9 @@ def figures(session: Session) -> dict[str, dict[str, int]]:
         return {}
     fields = [field.name for field in dataclasses.fields(DynamicFigures)]
     mine_NF = np.zeros((len(names), len(fields)), np.int64)
-    for family, held in ({} if parts.store is None else parts.store.dynamic).items():
-        mine_NF[names.index(family)] = dataclasses.astuple(held.figures())
+    if parts.store is not None:
+        for held in parts.store.dynamic.values():
+            mine_NF[names.index(named(parts.store, held))] = dataclasses.astuple(held.figures())
     total_NF = parts.world.main.allreduce(mine_NF)
     found = zip(names, total_NF.tolist(), strict=True)
     return {name: dict(zip(fields, row, strict=True)) for name, row in found if any(row)}
@@ -60,20 +63,32 @@ def load_dynamic(store: RowStore, checkpoint: Checkpoint) -> None:
         An id is there twice, or not in all tables that are read by the same ids, or there is no room for it.
     """
     for held in store.dynamic.values():
-        names = held.family.tables
-        held.load(*_joined(checkpoint, names[0], held))
-        totals = dict.fromkeys(names, 0)
-        for name in names:
-            loaded = 0
-            for block in checkpoint.table_parts(name):
-                totals[name] += len(block.ids) * (block.columns[1] - block.columns[0])
-                loaded += store.load(name, block.ids, block.rows, block.states, block.columns)
-            width = _width(store, name)
-            if loaded != len(held) * width or totals[name] * _width(store, names[0]) != totals[names[0]] * width:
+        first = named(store, held)
+        held.load(*_joined(checkpoint, first, held))
+        n_ids = None
+        for table in (first, *(t for t in held.family.tables if t != first)):
+            values_U, n_values = (
+                np.zeros(len(held), np.int64),
+                0,
+            )  # of each row, and of all ids, those of other owners too
+            for block in checkpoint.table_parts(table):
+                n_columns = block.columns[1] - block.columns[0]
+                rows = held.find(block.ids)
+                values_U += n_columns * np.bincount(rows[rows < held.spare], minlength=len(held))
+                n_values += n_columns * len(block.ids)
+                store.load(table, block.ids, block.rows, block.states, block.columns)
+            width = _width(store, table)
+            n_ids = n_values // width if n_ids is None else n_ids
+            if (values_U != width).any() or n_values != n_ids * width:
                 raise CheckpointError(
-                    f"{checkpoint.folder}: tables {', '.join(names)} are read by the same ids, but {name!r} has not "
-                    f"one row for each id of {names[0]!r}. See docs/checkpoint.md."
+                    f"{checkpoint.folder}: table {table!r} has not one row for each id of {first!r}, which is read by "
+                    "the same ids. See docs/checkpoint.md."
                 )
+
+
+def named(store: RowStore, held: DynamicRows) -> str:
+    """The table by whose name a family is called, and which is saved with what is known of the ids: its widest."""
+    return max(held.family.tables, key=lambda table: _width(store, table))
 
 
 def _joined(checkpoint: Checkpoint, table: str, held: DynamicRows) -> tuple[IdState, int]:

@@ -17,6 +17,7 @@ import numpy as np
 from hpcrec.errors import CheckpointError
 from hpcrec.train import saved, state
 from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
+from hpcrec.train.dynamic_state import LOGGED, figures
 from hpcrec.train.metrics import RunningMetrics
 from hpcrec.train.ranks import on_root
 from hpcrec.train.resume import resumed_from
@@ -65,6 +66,7 @@ class Outcome:
     status: str
     evaluation: dict[str, Any] | None
     progress: Progress
+    dynamic: dict[str, dict[str, int]]
 
 
 class Loop:
@@ -146,8 +148,9 @@ class Loop:
         if not session.stopped and "validation" in session.parts.splits and self._judged_at != session.step:
             self._judge()
         self.save()
+        dynamic = figures(session)  # of the last step, whichever is evaluated
         evaluation = None if session.stopped else self._final_evaluation()
-        return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress)
+        return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress, dynamic)
 
     def _train(self) -> None:
         """All steps that are left, with what is due after each."""
@@ -232,6 +235,7 @@ class Loop:
                 "wire_bytes_per_step": float(wire_bytes - self._logged_bytes) / (session.step - self._logged_at),
                 "lr_scale": session.parts.schedule.multiplier(session.step - 1),
                 "epoch": session.step / session.batches_per_epoch,
+                **{f"{t}.{n}": f[n] for t, f in figures(session).items() for n in LOGGED},
             },
         )
         self._logged_bytes, self._logged_at = wire_bytes, session.step

@@ -56,6 +56,8 @@ def page(title: str, summary: Mapping[str, Any], lines: Sequence[Mapping[str, An
         _table((f"rank {r}", format_bytes(n)) for r, n in _pairs(summary, "peak_rss_bytes")),
     ]
     body += ["<h2>Owners</h2>", _table(owner_rows(summary), OWNER_HEADS), _table(imbalance_rows(summary))]
+    if summary["dynamic_tables"]:
+        body += ["<h2>Dynamic tables</h2>", _table(dynamic_rows(summary), DYNAMIC_HEADS)]
     body += ["<h2>Topology</h2>", _table((k, str(v)) for k, v in _pairs(summary, "topology"))]
     body += ["<h2>Versions</h2>", _table((k, str(v)) for k, v in _pairs(summary, "versions"))]
     body += ["<h2>Configuration</h2>", f"<pre>{html.escape(config)}</pre>"]
@@ -72,6 +74,9 @@ def text_table(summary: Mapping[str, Any]) -> str:
     rows += choice_rows(summary)
     rows += [(f"time: {phase}", value) for phase, value in phase_rows(summary)]
     rows += imbalance_rows(summary)
+    for table, in_use, *rest in dynamic_rows(summary):
+        said = (f"{n} {what}" for n, what in zip(rest, DYNAMIC_HEADS[2:], strict=True))
+        rows.append((f"dynamic: {table}", ", ".join((in_use, *said))))
     wide = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{wide}}  {value}" for name, value in rows)
 
@@ -135,6 +140,17 @@ def owner_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
             *(f"{o[key]:.3g} ms" for key in ("read_ms", "gather_ms", "update_ms")),
         )
         for rank, o in _pairs(summary, "owners")
+    ]
+
+
+DYNAMIC_HEADS = ("", "rows in use", "admitted", "evicted", "left without a row")
+
+
+def dynamic_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Ids of dynamic tables: how many have rows, have had them and lost them, and were asked for without one."""
+    return [
+        (name, f"{f['rows']:,} of {f['capacity']:,}", *(f"{f[key]:,}" for key in ("admitted", "evicted", "refused")))
+        for name, f in _pairs(summary, "dynamic_tables")
     ]
 
 

@@ -16,7 +16,7 @@ from hpcrec.embedding.store import row_states
 from hpcrec.errors import CheckpointError
 from hpcrec.train import saved
 from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
-from hpcrec.train.dynamic_state import admission_of, load_dynamic
+from hpcrec.train.dynamic_state import admission_of, load_dynamic, named
 from hpcrec.train.parts import DensePart
 from hpcrec.train.session import Session
 
@@ -46,7 +46,7 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
                 held = parts.store.dynamic[family.name]
                 known = held.save()
                 blocks = parts.store.export(table, known)
-                admission = admission_of(held, known) if table == family.tables[0] else None
+                admission = admission_of(held, known) if table == named(parts.store, held) else None
             writer.write_table_part(
                 table,
                 part.number,

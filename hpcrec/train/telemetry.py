@@ -39,6 +39,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "peak_rss_bytes": None,
     "owners": None,
     "imbalance": None,
+    "dynamic_tables": None,
     "topology": None,
     "versions": None,
 }

@@ -104,7 +104,9 @@ def test_rules_equal_maps_in_plain_python(folder: Path) -> None:
                 for i, row in rows.items():
                     np.testing.assert_allclose(row, whole[np.searchsorted(ids_T, i)], rtol=0, atol=1e-11)
             for family, maps in expected.maps.items():
+                refused = expected.refused[family]
                 evicted = sum(m.evicted for m in maps)
+                family = family.removesuffix(".wide")  # they are called by the widest of their tables
                 assert found[family]["rows"] == sum(m.size for m in maps)
                 assert found[family]["admitted"] == found[family]["rows"] + evicted
-                assert (found[family]["evicted"], found[family]["refused"]) == (evicted, expected.refused[family])
+                assert (found[family]["evicted"], found[family]["refused"]) == (evicted, refused)
