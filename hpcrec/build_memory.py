@@ -16,7 +16,7 @@ from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.choose import Offers
 from hpcrec.exchange.layout import Layout
-from hpcrec.plan.memory import DenseRank, HeldRows, HolderTraffic, RankMemory, rank_memory
+from hpcrec.plan.memory import DenseRank, HeldIds, HeldRows, HolderTraffic, RankMemory, rank_memory
 from hpcrec.types import TableSpec
 from hpcrec.units import format_bytes
 
@@ -71,6 +71,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             ahead=config.ids_ahead,
             read_bytes=_read_bytes(config, dataset, layout, rank),
             auto=auto if rank in topology.dense else None,
+            held_ids=_held_ids(families, rank),
             shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
             if config.exchange.windows
             else 0.0,
@@ -104,6 +105,16 @@ def _held(tables: dict[str, TableSpec], families: Sequence[Family], rank: int) -
     return held
 
 
+def _held_ids(families: Sequence[Family], rank: int) -> list[HeldIds]:
+    held = []
+    for family in families:
+        if family.dynamic is not None and rank in family.holders:
+            rows, evicts = family.part_rows(family.holders.index(rank)), family.dynamic.evict is not None
+            waiting = family.dynamic.pending // family.row_parts if family.dynamic.admit_from > 1 else 0
+            held.append(HeldIds(rows=rows, evicts=evicts, pending=waiting))
+    return held
+
+
 def _traffic(layout: Layout, rank: int, batch: int, mean_ids: dict[str, float]) -> HolderTraffic:
     leg = layout.legs.get(rank)
     if leg is None:
@@ -124,6 +135,7 @@ def _traffic(layout: Layout, rank: int, batch: int, mean_ids: dict[str, float]) 
         elements=elements,
         id_elements=sum(ids_E[s.entry] * s.width for s in maxima),
         bag_elements=sum(bags_E[s.entry] * s.width for s in maxima),
+        dynamic_ids=sum(n for n, e in zip(ids_E, leg.entries, strict=True) if e.family.dynamic is not None),
     )
 
 
@@ -186,6 +198,7 @@ def _dense_rank(
         layer_elements=sum(m.out_features for m in model.modules() if isinstance(m, nn.Linear)),
         id_elements=batch / n * sum(mean_ids[f] * width for f, width in maxima),
         bag_elements=batch / n * sum(width for _, width in maxima),
+        dynamic_ids=sum(t.dynamic_ids for t in asked) / n,
     )
 
 

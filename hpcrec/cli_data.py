@@ -102,7 +102,7 @@ def _feature_row(f: dict[str, Any]) -> tuple[str, ...]:
     outside = f" ({f['outside']:,} ids outside)" if f["outside"] else ""
     return (
         f["name"] + (" (weighted)" if f["weighted"] else "") + outside,
-        f"{f['cardinality']:,}",
+        f"{f['cardinality']:,}" if f["cardinality"] else "any",
         f"{about}{f['distinct']:,}",
         f"{f['mean_ids']:.2f}",
         f"{f['max_ids']:,}",

@@ -224,4 +224,5 @@ def _told(summary: dict[str, Any]) -> None:
         click.echo(f"{path}: {said}")
     if summary["rejected"]:
         click.echo(f"rejected lines: {summary['rejected']:,}, in rejects.tsv")
-    click.echo("cardinalities: " + ", ".join(f"{name} {n:,}" for name, n in summary["cardinalities"].items()))
+    known = summary["cardinalities"].items()
+    click.echo("cardinalities: " + ", ".join(f"{name} {n:,}" if n else f"{name} not declared" for name, n in known))

@@ -119,7 +119,7 @@ class TableConfig:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     rows: Positive | None = None
-    """Rows; the feature's cardinality by default."""
+    """Rows; the feature's cardinality by default, where it is declared."""
     hashed: Flag = False
     """Whether ids are hashed into the rows; otherwise an id is its row. Takes rows."""
     dynamic: DynamicConfig | None = None

@@ -154,6 +154,35 @@ WRONG = {
         "[embedding.tables.a]\nhashed = true",
         ["embedding.tables.a.hashed", "embedding.tables.a.rows"],
     ),
+    "dynamic without capacity": ("[embedding.tables.a.dynamic]\nevict='lru'", ["embedding.tables.a.dynamic.capacity"]),
+    "dynamic and declared": (
+        "[embedding.tables.a]\nrows = 9\ndynamic = {capacity = 9}",
+        ["embedding.tables.a.rows is 9", "embedding.tables.a.dynamic"],
+    ),
+    "dynamic and hashed": (
+        "[embedding.tables.a]\nhashed = true\ndynamic = {capacity = 9}\nrows = 9",
+        ["embedding.tables.a.", "embedding.tables.a.dynamic"],
+    ),
+    "dynamic columns": (
+        "[embedding.tables.a]\nshard = 'column'\ndynamic = {capacity = 9}",
+        ["embedding.tables.a.shard is 'column'", "Allowed: auto, row, table"],
+    ),
+    "pending without waiting": (
+        "[embedding.tables.a.dynamic]\ncapacity = 9\npending = 5",
+        ["embedding.tables.a.dynamic.pending is 5", "admit_from is 1"],
+    ),
+    "two ways in": (
+        "[embedding.tables.a.dynamic]\ncapacity = 9\nadmit_from = 2\nadmit_probability = 0.5",
+        ["embedding.tables.a.dynamic.admit_probability is 0.5", "admit_from is 2"],
+    ),
+    "no way in": (
+        "[embedding.tables.a.dynamic]\ncapacity = 9\nadmit_probability = 0.0",
+        ["embedding.tables.a.dynamic.admit_probability is 0", "above 0", "at most 1"],
+    ),
+    "rows ahead of their step": (
+        "[exchange]\nprefetch = 2\n[embedding.tables.a.dynamic]\ncapacity = 9",
+        ["exchange.prefetch is 2", "dynamic", "set it to 0"],
+    ),
     "betas for adagrad": (
         "[embedding.optimizer]\nbeta1 = 0.5",
         ["embedding.optimizer.beta1 is 0.5", "'rowwise_adagrad'", "with: adam"],
@@ -336,7 +365,7 @@ def test_no_number_passes_for_another_type(tmp_path):
 
 def test_every_field_is_described_frozen_and_keyword_only():
     found = sections()
-    assert len(set(found)) == 17
+    assert len(set(found)) == 18
     for schema in set(found) - {Config}:
         assert list(field_docs(schema)) == [f.name for f in dataclasses.fields(schema)], schema
         assert schema.__dataclass_params__.frozen and all(f.kw_only for f in dataclasses.fields(schema))

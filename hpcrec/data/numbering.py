@@ -23,7 +23,7 @@ class Numbering(Protocol):
 
     @property
     def cardinality(self) -> int:
-        """Ids are below it."""
+        """Ids are below it; 0: they may be any."""
 
     def ids(self, words: Words, missing: Mask) -> tuple[Ints, Mask | None]:
         """Ids, int64, same length; and which words have none (None: all have one)."""
@@ -59,6 +59,22 @@ class Direct:
             return out, wrong | missing
         out[missing] = self.missing
         return out, wrong & ~missing
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The word itself, as int64: ids that nobody has declared. `missing` is the id of none, if there is one."""
+
+    missing: int | None = None
+    cardinality: int = 0
+
+    def ids(self, words: Words, missing: Mask) -> tuple[Ints, Mask | None]:
+        """See `Numbering`."""
+        out = words.view(np.int64).copy()
+        if self.missing is None:
+            return out, missing
+        out[missing] = self.missing
+        return out, None
 
 
 @dataclass(frozen=True)

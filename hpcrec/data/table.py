@@ -14,7 +14,7 @@ from hpcrec.data.blocks import Block
 from hpcrec.data.cells import Cells
 from hpcrec.data.gather import ends
 from hpcrec.data.layout import Column, Columns
-from hpcrec.data.numbering import BINS_CONVENTION, Bins, Direct, Hashed, Mask, Numbering
+from hpcrec.data.numbering import BINS_CONVENTION, Bins, Direct, Hashed, Mask, Numbering, Raw
 from hpcrec.data.tablemap import HASH_ROWS, DenseColumn, SparseColumn, TableMap
 from hpcrec.kernels.text import BAD, EMPTY, GOOD
 from hpcrec.types import Feature, Floats, Ints
@@ -50,6 +50,8 @@ def numberings(table: TableMap, counted: Mapping[str, Numbering]) -> dict[str, N
             out[name] = Hashed(hashing.stream(SALT, number), column.rows or HASH_ROWS)
         elif column.ids == "integer":
             out[name] = Direct(column.rows or 0, column.missing)
+        elif column.ids == "raw":
+            out[name] = Raw(column.missing)
         else:
             out[name] = Bins() if column.ids == "bins" else counted[name]
     return out
@@ -117,7 +119,7 @@ class Maker:
         ids, none = numbering.ids(words, states == EMPTY)
         if none is not None:
             wrong = wrong | none
-            allowed += f" from 0 to {numbering.cardinality - 1}"
+            allowed += f" from 0 to {numbering.cardinality - 1}" if numbering.cardinality else ", not empty"
         if offsets is not None:
             problems.add(_rows_of(wrong, offsets), column, block.cells[column], f"a list, each {allowed}")
         elif wrong.any():
@@ -207,6 +209,9 @@ def _sparse_words(name: str, spec: SparseColumn) -> str:
         "hash": "hash of the value (splitmix64, salted by feature) into 1..cardinality-1; 0 missing",
         "vocabulary": f"vocabulary of the train samples, min_count {spec.min_count}; 0 missing, 1 rare, then by "
         "falling count",
+        "raw": ("hash of the text" if spec.value == "text" else "the value itself")
+        + ", any 64 bits"
+        + ("" if spec.missing is None else f"; missing {spec.missing}"),
         "integer": "the value itself" + ("" if spec.missing is None else f"; missing {spec.missing}"),
         "bins": BINS_CONVENTION,
     }[spec.ids]

@@ -55,16 +55,16 @@ class SparseColumn:
     """What is hashed or counted: the bytes of the value, an integer, or hexadecimal digits."""
     digits: Annotated[int, Field(strict=True, ge=0, le=16)] = 0
     """For value hex: how many; 0 is from 1 to 16."""
-    ids: Literal["hash", "vocabulary", "integer", "bins"] = "hash"
+    ids: Literal["hash", "vocabulary", "integer", "bins", "raw"] = "hash"
     """hash: into 1 to rows - 1. vocabulary: values of the train samples by falling count, from 2 on; 1 is rare.
-    integer: the value itself, below rows. bins: of integers, by their squared logarithm. 0 is missing in all but
-    integer."""
+    integer: the value itself, below rows. bins: of integers, by their squared logarithm. raw: the value itself, or
+    the hash of a text, as any 64 bits: for dynamic tables. 0 is missing in all but integer and raw."""
     rows: _Positive | None = None
     """Rows of the feature: 100,000 for hash, no limit for vocabulary; required for integer."""
     min_count: _Positive = 1
     """For ids vocabulary: values seen less often are rare."""
     missing: _Count | None = None
-    """For ids integer: the id of an empty value; without it an empty value is a bad line."""
+    """For ids integer and raw: the id of an empty value; without it an empty value is a bad line."""
     separator: Annotated[str, Field(strict=True, min_length=1, max_length=1)] | None = None
     """Splits the value into any number of ids; an empty value has none."""
     list: _Flag = False
@@ -187,9 +187,11 @@ def _wrong(column: SparseColumn) -> str | None:
         return f"ids {column.ids!r} takes integers; leave value out"
     if column.min_count != 1 and column.ids != "vocabulary":
         return f"min_count goes with ids 'vocabulary', not {column.ids!r}; leave it out"
-    if column.missing is not None and (column.ids != "integer" or column.jagged):
-        return "missing goes with ids 'integer' and one id a sample; leave it out"
-    if column.missing is not None and column.missing >= (column.rows or 0):
+    if column.missing is not None and (column.ids not in ("integer", "raw") or column.jagged):
+        return "missing goes with ids 'integer' or 'raw' and one id a sample; leave it out"
+    if column.ids == "raw" and column.rows is not None:
+        return "ids 'raw' are any 64 bits; leave rows out"
+    if column.missing is not None and column.ids == "integer" and column.missing >= (column.rows or 0):
         return f"missing is {column.missing}; it must be below rows, {column.rows}"
     if column.ids == "bins" and column.rows is not None:
         return "ids 'bins' has its own number of rows; leave rows out"

@@ -23,6 +23,14 @@ _ROUTE_BYTES_AN_ID = (
 _ROUTE_BYTES_A_BAG = 16  # kept of a bag: where it begins, where its vector goes
 _READ_BYTES_AN_ID = 56  # while a message is decoded and sorted: the message, joined rows, the sort's two buffers
 _READ_BYTES_A_BAG = 28
+_FIND_BYTES_AN_ID = (
+    64  # while rows of dynamic tables are found: ids, distinct ones, the sort, and the messages once more
+)
+_WIDE_ID_BYTES = 4  # more on the wire, of any 64-bit id
+MAP_BYTES_A_ROW = 16  # which id has it
+ORDER_BYTES_A_ROW = 16  # which goes first, where ids may lose their rows
+PENDING_BYTES_AN_ID = 32  # of an id that waits for a row
+_SAVED_BYTES_A_ROW = 32  # of what is known of ids, as lists, while it is saved or loaded
 _ASK_BYTES_AN_ID = 72  # a dense rank's: bags, dealt rows, orders and the message, then the moves
 _ASK_BYTES_A_BAG = 48
 _VECTOR_COPIES = 3  # at a holder: values, gradients, the sums of a row's gradients
@@ -46,7 +54,7 @@ class HolderTraffic:
     """What one step brings to a holder, from all dense ranks.
 
     ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them. ``id_elements`` and
-    ``bag_elements`` are those of ids and bags that it pools by max.
+    ``bag_elements`` are those of ids and bags that it pools by max. ``dynamic_ids`` are those of dynamic tables.
     """
 
     ids: float = 0.0
@@ -54,6 +62,26 @@ class HolderTraffic:
     elements: float = 0.0
     id_elements: float = 0.0
     bag_elements: float = 0.0
+    dynamic_ids: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldIds:
+    """A part of tables that give rows to ids as they come.
+
+    Attributes
+    ----------
+    rows : int
+        The most that ids may have.
+    evicts : bool
+        Whether ids may lose them.
+    pending : int
+        Ids that may wait for one.
+    """
+
+    rows: int
+    evicts: bool
+    pending: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +110,8 @@ class DenseRank:
         Elements of all layers' results a sample, where they can be known; 0 else.
     id_elements, bag_elements : float
         Of ids and bags of a batch that are pooled by max on this rank.
+    dynamic_ids : float
+        Of a batch on this rank, those of dynamic tables.
     """
 
     samples: float
@@ -96,6 +126,7 @@ class DenseRank:
     layer_elements: int
     id_elements: float = 0.0
     bag_elements: float = 0.0
+    dynamic_ids: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -125,6 +156,7 @@ def rank_memory(
     shared: float,
     read_bytes: float = 0.0,
     auto: Mapping[str, float] | None = None,
+    held_ids: Sequence[HeldIds] = (),
     base_bytes: int = OWNER_BASE_BYTES,
 ) -> RankMemory:
     """The memory of one rank.
@@ -147,6 +179,8 @@ def rank_memory(
         What it reads of ids as a holder (``exchange.ids = "read"``): windows of the data set, and batches ahead.
     auto : mapping of str to float, optional
         What form ``auto`` may take besides: term -> bytes.
+    held_ids : sequence of HeldIds
+        Of the dynamic tables that it holds parts of.
     base_bytes : int
         Of the process itself.
     """
@@ -166,14 +200,16 @@ def rank_memory(
     if read_bytes:
         terms["ids read"] = read_bytes
     terms |= auto or {}
+    if held_ids:
+        terms["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID
     maxima_bytes = _maxima_bytes(traffic, item_bytes) + (0 if dense is None else _maxima_bytes(dense, item_bytes))
     if maxima_bytes:
         terms["max pooling"] = maxima_bytes
     if dense is not None:
         terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes)
     if shared:  # both who writes a message and who reads it have its pages, and keep them, on both sides
-        ids_bytes = shared * _message_bytes(traffic.ids, traffic.bags)
-        ids_bytes += 0 if dense is None else _message_bytes(dense.ids, dense.bags)
+        ids_bytes = shared * _message_bytes(traffic)
+        ids_bytes += 0 if dense is None else _message_bytes(dense)
         # values or gradients, whichever are more: they use the same sides in turn
         elements = max(traffic.elements, 0 if dense is None else dense.samples * dense.leaf_elements)
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * item_bytes * elements)
@@ -198,8 +234,13 @@ def _maxima_bytes(pooled: HolderTraffic | DenseRank, item_bytes: int) -> float:
     return item_bytes * pooled.id_elements + _WINNER_BYTES * pooled.bag_elements
 
 
-def _message_bytes(ids: float, bags: float) -> float:
-    return _PACKED_ID_BYTES * ids + bags
+def _message_bytes(asked: HolderTraffic | DenseRank) -> float:
+    return _PACKED_ID_BYTES * asked.ids + _WIDE_ID_BYTES * asked.dynamic_ids + asked.bags
+
+
+def _map_bytes(held: HeldIds) -> int:
+    a_row = MAP_BYTES_A_ROW + ORDER_BYTES_A_ROW * held.evicts + _SAVED_BYTES_A_ROW
+    return held.rows * a_row + held.pending * PENDING_BYTES_AN_ID
 
 
 def row_bytes(width: int, optimizer: str, item_bytes: int) -> int:

@@ -118,6 +118,41 @@ def test_values(tmp_path: Path, ending: str) -> None:
         assert file["shown"][:].tolist() == [word(first), word(second)] and file["shown"].dtype == np.uint64
 
 
+def test_raw_ids_are_any_64_bits(tmp_path: Path) -> None:
+    """Integers and digits as they are, texts by their hash; their cardinality is not declared."""
+    table = tmp_path / "map.toml"
+    columns = "\n".join(
+        f'[sparse.{name}]\nids = "raw"\n{rest}'
+        for name, rest in (
+            ("user", 'value = "integer"\nmissing = 7'),
+            ("session", 'value = "hex"'),
+            ("query", ""),
+            ("words", 'separator = "|"'),
+        )
+    )
+    table.write_text(f'labels = ["click"]\n{columns}\n')
+    lines = [
+        "click,user,session,query,words",
+        "1,-999999999999999999,ffffffffffffffff,a b,x|y",
+        "0,999999999999999999,0,c,",
+        "0,,8000000000000000,a b,y",
+    ]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(lines) + "\n")
+    summary = prepare_table([path], tmp_path / "out", load_map(table), split=ALL)
+    assert summary.cardinalities == {"user": 0, "session": 0, "query": 0, "words": 0}
+    found = read(tmp_path / "out")
+    ids = {name: column.ids.tolist() for name, column in found.sparse.items()}
+    assert ids["user"] == [-(10**18 - 1), 10**18 - 1, 7]  # text has up to 18 digits
+    assert ids["session"] == [-1, 0, -(2**63)]
+    signed = {text: word(text) - (word(text) >> 63 << 64) for text in ("a b", "c", "x", "y")}
+    assert ids["query"] == [signed["a b"], signed["c"], signed["a b"]]
+    assert ids["words"] == [signed["x"], signed["y"], signed["y"]]
+    path.write_text("\n".join([*lines, "0,1,,a,x"]) + "\n")
+    with pytest.raises(DataError, match="line 5, column session: found ''; allowed is hexadecimal digits, not empty"):
+        prepare_table([path], tmp_path / "again", load_map(table), split=ALL)
+
+
 def test_parquet_gives_the_samples_of_the_text(tmp_path: Path) -> None:
     path, table = write(tmp_path)
     prepare_table([path], tmp_path / "text", table, split=ALL)

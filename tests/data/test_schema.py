@@ -13,7 +13,9 @@ import pytest
 from conftest import FEATURES, cut, make_columns, write
 
 from hpcrec.data import checksum, layout
+from hpcrec.data.inspect import inspect
 from hpcrec.data.schema import Column, Columns, DataSet, Writer, write_index
+from hpcrec.data.verify import verify
 from hpcrec.errors import DataError
 from hpcrec.types import Feature
 
@@ -157,6 +159,33 @@ def test_writer_refuses(tmp_path: Path, change: dict[str, object], message: str)
     ):
         writer.append(Columns(**{**good, **change}))
     assert not list(tmp_path.iterdir())
+
+
+def test_ids_of_undeclared_cardinality_are_any_64_bits(tmp_path: Path) -> None:
+    features = [
+        Feature(name="any", cardinality=0),
+        Feature(name="bag", cardinality=0),
+        Feature(name="few", cardinality=9),
+    ]
+    ids = np.array([-(2**63), 2**63 - 1, -1, 0], np.int64)
+    sparse = {
+        "any": Column(ids),
+        "bag": Column(ids[::-1].copy(), np.array([0, 3, 3, 4, 4])),
+        "few": Column(np.arange(4)),
+    }
+    for compression in ("none", "gzip"):  # read past HDF5, and by it
+        path = tmp_path / f"{compression}.h5"
+        with Writer(path, features, n_dense=0, jagged=("bag",), compression=compression) as writer:
+            writer.append(Columns(label=np.zeros(4, np.float32), dense=np.zeros((4, 0), np.float32), sparse=sparse))
+        with DataSet(path) as data:
+            assert [f.cardinality for f in data.features] == [0, 0, 9]
+            found = data.read(0, 4).sparse
+        for name, column in sparse.items():
+            np.testing.assert_array_equal(found[name].ids, column.ids)
+        assert [verdict.problems for verdict in verify([path])] == [()]
+        assert [f["outside"] for f in inspect(path)["features"]] == [0, 0, 0]
+    with pytest.raises(DataError, match="cardinality -1; use 1 or more, or 0 where it is not declared"):
+        Writer(tmp_path / "x.h5", [Feature(name="a", cardinality=-1)], n_dense=0)
 
 
 def spoil(file: h5py.File, what: str) -> None:

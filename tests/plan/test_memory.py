@@ -13,8 +13,19 @@ from hpcrec.config import Config, load_config, validate
 from hpcrec.data.layout import Column, Columns
 from hpcrec.data.writer import Writer
 from hpcrec.errors import ConfigError
-from hpcrec.kernels import state_shapes
-from hpcrec.plan.memory import ROW_STATES, DenseRank, HeldRows, HolderTraffic, rank_memory, row_bytes
+from hpcrec.kernels import IdMap, state_shapes
+from hpcrec.plan.memory import (
+    MAP_BYTES_A_ROW,
+    ORDER_BYTES_A_ROW,
+    PENDING_BYTES_AN_ID,
+    ROW_STATES,
+    DenseRank,
+    HeldIds,
+    HeldRows,
+    HolderTraffic,
+    rank_memory,
+    row_bytes,
+)
 from hpcrec.types import Feature, OptimizerSpec
 
 DENSE = DenseRank(
@@ -75,6 +86,39 @@ def test_what_max_pooling_adds(tmp_path):
     assert [m.terms["max pooling"] for m in predict_memory(config, [0, 0])] == [2 * (4 + 4) * 50 * 32] * 2
     plain = load_config(path, ["model.pooling={f1='sum'}"])
     assert "max pooling" not in predict_memory(plain, [0])[0].terms
+
+
+def test_what_dynamic_tables_add(tmp_path):
+    """As if full; of each owner its share of the rows and of the ids that wait."""
+    traffic, held = HolderTraffic(ids=3000, dynamic_ids=2000), HeldIds(rows=1000, evicts=True, pending=50)
+    found = rank_memory([], traffic, None, item_bytes=4, ahead=0, shared=0.5, held_ids=[held]).terms
+    assert found["id maps"] == 1000 * (16 + 16 + 32) + 50 * 32 + 2000 * 64
+    assert found["message windows"] == 2 * 0.5 * (4 * 3000 + 4 * 2000)
+    path = write_run(tmp_path, 1000, model='name = "dlrm"\nwidth = 32')
+    rules = "embedding.tables.f1.dynamic={capacity=3000, admit_from=2, pending=64}"
+    config = load_config(path, ["train.batch_size=100", rules])
+    plain = load_config(path, ["train.batch_size=100", "exchange.prefetch=0"])
+    for owners in (1, 2):
+        before, after = (predict_memory(c, [0] * owners) for c in (plain, config))
+        for less, more in zip(before, after, strict=True):
+            ids = -(-3000 // owners) * (16 + 32) + 64 // owners * 32 + 100 / owners * 64
+            assert more.terms["id maps"] == ids
+            assert "id maps" not in less.terms
+        routes = [sum(m.terms["routes"] for m in some) for some in (before, after)]
+        assert routes[0] == routes[1]  # ids are not routed ahead, whatever exchange.prefetch is by default
+        rows = sum(m.terms["rows"] for m in after) - sum(m.terms["rows"] for m in before)
+        assert rows == 4 * 32 * (3000 - 1000)
+
+
+@pytest.mark.parametrize(("evict", "order_bytes"), [(None, 0), ("lru", ORDER_BYTES_A_ROW)])
+def test_a_map_takes_what_is_said(evict, order_bytes):
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 1 << 18)
+    found = IdMap(evict=evict, admit_from=1)
+    found.admit(ids)
+    assert (MAP_BYTES_A_ROW + order_bytes) * 0.8 < found.n_bytes / len(ids) < (MAP_BYTES_A_ROW + order_bytes) * 1.2
+    waits = IdMap(admit_from=2, pending=1 << 18)
+    waits.admit(ids)
+    assert PENDING_BYTES_AN_ID * 0.8 < waits.n_bytes / len(ids) < PENDING_BYTES_AN_ID * 1.2
 
 
 def write_run(

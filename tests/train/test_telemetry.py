@@ -32,6 +32,16 @@ def summary(**changes):
         "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
         "owners": {"0": Load(steps=4, lookups=400, distinct=200).figures(1000, 68_000)},
         "imbalance": {"bytes": 1.0, "lookups": 1.25, "distinct": 1.0, "time": 1.0},
+        "dynamic_tables": {
+            "user": {
+                "rows": 900,
+                "capacity": 1000,
+                "admitted": 1500,
+                "evicted": 600,
+                "refused": 42,
+                "map_bytes": 36_000,
+            }
+        },
         "topology": {"ranks": 2, "owners": [0], "dense": [1]},
         "versions": {"python": "3.11", "cpu": "a <b> & c"},
     }
@@ -124,7 +134,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
         "status steps samples skipped_steps eval throughput wire_bytes exchange phase_s peak_rss_bytes owners "
-        "imbalance topology versions"
+        "imbalance dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
@@ -196,6 +206,7 @@ def test_the_page_stands_alone_and_shows_the_run(tmp_path):
         "2.50 s",
         "204,800",
         "0.79",
+        "900 of 1,000",
     ):
         assert shown in text
     assert "finished" in text
@@ -213,7 +224,10 @@ def test_the_table_for_the_terminal():
     assert any(line.split() == ["samples/s", "12,346"] for line in lines)
     assert any(line.startswith("sent: values") and "2.00 MB same host, 500 B across hosts" in line for line in lines)
     assert [line.split()[1] for line in lines if line.startswith("time:")] == ["values", "forward"]
-    assert lines[-1].endswith("bytes 1.00, lookups 1.25, distinct 1.00, time 1.00")
+    assert lines[-2].endswith("bytes 1.00, lookups 1.25, distinct 1.00, time 1.00")
+    last = "900 of 1,000, 1,500 admitted, 600 evicted, 42 left without a row"
+    assert lines[-1].startswith("dynamic: user ") and lines[-1].endswith(last)
+    assert "dynamic" not in report.text_table(summary(dynamic_tables={}))
     chosen = {
         "from_step": 2000,
         "steps": 100,
