@@ -104,8 +104,8 @@ def test_what_dynamic_tables_add(tmp_path):
             ids = -(-3000 // owners) * (16 + 32) + 64 // owners * 32 + 100 / owners * 64
             assert more.terms["id maps"] == ids
             assert "id maps" not in less.terms
-        routes = [sum(m.terms["routes"] for m in some) for some in (before, after)]
-        assert routes[0] == routes[1]  # ids are not routed ahead, whatever exchange.prefetch is by default
+        # on one owner all else is as before: ids are not routed ahead, whatever exchange.prefetch is by default
+        assert owners > 1 or after[0].terms["routes"] == before[0].terms["routes"]
         rows = sum(m.terms["rows"] for m in after) - sum(m.terms["rows"] for m in before)
         assert rows == 4 * 32 * (3000 - 1000)
 
