@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from hpcrec import kernels
 from hpcrec.models import build_model, fused
+from hpcrec.operators import product
 from hpcrec.types import Feature
 
 
@@ -120,7 +121,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     clock = time.thread_time if arguments.threads == 1 else time.perf_counter
     rows = [measure(case, 5.0 if arguments.quick else 30.0, clock) for case in CASES]
-    print(f"{arguments.threads} threads; hidden layers by {'oneDNN' if fused.onednn_works() else 'plain torch'}")
+    print(f"{arguments.threads} threads; hidden layers by {'oneDNN' if product.onednn_works() else 'plain torch'}")
     print(f"{'case':10}{'torch ms':>10}{'min':>8}{'ours ms':>10}{'min':>8}{'ratio':>8}")
     for row in rows:
         print(f"{row['case']:10}{row['torch_ms']:10.2f}{row['torch_ms_min']:8.2f}{row['ours_ms']:10.2f}"

@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
-from torch import nn
 
 from hpcrec import kernels
+from hpcrec.build_dense import DenseSide
 from hpcrec.build_exchange import Auto, Ingredients
 from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
 from hpcrec.comm.failure import agree, unwatch, watch
@@ -24,15 +23,11 @@ from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config
 from hpcrec.data.order import GlobalOrder
 from hpcrec.data.reader import DataSet
-from hpcrec.dense.allreduce import make_allreduce
-from hpcrec.dense.optimizer import build_optimizer
-from hpcrec.dense.reducer import DenseReducer
-from hpcrec.embedding.load import Load
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.train.nonfinite import Guard
-from hpcrec.train.parts import DensePart, Parts, Split
+from hpcrec.train.parts import Parts, Split
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.session import Session
 from hpcrec.train.timer import PhaseTimer
@@ -69,7 +64,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     agreed(lambda: offers.layout({}))  # refuses what cannot be had, before rows are made
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     agreed(lambda: _check_threads(config, world))
-    dense = agreed(lambda: _make_dense(config, model, world))
+    dense = agreed(lambda: DenseSide(config, model, operators, world))
     timer, signal = PhaseTimer(), watch()
     given = Ingredients(
         config=config,
@@ -79,14 +74,15 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         operators=operators,
         offers=offers,
         store=store,
+        dense=dense,
         timer=timer,
     )
     auto = Auto(given) if offers.free else None
-    engine = given.engine(offers.layout({}), store, Load()) if auto is None else auto.engine
+    engine = given.placed(offers.layout({}), store) if auto is None else auto.engine
 
     def close() -> None:
-        if dense is not None:
-            dense.close()
+        if dense.part is not None:
+            dense.part.close()
         unwatch()
         for split in splits.values():
             split.dataset.close()
@@ -98,7 +94,9 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         engine=engine,
         auto=auto,
         tables=tables,
-        dense=dense,
+        dense=dense.part,
+        slices=dense.slices,
+        clip_norm=config.dense.clip_norm,
         splits=splits,
         schedule=_schedule(config, config.train.steps or config.train.epochs * splits["train"].order.n_batches),
         scale_embeddings=config.schedule.apply_to_embeddings,
@@ -182,29 +180,6 @@ def _make_store(
         return None
     dtype = DTYPES[config.train.dtype][0]
     return RowStore(tables, held, rank=topology.rank, seed=config.train.seed, dtype=dtype)
-
-
-def _make_dense(config: Config, model: nn.Module, world: World) -> DensePart | None:
-    """The dense part on dense ranks, with equal parameters on all of them."""
-    if world.dense is None:
-        return None
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            values = np.array(tensor.detach().numpy(), order="C")  # keeps a scalar one, unlike ascontiguousarray
-            world.dense.bcast_array(values)
-            tensor.copy_(torch.from_numpy(values))
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    optimizer = build_optimizer(
-        config.dense.optimizer.name, named, config.dense.optimizer.lr, config.dense.optimizer.options
-    )
-    allreduce = make_allreduce(config.dense.reducer, world.dense)
-    reducer = DenseReducer(named, allreduce, bucket_bytes=config.dense.bucket_bytes)
-
-    def close() -> None:
-        reducer.close()
-        allreduce.close()
-
-    return DensePart(model=model, reducer=reducer, optimizer=optimizer, clip_norm=config.dense.clip_norm, close=close)
 
 
 def _schedule(config: Config, total_steps: int) -> Schedule:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcrec.build_dense import DenseSide
 from hpcrec.build_tables import DTYPES
 from hpcrec.comm.failure import agree
 from hpcrec.comm.ledger import TAGS
@@ -43,6 +44,7 @@ class Ingredients:
     operators: Mapping[str, Operator]
     offers: Offers
     store: RowStore | None
+    dense: DenseSide
     timer: Timer
 
     @property
@@ -76,7 +78,14 @@ class Ingredients:
             load=load,
             features=exchange.features,
             held=exchange.held,
+            slices=exchange.slices,
         )
+
+    def placed(self, layout: Layout, store: RowStore | None) -> Engine:
+        """The one engine of a session, and dense parameters where it wants them; collective."""
+        engine = self.engine(layout, store, Load())
+        self.dense.place(engine.slices, layout.away, {})
+        return engine
 
 
 class Auto:
@@ -217,11 +226,13 @@ class Auto:
     def _take(self, choice: Choice, before: Choice | None) -> None:
         """Builds what was chosen; rows of tables that get copies, lose or keep them, are taken along."""
         given, store, engine, error = self._given, self._store, None, None
+        layout = given.offers.layout(choice.forms, choice.replicated)
+        gathered = given.dense.gather() if before is not None else {}
         anew = before is None or before.replicated != choice.replicated
         try:
             if anew:
                 store = self._with_copies(choice)
-            engine = given.engine(given.offers.layout(choice.forms, choice.replicated), store, self._load)
+            engine = given.engine(layout, store, self._load)
         except Exception as caught:
             error = caught
         agree(given.world.main, error)
@@ -233,6 +244,7 @@ class Auto:
                 pairs = [(old, new) for old, new in zip(then, now, strict=True) if old.name in copied]
                 migrate(given.world, given.tables, pairs, self._store, store)
             self.engine.policy.close()
+        given.dense.place(engine.slices, layout.away, gathered)
         self._store, self.engine = store, engine
 
     def _with_copies(self, choice: Choice) -> RowStore | None:

@@ -64,10 +64,14 @@ class Table:
     states: dict[str, Tensor] = field(default_factory=dict)
 
 
-def describe(operators: Mapping[str, Any]) -> dict[str, tuple[str, list[tuple[str, str, str]]]]:
-    """Operator objects as plain data: name -> (kind, [(feature, table, pooling), ...])."""
+def describe(operators: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Operator objects as plain data: name -> (kind, [(feature, table, pooling), ...]), and weights where it has some."""
     return {
-        name: (type(operator).__name__, [(k.feature, k.table, k.pooling) for k in operator.lookups])
+        name: (
+            type(operator).__name__,
+            [(k.feature, k.table, k.pooling) for k in operator.lookups],
+            *([operator.weights] if hasattr(operator, "weights") else []),
+        )
         for name, operator in operators.items()
     }
 
@@ -94,8 +98,10 @@ def join(parts: Sequence[Any]) -> GlobalBatch:
     )
 
 
-def operator_result(kind: str, pooled: Sequence[Tensor]) -> Tensor:
+def operator_result(kind: str, pooled: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> Tensor:
     """An operator from its formula; ``pooled`` has a [B, D] for each of its lookups."""
+    if kind == "Folded":
+        return torch.cat(list(pooled), 1) @ torch.cat(list(weights))
     if kind == "Block":
         return torch.stack(list(pooled), 1)
     total_BD = sum(pooled[1:], start=pooled[0])
@@ -128,7 +134,8 @@ class Reference:
     module : nn.Module
         ``module(inputs, dense)`` gives logits. It is trained in place: pass a copy.
     operators : mapping
-        Name -> (kind, [(feature, table, pooling), ...]); see ``describe``.
+        Name -> (kind, [(feature, table, pooling), ...]), then its weights, parameters of the module, if it has any; see
+        ``describe``.
     tables : mapping of str to array [rows, D]
         Initial rows; row i belongs to id i, or to the ids that ``row_of`` maps to i.
     optimizers : mapping of str to RowOptimizer
@@ -144,7 +151,7 @@ class Reference:
     def __init__(
         self,
         module: nn.Module,
-        operators: Mapping[str, tuple[str, Lookups]],
+        operators: Mapping[str, tuple[Any, ...]],
         tables: Mapping[str, np.ndarray],
         optimizers: Mapping[str, RowOptimizer],
         dense_optimizer: torch.optim.Optimizer | None,
@@ -185,11 +192,11 @@ class Reference:
         """Logits [B] or [B, L], under autograd."""
         results = {}
         pooled: dict[tuple[str, str], Tensor] = {}
-        for name, (kind, lookups) in self.operators.items():
+        for name, (kind, lookups, *weights) in self.operators.items():
             for feature, table, pooling in lookups:
                 if (feature, table) not in pooled:
                     pooled[feature, table] = self._pool(table, batch.bags[feature], pooling)
-            results[name] = operator_result(kind, [pooled[feature, table] for feature, table, _ in lookups])
+            results[name] = operator_result(kind, [pooled[feature, table] for feature, table, _ in lookups], *weights)
         return self.module(results, torch.as_tensor(batch.dense, dtype=self.dtype))
 
     def _pool(self, table: str, bag: Bag, pooling: str) -> Tensor:
@@ -243,7 +250,7 @@ class Reference:
     def touched(self, batch: GlobalBatch) -> dict[str, Tensor]:
         """Table -> the rows that occur in the batch, ascending; whatever their gradients."""
         found: dict[str, list[np.ndarray]] = {}
-        for _, lookups in self.operators.values():
+        for _, lookups, *_ in self.operators.values():
             for feature, table, _ in lookups:
                 found.setdefault(table, []).append(self._rows_of(table, batch.bags[feature].ids))
         return {table: torch.as_tensor(np.unique(np.concatenate(rows))) for table, rows in found.items()}

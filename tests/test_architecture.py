@@ -35,9 +35,10 @@ ALLOWED = {
     "config": "toml",
     "systems": "config",
     "build_tables": "config data models operators exchange embedding kernels comm",
-    "build_exchange": "build_tables config train policy exchange data operators embedding comm",
-    "build": "build_exchange build_tables config train exchange dense data models operators embedding kernels comm "
-    "toml",
+    "build_dense": "config train dense exchange operators comm",
+    "build_exchange": "build_dense build_tables config train policy exchange data operators embedding comm",
+    "build": "build_exchange build_dense build_tables config train exchange dense data models operators embedding "
+    "kernels comm toml",
     "build_memory": "build_tables config data exchange embedding plan comm",
     "doctor": "build_memory config train dense data kernels comm",
     "relay": "",

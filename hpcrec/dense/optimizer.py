@@ -55,10 +55,10 @@ def build_optimizer(
     if unknown:
         raise ConfigError(f"dense.options: {found[0]} has no {unknown[0]!r}. Allowed: {', '.join(allowed)}.")
     trained = [p for _, p in named_parameters if p.requires_grad]
-    if not trained:
-        raise ConfigError("the model has no dense parameter that requires a gradient; nothing to optimise")
     try:
-        return kind(trained, lr=lr, **{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()})
+        return kind(
+            [{"params": trained}], lr=lr, **{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"dense.optimizer {found[0]} refuses lr = {lr}, options = {dict(options)}: {error}"

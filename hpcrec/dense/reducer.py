@@ -151,13 +151,21 @@ class DenseReducer:
             The 2-norm before scaling, over all dense parameters, summed in float64: the same on every rank. Where it
             is not finite nothing is scaled, so that the caller can say so.
         """
-        assert self._reduced, "clip() before reduce() would scale each rank's own part differently"
-        norm = math.sqrt(sum(float(torch.linalg.vector_norm(b.flat, dtype=torch.float64)) ** 2 for b in self._buckets))
-        factor = max_norm / (norm + _CLIP_EPS)
-        if math.isfinite(norm) and factor < 1.0:
+        norm = math.sqrt(self.squared_norm())
+        self.scale(clip_factor(norm, max_norm))
+        return norm
+
+    def squared_norm(self) -> float:
+        """The square of that norm; after ``reduce``."""
+        assert self._reduced, "before reduce() it would be that of each rank's own part"
+        return sum(float(torch.linalg.vector_norm(b.flat, dtype=torch.float64)) ** 2 for b in self._buckets)
+
+    def scale(self, factor: float) -> None:
+        """Multiplies all gradients; after ``reduce``."""
+        assert self._reduced, "before reduce() it would scale each rank's own part"
+        if factor != 1.0:
             for bucket in self._buckets:
                 bucket.flat.mul_(factor)
-        return norm
 
     def close(self) -> None:
         """Takes the hooks off the parameters, whose ``.grad`` stays as it is."""
@@ -191,6 +199,11 @@ class DenseReducer:
             named = zip(bucket.names, bucket.views, strict=True)
             self.nonfinite += [name for name, view in named if not all_finite(view)]
         bucket.handle = self._allreduce.start(bucket.flat, bucket.name)
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """What gradients of that norm are multiplied by, so that it is at most ``max_norm``; 1 where it is not finite."""
+    return min(1.0, max_norm / (norm + _CLIP_EPS)) if math.isfinite(norm) else 1.0
 
 
 def _adopt(parameter: nn.Parameter, view: torch.Tensor) -> None:

@@ -8,7 +8,8 @@
     gradients  --- gradients ----------->  apply: merge by row, step           phase "gradients"
 
 Where operators are substituted (form ``partial``, [DES]) the holder computes their partial results from the vectors it
-gathers, and sends those instead; the gradients that come back are theirs.
+gathers, and sends those instead; the gradients that come back are theirs. Dense parameters of such operators are
+trained there too, so that they take no part in the sum over dense ranks.
 
 One all-to-all a phase whatever the number of tables and forms, through shared memory within a host and ``Alltoallv``
 between hosts (``comm``). Bytes sent per step, vectors of width D and element size s, not counting what a rank sends to
@@ -44,6 +45,7 @@ from hpcrec.exchange.norms import ColumnNorms
 from hpcrec.exchange.read_ids import IdReader
 from hpcrec.exchange.serve import Holder
 from hpcrec.exchange.split import Splitter
+from hpcrec.exchange.substitute import Slice
 from hpcrec.exchange.work import Served
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, GlobalIds
@@ -160,6 +162,11 @@ class Exchange:
     def load(self) -> Load | None:
         """What training has asked of this rank's rows; None where it holds none."""
         return None if self._holder is None else self._holder.load
+
+    @property
+    def slices(self) -> list[Slice]:
+        """Parts of operators' dense parameters that are used on this rank, which is to train them."""
+        return [] if self._holder is None else self._holder.slices
 
     def route(self, batch: Batch | None, ids: GlobalIds | None = None, *, train: bool, stop: bool = False) -> Route:
         """Phase ``ids``; collective, on the routing communicator, from any one thread at a time.

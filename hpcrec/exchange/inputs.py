@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcrec.exchange.layout import Layout, Partial
-from hpcrec.operators.base import Operator, unflatten
+from hpcrec.operators.base import Operator, over, unflatten
 from hpcrec.types import Floats, Lookup
 
 
@@ -61,7 +61,7 @@ class Inputs(Mapping[str, Tensor]):
             away = self._layout.substituted.get(name, ())
             here = tuple(k for k in operator.lookups if k not in away)
             if here:
-                parts.append(operator.partial(self._pooled(here)))
+                parts.append(over(operator, here).partial(self._pooled(here)))
             self._results[name] = operator.finish(reduce(operator.reduce, parts))
         return self._results[name]
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from hpcrec.embedding.shards import Family
 from hpcrec.errors import ConfigError
-from hpcrec.operators.base import Operator, elements_of
+from hpcrec.exchange.stay import Stay
+from hpcrec.operators.base import Operator, elements_of, weights_of
 from hpcrec.types import POOLINGS, Lookup, TableSpec
 
 FORMS = ("replicate", "rows", "pooled", "partial")
@@ -120,6 +121,8 @@ class Layout:
         That of each feature.
     substituted : dict of str to tuple of Lookup
         Operator -> those of its lookups that it is computed of where their rows are.
+    away : tuple of nn.Parameter
+        Dense parameters of these operators that are used and trained there, and on no dense rank.
     """
 
     def __init__(
@@ -142,40 +145,18 @@ class Layout:
         self.family_of = {f: family for family in families for f in family.features}
         self.form_of = {f: self._form(f, forms.get(f, default_form), chosen=f in forms) for f in self.tables_of}
         self.pooling = _poolings(lookups)
-        hidden = self._hidden(lookups, operators, one_hot)
+        hidden = Stay(self.tables, self.family_of, self.form_of, operators).of(lookups, one_hot)
         self.substituted = {
             name: tuple(k for k in operator.lookups if k in hidden)
             for name, operator in operators.items()
             if any(k in hidden for k in operator.lookups)
         }
         self._operators = {name: operators[name] for name in self.substituted}
+        self.away = tuple(w for name, some in self.substituted.items() for w in weights_of(operators[name], some))
         self.groups, self.place = _leaves(tables, [k for k in lookups if k not in hidden])
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
         self._entry_at = {(r, e.features): i for r, leg in self.legs.items() for i, e in enumerate(leg.entries)}
-
-    def _hidden(
-        self, lookups: Sequence[Lookup], operators: Mapping[str, Operator], one_hot: AbstractSet[str]
-    ) -> set[Lookup]:
-        """Lookups whose vectors no dense rank needs: all that read them can be computed where the rows are.
-
-        Where they stay, a holder is sent empty bags too, and answers with vectors of those for the feature's other
-        tables. So they stay only where there are no other tables that cross, or no empty bags.
-        """
-        readers: dict[Lookup, list[Operator]] = {k: [] for k in lookups}
-        for operator in operators.values():
-            for k in operator.lookups:
-                readers[k].append(operator)
-        can = {k for k, ops in readers.items() if ops and all(self._substitutable(k, o) for o in ops)}
-        crossing = {k.feature for k in lookups if k not in can}
-        never_empty = {f for f in one_hot if f in self.family_of and self.family_of[f].kind != "row"}
-        return {k for k in can if k.feature not in crossing or k.feature in never_empty}
-
-    def _substitutable(self, lookup: Lookup, operator: Operator) -> bool:
-        if self.form_of[lookup.feature] != "partial" or operator.shapes is None:
-            return False
-        kind = self.family_of[lookup.feature].kind
-        return kind in ("table", "column") or (kind == "row" and operator.splits_bags and lookup.pooling == "sum")
 
     def _form(self, feature: str, form: str, *, chosen: bool) -> str:
         if self.family_of[feature].kind == "replicate":

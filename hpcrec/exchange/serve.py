@@ -18,7 +18,7 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.arenas import ArenaReader
 from hpcrec.exchange.find_rows import RowFinder
 from hpcrec.exchange.layout import Leg
-from hpcrec.exchange.substitute import Substitute
+from hpcrec.exchange.substitute import Slice, Substitute
 from hpcrec.exchange.wire import Header, cumulative, read_header
 from hpcrec.exchange.work import ArenaWork, Served, needs_norms, pairs_of
 from hpcrec.operators.base import Operator
@@ -80,6 +80,11 @@ class Holder:
         self._means = [h for h, s in enumerate(leg.hidden) if pooling[leg.entries[s.entry].features[0]] == "mean"]
         self._rows = RowFinder(store, leg)
         self._arenas = ArenaReader(store, leg, pooling, self._weighted_E)
+
+    @property
+    def slices(self) -> list[Slice]:
+        """Parts of operators' dense parameters that are used here."""
+        return [] if self._substitute is None else self._substitute.slices
 
     def read(self, received: np.ndarray, bytes_R: Ints, *, train: bool) -> Served:
         """Reads the messages of all ranks (uint8, one after the other in rank order).

@@ -2,7 +2,9 @@
 
 A holder gathers the vectors of its hidden streams into memory behind the message, [F, S, D] for each width: F streams,
 S samples of all dense ranks in rank order. Operators run on them under torch's autograd, as they do on a dense rank;
-their results travel. Knows one holder's leg and operators; knows no MPI. Source: [DES].
+their results travel. Dense parameters of operators (``Learned``) are sliced: this holder has those rows that meet its
+columns, and leaves their gradients, over the global batch, in ``.grad``; who steps them is for others to know. Knows
+one holder's leg and operators; knows no MPI. Source: [DES].
 """
 
 import math
@@ -12,13 +14,23 @@ from itertools import groupby
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcrec.errors import NonFiniteError
-from hpcrec.exchange.layout import Leg
+from hpcrec.exchange.layout import Leg, Partial
 from hpcrec.exchange.wire import cumulative
-from hpcrec.operators.base import Operator, flatten
+from hpcrec.operators.base import Learned, Operator, flatten
 from hpcrec.types import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows [start, stop) of ``whole``, a dense parameter of an operator, which this holder has as ``part``."""
+
+    whole: nn.Parameter
+    start: int
+    stop: int
+    part: nn.Parameter
 
 
 @dataclass(frozen=True)
@@ -56,10 +68,16 @@ class Substitute:
     ----------
     leg : Leg
     operators : mapping of str to Operator
+
+    Attributes
+    ----------
+    slices : list of Slice
+        Of operators' dense parameters, as these are now.
     """
 
     def __init__(self, leg: Leg, operators: Mapping[str, Operator]) -> None:
-        self._partials = [(operators[p.operator], p) for p in leg.partials]
+        self.slices: list[Slice] = []
+        self._partials = [(self._operator(operators[p.operator], p, leg), p) for p in leg.partials]
         self.elements = sum(p.elements for p in leg.partials)  # of a sample's partial results
         self._groups: list[tuple[int, int, int]] = []  # first hidden stream, streams, width
         first = 0
@@ -67,6 +85,21 @@ class Substitute:
             n = len(list(streams))
             self._groups.append((first, n, width))
             first += n
+
+    def _operator(self, operator: Operator, partial: Partial, leg: Leg) -> Operator:
+        """The operator of one partial result; with slices of its parameters, if it has any."""
+        if not isinstance(operator, Learned):
+            return operator
+        weight_of = {(k.feature, k.table): (k, w) for k, w in zip(operator.lookups, operator.weights, strict=True)}
+        streams = [leg.hidden[number] for number in partial.hidden]
+        found = [weight_of[leg.entries[s.entry].features[0], s.table] for s in streams]
+        start, stop = partial.columns
+        parts = []
+        for _, whole in found:
+            part = nn.Parameter(whole.detach()[start:stop].clone(), requires_grad=whole.requires_grad)
+            parts.append(part)
+            self.slices.append(Slice(whole, start, stop, part))
+        return operator.over([k for k, _ in found], parts)
 
     def place(
         self, samples_P: Ints, ends: tuple[Ints, Ints], behind: tuple[int, int], lengths: Mapping[int, Ints]
@@ -126,17 +159,22 @@ class Substitute:
         leaves, results = sent.graph.pop()
         given = [np.empty(tuple(r.shape), gradients.dtype) for r in results]
         self._exchange(sent.gradient_at_P, sent.first_P, gradients, given, write=False)
+        for own in self.slices:
+            own.part.grad = None
         torch.autograd.backward(results, [torch.from_numpy(g) for g in given])
-        at = sent.gradient_behind
-        for leaf in leaves:
-            assert leaf.grad is not None, "every hidden stream is read by an operator"
-            if not math.isfinite(leaf.grad.sum()) and not bool(torch.isfinite(leaf.grad).all()):
+        found = [leaf.grad for leaf in leaves] + [own.part.grad for own in self.slices if own.part.requires_grad]
+        for gradient in found:
+            assert gradient is not None, "every hidden stream, and every weight, is read by an operator"
+            if not math.isfinite(gradient.sum()) and not bool(torch.isfinite(gradient).all()):
                 names = ", ".join(p.operator for _, p in self._partials)
                 raise NonFiniteError(
-                    f"gradients of vectors at their owner are not finite, though those of the results of {names} are. "
-                    "This owner's rows were not changed. Look for a slope that an empty bag's zeros make infinite, or "
-                    'set exchange.form = "pooled", where such a batch can be left out (train.nonfinite).'
+                    f"gradients of vectors or weights at their owner are not finite, though those of the results of "
+                    f"{names} are. This owner's rows were not changed. Look for a slope that an empty bag's zeros make "
+                    'infinite, or set exchange.form = "pooled", where such a batch can be left out (train.nonfinite).'
                 )
+        at = sent.gradient_behind
+        for leaf in leaves:
+            assert leaf.grad is not None, "looked at above"
             gradients[at : at + leaf.numel()].reshape(tuple(leaf.shape))[:] = leaf.grad.numpy()
             at += leaf.numel()
 

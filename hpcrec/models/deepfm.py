@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from hpcrec.models.base import Pooling, RecModel, block_operators, fm2_operators, wide_operators
+from hpcrec.models.base import Pooling, RecModel, fm2_operators, wide_operators
+from hpcrec.models.first import FirstLayer
 from hpcrec.models.layers import FirstOrder, SharedTerm, as_logits, mlp
 from hpcrec.models.options import require_dropout, require_sizes
 from hpcrec.types import Feature
@@ -35,8 +35,8 @@ class DeepFMOptions:
 class DeepFM(RecModel):
     """``wide + W dense + b + FM2 + MLP([dense, block])``.
 
-    ``FM2`` and ``Block`` read the same lookups, so the vectors cross once. Departure from the paper: dense inputs have
-    no vectors; they enter to first order and into the deep tower.
+    ``FM2`` and ``Folded``, the MLP's first layer, read the same lookups, so vectors that cross do so once. Departure
+    from the paper: dense inputs have no vectors; they enter to first order and into the deep tower.
     """
 
     def __init__(
@@ -51,16 +51,15 @@ class DeepFM(RecModel):
     ) -> None:
         super().__init__()
         options = options or DeepFMOptions()
-        self.operators = (
-            wide_operators(features, n_labels, pooling)
-            | fm2_operators(features, width, pooling)
-            | block_operators(features, width, pooling)
-        )
+        self.operators = wide_operators(features, n_labels, pooling) | fm2_operators(features, width, pooling)
         self.first_order = FirstOrder(n_dense, n_labels)
         self.pairs = SharedTerm(n_labels)
-        self.deep = mlp(n_dense + len(features) * width, options.hidden, n_labels, dropout=options.dropout)
+        lookups, (first, *others) = self.operators["fm2"].lookups, options.hidden
+        self.first = FirstLayer(n_dense, lookups, width, first, dropout=options.dropout)
+        self.operators["first"] = self.first.operator
+        self.deep = mlp(first, others, n_labels, dropout=options.dropout)
 
     def forward(self, inputs: Mapping[str, Tensor], dense_BN: Tensor) -> Tensor:
         """Logits [B] or [B, L]."""
-        deep = self.deep(torch.cat([dense_BN, inputs["block"].flatten(1)], 1))
+        deep = self.deep(self.first(inputs["first"], dense_BN))
         return self.first_order(inputs["wide"], dense_BN) + self.pairs(inputs["fm2"]) + as_logits(deep)

@@ -7,7 +7,6 @@ Legend: ``B`` samples, ``F`` vectors of the block, ``N`` all of a sample's vecto
 inputs and outputs of a layer, ``P`` pairs.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hpcrec import kernels
+from hpcrec.operators.product import fits_onednn, linear
 
 _LINE = 16  # elements of float32 in a cache line
 
@@ -25,9 +25,20 @@ def linear_relu(x_BX: Tensor, weight_YX: Tensor, bias_Y: Tensor) -> Tensor:
     The gradient of the fast form cannot be differentiated again; torch says so where it is tried.
     ``torch.backends.mkldnn.enabled = False`` turns the fast form off.
     """
-    if _by_onednn(x_BX, weight_YX, bias_Y):
+    if fits_onednn(x_BX, weight_YX, bias_Y):
         return _LinearReLU.apply(x_BX.contiguous(), weight_YX, bias_Y)
     return torch.relu(torch.nn.functional.linear(x_BX, weight_YX, bias_Y))
+
+
+def added_relu(base_BY: Tensor, x_BX: Tensor, weight_YX: Tensor | None, bias_Y: Tensor) -> Tensor:
+    """``relu(base + x W^T + b)``; without ``weight`` there are no inputs x.
+
+    The bias is a column of the weight here, so that base and product are gone through once, and the ReLU in place.
+    """
+    if weight_YX is None:
+        return torch.relu(base_BY + bias_Y)
+    x1 = torch.cat([x_BX, x_BX.new_ones(len(x_BX), 1)], 1)
+    return torch.addmm(base_BY, x1, torch.cat([weight_YX, bias_Y[:, None]], 1).t()).relu_()
 
 
 def dot_interaction(first_BD: Tensor | None, block_BFD: Tensor, place_P: Tensor) -> Tensor:
@@ -54,37 +65,12 @@ def _by_kernel(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and kernels.active() == "native"
 
 
-def _by_onednn(*tensors: Tensor) -> bool:
-    return (
-        all(x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0 for x in tensors)
-        and tensors[0].ndim == 2
-        and bool(torch.backends.mkldnn.enabled)
-        and onednn_works()
-    )
-
-
-@cache
-def onednn_works() -> bool:
-    """Whether torch's fused linear operator, which is not public, is there and computes what is expected of it."""
-    x, w, b = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(1, -2, 6).view(2, 3), torch.tensor([0.5, -0.5])
-    try:
-        found = _onednn(x, w, b, "relu"), _onednn(x, w.t().contiguous().t(), None, "none")
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    wanted = torch.relu(x @ w.t() + b), x @ w.t()
-    return all(torch.allclose(f, y, rtol=1e-5, atol=1e-6) for f, y in zip(found, wanted, strict=True))
-
-
-def _onednn(x_BX: Tensor, weight_YX: Tensor, bias_Y: Tensor | None, last: str) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x_BX, weight_YX, bias_Y, last, [], "")
-
-
 class _LinearReLU(torch.autograd.Function):
     """``linear_relu`` of contiguous float32 on the CPU."""
 
     @staticmethod
     def forward(ctx: Any, x_BX: Tensor, weight_YX: Tensor, bias_Y: Tensor) -> Tensor:
-        y_BY = _onednn(x_BX, weight_YX, bias_Y, "relu")
+        y_BY = linear(x_BX, weight_YX, bias_Y, "relu")
         ctx.save_for_backward(x_BX, weight_YX, y_BY)
         return y_BY
 
@@ -95,7 +81,7 @@ class _LinearReLU(torch.autograd.Function):
         need_x, need_weight, need_bias = ctx.needs_input_grad
         g_BY = torch.ops.aten.threshold_backward(gradient_BY, y_BY, 0)
         return (
-            _onednn(g_BY, weight_YX.t(), None, "none") if need_x else None,
+            linear(g_BY, weight_YX.t(), None, "none") if need_x else None,
             _weight_gradient(g_BY, x_BX) if need_weight else None,
             g_BY.sum(0) if need_bias else None,
         )

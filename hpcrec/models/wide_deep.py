@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hpcrec.models.base import Pooling, RecModel, block_operators, wide_operators
+from hpcrec.models.first import FirstLayer
 from hpcrec.models.layers import FirstOrder, as_logits, mlp
 from hpcrec.models.options import require_dropout, require_sizes
 from hpcrec.types import Feature
@@ -33,7 +33,7 @@ class WideDeepOptions:
 
 
 class WideDeep(RecModel):
-    """``wide + W dense + b + MLP([dense, block])``.
+    """``wide + W dense + b + MLP([dense, block])``, the MLP's first layer as an operator, ``Folded``.
 
     Departures from the paper: the wide part reads every feature (crossed features are the data set's to provide), and
     both parts learn by the optimizers of the run, where the paper has FTRL for the wide part.
@@ -51,11 +51,13 @@ class WideDeep(RecModel):
     ) -> None:
         super().__init__()
         options = options or WideDeepOptions()
-        self.operators = wide_operators(features, n_labels, pooling) | block_operators(features, width, pooling)
+        lookups, (first, *others) = block_operators(features, width, pooling)["block"].lookups, options.hidden
         self.first_order = FirstOrder(n_dense, n_labels)
-        self.deep = mlp(n_dense + len(features) * width, options.hidden, n_labels, dropout=options.dropout)
+        self.first = FirstLayer(n_dense, lookups, width, first, dropout=options.dropout)
+        self.operators = wide_operators(features, n_labels, pooling) | {"first": self.first.operator}
+        self.deep = mlp(first, others, n_labels, dropout=options.dropout)
 
     def forward(self, inputs: Mapping[str, Tensor], dense_BN: Tensor) -> Tensor:
         """Logits [B] or [B, L]."""
-        deep = self.deep(torch.cat([dense_BN, inputs["block"].flatten(1)], 1))
+        deep = self.deep(self.first(inputs["first"], dense_BN))
         return self.first_order(inputs["wide"], dense_BN) + as_logits(deep)

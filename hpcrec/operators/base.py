@@ -7,10 +7,11 @@ Legend: ``B`` samples, ``F`` lookups of the operator, ``D`` row width.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from hpcrec.errors import ConfigError
@@ -27,7 +28,7 @@ class Operator(Protocol):
     computed: all on the dense rank that pooled the vectors itself (``finish(partial(pooled))``), or one on each holder.
 
     ``partial`` gets a vector for each of the operator's lookups that a holder has, in their order; zeros stand for an
-    empty bag, which is the neutral element of every reduction here.
+    empty bag, which is the neutral element of every reduction here. An operator with dense parameters is ``Learned``.
 
     All methods are plain torch and run under autograd: the gradients need no code of their own.
 
@@ -75,6 +76,44 @@ class Operator(Protocol):
 
     def finish(self, partials: tuple[Tensor, ...]) -> Tensor:
         """What the model receives, from the partial result of all holders."""
+
+
+@runtime_checkable
+class Learned(Operator, Protocol):
+    """An operator with dense parameters, one for each lookup, that are trained where it is computed.
+
+    A holder that computes it has, of each of its lookups there, those rows of the weight that meet its columns, and
+    trains them by what the ``[dense]`` section says; they change nowhere else meanwhile. So the partial result is
+    linear in the pooled vectors, or at least a sum over lookups and columns. Each weight is also a parameter of the
+    model, under a name by which it is saved, and used by nothing else.
+
+    Attributes
+    ----------
+    weights : tuple of nn.Parameter [D, ...]
+        Of each lookup: a row for each of its columns.
+    """
+
+    @property
+    def weights(self) -> tuple[nn.Parameter, ...]:
+        """Of each lookup: a row for each of its columns."""
+
+    def over(self, lookups: Sequence[Lookup], weights: Sequence[nn.Parameter]) -> "Learned":
+        """The same operator over some of the lookups, with these weights: [columns, ...], the same columns of all."""
+
+
+def weights_of(operator: Operator, lookups: Sequence[Lookup]) -> list[nn.Parameter]:
+    """The dense parameters of these lookups; none of an operator that has none."""
+    if not isinstance(operator, Learned):
+        return []
+    weight_of = dict(zip(operator.lookups, operator.weights, strict=True))
+    return [weight_of[k] for k in lookups]
+
+
+def over(operator: Operator, lookups: Sequence[Lookup]) -> Operator:
+    """The operator as it is computed of some of its lookups."""
+    if tuple(lookups) == operator.lookups or not isinstance(operator, Learned):
+        return operator
+    return operator.over(lookups, weights_of(operator, lookups))
 
 
 OPERATOR_ATTRIBUTES = ("lookups", "width", "shapes", "by_column", "splits_bags", "partial", "reduce", "finish")

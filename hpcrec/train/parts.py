@@ -12,6 +12,7 @@ from hpcrec.comm.world import World
 from hpcrec.data.order import GlobalOrder
 from hpcrec.data.reader import DataSet
 from hpcrec.dense.reducer import DenseReducer
+from hpcrec.dense.slices import Slices
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.policy.base import Policy
@@ -52,17 +53,17 @@ class Split:
 
 @dataclass(kw_only=True)
 class DensePart:
-    """What only dense ranks have."""
+    """What only dense ranks have; ``trained`` are the parameters that they train, all but those in slices elsewhere."""
 
     model: nn.Module
     reducer: DenseReducer
     optimizer: torch.optim.Optimizer
-    clip_norm: float | None
+    trained: list[tuple[str, nn.Parameter]]
     close: Callable[[], None]
 
     @property
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """The trained parameters by name."""
+        """All parameters of the model that are trained, wherever, by name."""
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 
@@ -70,7 +71,8 @@ class DensePart:
 class Engine:
     """What moves rows and gradients.
 
-    ``features`` are what a dense rank reads of its part of a batch, ``held`` what a holder reads of the whole batch.
+    ``features`` are what a dense rank reads of its part of a batch, ``held`` what a holder reads of the whole batch,
+    ``slices`` the parts of dense parameters that are used at this holder.
     """
 
     policy: Policy
@@ -78,6 +80,7 @@ class Engine:
     load: Load | None
     features: tuple[str, ...]
     held: tuple[str, ...]
+    slices: list[Any]
 
 
 class Chooses(Protocol):
@@ -112,6 +115,8 @@ class Parts:
     auto: Chooses | None
     tables: dict[str, TableSpec]
     dense: DensePart | None
+    slices: Slices
+    clip_norm: float | None
     splits: dict[str, Split]
     schedule: Schedule
     scale_embeddings: bool

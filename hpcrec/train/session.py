@@ -25,8 +25,9 @@ from hpcrec.policy.base import Ticket
 from hpcrec.train import metrics
 from hpcrec.train.feed import Feed
 from hpcrec.train.nonfinite import Guard, describe, nonfinite_gradients
-from hpcrec.train.parts import DensePart, Parts, Samples, Split
+from hpcrec.train.parts import Parts, Samples, Split
 from hpcrec.train.step import Losses, Step
+from hpcrec.train.update import refuse_strays, update_dense
 from hpcrec.types import Batch
 
 
@@ -71,8 +72,18 @@ class Session:
 
     @property
     def model(self) -> nn.Module | None:
-        """The dense model; None on ranks that are not dense."""
+        """The dense model; None on ranks that are not dense. See ``gather_model``."""
         return None if self.parts.dense is None else self.parts.dense.model
+
+    def gather_model(self) -> nn.Module | None:
+        """The dense model with every parameter as it is; collective.
+
+        Under form ``partial`` some are trained by the owners (``hpcrec.operators.Folded``): in ``model`` they are what
+        they were when it was last gathered.
+        """
+        if self.parts.slices.away:
+            self.parts.slices.gather()
+        return self.model
 
     # Training.
 
@@ -134,6 +145,7 @@ class Session:
                 loss = float(total.detach())
             with timer("backward"):
                 total.backward()
+                refuse_strays(parts)
                 parts.dense.reducer.send()
             bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.results(), parts.dense.reducer.nonfinite)
             if bad or not math.isfinite(loss):
@@ -150,25 +162,9 @@ class Session:
             return loss
         lr_scale = scale if parts.scale_embeddings else 1.0
         parts.policy.scatter(ticket, inputs, step=step + 1, lr_scale=lr_scale)
-        if parts.dense is not None:
-            self._dense_step(parts.dense, scale)
+        update_dense(parts, step, scale)
         self.step += 1
         return loss
-
-    def _dense_step(self, dense: DensePart, scale: float) -> None:
-        with self.parts.timer("dense_reduce"):
-            dense.reducer.reduce()
-        with self.parts.timer("dense_update"):
-            if dense.clip_norm is not None:
-                norm = dense.reducer.clip(dense.clip_norm)
-                if not math.isfinite(norm):  # the same on every dense rank
-                    raise HpcrecError(
-                        f"step {self.step}: the norm of the dense gradients is {norm}, so they cannot be clipped to "
-                        f"dense.clip_norm = {dense.clip_norm}. Lower the learning rates, or look for extreme inputs."
-                    )
-            for group in dense.optimizer.param_groups:
-                group["lr"] = group.setdefault("base_lr", group["lr"]) * scale
-            dense.optimizer.step()
 
     def default_losses(self, inputs: Mapping[str, Tensor], samples: Samples) -> Tensor:
         """Binary cross-entropy of the model's logits: [B], the mean over labels where there are several."""

@@ -17,7 +17,7 @@ from hpcrec.errors import CheckpointError
 from hpcrec.train import saved
 from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
 from hpcrec.train.dynamic_state import admission_of, load_dynamic, named
-from hpcrec.train.parts import DensePart
+from hpcrec.train.parts import Parts
 from hpcrec.train.session import Session
 
 
@@ -57,13 +57,14 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
                 dynamic=family.dynamic is not None,
                 admission=admission,
             )
+    away = parts.slices.gather() if parts.slices.away else {}
     if parts.dense is not None and topology.dense_index == 0:
         dense = parts.dense
         trained = dict(dense.named_parameters)
         others = {n: t.numpy() for n, t in dense.model.state_dict().items() if n not in trained}
         writer.write_dense(
             {n: p.detach().numpy() for n, p in trained.items()},
-            optimizer_state(dense.optimizer, dense.named_parameters),
+            {**optimizer_state(dense.optimizer, dense.trained), **away},
             others,
         )
     wire_T2 = world.total_wire_bytes()
@@ -91,8 +92,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
         if resume:
             wire_bytes, skipped = saved.wire_bytes(checkpoint), saved.skipped(checkpoint)
         _load_rows(session, checkpoint)
-        if session.parts.dense is not None:
-            _load_dense(session.parts.dense, checkpoint)
+        if session.parts.dense is not None or session.parts.slices.own:
+            _load_dense(session.parts, checkpoint)
     except Exception as caught:
         error = caught
     agree(session.parts.world.main, error)
@@ -169,12 +170,16 @@ def _load_rows(session: Session, checkpoint: Checkpoint) -> None:
             store.load(table, block.ids, block.rows, block.states, block.columns)
 
 
-def _load_dense(dense: DensePart, checkpoint: Checkpoint) -> None:
-    found = checkpoint.dense()
-    others = {n: torch.as_tensor(v) for n, v in found.extra.items()}
-    dense.model.load_state_dict({**{n: torch.from_numpy(v) for n, v in found.parameters.items()}, **others})
+def _load_dense(parts: Parts, checkpoint: Checkpoint) -> None:
+    found, dense = checkpoint.dense(), parts.dense
+    values = {n: torch.as_tensor(v) for n, v in {**found.extra, **found.parameters}.items()}
     states = {
         name: {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in state.items()}
         for name, state in found.optimizer.items()
     }
-    load_optimizer_state(dense.optimizer, dense.named_parameters, states)
+    parts.slices.take(values, states)
+    if dense is not None:
+        dense.model.load_state_dict(values)
+        load_optimizer_state(
+            dense.optimizer, dense.trained, {n: s for n, s in states.items() if n not in parts.slices.away}
+        )

@@ -105,8 +105,37 @@ def test_errors_say_what_is_allowed():
         build_optimizer("Adam", parameters, 0.1, {"momentum": 0.9})
     with pytest.raises(ConfigError, match=r"SGD refuses lr = -1.0"):
         build_optimizer("SGD", parameters, -1.0, {})
-    with pytest.raises(ConfigError, match="no dense parameter"):
-        build_optimizer("SGD", [("p", nn.Parameter(torch.ones(1), requires_grad=False))], 0.1, {})
+
+
+def test_there_may_be_nothing_to_train_here():
+    frozen = [("p", nn.Parameter(torch.ones(1), requires_grad=False))]
+    for optimizer in (build_optimizer(name, frozen, 0.1, {}) for name in optimizer_names()):
+        optimizer.step()
+        assert optimizer_state(optimizer, frozen) == {}
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+def test_works_element_by_element(name):
+    """Rows of a parameter learn as they do in the whole of it, bit for bit: what slices at owners rely on."""
+    generator = torch.Generator().manual_seed(1)
+    whole = nn.Parameter(torch.randn(5, 3, generator=generator))
+    parts = [nn.Parameter(whole.detach()[rows].clone()) for rows in (slice(0, 2), slice(2, 5))]
+    options = {"weight_decay": 0.1} | ({"momentum": 0.9} if name in ("SGD", "RMSprop") else {})
+    options = {} if name == "Rprop" else options
+    optimizers = [build_optimizer(name, [("w", w)], 0.1, options) for w in (whole, *parts)]
+    for _ in range(4):
+        whole.grad = torch.randn(5, 3, generator=generator)
+        parts[0].grad, parts[1].grad = whole.grad[:2].clone(), whole.grad[2:].clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert torch.equal(torch.cat(parts), whole)
+    for key, value in optimizers[0].state[whole].items():
+        states = [o.state[p][key] for o, p in zip(optimizers[1:], parts, strict=True)]
+        if isinstance(value, torch.Tensor) and value.ndim:
+            assert value.shape == whole.shape
+            assert torch.equal(torch.cat(states), value), key
+        else:
+            assert value is None or value == states[0] == states[1], key
 
 
 def test_state_of_another_model_or_optimizer_is_refused():

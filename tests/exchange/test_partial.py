@@ -17,7 +17,7 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.wire import entry_bytes
-from hpcrec.operators import FM2, Block, Operator, WideSum
+from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Batch, Lookup
 from tests.exchange.test_bytes import piece_of
 from tests.exchange.test_exchange import (
@@ -36,11 +36,20 @@ BATCH, WIDTH = 13, 6
 DEEP, WIDE = LOOKUPS[:5], LOOKUPS[5:]
 KINDS = ("table", "row", "column", "replicate", "mixed")
 MIXED = {"user": "row", "item": "column", "tags": "table", "country": "replicate"}
+WEIGHTS = tuple(  # of a layer with 2 outputs, where few holders send fewer elements so than vectors
+    torch.nn.Parameter(torch.sin(torch.arange(2.0 * WIDTH, dtype=torch.float64) + 7 * i).reshape(WIDTH, 2))
+    for i in range(len(DEEP))
+)
 SETS: dict[str, dict[str, Operator]] = {
     "fm": {"fm2": FM2(lookups=DEEP, width=WIDTH), "wide": WideSum(lookups=WIDE)},
     "two of one": {"a": FM2(lookups=DEEP[:3], width=WIDTH), "b": FM2(lookups=DEEP[1:], width=WIDTH)},
     "deepfm": {
         "block": Block(lookups=DEEP, width=WIDTH),
+        "fm2": FM2(lookups=DEEP, width=WIDTH),
+        "wide": WideSum(lookups=WIDE),
+    },
+    "folded": {
+        "first": Folded(lookups=DEEP, width=WIDTH, weights=WEIGHTS),
         "fm2": FM2(lookups=DEEP, width=WIDTH),
         "wide": WideSum(lookups=WIDE),
     },
@@ -82,6 +91,8 @@ def by_torch(
         if isinstance(operator, FM2):
             pairs = itertools.combinations(range(mine.shape[1]), 2)
             results.append(sum(((mine[:, f] * mine[:, g]).sum(1) for f, g in pairs), torch.zeros(len(mine))))
+        elif isinstance(operator, Folded):
+            results.append(torch.einsum("bfd,fdh->bh", mine, torch.stack(operator.weights)))
         elif isinstance(operator, WideSum):
             results.append(mine.sum(1).squeeze(1) if operator.width == 1 else mine.sum(1).flatten(1))
         else:
@@ -203,6 +214,12 @@ def test_what_stays_at_the_holders() -> None:
     assert stays("fm", "table", "pooled") == stays("fm", "table", "rows") == {}
     assert stays("deepfm", "table") == {}  # vectors that cross anyway serve FM2 too
     assert stays("deepfm", "table", one_hot=("user",)) == {"wide": wide[:1]}
+    if MPI.COMM_WORLD.size == 1:  # 2 + 7 elements cross instead of 30
+        assert stays("folded", "table") == {"first": every, "fm2": every, "wide": wide}
+        assert stays("folded", "mixed") == stays("fm", "mixed") | {"first": [every[1], every[2], every[3]]}
+    else:  # 2 + 3 from each of 3 for columns, but at most 27 from each of 3 with whole tables
+        assert stays("folded", "column") == {"first": every, "fm2": every, "wide": wide}
+    assert stays("folded", "row") == {}
     assert stays("in part", "table") == {"fm2": every[:3]}
     assert stays("two of one", "table") == {"a": every[:3], "b": every[1:]}
     world.close()

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from hpcrec import kernels
-from hpcrec.models import build_model, fused
+from hpcrec.models import build_model
 from hpcrec.models.layers import DotInteraction, Tower, mlp
+from hpcrec.operators import product
 from hpcrec.types import Feature
 
 
@@ -92,7 +93,7 @@ def test_interaction_where_the_kernel_does_not_fit():
 
 @pytest.fixture
 def onednn():
-    if not fused.onednn_works():
+    if not product.onednn_works():
         pytest.skip("this torch has no fused linear operator")
 
 

@@ -8,6 +8,8 @@ import torch
 
 from hpcrec.errors import ConfigError
 from hpcrec.models import MODELS, RecModel, build_model, make_options, options_type, tables_of
+from hpcrec.models.first import FirstLayer
+from hpcrec.models.layers import mlp
 from hpcrec.types import Feature, Lookup
 
 FEATURES = tuple(Feature(name=name, cardinality=7) for name in ("user", "item", "genre"))
@@ -155,6 +157,37 @@ def test_lr_formula():
     torch.testing.assert_close(model(results, dense), expected, rtol=0, atol=1e-12)
 
 
+def deep_part(model, dense, v):
+    """The deep tower as layers over dense inputs and vectors side by side."""
+    first = model.first
+    weights = [first.weight.t(), *(first.get_parameter(f"weight_{f.name}") for f in FEATURES)]
+    return model.deep(torch.relu(torch.cat([dense, *v], 1) @ torch.cat(weights) + first.bias))[:, 0]
+
+
+@pytest.mark.parametrize("n_dense", [N_DENSE, 0])
+def test_first_layer_is_drawn_as_a_layer_over_everything(n_dense):
+    torch.manual_seed(3)
+    first = FirstLayer(n_dense, [Lookup(feature=f.name, table=f.name) for f in FEATURES], WIDTH, 5)
+    torch.manual_seed(3)
+    whole = mlp(n_dense + 3 * WIDTH, (5,))[0]
+    parts = [first.weight] if n_dense else []
+    parts += [first.get_parameter(f"weight_{f.name}").t() for f in FEATURES]
+    assert torch.equal(torch.cat(parts, 1), whole.weight)
+    assert torch.equal(first.bias, whole.bias)
+
+
+def test_names_of_a_first_layer():
+    """Names of features and tables that torch would not have; none is that of another lookup."""
+    pairs = [("a.b", "a.b"), ("a%2Eb", "a%2Eb"), ("a", "b.c"), ("a@b", "a@b"), ("type", "type"), ("bias", "bias")]
+    first = FirstLayer(1, [Lookup(feature=f, table=t) for f, t in pairs], 2, 3)
+    names = [n for n, _ in first.named_parameters()]
+    assert names == [
+        *("weight_a%2Eb", "weight_a%252Eb", "weight_a@b%2Ec", "weight_a%40b", "weight_type", "weight_bias"),
+        *("weight", "bias"),
+    ]
+    assert all(weight is first.get_parameter(n) for weight, n in zip(first.operator.weights, names, strict=False))
+
+
 def test_fm_and_deepfm_formula():
     fm, deepfm = build("fm"), build("deepfm")
     deepfm.first_order.load_state_dict(fm.first_order.state_dict())
@@ -165,7 +198,7 @@ def test_fm_and_deepfm_formula():
     pairs = (v[0] * v[1] + v[0] * v[2] + v[1] * v[2]).sum(1)
     expected = wide + dense @ fm.first_order.dense.weight[0] + pairs
     torch.testing.assert_close(fm(results, dense), expected, rtol=0, atol=1e-12)
-    expected = expected + deepfm.deep(torch.cat([dense, *v], 1))[:, 0]
+    expected = expected + deep_part(deepfm, dense, v)
     torch.testing.assert_close(deepfm(results, dense), expected, rtol=0, atol=1e-12)
 
 
@@ -175,7 +208,7 @@ def test_wide_deep_formula():
     dense = dense_for(3)
     v = [leaves[f.name, f.name] for f in FEATURES]
     wide = sum(leaves[f.name, f"{f.name}.wide"][:, 0] for f in FEATURES)
-    expected = wide + dense @ model.first_order.dense.weight[0] + model.deep(torch.cat([dense, *v], 1))[:, 0]
+    expected = wide + dense @ model.first_order.dense.weight[0] + deep_part(model, dense, v)
     torch.testing.assert_close(model(results, dense), expected, rtol=0, atol=1e-12)
 
 
@@ -213,7 +246,7 @@ def test_pooling_goes_into_the_lookups(name):
 
 def test_deepfm_vectors_cross_once():
     operators = build("deepfm").operators
-    assert operators["fm2"].lookups == operators["block"].lookups
+    assert operators["fm2"].lookups == operators["first"].lookups
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ def train(config: Config, n: int | None = None) -> tuple[list[float], dict[str, 
             if len(losses) == n:
                 break
         tables = gather_tables(session)
-        dense = {}
-        if session.model is not None:
-            dense = {k: p.detach().numpy().copy() for k, p in session.model.named_parameters()}
+        dense, model = {}, session.gather_model()
+        if model is not None:
+            dense = {k: p.detach().numpy().copy() for k, p in model.named_parameters()}
         dense = session.parts.world.main.bcast(dense, root=session.topology.dense[0])
     return losses, tables, dense

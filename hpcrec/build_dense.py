@@ -1,0 +1,137 @@
+"""The dense parameters of a session: which are trained on dense ranks together, which at holders, and how they move.
+
+Knows configuration, model and exchange; how either side is trained is for ``dense`` and ``train``.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.world import World
+from hpcrec.config import Config
+from hpcrec.dense.allreduce import make_allreduce
+from hpcrec.dense.optimizer import State, build_optimizer, load_optimizer_state, optimizer_state
+from hpcrec.dense.reducer import DenseReducer
+from hpcrec.dense.slices import Slice, Slices
+from hpcrec.errors import ConfigError
+from hpcrec.exchange import substitute
+from hpcrec.operators.base import Operator, weights_of
+from hpcrec.train.parts import DensePart
+
+
+class DenseSide:
+    """Puts dense parameters where a layout says; collective, like all its methods.
+
+    Parameters
+    ----------
+    config : Config
+    model : nn.Module
+    operators : mapping of str to Operator
+    world : World
+
+    Attributes
+    ----------
+    part : DensePart or None
+        What dense ranks train; None elsewhere.
+    slices : Slices
+        What holders train.
+    """
+
+    def __init__(self, config: Config, model: nn.Module, operators: Mapping[str, Operator], world: World) -> None:
+        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if not self._named:
+            raise ConfigError("the model has no dense parameter that requires a gradient; nothing to optimise")
+        wanted = config.dense.optimizer
+        self._optimizer_for = partial(build_optimizer, wanted.name, lr=wanted.lr, options=wanted.options)
+        name_of = {p: n for n, p in model.named_parameters()}
+        wholes: dict[str, nn.Parameter] = {}
+        for name, operator in operators.items():
+            for lookup, weight in zip(operator.lookups, weights_of(operator, operator.lookups), strict=False):
+                _check_weight(name, lookup.feature, weight, operator.width, name_of.get(weight), wholes)
+                wholes[name_of[weight]] = weight
+        self._name_of = {weight: name for name, weight in wholes.items()}
+        _same_everywhere(model, wholes, world)
+        self.slices = Slices(world.main, wholes, self._optimizer_for)
+        self.part = None if world.dense is None else self._part(config, model, world)
+        self._first = world.topology.is_dense and world.topology.dense_index == 0
+
+    def _part(self, config: Config, model: nn.Module, world: World) -> DensePart:
+        assert world.dense is not None
+        allreduce = make_allreduce(config.dense.reducer, world.dense)
+        self._reducer_for = partial(DenseReducer, allreduce=allreduce, bucket_bytes=config.dense.bucket_bytes)
+
+        def close() -> None:
+            part.reducer.close()
+            allreduce.close()
+
+        reducer, optimizer = self._reducer_for(self._named), self._optimizer_for(self._named)
+        part = DensePart(model=model, reducer=reducer, optimizer=optimizer, trained=self._named, close=close)
+        return part
+
+    @property
+    def elements(self) -> int:
+        """Of all parameters that are trained."""
+        return sum(p.numel() for _, p in self._named)
+
+    def gather(self) -> State:
+        """Brings those that may be away up to date on every rank; their optimizer state."""
+        if not self.slices.wholes:
+            return {}
+        here: State = {}
+        if self.part is not None and self._first:
+            held = optimizer_state(self.part.optimizer, self.part.trained)
+            here = {name: state for name, state in held.items() if name in self.slices.wholes}
+        return self.slices.gather(here)
+
+    def place(self, own: Sequence[substitute.Slice], away: Sequence[nn.Parameter], gathered: State) -> None:
+        """Trains these slices here, ``away`` on no dense rank; ``gathered`` is what ``gather`` gave before."""
+        names = [self._name_of[weight] for weight in away]
+        moved = set(names) != set(self.slices.away)
+        mine = {self._name_of[s.whole]: Slice(s.start, s.stop, s.part) for s in own}
+        self.slices.place(mine, names, gathered)
+        part = self.part
+        if part is None or not moved:
+            return
+        state = {**optimizer_state(part.optimizer, part.trained), **gathered}
+        part.reducer.close()
+        part.trained = [(n, p) for n, p in self._named if n not in names]
+        for weight in away:
+            weight.grad = None
+        part.reducer, part.optimizer = self._reducer_for(part.trained), self._optimizer_for(part.trained)
+        load_optimizer_state(part.optimizer, part.trained, {n: state[n] for n, _ in part.trained})
+
+
+def _check_weight(
+    operator: str, feature: str, weight: nn.Parameter, width: int, name: str | None, taken: Mapping[str, nn.Parameter]
+) -> None:
+    """Refuses what could not be moved, or saved."""
+    where = f"model: the weight of feature {feature!r} in operator {operator!r}"
+    if name is None:
+        raise ConfigError(f"{where} is no parameter of the model. Make it one: assign it to a module of the model.")
+    if name in taken:
+        raise ConfigError(f"{where}, {name}, is that of another lookup too. Give each lookup a parameter of its own.")
+    if weight.shape[0] != width:
+        raise ConfigError(
+            f"{where}, {name}, has {weight.shape[0]} rows, the feature's vectors {width} columns. Give it one row a "
+            "column."
+        )
+
+
+def _same_everywhere(model: nn.Module, wholes: Mapping[str, nn.Parameter], world: World) -> None:
+    """Equal parameters on all dense ranks; on the others those that may be away."""
+
+    def copy(tensor: torch.Tensor, ranks: Collectives, root: int) -> None:
+        values = np.array(tensor.detach().numpy(), order="C")  # keeps a scalar one, unlike ascontiguousarray
+        ranks.bcast_array(values, root=root)
+        tensor.copy_(torch.from_numpy(values))
+
+    with torch.no_grad():
+        if world.dense is not None:
+            for tensor in (*model.parameters(), *model.buffers()):
+                copy(tensor, world.dense, 0)
+        for whole in wholes.values():
+            copy(whole, world.main, world.topology.dense[0])

@@ -1,0 +1,188 @@
+"""Dense parameters that are trained in slices, each on the rank that has the rows which meet it.
+
+::
+
+    dense ranks: DenseReducer, optimizer            holders: Slices
+    all other parameters, reduced                   rows [start, stop) of parameters that are away from dense ranks,
+                                                    with gradients over the global batch
+    norm^2  ------------------> one sum over all ranks <------------------  norm^2      only where gradients are clipped
+
+The optimizer is the same on both sides, and works element by element, so a parameter learns the same wherever its parts
+are. Every rank has the whole of each parameter that may be away; it is what it was when it was last gathered. Knows
+torch and the ranks; does not know what is computed with a slice, nor who chose its place.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpcrec.comm.collectives import Collectives
+from hpcrec.dense.optimizer import State, load_optimizer_state, optimizer_state
+from hpcrec.errors import CheckpointError
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows [start, stop) of a parameter, trained on this rank as ``part``."""
+
+    start: int
+    stop: int
+    part: nn.Parameter
+
+
+class Slices:
+    """This rank's slices, and what every rank knows of those of the others.
+
+    Parameters
+    ----------
+    ranks : Collectives
+        All ranks.
+    wholes : mapping of str to nn.Parameter
+        Parameters that may be away, by name; the same on every rank.
+    optimizer_for : callable
+        Named parameters -> their optimizer.
+
+    Attributes
+    ----------
+    away : tuple of str
+        Parameters that are not trained on dense ranks now; the same on every rank.
+    own : dict of str to Slice
+        This rank's.
+    """
+
+    def __init__(
+        self,
+        ranks: Collectives,
+        wholes: Mapping[str, nn.Parameter],
+        optimizer_for: Callable[[Named], torch.optim.Optimizer],
+    ) -> None:
+        self.wholes = dict(wholes)
+        self.away: tuple[str, ...] = ()
+        self.own: dict[str, Slice] = {}
+        self._ranks = ranks
+        self._optimizer_for = optimizer_for
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    @property
+    def _named(self) -> Named:
+        """This rank's slices that are trained."""
+        return [(name, own.part) for name, own in self.own.items() if own.part.requires_grad]
+
+    # Where they are.
+
+    def place(self, own: Mapping[str, Slice], away: Sequence[str], state: State) -> None:
+        """Takes other slices, which have their values already; ``state`` is that of whole parameters."""
+        self.own, self.away = dict(own), tuple(away)
+        self._optimizer = self._optimizer_for(self._named) if self._named else None
+        self._take_state(state)
+
+    def gather(self, here: State | None = None) -> State:
+        """Brings whole parameters up to date on every rank; collective. Returns their optimizer state by name.
+
+        Parameters
+        ----------
+        here : mapping, optional
+            State of parameters that are trained on dense ranks, on one of these: they are handed to every rank too.
+        """
+        mine: list[tuple[str, int, int, dict[str, Any]]] = []
+        state = {} if self._optimizer is None else optimizer_state(self._optimizer, self._named)
+        for name, own in self.own.items():
+            mine.append((name, own.start, own.stop, {"": _out(own.part), **_all_out(state.get(name, {}))}))
+        for name, values in (here or {}).items():
+            mine.append((name, 0, len(self.wholes[name]), {"": _out(self.wholes[name]), **_all_out(values)}))
+        found: State = {}
+        for name, start, stop, values in (item for items in self._ranks.allgather(mine) for item in items):
+            whole = self.wholes[name].detach()
+            whole[start:stop] = torch.from_numpy(values.pop(""))
+            held = found.setdefault(name, {})
+            for key, value in values.items():
+                if np.ndim(value) == 0:  # a count of steps
+                    held[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+                else:
+                    into = held.setdefault(key, torch.empty_like(whole))
+                    assert isinstance(into, torch.Tensor)
+                    into[start:stop] = torch.from_numpy(value)
+        return found
+
+    def take(self, values: Mapping[str, torch.Tensor], state: State) -> None:
+        """This rank's slices of whole parameters and their optimizer state, as a checkpoint has them.
+
+        Raises
+        ------
+        CheckpointError
+            State of another optimizer, or of another shape.
+        """
+        with torch.no_grad():
+            for name, own in self.own.items():
+                self.wholes[name].copy_(values[name])
+                own.part.copy_(values[name][own.start : own.stop])
+        self._take_state(state)
+
+    def _take_state(self, state: State) -> None:
+        if self._optimizer is None:
+            return
+        cut: State = {}
+        for name, _ in self._named:
+            own, shape = self.own[name], self.wholes[name].shape
+            cut[name] = {}
+            for key, value in state.get(name, {}).items():
+                whole = isinstance(value, torch.Tensor) and value.ndim > 0
+                if whole and value.shape != shape:  # type: ignore[union-attr]
+                    raise CheckpointError(
+                        f"dense optimizer state {key!r} of {name!r} has shape {tuple(value.shape)} in the checkpoint, "  # type: ignore[union-attr]
+                        f"the parameter {tuple(shape)}. The model differs from the one that was saved."
+                    )
+                cut[name][key] = value[own.start : own.stop] if whole else value  # type: ignore[index]
+        load_optimizer_state(self._optimizer, self._named, cut)
+
+    # A step.
+
+    def norm(self, squared_here: float) -> float:
+        """The norm of all dense gradients; collective over all ranks where parameters are away.
+
+        Parameters
+        ----------
+        squared_here : float
+            Squared norm of the gradients that are reduced, on one dense rank; 0 on the other ranks.
+        """
+        squared = squared_here
+        for _, part in self._named:
+            assert part.grad is not None, "a slice has its gradient from the exchange"
+            squared += float(torch.linalg.vector_norm(part.grad, dtype=torch.float64)) ** 2
+        return math.sqrt(self._ranks.allreduce(np.array([squared]))[0])
+
+    def scale(self, factor: float) -> None:
+        """Multiplies this rank's gradients."""
+        if factor == 1.0:
+            return
+        for _, part in self._named:
+            assert part.grad is not None
+            part.grad.mul_(factor)
+
+    def step(self, lr_scale: float) -> None:
+        """Steps this rank's slices; ``lr_scale`` is what the schedule multiplies the dense learning rate by."""
+        if self._optimizer is not None:
+            step_scaled(self._optimizer, lr_scale)
+            self._optimizer.zero_grad()
+
+
+def step_scaled(optimizer: torch.optim.Optimizer, lr_scale: float) -> None:
+    """One step at its learning rate times ``lr_scale``."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("base_lr", group["lr"]) * lr_scale
+    optimizer.step()
+
+
+def _out(value: torch.Tensor) -> np.ndarray:
+    return value.detach().numpy()
+
+
+def _all_out(values: Mapping[str, torch.Tensor | float]) -> dict[str, Any]:
+    return {key: _out(value) if isinstance(value, torch.Tensor) else value for key, value in values.items()}
