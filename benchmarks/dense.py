@@ -19,7 +19,7 @@ from _report import claim, finish, options
 from torch import Tensor, nn
 
 from hpcrec import kernels
-from hpcrec.models import build_model, fused
+from hpcrec.models import build_model
 from hpcrec.operators import product
 from hpcrec.types import Feature
 

@@ -160,6 +160,7 @@ class Auto:
             "copied_tables": [t for f in families if f.name in choice.replicated for t in f.tables],
             "predicted_bytes_per_step": choice.predicted,
             "single_form_bytes_per_step": choice.single,
+            "owner_flops_per_step": choice.flops,
         }
         self.told.append({**found, "counted_bytes_per_step": spent})
         if changed:
@@ -197,6 +198,8 @@ class Auto:
             counter.asks(given.world.main.allreduce(counter.totals())),
             item_bytes=given.dtype.itemsize,
             budget_bytes=given.config.exchange.auto_copies,
+            dense_elements=given.dense.elements,
+            samples=given.config.train.batch_size,
         )
         return chooser.choose()
 

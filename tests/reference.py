@@ -65,7 +65,7 @@ class Table:
 
 
 def describe(operators: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Operator objects as plain data: name -> (kind, [(feature, table, pooling), ...]), and weights where it has some."""
+    """Operator objects as plain data: name -> (kind, [(feature, table, pooling), ...]), then weights, if any."""
     return {
         name: (
             type(operator).__name__,

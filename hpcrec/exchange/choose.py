@@ -1,11 +1,13 @@
-"""Exchange ``auto``: the form of each feature by which the fewest bytes cross in a step.
+"""Exchange ``auto``: the form of each feature by which the fewest bytes cross in a step, owners' computing counted in.
 
 From counts of real batches (``measure``) the bytes of any choice follow. ``pooled``, ``rows`` and copies on every dense
 rank cost each bundle of features its own bytes, whatever the others do; so there the cheapest is taken for each.
 ``partial`` pays by operator and holder, however many features take part: of those whose own bytes it saves, all take
-part, or none of some holders'. What is chosen is never predicted to cost more than any single form for all features. A
-pure function of the counts, so every rank chooses alike. Knows layouts and counts; knows no MPI. Source: [DES], which
-has one form for all.
+part, or none of some holders'. Dense layers that holders compute for dense ranks count by the time that steps take
+longer by it: that of the busiest holder, less what each dense rank is spared, with as many bytes from every rank as it
+could have sent meanwhile. What is chosen is never predicted to cost more than any single form for all features. A pure
+function of the counts, so every rank chooses alike. Knows layouts and counts; knows no MPI. Source: [DES], which has
+one form for all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.measure import Asks, step_bytes
+from hpcrec.exchange.measure import Asks, owner_flops, step_bytes
 from hpcrec.operators.base import Operator
 from hpcrec.types import Lookup, TableSpec
 
@@ -22,6 +24,7 @@ SINGLE = ("rows", "pooled", "partial")
 SIMPLEST = ("pooled", "rows", "partial")  # first: what is taken where others hardly cost less
 TRIED_APART = 16  # features that share tables are looked at apart up to so many, which makes a layout for each
 WORTH = 0.005  # of the fewest bytes: what is to be saved before a simpler choice is left for another
+FLOPS_A_BYTE = 50  # a core does about 50 Gflop/s of products of matrices while its rank sends 1 GB/s
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,15 @@ class Choice:
         Bytes a step by tag.
     single : dict of str to float
         Bytes a step, had all features that may be chosen for one form.
+    flops : float
+        Floating-point operations a step that all holders do with dense parameters, in place of dense ranks.
     """
 
     forms: dict[str, str]
     replicated: tuple[str, ...]
     predicted: dict[str, float]
     single: dict[str, float]
+    flops: float = 0.0
 
 
 class Offers:
@@ -150,13 +156,22 @@ class Chooser:
     item_bytes : int
     budget_bytes : int
         Memory that copies may take on a dense rank.
+    dense_elements : int
+        Of all dense parameters that are trained.
+    samples : int
+        Of a batch.
     """
 
-    def __init__(self, offers: Offers, asks: Asks, *, item_bytes: int, budget_bytes: int) -> None:
+    def __init__(
+        self, offers: Offers, asks: Asks, *, item_bytes: int, budget_bytes: int, dense_elements: int, samples: int
+    ) -> None:
         self._offers = offers
         self._asks = asks
         self._item_bytes = item_bytes
         self._budget_bytes = budget_bytes
+        self._dense_elements = dense_elements
+        self._samples = samples
+        self._ranks = len({*offers.dense, *(rank for family in offers.families for rank in family.holders)})
 
     def choose(self) -> Choice:
         """The cheapest that was found, or the simplest that is at most ``WORTH`` above it.
@@ -164,7 +179,7 @@ class Chooser:
         So two ways that hardly differ do not take turns whenever they are counted.
         """
         offers = self._offers
-        single = {form: self._total(offers.single(form)) for form in SINGLE}
+        single = {form: sum(self._predicted(offers.single(form)).values()) for form in SINGLE}
         alone = self._separable()
         ways: list[tuple[dict[str, str], tuple[str, ...]]] = [(offers.single(form), ()) for form in SIMPLEST]
         partial = self._with_partial(alone)
@@ -177,14 +192,28 @@ class Chooser:
         best, replicated = next(way for way, total in zip(ways, totals, strict=True) if total <= enough)
         layout = offers.layout(best, replicated)
         forms = {f: form for f, form in layout.form_of.items() if form != "replicate"}
-        return Choice(forms, replicated, self._predicted(best, replicated), single)
+        flops = sum(owner_flops(layout, self._samples).values())
+        return Choice(forms, replicated, self._predicted(best, replicated), single, flops)
 
     def _predicted(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> dict[str, float]:
-        layout = self._offers.layout(forms, replicated)
-        return step_bytes(layout, self._asks, item_bytes=self._item_bytes)
+        return self._bytes_of(self._offers.layout(forms, replicated))
+
+    def _bytes_of(self, layout: Layout) -> dict[str, float]:
+        return step_bytes(
+            layout,
+            self._asks,
+            item_bytes=self._item_bytes,
+            dense_elements=self._dense_elements,
+            dense_ranks=len(self._offers.dense),
+        )
 
     def _total(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> float:
-        return sum(self._predicted(forms, replicated).values())
+        """What a choice is judged by: bytes that not every choice has, and those that owners' computing stands for."""
+        layout = self._offers.layout(forms, replicated)
+        flops = owner_flops(layout, self._samples)
+        longer = max(0.0, max(flops.values(), default=0.0) - sum(flops.values()) / len(self._offers.dense))
+        always = 2 * (len(self._offers.dense) - 1) * self._item_bytes * self._dense_elements
+        return sum(self._bytes_of(layout).values()) - always + self._ranks * longer / FLOPS_A_BYTE
 
     def _by_entry(self, layout: Layout) -> dict[tuple[str, ...], float]:
         """Bytes of a step by what travels together, without partial results: what they cost belongs to no entry."""

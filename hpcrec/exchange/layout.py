@@ -230,6 +230,19 @@ class Layout:
         leg = self.legs.get(rank)
         return () if leg is None else tuple(dict.fromkeys(f for e in leg.entries for f in e.features))
 
+    def weight_elements(self, rank: int) -> int:
+        """Elements of operators' dense parameters that a rank has as a holder."""
+        if rank not in self.legs:
+            return 0
+        elements, leg = 0, self.legs[rank]
+        for partial in leg.partials:
+            start, stop = partial.columns
+            read = {(leg.entries[leg.hidden[h].entry].features[0], leg.hidden[h].table) for h in partial.hidden}
+            operator = self._operators[partial.operator]
+            lookups = [k for k in operator.lookups if (k.feature, k.table) in read]
+            elements += sum((stop - start) * w.numel() // len(w) for w in weights_of(operator, lookups))
+        return elements
+
     @property
     def visible(self) -> tuple[str, ...]:
         """Features of which vectors or rows reach dense ranks."""

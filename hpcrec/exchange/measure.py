@@ -145,7 +145,12 @@ class Counter:
         return Asks(dict(zip(holders, totals.tolist(), strict=False)), entries)
 
 
-def step_bytes(layout: Layout, asks: Asks, *, item_bytes: int) -> dict[str, float]:
+FLOPS_A_WEIGHT = 6  # a multiplication and an addition for the result, the vectors' gradient and the weight's
+
+
+def step_bytes(
+    layout: Layout, asks: Asks, *, item_bytes: int, dense_elements: int, dense_ranks: int
+) -> dict[str, float]:
     """Bytes that cross in a training step, by tag; without padding, and what a rank sends to itself.
 
     Parameters
@@ -154,6 +159,9 @@ def step_bytes(layout: Layout, asks: Asks, *, item_bytes: int) -> dict[str, floa
     asks : Asks
     item_bytes : int
         Bytes of an element.
+    dense_elements : int
+        Of all dense parameters that are trained; those that holders train take no part in the sum over dense ranks.
+    dense_ranks : int
     """
     totals = {"ids": 0.0, "values": 0.0, "gradients": 0.0}
     for holder, leg in layout.legs.items():
@@ -163,4 +171,11 @@ def step_bytes(layout: Layout, asks: Asks, *, item_bytes: int) -> dict[str, floa
         totals["ids"] += sum(id_bytes for id_bytes, _ in found)
         totals["values"] += item_bytes * (sum(elements[: leg.n_value_streams]) + partials)
         totals["gradients"] += item_bytes * (sum(elements) + partials)
+    reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
+    totals["dense"] = 2.0 * (dense_ranks - 1) * item_bytes * reduced
     return totals
+
+
+def owner_flops(layout: Layout, samples: int) -> dict[int, float]:
+    """Floating-point operations of a training step with dense parameters at holders, by holder; else a dense rank's."""
+    return {rank: float(FLOPS_A_WEIGHT * samples * layout.weight_elements(rank)) for rank in layout.legs}

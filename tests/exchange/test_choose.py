@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 from hpcrec.build import open_session
@@ -18,7 +19,7 @@ from hpcrec.exchange.choose import SINGLE, WORTH, Chooser, Offers
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, step_bytes
 from hpcrec.exchange.split import Splitter
-from hpcrec.operators import FM2, Block, Operator, WideSum
+from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Bags, Feature, Lookup, TableSpec
 from tests.train.runs import config_for, write_data
 from tests.train.test_equivalence import covering
@@ -65,8 +66,9 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str) -> No
                 if step.batch is not None:
                     counter.add(whole_bags(session, step.number), len(step.batch.label))
                 asks = counter.asks(comm.allreduce(counter.totals()))
-                for tag, n_bytes in step_bytes(layout, asks, item_bytes=8).items():
-                    predicted[tag] += n_bytes
+                found = step_bytes(layout, asks, item_bytes=8, dense_elements=0, dense_ranks=1)
+                for tag in TAGS:
+                    predicted[tag] += found[tag]
                 messages += sum(d != h for d in session.topology.dense for h in layout.legs)
                 step.run()
             counted = {tag: sum(n.values()) for tag, n in describe(session.parts.world.total_wire_bytes()).items()}
@@ -124,7 +126,8 @@ def split_plain(layout: Layout, features: set[str]) -> Splitter:
 
 
 def total(offers: Offers, asks: Asks, forms: dict[str, str], copied: tuple[str, ...]) -> float:
-    return sum(step_bytes(offers.layout(forms, copied), asks, item_bytes=4).values())
+    layout = offers.layout(forms, copied)
+    return sum(step_bytes(layout, asks, item_bytes=4, dense_elements=0, dense_ranks=len(offers.dense)).values())
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -142,7 +145,7 @@ def test_the_choice_is_the_cheapest_there_is(seed: int) -> None:
     offers = offers_for(operators, rows, one_hot, (2, 3) if seed % 4 else (2,))
     asks = asks_for(offers, rng, rows, one_hot)
     budget = (0, 2000, 10**9)[seed % 3]
-    chooser = Chooser(offers, asks, item_bytes=4, budget_bytes=budget)
+    chooser = Chooser(offers, asks, item_bytes=4, budget_bytes=budget, dense_elements=0, samples=0)
     choice = chooser.choose()
     every = []
     for forms in itertools.product(SINGLE, repeat=4):
@@ -160,6 +163,45 @@ def test_the_choice_is_the_cheapest_there_is(seed: int) -> None:
     assert choice.single == {form: total(offers, asks, offers.single(form), ()) for form in SINGLE}
 
 
+@pytest.mark.parametrize(
+    ("n_outputs", "features_at_0", "cheaper"),
+    [(4, 3, True), (20, 3, True), (30, 3, False), (4, 6, True), (47, 6, False)],
+)
+def test_a_layer_is_folded_where_that_saves_more_than_it_costs(
+    n_outputs: int, features_at_0: int, cheaper: bool
+) -> None:
+    """Against both ways, by hand: values and gradients, the sum over dense ranks, and the time of the busier owner."""
+    names = tuple("abcdef")
+    lookups = tuple(Lookup(feature=f, table=f) for f in names)
+    tables = {f: TableSpec(name=f, rows=10**6, width=WIDTH) for f in names}
+    places = {f: Placement(kind="table", owners=(int(i >= features_at_0),)) for i, f in enumerate(names)}
+    features = [Feature(name=f, cardinality=10**6) for f in names]
+    families = build_families(tables, features, lookups, places, owners=(0, 1), dense=(2, 3), replicate_rows=0)
+    weights = tuple(torch.nn.Parameter(torch.ones(WIDTH, n_outputs)) for _ in names)
+    operators: dict[str, Operator] = {"first": Folded(lookups=lookups, width=WIDTH, weights=weights)}
+    offers = Offers(
+        tables, families, lookups, operators, set(names), forms={}, default_form="auto", replicable={}, dense=(2, 3)
+    )
+    n, totals = 64, []
+    for rank in (2, 3):
+        counter = Counter(offers.counted(), split_plain, reads_ids=True, rank=rank)
+        counter.add(Bags(names, np.arange(6 * n) * 100, np.arange(6 * n + 1)), n)
+        totals.append(counter.totals())
+    asks, elements = counter.asks(np.sum(totals, axis=0)), sum(w.numel() for w in weights) + 100
+    chooser = Chooser(offers, asks, item_bytes=4, budget_bytes=0, dense_elements=elements, samples=2 * n)
+    choice = chooser.choose()
+    owners = len({places[f].owners for f in names})
+    pooled = 2 * 4 * 2 * n * 6 * WIDTH
+    folded = 2 * 4 * 2 * n * owners * n_outputs - 2 * 4 * 6 * WIDTH * n_outputs
+    flops = 6 * 2 * n * 6 * WIDTH * n_outputs
+    longer = flops * (features_at_0 / 6 - 1 / 2)
+    fewer_elements = owners * n_outputs < 6 * WIDTH
+    assert cheaper == (fewer_elements and folded + 4 * longer / 50 < (1 - WORTH) * pooled)
+    assert set(choice.forms.values()) == {"partial" if cheaper else "pooled"}
+    assert choice.flops == (flops if cheaper else 0)
+    assert sum(choice.predicted.values()) == pytest.approx((folded if cheaper else pooled) + 2 * 4 * elements)
+
+
 def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
     names, n = ("a", "b", "c"), 64
     lookups = tuple(Lookup(feature=f, table="t") for f in names)
@@ -174,7 +216,7 @@ def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
     ids = np.tile(np.arange(40), 5)[: 3 * n]  # each of the features has 40 rows or so, and they are the same ones
     counter.add(Bags(names, ids, np.arange(3 * n + 1)), n)
     asks = counter.asks(counter.totals())
-    chooser = Chooser(offers, asks, item_bytes=4, budget_bytes=0)
+    chooser = Chooser(offers, asks, item_bytes=4, budget_bytes=0, dense_elements=0, samples=0)
     assert chooser.choose().forms == dict.fromkeys(names, "rows")
     some = Layout(tables, families, lookups, forms={"c": "pooled"}, default_form="rows", operators=operators)
     (entry,) = (e for e in some.legs[0].entries if e.form == "rows")

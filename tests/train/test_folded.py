@@ -13,6 +13,8 @@ from hpcrec.build import open_session
 from hpcrec.comm.ledger import TAGS
 from hpcrec.config import Config
 from hpcrec.dense.optimizer import build_optimizer
+from hpcrec.errors import HpcrecError
+from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.session import Session
@@ -61,7 +63,7 @@ def config_of(
     wanted: dict[str, dict[str, Any]] = {
         "model": {"name": model, "options": {"hidden": list(hidden)}},
         "exchange": {"form": "partial"},
-        "embedding": {"tables": SHARDS[shard]},
+        "embedding": {"tables": SHARDS.get(shard, {})},
         "dense": {**dense, **({} if clip is None else {"clip_norm": clip})},
         "schedule": {"warmup_steps": 3, "apply_to_embeddings": False},
         "train": {"steps": STEPS},
@@ -191,6 +193,118 @@ def test_bytes_are_those_of_the_formula(folder: Path, model: str) -> None:
         if session.parts.dense is not None:
             every = sum(p.numel() for _, p in session.parts.dense.named_parameters)
             assert left == 8 * (every - 4 * 6 * 2)
+
+
+SEQUENCE = (  # forms of user, item, history, tag; what is copied
+    (("partial", "partial", "partial", "partial"), ()),
+    (("pooled", "partial", "partial", "partial"), ("tag",)),
+    (("rows", "pooled", "rows", "rows"), ()),
+    (("partial", "rows", "rows", "partial"), ()),
+    (("partial", "partial", "partial", "pooled"), ("tag",)),
+)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_a_change_of_forms_changes_no_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer comes and goes at every step, its optimizer's state with it, a checkpoint between."""
+    write_data(folder / "data.h5")
+    calls = itertools.count()
+
+    def choose(chooser: Chooser) -> Choice:
+        forms, copies = SEQUENCE[next(calls) % len(SEQUENCE)]
+        offers = chooser._offers
+        copied = tuple(n for n in offers.replicable if n.split(".")[0] in copies)
+        taken = {f for family in offers.families if family.name in copied for f in family.features}
+        named = dict(zip(("user", "item", "history", "tag"), forms, strict=True))
+        return Choice({f: form for f, form in named.items() if f not in taken}, copied, {}, {})
+
+    monkeypatch.setattr(Chooser, "choose", choose)
+    for optimizer, topology in zip(OPTIMIZERS, itertools.cycle(roles_for(MPI.COMM_WORLD.size)[::-1])):
+        config = config_of(
+            folder,
+            optimizer=optimizer,
+            hidden=(1, 3),
+            clip=0.05,
+            topology=topology,
+            exchange={"form": "auto", "auto_every": 1, "auto_steps": 1},
+            embedding={"tables": {"user": {"shard": "column"}, "item": {"shard": "table"}}},
+            train={"steps": 9},
+            run={"folder": str(folder / f"run-{optimizer}")},
+        )
+        seen = []
+        with open_session(config) as session:
+            reference, batches = oracle_for(session, config), global_batches(session, 9)
+            for until in range(1, 6):
+                run_beside(session, reference, batches, until)
+                seen.append(len(session.parts.slices.away))
+                same_parameters(session, reference)
+            state.save(session, Path(config.run.folder), {"note": ""})
+        with open_session(config) as session:
+            found = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
+            state.load(session, found, resume=True)
+            run_beside(session, reference, batches, 9)
+            same_parameters(session, reference)
+        assert max(seen) >= 3 and len(set(seen)) >= 3, seen
+
+
+@pytest.mark.parallel([2, 3])
+def test_auto_folds_and_says_what_owners_compute(folder: Path) -> None:
+    write_data(folder / "data.h5", samples=120)
+    config = config_of(
+        folder,
+        hidden=(1, 3),
+        topology={"mode": "fused"},
+        exchange={"form": "auto", "auto_steps": 2, "auto_copies": 0, "ids": "read"},
+        train={"batch_size": 60, "steps": 2},
+    )
+    with open_session(config) as session:
+        for step in session.steps():
+            step.run()
+        session.parts.auto.finish(session.step)
+        (only,), away = session.parts.auto.history, session.parts.slices.away
+    assert away
+    assert only["owner_flops_per_step"] == 6 * 60 * 6 * len(away)  # a weight for each of 6 columns
+    for tag in ("ids", "values", "gradients", "dense"):
+        assert only["counted_bytes_per_step"][tag] == pytest.approx(only["predicted_bytes_per_step"][tag], abs=16 * 64)
+
+
+@pytest.mark.parallel([1, 3])
+def test_a_step_that_is_left_out_leaves_slices_as_they_are(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    skip = {"steps": STEPS, "nonfinite": "skip", "nonfinite_limit": 2}
+    for topology in roles_for(MPI.COMM_WORLD.size)[:2]:
+        config = config_of(folder, optimizer="SGD", clip=0.05, train=skip, topology=topology)
+        with open_session(config) as session:
+            reference, batches = oracle_for(session, config), global_batches(session, STEPS)
+            for step in session.steps():
+                slices = session.parts.slices
+                before = {n: s.part.detach().clone() for n, s in slices.own.items()}
+                if step.number == 1 and session.topology.is_dense and session.topology.dense_index == 0:
+                    step.batch.dense[0] = np.nan
+                step.run()
+                if step.number == 1:
+                    assert all(torch.equal(s.part, before[n]) for n, s in slices.own.items())
+                    continue
+                oracle_step(reference, session, batches[step.number], step.number)
+            assert session.guard.skipped == 1 and slices.away
+            same_parameters(session, reference)
+
+
+@pytest.mark.parallel([2])
+def test_what_cannot_be_had_is_refused(folder: Path) -> None:
+    """A loss of one's own over a weight that is trained elsewhere."""
+    write_data(folder / "data.h5")
+    with open_session(config_of(folder)) as session:
+        assert session.parts.slices.away
+
+        def losses(inputs: Any, samples: Any) -> torch.Tensor:
+            assert session.model is not None
+            penalty = sum(p.square().sum() for p in session.model.parameters())
+            return session.default_losses(inputs, samples) + penalty
+
+        with pytest.raises(HpcrecError, match=r"depends on parameter 'first.weight_user' itself.*weight_decay"):
+            next(session.steps()).run(losses)
+        session.step = session.total_steps
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
