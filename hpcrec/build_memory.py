@@ -16,6 +16,7 @@ from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.choose import Offers
 from hpcrec.exchange.layout import Layout
+from hpcrec.operators.base import weights_of
 from hpcrec.plan.memory import DenseRank, HeldIds, HeldRows, HolderTraffic, RankMemory, rank_memory
 from hpcrec.types import TableSpec
 from hpcrec.units import format_bytes
@@ -62,6 +63,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         mean_ids = {f.name: f.mean_ids for f in dataset.features}
         dense = _dense_rank(config, dataset, model, layout, mean_ids, topology)
         auto = _auto(config, dataset, offers)
+    wholes = sum(w.numel() for o in operators.values() for w in weights_of(o, o.lookups))
     return [
         rank_memory(
             _held(tables, families, rank),
@@ -75,6 +77,8 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
             if config.exchange.windows
             else 0.0,
+            wholes=wholes,
+            dense_optimizer=config.dense.optimizer.name,
         )
         for rank in range(topology.size)
     ]
@@ -129,7 +133,10 @@ def _traffic(layout: Layout, rank: int, batch: int, mean_ids: dict[str, float]) 
     elements += batch * sum(p.elements for p in leg.partials)
     pooled = [e.form in ("pooled", "partial") and layout.pooling[e.features[0]] == "max" for e in leg.entries]
     maxima = [s for s in (*leg.streams, *leg.hidden) if pooled[s.entry]]
+    weights, columns = layout.weights_at(rank)
     return HolderTraffic(
+        weights=weights,
+        weighed_elements=batch * columns,
         ids=sum(ids_E),
         bags=sum(bags_E),
         elements=elements,
@@ -184,6 +191,7 @@ def _dense_rank(
         if k.pooling == "max"
         and (layout.form_of[k.feature] in ("rows", "replicate") or layout.family_of[k.feature].kind == "row")
     ]
+    away = sum(weight.numel() for weight in layout.away)
     return DenseRank(
         samples=batch / n,
         ids=sum(t.ids for t in asked) / n,
@@ -193,9 +201,10 @@ def _dense_rank(
         sample_bytes=_sample_bytes(dataset, used),
         window_samples=_window_samples(config, dataset, used),
         prefetch=config.data.prefetch,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=sum(p.numel() for p in model.parameters()) - away,
+        away=away,
         optimizer=config.dense.optimizer.name,
-        layer_elements=sum(m.out_features for m in model.modules() if isinstance(m, nn.Linear)),
+        layer_elements=sum(int(getattr(m, "out_features", 0)) for m in model.modules()),  # of linear layers
         id_elements=batch / n * sum(mean_ids[f] * width for f, width in maxima),
         bag_elements=batch / n * sum(width for _, width in maxima),
         dynamic_ids=sum(t.dynamic_ids for t in asked) / n,

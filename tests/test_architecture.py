@@ -39,7 +39,7 @@ ALLOWED = {
     "build_exchange": "build_dense build_tables config train policy exchange data operators embedding comm",
     "build": "build_exchange build_dense build_tables config train exchange dense data models operators embedding "
     "kernels comm toml",
-    "build_memory": "build_tables config data exchange embedding plan comm",
+    "build_memory": "build_tables config data exchange operators embedding plan comm",
     "doctor": "build_memory config train dense data kernels comm",
     "relay": "",
     "launch": "relay",

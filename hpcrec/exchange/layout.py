@@ -230,18 +230,17 @@ class Layout:
         leg = self.legs.get(rank)
         return () if leg is None else tuple(dict.fromkeys(f for e in leg.entries for f in e.features))
 
-    def weight_elements(self, rank: int) -> int:
-        """Elements of operators' dense parameters that a rank has as a holder."""
-        if rank not in self.legs:
-            return 0
-        elements, leg = 0, self.legs[rank]
-        for partial in leg.partials:
+    def weights_at(self, rank: int) -> tuple[int, int]:
+        """Elements of operators' dense parameters that a rank has as a holder, and columns of the vectors they meet."""
+        elements, columns = 0, 0
+        for partial in self.legs[rank].partials if rank in self.legs else ():
+            leg, operator = self.legs[rank], self._operators[partial.operator]
             start, stop = partial.columns
             read = {(leg.entries[leg.hidden[h].entry].features[0], leg.hidden[h].table) for h in partial.hidden}
-            operator = self._operators[partial.operator]
-            lookups = [k for k in operator.lookups if (k.feature, k.table) in read]
-            elements += sum((stop - start) * w.numel() // len(w) for w in weights_of(operator, lookups))
-        return elements
+            for weight in weights_of(operator, [k for k in operator.lookups if (k.feature, k.table) in read]):
+                elements += (stop - start) * weight.numel() // len(weight)
+                columns += stop - start
+        return elements, columns
 
     @property
     def visible(self) -> tuple[str, ...]:

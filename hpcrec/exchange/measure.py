@@ -178,4 +178,4 @@ def step_bytes(
 
 def owner_flops(layout: Layout, samples: int) -> dict[int, float]:
     """Floating-point operations of a training step with dense parameters at holders, by holder; else a dense rank's."""
-    return {rank: float(FLOPS_A_WEIGHT * samples * layout.weight_elements(rank)) for rank in layout.legs}
+    return {rank: float(FLOPS_A_WEIGHT * samples * layout.weights_at(rank)[0]) for rank in layout.legs}

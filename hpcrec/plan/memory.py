@@ -37,6 +37,7 @@ _VECTOR_COPIES = 3  # at a holder: values, gradients, the sums of a row's gradie
 _LEAF_COPIES = 6  # at a dense rank: values, leaves, operators' results, their gradients, leaf gradients, the message
 _WINNER_BYTES = 4
 _WINDOW_SIDES = 2  # of a message's memory that neighbours read: comm.window
+_WEIGHED_COPIES = 3  # at a holder, of vectors that meet dense parameters: side by side, turned, and their gradient
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
 
@@ -55,6 +56,8 @@ class HolderTraffic:
 
     ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them. ``id_elements`` and
     ``bag_elements`` are those of ids and bags that it pools by max. ``dynamic_ids`` are those of dynamic tables.
+    ``weights`` are elements of dense parameters that it trains, ``weighed_elements`` those of the vectors that meet
+    them.
     """
 
     ids: float = 0.0
@@ -63,6 +66,8 @@ class HolderTraffic:
     id_elements: float = 0.0
     bag_elements: float = 0.0
     dynamic_ids: float = 0.0
+    weights: int = 0
+    weighed_elements: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +108,9 @@ class DenseRank:
     prefetch : int
         Batches read ahead.
     parameters : int
-        Elements of the dense model.
+        Elements of the dense model that dense ranks train.
+    away : int
+        Elements of those that holders train.
     optimizer : str
         torch's name.
     layer_elements : int
@@ -127,6 +134,7 @@ class DenseRank:
     id_elements: float = 0.0
     bag_elements: float = 0.0
     dynamic_ids: float = 0.0
+    away: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,6 +165,8 @@ def rank_memory(
     read_bytes: float = 0.0,
     auto: Mapping[str, float] | None = None,
     held_ids: Sequence[HeldIds] = (),
+    wholes: int = 0,
+    dense_optimizer: str = "",
     base_bytes: int = OWNER_BASE_BYTES,
 ) -> RankMemory:
     """The memory of one rank.
@@ -181,6 +191,10 @@ def rank_memory(
         What form ``auto`` may take besides: term -> bytes.
     held_ids : sequence of HeldIds
         Of the dynamic tables that it holds parts of.
+    wholes : int
+        Elements of dense parameters that it may have to train as a holder, of which every rank has the whole.
+    dense_optimizer : str
+        torch's name of their optimizer.
     base_bytes : int
         Of the process itself.
     """
@@ -202,6 +216,12 @@ def rank_memory(
     terms |= auto or {}
     if held_ids:
         terms["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID
+    if traffic.weights or (wholes and dense is None):
+        terms["folded layers"] = item_bytes * (
+            (wholes if dense is None else 0)
+            + traffic.weights * (2 + DENSE_STATES.get(dense_optimizer, 2))
+            + traffic.weighed_elements * _WEIGHED_COPIES
+        )
     maxima_bytes = _maxima_bytes(traffic, item_bytes) + (0 if dense is None else _maxima_bytes(dense, item_bytes))
     if maxima_bytes:
         terms["max pooling"] = maxima_bytes
@@ -224,7 +244,7 @@ def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int) -> dict[str,
         "batches": batches * dense.samples * dense.sample_bytes,
         "asking": routes * (dense.ids * _ASK_BYTES_AN_ID + dense.bags * _ASK_BYTES_A_BAG),
         "leaves": _LEAF_COPIES * item_bytes * dense.samples * dense.leaf_elements,
-        "parameters": dense.parameters * item_bytes * (2 + DENSE_STATES.get(dense.optimizer, 2)),
+        "parameters": (dense.parameters * (2 + DENSE_STATES.get(dense.optimizer, 2)) + dense.away) * item_bytes,
         "activations": _ACTIVATION_COPIES * item_bytes * dense.samples * dense.layer_elements,
     }
 

@@ -116,6 +116,8 @@ def choice_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         predicted = choice["predicted_bytes_per_step"]
         counted = sum(choice["counted_bytes_per_step"].get(tag, 0) for tag in predicted)
         shown.append(f"{format_bytes(sum(predicted.values()))} a step predicted, {format_bytes(counted)} counted")
+        if choice["owner_flops_per_step"]:
+            shown.append(f"{choice['owner_flops_per_step'] / 1e6:,.1f} Mflop a step at owners")
         rows.append((f"forms from step {choice['from_step']:,}", ", ".join(shown)))
     return rows
 

@@ -121,6 +121,30 @@ def test_a_map_takes_what_is_said(evict, order_bytes):
     assert PENDING_BYTES_AN_ID * 0.8 < waits.n_bytes / len(ids) < PENDING_BYTES_AN_ID * 1.2
 
 
+def test_what_a_folded_layer_adds(tmp_path):
+    """4 features of width 32 whose tables are whole on 2 owners, 3 outputs."""
+    traffic = HolderTraffic(weights=192, weighed_elements=1000)
+    owner = rank_memory([], traffic, None, item_bytes=8, ahead=1, shared=0.0, wholes=384, dense_optimizer="SGD").terms
+    assert owner["folded layers"] == 8 * (384 + 192 * 2 + 1000 * 3)
+    model = 'name = "wide_deep"\nwidth = 32\noptions = { hidden = [3, 5] }'
+    path = write_run(tmp_path, 1000, model=model, topology=SPLIT)
+    wanted = [
+        "train.batch_size=100",
+        "exchange.form='partial'",
+        "exchange.replicate_rows=0",
+        "dense.optimizer.name='SGD'",
+    ]
+    config = load_config(path, [*wanted, *(f"embedding.tables.f{i}.shard='table'" for i in range(4))])
+    *owners, dense = (m.terms for m in predict_memory(config, [0, 0, 0]))
+    assert [o["folded layers"] for o in owners] == [4 * (4 * 96 + 2 * 96 * 2 + 3 * 100 * 64)] * 2
+    left = (4 + 1) * 3 + 3 * 5 + 5 + 5 + 1 + 4 + 1  # dense inputs, biases, the later layers, the linear one
+    assert dense["parameters"] == 4 * (2 * left + 4 * 96) and "folded layers" not in dense
+    assert dense["activations"] == 4 * 4 * 100 * (3 + 5 + 1 + 1)
+    pooled = predict_memory(load_config(path, ["exchange.form='pooled'", "dense.optimizer.name='SGD'"]), [0, 0, 0])
+    assert pooled[2].terms["parameters"] == 4 * 2 * (left + 4 * 96)
+    assert pooled[0].terms["folded layers"] == 4 * 4 * 96
+
+
 def write_run(
     folder: Path, rows: int, *, model: str = 'name = "dlrm"\nwidth = 32', topology: str = "", samples: int = 12_000
 ) -> Path:
