@@ -13,10 +13,14 @@ computationally equivalent         -> equal to one process within summation orde
 With ``exchange.form = "auto"`` instead, each feature takes the form by which the fewest bytes cross
 (``exchange.choose``), which the paper does not have.
 
+The paper's "embedding + DNN", a first dense layer at the workers, is ``operators.folded``: each owner holds the rows of
+the layer's weights that meet its columns, trains and checkpoints them. It is taken where fewer elements cross so.
+
 Departures from the paper: dense ranks each sum the partial results that owners send them, instead of an allreduce among
-all workers. Vectors that some operator needs as they are (cross and dot products, the first layer of a tower) cross as
-in ``pooled``, and every operator over them is computed from those. Tables have a declared size. The second order term
-over bags that are split over owners is not substituted: its sum of squares is no sum over parts of a bag.
+all workers. Vectors that some operator needs as they are (cross and dot products) cross as in ``pooled``, and every
+operator over them is computed from those. Tables have a declared size. The second order term, and the first layer, over
+bags that are split over owners are not substituted: a sum of squares is no sum over parts of a bag, and each part would
+need a copy of the layer.
 """
 
 from typing import Any
