@@ -13,7 +13,7 @@ from hpcrec.build import open_session
 from hpcrec.comm.ledger import TAGS
 from hpcrec.config import Config
 from hpcrec.dense.optimizer import build_optimizer
-from hpcrec.errors import HpcrecError
+from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint
@@ -222,10 +222,13 @@ def test_a_change_of_forms_changes_no_result(folder: Path, monkeypatch: pytest.M
     for optimizer, topology in zip(OPTIMIZERS, itertools.cycle(roles_for(MPI.COMM_WORLD.size)[::-1])):
         config = config_of(
             folder,
-            optimizer=optimizer,
             hidden=(1, 3),
-            clip=0.05,
             topology=topology,
+            dense={
+                "reducer": "horovod" if topology["mode"] == "fused" else "mpi",
+                "optimizer": OPTIMIZERS[optimizer],
+                "clip_norm": 0.05,
+            },
             exchange={"form": "auto", "auto_every": 1, "auto_steps": 1},
             embedding={"tables": {"user": {"shard": "column"}, "item": {"shard": "table"}}},
             train={"steps": 9},
@@ -288,6 +291,61 @@ def test_a_step_that_is_left_out_leaves_slices_as_they_are(folder: Path) -> None
                 oracle_step(reference, session, batches[step.number], step.number)
             assert session.guard.skipped == 1 and slices.away
             same_parameters(session, reference)
+
+
+OWN = """
+import torch
+from hpcrec.models import fm2_operators
+from hpcrec.operators import Folded
+
+class Model(torch.nn.Module):
+    def __init__(self, features, n_dense, *, width, n_labels=1, pooling=None, wrong=""):
+        super().__init__()
+        lookups = fm2_operators(features, width, pooling)["fm2"].lookups
+        rows = width - 1 if wrong == "rows" else width
+        weights = [torch.nn.Parameter(torch.randn(rows, 2)) for _ in lookups]
+        if wrong != "name":
+            self.own = torch.nn.ParameterList(weights)
+        self.last = torch.nn.Linear(n_dense, 1)
+        self.operators = {"a": Folded(lookups=lookups, width=width, weights=tuple(weights))}
+        if wrong == "shared":
+            self.operators["b"] = Folded(lookups=lookups[:1], width=width, weights=tuple(weights[:1]))
+
+    def forward(self, inputs, dense):
+        return torch.tanh(inputs["a"]).sum(1) + self.last(dense)[:, 0]
+"""
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_model_of_ones_own(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    if MPI.COMM_WORLD.rank == 0:
+        (folder / "own_folded.py").write_text(OWN)
+    MPI.COMM_WORLD.Barrier()
+    model = {"name": "own_folded:Model", "folder": str(folder), "options": {}}
+    config = own(folder, model)
+    with open_session(config) as session:
+        reference = oracle_for(session, config)
+        run_beside(session, reference, global_batches(session, STEPS), STEPS)
+        assert session.parts.slices.away == tuple(f"own.{i}" for i in range(4))
+        same_parameters(session, reference)
+    for wrong, said in (
+        ("rows", "operator 'a', own.0, has 5 rows, the feature's vectors 6 columns"),
+        ("name", "operator 'a' is no parameter of the model"),
+        ("shared", "operator 'b', own.0, is that of another lookup too"),
+    ):
+        with pytest.raises(ConfigError, match=said), open_session(own(folder, {**model, "options": {"wrong": wrong}})):
+            pass
+
+
+def own(folder: Path, model: dict[str, Any]) -> Config:
+    return config_for(
+        folder,
+        model=model,
+        exchange={"form": "partial"},
+        embedding={"tables": SHARDS["column"]},
+        dense={"optimizer": OPTIMIZERS["Adam"], "clip_norm": 0.05},
+    )
 
 
 @pytest.mark.parallel([2])
