@@ -24,8 +24,9 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.choose import Choice, Chooser, Offers
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.measure import Counter
+from hpcrec.exchange.measure import Asks, Counter, cross_host_bytes
 from hpcrec.exchange.migrate import migrate
+from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.split import Splitter
 from hpcrec.operators.base import Operator
 from hpcrec.policy.sync import Sync
@@ -57,6 +58,18 @@ class Ingredients:
         """Of rows."""
         return DTYPES[self.config.train.dtype][0]
 
+    def reduction(self, layout: Layout) -> Reduction:
+        """Which owners add partial results of that layout."""
+        topology, config = self.world.topology, self.config
+        return reduction_for(
+            layout,
+            topology.dense,
+            topology.host_of,
+            config.exchange.reduce,
+            samples=config.train.batch_size / len(topology.dense),
+            item_bytes=self.dtype.itemsize,
+        )
+
     def engine(self, layout: Layout, store: RowStore | None, load: Load) -> Engine:
         """An exchange of that layout under the run's policy."""
         config = self.config
@@ -71,6 +84,7 @@ class Ingredients:
             timer=self.timer,
             reads_ids=config.exchange.ids == "read",
             load=load,
+            reduction=self.reduction(layout),
         )
         return Engine(
             policy=Sync(exchange, timer=self.timer, ahead=config.ids_ahead > 0),
@@ -149,7 +163,7 @@ class Auto:
         self._counted_at = self._first_of(step)
         spent = self.finish(step)
         with self._given.timer("choose"):
-            choice = self._choose(self._counted_at)
+            choice, asks = self._choose(self._counted_at)
             before, self._choice = self._choice, choice
             changed = before is None or (before.forms, before.replicated) != (choice.forms, choice.replicated)
             if changed:
@@ -158,6 +172,7 @@ class Auto:
         found = {
             "forms": choice.forms,
             "copied_tables": [t for f in families if f.name in choice.replicated for t in f.tables],
+            **self._described(choice, asks),
             "predicted_bytes_per_step": choice.predicted,
             "single_form_bytes_per_step": choice.single,
             "owner_flops_per_step": choice.flops,
@@ -185,7 +200,14 @@ class Auto:
         total: np.ndarray = self._given.world.total_wire_bytes().sum(axis=1)
         return total
 
-    def _choose(self, step: int) -> Choice:
+    def _described(self, choice: Choice, asks: Asks) -> dict[str, Any]:
+        """How partial results are added, and what crosses hosts so."""
+        layout = self._given.offers.layout(choice.forms, choice.replicated)
+        reduction = self._given.reduction(layout)
+        crossing = cross_host_bytes(layout, asks, reduction, item_bytes=self._given.dtype.itemsize)
+        return {"reduce": reduction.way, "predicted_cross_host_bytes_per_step": crossing}
+
+    def _choose(self, step: int) -> tuple[Choice, Asks]:
         given, error, counter = self._given, None, None
         try:
             counter = self._counted(step)
@@ -193,15 +215,16 @@ class Auto:
             error = caught
         agree(given.world.main, error)
         assert counter is not None, "no rank has failed"
+        asks = counter.asks(given.world.main.allreduce(counter.totals()))
         chooser = Chooser(
             given.offers,
-            counter.asks(given.world.main.allreduce(counter.totals())),
+            asks,
             item_bytes=given.dtype.itemsize,
             budget_bytes=given.config.exchange.auto_copies,
             dense_elements=given.dense.elements,
             samples=given.config.train.batch_size,
         )
-        return chooser.choose()
+        return chooser.choose(), asks
 
     def _counted(self, step: int) -> Counter:
         """What this rank asks in the steps that follow: nothing, where it is not dense."""
@@ -210,7 +233,9 @@ class Auto:
             Splitter, seed=given.config.train.seed, replicas=None, weighted=given.weighted, dtype=given.dtype
         )
         reads_ids, layouts = given.config.exchange.ids == "read", given.offers.counted()
-        counter = Counter(layouts, splitter, reads_ids=reads_ids, rank=topology.rank, far=topology.far)
+        counter = Counter(
+            layouts, splitter, reads_ids=reads_ids, rank=topology.rank, dense=topology.dense, far=topology.far
+        )
         if topology.is_dense:
             loader = Loader(
                 given.train.dataset,

@@ -201,6 +201,10 @@ class ExchangeConfig:
     ids: Literal["routed", "read"] = "routed"
     """How ids reach the owners. routed: dense ranks send them. read: owners read the columns of their features from the
     data set, and no id crosses. Changes no result."""
+    reduce: Literal["auto", "dense", "host", "owners"] = "auto"
+    """Who adds partial results (form partial) that cross to another host. dense: the dense rank that wants them. host:
+    the owners of a host first, so that one message leaves it. owners: then one of them, of all hosts. auto: the
+    cheapest by formula (docs/exchange.md). Changes no result beyond the order of sums."""
     replicate_rows: Count = 0
     """Tables of at most so many rows, with shard auto, are replicated on every dense rank; 0: none."""
     auto_steps: Positive = 4

@@ -53,6 +53,8 @@ class World:
         All ranks: the routing thread's collectives, which must not mix with the main thread's.
     owners, dense : Collectives or None
         Only on ranks of that role.
+    host_owners : Collectives or None
+        Owners of this rank's host, on those; None where all ranks are on one host, or the host has one owner.
     """
 
     def __init__(
@@ -72,12 +74,27 @@ class World:
         )
         assert main is not None and route is not None
         self.main, self.route = main, route
+        self.host_owners = self._per_host(comm, owners, members, windows=windows)
         watched = stall is not None and comm.size > 1 and (stall.report_s or stall.abort_s)
         self._watch = StallWatch(comm, self.progress, members, stall) if stall is not None and watched else None
 
+    def _per_host(
+        self, comm: MPI.Intracomm, owners: tuple[int, ...], members: dict[str, tuple[int, ...]], *, windows: bool
+    ) -> Collectives | None:
+        """The owners of each host that has several, who are added to ``members``; none where there is one host."""
+        host_of = self.topology.host_of
+        if self.topology.n_hosts == 1:
+            return None
+        by_host = {h: tuple(r for r in owners if host_of[r] == h) for h in sorted(set(host_of))}
+        named = {f"owners of host {host}": ranks for host, ranks in by_host.items() if len(ranks) > 1}
+        members |= named
+        name, ranks = next((item for item in named.items() if comm.rank in item[1]), ("", ()))
+        return self._part(comm, name, ranks, windows=windows) if named else None
+
     def _part(self, comm: MPI.Intracomm, name: str, ranks: tuple[int, ...], *, windows: bool) -> Collectives | None:
+        """Collective over ``comm``, where ranks that are in no part of that kind give none."""
         inside = comm.rank in ranks
-        part = comm.Split(0 if inside else MPI.UNDEFINED, comm.rank)
+        part = comm.Split(ranks[0] if inside else MPI.UNDEFINED, comm.rank)
         if not inside or not isinstance(part, MPI.Intracomm):
             return None
         return Collectives(part, ranks, self.ledger, self.progress.lane(name, ranks), windows=windows)
@@ -131,7 +148,7 @@ class World:
         self.main.barrier()
         if self._watch is not None:
             self._watch.close()
-        for part in (self.dense, self.owners, self.route, self.main):
+        for part in (self.host_owners, self.dense, self.owners, self.route, self.main):
             if part is not None:
                 part.close()
 

@@ -63,6 +63,8 @@ class Asker:
     dtype : numpy float type
     far : set of int
         World ranks on other hosts, to which ids are written in fewer bytes at the price of more time.
+    sent : callable, optional
+        Holder -> numbers of its partial results that it sends to this rank; default: all.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Asker:
         pad: Callable[[Ints], Ints],
         dtype: np.dtype,
         far: AbstractSet[int] = frozenset(),
+        sent: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         self._splitter = splitter
         self._layout = layout
@@ -83,6 +86,10 @@ class Asker:
         self._pad = pad
         self._dtype = np.dtype(dtype)
         self._far = far
+        self._partials = {  # that reach this rank, by holder
+            holder: [leg.partials[n] for n in (range(len(leg.partials)) if sent is None else sent(holder))]
+            for holder, leg in layout.legs.items()
+        }
 
     def ask(self, bags: Bags, n_samples: int, room: Room | None, *, train: bool) -> tuple[Asked, np.ndarray]:
         """Messages and moves for this rank's part of a batch.
@@ -156,7 +163,7 @@ class Asker:
         counts: dict[int, Ints] = {}
         for holder, leg in self._layout.legs.items():
             counts[holder] = np.array([pieces[holder, s.entry].n_bags * s.width for s in leg.streams], np.int64)
-            partial = n_samples * sum(p.elements for p in leg.partials)
+            partial = n_samples * sum(p.elements for p in self._partials[holder])
             value_R[holder] = (counts[holder][: leg.n_value_streams].sum() + partial) * item
             gradient_R[holder] = (counts[holder].sum() + partial) * item
         value_R, gradient_R = self._pad(value_R), self._pad(gradient_R)
@@ -171,7 +178,7 @@ class Asker:
                 starts.columns[key] = stream.columns
             value_from = int(value_at[holder] + inside[leg.n_value_streams])
             gradient_from = int(gradient_at[holder] + inside[-1])
-            for p in leg.partials:
+            for p in self._partials[holder]:
                 partials.append(PartialMove(p, n_samples, value_from, gradient_from))
                 value_from += n_samples * p.elements
                 gradient_from += n_samples * p.elements

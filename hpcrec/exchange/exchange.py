@@ -8,8 +8,9 @@
     gradients  --- gradients ----------->  apply: merge by row, step           phase "gradients"
 
 Where operators are substituted (form ``partial``, [DES]) the holder computes their partial results from the vectors it
-gathers, and sends those instead; the gradients that come back are theirs. Dense parameters of such operators are
-trained there too, so that they take no part in the sum over dense ranks.
+gathers, and sends those instead; the gradients that come back are theirs. Before they are sent, owners of other hosts
+than the dense rank's may add theirs among them (``among``, by the plan of ``reduction``). Dense parameters of such
+operators are trained there too, so that they take no part in the sum over dense ranks.
 
 One all-to-all a phase whatever the number of tables and forms, through shared memory within a host and ``Alltoallv``
 between hosts (``comm``). Bytes sent per step, vectors of width D and element size s, not counting what a rank sends to
@@ -19,7 +20,8 @@ itself, each message rounded up to 64 bytes:
                it 32 bytes to every rank (tag ``control``), which tell the size
 ``values``     holder -> dense: ``pooled`` s D a non-empty (part of a) bag; ``rows`` s D a distinct row;
                ``replicate`` nothing; ``partial`` s P a sample for each operator computed there, P the elements of its
-               partial result, and as ``pooled`` for what other operators read
+               partial result, and as ``pooled`` for what other operators read; however many of them are added
+               on the way, as many bytes are sent in all (``reduction``)
 ``gradients``  dense -> holder: as ``values``; ``replicate`` s D a distinct row to every dense rank
 
 Ids do not depend on weights, so the phase ``ids`` may run ahead of the step on a thread of its own. Knows bytes, not
@@ -38,11 +40,13 @@ from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
+from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.ask import Asked, Asker
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.norms import ColumnNorms
 from hpcrec.exchange.read_ids import IdReader
+from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.serve import Holder
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.substitute import Slice
@@ -99,6 +103,8 @@ class Exchange:
         Holders are given the ids of the global batch, of the features that they hold; else dense ranks send them.
     load : Load, optional
         Where what is asked of this rank's rows is counted.
+    reduction : Reduction, optional
+        Which owners add partial results; default: none.
 
     Attributes
     ----------
@@ -106,6 +112,7 @@ class Exchange:
         What the bags of this rank's part of a batch have to hold, on a dense rank.
     held : tuple of str
         What the ids of the global batch have to hold, on a holder that reads them.
+    reduction : Reduction
     """
 
     def __init__(
@@ -121,6 +128,7 @@ class Exchange:
         timer: Timer,
         reads_ids: bool = False,
         load: Load | None = None,
+        reduction: Reduction | None = None,
     ) -> None:
         self.layout = layout
         self._operators = operators
@@ -129,13 +137,22 @@ class Exchange:
         self._world = world
         self._timer = timer
         topology: Topology = world.topology
-        self._size = topology.size
+        self._size, rank = topology.size, topology.rank
+        self.reduction = reduction or Reduction(layout, topology.dense, topology.host_of, "dense")
         leg = layout.legs.get(topology.rank)
-        self._holder = None
+        self._holder, size = None, topology.size
         if store is not None and leg is not None:
             weighs = [e.form in ("pooled", "partial") and e.features[0] in weighted for e in leg.entries]
             self._holder = Holder(
-                store, leg, operators, layout.pooling, weighted=weighs, size=topology.size, pad=padded_bytes, load=load
+                store,
+                leg,
+                operators,
+                layout.pooling,
+                weighted=weighs,
+                size=size,
+                pad=padded_bytes,
+                load=load,
+                sent=partial(self.reduction.sent, rank),
             )
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
@@ -150,13 +167,13 @@ class Exchange:
                 pad=padded_bytes,
                 dtype=dtype,
                 far=topology.far,
+                sent=lambda holder: self.reduction.sent(holder, rank),
             )
         self._reads_ids = reads_ids
         if self.held:
-            self._reader = IdReader(
-                split(set(self.held)), layout, topology.rank, topology.dense, size=topology.size, pad=padded_bytes
-            )
+            self._reader = IdReader(split(set(self.held)), layout, rank, topology.dense, size=size, pad=padded_bytes)
         self._norms = ColumnNorms(world, layout, self.dtype)
+        self._among = AmongOwners(world, self.reduction, operators, self.dtype)
 
     @property
     def load(self) -> Load | None:
@@ -225,6 +242,9 @@ class Exchange:
             if self._holder is not None and served is not None:
                 self._holder.answer(served, sent)
         with self._timer("values"), self._counting(route.train):
+            self._among.forward(None if served is None else served.partials, train=route.train)
+            if self._holder is not None and served is not None:
+                self._holder.write(served, sent)
             received = self._world.main.alltoallv(sent, sent_R, wanted_R, "values")
         if asked is None:
             return None
@@ -264,6 +284,9 @@ class Exchange:
         with self._timer("gradients"):
             due_R = zeros_R if served is None else served.gradient_bytes_R
             received = self._world.main.alltoallv(sent, sent_R, due_R, "gradients", behind)
+            if self._holder is not None and served is not None:
+                self._holder.read_gradients(served, received)
+            self._among.backward(None if served is None else served.partials)
         if self._holder is not None and served is not None:
             with self._timer("update"):
                 self._holder.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)

@@ -2,17 +2,19 @@
 
 Each dense rank splits its part of some batches as each form would, and keeps for every entry that might be sent the
 bytes of its ids and its bags. From sums over dense ranks follow the bytes of a step for any layout (``step_bytes``), by
-the formula of ``exchange.exchange``, but for the padding of messages and the norms of column shards. Knows layouts and
-batches; knows no MPI and chooses nothing.
+the formula of ``exchange.exchange``, but for the padding of messages and the norms of column shards; and those of them
+that cross hosts (``cross_host_bytes``). Knows layouts and batches; knows no MPI and chooses nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from hpcrec.exchange.layout import Entry, Layout
+from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.wire import entry_bytes
 from hpcrec.types import Bags, Floats
@@ -39,10 +41,16 @@ class Asks:
         By holder.
     entries : mapping of Key to mapping of int to (float, float)
         By holder: bytes of ids (0 where holders read them), and bags.
+    own_samples : mapping of int to float
+        By dense rank: those of its own part of a batch.
+    far : Asks or None
+        What is asked by dense ranks of other hosts alone.
     """
 
     samples: Mapping[int, float]
     entries: Mapping[Key, Mapping[int, tuple[float, float]]]
+    own_samples: Mapping[int, float]
+    far: "Asks | None" = None
 
     def of(self, entry: Entry, holder: int) -> tuple[float, float]:
         """Bytes of ids and bags of an entry; at most so many where just wider ones, or its features, were counted.
@@ -74,6 +82,8 @@ class Counter:
         Holders read the ids: their bytes are 0.
     rank : int
         This rank, whose own rows are asked for nothing.
+    dense : sequence of int
+        World ranks of all that count.
     far : set of int
         World ranks on other hosts.
     """
@@ -85,10 +95,12 @@ class Counter:
         *,
         reads_ids: bool,
         rank: int,
+        dense: Sequence[int],
         far: AbstractSet[int] = frozenset(),
     ) -> None:
         self._reads_ids = reads_ids
         self._rank = rank
+        self._dense = tuple(dense)
         self._far = far
         self._sums: dict[Key, dict[int, np.ndarray]] = {}
         self._samples: list[int] = []
@@ -123,26 +135,31 @@ class Counter:
     def totals(self) -> Floats:
         """Means over batches, flat float64, to be summed over dense ranks; zeros where nothing was counted."""
         n = max(len(self._samples), 1)
-        holders = {h: None for by_holder in self._sums.values() for h in by_holder}
-        samples = [0.0 if h == self._rank else sum(self._samples) / n for h in holders]
-        counts = [
-            np.zeros(2) if h == self._rank else sums / n
-            for by_holder in self._sums.values()
-            for h, sums in by_holder.items()
-        ]
-        return np.concatenate([samples, *counts])
+        samples = sum(self._samples) / n
+        counted = [np.array([samples * (d == self._rank) for d in self._dense])]
+        holders = self._holders()
+        for near in (True, False):  # all that it asks, then what it asks of other hosts
+            asked = {h for h in holders if h != self._rank and (near or h in self._far)}
+            counted.append(np.array([samples * (h in asked) for h in holders]))
+            for by_holder in self._sums.values():
+                counted += [sums / n * (h in asked) for h, sums in by_holder.items()]
+        return np.concatenate(counted)
 
     def asks(self, totals: Floats) -> Asks:
         """From sums of the totals of all dense ranks."""
-        holders = list({h: None for by_holder in self._sums.values() for h in by_holder})
-        pairs = iter(totals[len(holders) :].reshape(-1, 2).tolist())
-        entries: dict[Key, dict[int, tuple[float, float]]] = {}
-        for key, by_holder in self._sums.items():
-            entries[key] = {}
-            for holder in by_holder:
-                id_bytes, bags = next(pairs)
-                entries[key][holder] = id_bytes, bags
-        return Asks(dict(zip(holders, totals.tolist(), strict=False)), entries)
+        numbers = iter(totals.tolist())
+        own_samples = {d: next(numbers) for d in self._dense}
+        found: list[Asks] = []
+        for _ in range(2):
+            samples = {h: next(numbers) for h in self._holders()}
+            entries = {
+                key: {h: (next(numbers), next(numbers)) for h in by_holder} for key, by_holder in self._sums.items()
+            }
+            found.append(Asks(samples, entries, own_samples))
+        return replace(found[0], far=found[1])
+
+    def _holders(self) -> list[int]:
+        return list({h: None for by_holder in self._sums.values() for h in by_holder})
 
 
 FLOPS_A_WEIGHT = 6  # a multiplication and an addition for the result, the vectors' gradient and the weight's
@@ -152,6 +169,8 @@ def step_bytes(
     layout: Layout, asks: Asks, *, item_bytes: int, dense_elements: int, dense_ranks: int
 ) -> dict[str, float]:
     """Bytes that cross in a training step, by tag; without padding, and what a rank sends to itself.
+
+    The same whichever owners add partial results among them: ``exchange.reduction`` says why.
 
     Parameters
     ----------
@@ -163,16 +182,27 @@ def step_bytes(
         Of all dense parameters that are trained; those that holders train take no part in the sum over dense ranks.
     dense_ranks : int
     """
-    totals = {"ids": 0.0, "values": 0.0, "gradients": 0.0}
+    partials = sum(asks.samples[h] * sum(p.elements for p in leg.partials) for h, leg in layout.legs.items())
+    reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
+    return {**_by_tag(layout, asks, partials, item_bytes), "dense": 2.0 * (dense_ranks - 1) * item_bytes * reduced}
+
+
+def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_bytes: int) -> dict[str, float]:
+    """Those of ``step_bytes`` that cross from host to host, which are fewer where owners add partial results."""
+    assert asks.far is not None, "asks are those of a counter"
+    partials = sum(asks.own_samples[t.dense] * t.elements for t in chain(*reduction.rounds()) if reduction.crosses(t))
+    return _by_tag(layout, asks.far, partials, item_bytes)
+
+
+def _by_tag(layout: Layout, asks: Asks, partials: float, item_bytes: int) -> dict[str, float]:
+    """Bytes of what is asked, and of so many elements of partial results."""
+    totals = {"ids": 0.0, "values": item_bytes * partials, "gradients": item_bytes * partials}
     for holder, leg in layout.legs.items():
         found = [asks.of(entry, holder) for entry in leg.entries]
         elements = [found[s.entry][1] * s.width for s in leg.streams]
-        partials = asks.samples[holder] * sum(p.elements for p in leg.partials)
         totals["ids"] += sum(id_bytes for id_bytes, _ in found)
-        totals["values"] += item_bytes * (sum(elements[: leg.n_value_streams]) + partials)
-        totals["gradients"] += item_bytes * (sum(elements) + partials)
-    reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
-    totals["dense"] = 2.0 * (dense_ranks - 1) * item_bytes * reduced
+        totals["values"] += item_bytes * sum(elements[: leg.n_value_streams])
+        totals["gradients"] += item_bytes * sum(elements)
     return totals
 
 

@@ -47,6 +47,8 @@ class Holder:
         Bytes of messages -> bytes on the wire.
     load : Load, optional
         What was asked of this rank before.
+    sent : callable, optional
+        Dense rank -> numbers of this holder's partial results that it is sent; default: all.
 
     Attributes
     ----------
@@ -65,6 +67,7 @@ class Holder:
         size: int,
         pad: Callable[[Ints], Ints],
         load: Load | None = None,
+        sent: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         self.store = store
         self.load = Load() if load is None else load
@@ -76,7 +79,7 @@ class Holder:
         self._entry_S = np.array([s.entry for s in streams], np.int64)
         self._width_S = np.array([s.width for s in leg.streams], np.int64)
         self._valued = leg.n_value_streams
-        self._substitute = Substitute(leg, operators) if leg.partials else None
+        self._substitute = Substitute(leg, operators, sent) if leg.partials else None
         self._means = [h for h, s in enumerate(leg.hidden) if pooling[leg.entries[s.entry].features[0]] == "mean"]
         self._rows = RowFinder(store, leg)
         self._arenas = ArenaReader(store, leg, pooling, self._weighted_E)
@@ -101,7 +104,7 @@ class Holder:
         counts = np.array([h.n_bags[self._entry_S[:n_streams]] * self._width_S for h in headers], np.int64)
         counts = counts.reshape(len(headers), n_streams)  # elements by sender and stream
         samples_P = self._samples(headers)
-        partial_P = samples_P * (0 if self._substitute is None else self._substitute.elements)
+        partial_P = samples_P * (0 if self._substitute is None else self._substitute.elements(senders))
         values_P, gradients_P = counts[:, : self._valued].sum(axis=1), counts.sum(axis=1)
         value_bytes_R, gradient_bytes_R = np.zeros(size, np.int64), np.zeros(size, np.int64)
         value_bytes_R[senders] = self._pad((values_P + partial_P) * item)
@@ -115,7 +118,7 @@ class Holder:
             ends = value_base + values_P, gradient_base + gradients_P
             behind = int(value_bytes_R.sum()) // item, int(gradient_bytes_R.sum()) // item
             lengths = self._mean_lengths(received, headers)
-            partials, hidden_PH = self._substitute.place(samples_P, ends, behind, lengths)
+            partials, hidden_PH = self._substitute.place(senders, samples_P, ends, behind, lengths)
             places = np.hstack([places[0], behind[0] + hidden_PH]), np.hstack([places[1], behind[1] + hidden_PH])
             ids_at += partials.elements
         works = self._arenas.read(received, headers, *places, ids_at, train=train)
@@ -140,9 +143,10 @@ class Holder:
         }
 
     def answer(self, served: Served, values: Floats) -> None:
-        """Fills the values messages: pooled vectors and partial results for every rank, one rank after the other.
+        """Fills the values messages with pooled vectors for every rank, one rank after the other.
 
-        ``values`` has room for ``served.values_behind`` more behind them.
+        ``values`` has room for ``served.values_behind`` more behind them. Partial results are computed, in
+        ``served.partials``, and put into the messages by ``write``.
         """
         began_s = time.thread_time()
         for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
@@ -170,8 +174,18 @@ class Holder:
         if all(work.grouping is not None for work in served.works):  # else it is an evaluation
             self.load.add_time("gather", began_s)
 
+    def write(self, served: Served, values: Floats) -> None:
+        """Puts the partial results into the values messages."""
+        if self._substitute is not None and served.partials is not None:
+            self._substitute.write(served.partials, values)
+
+    def read_gradients(self, served: Served, gradients: Floats) -> None:
+        """Takes those of the partial results that were sent out of the messages, into ``served.partials``."""
+        if self._substitute is not None and served.partials is not None:
+            self._substitute.read(served.partials, gradients)
+
     def apply(self, served: Served, gradients: Floats, *, step: int, lr_scale: float, norm_sum: NormSum) -> None:
-        """Sums the gradients of each row and steps its optimizer.
+        """Sums the gradients of each row and steps its optimizer; follows ``read_gradients``.
 
         Parameters
         ----------

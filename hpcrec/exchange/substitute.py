@@ -2,15 +2,16 @@
 
 A holder gathers the vectors of its hidden streams into memory behind the message, [F, S, D] for each width: F streams,
 S samples of all dense ranks in rank order. Operators run on them under torch's autograd, as they do on a dense rank;
-their results travel. Dense parameters of operators (``Learned``) are sliced: this holder has those rows that meet its
-columns, and leaves their gradients, over the global batch, in ``.grad``; who steps them is for others to know. Knows
-one holder's leg and operators; knows no MPI. Source: [DES].
+their results travel, some of them to another owner first (``among``). Dense parameters of operators (``Learned``) are
+sliced: this holder has those rows that meet its columns, and leaves their gradients, over the global batch, in
+``.grad``; who steps them is for others to know. Knows one holder's leg and operators; knows no MPI. Source: [DES].
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,10 +36,12 @@ class Slice:
 
 @dataclass(frozen=True)
 class Sent:
-    """Where one step's partial results are.
+    """One step's partial results, and where they are.
 
     Attributes
     ----------
+    dense_P : int64 [P]
+        World rank of each sender.
     first_P : int64 [P + 1]
         First sample of each sender.
     value_at_P, gradient_at_P : int64 [P]
@@ -49,8 +52,13 @@ class Sent:
         Of those vectors.
     scales : sequence of float [F, S, 1] or None
         By width: 1 / ids of each bag, for means.
+    results, gradients : list of float [S, P]
+        Of each operator, once they are there; changed in place where they are added among owners.
+    sums : list
+        What ``among`` keeps for the way back.
     """
 
+    dense_P: Ints
     first_P: Ints
     value_at_P: Ints
     gradient_at_P: Ints
@@ -58,6 +66,9 @@ class Sent:
     gradient_behind: int
     elements: int
     scales: Sequence[Floats | None]
+    results: list[Floats] = field(default_factory=list)
+    gradients: list[Floats] = field(default_factory=list)
+    sums: list[Any] = field(default_factory=list)
     graph: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = field(default_factory=list)  # leaves and results
 
 
@@ -68,6 +79,8 @@ class Substitute:
     ----------
     leg : Leg
     operators : mapping of str to Operator
+    sent : callable, optional
+        Dense rank -> numbers of the partial results that this holder sends it, in their order; default: all.
 
     Attributes
     ----------
@@ -75,10 +88,12 @@ class Substitute:
         Of operators' dense parameters, as these are now.
     """
 
-    def __init__(self, leg: Leg, operators: Mapping[str, Operator]) -> None:
+    def __init__(
+        self, leg: Leg, operators: Mapping[str, Operator], sent: Callable[[int], Sequence[int]] | None = None
+    ) -> None:
         self.slices: list[Slice] = []
         self._partials = [(self._operator(operators[p.operator], p, leg), p) for p in leg.partials]
-        self.elements = sum(p.elements for p in leg.partials)  # of a sample's partial results
+        self._sent = sent or (lambda _: range(len(leg.partials)))
         self._groups: list[tuple[int, int, int]] = []  # first hidden stream, streams, width
         first = 0
         for width, streams in groupby(leg.hidden, key=lambda s: s.width):
@@ -101,15 +116,27 @@ class Substitute:
             self.slices.append(Slice(whole, start, stop, part))
         return operator.over([k for k, _ in found], parts)
 
+    def elements(self, dense_P: Ints) -> Ints:
+        """Of a sample's partial results that are sent to each of these dense ranks: int64 [P]."""
+        counts = [sum(self._partials[n][1].elements for n in self._sent(d)) for d in dense_P.tolist()]
+        return np.array(counts, np.int64)
+
     def place(
-        self, samples_P: Ints, ends: tuple[Ints, Ints], behind: tuple[int, int], lengths: Mapping[int, Ints]
+        self,
+        dense_P: Ints,
+        samples_P: Ints,
+        ends: tuple[Ints, Ints],
+        behind: tuple[int, int],
+        lengths: Mapping[int, Ints],
     ) -> tuple[Sent, Ints]:
         """Where one step's partial results are, and the vectors that stay.
 
         Parameters
         ----------
+        dense_P : int64 [P]
+            World rank of each sender.
         samples_P : int64 [P]
-            Of each sender.
+            Of each of them.
         ends : two of int64 [P]
             Where each sender's vectors end in the values and the gradients, and its partial results begin.
         behind : two of int
@@ -134,10 +161,10 @@ class Substitute:
                 assert scale is not None
                 scale[s - first, :, 0] = 1.0 / np.maximum(lengths[s], 1)
             scales.append(scale)
-        return Sent(first_P, *ends, *behind, at, scales), np.stack(columns, axis=1)
+        return Sent(dense_P, first_P, *ends, *behind, at, scales), np.stack(columns, axis=1)
 
     def forward(self, sent: Sent, values: Floats, *, train: bool) -> None:
-        """From the vectors behind the values to the partial results in them."""
+        """From the vectors behind the values to partial results, of all samples; ``write`` puts them into messages."""
         samples, at = int(sent.first_P[-1]), sent.value_behind
         leaves: list[Tensor] = []
         for _, n, width in self._groups:
@@ -152,16 +179,26 @@ class Substitute:
             results = [flatten(o.partial(self._pooled(vectors, p.hidden))) for o, p in self._partials]
         if train:
             sent.graph.append((leaves, results))
-        self._exchange(sent.value_at_P, sent.first_P, values, [r.detach().numpy() for r in results], write=True)
+        sent.results[:] = [r.detach().numpy() for r in results]
+
+    def write(self, sent: Sent, values: Floats) -> None:
+        """Partial results, each to who is sent it, into the messages."""
+        self._exchange(sent, sent.value_at_P, values, sent.results, write=True)
+        sent.results.clear()
+
+    def read(self, sent: Sent, gradients: Floats) -> None:
+        """Gradients of what was sent, out of the messages; those of other rows are left for ``among`` to fill in."""
+        _, results = sent.graph[-1]
+        sent.gradients[:] = [np.empty(tuple(r.shape), gradients.dtype) for r in results]
+        self._exchange(sent, sent.gradient_at_P, gradients, sent.gradients, write=False)
 
     def backward(self, sent: Sent, gradients: Floats) -> None:
-        """From the gradients of the partial results to those of the vectors, behind them."""
+        """From the gradients of the partial results to those of the vectors, behind the messages."""
         leaves, results = sent.graph.pop()
-        given = [np.empty(tuple(r.shape), gradients.dtype) for r in results]
-        self._exchange(sent.gradient_at_P, sent.first_P, gradients, given, write=False)
         for own in self.slices:
             own.part.grad = None
-        torch.autograd.backward(results, [torch.from_numpy(g) for g in given])
+        torch.autograd.backward(results, [torch.from_numpy(g) for g in sent.gradients])
+        sent.gradients.clear()
         found = [leaf.grad for leaf in leaves] + [own.part.grad for own in self.slices if own.part.requires_grad]
         for gradient in found:
             assert gradient is not None, "every hidden stream, and every weight, is read by an operator"
@@ -187,13 +224,12 @@ class Substitute:
             picked = picked.index_select(0, torch.tensor(numbers))
         return picked.transpose(0, 1)
 
-    @staticmethod
-    def _exchange(at_P: Ints, first_P: Ints, flat: Floats, results: Sequence[Floats], *, write: bool) -> None:
+    def _exchange(self, sent: Sent, at_P: Ints, flat: Floats, results: Sequence[Floats], *, write: bool) -> None:
         """Results [S, P] to or from each sender's part of the message, one operator after the other."""
-        for sender, at in enumerate(at_P.tolist()):
-            rows = slice(int(first_P[sender]), int(first_P[sender + 1]))
-            for result in results:
-                part = result[rows]
+        for sender, (dense, at) in enumerate(zip(sent.dense_P.tolist(), at_P.tolist(), strict=True)):
+            rows = slice(int(sent.first_P[sender]), int(sent.first_P[sender + 1]))
+            for number in self._sent(dense):
+                part = results[number][rows]
                 there = flat[at : at + part.size].reshape(part.shape)
                 if write:
                     there[:] = part

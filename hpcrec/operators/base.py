@@ -72,7 +72,7 @@ class Operator(Protocol):
         """Partial result of one holder: tensors whose first dimension is B."""
 
     def reduce(self, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Partial result of both holders."""
+        """Partial result of both holders; over the same columns, all of them or those that both have."""
 
     def finish(self, partials: tuple[Tensor, ...]) -> Tensor:
         """What the model receives, from the partial result of all holders."""
@@ -135,20 +135,24 @@ def elements_of(operator: Operator, columns: int) -> int:
 
 def flatten(partials: tuple[Tensor, ...]) -> Tensor:
     """A partial result as it travels: [B, P]."""
-    return torch.cat([part.reshape(len(part), -1) for part in partials], 1)
+    return torch.cat([part.reshape(len(part), math.prod(part.shape[1:])) for part in partials], 1)
 
 
 def unflatten(operator: Operator, flat_BP: Tensor, columns: tuple[int, int]) -> tuple[Tensor, ...]:
     """The other way: a partial result over columns [start, stop), zeros for the others."""
     start, stop = columns
-    shapes = part_shapes(operator, stop - start)
-    parts = flat_BP.split([math.prod(shape) for shape in shapes], 1)
     widened = []
-    for part, shape, by_column in zip(parts, shapes, operator.by_column, strict=True):
-        own = part.reshape(len(flat_BP), *shape)
+    for own, by_column in zip(parts_of(operator, flat_BP, stop - start), operator.by_column, strict=True):
         some = by_column and (start, stop) != (0, operator.width)
         widened.append(functional.pad(own, (start, operator.width - stop)) if some else own)
     return tuple(widened)
+
+
+def parts_of(operator: Operator, flat_BP: Tensor, columns: int) -> tuple[Tensor, ...]:
+    """The tensors of a partial result over so many columns, as ``partial`` gave them."""
+    shapes = part_shapes(operator, columns)
+    parts = flat_BP.split([math.prod(shape) for shape in shapes], 1)
+    return tuple(part.reshape(len(flat_BP), *shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 def add_partials(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

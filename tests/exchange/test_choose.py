@@ -62,7 +62,9 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str) -> No
             split = partial(Splitter, seed=1, replicas=None, weighted={"tag"}, dtype=np.float64)
             predicted, messages = dict.fromkeys(TAGS, 0.0), 0
             for step in session.steps():
-                counter = Counter([layout], split, reads_ids=ids == "read", rank=comm.rank)
+                counter = Counter(
+                    [layout], split, reads_ids=ids == "read", rank=comm.rank, dense=session.topology.dense
+                )
                 if step.batch is not None:
                     counter.add(whole_bags(session, step.number), len(step.batch.label))
                 asks = counter.asks(comm.allreduce(counter.totals()))
@@ -109,7 +111,7 @@ def asks_for(offers: Offers, rng: np.random.Generator, rows: Mapping[str, int], 
     n, reads, totals = 64, bool(rng.integers(2)), []
     skew = {f: rng.choice([0.0, 1.05, 1.6]) for f in rows}
     for rank in offers.dense:
-        counter = Counter(offers.counted(), split_plain, reads_ids=reads, rank=rank)
+        counter = Counter(offers.counted(), split_plain, reads_ids=reads, rank=rank, dense=offers.dense)
         ids, lengths = [], []
         for f, k in rows.items():
             lengths.append(np.ones(n, int) if f in one_hot else rng.integers(0, 6, n))
@@ -212,7 +214,7 @@ def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
     offers = Offers(
         tables, families, lookups, operators, set(), forms={}, default_form="auto", replicable={}, dense=(1,)
     )
-    counter = Counter(offers.counted(), split_plain, reads_ids=True, rank=1)
+    counter = Counter(offers.counted(), split_plain, reads_ids=True, rank=1, dense=(1,))
     ids = np.tile(np.arange(40), 5)[: 3 * n]  # each of the features has 40 rows or so, and they are the same ones
     counter.add(Bags(names, ids, np.arange(3 * n + 1)), n)
     asks = counter.asks(counter.totals())

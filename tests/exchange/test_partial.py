@@ -16,6 +16,7 @@ from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.wire import entry_bytes
 from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Batch, Lookup
@@ -117,6 +118,7 @@ def run(
     optimizer: str,
     batch: int = BATCH,
     prepare: Callable[[RowStore], None] = lambda store: None,
+    way: str = "dense",
 ) -> tuple:
     """Results of every step on this rank, rows before (as ``prepare`` left them) and after, and the layout."""
     topology = world.topology
@@ -134,6 +136,7 @@ def run(
         seed=7,
         dtype=np.float64,
         timer=lambda name: contextlib.nullcontext(),
+        reduction=Reduction(layout, topology.dense, topology.host_of, way),
     )
     seen = []
     for step in range(STEPS):

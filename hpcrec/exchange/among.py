@@ -1,0 +1,191 @@
+"""Partial results added among owners, before they cross to dense ranks, and their gradients handed back.
+
+::
+
+    member                          root of the sum                            dense rank
+    its partial result  ----------> adds in the order of members  -----------> one partial result
+    gradient            <---------- of each member's part          <---------- gradient
+
+First within hosts, on a communicator of each host's owners, then between hosts, on that of all owners: a collective
+each a phase, of tags ``values`` and ``gradients``, only where the plan (``reduction``) has sums, and within a host only
+where that host has some. Bytes: ``reduction.Reduction.rounds``, each message rounded up to 64. Knows the plan,
+operators and ranks; does not know where vectors come from.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcrec.comm.collectives import Collectives, padded_bytes
+from hpcrec.comm.world import World
+from hpcrec.exchange.reduction import Reduction, Sum
+from hpcrec.exchange.substitute import Sent
+from hpcrec.exchange.wire import cumulative
+from hpcrec.operators.base import Operator, flatten, parts_of
+from hpcrec.types import Floats
+
+Added = tuple[list[Tensor], Tensor]
+"""The members' parts of one sum [N, P], in order, and what was made of them."""
+
+
+class AmongOwners:
+    """One owner's part in the sums of a plan.
+
+    Parameters
+    ----------
+    world : World
+    reduction : Reduction
+    operators : mapping of str to Operator
+    dtype : numpy float type
+    """
+
+    def __init__(self, world: World, reduction: Reduction, operators: Mapping[str, Operator], dtype: np.dtype) -> None:
+        self._rounds: list[_Round] = []
+        rank, here = world.topology.rank, set(world.topology.host_ranks)
+        inside = [s for s in reduction.inside if here.issuperset(s.members)]
+        for collectives, sums in ((world.host_owners, inside), (world.owners, reduction.across)):
+            if sums and collectives is not None:
+                mine = [s for s in sums if rank in s.members]
+                numbers = [reduction.number(s, rank) for s in mine]
+                self._rounds.append(_Round(collectives, mine, numbers, operators, np.dtype(dtype)))
+
+    def forward(self, sent: Sent | None, *, train: bool) -> None:
+        """Adds partial results, in place, where their sums are; collective over the owners.
+
+        Parameters
+        ----------
+        sent : Sent or None
+            This step's; None where no operator is computed here.
+        train : bool
+            Whether gradients will come back.
+        """
+        for turn in self._rounds:
+            added = turn.forward(sent, train=train)
+            if sent is not None and train:
+                sent.sums.append(added)
+
+    def backward(self, sent: Sent | None) -> None:
+        """Fills in the gradients of partial results that others have added; collective over the owners."""
+        for turn in reversed(self._rounds):
+            turn.backward(sent, [] if sent is None else sent.sums.pop())
+
+
+class _Round:
+    """One collective each way.
+
+    Parameters
+    ----------
+    collectives : Collectives
+    sums : sequence of Sum
+        Those that this rank is a member of.
+    numbers : sequence of int
+        Of its partial results, which is added in each.
+    operators : mapping of str to Operator
+    dtype : numpy float type
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        sums: Sequence[Sum],
+        numbers: Sequence[int],
+        operators: Mapping[str, Operator],
+        dtype: np.dtype,
+    ) -> None:
+        self._collectives = collectives
+        self._rank = collectives.ranks[collectives.rank]
+        self._sums = list(zip(sums, numbers, strict=True))
+        self._operators = operators
+        self._dtype = dtype
+
+    def forward(self, sent: Sent | None, *, train: bool) -> list[Added]:
+        pieces = [] if sent is None else [(s, _rows_of(sent, s, sent.results[number])) for s, number in self._sums]
+        given: dict[int, list[Floats]] = {}
+        due: dict[int, list[tuple[int, int]]] = {}
+        for s, rows in pieces:
+            if s.root != self._rank:
+                given.setdefault(s.root, []).extend(rows)
+            for member in self._others(s):
+                due.setdefault(member, []).append((sum(map(len, rows)), s.elements))
+        came = self._swap(given, due, "values")
+        added = []
+        for s, rows in pieces:
+            if s.root == self._rank:
+                parts = [np.concatenate(rows) if m == self._rank else next(came[m]) for m in s.members]
+                added.append(self._add(s, parts, train=train))
+                _put(rows, added[-1][1].detach().numpy())
+        return added
+
+    def backward(self, sent: Sent | None, added: Sequence[Added]) -> None:
+        """Mirrors ``forward``."""
+        pieces = [] if sent is None else [(s, _rows_of(sent, s, sent.gradients[number])) for s, number in self._sums]
+        given: dict[int, list[Floats]] = {}
+        due: dict[int, list[tuple[int, int]]] = {}
+        kept = iter(added)
+        for s, rows in pieces:
+            if s.root != self._rank:
+                due.setdefault(s.root, []).append((sum(map(len, rows)), s.elements))
+                continue
+            tensors, total = next(kept)
+            gradients = torch.autograd.grad(total, tensors, torch.from_numpy(np.concatenate(rows)))
+            for member, gradient in zip(s.members, gradients, strict=True):
+                if member == self._rank:
+                    _put(rows, gradient.numpy())
+                else:
+                    given.setdefault(member, []).append(gradient.numpy())
+        came = self._swap(given, due, "gradients")
+        for s, rows in pieces:
+            if s.root != self._rank:
+                _put(rows, next(came[s.root]))
+
+    def _others(self, s: Sum) -> list[int]:
+        """Members that this rank adds for."""
+        return [m for m in s.members if m != s.root] if s.root == self._rank else []
+
+    def _add(self, s: Sum, parts: Sequence[Floats], *, train: bool) -> Added:
+        operator, columns = self._operators[s.operator], s.columns[1] - s.columns[0]
+        tensors = [torch.from_numpy(part).requires_grad_(train) for part in parts]
+        with torch.set_grad_enabled(train):
+            return tensors, flatten(reduce(operator.reduce, [parts_of(operator, t, columns) for t in tensors]))
+
+    def _swap(
+        self, given: Mapping[int, Sequence[Floats]], due: Mapping[int, Sequence[tuple[int, int]]], tag: str
+    ) -> dict[int, Iterator[Floats]]:
+        """Arrays to other ranks, one after the other; from each rank those of the shapes that are due, in order."""
+        ranks, item = self._collectives.ranks, self._dtype.itemsize
+        sent_R = padded_bytes(np.array([item * sum(a.size for a in given.get(r, ())) for r in ranks], np.int64))
+        due_R = padded_bytes(np.array([item * sum(n * p for n, p in due.get(r, ())) for r in ranks], np.int64))
+        message = self._collectives.message(sent_R, self._dtype)
+        for rank, at in zip(ranks, (cumulative(sent_R)[:-1] // item).tolist(), strict=True):
+            for array in given.get(rank, ()):
+                message[at : at + array.size] = array.reshape(-1)
+                at += array.size
+        received = self._collectives.alltoallv(message, sent_R, due_R, tag)
+        places = zip(ranks, (cumulative(due_R)[:-1] // item).tolist(), strict=True)
+        return {rank: _cut(received[at:], due[rank]) for rank, at in places if rank in due}
+
+
+def _rows_of(sent: Sent, s: Sum, of_SP: Floats) -> list[Floats]:
+    """Rows of each dense rank of a sum, views."""
+    first = {d: i for i, d in enumerate(sent.dense_P.tolist())}
+    places = [first[d] for d in s.dense if d in first]  # who asks nothing of this rank asks nothing of any member
+    return [of_SP[sent.first_P[i] : sent.first_P[i + 1]] for i in places]
+
+
+def _put(rows: Sequence[Floats], values_NP: Floats) -> None:
+    """Consecutive rows into those views."""
+    at = 0
+    for row in rows:
+        row[:] = values_NP[at : at + len(row)]
+        at += len(row)
+
+
+def _cut(flat: Floats, shapes: Sequence[tuple[int, int]]) -> Iterator[Floats]:
+    """Consecutive arrays of these shapes, views."""
+    at = 0
+    for n, p in shapes:
+        yield flat[at : at + n * p].reshape(n, p)
+        at += n * p

@@ -1,0 +1,192 @@
+"""Partial results that owners add among them: the same results, as many bytes, and fewer of them across hosts."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpcrec.comm.world as world_module
+from hpcrec.comm.ledger import TAGS
+from hpcrec.comm.topology import assign_roles
+from hpcrec.comm.world import World
+from hpcrec.embedding.shards import Placement, build_families
+from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.reduction import ROUND_BYTES, SAME_HOST_PRICE, WAYS, Reduction, reduction_for
+from hpcrec.operators import FM2, Operator, WideSum
+from hpcrec.types import Feature, Lookup, TableSpec
+from tests.exchange.test_exchange import STEPS, layouts_of
+from tests.exchange.test_partial import SETS, run
+from tests.train.test_equivalence import covering
+
+NAMES = ("fm", "two of one", "deepfm", "labels")
+HOSTS = {  # of so many ranks
+    1: [(0,)],
+    2: [(0, 0), (0, 1)],
+    3: [(0, 0, 1), (0, 1, 1), (0, 1, 2)],
+    4: [(0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 0, 1), (0, 1, 1, 2)],
+}
+
+
+def roles_of(size: int) -> tuple[dict[str, Any], ...]:
+    return tuple(roles for _, roles in layouts_of(size))
+
+
+def worlds(patch: pytest.MonkeyPatch, hosts: tuple[int, ...], roles: dict[str, Any], n: int) -> Iterator[World]:
+    """So many worlds of these ranks, who are told that they are on other hosts."""
+    patch.setattr(world_module, "hosts_of", lambda comm: hosts)
+    for _ in range(n):
+        world = World(MPI.COMM_WORLD, lambda host_of: assign_roles(host_of, **roles))
+        yield world
+        world.close()
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_equals_what_dense_ranks_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch of 2 samples some dense rank has none."""
+    size, added = MPI.COMM_WORLD.size, 0
+    cases = covering(tuple(HOSTS[size]), roles_of(size), ("table", "row", "column", "mixed"), NAMES, WAYS[1:], (13, 2))
+    for hosts, roles, kind, name, way, batch in cases:
+        found = []
+        for world, chosen in zip(worlds(monkeypatch, hosts, roles, 2), ("dense", way), strict=True):
+            seen, _, rows, layout = run(world, SETS[name], kind, "partial", "adam", batch, way=chosen)
+            reduction = Reduction(layout, world.topology.dense, hosts, chosen)
+            found.append((seen, rows, world.total_wire_bytes()))
+        (seen, rows, sent), (seen_so, rows_so, sent_so) = found
+        for (*_, mine), (*_, theirs) in zip(seen, seen_so, strict=True):
+            for one, other in zip(mine, theirs, strict=True):
+                np.testing.assert_allclose(other, one, rtol=0, atol=1e-12)
+        for table in rows:
+            np.testing.assert_allclose(rows_so[table], rows[table], rtol=0, atol=1e-12, err_msg=table)
+        assert (sent[[0, 4]] == sent_so[[0, 4]]).all(), "other ids, or control"
+        added += len(reduction.inside) + len(reduction.across)
+    assert (added > 0) == (size > 2), "nothing was added among owners"
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_ledger_equals_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message with its padding, where nothing but partial results crosses."""
+    size = MPI.COMM_WORLD.size
+    for hosts, roles, name, way in covering(tuple(HOSTS[size]), roles_of(size), ("fm", "labels"), WAYS):
+        for world in worlds(monkeypatch, hosts, roles, 1):
+            dense = world.topology.dense
+            layout = run(world, SETS[name], "table", "partial", "sgd", 13, way=way)[3]
+            samples = dict(zip(dense, np.diff(np.linspace(0, 13, len(dense) + 1).astype(int)).tolist(), strict=True))
+            reduction, expected = Reduction(layout, dense, hosts, way), np.zeros(2, int)
+            for messages in by_message(reduction, layout, samples):
+                for (sender, receiver), elements in messages.items():
+                    expected[int(hosts[sender] != hosts[receiver])] += STEPS * -(-8 * elements // 64) * 64
+            counted = dict(zip(TAGS, world.total_wire_bytes().tolist(), strict=True))
+            assert counted["values"] == counted["gradients"] == expected.tolist(), (hosts, roles, name, way)
+
+
+def by_message(reduction: Reduction, layout: Layout, samples: dict[int, int]) -> list[dict[tuple[int, int], int]]:
+    """Elements of the messages between ranks in each collective of a phase."""
+    rounds: list[dict[tuple[int, int], int]] = []
+    for sums in (reduction.inside, reduction.across):
+        rounds.append({})
+        for s in sums:
+            for pair in ((member, s.root) for member in s.members if member != s.root):
+                rounds[-1][pair] = rounds[-1].get(pair, 0) + s.elements * sum(samples[d] for d in s.dense)
+    last = {}
+    for holder, d in itertools.product(layout.legs, samples):
+        if holder != d:
+            sent = [layout.legs[holder].partials[n].elements for n in reduction.sent(holder, d)]
+            last[holder, d] = samples[d] * sum(sent)
+    return [*rounds, last]
+
+
+# The plan.
+
+
+def layout_for(owners: int) -> Layout:
+    """A table for each of so many owners, ranks 0, 1, ...; FM2 and WideSum over all of them."""
+    names = [f"t{i}" for i in range(owners)]
+    deep = tuple(Lookup(feature=t, table=t) for t in names)
+    wide = tuple(Lookup(feature=t, table=f"{t}.wide") for t in names)
+    tables = {k.table: TableSpec(name=k.table, rows=9, width=1 if k in wide else 16) for k in (*deep, *wide)}
+    operators: dict[str, Operator] = {"fm2": FM2(lookups=deep, width=16), "wide": WideSum(lookups=wide)}
+    features = [Feature(name=t, cardinality=9) for t in names]
+    places = {t: Placement(kind="table", owners=(names.index(t.split(".")[0]),)) for t in tables}
+    families = build_families(
+        tables, features, (*deep, *wide), places, owners=tuple(range(owners)), dense=(), replicate_rows=0
+    )
+    return Layout(tables, families, (*deep, *wide), forms={}, default_form="partial", operators=operators)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("way", WAYS)
+def test_every_result_reaches_every_dense_rank_once(way: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    owners = int(rng.integers(1, 8))
+    size = owners + int(rng.integers(0, 4))
+    hosts = tuple(rng.integers(0, rng.integers(1, 5), size).tolist())
+    dense = tuple(sorted(rng.choice(size, rng.integers(1, size + 1), replace=False).tolist()))
+    layout = layout_for(owners)
+    reduction = Reduction(layout, dense, hosts, way)
+    for d, number in itertools.product(dense, range(2)):
+        has = {holder: [holder] for holder in layout.legs}  # whose results each holder's is the sum of
+        operator = layout.legs[0].partials[number].operator
+        for s in (*reduction.inside, *reduction.across):
+            if d in s.dense and s.operator == operator:
+                assert hosts[d] not in [hosts[m] for m in s.members] and s.root in s.members
+                has[s.root] = [h for m in s.members for h in has[m]]
+        senders = [h for h in layout.legs if number in reduction.sent(h, d)]
+        assert sorted(h for sender in senders for h in has[sender]) == list(range(owners))
+        far = [hosts[h] for h in layout.legs if hosts[h] != hosts[d]]
+        wanted = {"dense": len(far), "host": len(set(far)), "owners": min(1, len(far))}[way]
+        assert sum(hosts[sender] != hosts[d] for sender in senders) == wanted
+    sent = Reduction(layout, dense, hosts, "dense").rounds()
+    assert sum(t.elements for t in itertools.chain(*reduction.rounds())) == sum(t.elements for t in sent[-1])
+
+
+def test_owners_add_by_turns() -> None:
+    """4 owners of 2 hosts, 4 dense ranks of a third."""
+    reduction = Reduction(layout_for(4), (4, 5, 6, 7), (0, 0, 1, 1, 2, 2, 2, 2), "owners")
+    for operator in ("fm2", "wide"):
+        for members in ((0, 1), (2, 3)):
+            led = {s.root: s.dense for s in reduction.inside if s.operator == operator and s.members == members}
+            assert sorted(map(len, led.values())) == [2, 2]
+        roots = [s.root // 2 for s in reduction.across if s.operator == operator for _ in s.dense]
+        assert sorted(roots) == [0, 0, 1, 1]
+
+
+HOSTS_OF_OWNERS = (0, 0, 1, 1, 2, 2, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("dense_hosts", "samples", "way"),
+    [
+        ((4, 4, 4, 4), 10, "dense"),  # bytes that are not worth a collective
+        ((4, 4, 4, 4), 150, "host"),  # the second is not worth it yet
+        ((4, 4, 4, 4), 20_000, "owners"),  # one host takes what four hosts send
+        ((4,), 2000, "host"),  # what one owner would take, the dense rank can
+        ((4, 5, 6, 7), 20_000, "host"),  # as many hosts take as send
+    ],
+)
+def test_the_cheapest_way(dense_hosts: tuple[int, ...], samples: int, way: str) -> None:
+    hosts = (*HOSTS_OF_OWNERS, *dense_hosts)
+    dense, layout = tuple(range(8, len(hosts))), layout_for(8)
+    found = reduction_for(layout, dense, hosts, "auto", samples=samples, item_bytes=4)
+    prices = {w: Reduction(layout, dense, hosts, w).price(samples, 4) for w in WAYS}
+    assert found.way == way == min(prices, key=prices.__getitem__), prices
+
+
+def test_price_by_hand() -> None:
+    """18 elements a sample from each of 8 owners on 4 hosts to 4 dense ranks of a fifth."""
+    hosts, of_one, layout = (*HOSTS_OF_OWNERS, 4, 4, 4, 4), 4 * 1000 * 18, layout_for(8)
+    prices = [Reduction(layout, (8, 9, 10, 11), hosts, way).price(1000, 4) for way in WAYS]
+    inside = SAME_HOST_PRICE * 4  # from one owner to the other of its host, for 4 dense ranks
+    assert prices == [
+        pytest.approx(of_one * 8 * 4),
+        pytest.approx(of_one * (4 * 4 + inside) + ROUND_BYTES),
+        pytest.approx(of_one * (3 + 4 + inside) + 2 * ROUND_BYTES),  # each host adds for one dense rank
+    ]
+
+
+def test_one_host_adds_nothing_among_owners() -> None:
+    for way in (*WAYS, "auto"):
+        found = reduction_for(layout_for(3), (1, 2), (0, 0, 0), way, samples=1e6, item_bytes=4)
+        assert not found.inside and not found.across
