@@ -93,6 +93,7 @@ class Ingredients:
             features=exchange.features,
             held=exchange.held,
             slices=exchange.slices,
+            reduce=exchange.reduction.way,
         )
 
     def placed(self, layout: Layout, store: RowStore | None) -> Engine:

@@ -16,6 +16,7 @@ from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.choose import Offers
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.operators.base import weights_of
 from hpcrec.plan.memory import DenseRank, HeldIds, HeldRows, HolderTraffic, RankMemory, rank_memory
 from hpcrec.types import TableSpec
@@ -61,7 +62,11 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         layout = offers.layout({})  # where forms are chosen, what crosses is seldom more than under pooled
         item_bytes = DTYPES[config.train.dtype][0].itemsize
         mean_ids = {f.name: f.mean_ids for f in dataset.features}
-        dense = _dense_rank(config, dataset, model, layout, mean_ids, topology)
+        samples = config.train.batch_size / len(topology.dense)
+        reduction = reduction_for(
+            layout, topology.dense, host_of, config.exchange.reduce, samples=samples, item_bytes=item_bytes
+        )
+        dense = _dense_rank(config, dataset, model, layout, mean_ids, topology, reduction)
         auto = _auto(config, dataset, offers)
     wholes = sum(w.numel() for o in operators.values() for w in weights_of(o, o.lookups))
     return [
@@ -72,6 +77,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             item_bytes=item_bytes,
             ahead=config.ids_ahead,
             read_bytes=_read_bytes(config, dataset, layout, rank),
+            added_elements=samples * reduction.elements_at(rank),
             auto=auto if rank in topology.dense else None,
             held_ids=_held_ids(families, rank),
             shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
@@ -180,6 +186,7 @@ def _dense_rank(
     layout: Layout,
     mean_ids: dict[str, float],
     topology: Topology,
+    reduction: Reduction,
 ) -> DenseRank:
     batch, n = config.train.batch_size, len(topology.dense)
     asked = [_traffic(layout, rank, batch, mean_ids) for rank in layout.legs]
@@ -197,7 +204,10 @@ def _dense_rank(
         ids=sum(t.ids for t in asked) / n,
         bags=sum(t.bags for t in asked) / n,
         leaf_elements=sum(g.width * len(g.lookups) for g in layout.groups)
-        + sum(p.elements for leg in layout.legs.values() for p in leg.partials),
+        + max(
+            sum(leg.partials[i].elements for h, leg in layout.legs.items() for i in reduction.sent(h, d))
+            for d in topology.dense
+        ),
         sample_bytes=_sample_bytes(dataset, used),
         window_samples=_window_samples(config, dataset, used),
         prefetch=config.data.prefetch,

@@ -194,7 +194,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "owners": {},
         "imbalance": {},
         "dynamic_tables": {},
-        "topology": session.parts.world.describe(),
+        "topology": {**session.parts.world.describe(), "reduce": session.parts.engine.reduce},
         "versions": software,
     }
 
@@ -233,7 +233,7 @@ def _summary(
         "owners": owners,
         "imbalance": imbalance(list(owners.values())),
         "dynamic_tables": outcome.dynamic,
-        "topology": session.parts.world.describe(),
+        "topology": {**session.parts.world.describe(), "reduce": session.parts.engine.reduce},
         "versions": software,
     }
 

@@ -182,7 +182,7 @@ def step_bytes(
         Of all dense parameters that are trained; those that holders train take no part in the sum over dense ranks.
     dense_ranks : int
     """
-    partials = sum(asks.samples[h] * sum(p.elements for p in leg.partials) for h, leg in layout.legs.items())
+    partials = sum(asks.samples[h] * p.elements for h, leg in layout.legs.items() for p in leg.partials)
     reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
     return {**_by_tag(layout, asks, partials, item_bytes), "dense": 2.0 * (dense_ranks - 1) * item_bytes * reduced}
 

@@ -174,6 +174,11 @@ class Reduction:
         ]
         return [*added, last]
 
+    def elements_at(self, rank: int) -> int:
+        """Of a sample on every dense rank: what a rank gives to sums, is given for them, and has of its own in them."""
+        sums = [s for s in (*self.inside, *self.across) if rank in s.members]
+        return sum(s.elements * len(s.dense) * (len(s.members) if rank == s.root else 1) for s in sums)
+
     def crosses(self, transfer: Transfer) -> bool:
         """From host to host."""
         return self._host_of[transfer.sender] != self._host_of[transfer.receiver]

@@ -35,6 +35,7 @@ _ASK_BYTES_AN_ID = 72  # a dense rank's: bags, dealt rows, orders and the messag
 _ASK_BYTES_A_BAG = 48
 _VECTOR_COPIES = 3  # at a holder: values, gradients, the sums of a row's gradients
 _LEAF_COPIES = 6  # at a dense rank: values, leaves, operators' results, their gradients, leaf gradients, the message
+_SUM_COPIES = 4  # of what owners add among them: messages, parts that are kept, sums, their gradients
 _WINNER_BYTES = 4
 _WINDOW_SIDES = 2  # of a message's memory that neighbours read: comm.window
 _WEIGHED_COPIES = 3  # at a holder, of vectors that meet dense parameters: side by side, turned, and their gradient
@@ -163,6 +164,7 @@ def rank_memory(
     ahead: int,
     shared: float,
     read_bytes: float = 0.0,
+    added_elements: float = 0.0,
     auto: Mapping[str, float] | None = None,
     held_ids: Sequence[HeldIds] = (),
     wholes: int = 0,
@@ -187,6 +189,8 @@ def rank_memory(
         The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
     read_bytes : float
         What it reads of ids as a holder (``exchange.ids = "read"``): windows of the data set, and batches ahead.
+    added_elements : float
+        Of partial results that it gives to other owners, is given by them, or adds to theirs (``exchange.reduce``).
     auto : mapping of str to float, optional
         What form ``auto`` may take besides: term -> bytes.
     held_ids : sequence of HeldIds
@@ -213,6 +217,8 @@ def rank_memory(
     }
     if read_bytes:
         terms["ids read"] = read_bytes
+    if added_elements:
+        terms["sums among owners"] = _SUM_COPIES * item_bytes * added_elements
     terms |= auto or {}
     if held_ids:
         terms["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID

@@ -72,7 +72,8 @@ class Engine:
     """What moves rows and gradients.
 
     ``features`` are what a dense rank reads of its part of a batch, ``held`` what a holder reads of the whole batch,
-    ``slices`` the parts of dense parameters that are used at this holder.
+    ``slices`` the parts of dense parameters that are used at this holder; ``reduce`` says who adds partial results that
+    cross hosts.
     """
 
     policy: Policy
@@ -81,6 +82,7 @@ class Engine:
     features: tuple[str, ...]
     held: tuple[str, ...]
     slices: list[Any]
+    reduce: str
 
 
 class Chooses(Protocol):

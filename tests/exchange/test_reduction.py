@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,17 +10,20 @@ import pytest
 from mpi4py import MPI
 
 import hpcrec.comm.world as world_module
+from hpcrec.build import open_session
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 from hpcrec.embedding.shards import Placement, build_families
+from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.reduction import ROUND_BYTES, SAME_HOST_PRICE, WAYS, Reduction, reduction_for
 from hpcrec.operators import FM2, Operator, WideSum
 from hpcrec.types import Feature, Lookup, TableSpec
 from tests.exchange.test_exchange import STEPS, layouts_of
 from tests.exchange.test_partial import SETS, run
-from tests.train.test_equivalence import covering
+from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.train.test_equivalence import check_against_reference, covering, sections
 
 NAMES = ("fm", "two of one", "deepfm", "labels")
 HOSTS = {  # of so many ranks
@@ -96,6 +100,55 @@ def by_message(reduction: Reduction, layout: Layout, samples: dict[int, int]) ->
             sent = [layout.legs[holder].partials[n].elements for n in reduction.sent(holder, d)]
             last[holder, d] = samples[d] * sum(sent)
     return [*rounds, last]
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_sessions_equal_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole runs; the last batch of an epoch has so few samples that some dense rank has none."""
+    write_data(folder / "data.h5")
+    size = MPI.COMM_WORLD.size
+    forms = (("partial", "routed"), ("partial", "read"), ("auto", "routed"))
+    for hosts, roles, model, shard, (form, ids), way in covering(
+        tuple(HOSTS[size][-2:]), roles_of(size)[:3], ("lr", "fm", "deepfm"), ("table", "row", "column"), forms, WAYS[1:]
+    ):
+        monkeypatch.setattr(world_module, "hosts_of", lambda comm, hosts=hosts: hosts)
+        wanted = sections(roles, model, shard, "adagrad", form, ids)
+        wanted["exchange"]["reduce"] = way
+        check_against_reference(folder, **wanted)
+
+
+@pytest.mark.parallel([3, 4])
+def test_a_change_of_forms_changes_the_sums(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms and copies change every step, evaluations among them."""
+    write_data(folder / "data.h5")
+    hosts = HOSTS[MPI.COMM_WORLD.size][0]
+    monkeypatch.setattr(world_module, "hosts_of", lambda comm: hosts)
+    stay = itertools.cycle((FEATURES, ("item", "history"), (), ("user", "tag")))
+    monkeypatch.setattr(Chooser, "choose", lambda chooser: choice_of(chooser, next(stay)))
+    wanted = sections({"mode": "split", "owners": 2}, "fm", "table", "adam", "auto")
+    wanted["exchange"] |= {"auto_every": 1, "reduce": "owners"}
+    wanted["data"] = {"validation": str(folder / "data.h5")}
+    config = config_for(folder, **wanted, train={"steps": 9})
+    with open_session(config) as session:
+        reference, sums = reference_for(session, config), set()
+        batches = global_batches(session, 9)
+        for step in session.steps():
+            step.run()
+            reference.step(batches[step.number])
+            reduction = session.parts.policy._exchange.reduction
+            sums.add((reduction.inside, reduction.across))
+            assert session.evaluate("validation", 1)["logloss"] > 0
+        for name, rows in gather_tables(session).items():
+            np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
+        assert len(sums) > 1 and ((), ()) in sums
+
+
+FEATURES = ("user", "item", "history", "tag")
+
+
+def choice_of(chooser: Chooser, stay: tuple[str, ...]) -> Choice:
+    """Partial results of these features; the vectors of others cross."""
+    return Choice({**chooser._offers.single("pooled"), **dict.fromkeys(stay, "partial")}, (), {}, {})
 
 
 # The plan.

@@ -203,6 +203,24 @@ def test_choosing_forms_takes_copies_and_a_window(tmp_path):
         assert one.total_bytes == other.total_bytes - sum(other.terms.get(t, 0) for t in ("copies", "counting"))
 
 
+def test_what_owners_add_among_them_takes_memory(tmp_path):
+    """FM: 32 + 1 and 1 elements a sample; of 2 owners on a host the one gives to the other what that adds."""
+    config = write_run(tmp_path, 2000, model='name = "fm"\nwidth = 32', topology=SPLIT)
+    wanted = ["train.batch_size=100", "exchange.form='partial'", "embedding.optimizer.name='sgd'"]
+    wanted += [f"embedding.tables.f{i}.{key}" for i in range(4) for key in ("shard='table'", f"owners=[{i % 2}]")]
+    for way, hosts, terms, received in (
+        ("host", [0, 0, 1], [1 * 33 + 2, 2 * 33 + 1], 33 + 1),
+        ("host", [0, 0, 0], [0, 0], 2 * 34),
+        ("dense", [0, 0, 1], [0, 0], 2 * 34),
+        ("owners", [0, 1, 2], [1 * 33 + 2, 2 * 33 + 1], 33 + 1),
+        ("auto", [0, 0, 1], [0, 0], 2 * 34),
+    ):
+        found = [m.terms for m in predict_memory(load_config(config, [*wanted, f"exchange.reduce='{way}'"]), hosts)]
+        added = [m.get("sums among owners", 0) for m in found]
+        assert sorted(added) == [0, *sorted(4 * 4 * 100 * n for n in terms)], way
+        assert found[2]["leaves"] == 6 * 4 * 100 * received, way
+
+
 @pytest.mark.parametrize(
     ("topology", "ranks"),
     [
