@@ -21,8 +21,8 @@ Departures from the paper: each result is added for the dense rank alone that ha
 it, instead of by an allreduce for all workers; which of these follows from hosts and bytes by a formula
 (``exchange.reduction``). Vectors that some operator needs as they are (cross and dot products) cross as in ``pooled``,
 and every operator over them is computed from those. The second order term, and the first layer, over bags that are
-split over owners are not substituted: a sum of squares is no sum over parts of a bag, and each part would need a copy of
-the layer.
+split over owners are not substituted: a sum of squares is no sum over parts of a bag, and each part would need a copy
+of the layer.
 """
 
 from typing import Any
