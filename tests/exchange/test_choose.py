@@ -195,7 +195,7 @@ def test_a_layer_is_folded_where_that_saves_more_than_it_costs(
     )
     n, totals = 64, []
     for rank in (2, 3):
-        counter = Counter(offers.counted(), split_plain, reads_ids=True, rank=rank)
+        counter = Counter(offers.counted(), split_plain, reads_ids=True, rank=rank, dense=(2, 3))
         counter.add(Bags(names, np.arange(6 * n) * 100, np.arange(6 * n + 1)), n)
         totals.append(counter.totals())
     asks, elements = counter.asks(np.sum(totals, axis=0)), sum(w.numel() for w in weights) + 100
