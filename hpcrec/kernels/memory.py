@@ -7,12 +7,17 @@ for huge pages where an array is large. Rows that may come later have addresses,
 import contextlib
 import math
 import mmap
+import platform
+import sys
 
 import numpy as np
 
 from hpcrec.types import Floats
 
 LINE_BYTES = 64
+# The system keeps no memory free for pages that nobody has used; Python before 3.13 has no name for it.
+_ON_LINUX = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", _ON_LINUX)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | type) -> Floats:
@@ -56,7 +61,7 @@ def reserved_zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> Floats:
         The system has no addresses for so much (say ``ulimit -v``, or ``vm.overcommit_memory`` = 2).
     """
     n_bytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
     try:
         memory = mmap.mmap(-1, n_bytes, flags=flags)
     except (OSError, OverflowError, ValueError) as error:

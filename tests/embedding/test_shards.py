@@ -11,7 +11,8 @@ from hpcrec.embedding.place import BALANCE
 from hpcrec.embedding.shards import Placement, build_families, predicted_balance, table_seed
 from hpcrec.embedding.store import RowStore
 from hpcrec.errors import CheckpointError, ConfigError
-from hpcrec.types import Feature, Lookup, OptimizerSpec, TableSpec
+from hpcrec.train.telemetry import peak_rss_bytes
+from hpcrec.types import Dynamic, Feature, Lookup, OptimizerSpec, TableSpec
 
 
 def specs(rows: dict[str, int], width: int = 8) -> tuple[dict, list, list]:
@@ -212,3 +213,90 @@ def test_imbalance_of_owners() -> None:
     }  # fmt: skip
     assert imbalance(figures) == {"bytes": 1.0, "lookups": 2.0, "distinct": 2.0, "time": 2.0}
     assert imbalance([none.figures(0, 0)]) == {"bytes": 1.0, "lookups": 1.0, "distinct": 1.0, "time": 1.0}
+
+
+# Dynamic tables.
+
+
+def dynamic(capacity: int, kind: str = "auto", owners: int = 3, replicate_rows: int = 0, **rules) -> dict:
+    tables = {"a": TableSpec(name="a", rows=capacity, width=4, dynamic=Dynamic(**rules))}
+    families = build_families(
+        tables,
+        [Feature(name="a", cardinality=0)],
+        [Lookup(feature="a", table="a")],
+        {"a": Placement(kind=kind)},
+        owners=tuple(range(owners)),
+        dense=(9,),
+        replicate_rows=replicate_rows,
+    )
+    return families[0]
+
+
+def test_dynamic_tables_are_dealt_by_a_hash_of_any_ids() -> None:
+    """Evenly, alike on every owner, and another way for another run or table; never copied, however small."""
+    assert dynamic(10, owners=1).kind == "table" and dynamic(10, kind="table").kind == "table"
+    family = dynamic(10, replicate_rows=1000)
+    assert family.kind == "row" and [family.part_rows(p) for p in range(3)] == [4, 3, 3]
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 9000)
+    ids[:3] = -(2**63), 2**63 - 1, -1
+    number, there = family.deal(ids)
+    assert (there == ids).all() and np.bincount(number, minlength=3).min() > 2800
+    assert (dynamic(10, seed=1).deal(ids)[0] != number).mean() > 0.6
+
+
+@pytest.mark.parametrize(
+    ("kind", "capacity", "says"),
+    [
+        ("column", 100, "shard is 'column', but the table is dynamic"),
+        ("replicate", 100, "shard is 'replicate', but the table is dynamic"),
+        ("auto", 2, "capacity is 2, but the table is dealt to 3 owners"),
+        ("row", 3 * 2**32, "up to 4294967295 rows"),
+    ],
+)
+def test_dynamic_refusals(kind: str, capacity: int, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        dynamic(capacity, kind)
+
+
+def test_tables_of_one_feature_are_dynamic_together() -> None:
+    tables = {
+        "a": TableSpec(name="a", rows=10, width=4, dynamic=Dynamic()),
+        "w": TableSpec(name="w", rows=10, width=1, dynamic=Dynamic(evict="lru")),
+    }
+    lookups = [Lookup(feature="f", table="a"), Lookup(feature="f", table="w")]
+    with pytest.raises(ConfigError, match=r"'a' and 'w' .*dynamic differ"):
+        build_families(
+            tables, [Feature(name="f", cardinality=0)], lookups, {}, owners=(0,), dense=(0,), replicate_rows=0
+        )
+
+
+def test_rows_that_nobody_has_take_no_memory() -> None:
+    """A terabyte of rows has addresses alone; rows in use start from (seed, table, id), their states fresh."""
+    adagrad = OptimizerSpec(name="adagrad", initial_accumulator=0.25)
+    tables = {"a": TableSpec(name="a", rows=2**32 - 1, width=64, init_scale=0.3, optimizer=adagrad, dynamic=Dynamic())}
+    lookups, features = [Lookup(feature="a", table="a")], [Feature(name="a", cardinality=0)]
+    families = build_families(tables, features, lookups, {}, owners=(0,), dense=(0,), replicate_rows=0)
+    before = peak_rss_bytes()
+    store = RowStore(tables, families, rank=0, seed=7, dtype=np.dtype(np.float32))
+    held = store.dynamic["a"]
+    ids = np.array([-(2**63), 5, 2**63 - 1])
+    rows, fresh = held.admit(ids)
+    store.start_rows("a", rows[fresh], ids[fresh])
+    assert peak_rss_bytes() - before < 64 << 20
+    assert store.rows_in_use == 3 and store.memory_bytes - held.figures().map_bytes == 3 * 2 * 64 * 4
+    ((found, values, states),) = store.export("a")
+    np.testing.assert_array_equal(found, ids)
+    np.testing.assert_array_equal(values, kernels.init_rows(table_seed(7, "a"), ids, 64, scale=0.3))
+    assert (states["accumulator"] == 0.25).all() and states["accumulator"].shape == (3, 64)
+    assert held.find(np.array([6, 5])).tolist() == [held.spare, 1]
+    store.arenas[0].rows[held.spare] = 3.0
+    store.clear_spares()
+    assert not store.arenas[0].rows[held.spare].any()
+
+
+def test_rows_without_addresses_are_refused() -> None:
+    tables = {"a": TableSpec(name="a", rows=2**32 - 1, width=65_000, dynamic=Dynamic())}
+    lookups, features = [Lookup(feature="a", table="a")], [Feature(name="a", cardinality=0)]
+    families = build_families(tables, features, lookups, {}, owners=(0,), dense=(0,), replicate_rows=0)
+    with pytest.raises(ConfigError, match=r"4294967296 rows of dynamic tables \(a\) cannot be had: no addresses"):
+        RowStore(tables, families, rank=0, seed=7, dtype=np.dtype(np.float32))

@@ -23,6 +23,7 @@ from hpcrec.exchange.reduction import WAYS
 from hpcrec.exchange.split import Splitter
 from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Bags, Feature, Lookup, TableSpec
+from tests.train.dynamic_runs import write_data as write_any_ids
 from tests.train.runs import config_for, write_data
 from tests.train.test_equivalence import covering
 
@@ -46,10 +47,10 @@ HOSTS = {2: (0, 1), 3: (0, 0, 1), 4: (0, 0, 1, 1)}
 
 
 @pytest.mark.parallel([2, 3, 4])
-@pytest.mark.parametrize("shard", ["table", "row", "column"])
+@pytest.mark.parametrize("shard", ["table", "row", "column", "dynamic"])
 def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In all, and of those the ones that cross hosts, whoever adds partial results."""
-    write_data(folder / "data.h5")
+    (write_data if shard != "dynamic" else write_any_ids)(folder / "data.h5")
     comm = MPI.COMM_WORLD
     for topology, exchange, ids, model, reduce in covering(
         roles(comm.size), FORMS, ("routed", "read"), ("fm", "deepfm", "dlrm"), ("", *WAYS)
@@ -57,12 +58,14 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str, monke
         hosts = HOSTS[comm.size] if reduce else (0,) * comm.size
         monkeypatch.setattr(world_module, "hosts_of", lambda comm, hosts=hosts: hosts)
         tables = {t: {"shard": shard} for t in ("user", "item")}
+        if shard == "dynamic":
+            tables = {t: {"dynamic": {"capacity": 30, "evict": "lru"}} for t in ("user", "item", "history")}
         config = config_for(
             folder,
             topology=topology,
             model={"name": model},
             exchange={**exchange, "ids": ids, "reduce": reduce or "auto"},
-            embedding={"tables": tables},
+            embedding={"tables": tables, "share": {} if shard == "dynamic" else {"history": "item"}},
             train={"batch_size": 13, "steps": 3},
         )
         with open_session(config) as session:

@@ -9,9 +9,18 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build import open_session
+from hpcrec.errors import ConfigError
 from hpcrec.train.dynamic_state import figures
-from tests.train.dynamic_runs import Rules, dynamic_config, ids_of_table, learned, reference_for, write_data
-from tests.train.runs import global_batches
+from tests.train.dynamic_runs import (
+    Rules,
+    dynamic_config,
+    ids_of_table,
+    initial_rows,
+    learned,
+    reference_for,
+    write_data,
+)
+from tests.train.runs import config_for, global_batches
 from tests.train.test_equivalence import FORMS, IDS, OPTIMIZERS, covering, roles_for
 
 SHORT = {"batch_size": 13, "dtype": "float64"}
@@ -110,3 +119,79 @@ def test_rules_equal_maps_in_plain_python(folder: Path) -> None:
                 assert found[family]["rows"] == sum(m.size for m in maps)
                 assert found[family]["admitted"] == found[family]["rows"] + evicted
                 assert (found[family]["evicted"], found[family]["refused"]) == (evicted, refused)
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_owners_and_threads_change_no_bit(folder: Path) -> None:
+    """Whole tables at any owner, any number of threads, ids routed or read: the same rows, losses and refusals."""
+    write_data(folder / "data.h5")
+    size, found = MPI.COMM_WORLD.size, []
+    lru, lfu, first = {"capacity": 11, "evict": "lru"}, {"capacity": 15, "evict": "lfu"}, {"capacity": 5}
+    tables: dict[str, Any] = {"user": lru, "item": lfu, "tag": first}
+    for owners, threads, ids in ([0], 1, "routed"), (list(range(size)), 3, "read"), ([size - 1], 2, "routed"):
+        config = dynamic_config(
+            folder,
+            topology={"mode": "split", "owners": owners, "dense": 2, "owner_threads": threads},
+            model={"name": "deepfm"},
+            exchange={"ids": ids},
+            embedding={
+                "share": {"history": "item"},
+                "tables": {t: {"dynamic": rules, "shard": "table"} for t, rules in tables.items()},
+            },
+            train={"batch_size": 13, "dtype": "float32", "steps": 9},
+        )
+        with open_session(config) as session:
+            main = session.parts.world.main
+            losses = [float(main.allreduce(np.array([step.run()]))[0]) for step in session.steps()]
+            counted = {t: (f["evicted"], f["refused"]) for t, f in figures(session).items()}
+            rows = {t: {i: r.tobytes() for i, r in known.items()} for t, known in learned(session).items()}
+        found.append((losses, counted, rows))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_step_that_is_left_out_keeps_who_has_a_row(folder: Path) -> None:
+    """Ids of a batch that is skipped have rows as they start from, others have lost theirs, and the run goes on."""
+    write_data(folder / "data.h5")
+    config = dynamic_config(folder, {"capacity": 14, "evict": "lru"}, train={**SHORT, "steps": 3, "nonfinite": "skip"})
+    with open_session(config) as session:
+        batches, before = global_batches(session, 3), learned(session)
+        for step in session.steps():
+            if step.number == 1 and step.batch is not None and len(step.batch.dense):
+                step.batch.dense[0, 0] = np.nan
+            step.run()
+            if step.number == 1:
+                after = learned(session)["user"]
+                asked = np.unique(batches[1].bags["user"].ids)
+                new = np.array([i for i in asked.tolist() if i in after and i not in before["user"]], np.int64)
+                assert len(new) and before["user"].keys() - after.keys(), "some came, some went"
+                for i, row in zip(new.tolist(), initial_rows(session, "user", new), strict=True):
+                    np.testing.assert_array_equal(after[i], row)
+                for i in after.keys() & before["user"].keys():
+                    np.testing.assert_array_equal(after[i], before["user"][i])
+            before = learned(session)
+        assert session.guard.skipped == 1
+
+
+@pytest.mark.parallel([1])
+def test_tables_that_cannot_be_are_refused(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    rules = {"dynamic": {"capacity": 50}}
+    for tables, says in (
+        ({}, "feature 'user', which has no cardinality in .* embedding.tables.user.dynamic.capacity"),
+        ({"user": {"rows": 40}}, "feature 'user', which has no cardinality"),
+        (
+            {"user": rules, "item": rules, "user.wide": {"rows": 9}},
+            "user.wide has rows of its own, but 'user' .*dynamic",
+        ),
+        ({"user": rules, "item": rules, "user.wide": {"dynamic": {"capacity": 60}}}, "must agree"),
+        ({"user": rules, "item": rules, "user.wide": {"dynamic": {"capacity": 50, "evict": "lru"}}}, "dynamic differ"),
+    ):
+        config = config_for(
+            folder, model={"name": "deepfm"}, embedding={"tables": tables, "share": {"history": "item"}}
+        )
+        with pytest.raises(ConfigError, match=says), open_session(config):
+            pass
+    hashed = {t: {"rows": 30, "hashed": True} for t in ("user", "item")}
+    with open_session(config_for(folder, embedding={"tables": hashed, "share": {"history": "item"}})) as session:
+        assert [step.run() for step in session.steps()]  # any ids can be hashed
