@@ -4,6 +4,8 @@ The messages name ids. All that a step asks of a family of dynamic tables, whoev
 ascending: so who gets the last rows depends on no form, no order of messages and no number of dense ranks. Their rows
 are written behind the messages, as if the dense ranks had sent those. Knows messages and the rows of one holder; knows
 no MPI.
+
+Legend: ``P`` senders, ``E`` entries of dynamic tables, ``N`` pieces: an entry of a sender.
 """
 
 from collections.abc import Sequence
@@ -32,10 +34,11 @@ class RowFinder:
 
     def __init__(self, store: RowStore, leg: Leg) -> None:
         self._store = store
-        self._families: list[tuple[DynamicRows, Ints]] = []
-        for name, held in store.dynamic.items():
-            entries = [i for i, e in enumerate(leg.entries) if e.family.name == name]
-            self._families.append((held, np.array(entries, np.int64)))
+        self._held = list(store.dynamic.values())
+        number = {held.family.name: f for f, held in enumerate(self._held)}
+        found = [(i, number[e.family.name]) for i, e in enumerate(leg.entries) if e.family.name in number]
+        self._entries = np.array([i for i, _ in found], np.int64)
+        self._family_E = np.array([f for _, f in found], np.int64)  # of those entries
 
     def find(self, received: np.ndarray, headers: Sequence[Header], *, train: bool) -> tuple[np.ndarray, list[Header]]:
         """The messages with rows in place of ids of dynamic tables, and their headers.
@@ -47,22 +50,37 @@ class RowFinder:
         received : uint8, flat
             The messages.
         headers : sequence of Header
-            One a sender.
+            One a sender P.
         train : bool
             Ids without a row may get one; else they are answered with zeros.
         """
-        found, joined = list(headers), [received]
-        if not self._families:
-            return received, found
-        size = len(received)
-        for held, entries in self._families:
-            behind = np.empty(-size % 8, np.uint8)  # rows are read as words
-            ids, offsets = _asked(received, headers, entries)
-            parts = [behind, self._rows_of(held, ids, train=train).view(np.uint8), _lengths(offsets)]
-            found = _moved(found, entries, size + len(behind), len(ids))
-            joined += parts
-            size += sum(len(part) for part in parts)
-        return np.concatenate(joined), found
+        if not self._held:
+            return received, list(headers)
+        n_entries = len(self._entries)
+        places_PEX = np.zeros((len(headers), n_entries, 8), np.int64)
+        for p, h in enumerate(headers):
+            places_PEX[p] = h.places_EX[self._entries]
+        pieces_NX = places_PEX.reshape(-1, 8)
+        family_N = np.tile(self._family_E, len(headers))
+        order = np.argsort(family_N, kind="stable")  # family after family, in each the senders in order
+        asked_NX = np.zeros((len(order), 11), np.int64)
+        asked_NX[:, :4], asked_NX[:, 7:] = pieces_NX[order, :4], pieces_NX[order, 4:]
+        joined = kernels.unpack(received, asked_NX, 1, values=False, gradients=False)
+        n_F = np.zeros(len(self._held), np.int64)
+        np.add.at(n_F, family_N[order], asked_NX[:, 1])
+        ends = cumulative(n_F).tolist()
+        rows = np.empty_like(joined.index)
+        for held, start, stop in zip(self._held, ends, ends[1:], strict=False):
+            rows[start:stop] = self._rows_of(held, joined.index[start:stop], train=train)
+        behind = np.empty(-len(received) % 8, np.uint8)  # rows are read as words
+        lengths = np.diff(joined.offsets).astype(np.int32)
+        pieces_NX[order] = _places(asked_NX, len(received) + len(behind), len(rows))
+        out = []
+        for h, places_EX in zip(headers, pieces_NX.reshape(len(headers), n_entries, 8), strict=True):
+            moved_EX = h.places_EX.copy()
+            moved_EX[self._entries] = places_EX
+            out.append(replace(h, places_EX=moved_EX))
+        return np.concatenate([received, behind, rows.view(np.uint8), lengths.view(np.uint8)]), out
 
     def _rows_of(self, held: DynamicRows, ids: Ints, *, train: bool) -> Ints:
         if not train:
@@ -73,28 +91,11 @@ class RowFinder:
         return rows[place]
 
 
-def _asked(received: np.ndarray, headers: Sequence[Header], entries: Ints) -> tuple[Ints, Ints]:
-    """Ids of these entries of every sender, [K], and offsets of their bags, [V + 1]."""
-    asked_PEX = np.zeros((len(headers), len(entries), 11), np.int64)
-    for i, h in enumerate(headers):
-        asked_PEX[i, :, :4], asked_PEX[i, :, 7:] = h.places_EX[entries, :4], h.places_EX[entries, 4:]
-    joined = kernels.unpack(received, asked_PEX.reshape(-1, 11), 1, values=False, gradients=False)
-    return joined.index, joined.offsets
-
-
-def _lengths(offsets: Ints) -> np.ndarray:
-    return np.diff(offsets).astype(np.int32).view(np.uint8)
-
-
-def _moved(headers: Sequence[Header], entries: Ints, ids_at: int, n_ids: int) -> list[Header]:
-    """The headers, where these entries' ids begin at byte ``ids_at``, and their lengths behind all of the ids."""
-    lengths_at, out = ids_at + 8 * n_ids, []
-    for h in headers:
-        places_EX = h.places_EX.copy()
-        n_E, bags_E = places_EX[entries, 1], places_EX[entries, 3]
-        places_EX[entries, 0] = cumulative(8 * n_E, ids_at)[:-1]
-        places_EX[entries, 2] = np.where(places_EX[entries, 2] < 0, -1, cumulative(4 * bags_E, lengths_at)[:-1])
-        places_EX[entries, 4:] = np.stack([np.full_like(n_E, Coding.PLAIN), 0 * n_E, 8 * n_E, 4 * bags_E], axis=1)
-        ids_at, lengths_at = ids_at + 8 * int(n_E.sum()), lengths_at + 4 * int(bags_E.sum())
-        out.append(replace(h, places_EX=places_EX))
-    return out
+def _places(asked_NX: Ints, ids_at: int, n_ids: int) -> Ints:
+    """Where the pieces are, as a header has them, whose rows begin at byte ``ids_at``, and lengths behind all rows."""
+    n_N, bags_N = asked_NX[:, 1], asked_NX[:, 3]
+    lengths_N = np.where(asked_NX[:, 2] < 0, -1, cumulative(4 * bags_N, ids_at + 8 * n_ids)[:-1])
+    plain_N, none_N = np.full_like(n_N, Coding.PLAIN), np.zeros_like(n_N)
+    return np.stack(
+        [cumulative(8 * n_N, ids_at)[:-1], n_N, lengths_N, bags_N, plain_N, none_N, 8 * n_N, 4 * bags_N], axis=1
+    )

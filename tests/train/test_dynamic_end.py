@@ -100,7 +100,7 @@ def test_killed_and_gone_on_with_and_evaluated(tmp_path: Path) -> None:
     assert [x["user.evicted"] for x in lines if "user.evicted" in x][-1] == figures[0]["user"]["evicted"]
     assert "Dynamic tables" in (runs[0] / "report.html").read_text()
 
-    command = [sys.executable, "-m", "hpcrec", "run", "-n", "3", "--", "evaluate", str(runs[0])]
+    command = [sys.executable, "-m", "hpcrec", "evaluate", str(runs[0])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["logloss"] == pytest.approx(ends[0]["eval"]["logloss"], abs=1e-6)
