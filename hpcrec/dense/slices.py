@@ -99,14 +99,14 @@ class Slices:
             mine.append((name, 0, len(self.wholes[name]), {"": _out(self.wholes[name]), **_all_out(values)}))
         found: State = {}
         for name, start, stop, values in (item for items in self._ranks.allgather(mine) for item in items):
-            whole = self.wholes[name].detach()
-            whole[start:stop] = torch.from_numpy(values.pop(""))
-            held = found.setdefault(name, {})
+            whole = self.wholes[name]
+            whole.detach()[start:stop] = torch.from_numpy(values.pop(""))
+            held = found.setdefault(name, {}) if whole.requires_grad else {}
             for key, value in values.items():
                 if np.ndim(value) == 0:  # a count of steps
                     held[key] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
                 else:
-                    into = held.setdefault(key, torch.empty_like(whole))
+                    into = held.setdefault(key, torch.empty_like(whole.detach()))
                     assert isinstance(into, torch.Tensor)
                     into[start:stop] = torch.from_numpy(value)
         return found

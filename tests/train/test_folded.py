@@ -52,7 +52,7 @@ class Clipped:
 
 def config_of(
     folder: Path,
-    model: str = "wide_deep",
+    name: str = "wide_deep",
     shard: str = "table",
     optimizer: str = "Adam",
     hidden: tuple[int, ...] = (2, 3),
@@ -61,7 +61,7 @@ def config_of(
 ) -> Config:
     dense: dict[str, Any] = {"reducer": "mpi", "optimizer": OPTIMIZERS[optimizer]}
     wanted: dict[str, dict[str, Any]] = {
-        "model": {"name": model, "options": {"hidden": list(hidden)}},
+        "model": {"name": name, "options": {"hidden": list(hidden)}},
         "exchange": {"form": "partial"},
         "embedding": {"tables": SHARDS.get(shard, {})},
         "dense": {**dense, **({} if clip is None else {"clip_norm": clip})},
@@ -129,11 +129,14 @@ def test_learns_as_in_one_process(folder: Path) -> None:
     """Models, shards, ids, optimizers and clipping, every pair of them; folded wherever that is fewer elements."""
     write_data(folder / "data.h5")
     roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
-    axes = ("wide_deep", "deepfm"), tuple(SHARDS), tuple(OPTIMIZERS), (None, 0.05), ("routed", "read")
+    axes = ("wide_deep", "deepfm"), tuple(SHARDS), tuple(OPTIMIZERS), (None, 0.05), ("routed", "read"), ("mean", "max")
     folded = 0
-    for model, shard, optimizer, clip, ids in covering(*axes):
+    for name, shard, optimizer, clip, ids, pooling in covering(*axes):
+        model = {"name": name, "options": {"hidden": [2, 3]}, "pooling": {"history": pooling}}
         exchange = {"form": "partial", "ids": ids}
-        config = config_of(folder, model, shard, optimizer, clip=clip, topology=next(roles), exchange=exchange)
+        config = config_of(
+            folder, shard=shard, optimizer=optimizer, clip=clip, topology=next(roles), exchange=exchange, model=model
+        )
         with open_session(config) as session:
             reference = oracle_for(session, config)
             initial = {n: p.detach().clone() for n, p in reference.module.named_parameters()}
@@ -143,11 +146,11 @@ def test_learns_as_in_one_process(folder: Path) -> None:
             folded += bool(away)
             assert set(away) <= {f"first.weight_{f}" for f in ("user", "item", "history", "tag")}
             assert shard != "mixed" or "first.weight_user" not in away
-            assert model == "deepfm" or shard == "mixed" or len(away) == 4
+            assert name == "deepfm" or shard == "mixed" or len(away) == 4
             if session.parts.dense is not None:
                 assert {n for n, _ in session.parts.dense.trained} == set(initial) - set(away)
         trained = dict(reference.module.named_parameters())
-        assert not any(torch.equal(trained[name], initial[name]) for name in away), "nothing was learned"
+        assert not any(torch.equal(trained[n], initial[n]) for n in away), "nothing was learned"
     assert folded >= 6
 
 
