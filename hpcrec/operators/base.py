@@ -83,9 +83,9 @@ class Learned(Operator, Protocol):
     """An operator with dense parameters, one for each lookup, that are trained where it is computed.
 
     A holder that computes it has, of each of its lookups there, those rows of the weight that meet its columns, and
-    trains them by what the ``[dense]`` section says; they change nowhere else meanwhile. So the partial result is
-    linear in the pooled vectors, or at least a sum over lookups and columns. Each weight is also a parameter of the
-    model, under a name by which it is saved, and used by nothing else.
+    trains them by what the ``[dense]`` section says; they change nowhere else meanwhile. So the partial result has to
+    be a sum over lookups and columns. Each weight is also a parameter of the model, under a name by which it is saved,
+    and used by nothing else.
 
     Attributes
     ----------
