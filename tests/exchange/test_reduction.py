@@ -2,11 +2,13 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mpi4py import MPI
 
 import hpcrec.comm.world as world_module
@@ -21,7 +23,7 @@ from hpcrec.exchange.reduction import ROUND_BYTES, SAME_HOST_PRICE, WAYS, Reduct
 from hpcrec.operators import FM2, Operator, WideSum
 from hpcrec.types import Feature, Lookup, TableSpec
 from tests.exchange.test_exchange import STEPS, layouts_of
-from tests.exchange.test_partial import SETS, run
+from tests.exchange.test_partial import DEEP, SETS, run
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
 from tests.train.test_equivalence import check_against_reference, covering, sections
 
@@ -67,6 +69,52 @@ def test_equals_what_dense_ranks_add(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (sent[[0, 4]] == sent_so[[0, 4]]).all(), "other ids, or control"
         added += len(reduction.inside) + len(reduction.across)
     assert (added > 0) == (size > 2), "nothing was added among owners"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown:
+    """Product of 1 + the columns of pooled vectors, less 1: [B]. What is added up is not what is there."""
+
+    lookups: tuple[Lookup, ...]
+    width: int
+    shapes = ((),)
+    by_column = (False,)
+    splits_bags = False
+
+    def partial(self, pooled_BFD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return ((1 + pooled_BFD / 8).prod(2).prod(1) - 1,)
+
+    def reduce(self, a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (a[0] + b[0] + a[0] * b[0],)
+
+    def finish(self, partials: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return partials[0]
+
+
+@pytest.mark.parallel([3, 4])
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_a_reduction_that_is_no_sum(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member's gradient is its own, by the operator's ``reduce``; and the same bits, with and without windows."""
+    operators: dict[str, Operator] = {"grown": Grown(lookups=DEEP, width=6), "fm2": FM2(lookups=DEEP, width=6)}
+    hosts, roles = HOSTS[MPI.COMM_WORLD.size][0], {"mode": "split", "owners": 2}
+    monkeypatch.setattr(world_module, "hosts_of", lambda comm: hosts)
+    found = []
+    for chosen, windows in (("dense", True), (way, True), (way, False)):
+        world = World(MPI.COMM_WORLD, lambda host_of: assign_roles(host_of, **roles), windows=windows)
+        seen, initial, rows, layout = run(world, operators, "table", "partial", "sgd", way=chosen)
+        found.append(([array for *_, some in seen for array in some], rows))
+        world.close()
+    assert {s.operator for s in Reduction(layout, (2,), hosts, way).inside} == set(operators)
+    (results, rows), *others = found
+    for results_so, rows_so in others:
+        for one, other in zip(results, results_so, strict=True):
+            np.testing.assert_allclose(other, one, rtol=0, atol=1e-12)
+        for table in rows:
+            np.testing.assert_allclose(rows_so[table], rows[table], rtol=0, atol=1e-12, err_msg=table)
+            assert not np.array_equal(rows[table], initial[table]), "nothing was learned"
+    (results, rows), (results_so, rows_so) = others
+    assert all(np.array_equal(a, b) for a, b in zip(results, results_so, strict=True))
+    assert all(np.array_equal(rows[table], rows_so[table]) for table in rows)
 
 
 @pytest.mark.parallel([2, 3, 4])
