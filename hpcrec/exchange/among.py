@@ -172,7 +172,7 @@ def _rows_of(sent: Sent, s: Sum, of_SP: Floats) -> list[Floats]:
     """Rows of each dense rank of a sum, views."""
     first = {d: i for i, d in enumerate(sent.dense_P.tolist())}
     places = [first[d] for d in s.dense if d in first]  # who asks nothing of this rank asks nothing of any member
-    return [of_SP[sent.first_P[i] : sent.first_P[i + 1]] for i in places]
+    return [of_SP[:0], *(of_SP[sent.first_P[i] : sent.first_P[i + 1]] for i in places)]
 
 
 def _put(rows: Sequence[Floats], values_NP: Floats) -> None:
