@@ -12,6 +12,7 @@ import torch
 from mpi4py import MPI
 
 import hpcrec.comm.world as world_module
+import hpcrec.exchange.reduction as reduction_module
 from hpcrec.build import open_session
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.topology import assign_roles
@@ -174,7 +175,8 @@ def test_a_change_of_forms_changes_the_sums(folder: Path, monkeypatch: pytest.Mo
     stay = itertools.cycle((FEATURES, ("item", "history"), (), ("user", "tag")))
     monkeypatch.setattr(Chooser, "choose", lambda chooser: choice_of(chooser, next(stay)))
     wanted = sections({"mode": "split", "owners": 2}, "fm", "table", "adam", "auto")
-    wanted["exchange"] |= {"auto_every": 1, "reduce": "owners"}
+    monkeypatch.setattr(reduction_module, "ROUND_BYTES", 0)  # else nothing is worth a collective here
+    wanted["exchange"] |= {"auto_every": 1, "reduce": "auto"}
     wanted["data"] = {"validation": str(folder / "data.h5")}
     config = config_for(folder, **wanted, train={"steps": 9})
     with open_session(config) as session:
@@ -185,6 +187,8 @@ def test_a_change_of_forms_changes_the_sums(folder: Path, monkeypatch: pytest.Mo
             reference.step(batches[step.number])
             reduction = session.parts.policy._exchange.reduction
             sums.add((reduction.inside, reduction.across))
+            assert session.parts.engine.reduce == session.parts.auto.told[-1]["reduce"] == reduction.way
+            assert reduction.way == ("host" if reduction.inside else "dense")
             assert session.evaluate("validation", 1)["logloss"] > 0
         for name, rows in gather_tables(session).items():
             np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
