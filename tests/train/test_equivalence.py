@@ -84,8 +84,9 @@ def check_against_reference(folder: Path, atol: float = 1e-12, **wanted: dict[st
         for name, rows in gather_tables(session).items():
             np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=10 * atol, err_msg=name)
             assert not np.array_equal(rows, initial[name]), f"{name} did not learn"
-        if session.model is not None:
-            for name, p in session.model.named_parameters():
+        model = session.gather_model()
+        if model is not None:
+            for name, p in model.named_parameters():
                 mine, theirs = p.detach().numpy(), reference.module.get_parameter(name).detach().numpy()
                 np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol, err_msg=name)
 

@@ -36,13 +36,16 @@ def finish(config: Any, stop_at: int | None = None, resume: bool = False) -> dic
         store = session.parts.store
         for a, arena in enumerate(store.arenas if store is not None else ()):
             learned |= {f"arena{a}.{name}": values.copy() for name, values in arena.states.items()}
+        wire = session.parts.world.total_wire_bytes()[1:3]  # ids routed ahead of the stop are sent again
+        away = session.parts.slices.gather()
+        learned |= {f"{n}.{k}": torch.as_tensor(v).numpy() for n, state in away.items() for k, v in state.items()}
         if session.parts.dense is not None:
             dense = session.parts.dense
             learned |= {n: p.detach().numpy().copy() for n, p in dense.named_parameters}
             for p, states in dense.optimizer.state.items():
                 n = next(name for name, q in dense.named_parameters if q is p)
                 learned |= {f"{n}.{k}": torch.as_tensor(v).numpy().copy() for k, v in states.items()}
-        learned["wire"] = session.parts.world.total_wire_bytes()[1:3]  # ids routed ahead of the stop are sent again
+        learned["wire"] = wire
     return learned
 
 
