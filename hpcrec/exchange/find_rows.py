@@ -36,7 +36,7 @@ class RowFinder:
         self._store = store
         self._held = list(store.dynamic.values())
         number = {held.family.name: f for f, held in enumerate(self._held)}
-        found = [(i, number[e.family.name]) for i, e in enumerate(leg.entries) if e.family.name in number]
+        found = [(i, number[e.family.name]) for i, e in enumerate(leg.entries) if number and e.family.name in number]
         self._entries = np.array([i for i, _ in found], np.int64)
         self._family_E = np.array([f for _, f in found], np.int64)  # of those entries
 
