@@ -188,7 +188,8 @@ class Chooser:
             copied = self._copies(forms)
             ways += [(self._with_partial(alone, copied), copied), (forms, copied)]
         totals = [self._total(*way) for way in ways]
-        enough = (1 + WORTH) * min(totals)
+        fewest = min(totals)
+        enough = fewest + WORTH * abs(fewest)  # what slices spare the sum of dense gradients may be more than all else
         best, replicated = next(way for way, total in zip(ways, totals, strict=True) if total <= enough)
         layout = offers.layout(best, replicated)
         forms = {f: form for f, form in layout.form_of.items() if form != "replicate"}
