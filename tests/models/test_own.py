@@ -12,7 +12,9 @@ import torch
 
 from hpcrec.errors import ConfigError
 from hpcrec.models import MODELS, build_model, check_model, load_model, tables_of
-from hpcrec.types import Feature
+from hpcrec.operators import Folded
+from hpcrec.operators.base import Learned
+from hpcrec.types import Feature, Lookup
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "own_model"
@@ -151,8 +153,8 @@ def test_example():
 
 
 def test_code_of_the_documentation():
-    """Both listings of docs/models.md do what the text around them says."""
-    model_code, operators_code = re.findall(
+    """The listings of docs/models.md do what the text around them says."""
+    model_code, operators_code, folded_code = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "models.md").read_text(), re.DOTALL
     )
     names = {}
@@ -164,6 +166,12 @@ def test_code_of_the_documentation():
     names = {"self": SimpleNamespace()}
     exec(operators_code, names)
     assert tables_of(names["self"].operators) == {"film": 32, "user": 8}
+    module, lookups = torch.nn.Module(), tuple(Lookup(feature=f, table=f) for f in ("a", "b"))
+    given = {"torch": torch, "nn": torch.nn, "Folded": Folded}
+    exec(folded_code, {**given, "self": module, "lookups": lookups, "width": 4})
+    (first,) = module.operators.values()
+    assert isinstance(first, Learned) and first.shapes == ((64,),)
+    assert all(mine is its for mine, its in zip(module.parameters(), first.weights, strict=True))
 
 
 def test_defaults_of_the_documentation():
