@@ -21,11 +21,12 @@ from hpcrec.config import Config
 from hpcrec.data.loader import Loader
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
-from hpcrec.exchange.choose import Choice, Chooser, Offers
+from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, cross_host_bytes
 from hpcrec.exchange.migrate import migrate
+from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.split import Splitter
 from hpcrec.operators.base import Operator

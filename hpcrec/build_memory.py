@@ -14,8 +14,8 @@ from hpcrec.comm.topology import Topology
 from hpcrec.config import Config
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
-from hpcrec.exchange.choose import Offers
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.operators.base import weights_of
 from hpcrec.plan.memory import DenseRank, HeldIds, HeldRows, HolderTraffic, RankMemory, rank_memory

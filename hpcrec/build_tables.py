@@ -18,7 +18,7 @@ from hpcrec.data.reader import DataSet
 from hpcrec.embedding.place import row_elements
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
-from hpcrec.exchange.choose import Offers
+from hpcrec.exchange.offers import Offers
 from hpcrec.kernels import MOST_ROWS
 from hpcrec.models import build_model, tables_of
 from hpcrec.operators.base import Operator

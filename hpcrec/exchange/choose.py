@@ -4,25 +4,21 @@ From counts of real batches (``measure``) the bytes of any choice follow. ``pool
 rank cost each bundle of features its own bytes, whatever the others do; so there the cheapest is taken for each.
 ``partial`` pays by operator and holder, however many features take part: of those whose own bytes it saves, all take
 part, or none of some holders'. Dense layers that holders compute for dense ranks count by the time that steps take
-longer by it: that of the busiest holder, less what each dense rank is spared, with as many bytes from every rank as it
-could have sent meanwhile. What is chosen is never predicted to cost more than any single form for all features. A pure
-function of the counts, so every rank chooses alike. Knows layouts and counts; knows no MPI. Source: [DES], which has
-one form for all.
+longer by it: that of the busiest holder, less what each dense rank is spared, with the bytes that could have crossed
+meanwhile between these holders and the dense ranks, whichever are fewer. But for that, what is chosen is never
+predicted to cost more than any single form for all features. A pure function of the counts, so every rank chooses
+alike. Knows layouts and counts; knows no MPI. Source: [DES], which has one form for all.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from hpcrec.embedding.shards import Family
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, owner_flops, step_bytes
-from hpcrec.operators.base import Operator
-from hpcrec.types import Lookup, TableSpec
+from hpcrec.exchange.offers import SINGLE, TRIED_APART, Offers
+from hpcrec.operators.base import Learned
 
-SINGLE = ("rows", "pooled", "partial")
 SIMPLEST = ("pooled", "rows", "partial")  # first: what is taken where others hardly cost less
-TRIED_APART = 16  # features that share tables are looked at apart up to so many, which makes a layout for each
 WORTH = 0.005  # of the fewest bytes: what is to be saved before a simpler choice is left for another
 FLOPS_A_BYTE = 50  # a core does about 50 Gflop/s of products of matrices while its rank sends 1 GB/s
 
@@ -52,99 +48,6 @@ class Choice:
     flops: float = 0.0
 
 
-class Offers:
-    """The layouts that may be chosen.
-
-    Parameters
-    ----------
-    tables : mapping of str to TableSpec
-    families : sequence of Family
-        As placed; a family that is chosen to be replicated leaves the others where they are.
-    lookups : sequence of Lookup
-    operators : mapping of str to Operator
-    one_hot : set of str
-        Features of which every sample has exactly one id.
-    forms : mapping of str to str
-        Feature -> form, or ``auto`` where it is to be chosen.
-    default_form : str
-        Likewise, of the other features.
-    replicable : mapping of str to int
-        Families that may be replicated, and bytes of a copy.
-    dense : sequence of int
-        World ranks that would have the copies.
-
-    Attributes
-    ----------
-    free : tuple of str
-        Features whose form is to be chosen.
-    replicable : dict of str to int
-        Families that may be replicated, all of whose features are free.
-    """
-
-    def __init__(
-        self,
-        tables: Mapping[str, TableSpec],
-        families: Sequence[Family],
-        lookups: Sequence[Lookup],
-        operators: Mapping[str, Operator],
-        one_hot: AbstractSet[str],
-        *,
-        forms: Mapping[str, str],
-        default_form: str,
-        replicable: Mapping[str, int],
-        dense: Sequence[int],
-    ) -> None:
-        self.families = tuple(families)
-        self._forms = dict(forms)
-        self._default_form = default_form
-        self._parts = tables, lookups, operators, one_hot
-        self.dense = tuple(dense)
-        sharded = [f for family in families if family.kind != "replicate" for f in family.features]
-        self.free = tuple(f for f in sharded if forms.get(f, default_form) == "auto")
-        self.replicable = {
-            family.name: replicable[family.name]
-            for family in families
-            if family.name in replicable and family.kind != "replicate" and set(self.free).issuperset(family.features)
-        }
-
-    def families_with(self, replicated: Iterable[str]) -> tuple[Family, ...]:
-        """The families, some of them replicated."""
-        names = set(replicated)
-        return tuple(replace(f, kind="replicate", holders=self.dense) if f.name in names else f for f in self.families)
-
-    def layout(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> Layout:
-        """The layout of a choice; ``forms`` of free features, ``pooled`` where they do not say."""
-        tables, lookups, operators, one_hot = self._parts
-        families = self.families_with(replicated)
-        copied = {f for family in families if family.name in set(replicated) for f in family.features}
-        chosen = {**self._forms, **dict.fromkeys(self.free, "pooled"), **forms}
-        return Layout(
-            tables,
-            families,
-            lookups,
-            forms={f: form for f, form in chosen.items() if f not in copied},
-            default_form="pooled" if self._default_form == "auto" else self._default_form,
-            operators=operators,
-            one_hot=one_hot,
-        )
-
-    def single(self, form: str) -> dict[str, str]:
-        """One form for all free features."""
-        return dict.fromkeys(self.free, form)
-
-    def counted(self) -> list[Layout]:
-        """Layouts that have between them every entry that a choice may send."""
-        layouts = [self.layout(self.single(form)) for form in SINGLE]
-        bundles = [feats for _, feats in layouts[0].bundles("rows") if len(feats) > 1]
-        bundles = [feats for feats in bundles if len(feats) <= TRIED_APART]
-        for number in range(max((len(feats) for feats in bundles), default=0)):
-            alone = {feats[number]: "rows" for feats in bundles if number < len(feats) and feats[number] in self.free}
-            layouts.append(self.layout({**self.single("pooled"), **alone}))
-        if self.replicable:
-            layouts.append(self.layout(self.single("pooled"), self.replicable))
-        return layouts
-
-
 class Chooser:
     """Chooses among offers.
 
@@ -171,7 +74,6 @@ class Chooser:
         self._budget_bytes = budget_bytes
         self._dense_elements = dense_elements
         self._samples = samples
-        self._ranks = len({*offers.dense, *(rank for family in offers.families for rank in family.holders)})
 
     def choose(self) -> Choice:
         """The cheapest that was found, or the simplest that is at most ``WORTH`` above it.
@@ -181,12 +83,15 @@ class Chooser:
         offers = self._offers
         single = {form: sum(self._predicted(offers.single(form)).values()) for form in SINGLE}
         alone = self._separable()
+        learned = any(isinstance(o, Learned) for o in offers.operators.values())
+        stays = (False, True)[: 1 + learned]  # else the same
         ways: list[tuple[dict[str, str], tuple[str, ...]]] = [(offers.single(form), ()) for form in SIMPLEST]
-        partial = self._with_partial(alone)
-        ways += [(alone, ()), (partial, ())]
-        for forms in (partial, alone):  # copies of what is left, or of anything
+        partials = [self._with_partial(alone, most_stay=most) for most in stays]
+        ways += [(forms, ()) for forms in (alone, *partials)]
+        for forms in (*partials, alone):  # copies of what is left, or of anything
             copied = self._copies(forms)
-            ways += [(self._with_partial(alone, copied), copied), (forms, copied)]
+            ways += [(self._with_partial(alone, copied, most_stay=most), copied) for most in stays]
+            ways.append((forms, copied))
         totals = [self._total(*way) for way in ways]
         fewest = min(totals)
         enough = fewest + WORTH * abs(fewest)  # what slices spare the sum of dense gradients may be more than all else
@@ -213,8 +118,9 @@ class Chooser:
         layout = self._offers.layout(forms, replicated)
         flops = owner_flops(layout, self._samples)
         longer = max(0.0, max(flops.values(), default=0.0) - sum(flops.values()) / len(self._offers.dense))
+        links = min(sum(n > 0 for n in flops.values()), len(self._offers.dense))
         always = 2 * (len(self._offers.dense) - 1) * self._item_bytes * self._dense_elements
-        return sum(self._bytes_of(layout).values()) - always + self._ranks * longer / FLOPS_A_BYTE
+        return sum(self._bytes_of(layout).values()) - always + links * longer / FLOPS_A_BYTE
 
     def _by_entry(self, layout: Layout) -> dict[tuple[str, ...], float]:
         """Bytes of a step by what travels together, without partial results: what they cost belongs to no entry."""
@@ -251,11 +157,15 @@ class Chooser:
         layout = self._offers.layout({**self._offers.single("pooled"), **dict.fromkeys(as_rows, "rows")})
         return _sum_of(self._by_entry(layout), bundle)
 
-    def _with_partial(self, alone: dict[str, str], copied: Iterable[str] = ()) -> dict[str, str]:
-        """``alone``, but ``partial`` where that is fewer bytes; not of families that are copied."""
+    def _with_partial(self, alone: dict[str, str], copied: Iterable[str] = (), *, most_stay: bool) -> dict[str, str]:
+        """``alone``, but ``partial`` where that is fewer bytes; not of families that are copied.
+
+        Looked at are features by themselves, under the layout in which all take part, where perhaps no layer is folded;
+        or, with ``most_stay``, every one that can be.
+        """
         offers = self._offers
         out = {f for family in offers.families if family.name in set(copied) for f in family.features}
-        every = offers.layout(offers.single("partial"))
+        every = offers.layout(offers.single("partial"), most_stay=most_stay)
         can = {k.feature for some in every.substituted.values() for k in some if k.feature in offers.free} - out
         by_partial, by_alone = self._by_entry(every), self._by_entry(offers.layout(alone))
         shared = {f for features in by_alone for f in features if len(features) > 1}  # whose bytes are not theirs alone

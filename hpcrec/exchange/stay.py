@@ -33,8 +33,8 @@ class Stay:
         self._form_of = form_of
         self._operators = operators
 
-    def of(self, lookups: Sequence[Lookup], one_hot: AbstractSet[str]) -> set[Lookup]:
-        """Lookups whose vectors stay.
+    def of(self, lookups: Sequence[Lookup], one_hot: AbstractSet[str], *, most: bool = False) -> set[Lookup]:
+        """Lookups whose vectors stay; with ``most`` all that can, whatever crosses then.
 
         An operator with dense parameters (``Learned``) is computed at holders only where so fewer elements cross a
         sample, had no sample an empty bag: all that it could leave there, or nothing. The others take what they can.
@@ -42,7 +42,7 @@ class Stay:
         away = list(self._operators)
         stay = self._stay(lookups, one_hot, away)
         for name, operator in self._operators.items():
-            if isinstance(operator, Learned):
+            if isinstance(operator, Learned) and not most:
                 without = [n for n in away if n != name]
                 less = self._stay(lookups, one_hot, without)
                 if self._elements(lookups, less) <= self._elements(lookups, stay):
