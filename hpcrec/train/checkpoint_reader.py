@@ -181,8 +181,14 @@ class Checkpoint:
                 "Use the data.features, embedding.share and model that the checkpoint was trained with."
             )
 
-    def check_dense(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def check_dense(self, shapes: Mapping[str, tuple[int, ...]], *, some: bool = False) -> None:
         """Holds the dense parameters to a model's, by name and shape.
+
+        Parameters
+        ----------
+        shapes : mapping of str to tuple of int
+        some : bool
+            The model has others besides.
 
         Raises
         ------
@@ -201,7 +207,7 @@ class Checkpoint:
                     f"{self.folder}: dense parameter {name!r} has shape {list(found[name])}, the model's has "
                     f"{list(shape)}. {change}"
                 )
-        if left := sorted(set(found) - set(shapes)):
+        if not some and (left := sorted(set(found) - set(shapes))):
             raise CheckpointError(f"{self.folder}: has dense parameter {left[0]!r}, which the model has not. {change}")
 
     def _paths(self, table: str) -> list[Path]:

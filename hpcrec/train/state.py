@@ -141,6 +141,9 @@ def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
         checkpoint.check_table(name, rows=table.rows, width=table.width, states=states, dynamic=dynamic)
     if session.parts.dense is not None:
         checkpoint.check_dense({n: tuple(p.shape) for n, p in session.parts.dense.named_parameters})
+    elif session.parts.slices.own:
+        wholes = session.parts.slices.wholes
+        checkpoint.check_dense({n: tuple(p.shape) for n, p in wholes.items() if p.requires_grad}, some=True)
     if not resume:
         if any(t.hashed for t in session.parts.tables.values()) and checkpoint.state.get("seed") != session.parts.seed:
             raise CheckpointError(

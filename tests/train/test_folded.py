@@ -1,6 +1,7 @@
 """The first layer of a tower at the owners: it learns as in one process, wherever it is, moves, and is saved whole."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from hpcrec.build import open_session
 from hpcrec.comm.ledger import TAGS
 from hpcrec.config import Config
 from hpcrec.dense.optimizer import build_optimizer
-from hpcrec.errors import ConfigError, HpcrecError
+from hpcrec.errors import CheckpointError, ConfigError, HpcrecError
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.train import state
-from hpcrec.train.checkpoint import find_checkpoint
+from hpcrec.train.checkpoint import Checkpoint, DenseState, find_checkpoint
 from hpcrec.train.session import Session
 from tests.reference import Reference
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
@@ -404,3 +405,28 @@ def test_a_checkpoint_is_whole(folder: Path) -> None:
                 run_beside(session, reference, batches, 2 * (at + 1))
                 same_parameters(session, reference)
                 state.save(session, Path(config.run.folder), {"note": ""})
+
+
+@pytest.mark.parallel([2])
+def test_a_checkpoint_of_another_layer_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the owner, which is rank 0, as by the dense rank: of another H, and of other names."""
+    write_data(folder / "data.h5")
+    split = {"mode": "split", "owners": 1}
+    with open_session(config_of(folder, topology=split)) as session:
+        state.save(session, folder / "run", {"note": ""})
+    saved = Checkpoint.dense
+
+    def renamed(checkpoint: Checkpoint) -> DenseState:
+        found = saved(checkpoint)
+        return replace(found, parameters={n.replace("weight_", ""): v for n, v in found.parameters.items()})
+
+    for hidden, said in (
+        ((1, 3), r"dense parameter 'first.weight_user' has shape \[6, 2\], the model's has \[6, 1\]"),
+        ((2, 3), "has no dense parameter 'first.weight_user'. It has: .*first.user"),
+    ):
+        with open_session(config_of(folder, hidden=hidden, topology=split)) as session:
+            assert bool(session.parts.slices.own) == (session.topology.rank == 0)
+            found = find_checkpoint(folder / "run", "last", session.parts.world.main)
+            with pytest.raises(CheckpointError, match=said):
+                state.load(session, found, resume=False)
+        monkeypatch.setattr(Checkpoint, "dense", renamed)
