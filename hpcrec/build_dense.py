@@ -26,6 +26,8 @@ from hpcrec.train.parts import DensePart
 class DenseSide:
     """Puts dense parameters where a layout says; collective, like all its methods.
 
+    Ranks that are not dense keep those that may be away, and of the model nothing else.
+
     Parameters
     ----------
     config : Config
@@ -35,6 +37,8 @@ class DenseSide:
 
     Attributes
     ----------
+    elements : int
+        Of all parameters that are trained.
     part : DensePart or None
         What dense ranks train; None elsewhere.
     slices : Slices
@@ -42,9 +46,11 @@ class DenseSide:
     """
 
     def __init__(self, config: Config, model: nn.Module, operators: Mapping[str, Operator], world: World) -> None:
-        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        if not self._named:
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        if not named:
             raise ConfigError("the model has no dense parameter that requires a gradient; nothing to optimise")
+        self.elements = sum(p.numel() for _, p in named)
+        self._named = [] if world.dense is None else named
         wanted = config.dense.optimizer
         self._optimizer_for = partial(build_optimizer, wanted.name, lr=wanted.lr, options=wanted.options)
         name_of = {p: n for n, p in model.named_parameters()}
@@ -71,11 +77,6 @@ class DenseSide:
         reducer, optimizer = self._reducer_for(self._named), self._optimizer_for(self._named)
         part = DensePart(model=model, reducer=reducer, optimizer=optimizer, trained=self._named, close=close)
         return part
-
-    @property
-    def elements(self) -> int:
-        """Of all parameters that are trained."""
-        return sum(p.numel() for _, p in self._named)
 
     def gather(self) -> State:
         """Brings those that may be away up to date on every rank; their optimizer state."""

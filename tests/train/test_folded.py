@@ -1,6 +1,8 @@
 """The first layer of a tower at the owners: it learns as in one process, wherever it is, moves, and is saved whole."""
 
+import gc
 import itertools
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
+from hpcrec import build
 from hpcrec.build import open_session
 from hpcrec.comm.ledger import TAGS
 from hpcrec.config import Config
@@ -430,3 +433,24 @@ def test_a_checkpoint_of_another_layer_is_refused(folder: Path, monkeypatch: pyt
             with pytest.raises(CheckpointError, match=said):
                 state.load(session, found, resume=False)
         monkeypatch.setattr(Checkpoint, "dense", renamed)
+
+
+@pytest.mark.parallel([2])
+def test_an_owner_keeps_nothing_of_the_model_but_the_layer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    made: list[weakref.ref[Any]] = []
+    original = build.make_model
+
+    def make_model(*given: Any) -> Any:
+        model, operators = original(*given)
+        made[:] = [weakref.ref(model), *(weakref.ref(p) for p in model.parameters())]
+        return model, operators
+
+    monkeypatch.setattr(build, "make_model", make_model)
+    with open_session(config_of(folder, topology={"mode": "split", "owners": 1})) as session:
+        gc.collect()
+        kept = {id(ref()) for ref in made} - {id(None)}
+        wholes = {id(p) for p in session.parts.slices.wholes.values()}
+        found = session.parts.world.main.allgather((len(kept), len(made), kept == wholes))
+    assert found[0] == (4, found[1][1], True)
+    assert found[1] == (found[1][1], found[1][1], False)
