@@ -54,7 +54,7 @@ class _Bucket:
 class DenseReducer:
     """Sums the gradients of ``parameters`` over the dense ranks.
 
-    A step is ``zero_grad()``, one backward, perhaps ``send()``, ``reduce()``, perhaps ``clip()``, and the optimizer.
+    A step is ``zero_grad()``, one backward, perhaps ``send()``, ``reduce()``, perhaps ``scale()``, and the optimizer.
     With several backward calls in one step, all but the last run inside ``accumulating()``.
 
     Parameters
@@ -142,21 +142,8 @@ class DenseReducer:
         self._reduced = True
         self.wait_s += time.perf_counter() - began
 
-    def clip(self, max_norm: float) -> float:
-        """Scales all gradients so that their norm is at most ``max_norm``; after ``reduce``.
-
-        Returns
-        -------
-        float
-            The 2-norm before scaling, over all dense parameters, summed in float64: the same on every rank. Where it
-            is not finite nothing is scaled, so that the caller can say so.
-        """
-        norm = math.sqrt(self.squared_norm())
-        self.scale(clip_factor(norm, max_norm))
-        return norm
-
     def squared_norm(self) -> float:
-        """The square of that norm; after ``reduce``."""
+        """Square of the 2-norm of all gradients, summed in float64; after ``reduce``, the same on every rank."""
         assert self._reduced, "before reduce() it would be that of each rank's own part"
         return sum(float(torch.linalg.vector_norm(b.flat, dtype=torch.float64)) ** 2 for b in self._buckets)
 

@@ -1,5 +1,6 @@
 """Sums of dense gradients: against float64, whatever the buckets, the backend, the order of hooks or the timing."""
 
+import math
 import random
 import sys
 import time
@@ -13,7 +14,7 @@ from torch import nn
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import TAGS, Ledger
 from hpcrec.dense.allreduce import make_allreduce
-from hpcrec.dense.reducer import DenseReducer
+from hpcrec.dense.reducer import DenseReducer, clip_factor
 from hpcrec.errors import ConfigError, HpcrecError, MissingError
 
 BACKENDS = ("horovod", "mpi")
@@ -164,7 +165,8 @@ def test_clip_is_the_same_on_every_rank_and_torchs_own():
     twin = [nn.Parameter(p.detach().clone()) for p in model.parameters() if p.requires_grad]
     for t, p in zip(twin, [p for p in model.parameters() if p.requires_grad], strict=True):
         t.grad = p.grad.clone()
-    norm = reducer.clip(0.01)
+    norm = math.sqrt(reducer.squared_norm())
+    reducer.scale(clip_factor(norm, 0.01))
     torch_norm = float(torch.nn.utils.clip_grad_norm_(twin, 0.01))
     assert norm > 0.01
     assert norm == pytest.approx(torch_norm, rel=1e-6)
@@ -280,13 +282,14 @@ def test_clip_leaves_small_and_non_finite_gradients_alone():
     reducer = DenseReducer([("p", parameter)], Recorder(), bucket_bytes=8)
     parameter.grad.copy_(torch.tensor([3.0, 4.0]))
     reducer.reduce()
-    assert reducer.clip(10.0) == 5.0
+    assert reducer.squared_norm() == pytest.approx(25.0, rel=1e-15)
+    reducer.scale(clip_factor(5.0, 10.0))
     assert parameter.grad.tolist() == [3.0, 4.0]
-    assert reducer.clip(0.5) == 5.0
+    reducer.scale(clip_factor(5.0, 0.5))
     assert parameter.grad.tolist() == pytest.approx([0.3, 0.4], rel=1e-5)
     parameter.grad[0] = float("inf")
-    assert reducer.clip(0.5) == float("inf")
-    assert parameter.grad[1] == pytest.approx(0.4, rel=1e-5)
+    assert reducer.squared_norm() == float("inf")
+    assert clip_factor(float("inf"), 0.5) == clip_factor(float("nan"), 0.5) == 1.0
 
 
 def test_a_model_without_dense_parameters_and_a_shared_one():
