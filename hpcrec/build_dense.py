@@ -57,7 +57,7 @@ class DenseSide:
         wholes: dict[str, nn.Parameter] = {}
         for name, operator in operators.items():
             for lookup, weight in zip(operator.lookups, weights_of(operator, operator.lookups), strict=False):
-                _check_weight(name, lookup.feature, weight, operator.width, name_of.get(weight), wholes)
+                _check_weight(name, lookup.feature, name_of.get(weight), wholes)
                 wholes[name_of[weight]] = weight
         self._name_of = {weight: name for name, weight in wholes.items()}
         _same_everywhere(model, wholes, world)
@@ -106,20 +106,13 @@ class DenseSide:
         load_optimizer_state(part.optimizer, part.trained, {n: state[n] for n, _ in part.trained})
 
 
-def _check_weight(
-    operator: str, feature: str, weight: nn.Parameter, width: int, name: str | None, taken: Mapping[str, nn.Parameter]
-) -> None:
+def _check_weight(operator: str, feature: str, name: str | None, taken: Mapping[str, nn.Parameter]) -> None:
     """Refuses what could not be moved, or saved."""
     where = f"model: the weight of feature {feature!r} in operator {operator!r}"
     if name is None:
         raise ConfigError(f"{where} is no parameter of the model. Make it one: assign it to a module of the model.")
     if name in taken:
         raise ConfigError(f"{where}, {name}, is that of another lookup too. Give each lookup a parameter of its own.")
-    if weight.shape[0] != width:
-        raise ConfigError(
-            f"{where}, {name}, has {weight.shape[0]} rows, the feature's vectors {width} columns. Give it one row a "
-            "column."
-        )
 
 
 def _same_everywhere(model: nn.Module, wholes: Mapping[str, nn.Parameter], world: World) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcrec.errors import ConfigError
 from hpcrec.models.base import Pooling, tables_of
-from hpcrec.operators.base import OPERATOR_ATTRIBUTES, Operator
+from hpcrec.operators.base import OPERATOR_ATTRIBUTES, Learned, Operator
 from hpcrec.types import Feature
 
 SIGNATURE = "build(features, n_dense, *, width, n_labels=1, **options)"
@@ -75,7 +75,8 @@ def check_model(name: str, model: object, features: Sequence[Feature]) -> None:
     ------
     ConfigError
         It is not an ``nn.Module``; ``operators`` is missing, empty or has something else than operators in it; a lookup
-        reads a feature that the data set has not; two operators disagree about a table.
+        reads a feature that the data set has not, or has a dense parameter too few, too many or of another shape; two
+        operators disagree about a table.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -103,7 +104,23 @@ def check_model(name: str, model: object, features: Sequence[Feature]) -> None:
                     f"model {name}: operator {key!r} reads feature {lookup.feature!r}; the data set has "
                     f"{', '.join(sorted(known))}"
                 )
+        if isinstance(operator, Learned):
+            _check_weights(f"model {name}: operator {key!r}", operator)
     tables_of(operators)
+
+
+def _check_weights(where: str, operator: Learned) -> None:
+    if len(operator.weights) != len(operator.lookups):
+        raise ConfigError(
+            f"{where} has {len(operator.lookups)} lookups and {len(operator.weights)} weights; give it one weight for "
+            "each lookup"
+        )
+    for lookup, weight in zip(operator.lookups, operator.weights, strict=True):
+        if weight.ndim < 2 or weight.shape[0] != operator.width:
+            raise ConfigError(
+                f"{where}: the weight of feature {lookup.feature!r} has shape {list(weight.shape)}; it must have two "
+                f"dimensions or more, the first of them the {operator.width} columns of the feature's vectors"
+            )
 
 
 def _find(path: str, folder: Path | None) -> Callable[..., Any]:

@@ -90,7 +90,7 @@ class Learned(Operator, Protocol):
     Attributes
     ----------
     weights : tuple of nn.Parameter [D, ...]
-        Of each lookup: a row for each of its columns.
+        Of each lookup: a row for each of its columns; two dimensions or more.
     """
 
     @property

@@ -12,7 +12,7 @@ import torch
 
 from hpcrec.errors import ConfigError
 from hpcrec.models import MODELS, build_model, check_model, load_model, tables_of
-from hpcrec.operators import Folded
+from hpcrec.operators import Block, Folded
 from hpcrec.operators.base import Learned
 from hpcrec.types import Feature, Lookup
 
@@ -107,6 +107,35 @@ MAKE = "model = Model(features, n_dense, width=width)"
 def test_refusals(load, text, message):
     with pytest.raises(ConfigError, match=message):
         load(text)
+
+
+class Scaled(Block):
+    """With dense parameters, such as they are."""
+
+    weights = ()
+
+    def over(self, lookups, weights):
+        raise AssertionError
+
+
+def test_weights_of_an_operator_that_do_not_fit():
+    """Said of an operator of one's own, whose class does not look at them itself."""
+    lookups = tuple(Lookup(feature=f, table=f) for f in ("user", "item"))
+    model, operator = torch.nn.Module(), Scaled(lookups=lookups, width=4)
+    model.operators = {"scaled": operator}
+    good = torch.nn.Parameter(torch.zeros(4, 2))
+    for weights, said in (
+        ((good,), "operator 'scaled' has 2 lookups and 1 weights; give it one weight for each"),
+        ((good,) * 3, "2 lookups and 3 weights"),
+        ((good, torch.zeros(())), r"feature 'item' has shape \[\]; it must have two dimensions or more, .* 4 columns"),
+        ((good, torch.zeros(4)), r"feature 'item' has shape \[4\]; it must have two"),
+        ((torch.zeros(0, 2), good), r"feature 'user' has shape \[0, 2\]; it must"),
+    ):
+        object.__setattr__(operator, "weights", weights)
+        with pytest.raises(ConfigError, match=said):
+            check_model("own:build", model, FEATURES)
+    object.__setattr__(operator, "weights", (good, good))
+    check_model("own:build", model, FEATURES)
 
 
 def test_wrong_options_and_signatures(load):

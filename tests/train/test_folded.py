@@ -337,7 +337,7 @@ def test_a_model_of_ones_own(folder: Path) -> None:
         assert session.parts.slices.away == tuple(f"own.{i}" for i in range(4))
         same_parameters(session, reference)
     for wrong, said in (
-        ("rows", "operator 'a', own.0, has 5 rows, the feature's vectors 6 columns"),
+        ("rows", r"operator 'a': the weight of feature 'user' has shape \[5, 2\]; .* the 6 columns"),
         ("name", "operator 'a' is no parameter of the model"),
         ("shared", "operator 'b', own.0, is that of another lookup too"),
     ):
