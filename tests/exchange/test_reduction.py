@@ -27,8 +27,9 @@ from tests.exchange.test_exchange import STEPS, layouts_of
 from tests.exchange.test_partial import DEEP, SETS, run
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
 from tests.train.test_equivalence import check_against_reference, covering, sections
+from tests.train.test_folded import config_of, oracle_for, oracle_step, same_parameters
 
-NAMES = ("fm", "two of one", "deepfm", "labels")
+NAMES = ("fm", "two of one", "deepfm", "folded", "labels")
 HOSTS = {  # of so many ranks
     1: [(0,)],
     2: [(0, 0), (0, 1)],
@@ -164,6 +165,35 @@ def test_sessions_equal_one_process(folder: Path, monkeypatch: pytest.MonkeyPatc
         wanted = sections(roles, model, shard, "adagrad", form, ids)
         wanted["exchange"]["reduce"] = way
         check_against_reference(folder, **wanted)
+
+
+@pytest.mark.parallel([3, 4])
+@pytest.mark.parametrize("form", ["partial", "auto"])
+def test_a_folded_layer_is_added_among_owners(form: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sums come and go with forms; the norm is that of all gradients, wherever they are."""
+    write_data(folder / "data.h5")
+    hosts = HOSTS[MPI.COMM_WORLD.size][0]
+    monkeypatch.setattr(world_module, "hosts_of", lambda comm: hosts)
+    stay = itertools.cycle((FEATURES, ()))
+    monkeypatch.setattr(Chooser, "choose", lambda chooser: choice_of(chooser, next(stay)))
+    config = config_of(
+        folder,
+        hidden=(2, 3),
+        clip=0.05,
+        topology={"mode": "split", "owners": 2},
+        exchange={"form": form, "reduce": "host", **({"auto_every": 1} if form == "auto" else {})},
+        schedule={},
+    )
+    with open_session(config) as session:
+        reference, batches, added = oracle_for(session, config), global_batches(session, 4), []
+        for step in session.steps():
+            step.run()
+            oracle_step(reference, session, batches[step.number], step.number)
+            reduction = session.parts.policy._exchange.reduction
+            added.append("first" in [s.operator for s in reduction.inside])
+            assert len(session.parts.slices.away) == (4 if added[-1] else 0)
+        assert added == [form == "partial" or i % 2 == 0 for i in range(4)]
+        same_parameters(session, reference)
 
 
 @pytest.mark.parallel([3, 4])
