@@ -25,7 +25,7 @@ class Policy(Protocol):
     """Four verbs, each collective: every rank calls them in the same order."""
 
     def submit(self, batch: Batch | None, ids: GlobalIds | None, *, train: bool, stop: bool = False) -> Ticket:
-        """Starts to route a batch; returns at once where routing runs ahead. ``ids`` on holders that read them."""
+        """A batch to be routed: at once where routing runs ahead, else in its step. ``ids``: of holders."""
 
     def gather(self, ticket: Ticket) -> Inputs | None:
         """What the model receives for the batch; None on ranks that are not dense."""

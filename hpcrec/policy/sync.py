@@ -4,12 +4,30 @@ Only ids run ahead: the route of batch t + 1 is made by a thread of its own whil
 result, because ids do not depend on weights.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from hpcrec.exchange.exchange import Exchange, Route, Timer
 from hpcrec.exchange.inputs import Inputs
 from hpcrec.policy.base import Ticket
 from hpcrec.types import Batch, GlobalIds
+
+
+class _Later(Future[Route]):
+    """A route that is made when it is first asked for, by who asks."""
+
+    def __init__(self, make: Callable[[], Route]) -> None:
+        super().__init__()
+        self._make: Callable[[], Route] | None = make
+
+    def result(self, timeout: float | None = None) -> Route:
+        if self._make is not None:
+            make, self._make = self._make, None
+            try:
+                self.set_result(make())
+            except BaseException as error:
+                self.set_exception(error)
+        return super().result(timeout)
 
 
 class Sync:
@@ -20,7 +38,8 @@ class Sync:
     exchange : Exchange
     timer : callable
     ahead : bool
-        Route on a thread of its own; else ``submit`` routes before it returns.
+        Route on a thread of its own; else a batch is routed when it is gathered, or its route asked for: one that is
+        given up before leaves no trace.
     """
 
     def __init__(self, exchange: Exchange, *, timer: Timer, ahead: bool) -> None:
@@ -33,9 +52,7 @@ class Sync:
         """See ``Policy``."""
         if self._router is not None:
             return Ticket(batch, train, self._router.submit(self._route, batch, ids, train, stop))
-        done: Future[Route] = Future()
-        done.set_result(self._route(batch, ids, train, stop))
-        return Ticket(batch, train, done)
+        return Ticket(batch, train, _Later(lambda: self._route(batch, ids, train, stop)))
 
     def _route(self, batch: Batch | None, ids: GlobalIds | None, train: bool, stop: bool) -> Route:
         with self._timer("route"):
@@ -43,6 +60,8 @@ class Sync:
 
     def gather(self, ticket: Ticket) -> Inputs | None:
         """See ``Policy``."""
+        if self._router is None:
+            ticket.routed.result()  # is the routing itself, whose time is its own
         with self._timer("route_wait"):
             route = ticket.routed.result()
         return self._exchange.values(route)

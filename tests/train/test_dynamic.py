@@ -154,6 +154,28 @@ def test_owners_and_threads_change_no_bit(folder: Path) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parallel([1, 2, 3])
+def test_a_step_that_was_given_up_before_it_ran_counts_no_use(folder: Path) -> None:
+    """A user's loop leaves, evaluates, and comes back: nothing has been admitted twice, or before its step."""
+    write_data(folder / "data.h5")
+    for rules in ({"capacity": 500, "admit_from": 3}, {"capacity": 12, "evict": "lfu"}):
+        config = dynamic_config(folder, rules, train={"batch_size": 13, "dtype": "float64", "steps": 6})
+        runs = []
+        for leaves in (False, True):
+            losses = []
+            with open_session(config) as session:
+                for step in session.steps():
+                    if leaves and step.number == 2:
+                        break
+                    losses.append(step.run())
+                session.evaluate("train", 1)
+                losses += [step.run() for step in session.steps()]
+                store = session.parts.store
+                held = {} if store is None else {n: h.save() for n, h in store.dynamic.items()}
+                runs.append((losses, {n: (s.clock, s.ids.tolist(), s.counts.tolist()) for n, s in held.items()}))
+        assert len(runs[0][0]) == 6 and runs[0] == runs[1]
+
+
 @pytest.mark.parallel([1, 2])
 def test_a_step_that_is_left_out_keeps_who_has_a_row(folder: Path) -> None:
     """Ids of a batch that is skipped have rows as they start from, others have lost theirs, and the run goes on."""
