@@ -101,6 +101,7 @@ class CheckpointWriter:
         width: int,
         columns: tuple[int, int],
         dynamic: bool = False,
+        hashed: bool = False,
         admission: Admission | None = None,
     ) -> None:
         """Writes one part of a table, block by block.
@@ -117,6 +118,8 @@ class CheckpointWriter:
             Columns of the whole table that this part has.
         dynamic : bool
             Whether ids have their rows as they came.
+        hashed : bool
+            Whether row numbers are hashes of ids.
         admission : Admission, optional
             What is known of them, in the order of the blocks' ids; of one of the tables that have the same ids.
         """
@@ -134,8 +137,7 @@ class CheckpointWriter:
                         "column_stop": columns[1],
                     }
                 )
-                if dynamic:
-                    file.attrs["dynamic"] = True
+                file.attrs.update({"dynamic": True} if dynamic else {"hashed": hashed})
                 if admission is not None:
                     write_admission(file, admission)
                 file.create_group("state")

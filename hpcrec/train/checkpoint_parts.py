@@ -117,9 +117,38 @@ def part_facts(path: Path) -> dict[str, Any]:
         facts["dynamic"] = is_dynamic(file)
         if facts["dynamic"] and (facts["column_start"], facts["column_stop"]) != (0, facts["width"]):
             raise CheckpointError(f"{path}: has not all columns, which each part of a dynamic table has.")
+        facts["hashed"] = bool(file.attrs["hashed"]) if "hashed" in file.attrs else None
         facts["n_ids"] = len(file["ids"]) if "ids" in file else 0
         facts["states"] = {state_said(files.unquoted(n), s.ndim) for n, s in file.get("state", {}).items()}
         return facts
+
+
+def check_kind(path: Path, table: str, *, rows: int, dynamic: bool, hashed: bool) -> None:
+    """Whether a part's row numbers mean what the model's table of ``rows`` takes them for.
+
+    Raises
+    ------
+    CheckpointError
+        They are any ids, or hashes of ids, or neither, and the model's are not. Parts that do not say whether they are
+        hashed are taken as they are wanted.
+    """
+    found, key = part_facts(path), f"embedding.tables.{table}"
+    if found["dynamic"] and not dynamic:
+        raise CheckpointError(
+            f"{path}: table {table!r} is dynamic: its ids are any numbers, not one for each of the {rows} "
+            f"rows of the model's. Set {key}.dynamic, or start from another checkpoint."
+        )
+    if found["hashed"] and not hashed:
+        raise CheckpointError(
+            f"{path}: table {table!r} is hashed: its row numbers are hashes, and the model's are ids. Set {key}.rows = "
+            f"{found['rows']} and {key}.hashed = true{' in place of dynamic' if dynamic else ''}, or start from "
+            "another checkpoint."
+        )
+    if hashed and found["hashed"] is False:
+        raise CheckpointError(
+            f"{path}: table {table!r} is not hashed: its row numbers are ids, and the model's are hashes. Remove "
+            f"{key}.hashed, or start from another checkpoint."
+        )
 
 
 def listed(names: Iterable[str]) -> str:

@@ -17,7 +17,16 @@ import numpy as np
 from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
-from hpcrec.train.checkpoint_parts import TableBlock, check_block, is_dynamic, listed, opened, part_facts, state_said
+from hpcrec.train.checkpoint_parts import (
+    TableBlock,
+    check_block,
+    check_kind,
+    is_dynamic,
+    listed,
+    opened,
+    part_facts,
+    state_said,
+)
 from hpcrec.train.ranks import on_root
 from hpcrec.types import Floats
 
@@ -113,7 +122,14 @@ class Checkpoint:
         return tuple(self._paths(table))
 
     def check_table(
-        self, table: str, *, rows: int, width: int, states: Mapping[str, tuple[int, ...]], dynamic: bool = False
+        self,
+        table: str,
+        *,
+        rows: int,
+        width: int,
+        states: Mapping[str, tuple[int, ...]],
+        dynamic: bool = False,
+        hashed: bool = False,
     ) -> None:
         """Holds a table of the checkpoint to what a model wants of it.
 
@@ -125,22 +141,20 @@ class Checkpoint:
             Optimizer states that it keeps, by name, and their shapes, of which only the number of dimensions counts.
         dynamic : bool
             Whether the model's table gives rows to ids as they come: it takes any ids, those of a declared table too.
+        hashed : bool
+            Whether its row numbers are hashes of ids.
 
         Raises
         ------
         CheckpointError
-            The table is missing, has another shape or other states, or its parts are not all of it; or it is dynamic,
-            and the model's is not.
+            The table is missing, has another shape or other states, or its parts are not all of it; or its row
+            numbers mean something else: see ``check_kind``.
         """
         wanted = {state_said(name, len(shape)) for name, shape in states.items()}
         covered, declared = 0, rows
         for path in self._paths(table):
+            check_kind(path, table, rows=rows, dynamic=dynamic, hashed=hashed)
             found = part_facts(path)
-            if found["dynamic"] and not dynamic:
-                raise CheckpointError(
-                    f"{path}: table {table!r} is dynamic: its ids are any numbers, not one for each of the {rows} "
-                    f"rows of the model's. Set embedding.tables.{table}.dynamic, or start from another checkpoint."
-                )
             if dynamic:
                 declared = found["rows"]
             for name, ours in (("rows", declared), ("width", width)):

@@ -55,6 +55,7 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
                 width=part.width,
                 columns=part.columns,
                 dynamic=family.dynamic is not None,
+                hashed=family.hashed,
                 admission=admission,
             )
     away = parts.slices.gather() if parts.slices.away else {}
@@ -138,7 +139,9 @@ def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
     checkpoint.check_tables(session.parts.tables)
     for name, table in session.parts.tables.items():
         states, dynamic = row_states(table.optimizer), table.dynamic is not None
-        checkpoint.check_table(name, rows=table.rows, width=table.width, states=states, dynamic=dynamic)
+        checkpoint.check_table(
+            name, rows=table.rows, width=table.width, states=states, dynamic=dynamic, hashed=table.hashed
+        )
     if session.parts.dense is not None:
         checkpoint.check_dense({n: tuple(p.shape) for n, p in session.parts.dense.named_parameters})
     elif session.parts.slices.own:

@@ -370,7 +370,8 @@ def test_the_documented_layout_is_what_is_written(tmp_path):
         "dense.h5", "manifest.json", "state.json", "user/part-0.h5",
     ]  # fmt: skip
     with h5py.File(path / "user/part-0.h5") as file:
-        assert dict(file.attrs) == {"table": "user", "rows": ROWS, "width": WIDTH, "column_start": 0, "column_stop": 6}
+        shape = {"rows": ROWS, "width": WIDTH, "column_start": 0, "column_stop": 6}
+        assert dict(file.attrs) == {"table": "user", **shape, "hashed": False}
         assert file["ids"].dtype == np.int64 and file["rows"].shape == (ROWS, WIDTH)
         assert sorted(file["state"]) == ["moment", "sum_of_squares"]
 

@@ -191,6 +191,28 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
         finish(hashed, resume=True)
 
 
+@pytest.mark.parallel([1])
+def test_row_numbers_that_are_hashes_are_not_taken_for_ids(folder: Path) -> None:
+    write_declared(folder / "data.h5")
+    hashed, plain, dynamic = {"rows": 60, "hashed": True}, {"rows": 60}, {"dynamic": {"capacity": 500}}
+
+    def config(user: dict[str, Any]) -> Config:
+        return config_for(folder, embedding={"tables": {"user": user}}, train={"steps": 3})
+
+    for saved, wanted, says in (
+        (hashed, dynamic, r"table 'user\S*' is hashed: .*rows = 60 and \S+hashed = true in place of dynamic"),
+        (hashed, plain, r"table 'user\S*' is hashed: its row numbers are hashes"),
+        (plain, hashed, r"table 'user\S*' is not hashed: .* Remove embedding\.tables\.user\S*\.hashed"),
+    ):
+        finish(config(saved), stop_at=2)
+        with pytest.raises(CheckpointError, match=says):
+            finish(config(wanted), resume=True)
+    finish(config(hashed), stop_at=2)
+    for path in (folder / "run" / "checkpoints" / "step-2").glob("user*/part-*.h5"):
+        rewrite(path.parents[1], f"{path.parent.name}/{path.name}", lambda file: file.attrs.__delitem__("hashed"))
+    assert len(finish(config(hashed), resume=True)["losses"]) == 1  # nothing is said: taken as it is wanted
+
+
 @pytest.mark.parallel([1, 2, 3])
 def test_a_declared_table_goes_on_as_a_dynamic_one(folder: Path) -> None:
     """Its ids are ids, whatever way it was cut."""
