@@ -105,9 +105,9 @@ class DynamicConfig:
     evict: Literal["lru", "lfu"] | None = None
     """Which id loses its row to a new one where all are given: the least recently used (lru), or the one that fewest
     steps have used (lfu). By default none does: ids that come later get no row."""
-    admit_from: Positive = 1
+    admit_from: Annotated[int, Field(strict=True, ge=1, lt=2**63)] = 1
     """Steps that have to ask for an id: it gets a row in the last of them, and is answered with zeros before."""
-    pending: Positive = 1 << 20
+    pending: Annotated[int, Field(strict=True, ge=1, lt=2**32)] = 1 << 20
     """Ids without a row of which such steps are counted, over all owners. Only with admit_from above 1."""
     admit_probability: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
     """Probability with which a step that asks for an id without a row gives it one. Not with admit_from above 1."""

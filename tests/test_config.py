@@ -171,6 +171,14 @@ WRONG = {
         "[embedding.tables.a.dynamic]\ncapacity = 9\npending = 5",
         ["embedding.tables.a.dynamic.pending is 5", "admit_from is 1"],
     ),
+    "more waiting than are counted": (
+        f"[embedding.tables.a.dynamic]\ncapacity = 9\nadmit_from = 2\npending = {2**32}",
+        ["embedding.tables.a.dynamic.pending is 4294967296", "below 4294967296"],
+    ),
+    "never let in": (
+        f"[embedding.tables.a.dynamic]\ncapacity = 9\nadmit_from = {2**63}",
+        ["embedding.tables.a.dynamic.admit_from is 9223372036854775808", "below 9223372036854775808"],
+    ),
     "two ways in": (
         "[embedding.tables.a.dynamic]\ncapacity = 9\nadmit_from = 2\nadmit_probability = 0.5",
         ["embedding.tables.a.dynamic.admit_probability is 0.5", "admit_from is 2"],

@@ -18,7 +18,6 @@ from hpcrec.errors import ConfigError
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 _Text = Annotated[str, Field(strict=True, min_length=1)]
 _Flag = Annotated[bool, Field(strict=True)]
-_Count = Annotated[int, Field(strict=True, ge=0)]
 _Positive = Annotated[int, Field(strict=True, ge=1)]
 _Number = Annotated[float, Field(strict=True)]
 
@@ -63,7 +62,7 @@ class SparseColumn:
     """Rows of the feature: 100,000 for hash, no limit for vocabulary; required for integer."""
     min_count: _Positive = 1
     """For ids vocabulary: values seen less often are rare."""
-    missing: _Count | None = None
+    missing: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
     """For ids integer and raw: the id of an empty value; without it an empty value is a bad line."""
     separator: Annotated[str, Field(strict=True, min_length=1, max_length=1)] | None = None
     """Splits the value into any number of ids; an empty value has none."""

@@ -153,6 +153,20 @@ def test_raw_ids_are_any_64_bits(tmp_path: Path) -> None:
         prepare_table([path], tmp_path / "again", load_map(table), split=ALL)
 
 
+def test_an_id_of_what_is_missing_has_63_bits(tmp_path: Path) -> None:
+    table = tmp_path / "map.toml"
+    for missing, fits in ((2**63 - 1, True), (2**63, False)):
+        table.write_text(f'labels = ["click"]\n[sparse.user]\nids = "raw"\nvalue = "integer"\nmissing = {missing}\n')
+        if fits:
+            path = tmp_path / "table.csv"
+            path.write_text("click,user\n1,3\n0,\n")
+            prepare_table([path], tmp_path / "out", load_map(table), split=ALL)
+            assert read(tmp_path / "out").sparse["user"].ids.tolist() == [3, missing]
+        else:
+            with pytest.raises(ConfigError, match="sparse.user.missing .*below 9223372036854775808"):
+                load_map(table)
+
+
 def test_parquet_gives_the_samples_of_the_text(tmp_path: Path) -> None:
     path, table = write(tmp_path)
     prepare_table([path], tmp_path / "text", table, split=ALL)
