@@ -19,7 +19,6 @@ from hpcrec.embedding.place import row_elements
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.offers import Offers
-from hpcrec.kernels import MOST_ROWS
 from hpcrec.models import build_model, tables_of
 from hpcrec.operators.base import Operator
 from hpcrec.types import Dynamic, Feature, Lookup, TableSpec
@@ -103,11 +102,6 @@ def make_offers(
             known = ", ".join(dict.fromkeys((*beside.values(), *widths)))
             raise ConfigError(f"embedding.tables.{name} is set, but the model reads no such table. It reads: {known}.")
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
-    if reading:
-        owners = len(topology.owners)
-        tables = {
-            n: t if t.dynamic is None else replace(t, rows=min(t.rows, MOST_ROWS) * owners) for n, t in tables.items()
-        }
     placements = {name: _placement(config, name, beside[name]) for name in widths}
     families = build_families(
         tables,
@@ -117,7 +111,10 @@ def make_offers(
         owners=topology.owners,
         dense=topology.dense,
         replicate_rows=config.exchange.replicate_rows,
+        reading=reading,
     )
+    rows = {name: family.rows for family in families for name in family.tables}
+    tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
     item_bytes = DTYPES[config.train.dtype][0].itemsize
     replicable = {
         family.name: item_bytes * sum(family.rows * row_elements(tables[t]) for t in family.tables)
@@ -159,8 +156,9 @@ def _table(config: Config, name: str, width: int, lookups: Sequence[Lookup], dat
                 f"embedding.tables.{name} has {'rows' if own.rows else 'hashed'} of its own, but {beside_name!r} "
                 f"is read by the same ids and dynamic. Remove it, or embedding.tables.{beside_name}.dynamic."
             )
+        named = name if own.dynamic is not None else beside_name
         rules = {key: getattr(dynamic, key) for key in ("evict", "admit_from", "pending", "admit_probability")}
-        return replace(spec, rows=dynamic.capacity, dynamic=Dynamic(**rules, seed=config.train.seed))
+        return replace(spec, rows=dynamic.capacity, dynamic=Dynamic(**rules, seed=config.train.seed, named=named))
     open_ended = [f for f in readers if not dataset.feature(f).cardinality]
     rows, hashed = own.rows or beside.rows, own.hashed or beside.hashed
     if open_ended and not hashed:

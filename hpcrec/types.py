@@ -72,6 +72,8 @@ class Dynamic:
     admit_probability : float
     seed : int
         Of the hash that deals ids to owners, and of the draws: of a table the run's, of a family its own.
+    named : str
+        The table in whose settings this is; of no meaning for the rules.
     """
 
     evict: Literal["lru", "lfu"] | None = None
@@ -79,6 +81,7 @@ class Dynamic:
     pending: int = 1 << 20
     admit_probability: float = 1.0
     seed: int = 0
+    named: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,7 +150,7 @@ class DynamicRows:
             raise CheckpointError(
                 f"table {self.family.name!r}: {len(order)} ids of the checkpoint are part {self.number}'s, which "
                 f"has room for {room} of the capacity, {self.family.rows}, and none may lose its row. Raise "
-                f"embedding.tables.{self.family.name}.dynamic.capacity, or set its evict."
+                f"embedding.tables.{rules.named or self.family.name}.dynamic.capacity, or set its evict."
             )
         order = order[over:]
         waiting = np.argsort(state.pending_clocks, kind="stable")

@@ -110,11 +110,13 @@ def build_families(
     owners: Sequence[int],
     dense: Sequence[int],
     replicate_rows: int,
+    reading: bool = False,
 ) -> tuple[Family, ...]:
     """Places every table that a lookup reads.
 
     A family costs its owners memory (rows and optimizer state) and time (lookups, and the columns that each moves); of
-    lookups the mean number of ids a sample is known, not their skew. See ``place.place``.
+    lookups the mean number of ids a sample is known, not their skew. See ``place.place``. ``reading``: each
+    owner of a dynamic family has room for all of its rows.
 
     Raises
     ------
@@ -128,7 +130,8 @@ def build_families(
     for name, (names, feats) in groups.items():
         want, specs = _wanted(names, placements), [tables[t] for t in names]
         if specs[0].dynamic is not None:
-            want = _dynamic_placement(f"embedding.tables.{name}", want, specs[0].rows, len(owners))
+            setting = min((t for t in names if placements.get(t) == want), key=len, default=name)
+            want = _dynamic_placement(specs[0], want, setting, len(owners), reading=reading)
         elif want.kind == "replicate" or (want.kind == "auto" and tables[name].rows <= replicate_rows):
             placed[name] = ("replicate", tuple(dense))
             continue
@@ -139,7 +142,7 @@ def build_families(
         movable[name] = Movable(cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way)
     for name, (kind, numbers) in place(movable, len(owners)).items():
         placed[name] = (kind, tuple(owners[n] for n in numbers))
-    return tuple(
+    families = tuple(
         Family(
             name=name,
             rows=tables[name].rows,
@@ -152,6 +155,13 @@ def build_families(
         )
         for name, (names, feats) in groups.items()
     )
+    return tuple(_for_all_rows(family) if reading else family for family in families)
+
+
+def _for_all_rows(family: Family) -> Family:
+    if family.dynamic is None:
+        return family
+    return replace(family, rows=min(family.rows, kernels.MOST_ROWS) * family.row_parts)
 
 
 def _connected(
@@ -205,22 +215,24 @@ def _dealt_by(dynamic: Dynamic | None, family: str) -> Dynamic | None:
     return None if dynamic is None else replace(dynamic, seed=table_seed(dynamic.seed, family))
 
 
-def _dynamic_placement(where: str, want: Placement, capacity: int, n_owners: int) -> Placement:
-    """Dealt to all owners unless it is asked for otherwise; each has to have room for a row."""
+def _dynamic_placement(spec: TableSpec, want: Placement, placed: str, n_owners: int, *, reading: bool) -> Placement:
+    """Dealt to all owners unless it is asked for otherwise, at table ``placed``; each has to have room for a row."""
+    assert spec.dynamic is not None
+    where, capacity = f"embedding.tables.{spec.dynamic.named or spec.name}", spec.rows
     if want.kind in ("column", "replicate"):
         raise ConfigError(
-            f"{where}.shard is {want.kind!r}, but the table is dynamic: an owner gives and takes whole rows. Allowed: "
-            "'auto', 'row', 'table'."
+            f"embedding.tables.{placed}.shard is {want.kind!r}, but the table is dynamic: an owner gives and takes "
+            "whole rows. Allowed: 'auto', 'row', 'table'."
         )
     if want.kind == "auto":
         want = replace(want, kind="table" if n_owners == 1 else "row")
     parts = 1 if want.kind == "table" else len(want.owners or ()) or want.parts or n_owners
-    if capacity < parts:
+    if capacity < parts and not reading:
         raise ConfigError(
             f"{where}.dynamic.capacity is {capacity}, but the table is dealt to {parts} owners. Allowed: a row for "
             f"each at least. Raise it, or set {where}.shard = 'table'."
         )
-    if capacity > parts * kernels.MOST_ROWS:
+    if capacity > parts * kernels.MOST_ROWS and not reading:
         raise ConfigError(
             f"{where}.dynamic.capacity is {capacity}, dealt to {parts} owners. Allowed: up to {kernels.MOST_ROWS} rows "
             "for each. Lower it, or use more owners."

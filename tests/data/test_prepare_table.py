@@ -163,7 +163,7 @@ def test_an_id_of_what_is_missing_has_63_bits(tmp_path: Path) -> None:
             prepare_table([path], tmp_path / "out", load_map(table), split=ALL)
             assert read(tmp_path / "out").sparse["user"].ids.tolist() == [3, missing]
         else:
-            with pytest.raises(ConfigError, match="sparse.user.missing .*below 9223372036854775808"):
+            with pytest.raises(ConfigError, match=r"sparse\.user\.missing .*below 9223372036854775808"):
                 load_map(table)
 
 

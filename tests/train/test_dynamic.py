@@ -213,6 +213,11 @@ def test_tables_that_cannot_be_are_refused(folder: Path) -> None:
         ),
         ({"user": rules, "item": rules, "user.wide": {"dynamic": {"capacity": 60}}}, "must agree"),
         ({"user": rules, "item": rules, "user.wide": {"dynamic": {"capacity": 50, "evict": "lru"}}}, "dynamic differ"),
+        (
+            {"user": {"dynamic": {"capacity": 5 * 10**9}}, "item": rules},
+            r"tables\.user\.dynamic\.capacity is 5000000000",
+        ),
+        ({"user": rules, "item": rules, "user.wide": {"shard": "column"}}, r"tables\.user\.wide\.shard is 'column'"),
     ):
         config = config_for(
             folder, model={"name": "deepfm"}, embedding={"tables": tables, "share": {"history": "item"}}

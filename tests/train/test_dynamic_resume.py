@@ -125,6 +125,11 @@ def test_a_full_table_is_read_by_any_ranks_and_gone_on_with_where_there_is_room(
     dealt = dynamic_config(folder, rules, **sections)  # to all ranks: some may be asked for more than their share
     evaluated = commands.evaluate(dealt, checkpoint="last")
     assert evaluated["logloss"] == pytest.approx(summary["eval"]["logloss"], abs=1e-6)
+    for kind, wanted in ((config, 24), (dealt, 24 * size)):
+        with open_session(kind, reading=True) as session:
+            assert session.parts.tables["user"].rows == wanted
+            for name, own in {} if session.parts.store is None else session.parts.store.dynamic.items():
+                assert own.spare == 24, f"{name}: room for all rows, and no more"
     if size > 1:
         with pytest.raises(CheckpointError, match=r"ids of the checkpoint .* has room for .*dynamic\.capacity"):
             commands.train(dynamic_config(folder, rules, **{**sections, "train": {**sections["train"], "steps": 8}}))
