@@ -1,71 +1,88 @@
-"""Times an id map that nobody told how many ids would come, with rows and state behind it; and what all of it takes.
+"""Times one owner of a dynamic table that nobody told how many ids would come; and what its memory takes.
 
     python benchmarks/ids.py [--quick] [--threads N] [--ids N] [--json FILE]
 
-50 million distinct ids from the whole of 64 bits (``--ids`` says another number; ``--quick``: 4 million) come in
-batches of 131,072 that are all new, get rows of 16 elements made from the id, and the state of row-wise Adagrad.
+The owner is what a run has: a ``RowStore`` with one dynamic family, whose rows are the store's arenas; a step is what
+``RowFinder`` does with the ids of its messages, which are not made here: distinct ids, ``DynamicRows.admit``, and
+``RowStore.start_rows`` for new ones. 50 million ids from the whole of 64 bits (``--ids`` says another number;
+``--quick``: 4 million) come in batches of 131,072 that are all new, get rows of 16 elements made from the id, and the
+state of row-wise Adagrad.
 
-``ids.lookups_per_s``    ids of a batch answered a second by one thread, by the call that training makes
-                         (``IdMap.admit``), where all of them have rows: median of batches, drawn uniformly, the hard
-                         case for memory. The time is the thread's CPU time, so that a core that is shared is not
-                         waited for; the goal is one for 2 cores
+``ids.lookups_per_s``    distinct ids of a step admitted a second, by the clock, with ``--threads`` threads, where all
+                         have rows: median of steps of ids drawn uniformly, the hard case for memory. They are
+                         ascending, as they come out of the removal of repeated ones, whose time is not in it: the row
+                         "with repeated ids removed" has both
 ``ids.memory_overhead``  what the process has grown by / (row + state + 16 bytes) x ids: the worst of 16 moments while
                          the map grows, from a million ids on
 ``ids.longest_batch``    CPU time of this thread in the batch of new ids that took longest / its median in the 32
                          batches around: what growth adds to a step
 
-Other rows are by the clock and of ``--threads`` threads, whatever else the machine does: skewed (Zipf) ids, ids without
-a row, and a map at its capacity, from which each batch evicts a quarter of what it asks for. Where less memory is free
-than is needed, the run is left out and says so.
+"1 thread" is the same by one thread, also by its CPU time (``ids_per_cpu_s``), in which a core that is shared is not
+waited for. Other rows are by the clock and of ``--threads`` threads, whatever else the machine does: skewed (Zipf) ids,
+of which a step has fewer distinct ones, ids without a row, and a table at its capacity, from which each step evicts a
+quarter of what it asks for. Ids a second are those of a batch, repeated ones too, but for the claim and "1 thread",
+which count distinct ones. Where less memory is free than is needed, the run is left out and says so.
 """
 
 import mmap
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from _report import available_bytes, claim, finish, options
 
 from hpcrec import kernels
-from hpcrec.types import OptimizerSpec
+from hpcrec.embedding.shards import Family
+from hpcrec.embedding.store import RowStore
+from hpcrec.types import Dynamic, OptimizerSpec, TableSpec
 
 BATCH = 1 << 17
 FULL_IDS, QUICK_IDS = 50_000_000, 4_000_000
-WIDTH, SCALE, SEED = 16, 0.01, 7
+WIDTH, SEED = 16, 7
 SPEC = OptimizerSpec(name="rowwise_adagrad")
 ROW_BYTES = WIDTH * 4 + 4  # and its state
 ID_BYTES = 16
 MOMENTS, FIRST_MOMENT = 16, 1_000_000
 NEIGHBOURS = 32  # batches that one is compared with
 NEEDED = 1.35  # times what the claim allows has to be free
+KINDS: tuple[Literal["lru", "lfu"], ...] = ("lru", "lfu")
 Rows = list[dict[str, Any]]
 
 
-@dataclass
 class Owner:
-    """What one owner holds: the map, rows and state. Memory of rows is asked for at once and used as they are given."""
+    """One owner of a dynamic table, alone in its family."""
 
-    capacity: int
-    evict: str | None = None
-    map: kernels.IdMap = field(init=False)
+    def __init__(self, capacity: int, evict: Literal["lru", "lfu"] | None = None) -> None:
+        rules = Dynamic(evict=evict, seed=SEED)
+        table = TableSpec(name="t", rows=capacity, width=WIDTH, optimizer=SPEC, dynamic=rules)
+        family = Family(
+            name="t",
+            rows=capacity,
+            hashed=False,
+            tables=("t",),
+            features=("t",),
+            kind="table",
+            holders=(0,),
+            dynamic=rules,
+        )
+        self.store = RowStore({"t": table}, [family], rank=0, seed=SEED, dtype=np.dtype(np.float32))
+        self.held = self.store.dynamic["t"]
 
-    def __post_init__(self) -> None:
-        self.map = kernels.IdMap(capacity=self.capacity, evict=self.evict)
-        self.rows = kernels.aligned_empty((self.capacity, WIDTH), np.float32)
-        self.state = kernels.aligned_empty((self.capacity,), np.float32)
-
-    def admit(self, ids: np.ndarray) -> np.ndarray:
-        """Rows of a batch; new ones are made."""
-        rows, fresh = self.map.admit(ids)
+    def admit(self, unique: np.ndarray) -> np.ndarray:
+        """Rows of the distinct ids of a step; new ones are made."""
+        rows, fresh = self.held.admit(unique)
         if len(fresh):
-            here = rows[fresh]
-            self.rows[here] = kernels.init_rows(SEED, ids[fresh], WIDTH, scale=SCALE)
-            self.state[here] = SPEC.initial_accumulator
+            self.store.start_rows("t", rows[fresh], unique[fresh])
         return rows
+
+    def step(self, ids: np.ndarray) -> np.ndarray:
+        """Rows of the ids of a step, of which some may be repeated."""
+        unique, place = kernels.dedup(ids)
+        return self.admit(unique)[place]
 
 
 def main() -> None:
@@ -83,23 +100,27 @@ def main() -> None:
     owner = Owner(n_ids)
     grown, overhead, longest = grow(owner, n_ids)
     n_batches = 20 if asked.quick else 60
+    uniform = partial(drawn, n_ids)
+    both = lookups("uniform", owner.admit, n_batches, lambda rng: np.unique(uniform(rng)))
     kernels.set_threads(1)
-    one = lookups("uniform, 1 thread", owner.map.admit, n_batches, lambda rng: named(rng.integers(0, n_ids, BATCH)))
+    one = lookups("uniform, 1 thread", owner.admit, n_batches, lambda rng: np.unique(uniform(rng)))
     kernels.set_threads(asked.threads)
     looked_up = [
+        both,
         one,
-        lookups("uniform", owner.map.admit, n_batches, lambda rng: named(rng.integers(0, n_ids, BATCH))),
-        lookups("Zipf", owner.map.admit, n_batches, lambda rng: named(skewed(rng, n_ids))),
-        lookups("uniform, find", owner.map.find, n_batches, lambda rng: named(rng.integers(0, n_ids, BATCH))),
-        lookups("no row, find", owner.map.find, n_batches, lambda rng: named(n_ids + rng.integers(0, n_ids, BATCH))),
+        lookups("uniform, with repeated ids removed", owner.step, n_batches, uniform),
+        lookups("Zipf, with repeated ids removed", owner.step, n_batches, lambda rng: named(skewed(rng, n_ids))),
+        lookups("uniform, find", owner.held.find, n_batches, uniform),
+        lookups("no row, find", owner.held.find, n_batches, lambda rng: named(n_ids + rng.integers(0, n_ids, BATCH))),
     ]
+    assert owner.held.figures().admitted == n_ids, "all of them had rows"
     del owner
     n_kept = min(n_ids, 20 * BATCH)
-    looked_up += [evicting(kind, n_kept, n_batches) for kind in ("lru", "lfu")]
+    looked_up += [evicting(kind, n_kept, n_batches) for kind in KINDS]
     rows = [*grown, *looked_up]
     for row in rows:
         print("  ".join(f"{k} {v:,.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-    finish("ids", rows, claims_of(one["ids_per_cpu_s"], overhead, longest), asked.json)
+    finish("ids", rows, claims_of(both["ids_per_s"], overhead, longest), asked.json)
 
 
 def claims_of(lookups_per_s: float | None, overhead: float | None, longest: float | None) -> Rows:
@@ -128,7 +149,7 @@ def grow(owner: Owner, n_ids: int) -> tuple[Rows, float, float]:
                 cpu_s.append(time.thread_time() - cpu)
                 wall_s.append(time.perf_counter() - wall)
             made += len(ids)
-        assert len(owner.map) == made
+        assert len(owner.held) == made
         per_id = (resident_bytes() - base) / made
         rows.append(
             {
@@ -157,12 +178,17 @@ def lookups(
         call(ids)
         cpu_s.append(time.thread_time() - cpu)
         wall_s.append(time.perf_counter() - wall)
-    found = {"lookups": name, "ids_per_s": BATCH / statistics.median(wall_s[1:])}
+    n_ids, cpu_s, wall_s = [len(ids) for ids in batches[1:]], cpu_s[1:], wall_s[1:]
+    found = {"lookups": name, "ids_per_s": statistics.median(n / s for n, s in zip(n_ids, wall_s, strict=True))}
     alone = kernels.get_threads() == 1  # other threads' CPU time is not seen
-    return {**found, "ids_per_cpu_s": BATCH / statistics.median(cpu_s[1:])} if alone else found
+    return (
+        {**found, "ids_per_cpu_s": statistics.median(n / s for n, s in zip(n_ids, cpu_s, strict=True))}
+        if alone
+        else found
+    )
 
 
-def evicting(kind: str, n_kept: int, n_batches: int) -> dict[str, Any]:
+def evicting(kind: Literal["lru", "lfu"], n_kept: int, n_batches: int) -> dict[str, Any]:
     """A full map, and batches of which a quarter is new and takes rows from others."""
     owner = Owner(n_kept, kind)
     for first in range(0, n_kept, BATCH):
@@ -174,9 +200,15 @@ def evicting(kind: str, n_kept: int, n_batches: int) -> dict[str, Any]:
         came[0] += len(new)
         return named(rng.permutation(np.r_[new, rng.integers(0, n_kept, BATCH - len(new))]))
 
-    found = lookups(f"{kind} at capacity, 1/4 new", owner.admit, n_batches, draw)
-    assert owner.map.evicted >= n_batches * BATCH // 4
-    return {**found, "evicted": owner.map.evicted}
+    found = lookups(f"{kind} at capacity, 1/4 new", owner.step, n_batches, draw)
+    evicted = owner.held.figures().evicted
+    assert evicted >= n_batches * BATCH // 4
+    return {**found, "evicted": evicted}
+
+
+def drawn(n_ids: int, rng: np.random.Generator) -> np.ndarray:
+    """Ids that have rows, all as likely."""
+    return named(rng.integers(0, n_ids, BATCH))
 
 
 def skewed(rng: np.random.Generator, n_ids: int) -> np.ndarray:
