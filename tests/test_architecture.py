@@ -34,7 +34,7 @@ ALLOWED = {
     "train": "policy dense data models embedding comm",
     "config": "toml",
     "systems": "config",
-    "build_tables": "config data models operators exchange embedding kernels comm",
+    "build_tables": "config data models operators exchange embedding comm",
     "build_dense": "config train dense exchange operators comm",
     "build_exchange": "build_dense build_tables config train policy exchange data operators embedding comm",
     "build": "build_exchange build_dense build_tables config train exchange dense data models operators embedding "
