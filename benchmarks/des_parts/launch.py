@@ -43,24 +43,28 @@ def why_no_hosts(cluster: Path) -> str | None:
 def on_hosts(jobs: Sequence[Mapping[str, Any]], cluster: Path) -> Iterator[dict[str, Any]]:
     """The same with a rank on each of as many emulated hosts, which are there for as long as it takes."""
     scripts = cluster.resolve() / "hosts"
+    # Ranks that wait give way to others of their session alone (Linux's autogroup), and a host's daemon would begin one.
+    environment = {**os.environ, "MPIOPTS": "--leave-session-attached"}
     try:
         subprocess.run([str(scripts / "up.sh"), str(RANKS), RATE], check=True, stdout=subprocess.DEVNULL)
-        yield from _rows([str(scripts / "run.sh"), str(RANKS), "1", sys.executable, "-u", RANK], jobs)
+        yield from _rows([str(scripts / "run.sh"), str(RANKS), "1", sys.executable, "-u", RANK], jobs, environment)
     finally:
         subprocess.run([str(scripts / "down.sh")], check=False)
 
 
-def _rows(line: Sequence[str], jobs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _rows(
+    line: Sequence[str], jobs: Sequence[Mapping[str, Any]], environment: Mapping[str, str] = os.environ
+) -> Iterator[dict[str, Any]]:
     """Runs ``line JOBS OUT`` and yields what it appends to OUT; ends with its output where it fails."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wanted, out, said = folder / "jobs.json", folder / "rows", folder / "said"
         wanted.write_text(json.dumps(jobs))
         out.touch()
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # where mpirun is
+        path = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"  # where mpirun is
         with said.open("w") as output, out.open() as rows:
             process = subprocess.Popen(
-                [*line, str(wanted), str(out)], stdout=output, stderr=output, env={**os.environ, "PATH": path}
+                [*line, str(wanted), str(out)], stdout=output, stderr=output, env={**environment, "PATH": path}
             )
             try:
                 yield from _lines(rows, process)

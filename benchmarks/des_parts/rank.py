@@ -44,11 +44,21 @@ class Sent:
         np.add.at(self.bytes_TR[TAGS.index(tag)], np.asarray(ranks)[others], n_bytes[others])
 
 
-def train(config: str, settings: Sequence[str], warmup: int = 1, evaluate: bool = False, again: bool = False) -> Any:
-    """One run: bytes a step by tag, sender and receiver, and the mean time of a step after ``warmup`` of them.
+def train(
+    config: str,
+    settings: Sequence[str],
+    warmup: int = 1,
+    cooldown: int = 0,
+    evaluate: bool = False,
+    again: bool = False,
+) -> Any:
+    """One run: bytes a step by tag, sender and receiver, and the mean time of a step.
 
     Parameters
     ----------
+    warmup, cooldown : int
+        Steps at the beginning and at the end that are not timed. What is read and routed ahead is done in the first,
+        and nothing is ahead in the last.
     evaluate : bool
         Whether the validation data are evaluated at the end, for ``auc``.
     again : bool
@@ -63,10 +73,11 @@ def train(config: str, settings: Sequence[str], warmup: int = 1, evaluate: bool 
             if session.step == warmup:
                 main.barrier()
                 began_s = time.perf_counter()
+            if session.step == session.total_steps - cooldown:
+                main.barrier()
+                step_s = (time.perf_counter() - began_s) / (session.step - warmup)
         if session.stopped:  # by a signal: the jobs that follow are not to be begun
             sys.exit(STOPPED)
-        main.barrier()
-        step_s = (time.perf_counter() - began_s) / (session.step - warmup)
         bytes_RTR = np.array(main.allgather(sent.bytes_TR))
         row = {
             "open_s": open_s,
