@@ -105,7 +105,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         seed=config.train.seed,
         dtype=DTYPES[config.train.dtype][1],
         prefetch=config.data.prefetch,
-        ahead=config.ids_ahead,
+        ahead=config.exchange.prefetch,
         timer=timer,
         signal=signal,
         close=close,
@@ -200,7 +200,7 @@ def _schedule(config: Config, total_steps: int) -> Schedule:
 
 def _check_threads(config: Config, world: World) -> None:
     """Threads of this rank's kernels and of torch; refuses what MPI's thread level does not allow. Collective."""
-    if config.ids_ahead and not world.threads_may_communicate:
+    if config.exchange.prefetch and not world.threads_may_communicate:
         raise ConfigError(
             f"exchange.prefetch is {config.exchange.prefetch}, but this MPI library does not let two threads "
             "communicate at once (MPI_THREAD_MULTIPLE). Set exchange.prefetch = 0, or use an MPI with thread support."

@@ -88,7 +88,7 @@ class Ingredients:
             reduction=self.reduction(layout),
         )
         return Engine(
-            policy=Sync(exchange, timer=self.timer, ahead=config.ids_ahead > 0),
+            policy=Sync(exchange, timer=self.timer, ahead=config.exchange.prefetch > 0),
             store=store,
             load=load,
             features=exchange.features,

@@ -75,7 +75,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             _traffic(layout, rank, config.train.batch_size, mean_ids),
             dense if rank in topology.dense else None,
             item_bytes=item_bytes,
-            ahead=config.ids_ahead,
+            ahead=config.exchange.prefetch,
             read_bytes=_read_bytes(config, dataset, layout, rank),
             added_elements=samples * reduction.elements_at(rank),
             auto=auto if rank in topology.dense else None,
@@ -157,7 +157,7 @@ def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int) -> 
     held = layout.held(rank)
     if config.exchange.ids != "read" or not held:
         return 0.0
-    batches = config.data.prefetch + 2 + config.ids_ahead + 1
+    batches = config.data.prefetch + 2 + config.exchange.prefetch + 1
     samples = batches * config.train.batch_size + 2 * _window_samples(config, dataset, held, ids_only=True)
     return samples * _ids_bytes(dataset, held)
 

@@ -214,8 +214,7 @@ class ExchangeConfig:
     auto_copies: Count = 16 * MiB
     """Memory, in bytes a dense rank, of the copies that form auto may make of tables with shard auto; 0: none."""
     prefetch: Count = 1
-    """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result. Where a table is
-    dynamic they are routed in their step: an id may get the row that another has until the step before."""
+    """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
     windows: Flag = True
     """Ranks of one host pass ids and vectors through shared memory; false sends messages. Changes no result."""
 
@@ -387,12 +386,6 @@ class Config:
     run: RunConfig
 
     @property
-    def ids_ahead(self) -> int:
-        """Steps that ids are routed ahead: none where they may get rows."""
-        dynamic = any(table.dynamic is not None for table in self.embedding.tables.values())
-        return 0 if dynamic else self.exchange.prefetch
-
-    @property
     def best_metric(self) -> Metric:
         """What the best checkpoint is best in."""
         return self.train.early_stop.metric if self.train.early_stop else "auc"
@@ -499,14 +492,6 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _embedding_conflicts(config)
     yield from _feature_conflicts(config)
     yield from _auto_conflicts(config.exchange)
-    if config.exchange.prefetch > ExchangeConfig.prefetch and not config.ids_ahead:
-        yield (
-            "exchange.prefetch",
-            (
-                f"is {config.exchange.prefetch}, but a table of embedding.tables is dynamic, so that ids are routed in "
-                "their step. Remove it, or set it to 0."
-            ),
-        )
     yield from _schedule_conflicts(config.schedule)
     report_s, abort_s = config.run.stall_report_s, config.run.stall_abort_s
     if abort_s and abort_s < report_s:

@@ -187,10 +187,6 @@ WRONG = {
         "[embedding.tables.a.dynamic]\ncapacity = 9\nadmit_probability = 0.0",
         ["embedding.tables.a.dynamic.admit_probability is 0", "above 0", "at most 1"],
     ),
-    "rows ahead of their step": (
-        "[exchange]\nprefetch = 2\n[embedding.tables.a.dynamic]\ncapacity = 9",
-        ["exchange.prefetch is 2", "dynamic", "set it to 0"],
-    ),
     "betas for adagrad": (
         "[embedding.optimizer]\nbeta1 = 0.5",
         ["embedding.optimizer.beta1 is 0.5", "'rowwise_adagrad'", "with: adam"],

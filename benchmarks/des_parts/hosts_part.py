@@ -9,7 +9,8 @@ Predicted is
     step = compute + rounds x latency + bytes of values / bandwidth + bytes of gradients and dense sums / bandwidth
 
 ``compute``: a step of the same configuration with the same ranks on this machine without the hosts, less what its
-messages take when they are sent again there with nothing between them (``rank.sent_again``). Bytes: of the ledger,
+messages take when they are sent again there with nothing between them (``rank.sent_again``). Times of steps, there and
+here, are medians of as many runs as ``REPEATS``, all configurations one after the other, over and over. Bytes: of the ledger,
 those that cross the link and direction that most of that phase cross; the phases follow each other. ``latency`` and
 ``bandwidth``: measured by ``links`` in the same launch as the steps, before and after them, medians; the bandwidth is
 that of messages from all owners to all dense ranks that put as many bytes on a link, between sizes measured by
@@ -17,7 +18,7 @@ interpolation. ``rounds``: values, agreement on finite gradients (there and back
 steps measured. ``des.step_time_error``: largest difference of the two as a share of what was measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from des_parts.cells import Row, Shape
 
 from hpcrec.comm.ledger import TAGS
 
-STEPS, ROUNDS, ERROR = 20, 4, 0.15
+STEPS, LONG_STEPS, ROUNDS, ERROR = 12, 36, 4, 0.15  # the second where a step takes milliseconds
+REPEATS = 3
 AHEAD = 4  # steps at the ends of a run that are not timed: more than are read and routed ahead
 PHASES = (("values",), ("gradients", "dense"))
 QUICK_MODELS, QUICK_SHAPES = ("fm",), ("multihot",)
@@ -44,24 +46,47 @@ def measure(data: dict[str, Path], cluster: Path, *, quick: bool) -> tuple[list[
     models = QUICK_MODELS if quick else cells.MODELS
     wanted = [(shape, model, form) for shape in every for model in models for form in cells.FORMS]
     # A rank alone on its host would take all cores for its own, and here the hosts share them.
-    settings = [f"train.steps={STEPS}", "topology.owner_threads=1", "topology.dense_threads=1"]
-    jobs = [
-        cells.job(shape, data[shape.data], model, "read", form, settings=settings, warmup=AHEAD, cooldown=AHEAD)
-        for shape, model, form in wanted
-    ]
-    here = list(launch.local([{**job, "again": True} for job in jobs]))
+    settings = ["topology.owner_threads=1", "topology.dense_threads=1"]
+    jobs = [job(shape, data[shape.data], model, form, settings) for shape, model, form in wanted]
+    repeats = 1 if quick else REPEATS
+    here = medians(list(launch.local([{**job, "again": True} for job in jobs * repeats])), len(jobs))
     links: Row = {"kind": "links"}
-    before, *there, after = launch.on_hosts([links, *jobs, links], cluster)
+    before, *found, after = launch.on_hosts([links, *jobs * repeats, links], cluster)
+    there = medians(found, len(jobs))
     latency_s, points = joined(before, after)
     rows: list[Row] = []
     for (shape, model, form), local, across in zip(wanted, here, there, strict=True):
-        predicted_s = local["step_s"] - local["exchange_s"] + links_s(across["bytes_TRR"], latency_s, points)
+        predicted_s = local["compute_s"] + links_s(across["bytes_TRR"], latency_s, points)
         rows.append(row(shape, model, form, local, across, predicted_s))
     add_savings(rows)
     for r in rows:
         cells.show(r)
     made = claims(rows)
     return [*rows, *link_rows(latency_s, points)], made
+
+
+def job(shape: Shape, data: Path, model: str, form: str, settings: Sequence[str]) -> Row:
+    """A run whose steps are timed while batches are read and ids routed ahead."""
+    steps = (STEPS if shape.name == "multihot" else LONG_STEPS) + 2 * AHEAD
+    every = [*settings, f"train.steps={steps}"]
+    return cells.job(shape, data, model, "read", form, settings=every, warmup=AHEAD, cooldown=AHEAD)
+
+
+def medians(found: Sequence[Row], n_jobs: int) -> list[Row]:
+    """Of each job the first row, with the median times of all its rows; ``found`` has the jobs over and over."""
+
+    def median_s(rows: Sequence[Row], of: Callable[[Row], float]) -> float:
+        return float(np.median([of(row) for row in rows]))
+
+    every = [found[i::n_jobs] for i in range(n_jobs)]
+    return [
+        {
+            **rows[0],
+            "step_s": median_s(rows, lambda row: row["step_s"]),
+            "compute_s": median_s(rows, lambda row: row["step_s"] - row.get("exchange_s", 0.0)),
+        }
+        for rows in every
+    ]
 
 
 def joined(before: Row, after: Row) -> tuple[float, list[tuple[float, float]]]:
@@ -99,7 +124,7 @@ def row(shape: Shape, model: str, form: str, local: Row, across: Row, predicted_
         "model": model,
         "form": form,
         "bytes": sum(cells.by_tag(across).values()),
-        "compute_ms": 1e3 * (local["step_s"] - local["exchange_s"]),
+        "compute_ms": 1e3 * local["compute_s"],
         "predicted_ms": 1e3 * predicted_s,
         "measured_ms": 1e3 * across["step_s"],
         "error": predicted_s / across["step_s"] - 1,

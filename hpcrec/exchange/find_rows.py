@@ -1,4 +1,4 @@
-"""From ids of dynamic tables to rows, as soon as messages have arrived: what follows knows of rows alone.
+"""From ids of dynamic tables to rows, when their step begins: what follows knows of rows alone.
 
 The messages name ids. All that a step asks of a family of dynamic tables, whoever asks, is one batch of distinct ids,
 ascending: so who gets the last rows depends on no form, no order of messages and no number of dense ranks. Their rows
@@ -39,6 +39,11 @@ class RowFinder:
         found = [(i, number[e.family.name]) for i, e in enumerate(leg.entries) if number and e.family.name in number]
         self._entries = np.array([i for i, _ in found], np.int64)
         self._family_E = np.array([f for _, f in found], np.int64)  # of those entries
+
+    @property
+    def any(self) -> bool:
+        """Whether this holder has dynamic tables."""
+        return bool(self._held)
 
     def find(self, received: np.ndarray, headers: Sequence[Header], *, train: bool) -> tuple[np.ndarray, list[Header]]:
         """The messages with rows in place of ids of dynamic tables, and their headers.

@@ -8,6 +8,7 @@ pooled by max last, whatever the number of holders or threads. Knows no MPI.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -92,7 +93,8 @@ class Holder:
     def read(self, received: np.ndarray, bytes_R: Ints, *, train: bool) -> Served:
         """Reads the messages of all ranks (uint8, one after the other in rank order).
 
-        In training, ids of dynamic tables get their rows here: steps are read in order, each after the update before.
+        It may run ahead of the steps before. Of dynamic tables it reads how much is asked; which rows, ``answer`` does,
+        for an id may get the row that another has until the step before. ``received`` is not to change until then.
         """
         began_s = time.thread_time()
         size, item = self._size, self.store.dtype.itemsize
@@ -100,7 +102,6 @@ class Holder:
         senders = np.flatnonzero(bytes_R)
         headers = [read_header(received, int(place_R[r]), int(place_R[r + 1]), self._weighted_E, item) for r in senders]
         n_streams = len(self._width_S)
-        received, headers = self._rows.find(received, headers, train=train)
         counts = np.array([h.n_bags[self._entry_S[:n_streams]] * self._width_S for h in headers], np.int64)
         counts = counts.reshape(len(headers), n_streams)  # elements by sender and stream
         samples_P = self._samples(headers)
@@ -121,12 +122,30 @@ class Holder:
             partials, hidden_PH = self._substitute.place(senders, samples_P, ends, behind, lengths)
             places = np.hstack([places[0], behind[0] + hidden_PH]), np.hstack([places[1], behind[1] + hidden_PH])
             ids_at += partials.elements
+        served = Served(value_bytes_R, gradient_bytes_R, partials, find=None)
+        served.find = partial(self._works, received, headers, places, ids_at, train=train)
+        if not self._rows.any:
+            self._find(served)
+        if train:
+            self.load.add_time("read", began_s)
+        return served
+
+    def _find(self, served: Served) -> None:
+        """Which rows are asked for, unless that is known."""
+        if served.find is not None:
+            served.works, served.find = served.find(), None
+            served.beside = pairs_of(self.store.arenas, served.works)
+
+    def _works(
+        self, received: np.ndarray, headers: Sequence[Header], places: tuple[Ints, Ints], ids_at: int, *, train: bool
+    ) -> tuple[ArenaWork, ...]:
+        """The work of each arena; in training, ids of dynamic tables get their rows here."""
+        received, headers = self._rows.find(received, headers, train=train)
         works = self._arenas.read(received, headers, *places, ids_at, train=train)
         if train:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
             self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
-            self.load.add_time("read", began_s)
-        return Served(works, pairs_of(self.store.arenas, works), value_bytes_R, gradient_bytes_R, partials)
+        return works
 
     def _samples(self, headers: Sequence[Header]) -> Ints:
         """Samples of each sender, as entries tell that have all their bags; 0 where nobody asks."""
@@ -146,9 +165,11 @@ class Holder:
         """Fills the values messages with pooled vectors for every rank, one rank after the other.
 
         ``values`` has room for ``served.values_behind`` more behind them. Partial results are computed, in
-        ``served.partials``, and put into the messages by ``write``.
+        ``served.partials``, and put into the messages by ``write``. Called in the order of steps, each after the update
+        of the step before.
         """
         began_s = time.thread_time()
+        self._find(served)
         for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
             if work.maxima is not None:
                 work.maxima.forward(arena.rows, values)

@@ -1,7 +1,7 @@
 """What one step wants of a holder's arenas, and which of them are worked on together. Knows no MPI."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,27 +88,31 @@ class ArenaWork:
     maxima: Maxima | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Served:
     """One step's work at a holder.
 
     Attributes
     ----------
-    works : tuple of ArenaWork
-        By arena.
-    beside : mapping of int to int
-        Arena -> arena of width 1 that is read and moved along with it.
     value_bytes_R, gradient_bytes_R : int64 [R]
         Bytes to and from each world rank, with their padding.
     partials : Sent or None
         Where partial results are; None where no operator is computed here.
+    find : callable or None
+        Makes ``works`` once the updates of all steps before are done, where rows depend on them; None where they are
+        made.
+    works : tuple of ArenaWork
+        By arena.
+    beside : mapping of int to int
+        Arena -> arena of width 1 that is read and moved along with it.
     """
 
-    works: tuple[ArenaWork, ...]
-    beside: Mapping[int, int]
     value_bytes_R: Ints
     gradient_bytes_R: Ints
     partials: Sent | None
+    find: Callable[[], tuple[ArenaWork, ...]] | None
+    works: tuple[ArenaWork, ...] = ()
+    beside: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def values_behind(self) -> int:

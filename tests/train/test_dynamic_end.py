@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from sklearn.metrics import log_loss
 
 from hpcrec.build_memory import topology_of
 from hpcrec.build_tables import make_model, make_offers
@@ -100,7 +102,17 @@ def test_killed_and_gone_on_with_and_evaluated(tmp_path: Path) -> None:
     assert [x["user.evicted"] for x in lines if "user.evicted" in x][-1] == figures[0]["user"]["evicted"]
     assert "Dynamic tables" in (runs[0] / "report.html").read_text()
 
-    command = [sys.executable, "-m", "hpcrec", "evaluate", str(runs[0])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    logloss = pytest.approx(ends[0]["eval"]["logloss"], abs=1e-6)
+    assert json.loads(hpcrec("evaluate", str(runs[0])))["logloss"] == logloss
+    data, out = tmp_path / "validation.h5", tmp_path / "predictions.h5"
+    hpcrec("predict", str(runs[0]), "--data", str(data), "--out", str(out))
+    with h5py.File(out) as file, DataSet(data) as dataset:
+        columns = dataset.read(0, dataset.samples)
+        assert log_loss(columns.label, file["prediction"][()], sample_weight=columns.weight) == logloss
+
+
+def hpcrec(*arguments: str) -> str:
+    """Standard output of the command."""
+    done = subprocess.run([sys.executable, "-m", "hpcrec", *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["logloss"] == pytest.approx(ends[0]["eval"]["logloss"], abs=1e-6)
+    return done.stdout
