@@ -8,6 +8,7 @@
 from hpcrec.kernels.backend import active, get_threads, set_threads, use
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.chunks import fletcher32, read_chunks
+from hpcrec.kernels.halves import HALF_BLOCK, half_bytes, read_halves, write_halves
 from hpcrec.kernels.id_map import MOST_ROWS, Admitted, IdMap, IdState
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
@@ -16,10 +17,21 @@ from hpcrec.kernels.lookup import copy_vectors, pooled_gather
 from hpcrec.kernels.maximum import pooled_max, pooled_max_backward
 from hpcrec.kernels.memory import aligned_empty, reserved_zeros
 from hpcrec.kernels.packed import pack_numbers, packed_bytes, unpack_numbers
+from hpcrec.kernels.positions import (
+    gather,
+    positions_bytes,
+    read_positions,
+    scatter,
+    scatter_add,
+    write_positions,
+)
 from hpcrec.kernels.reference import Coding, Grouping, Unpacked
+from hpcrec.kernels.reference_positions import PositionCoding
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
+from hpcrec.kernels.threshold import select_above, select_with_feedback, threshold_of
 
 __all__ = [
+    "HALF_BLOCK",
     "MOST_ROWS",
     "Admitted",
     "Beside",
@@ -28,6 +40,7 @@ __all__ = [
     "Grouping",
     "IdMap",
     "IdState",
+    "PositionCoding",
     "Unpacked",
     "active",
     "aligned_empty",
@@ -36,8 +49,10 @@ __all__ = [
     "dot_interaction",
     "dot_interaction_backward",
     "fletcher32",
+    "gather",
     "get_threads",
     "group",
+    "half_bytes",
     "hash_ids",
     "init_rows",
     "initial_states",
@@ -50,16 +65,26 @@ __all__ = [
     "pooled_gather",
     "pooled_max",
     "pooled_max_backward",
+    "positions_bytes",
     "read_chunks",
+    "read_halves",
+    "read_positions",
     "reserved_zeros",
+    "scatter",
+    "scatter_add",
+    "select_above",
+    "select_with_feedback",
     "set_threads",
     "squared_norm",
     "state_shapes",
     "state_values",
     "take_bags",
+    "threshold_of",
     "unpack",
     "unpack_numbers",
     "unpermute",
     "update",
     "use",
+    "write_halves",
+    "write_positions",
 ]

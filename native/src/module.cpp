@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "hpcrec/chunks.h"
+#include "hpcrec/halves.h"
 #include "hpcrec/id_map.h"
 #include "hpcrec/ids.h"
 #include "hpcrec/interaction.h"
@@ -17,8 +18,10 @@
 #include "hpcrec/maximum.h"
 #include "hpcrec/packed.h"
 #include "hpcrec/parallel.h"
+#include "hpcrec/positions.h"
 #include "hpcrec/take.h"
 #include "hpcrec/text.h"
+#include "hpcrec/threshold.h"
 #include "hpcrec/unpack.h"
 
 namespace nb = nanobind;
@@ -326,6 +329,89 @@ void bind_packed(nb::module_& m) {
       "packed"_a, "rising"_a, "out"_a.noconvert());
 }
 
+void bind_halves(nb::module_& m) {
+  m.def(
+      "write_halves",
+      [](In<float> values, Out<uint8_t> out, int kind) {
+        without_gil([&] {
+          hpcrec::write_halves(values.data(), size(values), static_cast<hpcrec::HalfKind>(kind), out.data());
+        });
+      },
+      "values"_a, "out"_a.noconvert(), "kind"_a);
+  m.def(
+      "read_halves",
+      [](In<uint8_t> data, Out<float> out, int kind) {
+        without_gil(
+            [&] { hpcrec::read_halves(data.data(), static_cast<hpcrec::HalfKind>(kind), out.data(), size(out)); });
+      },
+      "data"_a, "out"_a.noconvert(), "kind"_a);
+}
+
+void bind_threshold(nb::module_& m) {
+  nb::class_<hpcrec::Selection>(m, "Selection")
+      .def_prop_ro("size", &hpcrec::Selection::size)
+      .def(
+          "write",
+          [](const hpcrec::Selection& self, Out<int64_t> positions, Out<float> chosen) {
+            without_gil([&] { self.write(positions.data(), chosen.data()); });
+          },
+          "positions"_a.noconvert(), "chosen"_a.noconvert());
+  m.def(
+      "threshold_of",
+      [](In<float> values, int64_t keep) {
+        return without_gil([&] { return hpcrec::threshold_of(values.data(), size(values), keep); });
+      },
+      "values"_a, "keep"_a);
+  m.def(
+      "select_above",
+      [](In<float> values, float tau) {
+        return without_gil([&] { return hpcrec::select_above(values.data(), size(values), tau); });
+      },
+      "values"_a, "tau"_a);
+  m.def(
+      "select_with_feedback",
+      [](In<float> gradient, Out<float> residual, float tau) {
+        return without_gil(
+            [&] { return hpcrec::select_with_feedback(gradient.data(), residual.data(), size(gradient), tau); });
+      },
+      "gradient"_a, "residual"_a.noconvert(), "tau"_a);
+}
+
+void bind_positions(nb::module_& m) {
+  m.def(
+      "require_rising",
+      [](Ids positions, int64_t n) {
+        without_gil([&] { hpcrec::require_rising(positions.data(), size(positions), n); });
+      },
+      "positions"_a, "n"_a);
+  m.def(
+      "scatter",
+      [](Out<float> out, Ids positions, In<float> values, bool add) {
+        without_gil(
+            [&] { hpcrec::scatter(out.data(), size(out), positions.data(), values.data(), size(positions), add); });
+      },
+      "out"_a.noconvert(), "positions"_a, "values"_a, "add"_a);
+  m.def(
+      "gather",
+      [](In<float> values, Ids positions, Out<float> out) {
+        without_gil(
+            [&] { hpcrec::gather(values.data(), size(values), positions.data(), size(positions), out.data()); });
+      },
+      "values"_a, "positions"_a, "out"_a.noconvert());
+  m.def(
+      "write_mask",
+      [](Ids positions, int64_t n, Out<uint8_t> out) {
+        without_gil([&] { hpcrec::write_mask(positions.data(), size(positions), n, out.data()); });
+      },
+      "positions"_a, "n"_a, "out"_a.noconvert());
+  m.def(
+      "read_mask",
+      [](In<uint8_t> data, int64_t n, Out<int64_t> positions) {
+        without_gil([&] { hpcrec::read_mask(data.data(), n, positions.data(), size(positions)); });
+      },
+      "data"_a, "n"_a, "positions"_a.noconvert());
+}
+
 void bind_id_map(nb::module_& m) {
   using Places = Out<int64_t>;
   nb::class_<hpcrec::IdMap>(m, "IdMap")
@@ -482,6 +568,9 @@ NB_MODULE(_native, m) {
   m.def("get_threads", &hpcrec::threads);
   bind_ids(m);
   bind_packed(m);
+  bind_halves(m);
+  bind_threshold(m);
+  bind_positions(m);
   bind_id_map(m);
   bind_text(m);
   bind_chunks(m);

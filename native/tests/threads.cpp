@@ -12,12 +12,15 @@
 #include <string>
 #include <vector>
 
+#include "hpcrec/halves.h"
 #include "hpcrec/id_map.h"
 #include "hpcrec/ids.h"
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
 #include "hpcrec/maximum.h"
 #include "hpcrec/parallel.h"
+#include "hpcrec/positions.h"
+#include "hpcrec/threshold.h"
 
 namespace {
 using Ints = std::vector<int64_t>;
@@ -128,6 +131,53 @@ void id_map(Random& random) {
       return bits;
     });
   }
+}
+
+void message_kernels(Random& random) {
+  const int64_t n = 500'000;  // a threshold takes a team for many values only
+  const Reals<float> values = reals<float>(random, n);
+  for (const auto kind : {hpcrec::HalfKind::bf16, hpcrec::HalfKind::fp16, hpcrec::HalfKind::fp32})
+    same("write_halves, read_halves", [&] {
+      std::vector<unsigned char> written(5 * n);
+      Reals<float> read(n);
+      hpcrec::write_halves(values.data(), n, kind, written.data() + 1);
+      hpcrec::read_halves(written.data() + 1, kind, read.data(), n);
+      Bits bits;
+      bits.add(written);
+      bits.add(read);
+      return bits;
+    });
+  same("thresholds and positions", [&] {
+    const float tau = hpcrec::threshold_of(values.data(), n, n / 3);
+    Reals<float> residual(n, 0.5f), there(n);
+    const hpcrec::Selection above = hpcrec::select_above(values.data(), n, tau);
+    const hpcrec::Selection found = hpcrec::select_with_feedback(values.data(), residual.data(), n, tau);
+    Bits bits;
+    for (const auto* selection : {&above, &found}) {
+      const int64_t k = selection->size();
+      Ints positions(k), again(k);
+      Reals<float> chosen(k), gathered(k);
+      std::vector<unsigned char> mask((n + 7) / 8);
+      selection->write(positions.data(), chosen.data());
+      hpcrec::scatter(there.data(), n, positions.data(), chosen.data(), k, true);
+      hpcrec::scatter(residual.data(), n, positions.data(), chosen.data(), k, false);
+      hpcrec::gather(there.data(), n, positions.data(), k, gathered.data());
+      hpcrec::write_mask(positions.data(), k, n, mask.data());
+      hpcrec::read_mask(mask.data(), n, again.data(), k);
+      if (again != positions) {
+        std::printf("read_mask: not what was written\n");
+        std::exit(1);
+      }
+      bits.add(positions);
+      bits.add(chosen);
+      bits.add(gathered);
+      bits.add(mask);
+    }
+    bits.add(residual);
+    bits.add(there);
+    bits.add(Reals<float>{tau});
+    return bits;
+  });
 }
 
 template <class T> void row_kernels(Random& random, int64_t width) {
@@ -272,6 +322,7 @@ int main(int argc, char** argv) {
     Random random(round);
     ids_kernels(random);
     id_map(random);
+    message_kernels(random);
     for (const int64_t width : {1, 8, 33, 64}) {
       row_kernels<float>(random, width);
       row_kernels<double>(random, width);

@@ -321,10 +321,89 @@ def read_chunks(rng: np.random.Generator) -> Call:
     return Call(as_array(read_or_nothing), arguments, ("out", "checked"))
 
 
+KINDS = ("bf16", "fp16", "fp32")
+
+
+def single(rng: np.random.Generator) -> np.ndarray:
+    """float32, now and then enough of them for a team of threads, some at the edges of their type."""
+    n = int(rng.choice([0, 1, 9, 130, 20_000], p=[0.1, 0.2, 0.3, 0.3, 0.1]))
+    return floats(rng, n, np.float32) * rng.choice(np.array([1, 0, 1e-38, 1e37, np.nan], np.float32), n)
+
+
+def write_halves(rng: np.random.Generator) -> Call:
+    values, kind = single(rng), str(rng.choice(KINDS))
+    out = np.zeros(kernels.half_bytes(values.size, kind), np.uint8)
+    return Call(lambda **arrays: kernels.write_halves(**arrays, kind=kind), {"values": values, "out": out}, ("out",))
+
+
+def read_halves(rng: np.random.Generator) -> Call:
+    out, kind = single(rng), str(rng.choice(KINDS))
+    data = rng.integers(0, 256, kernels.half_bytes(out.size, kind), np.uint8)
+    return Call(lambda **arrays: kernels.read_halves(**arrays, kind=kind), {"data": data, "out": out}, ("out",))
+
+
+def threshold_of(rng: np.random.Generator) -> Call:
+    values = np.r_[single(rng), np.float32(1)]
+    return Call(as_array(kernels.threshold_of), {"values": values, "keep": int(rng.integers(1, values.size + 1))})
+
+
+def tau_of(rng: np.random.Generator) -> float:
+    return float(rng.choice([0.0, 0.5, 1e-39, 1e38, np.inf]))
+
+
+def select_above(rng: np.random.Generator) -> Call:
+    tau = tau_of(rng)
+    return Call(lambda values: kernels.select_above(values, tau), {"values": single(rng)})
+
+
+def select_with_feedback(rng: np.random.Generator) -> Call:
+    gradient, tau = single(rng), tau_of(rng)
+    arguments = {"gradient": gradient, "residual": floats(rng, gradient.size, np.float32)}
+    return Call(lambda **arrays: kernels.select_with_feedback(**arrays, tau=tau), arguments, ("residual",))
+
+
+def rising(rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Positions that rise, and how many there could be."""
+    n = int(rng.choice([1, 9, 130, 40_000], p=[0.2, 0.3, 0.4, 0.1]))
+    return np.flatnonzero(rng.random(n) < rng.choice([0.02, 0.5, 1])), n
+
+
+def scatter(rng: np.random.Generator) -> Call:
+    positions, n = rising(rng)
+    function = kernels.scatter_add if rng.random() < 0.5 else kernels.scatter
+    arguments = {"out": floats(rng, n, np.float32), "positions": positions}
+    return Call(function, {**arguments, "values": floats(rng, positions.size, np.float32)}, ("out",))
+
+
+def gather_positions(rng: np.random.Generator) -> Call:
+    positions, n = rising(rng)
+    return Call(kernels.gather, {"values": floats(rng, n, np.float32), "positions": rng.permutation(positions)})
+
+
+def positions_bytes(rng: np.random.Generator) -> Call:
+    positions, n = rising(rng)
+    return Call(lambda **arguments: np.array(kernels.positions_bytes(**arguments)), {"positions": positions, "n": n})
+
+
+def write_positions(rng: np.random.Generator) -> Call:
+    positions, n = rising(rng)
+    n_bytes, coding = kernels.positions_bytes(positions, n)
+    arguments = {"positions": positions, "n": n, "coding": int(coding), "out": np.zeros(n_bytes, np.uint8)}
+    return Call(kernels.write_positions, arguments, ("out",))
+
+
+def read_positions(rng: np.random.Generator) -> Call:
+    call = write_positions(rng)
+    call.run()
+    k, data = call.arguments.pop("positions").size, call.arguments.pop("out")
+    return Call(kernels.read_positions, {"data": data, "k": k, **call.arguments})
+
+
 CALLS = (
     gather, beside_gather, maximum, maximum_backward, copy, merge, update, merge_update, beside_merge_update,
     squared_norm, group, dedup, partition, permute, hash_ids, init_rows, take_bags, packed_bytes, pack_numbers,
-    unpack_numbers, fletcher32, read_chunks,
+    unpack_numbers, fletcher32, read_chunks, write_halves, read_halves, threshold_of, select_above,
+    select_with_feedback, scatter, gather_positions, positions_bytes, write_positions, read_positions,
 )  # fmt: skip
 
 

@@ -1,0 +1,158 @@
+// Rising positions: pieces of them touch different elements, and different words of a mask.
+#include "hpcrec/positions.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "hpcrec/check.h"
+#include "hpcrec/parallel.h"
+
+namespace hpcrec {
+namespace {
+constexpr int64_t word_bits = 64, word_bytes = sizeof(uint64_t);
+
+// Whether positions [mine) lie in [0, n) and rise, also from the one before them.
+bool all_rising(const int64_t* positions, Range mine, int64_t n) {
+  if (mine.first >= mine.last) return true;
+  if (positions[mine.first] < 0 || positions[mine.last - 1] >= n) return false;
+  int64_t falls = mine.first && positions[mine.first] <= positions[mine.first - 1];
+  for (int64_t i = mine.first + 1; i < mine.last; ++i) falls |= static_cast<int64_t>(positions[i] <= positions[i - 1]);
+  return falls == 0;
+}
+
+// What all_rising refused, in words; returns where it has changed meanwhile.
+void refuse_falling(const int64_t* positions, int64_t k, int64_t n) {
+  require_below("positions", positions, k, n);
+  for (int64_t i = 1; i < k; ++i)
+    if (positions[i] <= positions[i - 1])
+      throw std::invalid_argument("positions[" + std::to_string(i) + "] is " + std::to_string(positions[i]) +
+                                  ", after " + std::to_string(positions[i - 1]) +
+                                  "; positions must rise: sort them, each once");
+}
+
+// The first of [0, k) whose position is not below `bound`, where they rise; else any of [0, k].
+int64_t first_from(const int64_t* positions, int64_t k, int64_t bound) {
+  int64_t low = 0, high = k;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (positions[middle] < bound) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+int64_t words_of(int64_t n) {
+  return n / word_bits + (n % word_bits != 0);
+}
+
+// Bytes that word w of a mask of n bits has.
+int64_t bytes_of(int64_t w, int64_t n) {
+  return std::min(word_bytes, n / 8 + (n % 8 != 0) - w * word_bytes);
+}
+
+// The words [words) of a mask, whose positions are [mine).
+void write_words(const int64_t* positions, Range mine, Range words, int64_t n, uint8_t* out) {
+  int64_t i = mine.first;
+  for (int64_t w = words.first; w < words.last; ++w) {
+    uint64_t bits = 0;
+    for (; i < mine.last && positions[i] < (w + 1) * word_bits; ++i)
+      bits |= uint64_t{1} << (positions[i] & (word_bits - 1));
+    std::memcpy(out + w * word_bytes, &bits, bytes_of(w, n));
+  }
+}
+
+uint64_t read_word(const uint8_t* data, int64_t w, int64_t n) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, data + w * word_bytes, bytes_of(w, n));
+  return bits;
+}
+
+// Positions of the words [words) into [at, end); whether there are just as many.
+bool read_words(const uint8_t* data, Range words, int64_t n, int64_t* at, const int64_t* end) {
+  for (int64_t w = words.first; w < words.last; ++w) {
+    uint64_t bits = read_word(data, w, n);
+    if (__builtin_popcountll(bits) > end - at) return false;
+    for (; bits; bits &= bits - 1) *at++ = w * word_bits + __builtin_ctzll(bits);
+  }
+  return at == end;
+}
+
+}  // namespace
+
+void require_rising(const int64_t* positions, int64_t k, int64_t n) {
+  if (all_rising(positions, {0, k}, n)) return;
+  refuse_falling(positions, k, n);
+  refuse_changed("require_rising");
+}
+
+void scatter(float* out, int64_t n, const int64_t* positions, const float* values, int64_t k, bool add) {
+  std::atomic<bool> good{true};
+  parallel_pieces(team(k), [&](int piece, int pieces) {
+    const Range mine = share(k, piece, pieces);
+    if (!all_rising(positions, mine, n)) good = false;
+    else if (add)
+      for (int64_t i = mine.first; i < mine.last; ++i) out[positions[i]] += values[i];
+    else
+      for (int64_t i = mine.first; i < mine.last; ++i) out[positions[i]] = values[i];
+  });
+  if (good) return;
+  refuse_falling(positions, k, n);
+  refuse_changed("scatter");
+}
+
+void gather(const float* values, int64_t n, const int64_t* positions, int64_t k, float* out) {
+  std::atomic<bool> good{true};
+  parallel_pieces(team(k), [&](int piece, int pieces) {
+    const Range mine = share(k, piece, pieces);
+    if (!all_below(positions + mine.first, mine.last - mine.first, n)) good = false;
+    else
+      for (int64_t i = mine.first; i < mine.last; ++i) out[i] = values[positions[i]];
+  });
+  if (good) return;
+  require_below("positions", positions, k, n);
+  refuse_changed("gather");
+}
+
+void write_mask(const int64_t* positions, int64_t k, int64_t n, uint8_t* out) {
+  std::atomic<bool> good{true};
+  parallel_pieces(team(n / 8 + k), [&](int piece, int pieces) {
+    const Range words = share(words_of(n), piece, pieces);
+    const Range mine{piece ? first_from(positions, k, words.first * word_bits) : 0,
+                     piece + 1 < pieces ? first_from(positions, k, words.last * word_bits) : k};
+    const bool inside = mine.first == mine.last ||
+                        (mine.first < mine.last && positions[mine.first] >= words.first * word_bits &&
+                         positions[mine.last - 1] < words.last * word_bits && all_rising(positions, mine, n));
+    if (inside) write_words(positions, mine, words, n, out);
+    else good = false;
+  });
+  if (good) return;
+  refuse_falling(positions, k, n);
+  refuse_changed("write_mask");
+}
+
+void read_mask(const uint8_t* data, int64_t n, int64_t* positions, int64_t k) {
+  const int n_team = team(n / 8 + k), n_pieces = pieces_of(n_team);
+  std::vector<int64_t> starts(n_pieces + 1);  // of each piece's positions, once they have been counted
+  parallel_pieces(n_team, [&](int piece, int pieces) {
+    const Range words = share(words_of(n), piece, pieces);
+    for (int64_t w = words.first; w < words.last; ++w) starts[piece + 1] += __builtin_popcountll(read_word(data, w, n));
+  });
+  for (int piece = 0; piece < n_pieces; ++piece) starts[piece + 1] += starts[piece];
+  const bool behind = n % 8 && data[n / 8] >> n % 8;
+  if (starts.back() != k || behind)
+    throw std::invalid_argument("data: its " + std::to_string(n / 8 + (n % 8 != 0)) + " bytes are not a mask of " +
+                                std::to_string(k) + " of " + std::to_string(n) + " positions");
+  std::atomic<bool> good{true};
+  parallel_pieces(n_team, [&](int piece, int pieces) {
+    if (!read_words(data, share(words_of(n), piece, pieces), n, positions + starts[piece],
+                    positions + starts[piece + 1]))
+      good = false;
+  });
+  if (!good) refuse_changed("read_mask");
+}
+
+}  // namespace hpcrec
