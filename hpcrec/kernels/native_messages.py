@@ -1,8 +1,7 @@
 """The native module's kernels of halves, thresholds and positions, under their references' names and signatures."""
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcrec.kernels.native import module
 from hpcrec.kernels.reference_halves import HALF_KINDS, Bytes
@@ -26,18 +25,26 @@ def threshold_of(values: Floats, keep: int) -> float:
 
 def select_above(values: Floats, tau: np.float32) -> tuple[Ints, Floats]:
     """See the reference."""
-    return _picked(module().select_above(values, float(tau)))
+    marks = _marks(values)
+    picked = _room(module().mark_above(values, float(tau), marks))
+    module().take_marked(values, marks, *picked)
+    return picked
 
 
 def select_with_feedback(gradient: Floats, residual: Floats, tau: np.float32) -> tuple[Ints, Floats]:
     """See the reference."""
-    return _picked(module().select_with_feedback(gradient, residual, float(tau)))
+    marks = _marks(gradient)
+    picked = _room(module().mark_sum(gradient, residual, float(tau), marks))
+    module().cut_marked(residual, marks, *picked)
+    return picked
 
 
-def _picked(found: Any) -> tuple[Ints, Floats]:
-    positions, chosen = np.empty(found.size, np.int64), np.empty(found.size, np.float32)
-    found.write(positions, chosen)
-    return positions, chosen
+def _marks(values: Floats) -> NDArray[np.uint64]:
+    return np.empty(-(-values.size // 64), np.uint64)
+
+
+def _room(k: int) -> tuple[Ints, Floats]:
+    return np.empty(k, np.int64), np.empty(k, np.float32)
 
 
 def require_rising(positions: Ints, n: int) -> None:

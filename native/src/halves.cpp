@@ -1,6 +1,6 @@
 // Conversions by arithmetic on whole numbers and without branches, so that compilers can turn them into vector code.
-// Subnormal halves go through a float32 addition that puts their last place where float32 has its own: no operand is ever
-// a subnormal float32 for that, which some processors are slow on.
+// Subnormal halves go through a float32 addition that puts their last place where float32 has its own: for that no
+// operand is ever a subnormal float32, which some processors are slow on.
 #include "hpcrec/halves.h"
 
 #include <algorithm>

@@ -348,14 +348,6 @@ void bind_halves(nb::module_& m) {
 }
 
 void bind_threshold(nb::module_& m) {
-  nb::class_<hpcrec::Selection>(m, "Selection")
-      .def_prop_ro("size", &hpcrec::Selection::size)
-      .def(
-          "write",
-          [](const hpcrec::Selection& self, Out<int64_t> positions, Out<float> chosen) {
-            without_gil([&] { self.write(positions.data(), chosen.data()); });
-          },
-          "positions"_a.noconvert(), "chosen"_a.noconvert());
   m.def(
       "threshold_of",
       [](In<float> values, int64_t keep) {
@@ -363,18 +355,36 @@ void bind_threshold(nb::module_& m) {
       },
       "values"_a, "keep"_a);
   m.def(
-      "select_above",
-      [](In<float> values, float tau) {
-        return without_gil([&] { return hpcrec::select_above(values.data(), size(values), tau); });
+      "mark_above",
+      [](In<float> values, float tau, Out<uint64_t> marks) {
+        return without_gil([&] { return hpcrec::mark_above(values.data(), size(values), tau, marks.data()); });
       },
-      "values"_a, "tau"_a);
+      "values"_a, "tau"_a, "marks"_a.noconvert());
   m.def(
-      "select_with_feedback",
-      [](In<float> gradient, Out<float> residual, float tau) {
+      "mark_sum",
+      [](In<float> gradient, Out<float> residual, float tau, Out<uint64_t> marks) {
         return without_gil(
-            [&] { return hpcrec::select_with_feedback(gradient.data(), residual.data(), size(gradient), tau); });
+            [&] { return hpcrec::mark_sum(gradient.data(), residual.data(), size(gradient), tau, marks.data()); });
       },
-      "gradient"_a, "residual"_a.noconvert(), "tau"_a);
+      "gradient"_a, "residual"_a.noconvert(), "tau"_a, "marks"_a.noconvert());
+  m.def(
+      "take_marked",
+      [](In<float> values, In<uint64_t> marks, Out<int64_t> positions, Out<float> chosen) {
+        without_gil([&] {
+          hpcrec::take_marked(values.data(), size(values), marks.data(), size(positions), positions.data(),
+                              chosen.data());
+        });
+      },
+      "values"_a, "marks"_a, "positions"_a.noconvert(), "chosen"_a.noconvert());
+  m.def(
+      "cut_marked",
+      [](Out<float> values, In<uint64_t> marks, Out<int64_t> positions, Out<float> chosen) {
+        without_gil([&] {
+          hpcrec::cut_marked(values.data(), size(values), marks.data(), size(positions), positions.data(),
+                             chosen.data());
+        });
+      },
+      "values"_a.noconvert(), "marks"_a, "positions"_a.noconvert(), "chosen"_a.noconvert());
 }
 
 void bind_positions(nb::module_& m) {

@@ -9,11 +9,12 @@
 #include <vector>
 
 #include "hpcrec/check.h"
+#include "hpcrec/marks.h"
 #include "hpcrec/parallel.h"
 
 namespace hpcrec {
 namespace {
-constexpr int64_t word_bits = 64, word_bytes = sizeof(uint64_t);
+constexpr int64_t word_bytes = sizeof(uint64_t);
 
 // Whether positions [mine) lie in [0, n) and rise, also from the one before them.
 bool all_rising(const int64_t* positions, Range mine, int64_t n) {
@@ -45,10 +46,6 @@ int64_t first_from(const int64_t* positions, int64_t k, int64_t bound) {
   return low;
 }
 
-int64_t words_of(int64_t n) {
-  return n / word_bits + (n % word_bits != 0);
-}
-
 // Bytes that word w of a mask of n bits has.
 int64_t bytes_of(int64_t w, int64_t n) {
   return std::min(word_bytes, n / 8 + (n % 8 != 0) - w * word_bytes);
@@ -69,16 +66,6 @@ uint64_t read_word(const uint8_t* data, int64_t w, int64_t n) {
   uint64_t bits = 0;
   std::memcpy(&bits, data + w * word_bytes, bytes_of(w, n));
   return bits;
-}
-
-// Positions of the words [words) into [at, end); whether there are just as many.
-bool read_words(const uint8_t* data, Range words, int64_t n, int64_t* at, const int64_t* end) {
-  for (int64_t w = words.first; w < words.last; ++w) {
-    uint64_t bits = read_word(data, w, n);
-    if (__builtin_popcountll(bits) > end - at) return false;
-    for (; bits; bits &= bits - 1) *at++ = w * word_bits + __builtin_ctzll(bits);
-  }
-  return at == end;
 }
 
 }  // namespace
@@ -135,24 +122,15 @@ void write_mask(const int64_t* positions, int64_t k, int64_t n, uint8_t* out) {
 }
 
 void read_mask(const uint8_t* data, int64_t n, int64_t* positions, int64_t k) {
-  const int n_team = team(n / 8 + k), n_pieces = pieces_of(n_team);
-  std::vector<int64_t> starts(n_pieces + 1);  // of each piece's positions, once they have been counted
-  parallel_pieces(n_team, [&](int piece, int pieces) {
-    const Range words = share(words_of(n), piece, pieces);
-    for (int64_t w = words.first; w < words.last; ++w) starts[piece + 1] += __builtin_popcountll(read_word(data, w, n));
-  });
-  for (int piece = 0; piece < n_pieces; ++piece) starts[piece + 1] += starts[piece];
-  const bool behind = n % 8 && data[n / 8] >> n % 8;
+  const int n_team = team(n / 8 + k);
+  const auto word = [=](int64_t w) { return read_word(data, w, n); };
+  const std::vector<int64_t> starts = count_set(words_of(n), n_team, word);
+  const bool behind = n % 8 && data[n / 8] >> n % 8;  // bits that are not among the n
   if (starts.back() != k || behind)
     throw std::invalid_argument("data: its " + std::to_string(n / 8 + (n % 8 != 0)) + " bytes are not a mask of " +
                                 std::to_string(k) + " of " + std::to_string(n) + " positions");
-  std::atomic<bool> good{true};
-  parallel_pieces(n_team, [&](int piece, int pieces) {
-    if (!read_words(data, share(words_of(n), piece, pieces), n, positions + starts[piece],
-                    positions + starts[piece + 1]))
-      good = false;
-  });
-  if (!good) refuse_changed("read_mask");
+  if (!for_set(words_of(n), n_team, starts, word, [=](int64_t at, int64_t i) { positions[at] = i; }))
+    refuse_changed("read_mask");
 }
 
 }  // namespace hpcrec

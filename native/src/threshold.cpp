@@ -1,75 +1,67 @@
-// One read of the values, in blocks: the largest magnitude of a block says whether it is looked at one by one, which
-// few are where few are picked. A threshold is found digit by digit of the magnitudes' bits.
+// All values of a block are compared before any is looked at, into the bits of a word: so only the picked ones cost a
+// step. A threshold is found digit by digit of the magnitudes' bits.
 #include "hpcrec/threshold.h"
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
-#include <new>
-#include <utility>
+#include <vector>
 
 #include "hpcrec/bits.h"
+#include "hpcrec/check.h"
+#include "hpcrec/marks.h"
 #include "hpcrec/parallel.h"
 
 namespace hpcrec {
 namespace {
-constexpr int64_t block = 64;   // values that are passed over, or looked at, together
-constexpr int64_t room = 2048;  // picked values that memory is had for at once
-
 // Magnitudes have 31 bits; exponents make up most of the first digit, so that few values share one.
 constexpr int first_bits = 11, digit_bits = 10, low_bits = 2 * digit_bits;
 constexpr int64_t most_digits = int64_t{1} << first_bits;
 
-}  // namespace
+constexpr uint32_t bit[word_bits / 2] = {
+    1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,  1u << 8,  1u << 9,  1u << 10,
+    1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15, 1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21,
+    1u << 22, 1u << 23, 1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
 
-struct Selection::Some {
-  int64_t n = 0;
-  int64_t positions[room];
-  float chosen[room];
-};
-
-namespace {
-
-// Looks at values [first, last), which become 0 where they are picked, if FEEDBACK; returns how many there are then.
-template <bool FEEDBACK, class Value>
-int64_t look(Value* __restrict values, int64_t first, int64_t last, uint32_t tau, int64_t k,
-             int64_t* __restrict positions, float* __restrict chosen) {
-  for (int64_t i = first; i < last; ++i) {  // without a branch, which no core could predict
-    const float x = values[i];
-    const bool picked = magnitude_of(x) >= tau;
-    positions[k] = i;
-    chosen[k] = x;
-    k += picked;
-    if constexpr (FEEDBACK) values[i] = picked ? 0.0f : x;
+// Bit i: whether is(values[i]), for the first n, at most a word's bits.
+template <class Is> uint64_t bits_where(const float* values, int64_t n, Is&& is) {
+  uint64_t bits = 0;
+  if (n < word_bits) {
+    for (int64_t i = 0; i < n; ++i) bits |= static_cast<uint64_t>(is(values[i])) << i;
+    return bits;
   }
-  return k;
+  constexpr int64_t half = word_bits / 2;  // in lanes that are as wide as the values
+  for (int64_t first = 0; first < word_bits; first += half) {
+    uint32_t part = 0;
+    for (int64_t i = 0; i < half; ++i) part |= is(values[first + i]) ? bit[i] : 0;
+    bits |= static_cast<uint64_t>(part) << first;
+  }
+  return bits;
 }
 
-// Picks from values [mine), whose largest magnitude in [first, last) is largest(first, last).
-template <bool FEEDBACK, class Value, class Largest>
-void pick(Value* values, Range mine, uint32_t tau, Largest&& largest, Selection::Piece& to) {
-  for (int64_t first = mine.first; first < mine.last; first += block) {
-    const int64_t last = std::min(mine.last, first + block);
-    if (largest(first, last) < tau) continue;
-    if (to.empty() || to.back()->n > room - block) to.emplace_back(new Selection::Some);
-    Selection::Some& some = *to.back();
-    some.n = look<FEEDBACK>(values, first, last, tau, some.n, some.positions, some.chosen);
-  }
-}
-
-template <class Pick> Selection in_pieces(int64_t n, Pick&& pick_range) {
-  const int n_team = team(n);
-  Selection found(pieces_of(n_team));
-  std::atomic<bool> room_for_all{true};
-  parallel_pieces(n_team, [&](int piece, int pieces) {
-    try {
-      pick_range(share(n, piece, pieces), found.pieces[piece]);
-    } catch (const std::bad_alloc&) {  // which must not leave a thread
-      room_for_all = false;
+// Marks values of [0, n) that reach tau, after prepare(first, last) was called for the word of each; returns how many.
+template <class Prepare> int64_t mark(const float* values, int64_t n, float tau, uint64_t* marks, Prepare&& prepare) {
+  const uint32_t least = magnitude_of(tau);
+  std::atomic<int64_t> found{0};
+  parallel_pieces(team(n), [&](int piece, int pieces) {
+    const Range mine = share(words_of(n), piece, pieces);
+    int64_t in_piece = 0;
+    for (int64_t w = mine.first; w < mine.last; ++w) {
+      const int64_t first = w * word_bits, in_word = std::min(word_bits, n - first);
+      prepare(first, first + in_word);
+      marks[w] = bits_where(values + first, in_word, [=](float x) { return magnitude_of(x) >= least; });
+      in_piece += __builtin_popcountll(marks[w]);
     }
+    found += in_piece;
   });
-  if (!room_for_all) throw std::bad_alloc();
   return found;
+}
+
+// Calls f(k, i) for the k-th marked one, value i.
+template <class F> void for_marked(int64_t n, const uint64_t* marks, int64_t k, F&& f) {
+  const int n_team = team(n);
+  const auto word = [=](int64_t w) { return marks[w]; };
+  const std::vector<int64_t> starts = count_set(words_of(n), n_team, word);
+  if (starts.back() != k || !for_set(words_of(n), n_team, starts, word, f)) refuse_changed("selection");
 }
 
 // Magnitude where that of NaN is infinite.
@@ -117,54 +109,18 @@ std::vector<uint32_t> low_bits_of(const float* values, int64_t n, int n_team, ui
   parallel_pieces(n_team, [&](int piece, int pieces) {
     const Range mine = share(n, piece, pieces);
     int64_t to = starts[piece];
-    const int64_t end = starts[piece + 1];
-    for (int64_t first = mine.first; first < mine.last; first += block) {
-      uint32_t held[block];
-      const int64_t in_block = std::min(block, mine.last - first);
-      int64_t k = 0;
-      for (int64_t i = 0; i < in_block; ++i) {
-        const uint32_t magnitude = clamped(values[first + i]);
-        held[k] = magnitude & ((1u << low_bits) - 1);
-        k += magnitude >> low_bits == high;
-      }
-      k = std::min(k, end - to);  // more only where another thread writes to the values meanwhile
-      std::copy_n(held, k, found.begin() + to);
-      to += k;
+    const int64_t end = starts[piece + 1];  // passed only where another thread writes to the values meanwhile
+    for (int64_t first = mine.first; first < mine.last; first += word_bits) {
+      uint64_t bits = bits_where(values + first, std::min(word_bits, mine.last - first),
+                                 [=](float x) { return clamped(x) >> low_bits == high; });
+      for (; bits && to < end; bits &= bits - 1)
+        found[to++] = clamped(values[first + __builtin_ctzll(bits)]) & ((1u << low_bits) - 1);
     }
   });
   return found;
 }
 
 }  // namespace
-
-Selection::Selection(int n) : pieces(n) {}
-Selection::Selection(Selection&&) noexcept = default;
-Selection::~Selection() = default;
-
-int64_t Selection::size() const {
-  int64_t n = 0;
-  for (const Piece& piece : pieces)
-    for (const auto& some : piece) n += some->n;
-  return n;
-}
-
-void Selection::write(int64_t* positions, float* chosen) const {
-  std::vector<std::pair<const Some*, int64_t>> parts;  // and where each goes
-  int64_t at = 0;
-  for (const Piece& piece : pieces)
-    for (const auto& some : piece) {
-      parts.emplace_back(some.get(), at);
-      at += some->n;
-    }
-  parallel_pieces(team(at), [&](int piece, int n_pieces) {
-    const Range mine = share(static_cast<int64_t>(parts.size()), piece, n_pieces);
-    for (int64_t p = mine.first; p < mine.last; ++p) {
-      const auto& [some, to] = parts[p];
-      std::copy_n(some->positions, some->n, positions + to);
-      std::copy_n(some->chosen, some->n, chosen + to);
-    }
-  });
-}
 
 float threshold_of(const float* values, int64_t n, int64_t keep) {
   const int n_team = team(n / 16);  // threads wait for each other after each digit: worth it for many values only
@@ -186,32 +142,30 @@ float threshold_of(const float* values, int64_t n, int64_t keep) {
   return float_of(high << low_bits | middle << digit_bits | low);
 }
 
-Selection select_above(const float* values, int64_t n, float tau) {
-  const uint32_t least = magnitude_of(tau);
-  return in_pieces(n, [=](Range mine, Selection::Piece& to) {
-    const auto largest = [=](int64_t first, int64_t last) {
-      uint32_t found = 0;
-      for (int64_t i = first; i < last; ++i) found = std::max(found, magnitude_of(values[i]));
-      return found;
-    };
-    pick<false>(values, mine, least, largest, to);
+int64_t mark_above(const float* values, int64_t n, float tau, uint64_t* marks) {
+  return mark(values, n, tau, marks, [](int64_t, int64_t) {});
+}
+
+int64_t mark_sum(const float* gradient, float* residual, int64_t n, float tau, uint64_t* marks) {
+  return mark(residual, n, tau, marks, [=](int64_t first, int64_t last) {
+    const float* __restrict from = gradient;
+    float* __restrict sum = residual;
+    for (int64_t i = first; i < last; ++i) sum[i] += from[i];
   });
 }
 
-Selection select_with_feedback(const float* gradient, float* residual, int64_t n, float tau) {
-  const uint32_t least = magnitude_of(tau);
-  return in_pieces(n, [=](Range mine, Selection::Piece& to) {
-    const auto largest = [=](int64_t first, int64_t last) {
-      const float* __restrict add = gradient;
-      float* __restrict sum = residual;
-      uint32_t found = 0;
-      for (int64_t i = first; i < last; ++i) {
-        sum[i] += add[i];
-        found = std::max(found, magnitude_of(sum[i]));
-      }
-      return found;
-    };
-    pick<true>(residual, mine, least, largest, to);
+void take_marked(const float* values, int64_t n, const uint64_t* marks, int64_t k, int64_t* positions, float* chosen) {
+  for_marked(n, marks, k, [=](int64_t at, int64_t i) {
+    positions[at] = i;
+    chosen[at] = values[i];
+  });
+}
+
+void cut_marked(float* values, int64_t n, const uint64_t* marks, int64_t k, int64_t* positions, float* chosen) {
+  for_marked(n, marks, k, [=](int64_t at, int64_t i) {
+    positions[at] = i;
+    chosen[at] = values[i];
+    values[i] = 0;
   });
 }
 

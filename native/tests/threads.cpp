@@ -150,15 +150,16 @@ void message_kernels(Random& random) {
   same("thresholds and positions", [&] {
     const float tau = hpcrec::threshold_of(values.data(), n, n / 3);
     Reals<float> residual(n, 0.5f), there(n);
-    const hpcrec::Selection above = hpcrec::select_above(values.data(), n, tau);
-    const hpcrec::Selection found = hpcrec::select_with_feedback(values.data(), residual.data(), n, tau);
     Bits bits;
-    for (const auto* selection : {&above, &found}) {
-      const int64_t k = selection->size();
+    for (const bool feedback : {false, true}) {
+      std::vector<uint64_t> marks((n + 63) / 64);
+      const int64_t k = feedback ? hpcrec::mark_sum(values.data(), residual.data(), n, tau, marks.data())
+                                 : hpcrec::mark_above(values.data(), n, tau, marks.data());
       Ints positions(k), again(k);
       Reals<float> chosen(k), gathered(k);
       std::vector<unsigned char> mask((n + 7) / 8);
-      selection->write(positions.data(), chosen.data());
+      if (feedback) hpcrec::cut_marked(residual.data(), n, marks.data(), k, positions.data(), chosen.data());
+      else hpcrec::take_marked(values.data(), n, marks.data(), k, positions.data(), chosen.data());
       hpcrec::scatter(there.data(), n, positions.data(), chosen.data(), k, true);
       hpcrec::scatter(residual.data(), n, positions.data(), chosen.data(), k, false);
       hpcrec::gather(there.data(), n, positions.data(), k, gathered.data());

@@ -1,32 +1,21 @@
 // Picking the largest of many values by a threshold. See hpcrec/kernels/reference_threshold.py.
+//
+// In two steps, since how many are picked is known only when all values have been compared: the first marks them, a bit
+// each, 64 in a word; the second takes the marked ones.
 #pragma once
 #include <cstdint>
-#include <memory>
-#include <vector>
 
 namespace hpcrec {
 
-// What was picked, kept in pieces until its number is known and memory for all of it is there.
-class Selection {
- public:
-  struct Some;  // of a piece
-  using Piece = std::vector<std::unique_ptr<Some>>;
-
-  explicit Selection(int pieces);
-  Selection(Selection&&) noexcept;
-  ~Selection();
-  int64_t size() const;
-  // Into arrays of that size; positions rise.
-  void write(int64_t* positions, float* chosen) const;
-
-  std::vector<Piece> pieces;
-};
-
 // The keep-th largest magnitude, 1 <= keep <= n.
 float threshold_of(const float* values, int64_t n, int64_t keep);
-// Values whose magnitude is at least tau, and every NaN.
-Selection select_above(const float* values, int64_t n, float tau);
-// The same of the sum, which the residual becomes where it is not picked; elsewhere it becomes 0.
-Selection select_with_feedback(const float* gradient, float* residual, int64_t n, float tau);
+// Marks values whose magnitude is at least tau, and every NaN, in (n + 63) / 64 words; returns how many these are.
+int64_t mark_above(const float* values, int64_t n, float tau, uint64_t* marks);
+// The same of the sum of both, which the residual becomes.
+int64_t mark_sum(const float* gradient, float* residual, int64_t n, float tau, uint64_t* marks);
+// Positions and values of the k marked ones.
+void take_marked(const float* values, int64_t n, const uint64_t* marks, int64_t k, int64_t* positions, float* chosen);
+// Besides, makes them zero.
+void cut_marked(float* values, int64_t n, const uint64_t* marks, int64_t k, int64_t* positions, float* chosen);
 
 }  // namespace hpcrec
