@@ -25,6 +25,22 @@ bool all_rising(const int64_t* positions, Range mine, int64_t n) {
   return falls == 0;
 }
 
+// Calls f(range) for blocks of [0, k), each looked at and worked on while it is in the cache, until one returns false;
+// whether none did.
+template <class F> bool in_blocks(int64_t k, F&& f) {
+  constexpr int64_t block = 1024;
+  std::atomic<bool> good{true};
+  parallel_pieces(team(k), [&](int piece, int pieces) {
+    const Range mine = share(k, piece, pieces);
+    for (int64_t first = mine.first; first < mine.last; first += block)
+      if (!f(Range{first, std::min(mine.last, first + block)})) {
+        good = false;
+        return;
+      }
+  });
+  return good;
+}
+
 // What all_rising refused, in words; returns where it has changed meanwhile.
 void refuse_falling(const int64_t* positions, int64_t k, int64_t n) {
   require_below("positions", positions, k, n);
@@ -51,15 +67,20 @@ int64_t bytes_of(int64_t w, int64_t n) {
   return std::min(word_bytes, n / 8 + (n % 8 != 0) - w * word_bytes);
 }
 
-// The words [words) of a mask, whose positions are [mine).
-void write_words(const int64_t* positions, Range mine, Range words, int64_t n, uint8_t* out) {
-  int64_t i = mine.first;
+// The words [words) of a mask, whose positions are [mine); whether these rise and lie there.
+bool write_words(const int64_t* positions, Range mine, Range words, int64_t n, uint8_t* out) {
+  int64_t i = mine.first, before = words.first * word_bits - 1, falls = 0;
   for (int64_t w = words.first; w < words.last; ++w) {
+    const int64_t end = std::min(n, (w + 1) * word_bits);
     uint64_t bits = 0;
-    for (; i < mine.last && positions[i] < (w + 1) * word_bits; ++i)
-      bits |= uint64_t{1} << (positions[i] & (word_bits - 1));
+    for (; i < mine.last && positions[i] < end; ++i) {
+      falls |= static_cast<int64_t>(positions[i] <= before);
+      before = positions[i];
+      bits |= uint64_t{1} << (before & (word_bits - 1));
+    }
     std::memcpy(out + w * word_bytes, &bits, bytes_of(w, n));
   }
+  return falls == 0 && i == mine.last;
 }
 
 uint64_t read_word(const uint8_t* data, int64_t w, int64_t n) {
@@ -77,14 +98,13 @@ void require_rising(const int64_t* positions, int64_t k, int64_t n) {
 }
 
 void scatter(float* out, int64_t n, const int64_t* positions, const float* values, int64_t k, bool add) {
-  std::atomic<bool> good{true};
-  parallel_pieces(team(k), [&](int piece, int pieces) {
-    const Range mine = share(k, piece, pieces);
-    if (!all_rising(positions, mine, n)) good = false;
-    else if (add)
-      for (int64_t i = mine.first; i < mine.last; ++i) out[positions[i]] += values[i];
+  const bool good = in_blocks(k, [=](Range some) {
+    if (!all_rising(positions, some, n)) return false;
+    if (add)
+      for (int64_t i = some.first; i < some.last; ++i) out[positions[i]] += values[i];
     else
-      for (int64_t i = mine.first; i < mine.last; ++i) out[positions[i]] = values[i];
+      for (int64_t i = some.first; i < some.last; ++i) out[positions[i]] = values[i];
+    return true;
   });
   if (good) return;
   refuse_falling(positions, k, n);
@@ -92,12 +112,10 @@ void scatter(float* out, int64_t n, const int64_t* positions, const float* value
 }
 
 void gather(const float* values, int64_t n, const int64_t* positions, int64_t k, float* out) {
-  std::atomic<bool> good{true};
-  parallel_pieces(team(k), [&](int piece, int pieces) {
-    const Range mine = share(k, piece, pieces);
-    if (!all_below(positions + mine.first, mine.last - mine.first, n)) good = false;
-    else
-      for (int64_t i = mine.first; i < mine.last; ++i) out[i] = values[positions[i]];
+  const bool good = in_blocks(k, [=](Range some) {
+    if (!all_below(positions + some.first, some.last - some.first, n)) return false;
+    for (int64_t i = some.first; i < some.last; ++i) out[i] = values[positions[i]];
+    return true;
   });
   if (good) return;
   require_below("positions", positions, k, n);
@@ -110,11 +128,7 @@ void write_mask(const int64_t* positions, int64_t k, int64_t n, uint8_t* out) {
     const Range words = share(words_of(n), piece, pieces);
     const Range mine{piece ? first_from(positions, k, words.first * word_bits) : 0,
                      piece + 1 < pieces ? first_from(positions, k, words.last * word_bits) : k};
-    const bool inside = mine.first == mine.last ||
-                        (mine.first < mine.last && positions[mine.first] >= words.first * word_bits &&
-                         positions[mine.last - 1] < words.last * word_bits && all_rising(positions, mine, n));
-    if (inside) write_words(positions, mine, words, n, out);
-    else good = false;
+    if (!write_words(positions, mine, words, n, out)) good = false;
   });
   if (good) return;
   refuse_falling(positions, k, n);

@@ -134,7 +134,14 @@ def test_what_is_wrong_between_pieces_is_found(n_threads):
     kernels.set_threads(n_threads)
     n = 100_000
     values, out = np.ones(n, np.float32), np.zeros(n, np.float32)
-    for at in range(0, n, 3125):  # where pieces begin, and elsewhere
+    for at in (
+        *range(0, n, 3125),
+        1023,
+        1024,
+        1025,
+        3125 + 1024,
+        n - 1,
+    ):  # where pieces and blocks begin, and elsewhere
         wrong = np.arange(n)
         wrong[at] = wrong[at - 1] if at else -1
         with pytest.raises(ValueError, match=rf"positions\[{at}\] is "):
