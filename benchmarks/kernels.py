@@ -15,7 +15,8 @@ Other rows of that table have Zipf ids, where most of a step's work is in the ca
 fbgemm-gpu-cpu), or by this one where it has them; without it the two claims have no value. Medians of interleaved
 rounds; the ratios to limits are taken round by round. The ratios to FBGEMM are of least times, each side with the
 better of one thread and all: where a core is shared with something else, FBGEMM's teams wait for each other for up to
-seconds, and a median would credit that to the kernels here.
+seconds, and a median would credit that to the kernels here. The last table has the kernels that make
+messages small, as shares of a copy (``_flat_kernels.py``).
 """
 
 import importlib.util
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _flat_kernels import Rows, time_ids, time_messages, void
 from _limits import DISTANCES, Limits
 from _report import claim, finish, options
 from _timing import Rounds
@@ -40,7 +42,6 @@ from hpcrec.types import OptimizerSpec
 from hpcrec.units import MiB
 
 SPEC = OptimizerSpec(name="rowwise_adagrad")
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +140,6 @@ def time_limits(size: Size, limits: Limits, table: np.ndarray, width: int, kind:
         "update_limit_ms": rounds.ratio(update_limit),
         "update_of_limit": rounds.ratio(lambda ms: update_limit(ms) / (ms("group") + ms("merge_update"))),
     }
-
-
-def void(_: Any) -> None:
-    """For runs whose value is not their time."""
 
 
 def limit_claims(size: Size, limits: Limits, rows: Rows) -> Iterator[dict[str, Any]]:
@@ -246,24 +243,6 @@ def beside_fbgemm(python: str, ours: Step, threads: int, size: Size) -> Rounds:
         return Rounds({**runs, "gather": ours.gather, "update": ours.update}, size.n_rounds)
 
 
-def time_ids(size: Size, rows: Rows) -> None:
-    """Kernels that see ids only."""
-    n, n_rows = size.n_ids, 1_000_000
-    ids = zipf_ids(n_rows, n, (1, 0))
-    part, some = (ids % 64).astype(np.int32), ids[: n // 8]
-    rounds = Rounds(
-        {
-            "dedup": lambda: void(kernels.dedup(ids)),
-            "partition, 64 parts": lambda: void(kernels.partition(part, 64)),
-            "hash_ids": lambda: void(kernels.hash_ids(ids, n_rows, 1)),
-            "permute": lambda: void(kernels.permute(ids, n_rows, 1)),
-            "init_rows, width 64": lambda: void(kernels.init_rows(1, some, 64, scale=0.1)),
-        },
-        size.n_rounds,
-    )
-    rows += [{"case": name, "ids": some.size if "init" in name else n, "ms": rounds.median(name)} for name in rounds.ms]
-
-
 def show(rows: Rows) -> None:
     """Rows of one kind as a table."""
     names = list(rows[0])
@@ -282,13 +261,14 @@ def main() -> None:
     python = arguments.peers or (sys.executable if importlib.util.find_spec("fbgemm_gpu") else None)
     kernels.use("native")
     kernels.set_threads(threads)
-    tables: list[Rows] = [[], [], [], []]
-    claims = list(limit_claims(size, Limits(threads), tables[0]))
+    tables: list[Rows] = [[], [], []]
+    limits = Limits(threads)
+    claims = list(limit_claims(size, limits, tables[0]))
     claims += fbgemm_claims(python, size, threads, tables[1])
     workloads = {"W1": W1, "W2": W2} if arguments.quick else {"W1": W1, "W2": W2, "W3": W3}
     tables[2] = [time_workload(*item, size, n) for item in workloads.items() for n in sorted({1, threads})]
     kernels.set_threads(threads)
-    time_ids(size, tables[3])
+    tables += [time_ids(size.n_ids, size.n_rounds), time_messages(limits, size.n_rounds)]
     for rows in filter(None, tables):
         show(rows)
     finish("kernels", [row for rows in tables for row in rows], claims, arguments.json)
