@@ -97,15 +97,14 @@ def test_what_dynamic_tables_add(tmp_path):
     path = write_run(tmp_path, 1000, model='name = "dlrm"\nwidth = 32')
     rules = "embedding.tables.f1.dynamic={capacity=3000, admit_from=2, pending=64}"
     config = load_config(path, ["train.batch_size=100", rules])
-    plain = load_config(path, ["train.batch_size=100", "exchange.prefetch=0"])
+    plain = load_config(path, ["train.batch_size=100"])
     for owners in (1, 2):
         before, after = (predict_memory(c, [0] * owners) for c in (plain, config))
         for less, more in zip(before, after, strict=True):
             ids = -(-3000 // owners) * (16 + 32) + 64 // owners * 32 + 100 / owners * 64
             assert more.terms["id maps"] == ids
             assert "id maps" not in less.terms
-        # on one owner all else is as before: ids are not routed ahead, whatever exchange.prefetch is by default
-        assert owners > 1 or after[0].terms["routes"] == before[0].terms["routes"]
+        assert owners > 1 or after[0].terms["routes"] == before[0].terms["routes"]  # all else is as before
         rows = sum(m.terms["rows"] for m in after) - sum(m.terms["rows"] for m in before)
         assert rows == 4 * 32 * (3000 - 1000)
 
