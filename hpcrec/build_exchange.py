@@ -22,6 +22,7 @@ from hpcrec.data.loader import Loader
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.choose import Choice, Chooser
+from hpcrec.exchange.codec import wire_item_bytes
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, cross_host_bytes
@@ -59,6 +60,11 @@ class Ingredients:
         """Of rows."""
         return DTYPES[self.config.train.dtype][0]
 
+    @property
+    def wire_item_bytes(self) -> float:
+        """Bytes of an element of values or gradients that cross."""
+        return wire_item_bytes(self.config.exchange.codec, self.dtype)
+
     def reduction(self, layout: Layout) -> Reduction:
         """Which owners add partial results of that layout."""
         topology, config = self.world.topology, self.config
@@ -68,7 +74,7 @@ class Ingredients:
             topology.host_of,
             config.exchange.reduce,
             samples=config.train.batch_size / len(topology.dense),
-            item_bytes=self.dtype.itemsize,
+            item_bytes=self.wire_item_bytes,
         )
 
     def engine(self, layout: Layout, store: RowStore | None, load: Load) -> Engine:
@@ -83,6 +89,7 @@ class Ingredients:
             seed=config.train.seed,
             dtype=self.dtype,
             timer=self.timer,
+            codec=config.exchange.codec,
             reads_ids=config.exchange.ids == "read",
             load=load,
             reduction=self.reduction(layout),
@@ -206,7 +213,7 @@ class Auto:
         """How partial results are added, and what crosses hosts so."""
         layout = self._given.offers.layout(choice.forms, choice.replicated)
         reduction = self._given.reduction(layout)
-        crossing = cross_host_bytes(layout, asks, reduction, item_bytes=self._given.dtype.itemsize)
+        crossing = cross_host_bytes(layout, asks, reduction, item_bytes=self._given.wire_item_bytes)
         return {"reduce": reduction.way, "predicted_cross_host_bytes_per_step": crossing}
 
     def _choose(self, step: int) -> tuple[Choice, Asks]:
@@ -221,9 +228,10 @@ class Auto:
         chooser = Chooser(
             given.offers,
             asks,
-            item_bytes=given.dtype.itemsize,
+            item_bytes=given.wire_item_bytes,
             budget_bytes=given.config.exchange.auto_copies,
             dense_elements=given.dense.elements,
+            dense_item_bytes=given.dtype.itemsize,
             samples=given.config.train.batch_size,
         )
         return chooser.choose(), asks

@@ -14,6 +14,7 @@ from hpcrec.comm.topology import Topology
 from hpcrec.config import Config
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
+from hpcrec.exchange.codec import wire_item_bytes
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
@@ -60,11 +61,12 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         model, operators = make_model(config, dataset)
         tables, families, offers = make_offers(config, dataset, operators, topology)
         layout = offers.layout({})  # where forms are chosen, what crosses is seldom more than under pooled
-        item_bytes = DTYPES[config.train.dtype][0].itemsize
+        dtype, codec = DTYPES[config.train.dtype][0], config.exchange.codec
+        wire_bytes = wire_item_bytes(codec, dtype)
         mean_ids = {f.name: f.mean_ids for f in dataset.features}
         samples = config.train.batch_size / len(topology.dense)
         reduction = reduction_for(
-            layout, topology.dense, host_of, config.exchange.reduce, samples=samples, item_bytes=item_bytes
+            layout, topology.dense, host_of, config.exchange.reduce, samples=samples, item_bytes=wire_bytes
         )
         dense = _dense_rank(config, dataset, model, layout, mean_ids, topology, reduction)
         auto = _auto(config, dataset, offers)
@@ -74,8 +76,9 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             _held(tables, families, rank),
             _traffic(layout, rank, config.train.batch_size, mean_ids),
             dense if rank in topology.dense else None,
-            item_bytes=item_bytes,
+            item_bytes=dtype.itemsize,
             ahead=config.exchange.prefetch,
+            written_bytes=0.0 if codec == "fp32" else wire_bytes,
             read_bytes=_read_bytes(config, dataset, layout, rank),
             added_elements=samples * reduction.elements_at(rank),
             auto=auto if rank in topology.dense else None,

@@ -194,8 +194,9 @@ class ExchangeConfig:
     """pooled: owners send one vector a sample and feature. rows: owners send each distinct row once. partial: owners
     compute what operators can be computed of their rows alone, and send one result a sample and operator; else as
     pooled. auto: of each feature the form by which the fewest bytes cross, counted on batches of the training data."""
-    codec: Literal["fp32"] = "fp32"
-    """How values are written on the wire; with train.dtype = "float64" they cross as such."""
+    codec: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """How values and gradients are written on the wire. fp32: as they are, in float64 runs as float64. bf16: their
+    upper halves. fp16: in blocks of 128, by the largest of each, as fp16."""
     forms: dict[str, Form] = field(default_factory=dict)
     """Form of single features."""
     ids: Literal["routed", "read"] = "routed"
@@ -492,6 +493,14 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _embedding_conflicts(config)
     yield from _feature_conflicts(config)
     yield from _auto_conflicts(config.exchange)
+    if config.exchange.codec != "fp32" and config.train.dtype != "float32":
+        yield (
+            "exchange.codec",
+            (
+                f"is {config.exchange.codec!r}, but train.dtype is {config.train.dtype!r}, whose values cross as they "
+                "are. Set exchange.codec = 'fp32', or train.dtype = 'float32'."
+            ),
+        )
     yield from _schedule_conflicts(config.schedule)
     report_s, abort_s = config.run.stall_report_s, config.run.stall_abort_s
     if abort_s and abort_s < report_s:

@@ -33,6 +33,12 @@ def padded_bytes(n_bytes: Ints) -> Ints:
     return -(-n_bytes // UNIT_BYTES) * UNIT_BYTES
 
 
+def clear_padding(room: NDArray[np.uint8], bytes_R: Ints) -> None:
+    """Zeros where the padding of consecutive messages is: the memory may hold anything, which is not to be sent."""
+    for end in np.cumsum(bytes_R)[bytes_R > 0].tolist():
+        room[end - UNIT_BYTES : end] = 0
+
+
 class Started:
     """A collective under way."""
 
@@ -107,8 +113,7 @@ class Collectives:
         """
         total = int(bytes_R.sum()) + behind_bytes
         room = np.empty(total, np.uint8) if self._windows is None else self._windows.room(total)
-        for end in np.cumsum(bytes_R)[bytes_R > 0].tolist():
-            room[end - UNIT_BYTES : end] = 0  # the memory may hold anything; it is not to be sent
+        clear_padding(room, bytes_R)
         message = room.view(dtype)
         self._in_window = None if self._windows is None else message
         return message

@@ -8,7 +8,7 @@
 
 First within hosts, on a communicator of each host's owners, then between hosts, on that of all owners: a collective
 each a phase, of tags ``values`` and ``gradients``, only where the plan (``reduction``) has sums, and within a host only
-where that host has some. Bytes: ``reduction.Reduction.rounds``, each message rounded up to 64. Knows the plan,
+where that host has some. Bytes: ``reduction.Reduction.rounds``, written by the codec of the exchange. Knows the plan,
 operators and ranks; does not know where vectors come from.
 """
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hpcrec.comm.collectives import Collectives, padded_bytes
 from hpcrec.comm.world import World
+from hpcrec.exchange.codec import make_codec
 from hpcrec.exchange.reduction import Reduction, Sum
 from hpcrec.exchange.substitute import Sent
 from hpcrec.exchange.wire import cumulative
@@ -40,9 +41,13 @@ class AmongOwners:
     reduction : Reduction
     operators : mapping of str to Operator
     dtype : numpy float type
+    codec : str
+        How they are written on the wire.
     """
 
-    def __init__(self, world: World, reduction: Reduction, operators: Mapping[str, Operator], dtype: np.dtype) -> None:
+    def __init__(
+        self, world: World, reduction: Reduction, operators: Mapping[str, Operator], dtype: np.dtype, codec: str
+    ) -> None:
         self._rounds: list[_Round] = []
         rank, here = world.topology.rank, set(world.topology.host_ranks)
         inside = [s for s in reduction.inside if here.issuperset(s.members)]
@@ -50,7 +55,7 @@ class AmongOwners:
             if sums and collectives is not None:
                 mine = [s for s in sums if rank in s.members]
                 numbers = [reduction.number(s, rank) for s in mine]
-                self._rounds.append(_Round(collectives, mine, numbers, operators, np.dtype(dtype)))
+                self._rounds.append(_Round(collectives, mine, numbers, operators, np.dtype(dtype), codec))
 
     def forward(self, sent: Sent | None, *, train: bool) -> None:
         """Adds partial results, in place, where their sums are; collective over the owners.
@@ -85,6 +90,7 @@ class _Round:
         Of its partial results, which is added in each.
     operators : mapping of str to Operator
     dtype : numpy float type
+    codec : str
     """
 
     def __init__(
@@ -94,8 +100,10 @@ class _Round:
         numbers: Sequence[int],
         operators: Mapping[str, Operator],
         dtype: np.dtype,
+        codec: str,
     ) -> None:
-        self._collectives = collectives
+        self._ranks = collectives.ranks
+        self._codec = make_codec(codec, collectives, dtype)
         self._rank = collectives.ranks[collectives.rank]
         self._sums = list(zip(sums, numbers, strict=True))
         self._operators = operators
@@ -155,15 +163,15 @@ class _Round:
         self, given: Mapping[int, Sequence[Floats]], due: Mapping[int, Sequence[tuple[int, int]]], tag: str
     ) -> dict[int, Iterator[Floats]]:
         """Arrays to other ranks, one after the other; from each rank those of the shapes that are due, in order."""
-        ranks, item = self._collectives.ranks, self._dtype.itemsize
+        ranks, item = self._ranks, self._dtype.itemsize
         sent_R = padded_bytes(np.array([item * sum(a.size for a in given.get(r, ())) for r in ranks], np.int64))
         due_R = padded_bytes(np.array([item * sum(n * p for n, p in due.get(r, ())) for r in ranks], np.int64))
-        message = self._collectives.message(sent_R, self._dtype)
+        message = self._codec.message(sent_R)
         for rank, at in zip(ranks, (cumulative(sent_R)[:-1] // item).tolist(), strict=True):
             for array in given.get(rank, ()):
                 message[at : at + array.size] = array.reshape(-1)
                 at += array.size
-        received = self._collectives.alltoallv(message, sent_R, due_R, tag)
+        received = self._codec.alltoallv(message, sent_R, due_R, tag)
         places = zip(ranks, (cumulative(due_R)[:-1] // item).tolist(), strict=True)
         return {rank: _cut(received[at:], due[rank]) for rank, at in places if rank in due}
 

@@ -56,23 +56,35 @@ class Chooser:
     offers : Offers
     asks : Asks
         Of the entries of ``offers.counted()``.
-    item_bytes : int
+    item_bytes : float
+        Of an element of values or gradients on the wire.
     budget_bytes : int
         Memory that copies may take on a dense rank.
     dense_elements : int
         Of all dense parameters that are trained.
+    dense_item_bytes : int
+        Of an element of their gradients.
     samples : int
         Of a batch.
     """
 
     def __init__(
-        self, offers: Offers, asks: Asks, *, item_bytes: int, budget_bytes: int, dense_elements: int, samples: int
+        self,
+        offers: Offers,
+        asks: Asks,
+        *,
+        item_bytes: float,
+        budget_bytes: int,
+        dense_elements: int,
+        dense_item_bytes: int,
+        samples: int,
     ) -> None:
         self._offers = offers
         self._asks = asks
         self._item_bytes = item_bytes
         self._budget_bytes = budget_bytes
         self._dense_elements = dense_elements
+        self._dense_item_bytes = dense_item_bytes
         self._samples = samples
 
     def choose(self) -> Choice:
@@ -110,6 +122,7 @@ class Chooser:
             self._asks,
             item_bytes=self._item_bytes,
             dense_elements=self._dense_elements,
+            dense_item_bytes=self._dense_item_bytes,
             dense_ranks=len(self._offers.dense),
         )
 
@@ -119,7 +132,7 @@ class Chooser:
         flops = owner_flops(layout, self._samples)
         longer = max(0.0, max(flops.values(), default=0.0) - sum(flops.values()) / len(self._offers.dense))
         links = min(sum(n > 0 for n in flops.values()), len(self._offers.dense))
-        always = 2 * (len(self._offers.dense) - 1) * self._item_bytes * self._dense_elements
+        always = 2 * (len(self._offers.dense) - 1) * self._dense_item_bytes * self._dense_elements
         return sum(self._bytes_of(layout).values()) - always + links * longer / FLOPS_A_BYTE
 
     def _by_entry(self, layout: Layout) -> dict[tuple[str, ...], float]:

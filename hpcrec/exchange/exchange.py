@@ -13,8 +13,8 @@ than the dense rank's may add theirs among them (``among``, by the plan of ``red
 operators are trained there too, so that they take no part in the sum over dense ranks.
 
 One all-to-all a phase whatever the number of tables and forms, through shared memory within a host and ``Alltoallv``
-between hosts (``comm``). Bytes sent per step, vectors of width D and element size s, not counting what a rank sends to
-itself, each message rounded up to 64 bytes:
+between hosts (``comm``). Bytes sent per step, vectors of width D, s bytes an element as the ``codec`` writes it, not
+counting what a rank sends to itself, each message rounded up to 64 bytes:
 
 ``ids``        dense -> holder: ``wire.entry_bytes`` of each entry, that is 24 and what its ids take when packed; before
                it 32 bytes to every rank (tag ``control``), which tell the size
@@ -43,6 +43,7 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.ask import Asked, Asker
+from hpcrec.exchange.codec import make_codec
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.norms import ColumnNorms
@@ -100,6 +101,8 @@ class Exchange:
     dtype : numpy float type
     timer : callable
         ``timer(name)`` is a context manager that adds to the phase's seconds.
+    codec : str
+        How values and gradients are written on the wire (``codec``).
     reads_ids : bool
         Holders are given the ids of the global batch, of the features that they hold; else dense ranks send them.
     load : Load, optional
@@ -127,6 +130,7 @@ class Exchange:
         seed: int,
         dtype: np.dtype,
         timer: Timer,
+        codec: str = "fp32",
         reads_ids: bool = False,
         load: Load | None = None,
         reduction: Reduction | None = None,
@@ -141,7 +145,7 @@ class Exchange:
         self._size, rank = topology.size, topology.rank
         self.reduction = reduction or Reduction(layout, topology.dense, topology.host_of, "dense")
         leg = layout.legs.get(topology.rank)
-        self._holder, size = None, topology.size
+        self._holder = self._asker = self._reader = None
         if store is not None and leg is not None:
             weighs = [e.form in ("pooled", "partial") and e.features[0] in weighted for e in leg.entries]
             self._holder = Holder(
@@ -150,7 +154,7 @@ class Exchange:
                 operators,
                 layout.pooling,
                 weighted=weighs,
-                size=size,
+                size=self._size,
                 pad=padded_bytes,
                 load=load,
                 sent=partial(self.reduction.sent, rank),
@@ -158,13 +162,12 @@ class Exchange:
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, replicas=store, weighted=weighted, dtype=dtype)
-        self._asker = self._reader = None
         if topology.is_dense:
             self._asker = Asker(
                 split(set(self.features)),
                 layout,
                 replicas=store,
-                size=topology.size,
+                size=self._size,
                 pad=padded_bytes,
                 dtype=dtype,
                 far=topology.far,
@@ -172,9 +175,12 @@ class Exchange:
             )
         self._reads_ids = reads_ids
         if self.held:
-            self._reader = IdReader(split(set(self.held)), layout, rank, topology.dense, size=size, pad=padded_bytes)
+            self._reader = IdReader(
+                split(set(self.held)), layout, rank, topology.dense, size=self._size, pad=padded_bytes
+            )
         self._norms = ColumnNorms(world, layout, self.dtype)
-        self._among = AmongOwners(world, self.reduction, operators, self.dtype)
+        self._codec = make_codec(codec, world.main, self.dtype)
+        self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
 
     @property
     def load(self) -> Load | None:
@@ -239,14 +245,14 @@ class Exchange:
             sent_R = zeros_R if served is None else served.value_bytes_R
             wanted_R = zeros_R if asked is None else asked.value_bytes_R
             behind = 0 if served is None else served.values_behind * self.dtype.itemsize
-            sent = self._world.main.message(sent_R, self.dtype, behind)
+            sent = self._codec.message(sent_R, behind)
             if self._holder is not None and served is not None:
                 self._holder.answer(served, sent)
         with self._timer("values"), self._counting(route.train):
             self._among.forward(None if served is None else served.partials, train=route.train)
             if self._holder is not None and served is not None:
                 self._holder.write(served, sent)
-            received = self._world.main.alltoallv(sent, sent_R, wanted_R, "values")
+            received = self._codec.alltoallv(sent, sent_R, wanted_R, "values")
         if asked is None:
             return None
         with self._timer("assemble"):
@@ -274,7 +280,7 @@ class Exchange:
         zeros_R = np.zeros(self._size, np.int64)
         sent_R = zeros_R if asked is None else asked.gradient_bytes_R
         behind = 0 if served is None else served.gradients_behind * self.dtype.itemsize
-        sent = self._world.main.message(sent_R, self.dtype, behind)
+        sent = self._codec.message(sent_R, behind)
         if asked is not None:
             assert found is not None
             with self._timer("disassemble"):
@@ -284,7 +290,7 @@ class Exchange:
                     partial.give(gradient_BP, sent)
         with self._timer("gradients"):
             due_R = zeros_R if served is None else served.gradient_bytes_R
-            received = self._world.main.alltoallv(sent, sent_R, due_R, "gradients", behind)
+            received = self._codec.alltoallv(sent, sent_R, due_R, "gradients", behind)
             if self._holder is not None and served is not None:
                 self._holder.read_gradients(served, received)
             self._among.backward(None if served is None else served.partials)

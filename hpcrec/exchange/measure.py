@@ -166,7 +166,7 @@ FLOPS_A_WEIGHT = 6  # a multiplication and an addition for the result, the vecto
 
 
 def step_bytes(
-    layout: Layout, asks: Asks, *, item_bytes: int, dense_elements: int, dense_ranks: int
+    layout: Layout, asks: Asks, *, item_bytes: float, dense_elements: int, dense_item_bytes: int, dense_ranks: int
 ) -> dict[str, float]:
     """Bytes that cross in a training step, by tag; without padding, and what a rank sends to itself.
 
@@ -176,25 +176,30 @@ def step_bytes(
     ----------
     layout : Layout
     asks : Asks
-    item_bytes : int
-        Bytes of an element.
+    item_bytes : float
+        Bytes of an element on the wire.
     dense_elements : int
         Of all dense parameters that are trained; those that holders train take no part in the sum over dense ranks.
+    dense_item_bytes : int
+        Bytes of an element of their gradients.
     dense_ranks : int
     """
     partials = sum(asks.samples[h] * p.elements for h, leg in layout.legs.items() for p in leg.partials)
     reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
-    return {**_by_tag(layout, asks, partials, item_bytes), "dense": 2.0 * (dense_ranks - 1) * item_bytes * reduced}
+    return {
+        **_by_tag(layout, asks, partials, item_bytes),
+        "dense": 2.0 * (dense_ranks - 1) * dense_item_bytes * reduced,
+    }
 
 
-def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_bytes: int) -> dict[str, float]:
+def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_bytes: float) -> dict[str, float]:
     """Those of ``step_bytes`` that cross from host to host, which are fewer where owners add partial results."""
     assert asks.far is not None, "asks are those of a counter"
     partials = sum(asks.own_samples[t.dense] * t.elements for t in chain(*reduction.rounds()) if reduction.crosses(t))
     return _by_tag(layout, asks.far, partials, item_bytes)
 
 
-def _by_tag(layout: Layout, asks: Asks, partials: float, item_bytes: int) -> dict[str, float]:
+def _by_tag(layout: Layout, asks: Asks, partials: float, item_bytes: float) -> dict[str, float]:
     """Bytes of what is asked, and of so many elements of partial results."""
     totals = {"ids": 0.0, "values": item_bytes * partials, "gradients": item_bytes * partials}
     for holder, leg in layout.legs.items():

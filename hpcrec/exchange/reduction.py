@@ -183,15 +183,15 @@ class Reduction:
         """From host to host."""
         return self._host_of[transfer.sender] != self._host_of[transfer.receiver]
 
-    def price(self, samples: float, item_bytes: int) -> float:
+    def price(self, samples: float, item_bytes: float) -> float:
         """What partial results cost a phase, in bytes across hosts: see ``reduction_for``.
 
         Parameters
         ----------
         samples : float
             On each dense rank.
-        item_bytes : int
-            Of an element.
+        item_bytes : float
+            Of an element on the wire.
         """
         hosts, elements = max(self._host_of) + 1, 0.0
         for transfers in self.rounds():
@@ -207,7 +207,7 @@ class Reduction:
 
 
 def reduction_for(
-    layout: Layout, dense: Sequence[int], host_of: Sequence[int], way: str, *, samples: float, item_bytes: int
+    layout: Layout, dense: Sequence[int], host_of: Sequence[int], way: str, *, samples: float, item_bytes: float
 ) -> Reduction:
     """The way that is asked for, or of ``auto`` the one with the lowest price; of equal ones the simplest.
 

@@ -163,6 +163,7 @@ def rank_memory(
     item_bytes: int,
     ahead: int,
     shared: float,
+    written_bytes: float = 0.0,
     read_bytes: float = 0.0,
     added_elements: float = 0.0,
     auto: Mapping[str, float] | None = None,
@@ -187,6 +188,8 @@ def rank_memory(
         Steps that ids are routed ahead (``exchange.prefetch``).
     shared : float
         The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
+    written_bytes : float
+        Of an element in messages that are written in another way (``exchange.codec``); 0 where they cross as they are.
     read_bytes : float
         What it reads of ids as a holder (``exchange.ids = "read"``): windows of the data set, and batches ahead.
     added_elements : float
@@ -215,6 +218,9 @@ def rank_memory(
         "block": 2 * block_rows * (widest + 2 * _ID_BYTES),
         "process": base_bytes,
     }
+    elements = traffic.elements + (0 if dense is None else dense.samples * dense.leaf_elements)
+    if written_bytes:  # as floats, and as they cross, of those sent and of those that came
+        terms["written messages"] = elements * (item_bytes + 2 * written_bytes)
     if read_bytes:
         terms["ids read"] = read_bytes
     if added_elements:

@@ -195,12 +195,15 @@ class Checkpoint:
                 "Use the data.features, embedding.share and model that the checkpoint was trained with."
             )
 
-    def check_dense(self, shapes: Mapping[str, tuple[int, ...]], *, some: bool = False) -> None:
+    def check_dense(
+        self, trained: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]], *, some: bool = False
+    ) -> None:
         """Holds the dense parameters to a model's, by name and shape.
 
         Parameters
         ----------
-        shapes : mapping of str to tuple of int
+        trained, others : mapping of str to tuple of int
+            Shapes of those that are trained; of those that are not, and of buffers.
         some : bool
             The model has others besides.
 
@@ -210,19 +213,21 @@ class Checkpoint:
             The first parameter that is missing, of another shape, or unknown to the model.
         """
         change = "Use the model.name and model.options that the checkpoint was trained with."
-        found = {name: value.shape for name, value in self.dense().parameters.items()}
-        for name, shape in shapes.items():
-            if name not in found:
-                raise CheckpointError(
-                    f"{self.folder}: has no dense parameter {name!r}. It has: {listed(found)}. {change}"
-                )
-            if found[name] != tuple(shape):
-                raise CheckpointError(
-                    f"{self.folder}: dense parameter {name!r} has shape {list(found[name])}, the model's has "
-                    f"{list(shape)}. {change}"
-                )
-        if not some and (left := sorted(set(found) - set(shapes))):
-            raise CheckpointError(f"{self.folder}: has dense parameter {left[0]!r}, which the model has not. {change}")
+        for what, wanted, saved in (
+            ("dense parameter", trained, self.dense().parameters),
+            ("dense parameter that is not trained, or buffer,", others, self.dense().extra),
+        ):
+            found = {name: list(np.shape(value)) for name, value in saved.items()}
+            for name, shape in wanted.items():
+                if name not in found:
+                    raise CheckpointError(f"{self.folder}: has no {what} {name!r}. It has: {listed(found)}. {change}")
+                if found[name] != list(shape):
+                    raise CheckpointError(
+                        f"{self.folder}: {what} {name!r} has shape {found[name]}, the model's has {list(shape)}. "
+                        f"{change}"
+                    )
+            if not some and (left := sorted(set(found) - set(wanted))):
+                raise CheckpointError(f"{self.folder}: has {what} {left[0]!r}, which the model has not. {change}")
 
     def _paths(self, table: str) -> list[Path]:
         if table not in self._parts:

@@ -4,6 +4,7 @@ Random numbers need no state: rows start from (seed, table, id), the order of sa
 and dropout is seeded by the step. Knows a session and the checkpoint's verbs; the format is ``train.checkpoint``'s.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +144,14 @@ def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
             name, rows=table.rows, width=table.width, states=states, dynamic=dynamic, hashed=table.hashed
         )
     if session.parts.dense is not None:
-        checkpoint.check_dense({n: tuple(p.shape) for n, p in session.parts.dense.named_parameters})
+        trained = dict(session.parts.dense.named_parameters)
+        others = {n: v for n, v in session.parts.dense.model.state_dict().items() if n not in trained}
+        checkpoint.check_dense(_shapes(trained), _shapes(others))
     elif session.parts.slices.own:
         wholes = session.parts.slices.wholes
-        checkpoint.check_dense({n: tuple(p.shape) for n, p in wholes.items() if p.requires_grad}, some=True)
+        trained = {n: p for n, p in wholes.items() if p.requires_grad}
+        others = {n: p for n, p in wholes.items() if n not in trained}
+        checkpoint.check_dense(_shapes(trained), _shapes(others), some=True)
     if not resume:
         if any(t.hashed for t in session.parts.tables.values()) and checkpoint.state.get("seed") != session.parts.seed:
             raise CheckpointError(
@@ -162,6 +167,10 @@ def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
                 "on where that one stopped. Set it back, or start anew with checkpoint.resume = 'never' in another "
                 "run.folder."
             )
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _load_rows(session: Session, checkpoint: Checkpoint) -> None:

@@ -335,7 +335,7 @@ def read_checkpoint(run: Path) -> dict[str, Any]:
     checkpoint = find_checkpoint(run, "last")
     checkpoint.check_tables(["user"])
     checkpoint.check_table("user", rows=40, width=3, states=STATES)
-    checkpoint.check_dense(DENSE)
+    checkpoint.check_dense(DENSE, {})
     found: dict[str, Any] = {"state": checkpoint.state, "step": checkpoint.step}
     for i, block in enumerate(checkpoint.table_parts("user")):
         assert block.rows.shape == (len(block.ids), 3) and ((block.ids >= 0) & (block.ids < 40)).all()

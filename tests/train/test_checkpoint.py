@@ -315,7 +315,7 @@ def test_what_does_not_fit_is_named(tmp_path):
     checkpoint = Checkpoint(save(tmp_path, 3))
     states = {"moment": (1, 1), "sum_of_squares": (1,)}
     checkpoint.check_tables(["user"])
-    checkpoint.check_dense({"top.weight": (2, 3)})
+    checkpoint.check_dense({"top.weight": (2, 3)}, {})
     bad = [
         (lambda: checkpoint.check_tables(["user", "item"]), r"no table 'item'. It has: user"),
         (lambda: checkpoint.check_tables([]), r"has table 'user', which the model has not"),
@@ -336,9 +336,12 @@ def test_what_does_not_fit_is_named(tmp_path):
             lambda: checkpoint.check_table("user", rows=ROWS, width=6, states={"moment": (1,), "sum_of_squares": (1,)}),
             r"moment \(one number a value\).*keeps moment \(one number a row\)",
         ),
-        (lambda: checkpoint.check_dense({"top.weight": (2, 3), "top.bias": (2,)}), r"no dense parameter 'top.bias'"),
-        (lambda: checkpoint.check_dense({"top.weight": (3, 3)}), r"shape \[2, 3\], the model's has \[3, 3\]"),
-        (lambda: checkpoint.check_dense({}), r"'top.weight', which the model has not"),
+        (
+            lambda: checkpoint.check_dense({"top.weight": (2, 3), "top.bias": (2,)}, {}),
+            r"no dense parameter 'top.bias'",
+        ),
+        (lambda: checkpoint.check_dense({"top.weight": (3, 3)}, {}), r"shape \[2, 3\], the model's has \[3, 3\]"),
+        (lambda: checkpoint.check_dense({}, {}), r"'top.weight', which the model has not"),
     ]
     for call, message in bad:
         with pytest.raises(CheckpointError, match=message):

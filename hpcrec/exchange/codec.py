@@ -1,0 +1,117 @@
+"""Codecs: how values and gradients are written on the wire.
+
+``fp32``   as they are (in float64 runs as float64)
+``bf16``   the upper half of a float32, rounded to nearest: at most 2^-9 of each value away from it; 2 bytes
+``fp16``   in blocks of 128, divided by the largest magnitude of the block, rounded to nearest: at most 2^-12 of that
+           magnitude away; 2 bytes, and 4 a block
+
+A message is a run of elements for one rank; it is written as one, whatever vectors are in it, and read back before
+anything is computed of it. All messages are, those that cross nothing too: so results do not depend on which rank has
+which row. Bytes of a message of n elements, with padding to 16: ``kernels.half_bytes`` of it, rounded up to 64.
+Knows messages; does not know what they are for.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcrec import kernels
+from hpcrec.comm.collectives import Collectives, clear_padding, padded_bytes
+from hpcrec.exchange.wire import cumulative
+from hpcrec.types import Floats, Ints
+
+CODECS = ("fp32", "bf16", "fp16")
+
+
+class Codec(Protocol):
+    """An all-to-all of floats over some ranks. Sizes are those of the floats in memory, whole units (``comm``)."""
+
+    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
+        """Where the messages of the next ``alltoallv`` are written, and room behind them; see ``Collectives``."""
+
+    def alltoallv(self, sent: Floats, sent_R: Ints, due_R: Ints, tag: str, behind_bytes: int = 0) -> Floats:
+        """What came from each rank, and room behind it; see ``Collectives``."""
+
+
+def make_codec(name: str, collectives: Collectives, dtype: np.dtype[Any]) -> Codec:
+    """The codec of that name, one of ``CODECS``; all but ``fp32`` are for float32 alone."""
+    return Plain(collectives, dtype) if name == "fp32" else Halves(collectives, name)
+
+
+def wire_item_bytes(name: str, dtype: np.dtype[Any]) -> float:
+    """Bytes that an element takes on the wire, in messages of many."""
+    block = kernels.HALF_BLOCK
+    return dtype.itemsize if name == "fp32" else kernels.half_bytes(block, name) / block
+
+
+class Plain:
+    """``fp32``.
+
+    Parameters
+    ----------
+    collectives : Collectives
+    dtype : numpy float type
+    """
+
+    def __init__(self, collectives: Collectives, dtype: np.dtype[Any]) -> None:
+        self._collectives = collectives
+        self._dtype = np.dtype(dtype)
+
+    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
+        """See ``Codec``."""
+        return self._collectives.message(bytes_R, self._dtype, behind_bytes)
+
+    def alltoallv(self, sent: Floats, sent_R: Ints, due_R: Ints, tag: str, behind_bytes: int = 0) -> Floats:
+        """See ``Codec``."""
+        return self._collectives.alltoallv(sent, sent_R, due_R, tag, behind_bytes)
+
+
+class Halves:
+    """``bf16`` and ``fp16``.
+
+    Parameters
+    ----------
+    collectives : Collectives
+    kind : str
+    """
+
+    def __init__(self, collectives: Collectives, kind: str) -> None:
+        self._collectives = collectives
+        self._kind = kind
+
+    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
+        """See ``Codec``. Not shared memory: what is written there is what it makes of this."""
+        room = np.empty(int(bytes_R.sum()) + behind_bytes, np.uint8)
+        clear_padding(room, bytes_R)
+        return room.view(np.float32)
+
+    def alltoallv(self, sent: Floats, sent_R: Ints, due_R: Ints, tag: str, behind_bytes: int = 0) -> Floats:
+        """See ``Codec``."""
+        wire_R, wire_due_R = self._wire_bytes(sent_R), self._wire_bytes(due_R)
+        message = self._collectives.message(wire_R, np.uint8)
+        for floats, written in _pieces(sent_R, wire_R):
+            values = sent[floats]
+            kernels.write_halves(values, message[written][: self._exact(len(values))], self._kind)
+        came = self._collectives.alltoallv(message, wire_R, wire_due_R, tag)
+        received = np.empty((int(due_R.sum()) + behind_bytes) // _FLOAT_BYTES, np.float32)
+        for floats, written in _pieces(due_R, wire_due_R):
+            values = received[floats]
+            kernels.read_halves(came[written][: self._exact(len(values))], values, self._kind)
+        return received
+
+    def _exact(self, n: int) -> int:
+        return kernels.half_bytes(n, self._kind)
+
+    def _wire_bytes(self, bytes_R: Ints) -> Ints:
+        exact = [self._exact(n // _FLOAT_BYTES) for n in bytes_R.tolist()]
+        return padded_bytes(np.array(exact, np.int64))
+
+
+_FLOAT_BYTES = 4
+
+
+def _pieces(bytes_R: Ints, wire_R: Ints) -> list[tuple[slice, slice]]:
+    """Of each rank's message that is not empty: its floats, and its bytes on the wire."""
+    floats, written = (cumulative(bytes_R) // _FLOAT_BYTES).tolist(), cumulative(wire_R).tolist()
+    places = zip(floats, floats[1:], written, written[1:], strict=False)
+    return [(slice(a, b), slice(c, d)) for a, b, c, d in places if b > a]

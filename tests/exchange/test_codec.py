@@ -1,0 +1,207 @@
+"""Codecs of values and gradients: what arrives, its bytes, and training with what was rounded on the way."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from hpcrec.build import open_session
+from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.world import World
+from hpcrec.exchange.codec import Codec, make_codec, wire_item_bytes
+from hpcrec.train.session import Session
+from tests.reference import Reference
+from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.train.test_equivalence import roles_for
+
+HALVES = ("bf16", "fp16")
+BLOCK = 128
+
+
+def rounded(values: np.ndarray, kind: str) -> np.ndarray:
+    """What is read of float32 values that were written so, by torch."""
+    if kind == "bf16":
+        return torch.from_numpy(values).bfloat16().float().numpy()
+    out = np.empty_like(values)
+    for at in range(0, len(values), BLOCK):
+        block = values[at : at + BLOCK]
+        largest = np.float32(np.abs(block).max())
+        out[at : at + BLOCK] = (block / (largest or np.float32(1))).astype(np.float16).astype(np.float32) * largest
+    return out
+
+
+def written_bytes(n: int, kind: str) -> int:
+    return 2 * n + (4 * -(-n // BLOCK) if kind == "fp16" else 0)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize("windows", [True, False])
+def test_what_arrives_and_its_bytes(kind: str, windows: bool) -> None:
+    world = World(None, lambda host_of: ((0,), tuple(range(len(host_of)))), windows=windows)
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    n_RR = np.random.default_rng(4).integers(0, 700, (size, size))
+    n_RR[0, -1] = 0
+    bytes_RR = padded_bytes(4 * n_RR)
+    codec = make_codec(kind, world.main, np.dtype(np.float32))
+    for turn in range(3):  # memory is used in turns
+        rngs = [[np.random.default_rng([turn, a, b]) for b in range(size)] for a in range(size)]
+        values = [
+            [rngs[a][b].standard_normal(n_RR[a, b]).astype(np.float32) * 10**b for b in range(size)]
+            for a in range(size)
+        ]
+        behind = 96 * turn
+        message = codec.message(bytes_RR[rank], behind)
+        at = 0
+        for b in range(size):
+            message[at : at + n_RR[rank, b]] = values[rank][b]
+            at += bytes_RR[rank, b] // 4
+        before = world.ledger.snapshot().sum()
+        received = codec.alltoallv(message, bytes_RR[rank], bytes_RR[:, rank], "values", behind)
+        assert (received.dtype, received.nbytes) == (np.float32, bytes_RR[:, rank].sum() + behind)
+        at = 0
+        for a in range(size):
+            padded = np.zeros(bytes_RR[a, rank] // 4, np.float32)
+            padded[: n_RR[a, rank]] = values[a][rank]
+            np.testing.assert_array_equal(received[at : at + len(padded)], rounded(padded, kind))
+            at += len(padded)
+        exact = np.array([written_bytes(n, kind) for n in bytes_RR[rank] // 4])
+        others = np.arange(size) != rank
+        assert world.ledger.snapshot().sum() - before == padded_bytes(exact)[others].sum()
+    world.close()
+
+
+def test_bytes_of_an_element() -> None:
+    single, double = np.dtype(np.float32), np.dtype(np.float64)
+    assert [wire_item_bytes(kind, single) for kind in ("fp32", "bf16", "fp16")] == [4, 2, 2 + 4 / 128]
+    assert wire_item_bytes("fp32", double) == 8
+
+
+class Rounding(Reference):
+    """The reference, with pooled vectors rounded to bf16, and their gradients."""
+
+    def _pool(self, *arguments: Any) -> Tensor:
+        return _Through.apply(super()._pool(*arguments))  # type: ignore[no-untyped-call]
+
+
+class _Through(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, values: Tensor) -> Tensor:
+        return values.bfloat16().float()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient.bfloat16().float()
+
+
+def config(folder: Path, *, shard: str = "auto", **sections: Any) -> Any:
+    return config_for(
+        folder,
+        embedding={
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "tables": {table: {"shard": shard} for table in ("user", "item", "tag")},
+        },
+        train={"dtype": "float32", "steps": 4, **sections.pop("train", {})},
+        **sections,
+    )
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("model", ["lr", "deepfm", "dcn"])
+def test_training_with_rounded_vectors(folder: Path, model: str) -> None:
+    """What crosses is rounded once, on its way, whichever ranks it crosses between, and nothing else is."""
+    write_data(folder / "data.h5")
+    for topology in roles_for(MPI.COMM_WORLD.size):
+        wanted = config(
+            folder,
+            shard="table",  # of bags that are split over owners each part would be rounded
+            topology=topology,
+            model={"name": model, "pooling": {}},
+            exchange={"form": "pooled", "codec": "bf16"},
+        )
+        with open_session(wanted) as session:
+            exact, reference = reference_for(session, wanted), reference_for(session, wanted)
+            reference.__class__ = Rounding
+            batches = global_batches(session, session.total_steps)
+            for step, batch in zip(session.steps(), batches, strict=False):
+                loss = float(session.parts.world.main.allreduce(np.array([step.run()]))[0])
+                expected, _ = reference.step(batch)
+                exact.step(batch)
+                assert loss == pytest.approx(float(expected), rel=2e-5)
+            for table, rows in gather_tables(session).items():
+                # one that was summed in another order may be rounded the other way
+                np.testing.assert_allclose(rows, reference.rows(table), rtol=0, atol=2e-4)
+                assert np.abs(rows - exact.rows(table)).max() > 1e-5
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("codec", HALVES)
+def test_every_form_trains(folder: Path, codec: str) -> None:
+    """Near to what it is without the codec, and not the same."""
+    write_data(folder / "data.h5")
+    ways = itertools.cycle(itertools.product(("rows", "pooled", "partial", "auto"), ("routed", "read")))
+    models = ("lr", "fm", "deepfm", "wide_deep", "dcn", "dlrm")
+    for model, topology in zip(models, itertools.cycle(roles_for(MPI.COMM_WORLD.size)), strict=False):
+        form, ids = next(ways)
+        found = []
+        for kind in ("fp32", codec):
+            exchange = {"form": form, "ids": ids, "codec": kind}
+            wanted = config(folder, topology=topology, model={"name": model}, exchange=exchange)
+            with open_session(wanted) as session:
+                losses = [session.parts.world.main.allreduce(np.array([s.run()]))[0] for s in session.steps()]
+                found.append((np.array(losses), gather_tables(session)))
+        (exact, exact_rows), (losses, rows) = found
+        np.testing.assert_allclose(losses, exact, rtol=5e-3)
+        assert (losses != exact).any()
+        for table, of in rows.items():
+            np.testing.assert_allclose(of, exact_rows[table], rtol=0, atol=5e-3)
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_bytes_of_a_run(folder: Path) -> None:
+    """By the ledger, as ``auto`` predicts them; of the bytes of floats the codec's share, but for padding."""
+    write_data(folder / "data.h5", samples=4000)
+    ways = itertools.product(("rows", "partial", "auto"), HALVES)
+    for (form, codec), topology in zip(ways, itertools.cycle(roles_for(MPI.COMM_WORLD.size)), strict=False):
+        spent = {}
+        chosen = {"auto_steps": 4, "auto_copies": 0} if form == "auto" else {}
+        for kind in ("fp32", codec):
+            wanted = config(
+                folder,
+                topology=topology,
+                model={"name": "deepfm"},
+                exchange={"form": form, "codec": kind, **chosen},
+                train={"batch_size": 1000, "steps": 4},
+            )
+            with open_session(wanted) as session:
+                spent[kind] = of_steps(session)
+                if form == "auto":
+                    predicted = session.parts.auto.history[0]["predicted_bytes_per_step"]
+                    np.testing.assert_allclose(
+                        spent[kind], [predicted["values"], predicted["gradients"]], atol=16 * 128
+                    )
+        if form != "auto":  # which may choose other forms
+            ratio = wire_item_bytes(codec, np.dtype(np.float32)) / 4
+            np.testing.assert_allclose(spent[codec], ratio * spent["fp32"], atol=16 * 128)
+
+
+def of_steps(session: Session) -> np.ndarray:
+    """Bytes a step of values and gradients."""
+    world = session.parts.world
+    before = world.total_wire_bytes().sum(axis=1)[1:3]
+    for step in session.steps():
+        step.run()
+    spent: np.ndarray = (world.total_wire_bytes().sum(axis=1)[1:3] - before) / session.step
+    return spent
+
+
+def test_a_message_has_the_room_that_was_asked_for() -> None:
+    world = World(MPI.COMM_SELF, lambda _: ((0,), (0,)))
+    codec: Codec = make_codec("fp16", world.main, np.dtype(np.float32))
+    assert codec.message(np.array([128]), 64).shape == (48,)
+    world.close()
