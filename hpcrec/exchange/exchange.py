@@ -25,8 +25,7 @@ counting what a rank sends to itself, each message rounded up to 64 bytes:
 ``gradients``  dense -> holder: as ``values``; ``replicate`` s D a distinct row to every dense rank
 
 Ids do not depend on weights, so the phase ``ids`` may run ahead of the step on a thread of its own; which rows ids of
-dynamic tables have is found as the phase ``values`` begins. Knows bytes, not
-time: when a phase runs is for ``policy`` to say.
+dynamic tables have is found as the phase ``values`` begins. Knows bytes, not time: when a phase runs ``policy`` says.
 """
 
 from collections.abc import Callable, Mapping
