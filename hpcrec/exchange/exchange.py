@@ -30,7 +30,6 @@ dynamic tables have is found as the phase ``values`` begins. Knows bytes, not ti
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -41,46 +40,21 @@ from hpcrec.comm.world import World
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.among import AmongOwners
-from hpcrec.exchange.ask import Asked, Asker
+from hpcrec.exchange.ask import Asker
 from hpcrec.exchange.codec import make_codec
 from hpcrec.exchange.inputs import Gradients, Inputs
-from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.layout import Layout, Leg
 from hpcrec.exchange.norms import ColumnNorms
 from hpcrec.exchange.read_ids import IdReader
 from hpcrec.exchange.reduction import Reduction
+from hpcrec.exchange.route import Route
 from hpcrec.exchange.serve import Holder
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.substitute import Slice
-from hpcrec.exchange.work import Served
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, GlobalIds
 
 Timer = Callable[[str], AbstractContextManager[object]]
-
-
-@dataclass(frozen=True)
-class Route:
-    """A routed batch.
-
-    Attributes
-    ----------
-    asked : Asked or None
-        On dense ranks.
-    served : Served or None
-        On ranks that hold rows.
-    train : bool
-        Gradients will follow; what an evaluation sends is not counted.
-    stop : bool
-        Some rank had been asked to stop when this batch was routed; every rank sees the same.
-    total_weight : float
-        Sum of the global batch's sample weights; every rank sees the same.
-    """
-
-    asked: Asked | None
-    served: Served | None
-    train: bool
-    stop: bool
-    total_weight: float
 
 
 class Exchange:
@@ -146,18 +120,7 @@ class Exchange:
         leg = layout.legs.get(topology.rank)
         self._holder = self._asker = self._reader = None
         if store is not None and leg is not None:
-            weighs = [e.form in ("pooled", "partial") and e.features[0] in weighted for e in leg.entries]
-            self._holder = Holder(
-                store,
-                leg,
-                operators,
-                layout.pooling,
-                weighted=weighs,
-                size=self._size,
-                pad=padded_bytes,
-                load=load,
-                sent=partial(self.reduction.sent, rank),
-            )
+            self._holder = self._serving(store, leg, weighted, load)
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, replicas=store, weighted=weighted, dtype=dtype)
@@ -180,6 +143,20 @@ class Exchange:
         self._norms = ColumnNorms(world, layout, self.dtype)
         self._codec = make_codec(codec, world.main, self.dtype)
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
+
+    def _serving(self, store: RowStore, leg: Leg, weighted: set[str], load: Load | None) -> Holder:
+        weighs = [e.form in ("pooled", "partial") and e.features[0] in weighted for e in leg.entries]
+        return Holder(
+            store,
+            leg,
+            self._operators,
+            self.layout.pooling,
+            weighted=weighs,
+            size=self._size,
+            pad=padded_bytes,
+            load=load,
+            sent=partial(self.reduction.sent, self._world.topology.rank),
+        )
 
     @property
     def load(self) -> Load | None:

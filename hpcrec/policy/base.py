@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpcrec.exchange.exchange import Route
+from hpcrec.exchange.route import Route
 from hpcrec.exchange.inputs import Inputs
 from hpcrec.types import Batch, GlobalIds
 

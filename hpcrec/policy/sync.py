@@ -7,8 +7,9 @@ result, because ids do not depend on weights.
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from hpcrec.exchange.exchange import Exchange, Route, Timer
+from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.inputs import Inputs
+from hpcrec.exchange.route import Route
 from hpcrec.policy.base import Ticket
 from hpcrec.types import Batch, GlobalIds
 

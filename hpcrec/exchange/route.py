@@ -1,0 +1,31 @@
+"""What came of the phase ``ids`` of one batch. Holds things; does nothing."""
+
+from dataclasses import dataclass
+
+from hpcrec.exchange.ask import Asked
+from hpcrec.exchange.work import Served
+
+
+@dataclass(frozen=True)
+class Route:
+    """A routed batch.
+
+    Attributes
+    ----------
+    asked : Asked or None
+        On dense ranks.
+    served : Served or None
+        On ranks that hold rows.
+    train : bool
+        Gradients will follow; what an evaluation sends is not counted.
+    stop : bool
+        Some rank had been asked to stop when this batch was routed; every rank sees the same.
+    total_weight : float
+        Sum of the global batch's sample weights; every rank sees the same.
+    """
+
+    asked: Asked | None
+    served: Served | None
+    train: bool
+    stop: bool
+    total_weight: float
