@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpcrec.exchange.route import Route
 from hpcrec.exchange.inputs import Inputs
+from hpcrec.exchange.route import Route
 from hpcrec.types import Batch, GlobalIds
 
 
