@@ -30,6 +30,7 @@ from hpcrec.exchange.migrate import migrate
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.split import Splitter
+from hpcrec.exchange.thresholds import Thresholding
 from hpcrec.operators.base import Operator
 from hpcrec.policy.sync import Sync
 from hpcrec.train.parts import Engine, Split
@@ -63,7 +64,13 @@ class Ingredients:
     @property
     def wire_item_bytes(self) -> float:
         """Bytes of an element of values or gradients that cross."""
-        return wire_item_bytes(self.config.exchange.codec, self.dtype)
+        return wire_item_bytes(self.written_as, self.dtype)
+
+    @property
+    def written_as(self) -> str:
+        """Codec of what is not thresholded."""
+        exchange = self.config.exchange
+        return exchange.dct.values if exchange.codec == "dct" else exchange.codec
 
     def reduction(self, layout: Layout) -> Reduction:
         """Which owners add partial results of that layout."""
@@ -79,7 +86,8 @@ class Ingredients:
 
     def engine(self, layout: Layout, store: RowStore | None, load: Load) -> Engine:
         """An exchange of that layout under the run's policy."""
-        config = self.config
+        config, dct = self.config, self.config.exchange.dct
+        thresholded = config.exchange.codec == "dct"
         exchange = Exchange(
             self.world,
             layout,
@@ -89,7 +97,8 @@ class Ingredients:
             seed=config.train.seed,
             dtype=self.dtype,
             timer=self.timer,
-            codec=config.exchange.codec,
+            codec=self.written_as,
+            thresholding=Thresholding(dct.density, dct.every, dct.evaluate) if thresholded else None,
             reads_ids=config.exchange.ids == "read",
             load=load,
             reduction=self.reduction(layout),
@@ -102,6 +111,7 @@ class Ingredients:
             held=exchange.held,
             slices=exchange.slices,
             reduce=exchange.reduction.way,
+            thresholds=exchange.thresholds,
         )
 
     def placed(self, layout: Layout, store: RowStore | None) -> Engine:
@@ -229,7 +239,7 @@ class Auto:
             given.offers,
             asks,
             item_bytes=given.wire_item_bytes,
-            budget_bytes=given.config.exchange.auto_copies,
+            budget_bytes=0 if given.written_as == "fp16" else given.config.exchange.auto_copies,
             dense_elements=given.dense.elements,
             dense_item_bytes=given.dtype.itemsize,
             samples=given.config.train.batch_size,

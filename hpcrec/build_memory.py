@@ -61,7 +61,8 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         model, operators = make_model(config, dataset)
         tables, families, offers = make_offers(config, dataset, operators, topology)
         layout = offers.layout({})  # where forms are chosen, what crosses is seldom more than under pooled
-        dtype, codec = DTYPES[config.train.dtype][0], config.exchange.codec
+        dtype, exchange = DTYPES[config.train.dtype][0], config.exchange
+        codec = exchange.dct.values if exchange.codec == "dct" else exchange.codec
         wire_bytes = wire_item_bytes(codec, dtype)
         mean_ids = {f.name: f.mean_ids for f in dataset.features}
         samples = config.train.batch_size / len(topology.dense)
@@ -78,7 +79,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             dense if rank in topology.dense else None,
             item_bytes=dtype.itemsize,
             ahead=config.exchange.prefetch,
-            written_bytes=0.0 if codec == "fp32" else wire_bytes,
+            written_bytes=0.0 if exchange.codec == "fp32" else wire_bytes,
             read_bytes=_read_bytes(config, dataset, layout, rank),
             added_elements=samples * reduction.elements_at(rank),
             auto=auto if rank in topology.dense else None,

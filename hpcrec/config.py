@@ -186,6 +186,21 @@ class TopologyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThresholdConfig:
+    """Thresholding of pooled vectors and their gradients (docs/dct.md). Only with exchange.codec = "dct"."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    density: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.05
+    """Share of the elements of a feature's vectors that cross, and whose gradients come back."""
+    every: Positive = 1000
+    """Steps after which thresholds are found anew. Where more than twice the density passes, they are at once."""
+    values: Literal["fp32", "bf16", "fp16"] = "fp16"
+    """How those elements are written, and all of what is not thresholded; see exchange.codec."""
+    evaluate: Flag = True
+    """Whether evaluations and predictions see thresholded vectors too, as training does, or whole ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExchangeConfig:
     """What crosses between dense ranks and owners."""
 
@@ -194,9 +209,12 @@ class ExchangeConfig:
     """pooled: owners send one vector a sample and feature. rows: owners send each distinct row once. partial: owners
     compute what operators can be computed of their rows alone, and send one result a sample and operator; else as
     pooled. auto: of each feature the form by which the fewest bytes cross, counted on batches of the training data."""
-    codec: Literal["fp32", "bf16", "fp16"] = "fp32"
+    codec: Literal["fp32", "bf16", "fp16", "dct"] = "fp32"
     """How values and gradients are written on the wire. fp32: as they are, in float64 runs as float64. bf16: their
-    upper halves. fp16: in blocks of 128, by the largest of each, as fp16."""
+    upper halves. fp16: in blocks of 128, by the largest of each, as fp16; no copies of tables. dct: of pooled vectors only elements
+    of large magnitude, and gradients of just those; the rest counts as zero (docs/dct.md). Not for rows, nor auto."""
+    dct: ThresholdConfig = field(default_factory=ThresholdConfig)
+    """How vectors are thresholded."""
     forms: dict[str, Form] = field(default_factory=dict)
     """Form of single features."""
     ids: Literal["routed", "read"] = "routed"
@@ -493,6 +511,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _embedding_conflicts(config)
     yield from _feature_conflicts(config)
     yield from _auto_conflicts(config.exchange)
+    yield from _threshold_conflicts(config)
     if config.exchange.codec != "fp32" and config.train.dtype != "float32":
         yield (
             "exchange.codec",
@@ -649,6 +668,37 @@ def _optimizer_conflicts(key: str, optimizer: RowOptimizer) -> Iterator[tuple[st
                     f"{', '.join(users)}. Remove it."
                 ),
             )
+
+
+def _threshold_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    exchange = config.exchange
+    if exchange.codec in ("fp16", "dct"):
+        copied = [f"embedding.tables.{n}.shard" for n, t in config.embedding.tables.items() if t.shard == "replicate"]
+        copied += [f"exchange.{n}" for n in ("replicate_rows",) if getattr(exchange, n)]
+        copied += ["exchange.auto_copies"] * (exchange.auto_copies not in (0, ExchangeConfig.auto_copies))
+        for key in copied:
+            yield (
+                key,
+                (
+                    f"asks for copies of tables, but with exchange.codec = {exchange.codec!r} their gradients would "
+                    "not reach all copies alike. Remove it, or set exchange.codec = 'bf16'."
+                ),
+            )
+    if exchange.codec != "dct":
+        for option in dataclasses.fields(ThresholdConfig):
+            value = getattr(exchange.dct, option.name)
+            if value != option.default:
+                said = f"is {toml.shown(value)}, but exchange.codec is {exchange.codec!r}."
+                yield f"exchange.dct.{option.name}", f"{said} Set exchange.codec = 'dct', or remove it."
+        return
+    forms = {"exchange.form": exchange.form, **{f"exchange.forms.{f}": form for f, form in exchange.forms.items()}}
+    whys = {
+        "rows": "whose rows are shared by samples, which have no mask in common",
+        "auto": "which weighs bytes that are known before vectors are; with thresholds they are not",
+    }
+    for key, form in forms.items():
+        if form in whys:
+            yield key, f"is {form!r}, {whys[form]}. With exchange.codec = 'dct' allowed are 'pooled' and 'partial'."
 
 
 def _auto_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:

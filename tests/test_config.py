@@ -99,7 +99,24 @@ WRONG = {
         "[exchange]\nform = 'pooed'",
         ['exchange.form is "pooed"', '"pooled", "rows"', 'Did you mean "pooled"?'],
     ),
-    "a codec of later": ("[exchange]\ncodec = 'fp16'", ['exchange.codec is "fp16"', 'Allowed: "fp32"']),
+    "a codec of nobody": ("[exchange]\ncodec = 'fp8'", ['exchange.codec is "fp8"', '"fp32", "bf16", "fp16", "dct"']),
+    "halves of float64": (
+        "[exchange]\ncodec = 'bf16'\n[train]\ndtype = 'float64'",
+        ["exchange.codec is 'bf16'", "float64", "train.dtype = 'float32'"],
+    ),
+    "copies by fp16": (
+        "[exchange]\ncodec = 'fp16'\nreplicate_rows = 9",
+        ["exchange.replicate_rows asks for copies", "exchange.codec = 'bf16'"],
+    ),
+    "thresholds of rows": (
+        "[exchange]\ncodec = 'dct'\nform = 'rows'",
+        ["exchange.form is 'rows'", "shared by samples", "'pooled' and 'partial'"],
+    ),
+    "thresholds and auto": ("[exchange]\ncodec = 'dct'\nforms = {a = 'auto'}", ["exchange.forms.a is 'auto'", "weighs"]),
+    "thresholds of nothing": (
+        "[exchange.dct]\ndensity = 0.5",
+        ["exchange.dct.density is 0.5", "exchange.codec is 'fp32'", "Set exchange.codec = 'dct'"],
+    ),
     "a wrong pooling": ("[model]\npooling = {a = 'min'}", ["model.pooling.a", '"min"', '"sum", "mean", "max"']),
     "a wrong table": ('[embedding.tables."u.id"]\nrows = 0', ['embedding.tables."u.id".rows is 0', "at least 1"]),
     "another section's key": ("train = 3", ["run.train is not a key", "Did you mean data.train?", "folder"]),

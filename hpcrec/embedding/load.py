@@ -22,13 +22,14 @@ class Load:
     distinct : int
         Rows that they were, each counted once a step.
     seconds : dict of str to float
-        CPU time of ``read`` (decode and sort ids), ``gather`` and ``update``.
+        CPU time of ``read`` (decode and sort ids), ``gather`` and ``update``; and of ``find``, where rows are found and
+        sorted in their step, for tables are dynamic.
     """
 
     steps: int = 0
     lookups: int = 0
     distinct: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "gather": 0.0, "update": 0.0})
+    seconds: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "find": 0.0, "gather": 0.0, "update": 0.0})
 
     def add_step(self, lookups: int, distinct: int) -> None:
         """Counts one step."""

@@ -1,16 +1,16 @@
 """Codecs: how values and gradients are written on the wire.
 
 ``fp32``   as they are (in float64 runs as float64)
-``bf16``   the upper half of a float32, rounded to nearest: at most 2^-9 of each value away from it; 2 bytes
+``bf16``   the upper half of a float32, rounded to nearest: at most 2^-8 of each value away from it; 2 bytes
 ``fp16``   in blocks of 128, divided by the largest magnitude of the block, rounded to nearest: at most 2^-12 of that
            magnitude away; 2 bytes, and 4 a block
 
 A message is a run of elements for one rank; it is written as one, whatever vectors are in it, and read back before
-anything is computed of it. All messages are, those that cross nothing too: so results do not depend on which rank has
-which row. Bytes of a message of n elements, with padding to 16: ``kernels.half_bytes`` of it, rounded up to 64.
+anything is computed of it. All messages are, those that cross nothing too, so that what is read does not depend on who sends it to whom. Bytes of a message of n elements, with padding to 16: ``kernels.half_bytes`` of it, rounded up to 64.
 Knows messages; does not know what they are for.
 """
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,33 +18,63 @@ import numpy as np
 from hpcrec import kernels
 from hpcrec.comm.collectives import Collectives, clear_padding, padded_bytes
 from hpcrec.exchange.wire import cumulative
+from hpcrec.exchange.work import Spans
 from hpcrec.types import Floats, Ints
 
 CODECS = ("fp32", "bf16", "fp16")
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Positions in messages, of elements that crossed: by the rank they were sent to, and by that they came from."""
+
+    sent: dict[int, Ints]
+    came: dict[int, Ints]
+
+
 class Codec(Protocol):
-    """An all-to-all of floats over some ranks. Sizes are those of the floats in memory, whole units (``comm``)."""
+    """How floats cross between some ranks. Sizes are those of the floats in memory, whole units (``comm``)."""
 
     def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
         """Where the messages of the next ``alltoallv`` are written, and room behind them; see ``Collectives``."""
 
+    def values(
+        self, sent: Floats, sent_R: Ints, due_R: Ints, spans: Spans | None, *, train: bool
+    ) -> tuple[Floats, Kept | None]:
+        """Phase ``values``: what came from each rank, and what ``gradients`` has to know of it.
+
+        ``spans`` says where streams are, at a holder; ``train``: whether gradients will come back.
+        """
+
+    def gradients(self, sent: Floats, sent_R: Ints, due_R: Ints, behind_bytes: int, kept: Kept | None) -> Floats:
+        """Phase ``gradients``: what came, and room behind it."""
+
+
+class Elementwise:
+    """What all codecs do that write every element, whatever it is of."""
+
     def alltoallv(self, sent: Floats, sent_R: Ints, due_R: Ints, tag: str, behind_bytes: int = 0) -> Floats:
         """What came from each rank, and room behind it; see ``Collectives``."""
+        raise NotImplementedError
+
+    def values(
+        self,
+        sent: Floats,
+        sent_R: Ints,
+        due_R: Ints,
+        spans: Spans | None,  # noqa: ARG002
+        *,
+        train: bool,  # noqa: ARG002
+    ) -> tuple[Floats, Kept | None]:
+        """See ``Codec``."""
+        return self.alltoallv(sent, sent_R, due_R, "values"), None
+
+    def gradients(self, sent: Floats, sent_R: Ints, due_R: Ints, behind_bytes: int, kept: Kept | None) -> Floats:  # noqa: ARG002
+        """See ``Codec``."""
+        return self.alltoallv(sent, sent_R, due_R, "gradients", behind_bytes)
 
 
-def make_codec(name: str, collectives: Collectives, dtype: np.dtype[Any]) -> Codec:
-    """The codec of that name, one of ``CODECS``; all but ``fp32`` are for float32 alone."""
-    return Plain(collectives, dtype) if name == "fp32" else Halves(collectives, name)
-
-
-def wire_item_bytes(name: str, dtype: np.dtype[Any]) -> float:
-    """Bytes that an element takes on the wire, in messages of many."""
-    block = kernels.HALF_BLOCK
-    return dtype.itemsize if name == "fp32" else kernels.half_bytes(block, name) / block
-
-
-class Plain:
+class Plain(Elementwise):
     """``fp32``.
 
     Parameters
@@ -66,7 +96,7 @@ class Plain:
         return self._collectives.alltoallv(sent, sent_R, due_R, tag, behind_bytes)
 
 
-class Halves:
+class Halves(Elementwise):
     """``bf16`` and ``fp16``.
 
     Parameters
@@ -105,6 +135,17 @@ class Halves:
     def _wire_bytes(self, bytes_R: Ints) -> Ints:
         exact = [self._exact(n // _FLOAT_BYTES) for n in bytes_R.tolist()]
         return padded_bytes(np.array(exact, np.int64))
+
+
+def make_codec(name: str, collectives: Collectives, dtype: np.dtype[Any]) -> Plain | Halves:
+    """The codec of that name, one of ``CODECS``; all but ``fp32`` are for float32 alone."""
+    return Plain(collectives, dtype) if name == "fp32" else Halves(collectives, name)
+
+
+def wire_item_bytes(name: str, dtype: np.dtype[Any]) -> float:
+    """Bytes that an element takes on the wire, in messages of many."""
+    block = kernels.HALF_BLOCK
+    return dtype.itemsize if name == "fp32" else kernels.half_bytes(block, name) / block
 
 
 _FLOAT_BYTES = 4

@@ -41,7 +41,7 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.ask import Asker
-from hpcrec.exchange.codec import make_codec
+from hpcrec.exchange.codec import Codec, make_codec
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.layout import Layout, Leg
 from hpcrec.exchange.norms import ColumnNorms
@@ -51,6 +51,7 @@ from hpcrec.exchange.route import Route
 from hpcrec.exchange.serve import Holder
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.substitute import Slice
+from hpcrec.exchange.thresholds import Thresholded, Thresholding, Thresholds
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, GlobalIds
 
@@ -76,6 +77,8 @@ class Exchange:
         ``timer(name)`` is a context manager that adds to the phase's seconds.
     codec : str
         How values and gradients are written on the wire (``codec``).
+    thresholding : Thresholding, optional
+        How vectors are thresholded; by default they are not.
     reads_ids : bool
         Holders are given the ids of the global batch, of the features that they hold; else dense ranks send them.
     load : Load, optional
@@ -90,6 +93,8 @@ class Exchange:
     held : tuple of str
         What the ids of the global batch have to hold, on a holder that reads them.
     reduction : Reduction
+    thresholds : Thresholds or None
+        Of a holder whose vectors are thresholded.
     """
 
     def __init__(
@@ -104,6 +109,7 @@ class Exchange:
         dtype: np.dtype,
         timer: Timer,
         codec: str = "fp32",
+        thresholding: Thresholding | None = None,
         reads_ids: bool = False,
         load: Load | None = None,
         reduction: Reduction | None = None,
@@ -118,9 +124,10 @@ class Exchange:
         self._size, rank = topology.size, topology.rank
         self.reduction = reduction or Reduction(layout, topology.dense, topology.host_of, "dense")
         leg = layout.legs.get(topology.rank)
-        self._holder = self._asker = self._reader = None
+        self._holder = self._asker = self._reader = self.thresholds = None
         if store is not None and leg is not None:
             self._holder = self._serving(store, leg, weighted, load)
+            self.thresholds = Thresholds(leg, thresholding) if thresholding is not None else None
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, replicas=store, weighted=weighted, dtype=dtype)
@@ -141,7 +148,9 @@ class Exchange:
                 split(set(self.held)), layout, rank, topology.dense, size=self._size, pad=padded_bytes
             )
         self._norms = ColumnNorms(world, layout, self.dtype)
-        self._codec = make_codec(codec, world.main, self.dtype)
+        self._codec: Codec = make_codec(codec, world.main, self.dtype)
+        if thresholding is not None:
+            self._codec = Thresholded(world.main, self.thresholds, codec, evaluates=thresholding.evaluates)
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
 
     def _serving(self, store: RowStore, leg: Leg, weighted: set[str], load: Load | None) -> Holder:
@@ -228,7 +237,8 @@ class Exchange:
             self._among.forward(None if served is None else served.partials, train=route.train)
             if self._holder is not None and served is not None:
                 self._holder.write(served, sent)
-            received = self._codec.alltoallv(sent, sent_R, wanted_R, "values")
+            spans = None if served is None else served.spans
+            received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)
         if asked is None:
             return None
         with self._timer("assemble"):
@@ -266,7 +276,7 @@ class Exchange:
                     partial.give(gradient_BP, sent)
         with self._timer("gradients"):
             due_R = zeros_R if served is None else served.gradient_bytes_R
-            received = self._codec.alltoallv(sent, sent_R, due_R, "gradients", behind)
+            received = self._codec.gradients(sent, sent_R, due_R, behind, route.kept)
             if self._holder is not None and served is not None:
                 self._holder.read_gradients(served, received)
             self._among.backward(None if served is None else served.partials)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from hpcrec.exchange.ask import Asked
+from hpcrec.exchange.codec import Kept
 from hpcrec.exchange.work import Served
 
 
-@dataclass(frozen=True)
+@dataclass
 class Route:
     """A routed batch.
 
@@ -22,6 +23,8 @@ class Route:
         Some rank had been asked to stop when this batch was routed; every rank sees the same.
     total_weight : float
         Sum of the global batch's sample weights; every rank sees the same.
+    kept : Kept or None
+        What the codec of its values has to know of them when gradients come back.
     """
 
     asked: Asked | None
@@ -29,3 +32,4 @@ class Route:
     train: bool
     stop: bool
     total_weight: float
+    kept: Kept | None = None

@@ -21,7 +21,7 @@ from hpcrec.exchange.find_rows import RowFinder
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.substitute import Slice, Substitute
 from hpcrec.exchange.wire import Header, cumulative, read_header
-from hpcrec.exchange.work import ArenaWork, Served, needs_norms, pairs_of
+from hpcrec.exchange.work import ArenaWork, Served, Spans, needs_norms, pairs_of
 from hpcrec.operators.base import Operator
 from hpcrec.types import Floats, Ints
 
@@ -122,7 +122,8 @@ class Holder:
             partials, hidden_PH = self._substitute.place(senders, samples_P, ends, behind, lengths)
             places = np.hstack([places[0], behind[0] + hidden_PH]), np.hstack([places[1], behind[1] + hidden_PH])
             ids_at += partials.elements
-        served = Served(value_bytes_R, gradient_bytes_R, partials, find=None)
+        spans = Spans(senders, value_base, value_base + values_P + partial_P, counts[:, : self._valued])
+        served = Served(value_bytes_R, gradient_bytes_R, spans, partials, find=None)
         served.find = partial(self._works, received, headers, places, ids_at, train=train)
         if not self._rows.any:
             self._find(served)
@@ -169,7 +170,10 @@ class Holder:
         of the step before.
         """
         began_s = time.thread_time()
-        self._find(served)
+        if served.find is not None:
+            self._find(served)
+            self.load.add_time("find", began_s)
+            began_s = time.thread_time()
         for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
             if work.maxima is not None:
                 work.maxima.forward(arena.rows, values)

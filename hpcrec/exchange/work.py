@@ -88,6 +88,36 @@ class ArenaWork:
     maxima: Maxima | None = None
 
 
+@dataclass(frozen=True)
+class Spans:
+    """Where streams are in the values that a holder sends.
+
+    Attributes
+    ----------
+    ranks_P : int64 [P]
+        World ranks that are sent any.
+    at_P, end_P : int64 [P]
+        First element of each one's message, and the end of its elements.
+    elements_PS : int64 [P, S]
+        Of each stream, one after the other; partial results follow.
+    """
+
+    ranks_P: Ints
+    at_P: Ints
+    end_P: Ints
+    elements_PS: Ints
+
+    def of(self, p: int, s: int) -> tuple[int, int]:
+        """First element of a stream, and the end of them."""
+        start = int(self.at_P[p] + self.elements_PS[p, :s].sum())
+        return start, start + int(self.elements_PS[p, s])
+
+    def behind(self, p: int) -> tuple[int, int]:
+        """First element of the partial results, and how many there are."""
+        start = int(self.at_P[p] + self.elements_PS[p].sum())
+        return start, int(self.end_P[p]) - start
+
+
 @dataclass
 class Served:
     """One step's work at a holder.
@@ -96,6 +126,8 @@ class Served:
     ----------
     value_bytes_R, gradient_bytes_R : int64 [R]
         Bytes to and from each world rank, with their padding.
+    spans : Spans
+        Where streams are in the values.
     partials : Sent or None
         Where partial results are; None where no operator is computed here.
     find : callable or None
@@ -109,6 +141,7 @@ class Served:
 
     value_bytes_R: Ints
     gradient_bytes_R: Ints
+    spans: Spans
     partials: Sent | None
     find: Callable[[], tuple[ArenaWork, ...]] | None
     works: tuple[ArenaWork, ...] = ()

@@ -244,7 +244,8 @@ def rank_memory(
         ids_bytes += 0 if dense is None else _message_bytes(dense)
         # values or gradients, whichever are more: they use the same sides in turn
         elements = max(traffic.elements, 0 if dense is None else dense.samples * dense.leaf_elements)
-        terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * item_bytes * elements)
+        wire_bytes = written_bytes or item_bytes
+        terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes * elements)
     return RankMemory({name: round(n) for name, n in terms.items()})
 
 

@@ -15,6 +15,7 @@ from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slices
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
+from hpcrec.exchange.thresholds import Thresholds
 from hpcrec.policy.base import Policy
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.timer import PhaseTimer
@@ -73,7 +74,7 @@ class Engine:
 
     ``features`` are what a dense rank reads of its part of a batch, ``held`` what a holder reads of the whole batch,
     ``slices`` the parts of dense parameters that are used at this holder; ``reduce`` says who adds partial results that
-    cross hosts.
+    cross hosts; ``thresholds`` are those of this holder's vectors.
     """
 
     policy: Policy
@@ -83,6 +84,7 @@ class Engine:
     held: tuple[str, ...]
     slices: list[Any]
     reduce: str
+    thresholds: Thresholds | None
 
 
 class Chooses(Protocol):

@@ -127,7 +127,7 @@ def phase_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(phase, f"{s:.2f} s") for phase, s in sorted(summary["phase_s"].items(), key=lambda item: -item[1])]
 
 
-OWNER_HEADS = ("", "rows", "with state", "lookups a step", "distinct rows", "read", "gather", "update")
+OWNER_HEADS = ("", "rows", "with state", "lookups a step", "distinct rows", "read", "find", "gather", "update")
 
 
 def owner_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -139,7 +139,7 @@ def owner_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
             format_bytes(o["bytes"]),
             f"{o['lookups_per_step']:,.0f}",
             f"{o['distinct_per_step']:,.0f}",
-            *(f"{o[key]:.3g} ms" for key in ("read_ms", "gather_ms", "update_ms")),
+            *(f"{o[key]:.3g} ms" for key in ("read_ms", "find_ms", "gather_ms", "update_ms")),
         )
         for rank, o in _pairs(summary, "owners")
     ]

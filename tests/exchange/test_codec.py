@@ -134,9 +134,10 @@ def test_training_with_rounded_vectors(folder: Path, model: str) -> None:
                 exact.step(batch)
                 assert loss == pytest.approx(float(expected), rel=2e-5)
             for table, rows in gather_tables(session).items():
-                # one that was summed in another order may be rounded the other way
-                np.testing.assert_allclose(rows, reference.rows(table), rtol=0, atol=2e-4)
-                assert np.abs(rows - exact.rows(table)).max() > 1e-5
+                # a gradient that was summed in another order may be rounded the other way
+                away, of_exact = (np.abs(rows - of.rows(table)) for of in (reference, exact))
+                assert away.max() < 2e-4 and of_exact.max() > 1e-5
+                assert np.median(away[of_exact > 0]) < 0.1 * np.median(of_exact[of_exact > 0])
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
@@ -144,17 +145,19 @@ def test_training_with_rounded_vectors(folder: Path, model: str) -> None:
 def test_every_form_trains(folder: Path, codec: str) -> None:
     """Near to what it is without the codec, and not the same."""
     write_data(folder / "data.h5")
-    ways = itertools.cycle(itertools.product(("rows", "pooled", "partial", "auto"), ("routed", "read")))
-    models = ("lr", "fm", "deepfm", "wide_deep", "dcn", "dlrm")
-    for model, topology in zip(models, itertools.cycle(roles_for(MPI.COMM_WORLD.size)), strict=False):
-        form, ids = next(ways)
+    models = itertools.cycle(("lr", "fm", "deepfm", "wide_deep", "dcn", "dlrm"))
+    roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
+    ways = list(itertools.product(("rows", "pooled", "partial", "auto"), ("routed", "read"), (False,)))
+    ways += [("pooled", "routed", True)] * (codec == "bf16")
+    for (form, ids, copies), model in zip(ways, models, strict=False):
+        topology = {"mode": "fused"} if copies else next(roles)
         found = []
         for kind in ("fp32", codec):
-            exchange = {"form": form, "ids": ids, "codec": kind}
+            exchange = {"form": form, "ids": ids, "codec": kind, "replicate_rows": 25 if copies else 0}
             wanted = config(folder, topology=topology, model={"name": model}, exchange=exchange)
             with open_session(wanted) as session:
                 losses = [session.parts.world.main.allreduce(np.array([s.run()]))[0] for s in session.steps()]
-                found.append((np.array(losses), gather_tables(session)))
+                found.append((np.array(losses), gather_tables(session)))  # whose copies are alike
         (exact, exact_rows), (losses, rows) = found
         np.testing.assert_allclose(losses, exact, rtol=5e-3)
         assert (losses != exact).any()

@@ -56,7 +56,8 @@ def save(folder, step, *, parts=(("user", 0),), seed=0, best=None):
     for name, part in parts:
         data = blocks(rows, states, np.arange(ROWS), (0, WIDTH))
         writer.write_table_part(name, part, data, rows=ROWS, width=WIDTH, columns=(0, WIDTH))
-    writer.write_dense({"top.weight": np.full((2, 3), step, np.float32)}, {"top.weight": {"step": float(step)}})
+    parameters = {"top.weight": np.full((2, 3), step, np.float32)}
+    writer.write_dense(parameters, {"top.weight": {"step": float(step)}}, {"top.mean": np.zeros(3, np.float32), "n": 4})
     writer.write_state({"epoch": 0})
     path = writer.commit()
     if best is not None:
@@ -315,7 +316,9 @@ def test_what_does_not_fit_is_named(tmp_path):
     checkpoint = Checkpoint(save(tmp_path, 3))
     states = {"moment": (1, 1), "sum_of_squares": (1,)}
     checkpoint.check_tables(["user"])
-    checkpoint.check_dense({"top.weight": (2, 3)}, {})
+    others = {"top.mean": (3,), "n": ()}
+    checkpoint.check_dense({"top.weight": (2, 3)}, others)
+    checkpoint.check_dense({}, {"n": ()}, some=True)
     bad = [
         (lambda: checkpoint.check_tables(["user", "item"]), r"no table 'item'. It has: user"),
         (lambda: checkpoint.check_tables([]), r"has table 'user', which the model has not"),
@@ -337,11 +340,14 @@ def test_what_does_not_fit_is_named(tmp_path):
             r"moment \(one number a value\).*keeps moment \(one number a row\)",
         ),
         (
-            lambda: checkpoint.check_dense({"top.weight": (2, 3), "top.bias": (2,)}, {}),
+            lambda: checkpoint.check_dense({"top.weight": (2, 3), "top.bias": (2,)}, others),
             r"no dense parameter 'top.bias'",
         ),
-        (lambda: checkpoint.check_dense({"top.weight": (3, 3)}, {}), r"shape \[2, 3\], the model's has \[3, 3\]"),
-        (lambda: checkpoint.check_dense({}, {}), r"'top.weight', which the model has not"),
+        (lambda: checkpoint.check_dense({"top.weight": (3, 3)}, others), r"shape \[2, 3\], the model's has \[3, 3\]"),
+        (lambda: checkpoint.check_dense({}, others), r"'top.weight', which the model has not"),
+        (lambda: checkpoint.check_dense({}, {"a": ()}, some=True), r"no dense parameter that is not trained.*'a'"),
+        (lambda: checkpoint.check_dense({}, {"n": (2,)}, some=True), r"'n' has shape \[\], the model's has \[2\]"),
+        (lambda: checkpoint.check_dense({"top.weight": (2, 3)}, {"n": ()}), r"'top.mean', which the model has not"),
     ]
     for call, message in bad:
         with pytest.raises(CheckpointError, match=message):

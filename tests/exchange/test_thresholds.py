@@ -1,0 +1,210 @@
+"""Codec ``dct``: thresholded vectors and their gradients are what one process makes of the same masks [DCT]."""
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from hpcrec.build import open_session
+from hpcrec.exchange.thresholds import Thresholding, Thresholds
+from hpcrec.exchange.work import Spans
+from hpcrec.train import state
+from hpcrec.train.checkpoint import find_checkpoint
+from hpcrec.train.session import Session
+from tests.reference import Bag, Reference
+from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.train.test_equivalence import roles_for
+
+DENSITY, EVERY, STEPS = 0.05, 4, 7
+
+
+def config(folder: Path, topology: dict[str, Any], model: str = "dcn", form: str = "pooled", **dct: Any) -> Any:
+    return config_for(
+        folder,
+        topology=topology,
+        model={"name": model, "pooling": {}},
+        exchange={"form": form, "codec": "dct", "dct": {"density": DENSITY, "every": EVERY, "values": "fp32", **dct}},
+        embedding={
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "tables": {table: {"shard": "table"} for table in ("user", "item", "tag")},
+        },
+        train={"dtype": "float32", "steps": STEPS},
+    )
+
+
+class Masking(Reference):
+    """The reference, with elements of pooled vectors below a threshold of their feature's table set to zero."""
+
+    taus: dict[tuple[str, str], float]
+    kept: int
+    drifts: int
+    batches: int
+
+    def pooled_of(self, feature: str, table: str, bag: Bag, values: Tensor) -> Tensor:
+        if values.shape[1] == 1:
+            return values
+        there = torch.from_numpy(np.diff(bag.offsets) > 0)  # no vector crosses of an empty bag
+        sent = values.detach()[there].abs().flatten()
+        wanted = max(1, round(DENSITY * len(sent)))
+        if self.batches % EVERY == 0 or (sent >= self.taus[feature, table]).sum() > 2 * DENSITY * len(sent):
+            self.drifts += self.batches % EVERY != 0
+            self.taus[feature, table] = float(torch.sort(sent, descending=True).values[wanted - 1])
+        mask = (values.detach().abs() >= self.taus[feature, table]) & there[:, None]
+        self.kept += int(mask.sum())
+        return values * mask
+
+    def _pool(self, table: str, bag: Bag, pooling: str) -> Tensor:
+        feature = next(f for f, b in self.batch.bags.items() if b is bag)
+        return self.pooled_of(feature, table, bag, super()._pool(table, bag, pooling))
+
+    def step_of(self, batch: Any) -> float:
+        self.batch = batch
+        loss = float(self.step(batch)[0])
+        self.batches += 1
+        return loss
+
+
+def masking(session: Session, wanted: Any) -> Masking:
+    reference = reference_for(session, wanted)
+    reference.__class__ = Masking
+    reference.taus, reference.kept, reference.drifts, reference.batches = {}, 0, 0, 0
+    return reference
+
+
+def total(session: Session, value: float) -> float:
+    return float(session.parts.world.main.allreduce(np.array([value]))[0])
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("model", ["dcn", "deepfm"])
+def test_equals_one_process_with_the_same_masks(folder: Path, model: str) -> None:
+    write_data(folder / "data.h5")
+    for topology, form in zip(roles_for(MPI.COMM_WORLD.size), itertools.cycle(("pooled", "partial")), strict=False):
+        wanted = config(folder, topology, model, form)
+        with open_session(wanted) as session:
+            reference, exact = masking(session, wanted), reference_for(session, wanted)
+            batches = global_batches(session, session.total_steps)
+            for step, batch in zip(session.steps(), batches, strict=True):
+                assert total(session, step.run()) == pytest.approx(reference.step_of(batch), rel=1e-5)
+                exact.step(batch)
+            for table, rows in gather_tables(session).items():
+                np.testing.assert_allclose(rows, reference.rows(table), rtol=0, atol=1e-5)
+                if not table.endswith("wide"):
+                    assert np.abs(rows - exact.rows(table)).max() > 1e-3
+            thresholds = session.parts.engine.thresholds
+            found = [0, 0] if thresholds is None else [thresholds.kept, thresholds.drifts]
+            assert [total(session, n) for n in found] == [reference.kept, reference.drifts]
+
+
+def test_thresholds_are_found_anew_where_too_much_passes() -> None:
+    """Of a feature whose vectors have grown; of the other, and in evaluations, they stay."""
+    leg = SimpleNamespace(
+        entries=[SimpleNamespace(features=("a",)), SimpleNamespace(features=("b",))],
+        streams=[SimpleNamespace(entry=e, table="ab"[e], columns=(0, 4), width=4) for e in (0, 1)],
+        n_value_streams=2,
+    )
+    thresholds = Thresholds(leg, Thresholding(density=0.1, every=100, evaluates=True))  # type: ignore[arg-type]
+    spans = Spans(np.array([0, 1]), np.array([0, 208]), np.array([203, 411]), np.array([[80, 120], [120, 80]]))
+    rng = np.random.default_rng(3)
+    sent = rng.standard_normal(416).astype(np.float32)
+    a, b = (np.concatenate([np.arange(*spans.of(p, s)) for p in (0, 1)]) for s in (0, 1))
+    for turn, (grown, train) in enumerate(((1.0, True), (1.1, True), (9.0, False), (9.0, True), (9.0, True))):
+        now = sent.copy()
+        now[a] *= grown
+        before = thresholds.tau_S.copy()
+        found = thresholds.picked(now, spans, train=train)
+        assert thresholds.drifts == (turn >= 3)
+        tau = np.sort(np.abs(now[a]))[-20] if turn in (0, 3) else before[0]
+        assert thresholds.tau_S.tolist() == [tau, np.sort(np.abs(sent[b]))[-20]]
+        for p, (positions, chosen) in enumerate(found):
+            message = now[spans.at_P[p] : spans.end_P[p]]
+            n_a = spans.elements_PS[p, 0]
+            reach = np.abs(message) >= np.where(np.arange(len(message)) < n_a, tau, thresholds.tau_S[1])
+            reach[200:] = True  # partial results
+            assert positions.tolist() == np.flatnonzero(reach).tolist()
+            assert chosen.tolist() == message[reach].tolist()
+    assert (thresholds.batches, thresholds.elements) == (4, 1600)
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_density_one_is_the_codec_of_its_values(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    for topology in roles_for(MPI.COMM_WORLD.size)[:2]:
+        found = []
+        for dct in ({"density": 1.0}, None):
+            wanted = config(folder, topology)
+            exchange = {"codec": "dct", "dct": {**dct, "values": "bf16"}} if dct else {"codec": "bf16"}
+            wanted = config_for(folder, topology=topology, exchange=exchange, train={"dtype": "float32", "steps": 3})
+            with open_session(wanted) as session:
+                losses = [step.run() for step in session.steps()]
+                found.append((losses, gather_tables(session)))
+        assert found[0][0] == found[1][0]
+        for table, rows in found[0][1].items():
+            np.testing.assert_array_equal(rows, found[1][1][table])
+
+
+@pytest.mark.parallel([2, 3])
+def test_bytes_follow_what_is_kept(folder: Path) -> None:
+    """fp16 values there and back, and of positions at most a bit an element."""
+    write_data(folder / "data.h5", samples=4000)
+    topology = {"mode": "split", "owners": 1}
+    wanted = config(folder, topology, "dcn", values="fp16", density=0.05)
+    wanted = wanted.__class__(**{**wanted.__dict__, "train": wanted.train.__class__(
+        **{**wanted.train.__dict__, "batch_size": 1000, "steps": 4})})
+    with open_session(wanted) as session:
+        before = session.parts.world.total_wire_bytes().sum(axis=1)
+        for step in session.steps():
+            step.run()
+        _, values, gradients = (session.parts.world.total_wire_bytes().sum(axis=1) - before)[:3]
+        thresholds = session.parts.engine.thresholds
+        kept = total(session, 0 if thresholds is None else thresholds.kept)
+        elements = total(session, 0 if thresholds is None else thresholds.elements)
+    padding = 4 * 64 * len(session.topology.dense)
+    assert 0 <= gradients - kept * (2 + 4 / 128) <= padding * 1.1
+    assert 0 < values - gradients <= elements / 8 + padding
+    assert kept <= 0.1 * elements
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_a_resumed_run_has_the_thresholds_of_before(folder: Path) -> None:
+    """Saved in the middle of their life; what follows is the same bit for bit."""
+    write_data(folder / "data.h5")
+    for topology in roles_for(MPI.COMM_WORLD.size)[:2]:
+        wanted = config(folder, topology)
+        ends = []
+        for resumes in (False, True):
+            with open_session(wanted) as session:
+                if resumes:
+                    state.load(session, find_checkpoint(folder / "run", "last", session.parts.world.main), resume=True)
+                losses = []
+                for step in session.steps():
+                    losses.append(step.run())
+                    if session.step == 3 and not resumes:
+                        state.save(session, Path(wanted.run.folder), {"note": ""})
+                ends.append((losses[-2:], gather_tables(session)))
+        assert ends[0][0] == ends[1][0]
+        for table, rows in ends[0][1].items():
+            np.testing.assert_array_equal(rows, ends[1][1][table])
+
+
+@pytest.mark.parallel([1, 2])
+def test_evaluations_with_and_without(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    found = {}
+    for evaluate in (True, False):
+        wanted = config(folder, {"mode": "fused"}, evaluate=evaluate)
+        wanted = wanted.__class__(**{**wanted.__dict__, "data": wanted.data.__class__(
+            **{**wanted.data.__dict__, "validation": str(folder / "data.h5")})})
+        with open_session(wanted) as session:
+            for step in session.steps():
+                step.run()
+            before = session.parts.engine.thresholds.kept
+            found[evaluate] = session.evaluate("validation")["logloss"]
+            assert session.parts.engine.thresholds.kept == before
+    assert abs(found[True] - found[False]) > 1e-4
