@@ -14,7 +14,8 @@ import torch
 
 from hpcrec import kernels
 from hpcrec.build_dense import DenseSide
-from hpcrec.build_exchange import Auto, Ingredients
+from hpcrec.build_engine import Ingredients
+from hpcrec.build_exchange import Auto
 from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits

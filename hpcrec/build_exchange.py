@@ -5,120 +5,24 @@ pure function of data, configuration and step: a resumed run chooses what the ru
 built; bytes are for ``exchange.measure``, the choice for ``exchange.choose``.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hpcrec.build_dense import DenseSide
-from hpcrec.build_tables import DTYPES
+from hpcrec.build_engine import Ingredients
 from hpcrec.comm.failure import agree
 from hpcrec.comm.ledger import TAGS
-from hpcrec.comm.world import World
-from hpcrec.config import Config
 from hpcrec.data.loader import Loader
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.choose import Choice, Chooser
-from hpcrec.exchange.codec import wire_item_bytes
-from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, cross_host_bytes
 from hpcrec.exchange.migrate import migrate
-from hpcrec.exchange.offers import Offers
-from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.split import Splitter
-from hpcrec.exchange.thresholds import Thresholding
-from hpcrec.operators.base import Operator
-from hpcrec.policy.sync import Sync
-from hpcrec.train.parts import Engine, Split
-from hpcrec.types import TableSpec
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ingredients:
-    """What an exchange is built of."""
-
-    config: Config
-    world: World
-    train: Split
-    tables: dict[str, TableSpec]
-    operators: Mapping[str, Operator]
-    offers: Offers
-    store: RowStore | None
-    dense: DenseSide
-    timer: Timer
-
-    @property
-    def weighted(self) -> set[str]:
-        """Features whose ids carry weights."""
-        return {f.name for f in self.train.dataset.features if f.weighted}
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of rows."""
-        return DTYPES[self.config.train.dtype][0]
-
-    @property
-    def wire_item_bytes(self) -> float:
-        """Bytes of an element of values or gradients that cross."""
-        return wire_item_bytes(self.written_as, self.dtype)
-
-    @property
-    def written_as(self) -> str:
-        """Codec of what is not thresholded."""
-        exchange = self.config.exchange
-        return exchange.dct.values if exchange.codec == "dct" else exchange.codec
-
-    def reduction(self, layout: Layout) -> Reduction:
-        """Which owners add partial results of that layout."""
-        topology, config = self.world.topology, self.config
-        return reduction_for(
-            layout,
-            topology.dense,
-            topology.host_of,
-            config.exchange.reduce,
-            samples=config.train.batch_size / len(topology.dense),
-            item_bytes=self.wire_item_bytes,
-        )
-
-    def engine(self, layout: Layout, store: RowStore | None, load: Load) -> Engine:
-        """An exchange of that layout under the run's policy."""
-        config, dct = self.config, self.config.exchange.dct
-        thresholded = config.exchange.codec == "dct"
-        exchange = Exchange(
-            self.world,
-            layout,
-            self.operators,
-            store,
-            weighted=self.weighted,
-            seed=config.train.seed,
-            dtype=self.dtype,
-            timer=self.timer,
-            codec=self.written_as,
-            thresholding=Thresholding(dct.density, dct.every, dct.evaluate) if thresholded else None,
-            reads_ids=config.exchange.ids == "read",
-            load=load,
-            reduction=self.reduction(layout),
-        )
-        return Engine(
-            policy=Sync(exchange, timer=self.timer, ahead=config.exchange.prefetch > 0),
-            store=store,
-            load=load,
-            features=exchange.features,
-            held=exchange.held,
-            slices=exchange.slices,
-            reduce=exchange.reduction.way,
-            thresholds=exchange.thresholds,
-        )
-
-    def placed(self, layout: Layout, store: RowStore | None) -> Engine:
-        """The one engine of a session, and dense parameters where it wants them; collective."""
-        engine = self.engine(layout, store, Load())
-        self.dense.place(engine.slices, layout.away, {})
-        return engine
+from hpcrec.train.parts import Engine
 
 
 class Auto:

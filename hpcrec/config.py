@@ -211,8 +211,9 @@ class ExchangeConfig:
     pooled. auto: of each feature the form by which the fewest bytes cross, counted on batches of the training data."""
     codec: Literal["fp32", "bf16", "fp16", "dct"] = "fp32"
     """How values and gradients are written on the wire. fp32: as they are, in float64 runs as float64. bf16: their
-    upper halves. fp16: in blocks of 128, by the largest of each, as fp16; no copies of tables. dct: of pooled vectors only elements
-    of large magnitude, and gradients of just those; the rest counts as zero (docs/dct.md). Not for rows, nor auto."""
+    upper halves. fp16: in blocks of 128, by the largest of each, as fp16; no copies of tables. dct: of pooled vectors
+    only elements of large magnitude, and gradients of just those; the rest counts as zero (docs/dct.md). Not for form
+    rows, nor auto."""
     dct: ThresholdConfig = field(default_factory=ThresholdConfig)
     """How vectors are thresholded."""
     forms: dict[str, Form] = field(default_factory=dict)

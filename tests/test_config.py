@@ -112,7 +112,10 @@ WRONG = {
         "[exchange]\ncodec = 'dct'\nform = 'rows'",
         ["exchange.form is 'rows'", "shared by samples", "'pooled' and 'partial'"],
     ),
-    "thresholds and auto": ("[exchange]\ncodec = 'dct'\nforms = {a = 'auto'}", ["exchange.forms.a is 'auto'", "weighs"]),
+    "thresholds and auto": (
+        "[exchange]\ncodec = 'dct'\nforms = {a = 'auto'}",
+        ["exchange.forms.a is 'auto'", "weighs"],
+    ),
     "thresholds of nothing": (
         "[exchange.dct]\ndensity = 0.5",
         ["exchange.dct.density is 0.5", "exchange.codec is 'fp32'", "Set exchange.codec = 'dct'"],
@@ -386,7 +389,7 @@ def test_no_number_passes_for_another_type(tmp_path):
 
 def test_every_field_is_described_frozen_and_keyword_only():
     found = sections()
-    assert len(set(found)) == 18
+    assert len(set(found)) == 19
     for schema in set(found) - {Config}:
         assert list(field_docs(schema)) == [f.name for f in dataclasses.fields(schema)], schema
         assert schema.__dataclass_params__.frozen and all(f.kw_only for f in dataclasses.fields(schema))

@@ -10,7 +10,7 @@ Predicted is
 
 ``compute``: a step of the same configuration with the same ranks on this machine without the hosts, less what its
 messages take when they are sent again there with nothing between them (``rank.sent_again``). Times of steps, there and
-here, are medians of as many runs as ``REPEATS``, all configurations one after the other, over and over. Bytes: of the ledger,
+here, are medians of ``REPEATS`` runs, all configurations one after the other, over and over. Bytes: of the ledger,
 those that cross the link and direction that most of that phase cross; the phases follow each other. ``latency`` and
 ``bandwidth``: measured by ``links`` in the same launch as the steps, before and after them, medians; the bandwidth is
 that of messages from all owners to all dense ranks that put as many bytes on a link, between sizes measured by

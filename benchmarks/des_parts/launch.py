@@ -43,7 +43,7 @@ def why_no_hosts(cluster: Path) -> str | None:
 def on_hosts(jobs: Sequence[Mapping[str, Any]], cluster: Path) -> Iterator[dict[str, Any]]:
     """The same with a rank on each of as many emulated hosts, which are there for as long as it takes."""
     scripts = cluster.resolve() / "hosts"
-    # Ranks that wait give way to others of their session alone (Linux's autogroup), and a host's daemon would begin one.
+    # Ranks that wait give way to others of their session alone (Linux's autogroup), and a daemon would begin one.
     environment = {**os.environ, "MPIOPTS": f"{os.environ.get('MPIOPTS', '')} --leave-session-attached"}
     try:
         subprocess.run([str(scripts / "up.sh"), str(RANKS), RATE], check=True, stdout=subprocess.DEVNULL)

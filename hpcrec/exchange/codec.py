@@ -6,8 +6,9 @@
            magnitude away; 2 bytes, and 4 a block
 
 A message is a run of elements for one rank; it is written as one, whatever vectors are in it, and read back before
-anything is computed of it. All messages are, those that cross nothing too, so that what is read does not depend on who sends it to whom. Bytes of a message of n elements, with padding to 16: ``kernels.half_bytes`` of it, rounded up to 64.
-Knows messages; does not know what they are for.
+anything is computed of it. All messages are, those that cross nothing too, so that what is read does not depend on who
+sends it to whom. Bytes of a message of n elements, padded to a multiple of 16: ``kernels.half_bytes`` of it, rounded up
+to 64. What is not written element by element is ``thresholds``. Knows messages; does not know what they are for.
 """
 
 from dataclasses import dataclass

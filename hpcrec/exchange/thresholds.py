@@ -111,6 +111,18 @@ class Thresholds:
             out.append((positions, np.concatenate([x for _, x in streams] + [sent[at : at + n]])))
         return out
 
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps of one rank's, JSON-like."""
+        found = zip(self.names, self.tau_S.tolist(), strict=True)
+        return {"tau": {name: tau for name, tau in found if not math.isnan(tau)}, "batches": self.batches}
+
+    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
+        """Takes over what ``saved`` gave on every rank, where this one had the same streams; else it finds its own."""
+        self.batches = max((found["batches"] for found in by_rank if found), default=0)
+        mine = by_rank[rank] if rank < len(by_rank) else {}
+        if set(mine.get("tau", ())) == set(self.names):
+            self.tau_S = np.array([mine["tau"][name] for name in self.names])
+
     def _found(self, sent: Floats, spans: Spans, s: int) -> float:
         parts = [sent[slice(*spans.of(p, s))] for p in range(len(spans.at_P))]
         values = np.concatenate(parts) if parts else np.zeros(0, np.float32)
@@ -228,24 +240,6 @@ class Thresholded:
         values = np.empty(k, np.float32)
         kernels.read_halves(came[at : at + kernels.half_bytes(k, self._kind)], values, self._kind)
         return values
-
-
-def saved(thresholds: Thresholds | None) -> dict[str, Any]:
-    """What a checkpoint keeps of one rank's thresholds, JSON-like."""
-    if thresholds is None:
-        return {}
-    found = {n: t for n, t in zip(thresholds.names, thresholds.tau_S.tolist(), strict=True) if not math.isnan(t)}
-    return {"tau": found, "batches": thresholds.batches}
-
-
-def restore(thresholds: Thresholds | None, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
-    """Takes over what ``saved`` gave on every rank, where this rank had the same streams; else finds its own anew."""
-    if thresholds is None or not any(by_rank):
-        return
-    thresholds.batches = max(found["batches"] for found in by_rank if found)
-    mine = by_rank[rank] if rank < len(by_rank) else {}
-    if set(mine.get("tau", ())) == set(thresholds.names):
-        thresholds.tau_S = np.array([mine["tau"][name] for name in thresholds.names])
 
 
 def _begins(wire_R: Ints, ranks: Sequence[int] | Mapping[int, Any]) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """What a session is made of, and what a dense rank's part of a batch is to torch. Holds things; does nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,6 @@ from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slices
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
-from hpcrec.exchange.thresholds import Thresholds
 from hpcrec.policy.base import Policy
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.timer import PhaseTimer
@@ -68,6 +67,16 @@ class DensePart:
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 
+class Remembered(Protocol):
+    """What an exchange finds out while it trains and a resumed run needs, beside rows; JSON-like."""
+
+    def saved(self) -> dict[str, Any]:
+        """This rank's."""
+
+    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
+        """Goes on from what every rank had saved, perhaps another number of them; this one is ``rank``."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """What moves rows and gradients.
@@ -84,7 +93,7 @@ class Engine:
     held: tuple[str, ...]
     slices: list[Any]
     reduce: str
-    thresholds: Thresholds | None
+    thresholds: Remembered | None
 
 
 class Chooses(Protocol):

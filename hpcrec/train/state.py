@@ -15,8 +15,6 @@ from hpcrec.comm.failure import agree
 from hpcrec.dense.optimizer import load_optimizer_state, optimizer_state
 from hpcrec.embedding.store import row_states
 from hpcrec.errors import CheckpointError
-from hpcrec.exchange.thresholds import restore as restore_thresholds
-from hpcrec.exchange.thresholds import saved as saved_thresholds
 from hpcrec.train import saved
 from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
 from hpcrec.train.dynamic_state import admission_of, load_dynamic, named
@@ -71,9 +69,10 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
             {**optimizer_state(dense.optimizer, dense.trained), **away},
             others,
         )
-    thresholds = world.main.allgather(saved_thresholds(parts.engine.thresholds))
-    if any(thresholds):
-        extra = {**extra, "thresholds": thresholds}
+    remembered = parts.engine.thresholds
+    by_rank = world.main.allgather({} if remembered is None else remembered.saved())
+    if any(by_rank):
+        extra = {**extra, "thresholds": by_rank}
     wire_T2 = world.total_wire_bytes()
     if topology.rank == 0:
         writer.write_state({**_identity(session), **_skipped(session), "wire_bytes": wire_T2.tolist(), **extra})
@@ -106,8 +105,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     agree(session.parts.world.main, error)
     if resume:
         session.step = checkpoint.step
-        by_rank = checkpoint.state.get("thresholds", [])
-        restore_thresholds(session.parts.engine.thresholds, by_rank, session.topology.rank)
+        if session.parts.engine.thresholds is not None:
+            session.parts.engine.thresholds.restore(checkpoint.state.get("thresholds", []), session.topology.rank)
         session.guard.skipped, session.guard.in_a_row = skipped
         if session.topology.rank == 0:
             session.parts.world.ledger.restore(wire_bytes)

@@ -209,7 +209,8 @@ def test_imbalance_of_owners() -> None:
     figures = [even.figures(100, 800), none.figures(100, 800)]
     assert figures[0] == {
         "rows": 100, "bytes": 800, "lookups_per_step": 100, "distinct_per_step": 50,
-        "read_ms": pytest.approx(900), "find_ms": pytest.approx(20), "gather_ms": pytest.approx(10), "update_ms": pytest.approx(30),
+        "read_ms": pytest.approx(900), "find_ms": pytest.approx(20),
+        "gather_ms": pytest.approx(10), "update_ms": pytest.approx(30),
     }  # fmt: skip
     assert imbalance(figures) == {"bytes": 1.0, "lookups": 2.0, "distinct": 2.0, "time": 2.0}
     assert imbalance([none.figures(0, 0)]) == {"bytes": 1.0, "lookups": 1.0, "distinct": 1.0, "time": 1.0}

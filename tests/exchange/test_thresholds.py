@@ -155,8 +155,12 @@ def test_bytes_follow_what_is_kept(folder: Path) -> None:
     write_data(folder / "data.h5", samples=4000)
     topology = {"mode": "split", "owners": 1}
     wanted = config(folder, topology, "dcn", values="fp16", density=0.05)
-    wanted = wanted.__class__(**{**wanted.__dict__, "train": wanted.train.__class__(
-        **{**wanted.train.__dict__, "batch_size": 1000, "steps": 4})})
+    wanted = wanted.__class__(
+        **{
+            **wanted.__dict__,
+            "train": wanted.train.__class__(**{**wanted.train.__dict__, "batch_size": 1000, "steps": 4}),
+        }
+    )
     with open_session(wanted) as session:
         before = session.parts.world.total_wire_bytes().sum(axis=1)
         for step in session.steps():
@@ -199,8 +203,12 @@ def test_evaluations_with_and_without(folder: Path) -> None:
     found = {}
     for evaluate in (True, False):
         wanted = config(folder, {"mode": "fused"}, evaluate=evaluate)
-        wanted = wanted.__class__(**{**wanted.__dict__, "data": wanted.data.__class__(
-            **{**wanted.data.__dict__, "validation": str(folder / "data.h5")})})
+        wanted = wanted.__class__(
+            **{
+                **wanted.__dict__,
+                "data": wanted.data.__class__(**{**wanted.data.__dict__, "validation": str(folder / "data.h5")}),
+            }
+        )
         with open_session(wanted) as session:
             for step in session.steps():
                 step.run()
