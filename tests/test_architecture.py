@@ -38,8 +38,8 @@ ALLOWED = {
     "build_dense": "config train dense exchange operators comm",
     "build_engine": "build_dense build_tables config train policy exchange operators embedding comm",
     "build_exchange": "build_engine config train exchange data embedding comm",
-    "build": "build_exchange build_engine build_dense build_tables config train exchange dense data models operators embedding "
-    "kernels comm toml",
+    "build": "build_exchange build_engine build_dense build_tables config train exchange dense data models operators "
+    "embedding kernels comm toml",
     "build_memory": "build_tables config data exchange operators embedding plan comm",
     "doctor": "build_memory config train dense data kernels comm",
     "relay": "",

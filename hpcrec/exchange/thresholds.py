@@ -80,7 +80,8 @@ class Thresholds:
         self._density, self._every = how.density, how.every
         streams = leg.streams[: leg.n_value_streams]
         self.names = [f"{s.table} of {'+'.join(leg.entries[s.entry].features)} {s.columns}" for s in streams]
-        self.tau_S = np.array([0.0 if s.width == 1 else np.nan for s in streams], np.float64)
+        whole = [s.width == 1 or how.density == 1 for s in streams]
+        self.tau_S = np.where(whole, 0.0, np.nan)
         self.batches = self.drifts = self.kept = self.elements = 0
 
     def picked(self, sent: Floats, spans: Spans, *, train: bool) -> list[tuple[Ints, Floats]]:
