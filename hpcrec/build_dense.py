@@ -4,6 +4,7 @@ Knows configuration, model and exchange; how either side is trained is for ``den
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,7 @@ from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.dense.allreduce import make_allreduce
+from hpcrec.dense.dct import DctOptions, Thresholded
 from hpcrec.dense.optimizer import State, build_optimizer, load_optimizer_state, optimizer_state
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slice, Slices
@@ -67,15 +69,25 @@ class DenseSide:
 
     def _part(self, config: Config, model: nn.Module, world: World) -> DensePart:
         assert world.dense is not None
-        allreduce = make_allreduce(config.dense.reducer, world.dense)
-        self._reducer_for = partial(DenseReducer, allreduce=allreduce, bucket_bytes=config.dense.bucket_bytes)
+        plain = make_allreduce(config.dense.reducer, world.dense)
+        dct = None
+        if config.dense.compression == "dct":
+            dct = Thresholded(plain, world.dense, DctOptions(**asdict(config.dense.dct)))
+
+        def reducer_for(named: Sequence[tuple[str, nn.Parameter]]) -> DenseReducer:
+            reducer = DenseReducer(named, dct or plain, bucket_bytes=config.dense.bucket_bytes)
+            if dct is not None:
+                dct.arrange(reducer.contents)
+            return reducer
+
+        self._reducer_for = reducer_for
 
         def close() -> None:
             part.reducer.close()
-            allreduce.close()
+            plain.close()
 
         reducer, optimizer = self._reducer_for(self._named), self._optimizer_for(self._named)
-        part = DensePart(model=model, reducer=reducer, optimizer=optimizer, trained=self._named, close=close)
+        part = DensePart(model=model, reducer=reducer, dct=dct, optimizer=optimizer, trained=self._named, close=close)
         return part
 
     def gather(self) -> State:

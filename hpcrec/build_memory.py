@@ -11,7 +11,7 @@ from torch import nn
 
 from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
 from hpcrec.comm.topology import Topology
-from hpcrec.config import Config
+from hpcrec.config import Config, DenseConfig
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.codec import wire_item_bytes
@@ -203,6 +203,7 @@ def _dense_rank(
         and (layout.form_of[k.feature] in ("rows", "replicate") or layout.family_of[k.feature].kind == "row")
     ]
     away = sum(weight.numel() for weight in layout.away)
+    parameters = sum(p.numel() for p in model.parameters()) - away
     return DenseRank(
         samples=batch / n,
         ids=sum(t.ids for t in asked) / n,
@@ -215,14 +216,23 @@ def _dense_rank(
         sample_bytes=_sample_bytes(dataset, used),
         window_samples=_window_samples(config, dataset, used),
         prefetch=config.data.prefetch,
-        parameters=sum(p.numel() for p in model.parameters()) - away,
+        parameters=parameters,
         away=away,
         optimizer=config.dense.optimizer.name,
         layer_elements=sum(int(getattr(m, "out_features", 0)) for m in model.modules()),  # of linear layers
         id_elements=batch / n * sum(mean_ids[f] * width for f, width in maxima),
         bag_elements=batch / n * sum(width for _, width in maxima),
         dynamic_ids=sum(t.dynamic_ids for t in asked) / n,
+        unsent=_unsent(config.dense, parameters, n),
     )
+
+
+def _unsent(dense: DenseConfig, parameters: int, ranks: int) -> float:
+    """Elements that a dense rank keeps of its own gradients, and of the sums that it may make for all."""
+    if dense.compression == "none" or dense.dct.density == 1:
+        return 0.0
+    sums = dense.dct.collective == "reduce_scatter" or (dense.dct.collective == "auto" and ranks > 4)
+    return parameters * (1 + sums / ranks)
 
 
 def memory_lines(predicted: Sequence[RankMemory], topology: Topology) -> list[str]:

@@ -17,7 +17,7 @@ from hpcrec.build import open_session
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
-from hpcrec.config import Config, ExchangeConfig, Form, TopologyConfig, to_toml, with_absolute_paths
+from hpcrec.config import Config, DctConfig, ExchangeConfig, Form, TopologyConfig, to_toml, with_absolute_paths
 from hpcrec.data.files import publish, temporary_beside, writing
 from hpcrec.data.hdf5_out import Output
 from hpcrec.embedding.load import Load, imbalance
@@ -25,6 +25,7 @@ from hpcrec.errors import HpcrecError
 from hpcrec.train import report, state, telemetry
 from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.checkpoint_files import checkpoints_in
+from hpcrec.train.dense_figures import compression
 from hpcrec.train.loop import Loop, LoopOptions, Outcome
 from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
@@ -188,6 +189,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "eval": dict.fromkeys(EVALUATED),
         "throughput": told.throughput(),
         "wire_bytes": {},
+        "dense_compression": {},
         "exchange": [] if session.parts.auto is None else session.parts.auto.history,
         "phase_s": session.parts.timer.seconds(),
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
@@ -227,6 +229,7 @@ def _summary(
         "eval": evaluation,
         "throughput": throughput,
         "wire_bytes": describe(session.parts.world.total_wire_bytes()),
+        "dense_compression": compression(session),
         "exchange": [] if session.parts.auto is None else session.parts.auto.history,
         "phase_s": _phases(everyone),
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
@@ -273,7 +276,8 @@ def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sess
             data=replace(config.data, test=path),
             topology=TopologyConfig(mode="fused", **threads),
             exchange=_without_auto(config.exchange),
-            dense=replace(config.dense, reducer="mpi"),  # nothing is reduced, so Horovod need not be there
+            # nothing is reduced, so Horovod need not be there
+            dense=replace(config.dense, reducer="mpi", compression="none", dct=DctConfig()),
             embedding=replace(config.embedding, tables=tables),
         ),
         reading=True,

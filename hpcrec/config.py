@@ -271,6 +271,25 @@ class DenseOptimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DctConfig:
+    """Thresholding of dense gradients (docs/dct.md). Only with dense.compression = "dct"."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    density: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.005
+    """Share of a parameter's entries that a step sends; 1 sends all, as without compression."""
+    every: Positive = 1000
+    """Steps after which thresholds are found anew. Where more than twice the density passes, they are at once."""
+    warmup_steps: Count = 0
+    """First steps, in which gradients are summed whole."""
+    values: Literal["fp32", "bf16", "fp16"] = "fp16"
+    """How entries are written: fp32 as they are, bf16 in two bytes, fp16 in two bytes with a scale for each 128. What
+    that loses is sent later. With train.dtype = "float64" only fp32, which then is float64."""
+    collective: Literal["auto", "allgather", "reduce_scatter"] = "auto"
+    """allgather: every rank gets the entries of all. reduce_scatter: one rank adds those of a range, thresholds the sum
+    and hands it on. auto: allgather up to 4 dense ranks, else reduce_scatter."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DenseConfig:
     """Dense parameters: their optimizer, and how their gradients are summed over dense ranks."""
 
@@ -283,6 +302,11 @@ class DenseConfig:
     """Largest norm of the whole dense gradient, which is scaled down to it; no limit by default."""
     bucket_bytes: Positive = MiB
     """Bytes of gradients that are summed in one call."""
+    compression: Literal["none", "dct"] = "none"
+    """none: gradients are summed whole. dct: only entries above a threshold are, what is left is added to the next
+    step's gradient."""
+    dct: DctConfig = field(default_factory=DctConfig)
+    """How gradients are thresholded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -522,6 +546,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
             ),
         )
     yield from _schedule_conflicts(config.schedule)
+    yield from _compression_conflicts(config)
     report_s, abort_s = config.run.stall_report_s, config.run.stall_abort_s
     if abort_s and abort_s < report_s:
         yield (
@@ -774,4 +799,26 @@ def _schedule_conflicts(schedule: ScheduleConfig) -> Iterator[tuple[str, str]]:
         yield (
             "schedule.decay_start",
             f"is {schedule.decay_start}. Allowed: {schedule.warmup_steps} (schedule.warmup_steps) and more.",
+        )
+
+
+def _compression_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    if config.dense.compression == "none":
+        for option in dataclasses.fields(DctConfig):
+            value = getattr(config.dense.dct, option.name)
+            if value != option.default:
+                yield (
+                    f"dense.dct.{option.name}",
+                    (
+                        f"is {toml.shown(value)}, but dense.compression is 'none'. Set dense.compression = 'dct', or "
+                        "remove it."
+                    ),
+                )
+    elif config.train.dtype == "float64" and config.dense.dct.values != "fp32":
+        yield (
+            "dense.dct.values",
+            (
+                f"is {config.dense.dct.values!r}, but train.dtype is 'float64', which is there to compare runs to the "
+                "last digits; entries then cross as they are. Set dense.dct.values = 'fp32'."
+            ),
         )

@@ -157,6 +157,15 @@ WRONG = {
     ),
     "a choice that nobody makes": ("[exchange]\nauto_every = 9", ["exchange.auto_every is 9", "no form is 'auto'"]),
     "no batches to choose by": ("[exchange]\nform = 'auto'\nauto_steps = 0", ["exchange.auto_steps", "at least 1"]),
+    "thresholding without compression": (
+        "[dense.dct]\ndensity = 0.01",
+        ["dense.dct.density is 0.01", "dense.compression is 'none'", "= 'dct'"],
+    ),
+    "no density": ("[dense]\ncompression='dct'\ndct={density=0}", ["dense.dct.density is 0", "above 0", "at most 1"]),
+    "halves of doubles": (
+        "[train]\ndtype='float64'\n[dense]\ncompression='dct'",
+        ["dense.dct.values is 'fp16'", "train.dtype is 'float64'", "dense.dct.values = 'fp32'"],
+    ),
     "parts without cutting": (
         "[embedding.tables.a]\nparts = 2",
         ["embedding.tables.a.parts", "row or column", "'auto'"],

@@ -54,6 +54,20 @@ class Started:
             self._request.Wait()
 
 
+class StartedParts(Started):
+    """A collective under way that brings something from every rank.
+
+    Attributes
+    ----------
+    received : array [R, ...] or list of arrays
+        In rank order; to be read after ``wait``.
+    """
+
+    def __init__(self, request: MPI.Request, lane: Lane, tag: str, received: Any) -> None:
+        super().__init__(request, lane, tag)
+        self.received = received
+
+
 class Collectives:
     """Collectives over the ranks of ``comm``.
 
@@ -168,6 +182,50 @@ class Collectives:
         self.ledger.add_allreduce(tag, self.ranks, values.nbytes)
         return Started(self.comm.Iallreduce(MPI.IN_PLACE, values, op=MPI.SUM), self.lane, tag)
 
+    def start_alltoall(self, send_RM: Ints, tag: str) -> StartedParts:
+        """Starts ``alltoall``; ``received`` is int64 [R, M]."""
+        recv_RM = np.empty_like(send_RM)
+        self.ledger.add(tag, self.ranks, np.full(self.size, send_RM[0].nbytes, np.int64))
+        return StartedParts(self.comm.Ialltoall(send_RM, recv_RM), self.lane, tag, recv_RM)
+
+    def start_allgather(self, part_M: Ints, tag: str) -> StartedParts:
+        """Starts handing int64 [M] of this rank to every rank; ``received`` is int64 [R, M]."""
+        recv_RM = np.empty((self.size, *part_M.shape), part_M.dtype)
+        self.ledger.add_allgather(tag, self.ranks, part_M.nbytes)
+        return StartedParts(self.comm.Iallgather(part_M, recv_RM), self.lane, tag, recv_RM)
+
+    def start_alltoallv(
+        self, send: NDArray[np.uint8], send_bytes_R: Ints, recv_bytes_R: Ints, tag: str
+    ) -> StartedParts:
+        """Starts sending consecutive pieces of ``send`` to the ranks in order; ``received`` are those that come.
+
+        Through MPI alone, and in bytes: for messages that are small, or that computing goes on beside.
+
+        Raises
+        ------
+        HpcrecError
+            More than one call can move.
+        """
+        sizes, due = self._small(send_bytes_R, "send"), self._small(recv_bytes_R, "receive")
+        recv = np.empty(sum(due), np.uint8)
+        self.ledger.add(tag, self._ranks_R, send_bytes_R)
+        request = self.comm.Ialltoallv([send, sizes, MPI.BYTE], [recv, due, MPI.BYTE])
+        return StartedParts(request, self.lane, tag, np.split(recv, np.cumsum(due)[:-1]))
+
+    def start_allgatherv(self, part: NDArray[np.uint8], bytes_R: Ints, tag: str) -> StartedParts:
+        """Starts handing bytes of this rank to every rank, of ``bytes_R`` each; ``received`` are those of all ranks.
+
+        Raises
+        ------
+        HpcrecError
+            More than one call can move.
+        """
+        due = self._small(bytes_R, "receive")
+        recv = np.empty(sum(due), np.uint8)
+        self.ledger.add_allgather(tag, self.ranks, part.nbytes)
+        request = self.comm.Iallgatherv(part, [recv, due, MPI.BYTE])
+        return StartedParts(request, self.lane, tag, np.split(recv, np.cumsum(due)[:-1]))
+
     def gather_arrays(self, part: NDArray[Any], tag: str = "control", root: int = 0) -> list[NDArray[Any]] | None:
         """Arrays of any first dimension to ``root``, in rank order; None elsewhere."""
         if self.rank != root:
@@ -214,3 +272,12 @@ class Collectives:
                 f"{_MAX_UNITS * UNIT_BYTES}. Use more ranks or a smaller train.batch_size."
             )
         return ends_R - n_bytes_R
+
+    def _small(self, n_bytes_R: Ints, what: str) -> list[int]:
+        """Sizes of messages that are counted in single bytes."""
+        if n_bytes_R.sum() > _MAX_UNITS:
+            raise HpcrecError(
+                f"rank {self.rank} would {what} {n_bytes_R.sum()} bytes in one call; such a call moves at most "
+                f"{_MAX_UNITS}. Lower dense.dct.density, or dense.bucket_bytes."
+            )
+        return n_bytes_R.tolist()

@@ -123,6 +123,10 @@ class HorovodAllreduce:
                 self._hvd.synchronize(started)
             self._in_flight -= 1
 
+    def cancel(self, handle: Any) -> None:
+        """The same: a started sum has to end on every rank."""
+        self.wait(handle)
+
     def close(self) -> None:
         """Waits until no dense rank has a sum in flight; collective over ``dense``, before ``World.close``.
 

@@ -46,6 +46,10 @@ class MpiAllreduce:
         if handle is not None:
             handle.wait()
 
+    def cancel(self, handle: Any) -> None:
+        """The same: a started sum has to end on every rank."""
+        self.wait(handle)
+
     def close(self) -> None:
         """Nothing to take down: the communicator belongs to ``World``."""
 

@@ -36,6 +36,9 @@ class Allreduce(Protocol):
     def wait(self, handle: Any) -> None:
         """Waits for one started sum."""
 
+    def cancel(self, handle: Any) -> None:
+        """The same for a sum that is of no use: nothing of it is kept."""
+
 
 @dataclass(eq=False)
 class _Bucket:
@@ -54,7 +57,8 @@ class _Bucket:
 class DenseReducer:
     """Sums the gradients of ``parameters`` over the dense ranks.
 
-    A step is ``zero_grad()``, one backward, perhaps ``send()``, ``reduce()``, perhaps ``scale()``, and the optimizer.
+    A step is ``zero_grad()``, one backward, perhaps ``send()``, ``reduce()``, perhaps ``scale()``, and the optimizer;
+    or ``cancel()`` in place of ``reduce()`` and all after it.
     With several backward calls in one step, all but the last run inside ``accumulating()``.
 
     Parameters
@@ -92,6 +96,14 @@ class DenseReducer:
         self._reduced = False
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(reduced)]
         self.zero_grad()
+
+    @property
+    def contents(self) -> dict[str, tuple[torch.Tensor, list[tuple[str, int]]]]:
+        """The flat tensor of each bucket by its name, and its parameters with their elements, in order."""
+        return {
+            b.name: (b.flat, [(name, view.numel()) for name, view in zip(b.names, b.views, strict=True)])
+            for b in self._buckets
+        }
 
     @property
     def bucket_sizes_bytes(self) -> list[int]:
@@ -141,6 +153,14 @@ class DenseReducer:
             bucket.handle = None
         self._reduced = True
         self.wait_s += time.perf_counter() - began
+
+    def cancel(self) -> None:
+        """Ends what ``send`` started, in place of ``reduce``, for a step that is left out; gradients are undefined."""
+        self.send()
+        for bucket in self._buckets:
+            self._allreduce.cancel(bucket.handle)
+            bucket.handle = None
+        self._reduced = True
 
     def squared_norm(self) -> float:
         """Square of the 2-norm of all gradients, summed in float64; after ``reduce``, the same on every rank."""

@@ -112,6 +112,8 @@ class DenseRank:
         Elements of the dense model that dense ranks train.
     away : int
         Elements of those that holders train.
+    unsent : float
+        Elements of gradients that are kept until they are sent, where gradients are thresholded.
     optimizer : str
         torch's name.
     layer_elements : int
@@ -136,6 +138,7 @@ class DenseRank:
     bag_elements: float = 0.0
     dynamic_ids: float = 0.0
     away: int = 0
+    unsent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,7 @@ def rank_memory(
 
 def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int) -> dict[str, float]:
     batches = dense.prefetch + 1 + routes
-    return {
+    terms = {
         "dense process": DENSE_BASE_BYTES,
         "read windows": 2 * dense.window_samples * dense.sample_bytes,
         "batches": batches * dense.samples * dense.sample_bytes,
@@ -260,6 +263,9 @@ def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int) -> dict[str,
         "parameters": (dense.parameters * (2 + DENSE_STATES.get(dense.optimizer, 2)) + dense.away) * item_bytes,
         "activations": _ACTIVATION_COPIES * item_bytes * dense.samples * dense.layer_elements,
     }
+    if dense.unsent:
+        terms["unsent gradients"] = item_bytes * dense.unsent
+    return terms
 
 
 def _maxima_bytes(pooled: HolderTraffic | DenseRank, item_bytes: int) -> float:

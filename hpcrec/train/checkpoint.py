@@ -33,6 +33,7 @@ from hpcrec.train.checkpoint_files import (
 )
 from hpcrec.train.checkpoint_parts import Admission, TableBlock, write_admission
 from hpcrec.train.checkpoint_reader import Checkpoint, DenseState, find_checkpoint
+from hpcrec.train.checkpoint_residuals import Unsent, file_name, write_unsent
 from hpcrec.train.ranks import on_root
 from hpcrec.types import Floats, Ints
 from hpcrec.units import KiB
@@ -169,6 +170,15 @@ class CheckpointWriter:
                     _put(states.create_group(files.quoted(name)), state)
 
         self._write(files.DENSE, write)
+
+    def write_residuals(self, unsent: Unsent, *, part: int, ranks: int) -> None:
+        """Writes the dense gradients that dense rank ``part`` of ``ranks`` has not sent; on each of these."""
+
+        def write(path: Path) -> None:
+            with Output(path) as output:
+                write_unsent(output.file, unsent, part=part, ranks=ranks)
+
+        self._write(file_name(part), write)
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Writes the position of the run and what else JSON can hold; on one rank, always. Adds ``step``."""

@@ -22,6 +22,7 @@ FORMAT = "hpcrec checkpoint"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 DENSE = "dense.h5"
+RESIDUALS = "residuals-"  # and the number of a dense rank
 STATE = "state.json"
 BEST = "best.json"
 
@@ -31,7 +32,7 @@ BEST = "best.json"
 def quoted(name: str) -> str:
     """A name of a table, parameter or state as one HDF5 or file name: ``%``, ``/`` and a leading dot as ``%xx``."""
     name = name.replace("%", "%25").replace("/", "%2F")
-    if name.startswith(".") or name in (MANIFEST, DENSE, STATE):
+    if name.startswith((".", RESIDUALS)) or name in (MANIFEST, DENSE, STATE):
         name = name.replace(".", "%2E")
     return name
 

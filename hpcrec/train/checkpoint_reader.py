@@ -27,6 +27,7 @@ from hpcrec.train.checkpoint_parts import (
     part_facts,
     state_said,
 )
+from hpcrec.train.checkpoint_residuals import Unsent, file_name, parts_in, read_unsent
 from hpcrec.train.ranks import on_root
 from hpcrec.types import Floats
 
@@ -63,6 +64,7 @@ class Checkpoint:
         self.state = files.read_state(self.folder)
         self._parts: dict[str, list[Path]] = {}
         self._has_dense = files.DENSE in manifest["files"]
+        self._residuals = parts_in(manifest["files"])
         for name in manifest["files"]:
             table, slash, _ = name.rpartition("/")
             if slash:
@@ -90,6 +92,22 @@ class Checkpoint:
                 optimizer={files.unquoted(n): _values(g) for n, g in file.get("optimizer", {}).items()},
                 extra=_values(file["extra"]) if "extra" in file else {},
             )
+
+    @property
+    def residual_ranks(self) -> int:
+        """Dense ranks that had gradients unsent; 0 where it says nothing of them."""
+        return len(self._residuals)
+
+    def unsent(self, part: int) -> Unsent:
+        """What dense rank ``part`` of ``residual_ranks`` had unsent.
+
+        Raises
+        ------
+        CheckpointError
+            The files are not those of so many ranks, each once.
+        """
+        name = file_name(self._residuals[part])
+        return read_unsent(self.folder / name, part=part, ranks=len(self._residuals))
 
     def table_parts(self, table: str) -> Iterator[TableBlock]:
         """Every row of a table, block by block, in bounded memory.

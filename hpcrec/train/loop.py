@@ -17,6 +17,7 @@ import numpy as np
 from hpcrec.errors import CheckpointError
 from hpcrec.train import saved, state
 from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
+from hpcrec.train.dense_figures import Kept, density
 from hpcrec.train.dynamic_state import LOGGED, figures
 from hpcrec.train.metrics import RunningMetrics
 from hpcrec.train.ranks import on_root
@@ -95,10 +96,8 @@ class Loop:
         self._options = options
         self._progress = Progress()
         self._running = RunningMetrics()
-        self._saved_at = -1
-        self._judged_at = -1
-        self._logged_bytes = 0
-        self._logged_at = 0
+        self._saved_at = self._judged_at = -1
+        self._logged_bytes = self._logged_at = 0
         self._logged_choices = 0
         self._since_s = 0.0  # when the last step, and what followed it, had ended
 
@@ -113,8 +112,7 @@ class Loop:
         self.differences = _differences(then, self._ran_on())
         self._saved_at = self._session.step
         self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
-        self._logged_bytes = world.total_wire_bytes().sum()
-        self._logged_at = self._session.step
+        self._logged_bytes, self._logged_at = world.total_wire_bytes().sum(), self._session.step
         if self._options.keep_best:
             self._find_best()
         return self._session.step
@@ -141,6 +139,7 @@ class Loop:
         """Trains, evaluates and saves as the options say; collective."""
         self._telemetry = telemetry
         session = self._session
+        self._kept = Kept(session)
         if session.step > 0 and self._owes_evaluation():  # the stop that ended the last run interrupted it
             self._progress.ended = self._judge()
         if not self._progress.ended and not session.stopped:
@@ -223,7 +222,7 @@ class Loop:
     def _log(self, loss: float) -> None:
         """One line of metrics: the loss of this step over all ranks."""
         session = self._session
-        total = session.parts.world.main.allreduce(np.array([loss]))
+        total = session.parts.world.main.allreduce(np.array([loss, *self._kept.more()]))
         running = session.parts.world.main.bcast(self._running.read(), root=session.topology.dense[0])
         wire_bytes = session.parts.world.total_wire_bytes().sum()
         self._telemetry.log(
@@ -235,6 +234,7 @@ class Loop:
                 "wire_bytes_per_step": float(wire_bytes - self._logged_bytes) / (session.step - self._logged_at),
                 "lr_scale": session.parts.schedule.multiplier(session.step - 1),
                 "epoch": session.step / session.batches_per_epoch,
+                **density(total[1], total[2]),
                 **{f"{t}.{n}": f[n] for t, f in figures(session).items() for n in LOGGED},
             },
         )

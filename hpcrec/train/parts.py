@@ -11,6 +11,7 @@ from hpcrec.comm.failure import StopSignal
 from hpcrec.comm.world import World
 from hpcrec.data.order import GlobalOrder
 from hpcrec.data.reader import DataSet
+from hpcrec.dense.dct import Thresholded
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slices
 from hpcrec.embedding.load import Load
@@ -53,10 +54,14 @@ class Split:
 
 @dataclass(kw_only=True)
 class DensePart:
-    """What only dense ranks have; ``trained`` are the parameters that they train, all but those in slices elsewhere."""
+    """What only dense ranks have; ``trained`` are the parameters that they train, all but those in slices elsewhere.
+
+    ``dct`` is what thresholds gradients within ``reducer``, None where they are summed whole.
+    """
 
     model: nn.Module
     reducer: DenseReducer
+    dct: Thresholded | None
     optimizer: torch.optim.Optimizer
     trained: list[tuple[str, nn.Parameter]]
     close: Callable[[], None]

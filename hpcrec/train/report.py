@@ -48,6 +48,8 @@ def page(title: str, summary: Mapping[str, Any], lines: Sequence[Mapping[str, An
         if chart := line_chart(name, series(lines, name)):
             body += [f"<h2>{name}</h2>", chart]
     body += ["<h2>Bytes sent, all ranks</h2>", _table(wire_rows(summary), ("", "same host", "across hosts", "a step"))]
+    if summary["dense_compression"]:
+        body += ["<h2>Dense gradients, thresholded</h2>", _table(compression_rows(summary))]
     if summary["exchange"]:
         body += ["<h2>Forms chosen</h2>", _table(choice_rows(summary))]
     body += ["<h2>Time by phase</h2>", _table(phase_rows(summary))]
@@ -71,6 +73,7 @@ def text_table(summary: Mapping[str, Any]) -> str:
     """The summary as lines for a terminal."""
     rows = [*quality_rows(summary)]
     rows += [(f"sent: {tag}", f"{same} same host, {cross} across hosts") for tag, same, cross, _ in wire_rows(summary)]
+    rows += compression_rows(summary)
     rows += choice_rows(summary)
     rows += [(f"time: {phase}", value) for phase, value in phase_rows(summary)]
     rows += imbalance_rows(summary)
@@ -104,6 +107,20 @@ def wire_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         (tag, format_bytes(n["same_host"]), format_bytes(n["cross_host"]), format_bytes(sum(n.values()) / steps))
         for tag, n in summary["wire_bytes"].items()
     ]
+
+
+def compression_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What thresholding of dense gradients saved, and how often it found thresholds anew."""
+    found = summary["dense_compression"]
+    if not found:
+        return []
+    sent, plain = format_bytes(found["sent_bytes"]), format_bytes(found["plain_bytes"])
+    less = "" if found["ratio"] is None else f", {found['ratio']:.3g} times less"
+    rows = [("dense gradients: sent", f"{sent} in place of {plain}{less}")]
+    if found["density"] is not None:
+        rows.append(("dense gradients: density", f"{found['density']:.3g}"))
+    anew = found["thresholds"]
+    return [*rows, ("dense gradients: thresholds", f"{anew['scheduled']:,} by schedule, {anew['drift']:,} by drift")]
 
 
 def choice_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

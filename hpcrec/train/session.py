@@ -130,6 +130,8 @@ class Session:
             torch.manual_seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
             parts.dense.model.train()
             parts.dense.reducer.zero_grad()
+            if parts.dense.dct is not None:
+                parts.dense.dct.begin(step)
             samples = Samples.of(ticket.batch, parts.dtype)
             with timer("forward"):
                 losses_B = (losses or self.default_losses)(inputs, samples)
@@ -155,7 +157,7 @@ class Session:
             finite = self.guard.all_finite(here=found is None)
         if not finite:
             if parts.dense is not None:
-                parts.dense.reducer.reduce()  # sums under way have to end on every dense rank
+                parts.dense.reducer.cancel()  # sums under way have to end on every dense rank
             self.guard.skip(found)
             self.last_logits = None
             self.step += 1

@@ -19,6 +19,7 @@ from hpcrec.train import saved
 from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
 from hpcrec.train.dynamic_state import admission_of, load_dynamic, named
 from hpcrec.train.parts import Parts
+from hpcrec.train.residual_state import load_residuals, save_residuals
 from hpcrec.train.session import Session
 
 
@@ -69,6 +70,7 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
             {**optimizer_state(dense.optimizer, dense.trained), **away},
             others,
         )
+    save_residuals(parts, writer)
     remembered = parts.engine.thresholds
     by_rank = world.main.allgather({} if remembered is None else remembered.saved())
     if any(by_rank):
@@ -100,6 +102,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
         _load_rows(session, checkpoint)
         if session.parts.dense is not None or session.parts.slices.own:
             _load_dense(session.parts, checkpoint)
+        if resume:
+            load_residuals(session.parts, checkpoint)
     except Exception as caught:
         error = caught
     agree(session.parts.world.main, error)

@@ -34,6 +34,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "eval": dict.fromkeys(("step", "auc", "attainable_auc", "logloss", "normalized_entropy", "calibration")),
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
     "wire_bytes": None,
+    "dense_compression": None,
     "exchange": None,
     "phase_s": None,
     "peak_rss_bytes": None,

@@ -27,6 +27,14 @@ def summary(**changes):
         "eval": {"auc": 0.79, "attainable_auc": 0.8, "logloss": 0.4, "normalized_entropy": 0.9, "calibration": 1.0},
         "throughput": {"samples_per_s": 12345.6, "step_ms": {"p50": 3.0, "p95": 5.0}},
         "wire_bytes": {"values": {"same_host": 2_000_000, "cross_host": 500}},
+        "dense_compression": {
+            "sent_bytes": 1_000_000,
+            "plain_bytes": 50_000_000,
+            "ratio": 50.0,
+            "density": 0.006,
+            "thresholds": {"scheduled": 1200, "drift": 7},
+            "sums": {"thresholded": 90, "whole": 10},
+        },
         "exchange": [],
         "phase_s": {"forward": 1.0, "values": 2.5},
         "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
@@ -133,8 +141,8 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples skipped_steps eval throughput wire_bytes exchange phase_s peak_rss_bytes owners "
-        "imbalance dynamic_tables topology versions"
+        "status steps samples skipped_steps eval throughput wire_bytes dense_compression exchange phase_s "
+        "peak_rss_bytes owners imbalance dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]

@@ -1,0 +1,47 @@
+"""What thresholding of dense gradients has come to, for metrics.jsonl and summary.json. See ``dense.dct``."""
+
+from typing import Any
+
+from hpcrec.dense.dct_choose import Counts
+from hpcrec.train.session import Session
+
+
+def counts_here(session: Session) -> Counts:
+    """This rank's; none where it thresholds nothing."""
+    dense = session.parts.dense
+    return Counts() if dense is None or dense.dct is None else dense.dct.counts
+
+
+class Kept:
+    """Entries of dense gradients that were thresholded, and sent, since it was last asked; on this rank."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._told = (0, 0)
+        self.more()
+
+    def more(self) -> tuple[int, int]:
+        """Entries sent and thresholded since the last call."""
+        counts, told = counts_here(self._session), self._told
+        self._told = (counts.kept, counts.entries)
+        return counts.kept - told[0], counts.entries - told[1]
+
+
+def density(kept: float, entries: float) -> dict[str, float]:
+    """``dense_density`` as a line of metrics.jsonl has it, of all ranks; nothing where no entry was thresholded."""
+    return {"dense_density": kept / entries} if entries else {}
+
+
+def compression(session: Session) -> dict[str, Any]:
+    """``dense_compression`` of summary.json: of all ranks; empty where gradients are summed whole. Collective."""
+    counts = Counts.of(session.parts.world.main.allreduce(counts_here(session).as_array()))
+    if not counts.sums:
+        return {}
+    return {
+        "sent_bytes": counts.sent_bytes,
+        "plain_bytes": counts.plain_bytes,
+        "ratio": counts.plain_bytes / counts.sent_bytes if counts.sent_bytes else None,
+        "density": counts.kept / counts.entries if counts.entries else None,
+        "thresholds": {"scheduled": counts.scheduled, "drift": counts.drifted},
+        "sums": {"thresholded": counts.sums - counts.whole, "whole": counts.whole},
+    }

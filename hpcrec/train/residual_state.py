@@ -1,0 +1,95 @@
+"""A run's unsent dense gradients, saved and taken over: as they were, or by another number of ranks in equal shares.
+
+Either way the sum over ranks stays what it was.
+
+Knows a session's dense part and a checkpoint; the file is ``checkpoint_residuals``.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcrec.dense.dct_choose import Counts
+from hpcrec.dense.residuals import Piece, Residuals
+from hpcrec.errors import CheckpointError
+from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
+from hpcrec.train.checkpoint_residuals import Unsent
+from hpcrec.train.parts import Parts
+from hpcrec.types import Floats
+
+
+def save_residuals(parts: Parts, writer: CheckpointWriter) -> None:
+    """Writes what this rank has unsent, if it thresholds."""
+    if parts.dense is not None and parts.dense.dct is not None:
+        topology, dct = parts.world.topology, parts.dense.dct
+        unsent = Unsent(dct.residuals, dct.counts)
+        writer.write_residuals(unsent, part=topology.dense_index, ranks=len(topology.dense))
+
+
+def load_residuals(parts: Parts, checkpoint: Checkpoint) -> None:
+    """Takes over what falls to this rank; nothing is unsent where the checkpoint says nothing.
+
+    Raises
+    ------
+    CheckpointError
+        Files are missing, or of another model.
+    """
+    if parts.dense is None:
+        return
+    topology, dct = parts.world.topology, parts.dense.dct
+    then, now, index = checkpoint.residual_ranks, len(topology.dense), topology.dense_index
+    if dct is None:
+        if then and index == 0:
+            warnings.warn(
+                f"{checkpoint.folder}: gradients that its {then} dense ranks had not sent are dropped, because "
+                "dense.compression is 'none'",
+                stacklevel=2,
+            )
+        return
+    parameters = dict(parts.dense.named_parameters)
+    sizes = {name: p.numel() for name, p in parameters.items()}
+    if then == now:
+        unsent = checkpoint.unsent(index)
+        _check(checkpoint, unsent, sizes)
+    else:
+        unsent = _share(checkpoint, then, now, sizes)
+        if index > 0:
+            unsent = Unsent(unsent.residuals, Counts())
+    dct.residuals, dct.counts = unsent.residuals, unsent.counts
+    for held in (dct.residuals.first, dct.residuals.second):
+        for name, piece in held.items():
+            piece.left = piece.left.astype(parameters[name].detach().numpy().dtype, copy=False)
+    dct.settle()
+
+
+def _share(checkpoint: Checkpoint, then: int, now: int, sizes: dict[str, int]) -> Unsent:
+    """An equal share of what ``then`` ranks had; thresholds are found anew. Counts are those of all."""
+    sums: dict[str, Floats] = {}
+    counts = Counts().as_array()
+    for part in range(then):
+        unsent = checkpoint.unsent(part)
+        _check(checkpoint, unsent, sizes)
+        counts += unsent.counts.as_array()
+        for name in {*unsent.residuals.first, *unsent.residuals.second}:
+            total = sums.setdefault(name, np.zeros(sizes[name]))
+            for start, left in unsent.residuals.owed(name):
+                total[start : start + len(left)] += left
+    return Unsent(Residuals({name: Piece(0, total / now) for name, total in sums.items()}), Counts.of(counts))
+
+
+def _check(checkpoint: Checkpoint, unsent: Unsent, sizes: dict[str, int]) -> None:
+    """Refuses residuals of other parameters."""
+    pieces: Sequence[tuple[str, Piece, bool]] = [
+        *((name, piece, True) for name, piece in unsent.residuals.first.items()),
+        *((name, piece, False) for name, piece in unsent.residuals.second.items()),
+    ]
+    for name, piece, whole in pieces:
+        n = sizes.get(name)
+        if n is None or piece.stop > n or (whole and len(piece.left) != n):
+            has = "no such parameter" if n is None else f"{n} elements in it"
+            raise CheckpointError(
+                f"{checkpoint.folder}: has gradients of elements [{piece.start}, {piece.stop}) of dense parameter "
+                f"{name!r} that were not sent; the model has {has}. Use the model.name and model.options that the "
+                "checkpoint was trained with."
+            )
