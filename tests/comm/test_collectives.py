@@ -58,6 +58,40 @@ def test_small_collectives() -> None:
     c.close()
 
 
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_collectives_under_way() -> None:
+    """Two of each at once; the tail of nothing is touched, and each byte to another rank is counted once."""
+    c, ledger = make()
+    rank, size = c.rank, c.size
+    table = np.arange(2 * size, dtype=np.int64).reshape(size, 2) + 100 * rank
+    dealt, handed = c.start_alltoall(table, "dense"), c.start_allgather(table[0], "dense")
+    dealt.wait()
+    handed.wait()
+    np.testing.assert_array_equal(dealt.received, [[100 * r + 2 * rank, 100 * r + 2 * rank + 1] for r in range(size)])
+    np.testing.assert_array_equal(handed.received, [[100 * r, 100 * r + 1] for r in range(size)])
+    assert ledger.total_bytes() == 2 * 16 * (size - 1)
+
+    def n_bytes(a: int, b: int) -> int:
+        return (3 * a + 5 * b) % 7  # single bytes, some messages empty
+
+    sizes_R, due_R = (np.array([f(r) for r in range(size)], np.int64) for f in (
+        lambda r: n_bytes(rank, r), lambda r: n_bytes(r, rank)))  # fmt: skip
+    send = np.concatenate([np.full(n, 16 * rank + r, np.uint8) for r, n in enumerate(sizes_R)])
+    part = np.full(n_bytes(rank, 1), rank, np.uint8)
+    of_all_R = np.array([n_bytes(r, 1) for r in range(size)], np.int64)
+    before = ledger.total_bytes()
+    dealt, handed = c.start_alltoallv(send, sizes_R, due_R, "dense"), c.start_allgatherv(part, of_all_R, "dense")
+    dealt.wait()
+    handed.wait()
+    assert [p.tolist() for p in dealt.received] == [[16 * r + rank] * n for r, n in enumerate(due_R)]
+    assert [p.tolist() for p in handed.received] == [[r] * n for r, n in enumerate(of_all_R)]
+    others = sum(int(n) for r, n in enumerate(sizes_R) if r != rank)
+    assert ledger.total_bytes() - before == others + (size - 1) * len(part)
+    with pytest.raises(HpcrecError, match=r"would receive 2147483648 bytes in one call.*dense\.dct\.density"):
+        c.start_allgatherv(part, np.array([2**31], np.int64), "dense")
+    c.close()
+
+
 def test_padding_and_limit() -> None:
     np.testing.assert_array_equal(padded_bytes(np.array([0, 1, 64, 65])), [0, 64, 64, 128])
     c, _ = make()

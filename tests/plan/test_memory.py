@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,24 @@ def test_what_a_dense_rank_adds():
     assert found["leaves"] == 6 * 4 * 1000 * 64 and found["activations"] == 4 * 4 * 1000 * 300
     assert found["message windows"] == 2 * (4 * 5000 + 4000) + 2 * 1.5 * 4 * 1000 * 64
     assert found["rows"] == found["vectors"] == found["block"] == 0
+
+
+def test_what_thresholding_adds(tmp_path):
+    """Residuals of every element, and of the sums that a rank makes for all of them."""
+    found = rank_memory([], HolderTraffic(), replace(DENSE, unsent=60_000.0), item_bytes=4, ahead=1, shared=0.0).terms
+    assert found["unsent gradients"] == 4 * 60_000
+    path = write_run(tmp_path, 1000, model='name = "dlrm"\nwidth = 32')
+    for collective, ranks, copies in (
+        ("auto", 2, 1), ("auto", 5, 1 + 1 / 5), ("allgather", 5, 1), ("reduce_scatter", 2, 1.5)
+    ):  # fmt: skip
+        dct = [f'dense.dct.collective="{collective}"', 'dense.compression="dct"', "train.batch_size=100"]
+        for memory in predict_memory(load_config(path, dct), [0] * ranks):
+            parameters = memory.terms["parameters"] / (4 * 4)  # with gradients and Adam's two moments
+            assert memory.terms["unsent gradients"] == round(4 * parameters * copies) > 0
+        assert (
+            "unsent gradients" not in predict_memory(load_config(path, [*dct, "dense.dct.density=1.0"]), [0])[0].terms
+        )
+    assert "unsent gradients" not in predict_memory(load_config(path), [0])[0].terms
 
 
 def test_what_max_pooling_adds(tmp_path):

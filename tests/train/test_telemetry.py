@@ -236,6 +236,14 @@ def test_the_table_for_the_terminal():
     last = "900 of 1,000, 1,500 admitted, 600 evicted, 42 left without a row"
     assert lines[-1].startswith("dynamic: user ") and lines[-1].endswith(last)
     assert "dynamic" not in report.text_table(summary(dynamic_tables={}))
+    said = [line.split("  ")[-1].strip() for line in lines if line.startswith("dense gradients")]
+    assert said == ["1.00 MB in place of 50.00 MB, 50 times less", "0.006", "1,200 by schedule, 7 by drift"]
+    assert "thresholded" in report.page("run", summary(), [], "")
+    for none in (
+        report.text_table(summary(dense_compression={})),
+        report.page("r", summary(dense_compression={}), [], ""),
+    ):
+        assert "dense gradients" not in none.lower()
     chosen = {
         "from_step": 2000,
         "steps": 100,
