@@ -57,7 +57,8 @@ class Flight:
         """Ends the last collective, and takes the sum."""
         assert self.last, "collectives are left"
         self._under_way.wait()
-        assert next(self._steps, None) is None, "a collective after the last"
+        left = next(self._steps, None)
+        assert left is None, "a collective after the last"
 
     def cancel(self) -> None:
         """Ends the collective that is under way, and takes nothing."""

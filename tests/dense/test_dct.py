@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
+from pytest_mpi import parallel_assert
+from torch import nn
 
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import TAGS, Ledger
@@ -18,6 +20,7 @@ from hpcrec.dense.dct import DctOptions, Thresholded
 from hpcrec.dense.dct_bytes import entry_bytes, form_of, position_bytes
 from hpcrec.dense.dct_parts import cut, lay_out
 from hpcrec.dense.mpi import MpiAllreduce
+from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.residuals import Residuals
 from hpcrec.dense.sparse import HEADER_BYTES, Codec, groups_of, kept_of, most_of, read, take_above, threshold, written
 from hpcrec.errors import ConfigError
@@ -120,6 +123,10 @@ def unsent(dct: Thresholded, kind: str, n: int = N, held=HELD) -> np.ndarray:
     return out
 
 
+def same_bits(found: np.ndarray, wanted: np.ndarray) -> bool:
+    return np.array_equal(found.view(np.int32), wanted.view(np.int32))
+
+
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,25 +148,24 @@ def test_sent_and_unsent_are_gradient_and_residual_bit_for_bit(form: str, kind: 
         first_messages = taken[: dense.size] if form == "reduce_scatter" else taken
         bounds = [part.bounds for part in layout.ranges] if form == "reduce_scatter" else [layout.whole.bounds]
         sent = np.concatenate([decoded(*m, b, kind) for m, b in zip(first_messages, bounds, strict=True)])
-        whole = gradient + before
-        np.testing.assert_array_equal((sent + unsent(dct, "first")).view(np.int32), whole.view(np.int32))
-        assert 0 < np.count_nonzero(sent) < N // 3
         summed = np.zeros(N, np.float32)
         for one in dense.allgather(sent):
             summed += one
+        same = {"first": same_bits(sent + unsent(dct, "first"), gradient + before)}
         if form == "reduce_scatter":
             own = slice(*ranges[dense.rank])
             passed = decoded(*taken[-1], layout.ranges[dense.rank].bounds, kind)
-            owed = summed[own] + second[own]
-            np.testing.assert_array_equal((passed + unsent(dct, "second")[own]).view(np.int32), owed.view(np.int32))
+            same["second"] = same_bits(passed + unsent(dct, "second")[own], summed[own] + second[own])
             summed = np.concatenate(dense.allgather(passed))
-        np.testing.assert_array_equal(flat.numpy(), summed)
-        everyone = dense.allgather(flat.numpy().tobytes())
-        assert everyone == [everyone[0]] * dense.size
+        same["sum"] = np.array_equal(flat.numpy(), summed)
+        same["few"] = 0 < np.count_nonzero(sent) < N // 3
         sizes = [len(message) + HEADER_BYTES for _, message in taken]
         others = [n for r, n in enumerate(sizes[:-1]) if r != dense.rank] if form == "reduce_scatter" else []
-        expected = sum(others) + (dense.size - 1) * sizes[-1]
-        assert dense.ledger.snapshot()[TAGS.index("dense")].sum() - bytes_before == expected
+        counted = dense.ledger.snapshot()[TAGS.index("dense")].sum() - bytes_before
+        same["bytes"] = counted == sum(others) + (dense.size - 1) * sizes[-1]
+        parallel_assert(all(same.values()), msg=f"step {step}: {same}")
+        everyone = dense.allgather(flat.numpy().tobytes())
+        assert everyone == [everyone[0]] * dense.size
     assert dct.counts.sent_bytes == dense.ledger.total_bytes()
     assert dct.counts.plain_bytes == 9 * round(2 * (dense.size - 1) / dense.size * 4 * N)
     assert dct.counts.scheduled >= 3 * len(HELD) and dct.counts.drifted > 0
@@ -291,6 +297,29 @@ def test_a_rank_without_gradients_sends_nothing() -> None:
         taken = dense.taken()
         if dense.rank == 1 and form == "allgather":
             assert [header.tolist() for header, _ in taken] == [[0, 1, 0, 0]] * 4
+    dense.close()
+
+
+@pytest.mark.parallel([2, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_buckets_are_under_way_in_backward(form: str) -> None:
+    """Sizes of the last layers' gradients, and messages of all but the newest, before the first layer has its own."""
+    dense = Recording(MPI.COMM_WORLD)
+    options = DctOptions(density=0.05, every=10, warmup_steps=0, values="bf16", collective=form)
+    dct = Thresholded(MpiAllreduce(dense), dense, options)
+    model = nn.Sequential(*[nn.Linear(40, 40, bias=False) for _ in range(4)])
+    reducer = DenseReducer(list(model.named_parameters()), dct, bucket_bytes=1)
+    dct.arrange(reducer.contents)
+    assert [held for _, held in reducer.contents.values()] == [[(f"{i}.weight", 1600)] for i in (3, 2, 1, 0)]
+    seen = []
+    model[0].weight.register_hook(lambda grad: seen.append((len(dense.headers), len(dense.messages))))
+    dct.begin(0)
+    model(torch.ones(2, 40) * (dense.rank + 1)).square().sum().backward()
+    # three buckets have begun; by ranges each message is one for each rank, and the first bucket's sum is thresholded
+    parallel_assert(seen == [(3, 2) if form == "allgather" else (3 * dense.size + 1, 2 * dense.size)], msg=f"{seen}")
+    reducer.reduce()
+    assert all(p.grad.any() for p in model.parameters())
+    assert dct.counts.sums == 4 and not dct.counts.whole
     dense.close()
 
 
