@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrec.kernels import _interim as kernels
+from hpcrec import kernels
 from hpcrec.types import Floats, Ints
 
 HEADER_WORDS = 4
