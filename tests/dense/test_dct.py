@@ -364,6 +364,21 @@ def test_messages_are_read_as_written(kind: str, share: float) -> None:
             np.testing.assert_allclose(as_read, values, rtol=2**-8, atol=0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_writing_loses_is_a_float_whatever_the_values(kind: str) -> None:
+    """So that sent and unsent are the whole: any bits, blocks of wide range, and subnormal ones."""
+    rng, codec = np.random.default_rng(2), Codec(kind, FLOAT32)
+    any_bits = rng.integers(0, 2**32, 50_000, dtype=np.uint32).view(np.float32)
+    with np.errstate(under="ignore"):
+        wide = (rng.standard_normal(50_000) * 10.0 ** rng.uniform(-44, 2, 50_000)).astype(np.float32)
+        subnormal = (rng.standard_normal(1_000) * 1e-40).astype(np.float32)
+    for values in (any_bits[np.isfinite(any_bits) & (np.abs(any_bits) < 3e38)], wide, np.sort(wide), subnormal):
+        data, as_read = np.empty(codec.n_bytes(len(values)), np.uint8), np.empty_like(values)
+        codec.write(values, data)
+        codec.read(data, as_read)
+        np.testing.assert_array_equal((values - as_read) + as_read, values)
+
+
 def test_expected_bytes_are_those_of_random_positions() -> None:
     rng = np.random.default_rng(5)
     for n, density, kind in ((200_000, 0.005, "fp16"), (200_000, 0.05, "bf16"), (50_000, 0.3, "fp32")):
