@@ -25,7 +25,7 @@ from hpcrec.errors import HpcrecError
 from hpcrec.train import report, state, telemetry
 from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.checkpoint_files import checkpoints_in
-from hpcrec.train.dense_figures import compression
+from hpcrec.train.compression import compression, vectors
 from hpcrec.train.loop import Loop, LoopOptions, Outcome
 from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
@@ -190,6 +190,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "throughput": told.throughput(),
         "wire_bytes": {},
         "dense_compression": {},
+        "exchange_thresholds": {},
         "exchange": [] if session.parts.auto is None else session.parts.auto.history,
         "phase_s": session.parts.timer.seconds(),
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
@@ -230,6 +231,7 @@ def _summary(
         "throughput": throughput,
         "wire_bytes": describe(session.parts.world.total_wire_bytes()),
         "dense_compression": compression(session),
+        "exchange_thresholds": vectors(session),
         "exchange": [] if session.parts.auto is None else session.parts.auto.history,
         "phase_s": _phases(everyone),
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},

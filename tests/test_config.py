@@ -13,7 +13,7 @@ from hpcrec import config as config_module
 from hpcrec import toml
 from hpcrec.config import Config, load_config, reference, to_toml, validate, with_absolute_paths
 from hpcrec.errors import ConfigError
-from hpcrec.systems import baseline, des
+from hpcrec.systems import baseline, dct, des
 from hpcrec.toml.reference import field_docs
 from hpcrec.train.schedule import Schedule
 from hpcrec.types import OptimizerSpec
@@ -419,6 +419,12 @@ def test_the_schedules_fields_are_those_of_the_schedule():
 
 def test_the_row_optimizers_fields_are_those_of_the_tables():
     assert config_module.RowOptimizer().spec() == OptimizerSpec()
+
+
+def test_dct_thresholds_both_ways():
+    rest = {"data": {"train": "a.h5"}, "run": {"folder": "r"}}
+    config = validate({**rest, **dct.configuration()}, "dct")
+    assert (config.exchange.form, config.exchange.codec, config.dense.compression) == ("pooled", "dct", "dct")
 
 
 def test_the_baseline_is_the_default():

@@ -117,6 +117,10 @@ class Thresholds:
         found = zip(self.names, self.tau_S.tolist(), strict=True)
         return {"tau": {name: tau for name, tau in found if not math.isnan(tau)}, "batches": self.batches}
 
+    def counts(self) -> tuple[int, int, int]:
+        """``kept``, ``elements`` and ``drifts``."""
+        return self.kept, self.elements, self.drifts
+
     def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
         """Takes over what ``saved`` gave on every rank, where this one had the same streams; else it finds its own."""
         self.batches = max((found["batches"] for found in by_rank if found), default=0)

@@ -17,7 +17,7 @@ import numpy as np
 from hpcrec.errors import CheckpointError
 from hpcrec.train import saved, state
 from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
-from hpcrec.train.dense_figures import Kept, density
+from hpcrec.train.compression import Kept, density
 from hpcrec.train.dynamic_state import LOGGED, figures
 from hpcrec.train.metrics import RunningMetrics
 from hpcrec.train.ranks import on_root

@@ -78,6 +78,9 @@ class Remembered(Protocol):
     def saved(self) -> dict[str, Any]:
         """This rank's."""
 
+    def counts(self) -> tuple[int, int, int]:
+        """Elements that crossed, of how many, in training; and how often a threshold let too many through."""
+
     def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
         """Goes on from what every rank had saved, perhaps another number of them; this one is ``rank``."""
 

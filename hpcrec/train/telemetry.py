@@ -35,6 +35,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
     "wire_bytes": None,
     "dense_compression": None,
+    "exchange_thresholds": None,
     "exchange": None,
     "phase_s": None,
     "peak_rss_bytes": None,

@@ -19,7 +19,7 @@ from hpcrec.errors import CheckpointError
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint
-from hpcrec.train.dense_figures import compression
+from hpcrec.train.compression import compression
 from hpcrec.train.session import Session
 from hpcrec.train.telemetry import read_metrics
 from tests.train.runs import config_for, gather_tables, reference_for, train, write_data

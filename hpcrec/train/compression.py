@@ -1,6 +1,8 @@
-"""What thresholding of dense gradients has come to, for metrics.jsonl and summary.json. See ``dense.dct``."""
+"""What thresholding has come to, for metrics.jsonl and summary.json: of dense gradients, and of pooled vectors."""
 
 from typing import Any
+
+import numpy as np
 
 from hpcrec.dense.dct_choose import Counts
 from hpcrec.train.session import Session
@@ -45,3 +47,15 @@ def compression(session: Session) -> dict[str, Any]:
         "thresholds": {"scheduled": counts.scheduled, "drift": counts.drifted},
         "sums": {"thresholded": counts.sums - counts.whole, "whole": counts.whole},
     }
+
+
+def vectors(session: Session) -> dict[str, Any]:
+    """``exchange_thresholds`` of summary.json: of all owners, since this process began. Collective.
+
+    ``density``: elements of thresholded vectors that crossed in training, of all; ``drift``: thresholds found anew
+    because they let too many through. Empty where vectors are not thresholded.
+    """
+    remembered = session.parts.engine.thresholds
+    mine = (0, 0, 0) if remembered is None else remembered.counts()
+    kept, elements, drifts = session.parts.world.main.allreduce(np.array(mine, np.int64)).tolist()
+    return {"density": kept / elements, "drift": drifts} if elements else {}
