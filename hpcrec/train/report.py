@@ -48,8 +48,8 @@ def page(title: str, summary: Mapping[str, Any], lines: Sequence[Mapping[str, An
         if chart := line_chart(name, series(lines, name)):
             body += [f"<h2>{name}</h2>", chart]
     body += ["<h2>Bytes sent, all ranks</h2>", _table(wire_rows(summary), ("", "same host", "across hosts", "a step"))]
-    if summary["dense_compression"]:
-        body += ["<h2>Dense gradients, thresholded</h2>", _table(compression_rows(summary))]
+    if found := compression_rows(summary):
+        body += ["<h2>Thresholded</h2>", _table(found)]
     if summary["exchange"]:
         body += ["<h2>Forms chosen</h2>", _table(choice_rows(summary))]
     body += ["<h2>Time by phase</h2>", _table(phase_rows(summary))]
@@ -110,17 +110,20 @@ def wire_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def compression_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What thresholding of dense gradients saved, and how often it found thresholds anew."""
-    found = summary["dense_compression"]
-    if not found:
-        return []
-    sent, plain = format_bytes(found["sent_bytes"]), format_bytes(found["plain_bytes"])
-    less = "" if found["ratio"] is None else f", {found['ratio']:.3g} times less"
-    rows = [("dense gradients: sent", f"{sent} in place of {plain}{less}")]
-    if found["density"] is not None:
-        rows.append(("dense gradients: density", f"{found['density']:.3g}"))
-    anew = found["thresholds"]
-    return [*rows, ("dense gradients: thresholds", f"{anew['scheduled']:,} by schedule, {anew['drift']:,} by drift")]
+    """What thresholding let through of dense gradients and of vectors, and how often it found thresholds anew."""
+    rows: list[tuple[str, str]] = []
+    if found := summary["dense_compression"]:
+        sent, plain = format_bytes(found["sent_bytes"]), format_bytes(found["plain_bytes"])
+        less = "" if found["ratio"] is None else f", {found['ratio']:.3g} times less"
+        rows.append(("dense gradients: sent", f"{sent} in place of {plain}{less}"))
+        if found["density"] is not None:
+            rows.append(("dense gradients: density", f"{found['density']:.3g}"))
+        anew = found["thresholds"]
+        rows.append(("dense gradients: thresholds", f"{anew['scheduled']:,} by schedule, {anew['drift']:,} by drift"))
+    if found := summary["exchange_thresholds"]:
+        rows.append(("vectors: density", f"{found['density']:.3g}"))
+        rows.append(("vectors: thresholds", f"{found['drift']:,} thresholds found anew by drift"))
+    return rows
 
 
 def choice_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

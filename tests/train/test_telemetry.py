@@ -35,6 +35,7 @@ def summary(**changes):
             "thresholds": {"scheduled": 1200, "drift": 7},
             "sums": {"thresholded": 90, "whole": 10},
         },
+        "exchange_thresholds": {"density": 0.07, "drift": 3},
         "exchange": [],
         "phase_s": {"forward": 1.0, "values": 2.5},
         "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
@@ -141,8 +142,8 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples skipped_steps eval throughput wire_bytes dense_compression exchange phase_s "
-        "peak_rss_bytes owners imbalance dynamic_tables topology versions"
+        "status steps samples skipped_steps eval throughput wire_bytes dense_compression exchange_thresholds exchange "
+        "phase_s peak_rss_bytes owners imbalance dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
@@ -236,9 +237,12 @@ def test_the_table_for_the_terminal():
     last = "900 of 1,000, 1,500 admitted, 600 evicted, 42 left without a row"
     assert lines[-1].startswith("dynamic: user ") and lines[-1].endswith(last)
     assert "dynamic" not in report.text_table(summary(dynamic_tables={}))
+    vectors = [line.split("  ")[-1].strip() for line in lines if line.startswith("vectors")]
+    assert vectors == ["0.07", "3 thresholds found anew by drift"]
+    assert "vectors" not in report.text_table(summary(exchange_thresholds={}))
     said = [line.split("  ")[-1].strip() for line in lines if line.startswith("dense gradients")]
     assert said == ["1.00 MB in place of 50.00 MB, 50 times less", "0.006", "1,200 by schedule, 7 by drift"]
-    assert "thresholded" in report.page("run", summary(), [], "")
+    assert "Thresholded" in report.page("run", summary(), [], "")
     for none in (
         report.text_table(summary(dense_compression={})),
         report.page("r", summary(dense_compression={}), [], ""),
