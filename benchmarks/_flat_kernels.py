@@ -103,6 +103,8 @@ def picks(values: np.ndarray) -> Iterator[Case]:
             kernels.select_with_feedback(next(turns), residual, tau)
 
         yield Case(f"select_with_feedback, {percent} %", feedback, n_bytes + 2 * values.nbytes)
+    vectors = values[: values.size // 64 * 64].reshape(-1, 64)
+    yield Case("select_largest, 5 of 64", partial(kernels.select_largest, vectors, 5), values.nbytes * 76 // 64)
 
 
 def places(values: np.ndarray, out: np.ndarray, percent: int) -> Iterator[Case]:

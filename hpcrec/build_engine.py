@@ -5,6 +5,7 @@ Knows what is to be built; which layout is for ``build`` or ``build_exchange`` t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.codec import wire_item_bytes
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.masks import Thresholding
+from hpcrec.exchange.measure import ItemBytes
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
-from hpcrec.exchange.thresholds import Thresholding
+from hpcrec.exchange.thresholds import thresholded_bytes
 from hpcrec.operators.base import Operator
 from hpcrec.policy.sync import Sync
 from hpcrec.train.parts import Engine, Split
@@ -53,14 +56,29 @@ class Ingredients:
 
     @property
     def wire_item_bytes(self) -> float:
-        """Bytes of an element of values or gradients that cross."""
+        """Bytes of an element of values or gradients that cross whole."""
         return wire_item_bytes(self.written_as, self.dtype)
+
+    @property
+    def asked_item_bytes(self) -> ItemBytes:
+        """Bytes of an element on the wire, by what it is of; of thresholded ones as many as their density asks for."""
+        how = self.thresholding
+        thresholded = None if how is None else partial(thresholded_bytes, how, kind=self.written_as)
+        return ItemBytes(self.wire_item_bytes, thresholded)
 
     @property
     def written_as(self) -> str:
         """Codec of what is not thresholded."""
         exchange = self.config.exchange
         return exchange.dct.values if exchange.codec == "dct" else exchange.codec
+
+    @property
+    def thresholding(self) -> Thresholding | None:
+        """How vectors are thresholded, if they are."""
+        dct = self.config.exchange.dct
+        if self.config.exchange.codec != "dct":
+            return None
+        return Thresholding(dct.density, dct.every, dct.evaluate, by_vector=dct.threshold == "vector")
 
     def reduction(self, layout: Layout) -> Reduction:
         """Which owners add partial results of that layout."""
@@ -76,8 +94,7 @@ class Ingredients:
 
     def engine(self, layout: Layout, store: RowStore | None, load: Load) -> Engine:
         """An exchange of that layout under the run's policy."""
-        config, dct = self.config, self.config.exchange.dct
-        thresholded = config.exchange.codec == "dct"
+        config = self.config
         exchange = Exchange(
             self.world,
             layout,
@@ -88,7 +105,7 @@ class Ingredients:
             dtype=self.dtype,
             timer=self.timer,
             codec=self.written_as,
-            thresholding=Thresholding(dct.density, dct.every, dct.evaluate) if thresholded else None,
+            thresholding=self.thresholding,
             reads_ids=config.exchange.ids == "read",
             load=load,
             reduction=self.reduction(layout),
@@ -101,7 +118,7 @@ class Ingredients:
             held=exchange.held,
             slices=exchange.slices,
             reduce=exchange.reduction.way,
-            thresholds=exchange.thresholds,
+            masks=exchange.masks,
         )
 
     def placed(self, layout: Layout, store: RowStore | None) -> Engine:

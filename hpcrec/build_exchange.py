@@ -127,7 +127,7 @@ class Auto:
         """How partial results are added, and what crosses hosts so."""
         layout = self._given.offers.layout(choice.forms, choice.replicated)
         reduction = self._given.reduction(layout)
-        crossing = cross_host_bytes(layout, asks, reduction, item_bytes=self._given.wire_item_bytes)
+        crossing = cross_host_bytes(layout, asks, reduction, item_bytes=self._given.asked_item_bytes)
         return {"reduce": reduction.way, "predicted_cross_host_bytes_per_step": crossing}
 
     def _choose(self, step: int) -> tuple[Choice, Asks]:
@@ -142,8 +142,8 @@ class Auto:
         chooser = Chooser(
             given.offers,
             asks,
-            item_bytes=given.wire_item_bytes,
-            budget_bytes=0 if given.written_as == "fp16" else given.config.exchange.auto_copies,
+            item_bytes=given.asked_item_bytes,
+            budget_bytes=0 if given.config.exchange.codec in ("fp16", "dct") else given.config.exchange.auto_copies,
             dense_elements=given.dense.elements,
             dense_item_bytes=given.dtype.itemsize,
             samples=given.config.train.batch_size,
@@ -195,6 +195,8 @@ class Auto:
                 copied = [*before.replicated, *choice.replicated]
                 pairs = [(old, new) for old, new in zip(then, now, strict=True) if old.name in copied]
                 migrate(given.world, given.tables, pairs, self._store, store)
+            if engine.masks is not None and self.engine.masks is not None:
+                engine.masks.follow(self.engine.masks)
             self.engine.policy.close()
         given.dense.place(engine.slices, layout.away, gathered)
         self._store, self.engine = store, engine

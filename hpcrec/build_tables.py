@@ -131,6 +131,7 @@ def make_offers(
         default_form=config.exchange.form,
         replicable={name: n for name, n in replicable.items() if n <= config.exchange.auto_copies},
         dense=topology.dense,
+        rows=config.exchange.codec != "dct",
     )
     return tables, families, offers
 

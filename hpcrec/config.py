@@ -192,8 +192,12 @@ class ThresholdConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     density: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.05
     """Share of the elements of a feature's vectors that cross, and whose gradients come back."""
+    threshold: Literal["feature", "vector"] = "feature"
+    """feature: one for all vectors of a feature, found anew now and then. vector: each vector has its own, so that of
+    all of them as many elements cross: density times the width, rounded, and one at least."""
     every: Positive = 1000
-    """Steps after which thresholds are found anew. Where more than twice the density passes, they are at once."""
+    """Steps after which thresholds of features are found anew. Where more than twice the density passes, they are at
+    once."""
     values: Literal["fp32", "bf16", "fp16"] = "fp16"
     """How those elements are written, and all of what is not thresholded; see exchange.codec."""
     evaluate: Flag = True
@@ -213,7 +217,7 @@ class ExchangeConfig:
     """How values and gradients are written on the wire. fp32: as they are, in float64 runs as float64. bf16: their
     upper halves. fp16: in blocks of 128, by the largest of each, as fp16; no copies of tables. dct: of pooled vectors
     only elements of large magnitude, and gradients of just those; the rest counts as zero (docs/dct.md). Not for form
-    rows, nor auto."""
+    rows."""
     dct: ThresholdConfig = field(default_factory=ThresholdConfig)
     """How vectors are thresholded."""
     forms: dict[str, Form] = field(default_factory=dict)
@@ -717,14 +721,24 @@ def _threshold_conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 said = f"is {toml.shown(value)}, but exchange.codec is {exchange.codec!r}."
                 yield f"exchange.dct.{option.name}", f"{said} Set exchange.codec = 'dct', or remove it."
         return
+    if exchange.dct.threshold == "vector" and exchange.dct.every != ThresholdConfig.every:
+        yield (
+            "exchange.dct.every",
+            (
+                f"is {exchange.dct.every}, but exchange.dct.threshold is 'vector': thresholds of vectors are found in "
+                "every step. Remove it, or set exchange.dct.threshold = 'feature'."
+            ),
+        )
     forms = {"exchange.form": exchange.form, **{f"exchange.forms.{f}": form for f, form in exchange.forms.items()}}
-    whys = {
-        "rows": "whose rows are shared by samples, which have no mask in common",
-        "auto": "which weighs bytes that are known before vectors are; with thresholds they are not",
-    }
     for key, form in forms.items():
-        if form in whys:
-            yield key, f"is {form!r}, {whys[form]}. With exchange.codec = 'dct' allowed are 'pooled' and 'partial'."
+        if form == "rows":
+            yield (
+                key,
+                (
+                    "is 'rows', whose rows are shared by samples, which have no mask in common. With exchange.codec = "
+                    "'dct' allowed are 'pooled', 'partial' and 'auto'."
+                ),
+            )
 
 
 def _auto_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:

@@ -110,11 +110,11 @@ WRONG = {
     ),
     "thresholds of rows": (
         "[exchange]\ncodec = 'dct'\nform = 'rows'",
-        ["exchange.form is 'rows'", "shared by samples", "'pooled' and 'partial'"],
+        ["exchange.form is 'rows'", "shared by samples", "'pooled', 'partial' and 'auto'"],
     ),
-    "thresholds and auto": (
-        "[exchange]\ncodec = 'dct'\nforms = {a = 'auto'}",
-        ["exchange.forms.a is 'auto'", "weighs"],
+    "an age of what has none": (
+        "[exchange]\ncodec = 'dct'\n[exchange.dct]\nthreshold = 'vector'\nevery = 5",
+        ["exchange.dct.every is 5", "every step", "exchange.dct.threshold = 'feature'"],
     ),
     "thresholds of nothing": (
         "[exchange.dct]\ndensity = 0.5",

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.measure import Asks, owner_flops, step_bytes
-from hpcrec.exchange.offers import SINGLE, TRIED_APART, Offers
+from hpcrec.exchange.measure import Asks, ItemBytes, owner_flops, step_bytes
+from hpcrec.exchange.offers import TRIED_APART, Offers
 from hpcrec.operators.base import Learned
 
 SIMPLEST = ("pooled", "rows", "partial")  # first: what is taken where others hardly cost less
@@ -56,8 +56,7 @@ class Chooser:
     offers : Offers
     asks : Asks
         Of the entries of ``offers.counted()``.
-    item_bytes : float
-        Of an element of values or gradients on the wire.
+    item_bytes : ItemBytes
     budget_bytes : int
         Memory that copies may take on a dense rank.
     dense_elements : int
@@ -73,7 +72,7 @@ class Chooser:
         offers: Offers,
         asks: Asks,
         *,
-        item_bytes: float,
+        item_bytes: ItemBytes,
         budget_bytes: int,
         dense_elements: int,
         dense_item_bytes: int,
@@ -93,11 +92,13 @@ class Chooser:
         So two ways that hardly differ do not take turns whenever they are counted.
         """
         offers = self._offers
-        single = {form: sum(self._predicted(offers.single(form)).values()) for form in SINGLE}
+        single = {form: sum(self._predicted(offers.single(form)).values()) for form in offers.forms}
         alone = self._separable()
         learned = any(isinstance(o, Learned) for o in offers.operators.values())
         stays = (False, True)[: 1 + learned]  # else the same
-        ways: list[tuple[dict[str, str], tuple[str, ...]]] = [(offers.single(form), ()) for form in SIMPLEST]
+        ways: list[tuple[dict[str, str], tuple[str, ...]]] = [
+            (offers.single(form), ()) for form in SIMPLEST if form in offers.forms
+        ]
         partials = [self._with_partial(alone, most_stay=most) for most in stays]
         ways += [(forms, ()) for forms in (alone, *partials)]
         for forms in (*partials, alone):  # copies of what is left, or of anything
@@ -139,19 +140,22 @@ class Chooser:
         """Bytes of a step by what travels together, without partial results: what they cost belongs to no entry."""
         out: dict[tuple[str, ...], float] = {}
         for holder, leg in layout.legs.items():
-            columns = [0] * len(leg.entries)
+            bag_bytes = [0.0] * len(leg.entries)
             for stream in leg.streams:
-                columns[stream.entry] += stream.width
-            for entry, width in zip(leg.entries, columns, strict=True):
-                element_bytes = (1 if entry.form == "replicate" else 2) * width * self._item_bytes
+                values, gradients = self._item_bytes.of(stream.width)
+                copied = leg.entries[stream.entry].form == "replicate"
+                bag_bytes[stream.entry] += stream.width * (gradients if copied else values + gradients)
+            for entry, n_bytes in zip(leg.entries, bag_bytes, strict=True):
                 id_bytes, bags = self._asks.of(entry, holder)
-                out[entry.features] = out.get(entry.features, 0) + id_bytes + element_bytes * bags
+                out[entry.features] = out.get(entry.features, 0) + id_bytes + n_bytes * bags
         return out
 
     def _separable(self) -> dict[str, str]:
         """``rows`` or ``pooled``, whichever is fewer bytes, of each bundle of features that read the same tables."""
         offers = self._offers
         all_pooled = offers.single("pooled")
+        if "rows" not in offers.forms:
+            return all_pooled
         layout = offers.layout(offers.single("rows"))
         rows, pooled = self._by_entry(layout), self._by_entry(offers.layout(all_pooled))
         forms = dict(all_pooled)

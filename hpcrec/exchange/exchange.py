@@ -44,6 +44,7 @@ from hpcrec.exchange.ask import Asker
 from hpcrec.exchange.codec import Codec, make_codec
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.layout import Layout, Leg
+from hpcrec.exchange.masks import Thresholding, make_masks
 from hpcrec.exchange.norms import ColumnNorms
 from hpcrec.exchange.read_ids import IdReader
 from hpcrec.exchange.reduction import Reduction
@@ -51,7 +52,7 @@ from hpcrec.exchange.route import Route
 from hpcrec.exchange.serve import Holder
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.substitute import Slice
-from hpcrec.exchange.thresholds import Thresholded, Thresholding, Thresholds
+from hpcrec.exchange.thresholds import Thresholded
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, GlobalIds
 
@@ -93,7 +94,7 @@ class Exchange:
     held : tuple of str
         What the ids of the global batch have to hold, on a holder that reads them.
     reduction : Reduction
-    thresholds : Thresholds or None
+    masks : Masks or None
         Of a holder whose vectors are thresholded.
     """
 
@@ -124,10 +125,10 @@ class Exchange:
         self._size, rank = topology.size, topology.rank
         self.reduction = reduction or Reduction(layout, topology.dense, topology.host_of, "dense")
         leg = layout.legs.get(topology.rank)
-        self._holder = self._asker = self._reader = self.thresholds = None
+        self._holder = self._asker = self._reader = self.masks = None
         if store is not None and leg is not None:
             self._holder = self._serving(store, leg, weighted, load)
-            self.thresholds = Thresholds(leg, thresholding) if thresholding is not None else None
+            self.masks = make_masks(leg, thresholding) if thresholding is not None else None
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, replicas=store, weighted=weighted, dtype=dtype)
@@ -150,7 +151,7 @@ class Exchange:
         self._norms = ColumnNorms(world, layout, self.dtype)
         self._codec: Codec = make_codec(codec, world.main, self.dtype)
         if thresholding is not None:
-            self._codec = Thresholded(world.main, self.thresholds, codec, evaluates=thresholding.evaluates)
+            self._codec = Thresholded(world.main, self.masks, codec, evaluates=thresholding.evaluates)
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
 
     def _serving(self, store: RowStore, leg: Leg, weighted: set[str], load: Load | None) -> Holder:

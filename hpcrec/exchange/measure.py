@@ -32,6 +32,26 @@ def key_of(entry: Entry) -> Key:
 
 
 @dataclass(frozen=True)
+class ItemBytes:
+    """Bytes of an element on the wire, in messages of many.
+
+    Attributes
+    ----------
+    whole : float
+        Of what crosses whole: partial results, and vectors of width 1.
+    thresholded : callable or None
+        Width of vectors -> that of their elements, and of their gradients; None where nothing is thresholded.
+    """
+
+    whole: float
+    thresholded: Callable[[int], tuple[float, float]] | None = None
+
+    def of(self, width: int) -> tuple[float, float]:
+        """Of vectors of a width, and of their gradients."""
+        return (self.whole, self.whole) if width == 1 or self.thresholded is None else self.thresholded(width)
+
+
+@dataclass(frozen=True)
 class Asks:
     """What is asked of each holder by all dense ranks but itself: means over batches.
 
@@ -166,7 +186,7 @@ FLOPS_A_WEIGHT = 6  # a multiplication and an addition for the result, the vecto
 
 
 def step_bytes(
-    layout: Layout, asks: Asks, *, item_bytes: float, dense_elements: int, dense_item_bytes: int, dense_ranks: int
+    layout: Layout, asks: Asks, *, item_bytes: ItemBytes, dense_elements: int, dense_item_bytes: int, dense_ranks: int
 ) -> dict[str, float]:
     """Bytes that cross in a training step, by tag; without padding, and what a rank sends to itself.
 
@@ -176,8 +196,7 @@ def step_bytes(
     ----------
     layout : Layout
     asks : Asks
-    item_bytes : float
-        Bytes of an element on the wire.
+    item_bytes : ItemBytes
     dense_elements : int
         Of all dense parameters that are trained; those that holders train take no part in the sum over dense ranks.
     dense_item_bytes : int
@@ -192,22 +211,23 @@ def step_bytes(
     }
 
 
-def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_bytes: float) -> dict[str, float]:
+def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_bytes: ItemBytes) -> dict[str, float]:
     """Those of ``step_bytes`` that cross from host to host, which are fewer where owners add partial results."""
     assert asks.far is not None, "asks are those of a counter"
     partials = sum(asks.own_samples[t.dense] * t.elements for t in chain(*reduction.rounds()) if reduction.crosses(t))
     return _by_tag(layout, asks.far, partials, item_bytes)
 
 
-def _by_tag(layout: Layout, asks: Asks, partials: float, item_bytes: float) -> dict[str, float]:
+def _by_tag(layout: Layout, asks: Asks, partials: float, item_bytes: ItemBytes) -> dict[str, float]:
     """Bytes of what is asked, and of so many elements of partial results."""
-    totals = {"ids": 0.0, "values": item_bytes * partials, "gradients": item_bytes * partials}
+    totals = {"ids": 0.0, "values": item_bytes.whole * partials, "gradients": item_bytes.whole * partials}
     for holder, leg in layout.legs.items():
         found = [asks.of(entry, holder) for entry in leg.entries]
-        elements = [found[s.entry][1] * s.width for s in leg.streams]
         totals["ids"] += sum(id_bytes for id_bytes, _ in found)
-        totals["values"] += item_bytes * sum(elements[: leg.n_value_streams])
-        totals["gradients"] += item_bytes * sum(elements)
+        for number, stream in enumerate(leg.streams):
+            elements, (value_bytes, gradient_bytes) = found[stream.entry][1] * stream.width, item_bytes.of(stream.width)
+            totals["values"] += value_bytes * elements * (number < leg.n_value_streams)
+            totals["gradients"] += gradient_bytes * elements
     return totals
 
 

@@ -36,9 +36,13 @@ class Offers:
         Families that may be replicated, and bytes of a copy.
     dense : sequence of int
         World ranks that would have the copies.
+    rows : bool
+        Whether rows may cross; not where vectors are thresholded, for samples that share a row have no mask in common.
 
     Attributes
     ----------
+    forms : tuple of str
+        What may be chosen, each for all.
     operators : dict of str to Operator
     free : tuple of str
         Features whose form is to be chosen.
@@ -58,7 +62,9 @@ class Offers:
         default_form: str,
         replicable: Mapping[str, int],
         dense: Sequence[int],
+        rows: bool = True,
     ) -> None:
+        self.forms = tuple(form for form in SINGLE if rows or form != "rows")
         self.families = tuple(families)
         self._forms = dict(forms)
         self._default_form = default_form
@@ -101,10 +107,9 @@ class Offers:
 
     def counted(self) -> list[Layout]:
         """Layouts that have between them every entry that a choice may send."""
-        layouts = [self.layout(self.single(form)) for form in SINGLE]
+        layouts = [self.layout(self.single(form)) for form in self.forms]
         layouts.append(self.layout(self.single("partial"), most_stay=True))  # what may stay where some features do
-        bundles = [feats for _, feats in layouts[0].bundles("rows") if len(feats) > 1]
-        bundles = [feats for feats in bundles if len(feats) <= TRIED_APART]
+        bundles = [feats for _, feats in layouts[0].bundles("rows") if 1 < len(feats) <= TRIED_APART]
         for number in range(max((len(feats) for feats in bundles), default=0)):
             alone = {feats[number]: "rows" for feats in bundles if number < len(feats) and feats[number] in self.free}
             layouts.append(self.layout({**self.single("pooled"), **alone}))

@@ -28,7 +28,7 @@ from hpcrec.kernels.positions import (
 from hpcrec.kernels.reference import Coding, Grouping, Unpacked
 from hpcrec.kernels.reference_positions import PositionCoding
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
-from hpcrec.kernels.threshold import select_above, select_with_feedback, threshold_of
+from hpcrec.kernels.threshold import select_above, select_largest, select_with_feedback, threshold_of
 
 __all__ = [
     "HALF_BLOCK",
@@ -73,6 +73,7 @@ __all__ = [
     "scatter",
     "scatter_add",
     "select_above",
+    "select_largest",
     "select_with_feedback",
     "set_threads",
     "squared_norm",

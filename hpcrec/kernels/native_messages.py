@@ -31,6 +31,13 @@ def select_above(values: Floats, tau: np.float32) -> tuple[Ints, Floats]:
     return picked
 
 
+def select_largest(values: Floats, keep: int) -> tuple[Ints, Floats]:
+    """See the reference."""
+    picked = _room(len(values) * keep)
+    module().take_largest(values.reshape(-1), values.shape[1], keep, *picked)
+    return picked
+
+
 def select_with_feedback(gradient: Floats, residual: Floats, tau: np.float32) -> tuple[Ints, Floats]:
     """See the reference."""
     marks = _marks(gradient)

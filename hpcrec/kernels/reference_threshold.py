@@ -22,6 +22,15 @@ def select_above(values: Floats, tau: np.float32) -> tuple[Ints, Floats]:
     return positions, values[positions]
 
 
+def select_largest(values: Floats, keep: int) -> tuple[Ints, Floats]:
+    """Where the largest of each vector are, and what they are."""
+    magnitudes = np.where(np.isnan(values), np.inf, np.abs(values))
+    order = np.argsort(-magnitudes, axis=1, kind="stable")[:, :keep]
+    first = np.arange(len(values))[:, None] * values.shape[1]
+    positions = (first + np.sort(order, axis=1)).reshape(-1).astype(np.int64)
+    return positions, values.reshape(-1)[positions]
+
+
 def select_with_feedback(gradient: Floats, residual: Floats, tau: np.float32) -> tuple[Ints, Floats]:
     """The same of the sum; what is not picked is left in the residual."""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -70,6 +70,33 @@ def select_above(values: Floats, tau: float) -> tuple[Ints, Floats]:
     return _backend().select_above(checks.floats("values", values, (None,), _FLOAT32), _least(tau))
 
 
+def select_largest(values: Floats, keep: int) -> tuple[Ints, Floats]:
+    """Of each vector the ``keep`` values of largest magnitude; of equal ones those that come first.
+
+    Parameters
+    ----------
+    values : float32 [V, D]
+        The magnitude of a NaN counts as infinite.
+    keep : int
+        From 1 to D.
+
+    Returns
+    -------
+    positions : int64 [V * keep]
+        In ``values`` flattened; rising.
+    chosen : float32 [V * keep]
+
+    Raises
+    ------
+    ValueError
+        A type or shape is wrong, or vectors have not so many values.
+    """
+    width = checks.floats("values", values, (None, None), _FLOAT32).shape[1]
+    if width == 0:
+        raise ValueError("values has vectors of no values; they need at least one")
+    return _backend().select_largest(values, checks.whole("keep", keep, 1, width))
+
+
 def select_with_feedback(gradient: Floats, residual: Floats, tau: float) -> tuple[Ints, Floats]:
     """Picks from the sum of a gradient and what earlier ones left over, and leaves over the rest.
 

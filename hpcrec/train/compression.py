@@ -55,7 +55,7 @@ def vectors(session: Session) -> dict[str, Any]:
     ``density``: elements of thresholded vectors that crossed in training, of all; ``drift``: thresholds found anew
     because they let too many through. Empty where vectors are not thresholded.
     """
-    remembered = session.parts.engine.thresholds
+    remembered = session.parts.engine.masks
     mine = (0, 0, 0) if remembered is None else remembered.counts()
     kept, elements, drifts = session.parts.world.main.allreduce(np.array(mine, np.int64)).tolist()
     return {"density": kept / elements, "drift": drifts} if elements else {}

@@ -81,6 +81,9 @@ class Remembered(Protocol):
     def counts(self) -> tuple[int, int, int]:
         """Elements that crossed, of how many, in training; and how often a threshold let too many through."""
 
+    def follow(self, before: Any) -> None:
+        """Goes on where another one of this rank was."""
+
     def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
         """Goes on from what every rank had saved, perhaps another number of them; this one is ``rank``."""
 
@@ -91,7 +94,7 @@ class Engine:
 
     ``features`` are what a dense rank reads of its part of a batch, ``held`` what a holder reads of the whole batch,
     ``slices`` the parts of dense parameters that are used at this holder; ``reduce`` says who adds partial results that
-    cross hosts; ``thresholds`` are those of this holder's vectors.
+    cross hosts; ``masks`` are those of this holder's vectors.
     """
 
     policy: Policy
@@ -101,7 +104,7 @@ class Engine:
     held: tuple[str, ...]
     slices: list[Any]
     reduce: str
-    thresholds: Remembered | None
+    masks: Remembered | None
 
 
 class Chooses(Protocol):

@@ -71,7 +71,7 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
             others,
         )
     save_residuals(parts, writer)
-    remembered = parts.engine.thresholds
+    remembered = parts.engine.masks
     by_rank = world.main.allgather({} if remembered is None else remembered.saved())
     if any(by_rank):
         extra = {**extra, "thresholds": by_rank}
@@ -109,8 +109,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     agree(session.parts.world.main, error)
     if resume:
         session.step = checkpoint.step
-        if session.parts.engine.thresholds is not None:
-            session.parts.engine.thresholds.restore(checkpoint.state.get("thresholds", []), session.topology.rank)
+        if session.parts.engine.masks is not None:
+            session.parts.engine.masks.restore(checkpoint.state.get("thresholds", []), session.topology.rank)
         session.guard.skipped, session.guard.in_a_row = skipped
         if session.topology.rank == 0:
             session.parts.world.ledger.restore(wire_bytes)

@@ -377,6 +377,14 @@ void bind_threshold(nb::module_& m) {
       },
       "values"_a, "marks"_a, "positions"_a.noconvert(), "chosen"_a.noconvert());
   m.def(
+      "take_largest",
+      [](In<float> values, int64_t width, int64_t keep, Out<int64_t> positions, Out<float> chosen) {
+        without_gil([&] {
+          hpcrec::take_largest(values.data(), size(values) / width, width, keep, positions.data(), chosen.data());
+        });
+      },
+      "values"_a, "width"_a, "keep"_a, "positions"_a.noconvert(), "chosen"_a.noconvert());
+  m.def(
       "cut_marked",
       [](Out<float> values, In<uint64_t> marks, Out<int64_t> positions, Out<float> chosen) {
         without_gil([&] {

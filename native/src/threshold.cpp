@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "hpcrec/bits.h"
@@ -158,6 +159,30 @@ void take_marked(const float* values, int64_t n, const uint64_t* marks, int64_t 
   for_marked(n, marks, k, [=](int64_t at, int64_t i) {
     positions[at] = i;
     chosen[at] = values[i];
+  });
+}
+
+void take_largest(const float* values, int64_t n_vectors, int64_t width, int64_t keep, int64_t* positions,
+                  float* chosen) {
+  if (n_vectors == 0) return;  // of any width
+  const int n_team = team(n_vectors * width);
+  parallel_pieces(n_team, [&](int piece, int pieces) {
+    const Range mine = share(n_vectors, piece, pieces);
+    std::vector<uint32_t> magnitudes(width), partitioned(width);
+    for (int64_t v = mine.first; v < mine.last; ++v) {
+      const float* of = values + v * width;
+      for (int64_t i = 0; i < width; ++i) magnitudes[i] = clamped(of[i]);
+      partitioned = magnitudes;
+      const auto last = partitioned.begin() + (keep - 1);
+      std::nth_element(partitioned.begin(), last, partitioned.end(), std::greater<uint32_t>());
+      const uint32_t least = *last;
+      int64_t equals = std::count(partitioned.begin(), last + 1, least), at = v * keep;
+      for (int64_t i = 0; i < width && at < (v + 1) * keep; ++i) {
+        if (magnitudes[i] < least || (magnitudes[i] == least && equals-- <= 0)) continue;
+        positions[at] = v * width + i;
+        chosen[at++] = of[i];
+      }
+    }
   });
 }
 

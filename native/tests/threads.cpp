@@ -181,6 +181,20 @@ void message_kernels(Random& random) {
   });
 }
 
+void largest_of_vectors(Random& random) {
+  const int64_t n = 9000, width = 33, keep = 5;
+  const Reals<float> values = reals<float>(random, n * width);
+  same("take_largest", [&] {
+    Ints positions(n * keep);
+    Reals<float> chosen(n * keep);
+    hpcrec::take_largest(values.data(), n, width, keep, positions.data(), chosen.data());
+    Bits bits;
+    bits.add(positions);
+    bits.add(chosen);
+    return bits;
+  });
+}
+
 template <class T> void row_kernels(Random& random, int64_t width) {
   const int64_t n_rows = 700, n_vectors = 900;
   const Reals<T> rows = reals<T>(random, n_rows * width);
@@ -324,6 +338,7 @@ int main(int argc, char** argv) {
     ids_kernels(random);
     id_map(random);
     message_kernels(random);
+    largest_of_vectors(random);
     for (const int64_t width : {1, 8, 33, 64}) {
       row_kernels<float>(random, width);
       row_kernels<double>(random, width);

@@ -18,7 +18,7 @@ from hpcrec.data.loader import Loader
 from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.exchange.choose import WORTH, Choice, Chooser
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.measure import Asks, Counter, cross_host_bytes, step_bytes
+from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes, step_bytes
 from hpcrec.exchange.offers import SINGLE, Offers
 from hpcrec.exchange.reduction import WAYS
 from hpcrec.exchange.split import Splitter
@@ -30,6 +30,7 @@ from tests.train.test_equivalence import covering
 
 TAGS = ("ids", "values", "gradients")
 WIDTH = 8
+DOUBLES, SINGLES = ItemBytes(8), ItemBytes(4)
 
 
 def roles(size: int) -> list[dict[str, Any]]:
@@ -78,8 +79,10 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str, monke
                 if step.batch is not None:
                     counter.add(whole_bags(session, step.number), len(step.batch.label))
                 asks = counter.asks(comm.allreduce(counter.totals()))
-                crossing = cross_host_bytes(layout, asks, reduction, item_bytes=8)
-                found = step_bytes(layout, asks, item_bytes=8, dense_elements=0, dense_item_bytes=8, dense_ranks=1)
+                crossing = cross_host_bytes(layout, asks, reduction, item_bytes=DOUBLES)
+                found = step_bytes(
+                    layout, asks, item_bytes=DOUBLES, dense_elements=0, dense_item_bytes=8, dense_ranks=1
+                )
                 for tag in TAGS:
                     predicted[tag] += found[tag] - crossing[tag], crossing[tag]
                 pairs = sum(d != h for d in at.dense for h in layout.legs)
@@ -144,7 +147,7 @@ def total(offers: Offers, asks: Asks, forms: dict[str, str], copied: tuple[str, 
     layout = offers.layout(forms, copied)
     return sum(
         step_bytes(
-            layout, asks, item_bytes=4, dense_elements=0, dense_item_bytes=4, dense_ranks=len(offers.dense)
+            layout, asks, item_bytes=SINGLES, dense_elements=0, dense_item_bytes=4, dense_ranks=len(offers.dense)
         ).values()
     )
 
@@ -164,7 +167,9 @@ def test_the_choice_is_the_cheapest_there_is(seed: int) -> None:
     offers = offers_for(operators, rows, one_hot, (2, 3) if seed % 4 else (2,))
     asks = asks_for(offers, rng, rows, one_hot)
     budget = (0, 2000, 10**9)[seed % 3]
-    chooser = Chooser(offers, asks, item_bytes=4, budget_bytes=budget, dense_elements=0, dense_item_bytes=4, samples=0)
+    chooser = Chooser(
+        offers, asks, item_bytes=SINGLES, budget_bytes=budget, dense_elements=0, dense_item_bytes=4, samples=0
+    )
     choice = chooser.choose()
     every = []
     for forms in itertools.product(SINGLE, repeat=4):
@@ -208,7 +213,7 @@ def test_a_layer_is_folded_where_that_saves_more_than_it_costs(
         totals.append(counter.totals())
     asks, elements = counter.asks(np.sum(totals, axis=0)), sum(w.numel() for w in weights) + 100
     chooser = Chooser(
-        offers, asks, item_bytes=4, budget_bytes=0, dense_elements=elements, dense_item_bytes=4, samples=2 * n
+        offers, asks, item_bytes=SINGLES, budget_bytes=0, dense_elements=elements, dense_item_bytes=4, samples=2 * n
     )
     choice = chooser.choose()
     owners = len({places[f].owners for f in names})
@@ -237,7 +242,7 @@ def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
     ids = np.tile(np.arange(40), 5)[: 3 * n]  # each of the features has 40 rows or so, and they are the same ones
     counter.add(Bags(names, ids, np.arange(3 * n + 1)), n)
     asks = counter.asks(counter.totals())
-    chooser = Chooser(offers, asks, item_bytes=4, budget_bytes=0, dense_elements=0, dense_item_bytes=4, samples=0)
+    chooser = Chooser(offers, asks, item_bytes=SINGLES, budget_bytes=0, dense_elements=0, dense_item_bytes=4, samples=0)
     assert chooser.choose().forms == dict.fromkeys(names, "rows")
     some = Layout(tables, families, lookups, forms={"c": "pooled"}, default_form="rows", operators=operators)
     (entry,) = (e for e in some.legs[0].entries if e.form == "rows")
@@ -302,5 +307,5 @@ def chosen_of_columns(places: Mapping[str, Placement], owners: int, dense: int, 
         totals.append(counter.totals())
     asks, elements = counter.asks(np.sum(totals, axis=0)), sum(w.numel() for w in weights) + 100
     return Chooser(
-        offers, asks, item_bytes=4, budget_bytes=0, dense_elements=elements, dense_item_bytes=4, samples=n * dense
+        offers, asks, item_bytes=SINGLES, budget_bytes=0, dense_elements=elements, dense_item_bytes=4, samples=n * dense
     ).choose()

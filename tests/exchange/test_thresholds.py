@@ -12,7 +12,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcrec.build import open_session
-from hpcrec.exchange.thresholds import Thresholding, Thresholds
+from hpcrec.exchange.masks import FeatureMasks, Thresholding
 from hpcrec.exchange.work import Spans
 from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint
@@ -22,6 +22,7 @@ from tests.train.runs import config_for, gather_tables, global_batches, referenc
 from tests.train.test_equivalence import roles_for
 
 DENSITY, EVERY, STEPS = 0.05, 4, 7
+OF_VECTOR = 0.3
 
 
 def config(folder: Path, topology: dict[str, Any], model: str = "dcn", form: str = "pooled", **dct: Any) -> Any:
@@ -39,7 +40,9 @@ def config(folder: Path, topology: dict[str, Any], model: str = "dcn", form: str
 
 
 class Masking(Reference):
-    """The reference, with elements of pooled vectors below a threshold of their feature's table set to zero."""
+    """The reference, with elements of pooled vectors below a threshold set to zero: their feature table's, or own."""
+
+    by_vector: bool
 
     taus: dict[tuple[str, str], float]
     kept: int
@@ -50,6 +53,11 @@ class Masking(Reference):
         if values.shape[1] == 1:
             return values
         there = torch.from_numpy(np.diff(bag.offsets) > 0)  # no vector crosses of an empty bag
+        if self.by_vector:
+            keep = max(1, round(OF_VECTOR * values.shape[1]))
+            largest = torch.argsort(values.detach().abs(), dim=1, descending=True, stable=True)[:, :keep]
+            self.kept += keep * int(there.sum())
+            return values * torch.zeros_like(values).scatter_(1, largest, 1.0)
         sent = values.detach()[there].abs().flatten()
         wanted = max(1, round(DENSITY * len(sent)))
         if self.batches % EVERY == 0 or (sent >= self.taus[feature, table]).sum() > 2 * DENSITY * len(sent):
@@ -73,6 +81,7 @@ class Masking(Reference):
 def masking(session: Session, wanted: Any) -> Masking:
     reference = reference_for(session, wanted)
     reference.__class__ = Masking
+    reference.by_vector = wanted.exchange.dct.threshold == "vector"
     reference.taus, reference.kept, reference.drifts, reference.batches = {}, 0, 0, 0
     return reference
 
@@ -83,11 +92,13 @@ def total(session: Session, value: float) -> float:
 
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("model", ["dcn", "deepfm"])
-def test_equals_one_process_with_the_same_masks(folder: Path, model: str) -> None:
+@pytest.mark.parametrize("threshold", ["feature", "vector"])
+def test_equals_one_process_with_the_same_masks(folder: Path, model: str, threshold: str) -> None:
     write_data(folder / "data.h5")
     forms = ("pooled", "partial") if model == "dcn" else ("pooled",)  # partial results are not thresholded
+    dct = {"threshold": "vector", "density": OF_VECTOR, "every": 1000} if threshold == "vector" else {}
     for topology, form in zip(roles_for(MPI.COMM_WORLD.size), itertools.cycle(forms), strict=False):
-        wanted = config(folder, topology, model, form)
+        wanted = config(folder, topology, model, form, **dct)
         with open_session(wanted) as session:
             reference, exact = masking(session, wanted), reference_for(session, wanted)
             batches = global_batches(session, session.total_steps)
@@ -98,19 +109,22 @@ def test_equals_one_process_with_the_same_masks(folder: Path, model: str) -> Non
                 np.testing.assert_allclose(rows, reference.rows(table), rtol=0, atol=1e-5)
                 if not table.endswith("wide"):
                     assert np.abs(rows - exact.rows(table)).max() > 1e-3
-            thresholds = session.parts.engine.thresholds
-            found = [0, 0] if thresholds is None else [thresholds.kept, thresholds.drifts]
+            masks = session.parts.engine.masks
+            found = [0, 0] if masks is None else [masks.kept, masks.drifts]
             assert [total(session, n) for n in found] == [reference.kept, reference.drifts]
+
+
+def leg_of(tables: str) -> Any:
+    return SimpleNamespace(
+        entries=[SimpleNamespace(features=(table,)) for table in tables],
+        streams=[SimpleNamespace(entry=e, table=table, columns=(0, 4), width=4) for e, table in enumerate(tables)],
+        n_value_streams=len(tables),
+    )
 
 
 def test_thresholds_are_found_anew_where_too_much_passes() -> None:
     """Of a feature whose vectors have grown; of the other, and in evaluations, they stay."""
-    leg = SimpleNamespace(
-        entries=[SimpleNamespace(features=("a",)), SimpleNamespace(features=("b",))],
-        streams=[SimpleNamespace(entry=e, table="ab"[e], columns=(0, 4), width=4) for e in (0, 1)],
-        n_value_streams=2,
-    )
-    thresholds = Thresholds(leg, Thresholding(density=0.1, every=100, evaluates=True))  # type: ignore[arg-type]
+    thresholds = FeatureMasks(leg_of("ab"), Thresholding(density=0.1, every=100, evaluates=True))
     spans = Spans(np.array([0, 1]), np.array([0, 208]), np.array([203, 411]), np.array([[80, 120], [120, 80]]))
     rng = np.random.default_rng(3)
     sent = rng.standard_normal(416).astype(np.float32)
@@ -131,6 +145,18 @@ def test_thresholds_are_found_anew_where_too_much_passes() -> None:
             assert positions.tolist() == np.flatnonzero(reach).tolist()
             assert chosen.tolist() == message[reach].tolist()
     assert (thresholds.batches, thresholds.elements) == (4, 1600)
+
+
+def test_masks_of_another_layout_go_on() -> None:
+    """Streams that both have keep their threshold and its age; others have none yet."""
+    how = Thresholding(density=0.1, every=100, evaluates=True)
+    before = FeatureMasks(leg_of("ab"), how)
+    before.tau_S[:] = 1.5, 2.5
+    before.batches, before.drifts, before.kept, before.elements = 7, 2, 30, 300
+    after = FeatureMasks(leg_of("cb"), how)
+    after.follow(before)
+    np.testing.assert_array_equal(after.tau_S, [np.nan, 2.5])
+    assert (after.batches, *after.counts()) == (7, 30, 300, 2)
 
 
 @pytest.mark.parallel([1, 2, 3])
@@ -166,9 +192,9 @@ def test_bytes_follow_what_is_kept(folder: Path) -> None:
         for step in session.steps():
             step.run()
         _, values, gradients = (session.parts.world.total_wire_bytes().sum(axis=1) - before)[:3]
-        thresholds = session.parts.engine.thresholds
-        kept = total(session, 0 if thresholds is None else thresholds.kept)
-        elements = total(session, 0 if thresholds is None else thresholds.elements)
+        masks = session.parts.engine.masks
+        kept = total(session, 0 if masks is None else masks.kept)
+        elements = total(session, 0 if masks is None else masks.elements)
     padding = 4 * 64 * len(session.topology.dense)
     assert 0 <= gradients - kept * (2 + 4 / 128) <= padding * 1.1
     assert 0 < values - gradients <= elements / 8 + padding
@@ -212,7 +238,40 @@ def test_evaluations_with_and_without(folder: Path) -> None:
         with open_session(wanted) as session:
             for step in session.steps():
                 step.run()
-            before = session.parts.engine.thresholds.kept
+            before = session.parts.engine.masks.kept
             found[evaluate] = session.evaluate("validation")["logloss"]
-            assert session.parts.engine.thresholds.kept == before
+            assert session.parts.engine.masks.kept == before
     assert abs(found[True] - found[False]) > 1e-4
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_auto_chooses_among_thresholded_vectors_and_partial_results(folder: Path) -> None:
+    """By bytes, which the ledger confirms: gradients to their padding, positions as they lie."""
+    write_data(folder / "data.h5", samples=4000)
+    densities, topologies = (0.125, 1.0), itertools.cycle(roles_for(MPI.COMM_WORLD.size))
+    for (density, model), topology in zip(itertools.product(densities, ("deepfm", "fm")), topologies, strict=False):
+        exchange = {
+            "form": "auto",
+            "auto_steps": 4,
+            "codec": "dct",
+            "dct": {"density": density, "threshold": "vector", "values": "bf16"},
+        }
+        wanted = config_for(
+            folder,
+            topology=topology,
+            model={"name": model, "pooling": {}},
+            exchange=exchange,
+            train={"dtype": "float32", "steps": 4, "batch_size": 1000},
+        )
+        with open_session(wanted) as session:
+            before = session.parts.world.total_wire_bytes().sum(axis=1)
+            for step in session.steps():
+                step.run()
+            spent = (session.parts.world.total_wire_bytes().sum(axis=1) - before)[1:3] / session.step
+            told = session.parts.auto.history[0]
+        predicted, single = told["predicted_bytes_per_step"], told["single_form_bytes_per_step"]
+        assert "rows" not in {*told["forms"].values(), *single}
+        assert sum(predicted.values()) <= min(single.values()) * 1.005
+        assert spent[1] == pytest.approx(predicted["gradients"], rel=0.01, abs=16 * 128)
+        # Positions of what crosses whole are written, too, and of few elements they take more than of many.
+        assert spent[0] == pytest.approx(predicted["values"], rel=0.3, abs=16 * 128)

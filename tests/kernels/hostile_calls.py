@@ -356,6 +356,13 @@ def select_above(rng: np.random.Generator) -> Call:
     return Call(lambda values: kernels.select_above(values, tau), {"values": single(rng)})
 
 
+def select_largest(rng: np.random.Generator) -> Call:
+    width = int(rng.integers(1, 9))
+    keep = int(rng.integers(1, width + 1))
+    values = floats(rng, 40 * width, np.float32).reshape(40, width)
+    return Call(lambda values: kernels.select_largest(values, keep), {"values": values})
+
+
 def select_with_feedback(rng: np.random.Generator) -> Call:
     gradient, tau = single(rng), tau_of(rng)
     arguments = {"gradient": gradient, "residual": floats(rng, gradient.size, np.float32)}
@@ -403,7 +410,7 @@ CALLS = (
     gather, beside_gather, maximum, maximum_backward, copy, merge, update, merge_update, beside_merge_update,
     squared_norm, group, dedup, partition, permute, hash_ids, init_rows, take_bags, packed_bytes, pack_numbers,
     unpack_numbers, fletcher32, read_chunks, write_halves, read_halves, threshold_of, select_above,
-    select_with_feedback, scatter, gather_positions, positions_bytes, write_positions, read_positions,
+    select_largest, select_with_feedback, scatter, gather_positions, positions_bytes, write_positions, read_positions,
 )  # fmt: skip
 
 

@@ -72,6 +72,24 @@ def test_select_above(n):
         assert tau or positions.size == n
 
 
+@pytest.mark.parametrize(("n", "width"), [(0, 3), (1, 1), (7, 1), (127, 5), (1000, 16), (3001, 64), (40, 1000)])
+def test_select_largest(n, width):
+    values = gradients(np.random.default_rng(n + width), n * width).reshape(n, width)
+    for keep in sorted({1, min(2, width), (width + 1) // 2, width}):
+        positions, chosen = same_from_both(lambda keep=keep: kernels.select_largest(values, keep), THREADS)
+        assert (positions.dtype, chosen.dtype) == (np.int64, np.float32)
+        assert chosen.tobytes() == values.reshape(-1)[positions].tobytes()
+        assert (np.diff(positions) > 0).all()
+        assert (positions.reshape(n, keep) // width == np.arange(n)[:, None]).all()
+        picked = np.zeros(values.shape, bool)
+        picked.reshape(-1)[positions] = True
+        for vector, mine in zip(magnitudes(values), picked, strict=True):
+            least = np.sort(vector)[width - keep]
+            assert mine[vector > least].all()
+            equals = np.flatnonzero(vector == least)
+            assert mine[equals].tolist() == [i < keep - (vector > least).sum() for i in range(len(equals))]
+
+
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_a_threshold_between_two_float32_is_not_rounded_to_one(backend):
     kernels.use(backend)
@@ -150,6 +168,9 @@ FIVE = np.ones(5, np.float32)
         (lambda: kernels.threshold_of(FIVE[:0], 1), "values is empty"),
         (lambda: kernels.threshold_of(FIVE.astype(float), 1), r"values is float64\[5\]; needed .* float32"),
         (lambda: kernels.select_above(FIVE.astype(np.int64), 1.0), r"values is int64\[5\]"),
+        (lambda: kernels.select_largest(FIVE[None], 6), "keep is 6; allowed are 1 to 5"),
+        (lambda: kernels.select_largest(FIVE, 1), r"values is float32\[5\]"),
+        (lambda: kernels.select_largest(np.ones((3, 0), np.float32), 1), "vectors of no values"),
         (lambda: kernels.select_above(FIVE, -1.0), "tau is -1.0; allowed are 0 and more"),
         (lambda: kernels.select_above(FIVE, math.nan), "tau is nan; allowed are 0 and more"),
         (lambda: kernels.select_with_feedback(FIVE, np.ones(4, np.float32), 1.0), r"residual is float32\[4\]"),

@@ -15,6 +15,10 @@ int64_t mark_above(const float* values, int64_t n, float tau, uint64_t* marks);
 int64_t mark_sum(const float* gradient, float* residual, int64_t n, float tau, uint64_t* marks);
 // Positions and values of the k marked ones.
 void take_marked(const float* values, int64_t n, const uint64_t* marks, int64_t k, int64_t* positions, float* chosen);
+// Of each vector the `keep` largest magnitudes, 1 <= keep <= width, of equals the first: positions among all values,
+// rising, and what they are; n_vectors * keep of both.
+void take_largest(const float* values, int64_t n_vectors, int64_t width, int64_t keep, int64_t* positions,
+                  float* chosen);
 // Besides, makes them zero.
 void cut_marked(float* values, int64_t n, const uint64_t* marks, int64_t k, int64_t* positions, float* chosen);
 

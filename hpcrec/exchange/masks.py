@@ -1,0 +1,209 @@
+"""Which elements of pooled vectors cross under codec ``dct``, and what is remembered from batch to batch [DCT].
+
+Two ways, both by magnitude: elements that reach a threshold of their feature, which lives for many batches
+(``FeatureMasks``); or of each vector its largest, chosen anew in every batch (``VectorMasks``). What is added up
+elsewhere is not chosen from, since no element of it stands for itself: partial results, and vectors of width 1.
+
+Knows the streams of a holder and where they are in its message; how chosen elements are written is for ``thresholds``.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcrec import kernels
+from hpcrec.exchange.layout import Leg
+from hpcrec.exchange.work import Spans
+from hpcrec.types import Floats, Ints
+
+DRIFT = 2  # times the elements wanted, above which a threshold is found anew at once
+
+Chosen = tuple[Ints, Floats]
+"""Rising positions, and the elements there."""
+
+
+@dataclass(frozen=True)
+class Thresholding:
+    """How.
+
+    Attributes
+    ----------
+    density : float
+        Share of a stream's elements that is to cross, above 0 and at most 1.
+    every : int
+        Training batches until thresholds are found anew.
+    evaluates : bool
+        Whether evaluations are thresholded too.
+    by_vector : bool
+        Whether each vector has a threshold of its own.
+    """
+
+    density: float
+    every: int
+    evaluates: bool
+    by_vector: bool = False
+
+    def of_vector(self, width: int) -> int:
+        """How many elements of each vector cross, by thresholds of their own."""
+        return max(1, round(self.density * width))
+
+    def density_of(self, width: int) -> float:
+        """Share of the elements of such vectors that is to cross."""
+        return self.of_vector(width) / width if self.by_vector else self.density
+
+
+def make_masks(leg: Leg, how: Thresholding) -> "Masks":
+    """Those of one holder."""
+    return (VectorMasks if how.by_vector else FeatureMasks)(leg, how)
+
+
+class Masks(ABC):
+    """Those of one holder, by its streams that have values.
+
+    Parameters
+    ----------
+    leg : Leg
+    how : Thresholding
+
+    Attributes
+    ----------
+    names : list of str
+        Of the streams.
+    whole_S : bool [S]
+        Streams that cross whole.
+    batches, drifts : int
+        Training batches so far; thresholds found anew because they let too many through.
+    kept, elements : int
+        Elements that crossed in training, and all, of what is chosen from.
+    """
+
+    def __init__(self, leg: Leg, how: Thresholding) -> None:
+        self._how = how
+        streams = leg.streams[: leg.n_value_streams]
+        self.names = [f"{s.table} of {'+'.join(leg.entries[s.entry].features)} {s.columns}" for s in streams]
+        self.widths = [s.width for s in streams]
+        self.whole_S = np.array([s.width == 1 or how.density == 1 for s in streams], bool)
+        self.batches = self.drifts = self.kept = self.elements = 0
+
+    def picked(self, sent: Floats, spans: Spans, *, train: bool) -> list[Chosen]:
+        """For each sender of ``spans``: positions in its message, rising, and the elements there."""
+        by_sender = self._chosen(sent, spans, train=train)
+        if train:
+            self.batches += 1
+            cut = ~self.whole_S
+            self.kept += sum(len(x) for streams in by_sender for (x, _), of in zip(streams, cut, strict=True) if of)
+            self.elements += int(spans.elements_PS.sum(axis=0)[cut].sum())
+        out = []
+        for p, streams in enumerate(by_sender):
+            at, n = spans.behind(p)
+            tail = np.arange(at, at + n) - spans.at_P[p]  # partial results, whole
+            positions = np.concatenate([x for x, _ in streams] + [tail])
+            out.append((positions, np.concatenate([x for _, x in streams] + [sent[at : at + n]])))
+        return out
+
+    def counts(self) -> tuple[int, int, int]:
+        """``kept``, ``elements`` and ``drifts``."""
+        return self.kept, self.elements, self.drifts
+
+    def follow(self, before: "Masks") -> None:
+        """Goes on where the masks of another layout were, of the same rank."""
+        self.restore([before.saved()], 0)
+        self.drifts, self.kept, self.elements = before.drifts, before.kept, before.elements
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps of one rank's, JSON-like."""
+        return {"batches": self.batches}
+
+    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:  # noqa: ARG002
+        """Takes over what ``saved`` gave on every rank."""
+        self.batches = max((found["batches"] for found in by_rank if found), default=0)
+
+    @abstractmethod
+    def _chosen(self, sent: Floats, spans: Spans, *, train: bool) -> list[list[Chosen]]:
+        """For each sender, of each stream: positions in the message, and the elements there."""
+
+
+class VectorMasks(Masks):
+    """Of each vector its ``density`` width largest elements, one or more: all vectors of a stream alike."""
+
+    def _chosen(self, sent: Floats, spans: Spans, *, train: bool) -> list[list[Chosen]]:  # noqa: ARG002
+        return [
+            [self._of_stream(sent, spans, p, s, width) for s, width in enumerate(self.widths)]
+            for p in range(len(spans.at_P))
+        ]
+
+    def _of_stream(self, sent: Floats, spans: Spans, p: int, s: int, width: int) -> Chosen:
+        start, stop = spans.of(p, s)
+        keep = width if self.whole_S[s] else self._how.of_vector(width)
+        positions, chosen = kernels.select_largest(sent[start:stop].reshape(-1, width), keep)
+        return positions + (start - int(spans.at_P[p])), chosen
+
+
+class FeatureMasks(Masks):
+    """Elements that reach the threshold of their feature's table.
+
+    It is found anew every ``every`` training batches so that the share ``density`` of all its elements in that batch
+    reaches it, and at once where more than twice as many do. Evaluations use the thresholds of training, or, before
+    there are any, their own batch's.
+
+    Attributes
+    ----------
+    tau_S : float64 [S]
+        0 takes all; NaN is not found yet.
+    """
+
+    def __init__(self, leg: Leg, how: Thresholding) -> None:
+        super().__init__(leg, how)
+        self.tau_S = np.where(self.whole_S, 0.0, np.nan)
+
+    def _chosen(self, sent: Floats, spans: Spans, *, train: bool) -> list[list[Chosen]]:
+        tau_S, due = self.tau_S.copy(), train and self.batches % self._how.every == 0
+        for s in np.flatnonzero(~self.whole_S).tolist():
+            if due or np.isnan(tau_S[s]):
+                tau_S[s] = self._found(sent, spans, s)
+        by_sender = [self._of_sender(sent, spans, p, tau_S) for p in range(len(spans.at_P))]
+        kept_S = np.sum([[len(x) for x, _ in streams] for streams in by_sender], axis=0) if by_sender else 0 * tau_S
+        n_S = spans.elements_PS.sum(axis=0)
+        drifted = ~self.whole_S & (kept_S > DRIFT * np.maximum(1, self._how.density * n_S)) & (n_S > 0)
+        for s in np.flatnonzero(drifted).tolist() if train and not due else ():
+            tau_S[s] = self._found(sent, spans, s)
+            self.drifts += 1
+            for p, streams in enumerate(by_sender):
+                streams[s] = self._of_stream(sent, spans, p, s, tau_S[s])
+        if train:
+            self.tau_S = tau_S
+        return by_sender
+
+    def saved(self) -> dict[str, Any]:
+        """See ``Masks``."""
+        found = zip(self.names, self.tau_S.tolist(), strict=True)
+        return {**super().saved(), "tau": {name: tau for name, tau in found if not math.isnan(tau)}}
+
+    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
+        """See ``Masks``; thresholds of streams that this rank had, too. Others are found when they are needed."""
+        super().restore(by_rank, rank)
+        mine = by_rank[rank].get("tau", {}) if rank < len(by_rank) and by_rank[rank] else {}
+        self.tau_S = np.array(
+            [mine.get(name, tau) for name, tau in zip(self.names, self.tau_S.tolist(), strict=True)], np.float64
+        )
+
+    def _found(self, sent: Floats, spans: Spans, s: int) -> float:
+        parts = [sent[slice(*spans.of(p, s))] for p in range(len(spans.at_P))]
+        values = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        if not len(values):
+            return np.nan
+        return kernels.threshold_of(values, max(1, round(self._how.density * len(values))))
+
+    def _of_sender(self, sent: Floats, spans: Spans, p: int, tau_S: np.ndarray) -> list[Chosen]:
+        return [self._of_stream(sent, spans, p, s, tau) for s, tau in enumerate(tau_S.tolist())]
+
+    def _of_stream(self, sent: Floats, spans: Spans, p: int, s: int, tau: float) -> Chosen:
+        start, stop = spans.of(p, s)
+        if start == stop:
+            return np.zeros(0, np.int64), sent[:0]
+        positions, chosen = kernels.select_above(sent[start:stop], tau)
+        return positions + (start - int(spans.at_P[p])), chosen
