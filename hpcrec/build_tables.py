@@ -148,8 +148,16 @@ def _table(config: Config, name: str, width: int, lookups: Sequence[Lookup], dat
     own = config.embedding.table(name)
     beside_name = config.embedding.table_of(readers[0])
     beside = config.embedding.table(beside_name)
-    assert own.optimizer is not None and own.init_scale is not None, "EmbeddingConfig.table fills them in"
-    spec = TableSpec(name=name, rows=1, width=width, init_scale=own.init_scale, optimizer=own.optimizer.spec())
+    assert own.optimizer is not None, "EmbeddingConfig.table fills it in"
+    assert own.init_scale is not None and own.init_decay is not None, "likewise"
+    spec = TableSpec(
+        name=name,
+        rows=1,
+        width=width,
+        init_scale=own.init_scale,
+        init_decay=own.init_decay,
+        optimizer=own.optimizer.spec(),
+    )
     dynamic = own.dynamic or beside.dynamic
     if dynamic is not None:
         if own.rows or own.hashed:

@@ -128,6 +128,8 @@ class TableConfig:
     """This table's own; embedding.optimizer by default."""
     init_scale: Amount | None = None
     """This table's own; embedding.init_scale by default."""
+    init_decay: Amount | None = None
+    """This table's own; embedding.init_decay by default."""
     shard: Literal["auto", "table", "row", "column", "replicate"] = "auto"
     """One owner holds it whole (table), rows or columns are dealt to owners, or every dense rank holds it whole
     (replicate). auto weighs rows and lookups against an owner's fair share."""
@@ -146,6 +148,9 @@ class EmbeddingConfig:
     """How rows learn."""
     init_scale: Amount = 0.01
     """Rows start uniform in [-init_scale, init_scale)."""
+    init_decay: Amount = 0.0
+    """What rows start as is divided by c ** init_decay in column c, counted from 1. Above 0, the first columns of all
+    tables are the largest: thresholded vectors then have columns in common (docs/dct.md)."""
     tables: dict[str, TableConfig] = field(default_factory=dict)
     """What differs from the above, by table."""
     share: dict[str, Text] = field(default_factory=dict)
@@ -158,10 +163,12 @@ class EmbeddingConfig:
         return feature
 
     def table(self, name: str) -> TableConfig:
-        """A table's settings with optimizer and init_scale filled in."""
+        """A table's settings with optimizer, init_scale and init_decay filled in."""
         own = self.tables.get(name, TableConfig())
         scale = self.init_scale if own.init_scale is None else own.init_scale
-        return dataclasses.replace(own, optimizer=own.optimizer or self.optimizer, init_scale=scale)
+        decay = self.init_decay if own.init_decay is None else own.init_decay
+        optimizer = own.optimizer or self.optimizer
+        return dataclasses.replace(own, optimizer=optimizer, init_scale=scale, init_decay=decay)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,6 +97,8 @@ class TableSpec:
         Ids are hashed into ``[0, rows)``; else an id is its row and must be below ``rows``.
     init_scale : float
         Rows start uniform in ``[-init_scale, init_scale)``, from (table seed, id) alone.
+    init_decay : float
+        Column c, from 0, is then divided by ``(c + 1) ** init_decay``.
     optimizer : OptimizerSpec
     dynamic : Dynamic or None
         Rows are given to ids as they come, which are any int64; None: row numbers are ids.
@@ -107,6 +109,7 @@ class TableSpec:
     width: int
     hashed: bool = False
     init_scale: float = 0.01
+    init_decay: float = 0.0
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     dynamic: Dynamic | None = None
 

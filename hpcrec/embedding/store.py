@@ -52,7 +52,7 @@ class RowStore:
         self.dtype = np.dtype(dtype)
         self.arenas: list[Arena] = []
         self.dynamic: dict[str, DynamicRows] = {}
-        self._scales = {name: table.init_scale for name, table in tables.items()}
+        self._starts = {name: (table.init_scale, table.init_decay) for name, table in tables.items()}
         self._seed = seed
         plans: dict[tuple[int, int, OptimizerSpec, str], list[Part]] = {}
         for family in families:
@@ -111,14 +111,18 @@ class RowStore:
 
     def _initial(self, part: Part, ids: Ints) -> Floats:
         start, stop = part.columns
-        return kernels.init_rows(
+        scale, decay = self._starts[part.table]
+        rows = kernels.init_rows(
             table_seed(self._seed, part.table),
             ids,
             stop - start,
             column_start=start,
-            scale=self._scales[part.table],
+            scale=scale,
             dtype=self.dtype,
         )
+        if decay:
+            rows /= (np.arange(start + 1, stop + 1) ** decay).astype(self.dtype)
+        return rows
 
     # Dynamic tables.
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <vector>
 
 #include "hpcrec/bits.h"
@@ -24,7 +23,7 @@ constexpr uint32_t bit[word_bits / 2] = {
     1u << 22, 1u << 23, 1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
 
 // Bit i: whether is(values[i]), for the first n, at most a word's bits.
-template <class Is> uint64_t bits_where(const float* values, int64_t n, Is&& is) {
+template <class T, class Is> uint64_t bits_where(const T* values, int64_t n, Is&& is) {
   uint64_t bits = 0;
   if (n < word_bits) {
     for (int64_t i = 0; i < n; ++i) bits |= static_cast<uint64_t>(is(values[i])) << i;
@@ -121,6 +120,32 @@ std::vector<uint32_t> low_bits_of(const float* values, int64_t n, int n_team, ui
   return found;
 }
 
+// What the magnitudes that are picked reach, and how many of those that equal it are.
+struct Least {
+  int32_t magnitude;
+  int64_t equals;
+};
+
+// Of the `keep` largest of n magnitudes: by halving where it may be, until just so many reach it. All are compared
+// each time, in lanes, which takes less time than moving them.
+Least least_of(const int32_t* magnitudes, int64_t n, int64_t keep) {
+  const auto reaching = [=](int32_t least) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < n; ++i) found += magnitudes[i] >= least ? 1 : 0;
+    return static_cast<int64_t>(found);
+  };
+  int32_t low = 0, high = 0;  // `keep` or more reach low, fewer what is above high
+  for (int64_t i = 0; i < n; ++i) high = std::max(high, magnitudes[i]);
+  while (low < high) {
+    const int32_t middle = low + (high - low + 1) / 2;
+    const int64_t found = reaching(middle);
+    if (found == keep) return {middle, keep};
+    if (found > keep) low = middle;
+    else high = middle - 1;
+  }
+  return {low, keep - reaching(low + 1)};
+}
+
 }  // namespace
 
 float threshold_of(const float* values, int64_t n, int64_t keep) {
@@ -168,19 +193,21 @@ void take_largest(const float* values, int64_t n_vectors, int64_t width, int64_t
   const int n_team = team(n_vectors * width);
   parallel_pieces(n_team, [&](int piece, int pieces) {
     const Range mine = share(n_vectors, piece, pieces);
-    std::vector<uint32_t> magnitudes(width), partitioned(width);
+    std::vector<int32_t> magnitudes(width);
     for (int64_t v = mine.first; v < mine.last; ++v) {
       const float* of = values + v * width;
-      for (int64_t i = 0; i < width; ++i) magnitudes[i] = clamped(of[i]);
-      partitioned = magnitudes;
-      const auto last = partitioned.begin() + (keep - 1);
-      std::nth_element(partitioned.begin(), last, partitioned.end(), std::greater<uint32_t>());
-      const uint32_t least = *last;
-      int64_t equals = std::count(partitioned.begin(), last + 1, least), at = v * keep;
-      for (int64_t i = 0; i < width && at < (v + 1) * keep; ++i) {
-        if (magnitudes[i] < least || (magnitudes[i] == least && equals-- <= 0)) continue;
-        positions[at] = v * width + i;
-        chosen[at++] = of[i];
+      for (int64_t i = 0; i < width; ++i) magnitudes[i] = static_cast<int32_t>(clamped(of[i]));
+      const Least least = least_of(magnitudes.data(), width, keep);
+      int64_t equals = least.equals, at = v * keep;
+      for (int64_t first = 0; first < width; first += word_bits) {
+        const int64_t n = std::min(word_bits, width - first);
+        uint64_t bits = bits_where(magnitudes.data() + first, n, [=](int32_t m) { return m >= least.magnitude; });
+        for (; bits; bits &= bits - 1) {
+          const int64_t i = first + __builtin_ctzll(bits);
+          if (magnitudes[i] == least.magnitude && equals-- <= 0) continue;
+          positions[at] = v * width + i;
+          chosen[at++] = of[i];
+        }
       }
     }
   });

@@ -73,8 +73,9 @@ def test_tables_of_one_feature_must_agree() -> None:
 
 
 @pytest.mark.parametrize("kind", ["table", "row", "column"])
-def test_every_row_is_held_once_and_starts_alike(kind: str) -> None:
-    tables = {"a": TableSpec(name="a", rows=101, width=7, init_scale=0.3)}
+@pytest.mark.parametrize("decay", [0.0, 1.5])
+def test_every_row_is_held_once_and_starts_alike(kind: str, decay: float) -> None:
+    tables = {"a": TableSpec(name="a", rows=101, width=7, init_scale=0.3, init_decay=decay)}
     lookups, features = [Lookup(feature="a", table="a")], [Feature(name="a", cardinality=101)]
     whole = {}
     for owners in (1, 2, 3, 5):
@@ -92,7 +93,9 @@ def test_every_row_is_held_once_and_starts_alike(kind: str) -> None:
         assert (seen == 1).all()
         whole[owners] = rows
         np.testing.assert_array_equal(rows, whole[1])
-    assert 0.25 < np.abs(whole[1]).max() <= 0.3
+    largest = np.abs(whole[1]).max(axis=0) * np.arange(1, 8) ** decay
+    assert (largest > 0.25).all()
+    assert (largest <= 0.3 * (1 + 1e-6)).all()
 
 
 def test_load_takes_what_export_gave_for_any_shards() -> None:

@@ -1,0 +1,71 @@
+"""Runs of ``benchmarks/dct.py``: one ``hpcrec train`` each, and what it says of quality and bytes.
+
+Knows command lines and summaries alone.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _report import trained, write_config
+
+CONFIG = Path(__file__).resolve().parent / "dct.toml"
+MODELS = {
+    "dlrm": ("model.name=dlrm", "model.options={bottom=[64], top=[128, 64]}"),
+    "deepfm": ("model.name=deepfm", "model.options={hidden=[128, 64]}"),
+}
+CROSSING = ("values", "gradients", "control")  # tags of the exchange, but for ids, which are not compressed here
+Row = dict[str, Any]
+
+
+def train(data: Path, ranks: int, settings: Sequence[str], *, unmasked: bool = False) -> Row:
+    """One run: AUC and log-loss on test data, bytes a step of all ranks, and what compression tells of itself.
+
+    Parameters
+    ----------
+    data : Path
+        Folder of ``train.h5`` and ``test.h5``.
+    ranks : int
+    settings : sequence of str
+        Beside those of ``dct.toml``.
+    unmasked : bool
+        Whether the trained model is evaluated again on vectors that are not thresholded, as ``auc_unmasked``.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = write_config(folder, CONFIG.read_text())
+        summary = trained(config, ranks, f"data.train={data}/train.h5", f"data.test={data}/test.h5", *settings)
+        row = {name: summary["eval"][name] for name in ("auc", "logloss")} | _bytes(summary)
+        if unmasked:
+            row["auc_unmasked"] = evaluated(folder / "run", ranks, "exchange.dct.evaluate=false")["auc"]
+    return row
+
+
+def evaluated(run: Path, ranks: int, *settings: str) -> Row:
+    """What ``hpcrec evaluate`` prints of the last checkpoint of a run."""
+    line = [sys.executable, "-m", "hpcrec", "run", "-n", str(ranks), "--", "evaluate", str(run)]
+    line += [f"--set={setting}" for setting in settings]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(line)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    found: Row = json.loads(done.stdout)
+    return found
+
+
+def _bytes(summary: Row) -> Row:
+    """A step's, of the exchange, of ids and of dense sums; shares of elements that crossed."""
+    steps = summary["steps"]
+    by_tag = {tag: sum(n.values()) / steps for tag, n in summary["wire_bytes"].items()}
+    return {
+        "steps": steps,
+        "exchange_bytes": sum(by_tag[tag] for tag in CROSSING),
+        "id_bytes": by_tag["ids"],
+        "dense_bytes": by_tag["dense"],
+        "exchange_density": summary["exchange_thresholds"].get("density", 1.0),
+        "dense_density": summary["dense_compression"].get("density", 1.0),
+        "step_ms": summary["throughput"]["step_ms"]["p50"],
+    }
