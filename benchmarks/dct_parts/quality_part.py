@@ -1,0 +1,112 @@
+"""AUC and bytes of both compressions together beside the uncompressed run, over seeds, paired.
+
+Synthetic clicks whose attainable AUC is known, 1,048,576 test samples, 2 ranks with both roles, width 64, 3,000 steps
+of 2,048 samples, none twice, float32. Each vector has its own threshold, values are fp16. Both runs of a pair have the
+same data, seed, dense optimizer and schedule. How rows begin, and their learning rate, are what did best for each in a
+search at 1,500 steps or fewer. A thresholded run wants rows that begin in few columns, the same in all tables
+(``embedding.init_decay``): what begins at random keeps columns at random, and products of vectors that have no columns
+in common are zero. Rows of the table besides, one seed each: ``whole, falling`` is uncompressed with the initial rows
+and rate of the thresholded runs; ``narrow`` is uncompressed, its vectors as wide as many elements cross of the others.
+
+``dct.dense_ratio``, ``dct.exchange_ratio``: bytes of the uncompressed run over those of the thresholded one, by the
+ledger, of the model where it is smaller; dense sums with their sizes; values, gradients and control messages, ids
+beside. ``dct.auc_difference.synthetic.<model>``: mean over seeds of thresholded less uncompressed.
+``dct.auc_interval.synthetic.<model>``: lower end of its 95 % interval, by Student's t over seeds. ``auc_unmasked``: of
+the thresholded run, evaluated on whole vectors.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from _report import claim
+from dct_parts import clicks
+from dct_parts.runs import MODELS, Row, train
+from scipy import stats
+
+RANKS, SEEDS, BLOCKS, STEPS = 2, (1, 2, 3, 4, 5), 96, 3000
+QUICK_SEEDS, QUICK_BLOCKS, QUICK_TEST_BLOCKS, QUICK_STEPS = (1, 2), 4, 1, 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of a model: what its uncompressed runs, its thresholded runs and its narrow ones have."""
+
+    whole: tuple[str, ...]
+    falling: tuple[str, ...]
+    density: float
+    width: int
+
+
+def rows_of(lr: float, scale: float, decay: float) -> tuple[str, ...]:
+    """How rows begin and learn."""
+    return (f"embedding.optimizer.lr={lr}", f"embedding.init_scale={scale}", f"embedding.init_decay={decay}")
+
+
+OF = {
+    "dlrm": Settings(whole=rows_of(0.05, 0.1, 0.0), falling=rows_of(0.1, 0.5, 20.0), density=0.08, width=5),
+    "deepfm": Settings(whole=rows_of(0.02, 0.1, 0.0), falling=rows_of(0.04, 0.1, 20.0), density=0.0625, width=4),
+}
+VECTORS = ("exchange.codec=dct", "exchange.dct.threshold=vector")
+DENSE = ("dense.compression=dct", "dense.dct.density=0.02", "dense.dct.every=500")
+WHOLE, LESS = "whole", "thresholded"
+GOALS = {"dense": ">= 100", "exchange": ">= 20", "auc": ">= -0.0005"}
+
+
+def measure(cache: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
+    """Rows of the table, and claims."""
+    seeds, blocks = (QUICK_SEEDS, QUICK_BLOCKS) if quick else (SEEDS, BLOCKS)
+    data = clicks.prepare(blocks, cache, *((QUICK_TEST_BLOCKS,) if quick else ()))
+    models = tuple(MODELS)[:1] if quick else tuple(MODELS)
+    steps = f"train.steps={QUICK_STEPS if quick else STEPS}"
+    rows: list[Row] = []
+    for model, seed in itertools.product(models, seeds):
+        for name, settings in runs_of(model, first=seed == seeds[0]):
+            found = train(data, RANKS, [*MODELS[model], *settings, steps, f"train.seed={seed}"], unmasked=name == LESS)
+            rows.append({"model": model, "seed": seed, "run": name, "auc_unmasked": None, **found})
+            show(rows[-1])
+    return rows, claims(rows, models)
+
+
+def runs_of(model: str, *, first: bool) -> Iterator[tuple[str, Sequence[str]]]:
+    """Names and settings of the runs of a seed; those beside the pair of the first seed alone."""
+    of_model = OF[model]
+    yield WHOLE, of_model.whole
+    yield LESS, (*of_model.falling, *VECTORS, f"exchange.dct.density={of_model.density}", *DENSE)
+    if first:
+        yield "whole, falling", of_model.falling
+        yield "narrow", (*of_model.whole, f"model.width={of_model.width}")
+
+
+def claims(rows: Sequence[Row], models: Sequence[str]) -> list[Row]:
+    """Of ratios the smaller one, of AUC by model."""
+    ratios, aucs = {}, []
+    for model in models:
+        whole, less = (of(rows, model, run) for run in (WHOLE, LESS))
+        for part in ("dense", "exchange"):
+            found = sum(r[f"{part}_bytes"] for r in whole) / sum(r[f"{part}_bytes"] for r in less)
+            ratios[part] = min(found, ratios.get(part, np.inf))
+        differences = [b["auc"] - a["auc"] for a, b in zip(whole, less, strict=True)]
+        mean, lower = interval(differences)
+        aucs.append(claim(f"dct.auc_difference.synthetic.{model}", mean, f"of AUC, mean of {len(differences)} seeds"))
+        aucs.append(claim(f"dct.auc_interval.synthetic.{model}", lower, "of AUC, lower end of 95 %", GOALS["auc"]))
+    unit = "times fewer bytes, the smaller of the models"
+    return [*(claim(f"dct.{part}_ratio", ratios[part], unit, GOALS[part]) for part in ratios), *aucs]
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Mean, and the lower end of its 95 % interval."""
+    mean, error = float(np.mean(differences)), float(stats.sem(differences))
+    return mean, mean - float(stats.t.ppf(0.975, len(differences) - 1)) * error
+
+
+def of(rows: Sequence[Row], model: str, run: str) -> list[Row]:
+    """Rows of a model's runs of one kind, by seed."""
+    return [r for r in rows if (r["model"], r["run"]) == (model, run)]
+
+
+def show(row: Row) -> None:
+    """A row on one line."""
+    print("  ".join(f"{k} {v:.5g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
