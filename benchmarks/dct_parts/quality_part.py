@@ -33,8 +33,17 @@ QUICK_SEEDS, QUICK_BLOCKS, QUICK_TEST_BLOCKS, QUICK_STEPS = (1, 2), 4, 1, 60
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Of a model: how rows begin and learn in uncompressed runs, in thresholded ones, and in uncompressed ones that did
-    worse; the share of elements that crosses, and the width of as many."""
+    """Of a model.
+
+    Attributes
+    ----------
+    whole, less, worse : tuple of str
+        How rows begin and learn in uncompressed runs, in thresholded ones, and in uncompressed ones that did worse.
+    density : float
+        Share of the elements of vectors that crosses.
+    width : int
+        Of vectors of as many elements.
+    """
 
     whole: tuple[str, ...]
     less: tuple[str, ...]
