@@ -97,6 +97,24 @@ def join(parts: Sequence[Columns]) -> Columns:
     )
 
 
+def join_bags(parts: Sequence[Bags]) -> Bags:
+    """Bags of the same features, the samples of `parts` one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    ids, lengths, weights = [], [], []
+    for f in range(len(parts[0].features)):
+        for part in parts:
+            n = (len(part.offsets) - 1) // len(part.features)
+            bounds = part.offsets[f * n : (f + 1) * n + 1]
+            here = slice(int(bounds[0]), int(bounds[-1]))
+            ids.append(part.ids[here])
+            lengths.append(np.diff(bounds))
+            if part.weights is not None:
+                weights.append(part.weights[here])
+    weights_K = np.concatenate(weights) if weights else None
+    return Bags(parts[0].features, np.concatenate(ids), ends(np.concatenate(lengths)), weights_K)
+
+
 def _join_column(parts: Sequence[Column]) -> Column:
     ids = np.concatenate([part.ids for part in parts])
     weights = None if parts[0].weights is None else np.concatenate([p.weights for p in parts if p.weights is not None])

@@ -18,8 +18,9 @@ from types import TracebackType
 from typing import Self
 
 from hpcrec.data import gather
+from hpcrec.data.grouped import Order
 from hpcrec.data.layout import Columns
-from hpcrec.data.order import GlobalOrder, Window, part
+from hpcrec.data.order import Share, Window
 from hpcrec.data.prefetch import Prefetch
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError
@@ -30,7 +31,10 @@ _OPTIONAL = ("weight",)  # what a batch has of the optional columns
 
 @dataclass(frozen=True)
 class _Task:
-    """One batch to make: positions ``[start, stop)`` of `epoch` are this part's share of batch `index`."""
+    """One batch to make: positions ``[start, stop)`` of `epoch` are this part's share of batch `index`.
+
+    The share begins ``offset`` samples into the whole batch, which has ``size``.
+    """
 
     epoch: int
     index: int
@@ -46,10 +50,10 @@ class Loader:
     Parameters
     ----------
     dataset : DataSet
-    order : GlobalOrder
+    order : Order
         Over the data set's samples.
     part, parts : int
-        This rank is number `part` of `parts` that share each batch.
+        This rank is number `part` of `parts` that share each batch; of an order of groups, a multiple of these.
     features : tuple of str, optional
         What the bags hold, in this order; all features of the data set by default. May be empty.
     prefetch : int
@@ -75,7 +79,7 @@ class Loader:
     def __init__(
         self,
         dataset: DataSet,
-        order: GlobalOrder,
+        order: Order,
         *,
         part: int = 0,
         parts: int = 1,
@@ -83,8 +87,10 @@ class Loader:
         prefetch: int = 4,
         ids_only: bool = False,
     ) -> None:
-        if order.samples != dataset.samples:
-            raise ConfigError(f"loader: the order has {order.samples} samples, {dataset.path} has {dataset.samples}.")
+        if order.dataset_samples != dataset.samples:
+            raise ConfigError(
+                f"loader: the order has {order.dataset_samples} samples, {dataset.path} has {dataset.samples}."
+            )
         if not 0 <= part < parts:
             raise ConfigError(f"loader: part {part} of {parts}; it must be in [0, {parts}).")
         if prefetch < 0:
@@ -96,6 +102,11 @@ class Loader:
         self.ids_only = ids_only
         self.exact = not order.shuffle and dataset.plain(self.features, _OPTIONAL, ids_only=ids_only)
         self.load_wait_s = 0.0
+
+    @property
+    def share(self) -> Share:
+        """What it reads of each batch."""
+        return self.order.share(self.part, self.parts)
 
     def batches(self, epoch: int = 0, index: int = 0, n: int | None = None) -> "BatchStream":
         """Batches from number `index` of `epoch` on, through later epochs.
@@ -122,11 +133,10 @@ class Loader:
 
     def tasks(self, first: int, end: int | None) -> Iterator[_Task]:
         """What to make for batches number ``[first, end)``, counted through all epochs."""
+        share = self.share
         while end is None or first < end:
             epoch, index = divmod(first, self.order.n_batches)
-            start, stop = self.order.batch_range(index)
-            low, high = part(stop - start, self.part, self.parts)
-            yield _Task(epoch, index, stop - start, low, start + low, start + high)
+            yield _Task(epoch, index, *share.of_batch(index))
             first += 1
 
 
@@ -186,11 +196,12 @@ class _Loaded:
 
 def _read_windows(loader: Loader, tasks: Iterator[_Task]) -> Generator[_Loaded]:
     """Each window that `tasks` need, once a stretch, in the order in which they need it; or just what each needs."""
-    order, epoch, end = loader.order, -1, 0  # of the window read last
+    order, epoch, end = loader.share.order, -1, 0  # of the window read last
     for task in tasks:
         if loader.exact:
             if task.start < task.stop:
-                window = Window(task.start, task.stop, ((task.start, task.stop),), None)
+                samples = (order.first + task.start, order.first + task.stop)
+                window = Window(task.start, task.stop, (samples,), None)
                 yield _load(loader, task.epoch, window)
             continue
         position = task.start if task.epoch != epoch else max(task.start, end)

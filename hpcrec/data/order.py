@@ -24,6 +24,31 @@ _KEPT_WINDOWS = 2  # permutations kept: a batch may straddle two windows
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one of several readers takes of each batch: part ``part`` of ``parts`` of the batches of ``order``.
+
+    Attributes
+    ----------
+    order : GlobalOrder
+    part, parts : int
+    group, groups : int
+        A whole batch is so many batches like those of ``order``, one after the other; this is number ``group`` of them.
+    """
+
+    order: "GlobalOrder"
+    part: int
+    parts: int
+    group: int = 0
+    groups: int = 1
+
+    def of_batch(self, t: int) -> tuple[int, int, int, int]:
+        """Size of the whole batch, where in it the share begins, and its positions ``[start, stop)`` in ``order``."""
+        start, stop = self.order.batch_range(t)
+        low, high = part(stop - start, self.part, self.parts)
+        return (stop - start) * self.groups, (stop - start) * self.group + low, start + low, start + high
+
+
+@dataclass(frozen=True)
 class Window:
     """Positions ``[start, stop)`` of an epoch and the samples that stand there.
 
@@ -61,6 +86,15 @@ class GlobalOrder:
         Chunks of a window.
     shuffle : bool
         False: every epoch is file order.
+    first : int
+        Number of the first of these samples in the data set.
+
+    Attributes
+    ----------
+    dataset_samples : int
+        Samples of the data set that it is the order of.
+    groups : int
+        Parts of the data set that are read beside each other: one (``data.grouped`` has several).
 
     Raises
     ------
@@ -68,13 +102,24 @@ class GlobalOrder:
         When a size is not positive.
     """
 
+    groups = 1
+
     def __init__(
-        self, samples: int, batch_size: int, *, seed: int = 0, chunk: int = 16384, window: int = 8, shuffle: bool = True
+        self,
+        samples: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        chunk: int = 16384,
+        window: int = 8,
+        shuffle: bool = True,
+        first: int = 0,
     ) -> None:
         for name, value in (("samples", samples), ("batch_size", batch_size), ("chunk", chunk), ("window", window)):
             if value < 1:
                 raise ConfigError(f"data order: {name} is {value}; it must be 1 or more.")
-        self.samples, self.batch_size, self.seed = samples, batch_size, seed
+        self.samples, self.batch_size, self.seed, self.first = samples, batch_size, seed, first
+        self.dataset_samples = samples
         self.chunk, self.window_chunks, self.shuffle = chunk, window, shuffle
         self.n_chunks = -(-samples // chunk)
         self.n_windows = -(-self.n_chunks // window)
@@ -89,6 +134,10 @@ class GlobalOrder:
             raise IndexError(f"batch {t} of an epoch of {self.n_batches} batches")
         start = t * self.batch_size
         return start, min(start + self.batch_size, self.samples)
+
+    def share(self, number: int, of: int) -> Share:
+        """What reader ``number`` of ``of`` takes of each batch: a contiguous part."""
+        return Share(self, number, of)
 
     def window_of(self, epoch: int, position: int) -> int:
         """Number of the window that holds `position`."""
@@ -135,7 +184,7 @@ class GlobalOrder:
         chunks, starts = self._layout(epoch)
         ranges: list[tuple[int, int]] = []
         for number in chunks[w * self.window_chunks : (w + 1) * self.window_chunks].tolist():
-            first, end = number * self.chunk, min((number + 1) * self.chunk, self.samples)
+            first, end = (self.first + min(n * self.chunk, self.samples) for n in (number, number + 1))
             if ranges and ranges[-1][1] == first:
                 ranges[-1] = (ranges[-1][0], end)
             else:

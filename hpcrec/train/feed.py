@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from hpcrec.data.gather import join_bags
 from hpcrec.data.loader import BatchStream, Loader
-from hpcrec.data.order import part
 from hpcrec.train.parts import Parts, Split
 from hpcrec.types import Batch, GlobalIds
 
@@ -26,7 +26,7 @@ class Feed:
 
     def __init__(self, parts: Parts, source: Split, first: int, n: int) -> None:
         topology = parts.world.topology
-        self._ranks = len(topology.dense)
+        self._ranks, self._order = len(topology.dense), source.order
         opened = ExitStack()
 
         def stream(number: int, of: int, features: tuple[str, ...], *, ids_only: bool = False) -> BatchStream:
@@ -44,16 +44,17 @@ class Feed:
 
         with opened:  # closed again if one cannot be opened
             self._own = stream(topology.dense_index, self._ranks, parts.engine.features) if topology.is_dense else None
-            self._whole = stream(0, 1, parts.engine.held, ids_only=True) if parts.engine.held else None
+            groups, held = source.order.groups, parts.engine.held
+            self._whole = [stream(g, groups, held, ids_only=True) for g in range(groups)] if held else []
             self._streams = opened.pop_all()
 
     def __next__(self) -> tuple[Batch | None, GlobalIds | None]:
         own = None if self._own is None else next(self._own)
-        if self._whole is None:
+        if not self._whole:
             return own, None
-        whole = next(self._whole)
-        first_D = [part(whole.size, d, self._ranks)[0] for d in range(self._ranks)]
-        return own, GlobalIds(whole.bags, np.array([*first_D, whole.size], np.int64))
+        whole = [next(stream) for stream in self._whole]
+        first_D = [self._order.share(d, self._ranks).of_batch(whole[0].index)[1] for d in range(self._ranks)]
+        return own, GlobalIds(join_bags([one.bags for one in whole]), np.array([*first_D, whole[0].size], np.int64))
 
     def close(self) -> None:
         """Stops reading."""
