@@ -22,8 +22,10 @@ from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config
+from hpcrec.data.grouped import GroupedOrder, Order
 from hpcrec.data.order import GlobalOrder
 from hpcrec.data.reader import DataSet
+from hpcrec.dense.codistillation import Other
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
 from hpcrec.errors import ConfigError, DataError
@@ -60,12 +62,12 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     splits = agreed(lambda: _open_splits(config))
     agreed(lambda: _check_same_data(splits, world))
     dataset = splits["train"].dataset
-    model, operators = agreed(lambda: make_model(config, dataset))
+    model, operators = agreed(lambda: make_model(config, dataset, world.topology.group))
     tables, families, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology, reading=reading))
     agreed(lambda: offers.layout({}))  # refuses what cannot be had, before rows are made
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     agreed(lambda: _check_threads(config, world))
-    dense = agreed(lambda: DenseSide(config, model, operators, world))
+    dense = agreed(lambda: DenseSide(config, model, operators, world, _other_groups(config, dataset, world.topology)))
     timer, signal = PhaseTimer(), watch()
     given = Ingredients(
         config=config,
@@ -117,7 +119,15 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
 def make_world(config: Config) -> World:
     """The communicators that ``[topology]`` asks for; collective."""
     limits = StallLimits(config.run.stall_report_s, config.run.stall_abort_s)
-    return World(None, partial(make_roles, config), limits, windows=config.exchange.windows)
+    groups = config.dense.codistillation.groups
+    return World(None, partial(make_roles, config), limits, windows=config.exchange.windows, groups=groups)
+
+
+def _other_groups(config: Config, dataset: DataSet, topology: Topology) -> dict[int, Other]:
+    """Models of the other groups than this dense rank's."""
+    if not topology.is_dense:
+        return {}
+    return {g: Other(*make_model(config, dataset, g)) for g in range(topology.groups) if g != topology.group}
 
 
 def _together(world: World, make: Callable[[], T]) -> T:
@@ -141,14 +151,14 @@ def _open_splits(config: Config) -> dict[str, Split]:
         dataset = DataSet(path)
         if not dataset.samples:
             raise DataError(f"{path}: has no samples. Set data.{name} to a file that has some, or leave it out.")
-        order = GlobalOrder(
-            dataset.samples,
-            config.train.batch_size,
-            seed=config.train.seed,
-            chunk=config.data.chunk,
-            window=config.data.window,
-            shuffle=config.data.shuffle and name == "train",
-        )
+        read = {"seed": config.train.seed, "chunk": config.data.chunk, "window": config.data.window}
+        shuffle, batch = config.data.shuffle and name == "train", config.train.batch_size
+        groups = config.dense.codistillation.groups if name == "train" else 1
+        order: Order
+        if groups > 1:
+            order = GroupedOrder(dataset.samples, batch, groups, **read, shuffle=shuffle)
+        else:
+            order = GlobalOrder(dataset.samples, batch, **read, shuffle=shuffle)
         splits[name] = Split(dataset=dataset, order=order)
         facts = [(f.name, f.cardinality, f.weighted) for f in dataset.features], dataset.n_dense, dataset.n_labels
         first = splits["train"].dataset

@@ -15,6 +15,7 @@ from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.dense.allreduce import make_allreduce
+from hpcrec.dense.codistillation import Codistillation, CodistillationOptions, Other
 from hpcrec.dense.dct import DctOptions, Thresholded
 from hpcrec.dense.optimizer import State, build_optimizer, load_optimizer_state, optimizer_state
 from hpcrec.dense.reducer import DenseReducer
@@ -36,6 +37,8 @@ class DenseSide:
     model : nn.Module
     operators : mapping of str to Operator
     world : World
+    others : mapping of int to Other
+        Models of the other groups of dense ranks, by group, on dense ranks.
 
     Attributes
     ----------
@@ -47,7 +50,14 @@ class DenseSide:
         What holders train.
     """
 
-    def __init__(self, config: Config, model: nn.Module, operators: Mapping[str, Operator], world: World) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model: nn.Module,
+        operators: Mapping[str, Operator],
+        world: World,
+        others: Mapping[int, Other] | None = None,
+    ) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ConfigError("the model has no dense parameter that requires a gradient; nothing to optimise")
@@ -61,18 +71,20 @@ class DenseSide:
             for lookup, weight in zip(operator.lookups, weights_of(operator, operator.lookups), strict=False):
                 _check_weight(name, lookup.feature, name_of.get(weight), wholes)
                 wholes[name_of[weight]] = weight
+        if world.topology.groups > 1:
+            wholes = {}  # of each group one: none could be trained for all dense ranks
         self._name_of = {weight: name for name, weight in wholes.items()}
         _same_everywhere(model, wholes, world)
         self.slices = Slices(world.main, wholes, self._optimizer_for)
-        self.part = None if world.dense is None else self._part(config, model, world)
+        self.part = None if world.dense is None else self._part(config, model, world, others or {})
         self._first = world.topology.is_dense and world.topology.dense_index == 0
 
-    def _part(self, config: Config, model: nn.Module, world: World) -> DensePart:
-        assert world.dense is not None
-        plain = make_allreduce(config.dense.reducer, world.dense)
+    def _part(self, config: Config, model: nn.Module, world: World, others: Mapping[int, Other]) -> DensePart:
+        assert world.group is not None
+        plain = make_allreduce(config.dense.reducer, world.group)
         dct = None
         if config.dense.compression == "dct":
-            dct = Thresholded(plain, world.dense, DctOptions(**asdict(config.dense.dct)))
+            dct = Thresholded(plain, world.group, DctOptions(**asdict(config.dense.dct)))
 
         def reducer_for(named: Sequence[tuple[str, nn.Parameter]]) -> DenseReducer:
             reducer = DenseReducer(named, dct or plain, bucket_bytes=config.dense.bucket_bytes)
@@ -88,6 +100,12 @@ class DenseSide:
 
         reducer, optimizer = self._reducer_for(self._named), self._optimizer_for(self._named)
         part = DensePart(model=model, reducer=reducer, dct=dct, optimizer=optimizer, trained=self._named, close=close)
+        if world.across is not None:
+            wanted = config.dense.codistillation
+            options = CodistillationOptions(
+                weight=wanted.weight, burn_in_steps=wanted.burn_in_steps, every=wanted.every
+            )
+            part.codistillation = Codistillation(model, world.topology.group, others, world.across, options)
         return part
 
     def gather(self) -> State:
@@ -128,7 +146,7 @@ def _check_weight(operator: str, feature: str, name: str | None, taken: Mapping[
 
 
 def _same_everywhere(model: nn.Module, wholes: Mapping[str, nn.Parameter], world: World) -> None:
-    """Equal parameters on all dense ranks; on the others those that may be away."""
+    """Equal parameters on all dense ranks of a group; on ranks that are not dense those that may be away."""
 
     def copy(tensor: torch.Tensor, ranks: Collectives, root: int) -> None:
         values = np.array(tensor.detach().numpy(), order="C")  # keeps a scalar one, unlike ascontiguousarray
@@ -136,8 +154,8 @@ def _same_everywhere(model: nn.Module, wholes: Mapping[str, nn.Parameter], world
         tensor.copy_(torch.from_numpy(values))
 
     with torch.no_grad():
-        if world.dense is not None:
+        if world.group is not None:
             for tensor in (*model.parameters(), *model.buffers()):
-                copy(tensor, world.dense, 0)
+                copy(tensor, world.group, 0)
         for whole in wholes.values():
             copy(whole, world.main, world.topology.dense[0])

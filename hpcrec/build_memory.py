@@ -33,7 +33,8 @@ def topology_of(config: Config, host_of: Sequence[int], rank: int = 0) -> Topolo
         They cannot be had.
     """
     owners, dense = make_roles(config, host_of)
-    return Topology(rank=rank, size=len(host_of), owners=owners, dense=dense, host_of=tuple(host_of))
+    groups = config.dense.codistillation.groups
+    return Topology(rank=rank, size=len(host_of), owners=owners, dense=dense, host_of=tuple(host_of), groups=groups)
 
 
 def ranks_asked_for(config: Config) -> int | None:
@@ -87,7 +88,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
             if config.exchange.windows
             else 0.0,
-            wholes=wholes,
+            wholes=wholes if topology.groups == 1 else 0,
             dense_optimizer=config.dense.optimizer.name,
         )
         for rank in range(topology.size)
@@ -162,7 +163,8 @@ def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int) -> 
     if config.exchange.ids != "read" or not held:
         return 0.0
     batches = config.data.prefetch + 2 + config.exchange.prefetch + 1
-    samples = batches * config.train.batch_size + 2 * _window_samples(config, dataset, held, ids_only=True)
+    windows = 2 * config.dense.codistillation.groups  # groups of dense ranks read beside each other
+    samples = batches * config.train.batch_size + windows * _window_samples(config, dataset, held, ids_only=True)
     return samples * _ids_bytes(dataset, held)
 
 
@@ -223,7 +225,8 @@ def _dense_rank(
         id_elements=batch / n * sum(mean_ids[f] * width for f, width in maxima),
         bag_elements=batch / n * sum(width for _, width in maxima),
         dynamic_ids=sum(t.dynamic_ids for t in asked) / n,
-        unsent=_unsent(config.dense, parameters, n),
+        unsent=_unsent(config.dense, parameters, n // topology.groups),
+        taught_by=topology.groups - 1,
     )
 
 

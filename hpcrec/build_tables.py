@@ -14,6 +14,7 @@ from torch import nn
 
 from hpcrec.comm.topology import Topology, assign_roles
 from hpcrec.config import Config
+from hpcrec.data import hashing
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.place import row_elements
 from hpcrec.embedding.shards import Family, Placement, build_families
@@ -37,8 +38,8 @@ def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...],
     ConfigError
         They cannot be had.
     """
-    t = config.topology
-    return assign_roles(
+    t, groups = config.topology, config.dense.codistillation.groups
+    owners, dense = assign_roles(
         host_of,
         mode=t.mode,
         owners=t.owners,
@@ -46,17 +47,27 @@ def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...],
         owners_per_host=t.owners_per_host,
         dense_per_host=t.dense_per_host,
     )
+    if len(dense) % groups:
+        allowed = [str(n) for n in range(1, len(dense) + 1) if len(dense) % n == 0]
+        raise ConfigError(
+            f"dense.codistillation.groups is {groups}, but there {'is' if len(dense) == 1 else 'are'} {len(dense)} "
+            f"dense rank{'s' * (len(dense) > 1)}, which cannot be split into so many equal groups. Allowed: "
+            f"{', '.join(allowed)}. Set it to one of these, or start other ranks (topology.dense under mode 'split')."
+        )
+    return owners, dense
 
 
-def make_model(config: Config, dataset: DataSet) -> tuple[nn.Module, dict[str, Operator]]:
-    """The model and its operators, with shared tables put in.
+def make_model(config: Config, dataset: DataSet, group: int = 0) -> tuple[nn.Module, dict[str, Operator]]:
+    """The model of a group of dense ranks and its operators, with shared tables put in.
+
+    Groups differ in the seed that parameters are drawn by; that of the first is ``train.seed``.
 
     Raises
     ------
     ConfigError
         A feature that the data set does not have, or what ``build_model`` refuses.
     """
-    torch.manual_seed(config.train.seed)
+    torch.manual_seed(config.train.seed if group == 0 else hashing.stream(config.train.seed, group))
     model = build_model(
         config.model.name,
         _used_features(config, dataset),
@@ -132,6 +143,7 @@ def make_offers(
         replicable={name: n for name, n in replicable.items() if n <= config.exchange.auto_copies},
         dense=topology.dense,
         rows=config.exchange.codec != "dct",
+        learned=topology.groups == 1,
     )
     return tables, families, offers
 

@@ -17,7 +17,7 @@ from hpcrec.build import open_session
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
-from hpcrec.config import Config, DctConfig, ExchangeConfig, Form, TopologyConfig, to_toml, with_absolute_paths
+from hpcrec.config import Config, DenseConfig, ExchangeConfig, Form, TopologyConfig, to_toml, with_absolute_paths
 from hpcrec.data.files import publish, temporary_beside, writing
 from hpcrec.data.hdf5_out import Output
 from hpcrec.embedding.load import Load, imbalance
@@ -216,7 +216,8 @@ def _summary(
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
-        evaluation = {name: outcome.evaluation[name] for name in ("step", *EVALUATED)}
+        of_groups = [name for name in ("group_auc", "group_logloss") if name in outcome.evaluation]
+        evaluation = {name: outcome.evaluation[name] for name in ("step", *EVALUATED, *of_groups)}
     if (
         split is not None
         and (known := session.parts.splits[split].dataset.attributes.get("attainable_auc")) is not None
@@ -278,8 +279,8 @@ def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sess
             data=replace(config.data, test=path),
             topology=TopologyConfig(mode="fused", **threads),
             exchange=_without_auto(config.exchange),
-            # nothing is reduced, so Horovod need not be there
-            dense=replace(config.dense, reducer="mpi", compression="none", dct=DctConfig()),
+            # nothing is reduced, so Horovod need not be there; of several groups, the first one's model is read
+            dense=DenseConfig(reducer="mpi", optimizer=config.dense.optimizer),
             embedding=replace(config.embedding, tables=tables),
         ),
         reading=True,

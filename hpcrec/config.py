@@ -301,6 +301,24 @@ class DctConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CodistillationConfig:
+    """Groups of dense ranks that learn from each other's predictions (docs/codistillation.md)."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    groups: Positive = 1
+    """Equal groups that dense ranks are split into, each with dense parameters of its own and its part of the data set
+    and of each batch; 1: none of this."""
+    weight: Amount = 1.0
+    """Weight of the term that pulls predictions towards those of the other groups; 0 leaves it out."""
+    burn_in_steps: Count = 1000
+    """First steps, in which groups do not learn from each other."""
+    every: Positive = 50
+    """Steps between two exchanges of dense parameters, by which the other groups' predictions are made meanwhile."""
+    share_embeddings: Flag = True
+    """Whether all groups train one set of embedding tables, or each a set of its own, which is not there yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DenseConfig:
     """Dense parameters: their optimizer, and how their gradients are summed over dense ranks."""
 
@@ -318,6 +336,8 @@ class DenseConfig:
     step's gradient."""
     dct: DctConfig = field(default_factory=DctConfig)
     """How gradients are thresholded."""
+    codistillation: CodistillationConfig = field(default_factory=CodistillationConfig)
+    """Groups that learn from each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -558,6 +578,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         )
     yield from _schedule_conflicts(config.schedule)
     yield from _compression_conflicts(config)
+    yield from _codistillation_conflicts(config)
     report_s, abort_s = config.run.stall_report_s, config.run.stall_abort_s
     if abort_s and abort_s < report_s:
         yield (
@@ -843,3 +864,41 @@ def _compression_conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 "last digits; entries then cross as they are. Set dense.dct.values = 'fp32'."
             ),
         )
+
+
+def _codistillation_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    key, wanted = "dense.codistillation", config.dense.codistillation
+    if not wanted.share_embeddings:
+        yield (
+            f"{key}.share_embeddings",
+            "is false, but groups with embedding tables of their own are not there yet. Remove it.",
+        )
+    if wanted.groups == 1:
+        for option in dataclasses.fields(CodistillationConfig):
+            value = getattr(wanted, option.name)
+            if value != option.default:
+                yield (
+                    f"{key}.{option.name}",
+                    (
+                        f"is {toml.shown(value)}, but {key}.groups is 1, so that there is nobody to learn from. Set "
+                        f"{key}.groups to 2 or more, or remove it."
+                    ),
+                )
+    elif config.train.batch_size % wanted.groups:
+        yield (
+            f"{key}.groups",
+            (
+                f"is {wanted.groups}, but train.batch_size is {config.train.batch_size}, of which each group takes an "
+                f"equal part. Set train.batch_size to a multiple of {wanted.groups}."
+            ),
+        )
+    if wanted.groups > 1 and not wanted.weight:
+        for name in ("burn_in_steps", "every"):
+            if getattr(wanted, name) != getattr(CodistillationConfig, name):
+                yield (
+                    f"{key}.{name}",
+                    (
+                        f"is {getattr(wanted, name)}, but {key}.weight is 0, so that groups do not learn from each "
+                        "other. Remove it, or raise the weight."
+                    ),
+                )

@@ -13,7 +13,7 @@ from hpcrec import config as config_module
 from hpcrec import toml
 from hpcrec.config import Config, load_config, reference, to_toml, validate, with_absolute_paths
 from hpcrec.errors import ConfigError
-from hpcrec.systems import baseline, dct, des
+from hpcrec.systems import baseline, codistillation, dct, des
 from hpcrec.toml.reference import field_docs
 from hpcrec.train.schedule import Schedule
 from hpcrec.types import OptimizerSpec
@@ -119,6 +119,22 @@ WRONG = {
     "thresholds of nothing": (
         "[exchange.dct]\ndensity = 0.5",
         ["exchange.dct.density is 0.5", "exchange.codec is 'fp32'", "Set exchange.codec = 'dct'"],
+    ),
+    "nobody to learn from": (
+        "[dense.codistillation]\nevery = 7",
+        ["dense.codistillation.every is 7", "groups is 1", "nobody to learn from", "2 or more"],
+    ),
+    "groups of unequal batches": (
+        "[train]\nbatch_size = 9\n[dense.codistillation]\ngroups = 2",
+        ["dense.codistillation.groups is 2", "train.batch_size is 9", "a multiple of 2"],
+    ),
+    "a burn-in of nothing": (
+        "[dense.codistillation]\ngroups = 2\nweight = 0\nburn_in_steps = 5",
+        ["dense.codistillation.burn_in_steps is 5", "weight is 0", "raise the weight"],
+    ),
+    "tables for each group": (
+        "[dense.codistillation]\ngroups = 2\nshare_embeddings = false",
+        ["dense.codistillation.share_embeddings is false", "not there yet", "Remove it"],
     ),
     "a wrong pooling": ("[model]\npooling = {a = 'min'}", ["model.pooling.a", '"min"', '"sum", "mean", "max"']),
     "a wrong table": ('[embedding.tables."u.id"]\nrows = 0', ['embedding.tables."u.id".rows is 0', "at least 1"]),
@@ -398,7 +414,7 @@ def test_no_number_passes_for_another_type(tmp_path):
 
 def test_every_field_is_described_frozen_and_keyword_only():
     found = sections()
-    assert len(set(found)) == 20
+    assert len(set(found)) == 21
     for schema in set(found) - {Config}:
         assert list(field_docs(schema)) == [f.name for f in dataclasses.fields(schema)], schema
         assert schema.__dataclass_params__.frozen and all(f.kw_only for f in dataclasses.fields(schema))
@@ -425,6 +441,12 @@ def test_dct_thresholds_both_ways():
     rest = {"data": {"train": "a.h5"}, "run": {"folder": "r"}}
     config = validate({**rest, **dct.configuration()}, "dct")
     assert (config.exchange.form, config.exchange.codec, config.dense.compression) == ("pooled", "dct", "dct")
+
+
+def test_codistillation_is_a_recipe():
+    rest = {"data": {"train": "a.h5"}, "train": {"batch_size": 12}, "run": {"folder": "runs/x"}}
+    config = validate({**rest, **codistillation.configuration(3)}, "codistillation")
+    assert config.dense.codistillation.groups == 3 and config.dense.codistillation.weight > 0
 
 
 def test_the_baseline_is_the_default():

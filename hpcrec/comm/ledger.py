@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcrec.types import Ints
 
-TAGS = ("ids", "values", "gradients", "dense", "control")
+TAGS = ("ids", "values", "gradients", "dense", "control", "teachers")
 
 
 class Ledger:

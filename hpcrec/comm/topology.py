@@ -22,6 +22,8 @@ class Topology:
         World ranks that hold rows, and world ranks that run the towers; ascending. They may overlap or be equal.
     host_of : tuple of int
         Host number of each world rank; hosts are numbered by their lowest rank.
+    groups : int
+        Equal groups of dense ranks, consecutive among these, each of which trains dense parameters of its own.
     """
 
     rank: int
@@ -29,6 +31,7 @@ class Topology:
     owners: tuple[int, ...]
     dense: tuple[int, ...]
     host_of: tuple[int, ...]
+    groups: int = 1
 
     @property
     def is_owner(self) -> bool:
@@ -49,6 +52,30 @@ class Topology:
     def dense_index(self) -> int:
         """This rank's number among the dense ranks."""
         return self.dense.index(self.rank)
+
+    @property
+    def group(self) -> int:
+        """The group of dense ranks that this rank is in; 0 where it is not dense."""
+        return self.dense_index // self._group_size if self.is_dense else 0
+
+    @property
+    def place(self) -> int:
+        """This dense rank's number in its group."""
+        return self.dense_index % self._group_size
+
+    @property
+    def group_ranks(self) -> tuple[int, ...]:
+        """World ranks of this rank's group."""
+        return self.dense[self.group * self._group_size : (self.group + 1) * self._group_size]
+
+    @property
+    def counterparts(self) -> tuple[int, ...]:
+        """World ranks that have this dense rank's place in each group, itself included, in the order of groups."""
+        return self.dense[self.place :: self._group_size]
+
+    @property
+    def _group_size(self) -> int:
+        return len(self.dense) // self.groups
 
     @property
     def owner_index(self) -> int:
@@ -87,6 +114,7 @@ class Topology:
             "dense": list(self.dense),
             "fused": self.is_fused,
             "host_of_rank": list(self.host_of),
+            **({"groups": self.groups} if self.groups > 1 else {}),
         }
 
 

@@ -40,6 +40,8 @@ class World:
         When a wait in a collective is reported, and when it ends the job; never by default.
     windows : bool
         Whether ids, values and gradients go through shared memory between ranks of one host.
+    groups : int
+        Of dense ranks, whose number is a multiple of it.
 
     Attributes
     ----------
@@ -53,18 +55,30 @@ class World:
         All ranks: the routing thread's collectives, which must not mix with the main thread's.
     owners, dense : Collectives or None
         Only on ranks of that role.
+    group : Collectives or None
+        The dense ranks of this rank's group, on those: all dense ranks where there is one group.
+    across : Collectives or None
+        The dense ranks that have this one's place in each group, in the order of groups; None where there is one group.
     host_owners : Collectives or None
         Owners of this rank's host, on those; None where all ranks are on one host, or the host has one owner.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm | None, roles: RoleRule, stall: StallLimits | None = None, *, windows: bool = True
+        self,
+        comm: MPI.Intracomm | None,
+        roles: RoleRule,
+        stall: StallLimits | None = None,
+        *,
+        windows: bool = True,
+        groups: int = 1,
     ) -> None:
         self._closed = False
         comm = MPI.COMM_WORLD if comm is None else comm
         host_of = hosts_of(comm)
         owners, dense = roles(host_of)
-        self.topology = Topology(rank=comm.rank, size=comm.size, owners=owners, dense=dense, host_of=host_of)
+        self.topology = Topology(
+            rank=comm.rank, size=comm.size, owners=owners, dense=dense, host_of=host_of, groups=groups
+        )
         self.ledger = Ledger(comm.rank, host_of)
         self.progress = Progress()
         members = {"main": tuple(range(comm.size)), "route": tuple(range(comm.size)), "owners": owners, "dense": dense}
@@ -75,6 +89,7 @@ class World:
         assert main is not None and route is not None
         self.main, self.route = main, route
         self.host_owners = self._per_host(comm, owners, members, windows=windows)
+        self.group, self.across = self._grouped(comm, members) if groups > 1 else (self.dense, None)
         watched = stall is not None and comm.size > 1 and (stall.report_s or stall.abort_s)
         self._watch = StallWatch(comm, self.progress, members, stall) if stall is not None and watched else None
 
@@ -90,6 +105,21 @@ class World:
         members |= named
         name, ranks = next((item for item in named.items() if comm.rank in item[1]), ("", ()))
         return self._part(comm, name, ranks, windows=windows) if named else None
+
+    def _grouped(
+        self, comm: MPI.Intracomm, members: dict[str, tuple[int, ...]]
+    ) -> tuple[Collectives | None, Collectives | None]:
+        """``group`` and ``across``; all groups, and all places in them, are added to ``members``."""
+        dense, groups = self.topology.dense, self.topology.groups
+        size = len(dense) // groups
+        inside = {f"dense group {g}": dense[g * size : (g + 1) * size] for g in range(groups)}
+        beside = {f"dense ranks {place} of all groups": dense[place::size] for place in range(size)}
+        members |= inside | beside
+        made = []
+        for named in (inside, beside):
+            name, ranks = next((item for item in named.items() if comm.rank in item[1]), ("", ()))
+            made.append(self._part(comm, name, ranks, windows=False))
+        return made[0], made[1]
 
     def _part(self, comm: MPI.Intracomm, name: str, ranks: tuple[int, ...], *, windows: bool) -> Collectives | None:
         """Collective over ``comm``, where ranks that are in no part of that kind give none."""
@@ -148,7 +178,8 @@ class World:
         self.main.barrier()
         if self._watch is not None:
             self._watch.close()
-        for part in (self.host_owners, self.dense, self.owners, self.route, self.main):
+        group = self.group if self.topology.groups > 1 else None
+        for part in (self.across, group, self.host_owners, self.dense, self.owners, self.route, self.main):
             if part is not None:
                 part.close()
 

@@ -94,7 +94,7 @@ class Chooser:
         offers = self._offers
         single = {form: sum(self._predicted(offers.single(form)).values()) for form in offers.forms}
         alone = self._separable()
-        learned = any(isinstance(o, Learned) for o in offers.operators.values())
+        learned = offers.learned and any(isinstance(o, Learned) for o in offers.operators.values())
         stays = (False, True)[: 1 + learned]  # else the same
         ways: list[tuple[dict[str, str], tuple[str, ...]]] = [
             (offers.single(form), ()) for form in SIMPLEST if form in offers.forms

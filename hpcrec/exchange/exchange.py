@@ -219,9 +219,8 @@ class Exchange:
             assert ids is not None, "a holder that reads ids was given none"
             received, bytes_R = self._reader.messages(ids)
         served = None if self._holder is None else self._holder.read(received, bytes_R, train=train)
-        return Route(
-            asked, served, train, bool(heard_RM[:, 1].any()), float(heard_RM[:, 2].copy().view(np.float64).sum())
-        )
+        weights_R = heard_RM[:, 2].copy().view(np.float64)
+        return Route(asked, served, train, bool(heard_RM[:, 1].any()), float(weights_R.sum()), weights_R)
 
     def values(self, route: Route) -> Inputs | None:
         """Phase ``values``; collective. What the model receives, on dense ranks; None elsewhere."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcrec.exchange.layout import Layout, Partial
-from hpcrec.operators.base import Operator, over, unflatten
+from hpcrec.operators.base import Learned, Operator, over, unflatten
 from hpcrec.types import Floats, Lookup
 
 
@@ -56,14 +56,35 @@ class Inputs(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._results:
-            operator = self._operators[name]
-            parts = [unflatten(operator, x_BP, of.columns) for of, x_BP in self.partials if of.operator == name]
-            away = self._layout.substituted.get(name, ())
-            here = tuple(k for k in operator.lookups if k not in away)
-            if here:
-                parts.append(over(operator, here).partial(self._pooled(here)))
-            self._results[name] = operator.finish(reduce(operator.reduce, parts))
+            self._results[name] = self._result(name, self._operators[name])
         return self._results[name]
+
+    def _result(self, name: str, operator: Operator) -> Tensor:
+        parts = [unflatten(operator, x_BP, of.columns) for of, x_BP in self.partials if of.operator == name]
+        away = self._layout.substituted.get(name, ())
+        here = tuple(k for k in operator.lookups if k not in away)
+        if here:
+            parts.append(over(operator, here).partial(self._pooled(here)))
+        return operator.finish(reduce(operator.reduce, parts))
+
+    def seen_by(self, operators: Mapping[str, Operator]) -> dict[str, Tensor]:
+        """What another model of the same kind receives, whose operators these are; no gradients come back from it.
+
+        Only those with dense parameters of their own are computed anew.
+        """
+        with torch.no_grad():
+            return {
+                name: self._result(name, operator)
+                if isinstance(operator, Learned) or name not in self._results
+                else self._results[name].detach()
+                for name, operator in operators.items()
+            }
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiplies the gradients that there are; after backward."""
+        for tensor in (*self.leaves, *(part for _, part in self.partials)):
+            if tensor.grad is not None:
+                tensor.grad.mul_(factor)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._operators)

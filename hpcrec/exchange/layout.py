@@ -111,6 +111,8 @@ class Layout:
         Features of which every sample has exactly one id.
     most_stay : bool
         Every vector stays that can, also where more crosses so (``stay``).
+    learned : bool
+        Whether operators with dense parameters may be computed at holders.
 
     Attributes
     ----------
@@ -138,6 +140,7 @@ class Layout:
         operators: Mapping[str, Operator],
         one_hot: AbstractSet[str] = frozenset(),
         most_stay: bool = False,
+        learned: bool = True,
     ) -> None:
         self.tables = dict(tables)
         self.families = tuple(families)
@@ -148,7 +151,8 @@ class Layout:
         self.family_of = {f: family for family in families for f in family.features}
         self.form_of = {f: self._form(f, forms.get(f, default_form), chosen=f in forms) for f in self.tables_of}
         self.pooling = _poolings(lookups)
-        hidden = Stay(self.tables, self.family_of, self.form_of, operators).of(lookups, one_hot, most=most_stay)
+        stay = Stay(self.tables, self.family_of, self.form_of, operators, learned=learned)
+        hidden = stay.of(lookups, one_hot, most=most_stay)
         self.substituted = {
             name: tuple(k for k in operator.lookups if k in hidden)
             for name, operator in operators.items()

@@ -38,6 +38,8 @@ class Offers:
         World ranks that would have the copies.
     rows : bool
         Whether rows may cross; not where vectors are thresholded, for samples that share a row have no mask in common.
+    learned : bool
+        Whether operators with dense parameters may be computed at holders, who then train these for all dense ranks.
 
     Attributes
     ----------
@@ -63,8 +65,10 @@ class Offers:
         replicable: Mapping[str, int],
         dense: Sequence[int],
         rows: bool = True,
+        learned: bool = True,
     ) -> None:
         self.forms = tuple(form for form in SINGLE if rows or form != "rows")
+        self.learned = learned
         self.families = tuple(families)
         self._forms = dict(forms)
         self._default_form = default_form
@@ -99,6 +103,7 @@ class Offers:
             operators=operators,
             one_hot=one_hot,
             most_stay=most_stay,
+            learned=self.learned,
         )
 
     def single(self, form: str) -> dict[str, str]:

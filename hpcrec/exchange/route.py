@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hpcrec.exchange.ask import Asked
 from hpcrec.exchange.codec import Kept
 from hpcrec.exchange.work import Served
+from hpcrec.types import Floats
 
 
 @dataclass
@@ -23,6 +24,8 @@ class Route:
         Some rank had been asked to stop when this batch was routed; every rank sees the same.
     total_weight : float
         Sum of the global batch's sample weights; every rank sees the same.
+    weights_R : float64 [R] or None
+        That sum by world rank, zeros of ranks that are not dense.
     kept : Kept or None
         What the codec of its values has to know of them when gradients come back.
     """
@@ -32,4 +35,5 @@ class Route:
     train: bool
     stop: bool
     total_weight: float
+    weights_R: Floats | None = None
     kept: Kept | None = None

@@ -19,6 +19,8 @@ class Stay:
     form_of : mapping of str to str
         By feature.
     operators : mapping of str to Operator
+    learned : bool
+        Whether those with dense parameters may be computed at holders.
     """
 
     def __init__(
@@ -27,7 +29,10 @@ class Stay:
         family_of: Mapping[str, Family],
         form_of: Mapping[str, str],
         operators: Mapping[str, Operator],
+        *,
+        learned: bool = True,
     ) -> None:
+        self._learned = learned
         self._tables = tables
         self._family_of = family_of
         self._form_of = form_of
@@ -71,6 +76,8 @@ class Stay:
 
     def _substitutable(self, lookup: Lookup, operator: Operator) -> bool:
         if self._form_of[lookup.feature] != "partial" or operator.shapes is None:
+            return False
+        if isinstance(operator, Learned) and not self._learned:
             return False
         kind = self._family_of[lookup.feature].kind
         return kind in ("table", "column") or (kind == "row" and operator.splits_bags and lookup.pooling == "sum")

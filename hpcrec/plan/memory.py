@@ -114,6 +114,8 @@ class DenseRank:
         Elements of those that holders train.
     unsent : float
         Elements of gradients that are kept until they are sent, where gradients are thresholded.
+    taught_by : int
+        Other groups of dense ranks, whose models it has too.
     optimizer : str
         torch's name.
     layer_elements : int
@@ -139,6 +141,7 @@ class DenseRank:
     dynamic_ids: float = 0.0
     away: int = 0
     unsent: float = 0.0
+    taught_by: int = 0
 
 
 @dataclass(frozen=True)
@@ -265,6 +268,8 @@ def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int) -> dict[str,
     }
     if dense.unsent:
         terms["unsent gradients"] = item_bytes * dense.unsent
+    if dense.taught_by:  # as they were exchanged, and, while it evaluates, as they are
+        terms["other groups"] = 2 * item_bytes * dense.taught_by * dense.parameters
     return terms
 
 

@@ -23,6 +23,7 @@ from hpcrec.data.files import sync
 from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
+from hpcrec.train.checkpoint_dense import DenseState, dense_file, snapshot_file, write_dense, write_snapshot
 from hpcrec.train.checkpoint_files import (
     mark_best,
     prune,
@@ -32,7 +33,7 @@ from hpcrec.train.checkpoint_files import (
     unmark_best,
 )
 from hpcrec.train.checkpoint_parts import Admission, TableBlock, write_admission
-from hpcrec.train.checkpoint_reader import Checkpoint, DenseState, find_checkpoint
+from hpcrec.train.checkpoint_reader import Checkpoint, find_checkpoint
 from hpcrec.train.checkpoint_residuals import Unsent, file_name, write_unsent
 from hpcrec.train.ranks import on_root
 from hpcrec.types import Floats, Ints
@@ -157,28 +158,24 @@ class CheckpointWriter:
         parameters: Mapping[str, Any],
         optimizer: Mapping[str, Mapping[str, Any]],
         extra: Mapping[str, Any] | None = None,
+        *,
+        group: int = 0,
     ) -> None:
-        """Writes the dense part; on one rank. Values are NumPy arrays, torch tensors or numbers."""
+        """Writes the dense part of a group of dense ranks; on one rank. Values are NumPy arrays, tensors or numbers."""
+        state = DenseState(
+            parameters=dict(parameters),
+            optimizer={name: dict(of) for name, of in optimizer.items()},
+            extra=dict(extra or {}),
+        )
+        self._write_file(dense_file(group), lambda file: write_dense(file, state))
 
-        def write(path: Path) -> None:
-            with Output(path) as output:
-                file = output.file
-                _put(file.create_group("parameters"), parameters)
-                _put(file.create_group("extra"), extra or {})
-                states = file.create_group("optimizer")
-                for name, state in optimizer.items():
-                    _put(states.create_group(files.quoted(name)), state)
-
-        self._write(files.DENSE, write)
+    def write_snapshot(self, group: int, values: Mapping[str, Any]) -> None:
+        """Writes what the other groups of dense ranks have of a group; on one rank."""
+        self._write_file(snapshot_file(group), lambda file: write_snapshot(file, values))
 
     def write_residuals(self, unsent: Unsent, *, part: int, ranks: int) -> None:
         """Writes the dense gradients that dense rank ``part`` of ``ranks`` has not sent; on each of these."""
-
-        def write(path: Path) -> None:
-            with Output(path) as output:
-                write_unsent(output.file, unsent, part=part, ranks=ranks)
-
-        self._write(file_name(part), write)
+        self._write_file(file_name(part), lambda file: write_unsent(file, unsent, part=part, ranks=ranks))
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Writes the position of the run and what else JSON can hold; on one rank, always. Adds ``step``."""
@@ -217,6 +214,15 @@ class CheckpointWriter:
         """Removes all but the newest ``keep`` checkpoints of the run and those to protect; collective."""
         on_root(self._ranks, lambda: files.prune(self.folder, keep, protect))
 
+    def _write_file(self, name: str, fill: Callable[[h5py.File], None]) -> None:
+        """Writes an HDF5 file in one go."""
+
+        def write(path: Path) -> None:
+            with Output(path) as output:
+                fill(output.file)
+
+        self._write(name, write)
+
     def _write(self, name: str, write: Callable[[Path], None]) -> None:
         if self._failure is not None:
             return
@@ -239,13 +245,6 @@ def _append(file: h5py.File, name: str, values: Floats) -> None:
     start = len(dataset)
     dataset.resize(start + len(values), axis=0)
     dataset[start:] = values
-
-
-def _put(group: h5py.Group, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        if hasattr(value, "detach"):  # a torch tensor; its own state may be one of a single number
-            value = value.detach().cpu().numpy()
-        group.create_dataset(files.quoted(name), data=value).attrs["number"] = isinstance(value, int | float)
 
 
 def _write_text(path: Path, text: str) -> None:

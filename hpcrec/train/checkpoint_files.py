@@ -23,6 +23,7 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 DENSE = "dense.h5"
 RESIDUALS = "residuals-"  # and the number of a dense rank
+DENSE_GROUP, SNAPSHOT = "dense-group-", "snapshot-"  # and the number of a group of dense ranks
 STATE = "state.json"
 BEST = "best.json"
 
@@ -32,7 +33,7 @@ BEST = "best.json"
 def quoted(name: str) -> str:
     """A name of a table, parameter or state as one HDF5 or file name: ``%``, ``/`` and a leading dot as ``%xx``."""
     name = name.replace("%", "%25").replace("/", "%2F")
-    if name.startswith((".", RESIDUALS)) or name in (MANIFEST, DENSE, STATE):
+    if name.startswith((".", RESIDUALS, DENSE_GROUP, SNAPSHOT)) or name in (MANIFEST, DENSE, STATE):
         name = name.replace(".", "%2E")
     return name
 

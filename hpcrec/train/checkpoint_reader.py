@@ -8,15 +8,20 @@ Legend: ``U`` ids in a block, ``D`` its columns.
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-
-import h5py
-import numpy as np
 
 from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
+from hpcrec.train.checkpoint_dense import (
+    DenseState,
+    Number,
+    check_dense,
+    dense_file,
+    read_dense,
+    read_snapshot,
+    snapshot_file,
+)
 from hpcrec.train.checkpoint_parts import (
     TableBlock,
     check_block,
@@ -32,17 +37,6 @@ from hpcrec.train.ranks import on_root
 from hpcrec.types import Floats
 
 _BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows
-
-Number = float | int
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenseState:
-    """Dense parameters, their optimizer state by parameter and plain name, and further arrays such as buffers."""
-
-    parameters: dict[str, Floats]
-    optimizer: dict[str, dict[str, Floats | Number]]
-    extra: dict[str, Floats | Number]
 
 
 class Checkpoint:
@@ -63,7 +57,7 @@ class Checkpoint:
         self.step = int(manifest["step"])
         self.state = files.read_state(self.folder)
         self._parts: dict[str, list[Path]] = {}
-        self._has_dense = files.DENSE in manifest["files"]
+        self._files = frozenset(manifest["files"])
         self._residuals = parts_in(manifest["files"])
         for name in manifest["files"]:
             table, slash, _ = name.rpartition("/")
@@ -75,23 +69,23 @@ class Checkpoint:
         """Tables in it."""
         return tuple(sorted(self._parts))
 
-    def dense(self) -> DenseState:
-        """Dense parameters and their optimizer state.
+    def dense(self, group: int = 0) -> DenseState:
+        """Dense parameters of a group of dense ranks, and their optimizer state.
 
         Raises
         ------
         CheckpointError
-            It has no dense part.
+            It has no such part.
         """
-        path = self.folder / files.DENSE
-        if not self._has_dense:
-            raise CheckpointError(f"{self.folder}: has no {files.DENSE}, so it cannot start dense parameters.")
-        with opened(path) as file:
-            return DenseState(
-                parameters=_arrays(file["parameters"]) if "parameters" in file else {},
-                optimizer={files.unquoted(n): _values(g) for n, g in file.get("optimizer", {}).items()},
-                extra=_values(file["extra"]) if "extra" in file else {},
-            )
+        name = dense_file(group)
+        if name not in self._files:
+            raise CheckpointError(f"{self.folder}: has no {name}, so it cannot start dense parameters.")
+        return read_dense(self.folder / name)
+
+    def snapshot(self, group: int) -> dict[str, Floats | Number] | None:
+        """What the other groups had of the parameters and buffers of a group; None where it says nothing of them."""
+        name = snapshot_file(group)
+        return read_snapshot(self.folder / name) if name in self._files else None
 
     @property
     def residual_ranks(self) -> int:
@@ -214,38 +208,15 @@ class Checkpoint:
             )
 
     def check_dense(
-        self, trained: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]], *, some: bool = False
+        self,
+        trained: Mapping[str, tuple[int, ...]],
+        others: Mapping[str, tuple[int, ...]],
+        *,
+        some: bool = False,
+        group: int = 0,
     ) -> None:
-        """Holds the dense parameters to a model's, by name and shape.
-
-        Parameters
-        ----------
-        trained, others : mapping of str to tuple of int
-            Shapes of those that are trained; of those that are not, and of buffers.
-        some : bool
-            The model has others besides.
-
-        Raises
-        ------
-        CheckpointError
-            The first parameter that is missing, of another shape, or unknown to the model.
-        """
-        change = "Use the model.name and model.options that the checkpoint was trained with."
-        for what, wanted, saved in (
-            ("dense parameter", trained, self.dense().parameters),
-            ("dense parameter that is not trained, or buffer,", others, self.dense().extra),
-        ):
-            found = {name: list(np.shape(value)) for name, value in saved.items()}
-            for name, shape in wanted.items():
-                if name not in found:
-                    raise CheckpointError(f"{self.folder}: has no {what} {name!r}. It has: {listed(found)}. {change}")
-                if found[name] != list(shape):
-                    raise CheckpointError(
-                        f"{self.folder}: {what} {name!r} has shape {found[name]}, the model's has {list(shape)}. "
-                        f"{change}"
-                    )
-            if not some and (left := sorted(set(found) - set(wanted))):
-                raise CheckpointError(f"{self.folder}: has {what} {left[0]!r}, which the model has not. {change}")
+        """Holds the dense parameters of a group to a model's, by name and shape; see ``checkpoint_dense``."""
+        check_dense(self.folder, self.dense(group), trained, others, some=some)
 
     def _paths(self, table: str) -> list[Path]:
         if table not in self._parts:
@@ -286,14 +257,3 @@ def find_checkpoint(folder: Path, which: str = "last", ranks: Ranks | None = Non
             return Checkpoint(path)
         problems.append(problem)
     raise CheckpointError(f"no whole checkpoint: {'; '.join(problems)}. Start from another one, or train anew.")
-
-
-def _values(group: h5py.Group) -> dict[str, Floats | Number]:
-    return {
-        files.unquoted(name): dataset[()].item() if dataset.attrs.get("number", False) else np.asarray(dataset[()])
-        for name, dataset in group.items()
-    }
-
-
-def _arrays(group: h5py.Group) -> dict[str, Floats]:
-    return {files.unquoted(name): np.asarray(dataset[()]) for name, dataset in group.items()}

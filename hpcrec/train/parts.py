@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from hpcrec.comm.failure import StopSignal
 from hpcrec.comm.world import World
-from hpcrec.data.order import GlobalOrder
+from hpcrec.data.grouped import Order
 from hpcrec.data.reader import DataSet
+from hpcrec.dense.codistillation import Codistillation
 from hpcrec.dense.dct import Thresholded
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slices
@@ -49,14 +50,15 @@ class Split:
     """A data set, and the order in which this run reads it."""
 
     dataset: DataSet
-    order: GlobalOrder
+    order: Order
 
 
 @dataclass(kw_only=True)
 class DensePart:
     """What only dense ranks have; ``trained`` are the parameters that they train, all but those in slices elsewhere.
 
-    ``dct`` is what thresholds gradients within ``reducer``, None where they are summed whole.
+    ``dct`` is what thresholds gradients within ``reducer``, None where they are summed whole. ``codistillation`` is
+    what this rank has of other groups; None where there is one group.
     """
 
     model: nn.Module
@@ -65,6 +67,7 @@ class DensePart:
     optimizer: torch.optim.Optimizer
     trained: list[tuple[str, nn.Parameter]]
     close: Callable[[], None]
+    codistillation: Codistillation | None = None
 
     @property
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:

@@ -93,11 +93,18 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     found = dict(summary["eval"])
     rows += [("evaluated", f"step {found.pop('step'):,}")] if "step" in found else []
-    rows += [(name, f"{value:.6g}") for name, value in found.items() if value is not None]
+    rows += [(name, _number(value)) for name, value in found.items() if value is not None]
     throughput = summary["throughput"]
     rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
     step_ms = throughput["step_ms"]
     return [*rows, ("step", f"{step_ms['p50']:.3g} ms median, {step_ms['p95']:.3g} ms 95th percentile")]
+
+
+def _number(value: float | Sequence[float | None]) -> str:
+    """A number, or that of each group."""
+    if isinstance(value, Sequence):
+        return ", ".join("none" if one is None else f"{one:.6g}" for one in value)
+    return f"{value:.6g}"
 
 
 def wire_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

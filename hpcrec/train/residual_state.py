@@ -52,9 +52,11 @@ def load_residuals(parts: Parts, checkpoint: Checkpoint) -> None:
     if then == now:
         unsent = checkpoint.unsent(index)
         _check(checkpoint, unsent, sizes)
-    else:
-        unsent = _share(checkpoint, then, now, sizes)
-        if index > 0:
+    else:  # of the ranks of the same group; the groups are as many as then
+        size = then // topology.groups
+        own = range(topology.group * size, (topology.group + 1) * size)
+        unsent = _share(checkpoint, own, len(topology.group_ranks), sizes)
+        if topology.place > 0:
             unsent = Unsent(unsent.residuals, Counts())
     dct.residuals, dct.counts = unsent.residuals, unsent.counts
     for held in (dct.residuals.first, dct.residuals.second):
@@ -63,11 +65,14 @@ def load_residuals(parts: Parts, checkpoint: Checkpoint) -> None:
     dct.settle()
 
 
-def _share(checkpoint: Checkpoint, then: int, now: int, sizes: dict[str, int]) -> Unsent:
-    """An equal share of what ``then`` ranks had; thresholds are found anew. Counts are those of all."""
+def _share(checkpoint: Checkpoint, then: range, now: int, sizes: dict[str, int]) -> Unsent:
+    """An equal share for each of ``now`` ranks of what those of ``then`` had; thresholds are found anew.
+
+    Counts are those of all.
+    """
     sums: dict[str, Floats] = {}
     counts = Counts().as_array()
-    for part in range(then):
+    for part in then:
         unsent = checkpoint.unsent(part)
         _check(checkpoint, unsent, sizes)
         counts += unsent.counts.as_array()

@@ -51,6 +51,8 @@ def progress(checkpoint: Checkpoint) -> Progress:
 def wire_bytes(checkpoint: Checkpoint) -> Ints:
     """Bytes sent by all ranks, by tag, as ``Ledger.restore`` takes them."""
     value = checkpoint.state.get("wire_bytes")
+    if isinstance(value, list) and len(value) == len(TAGS) - 1:
+        value = [*value, [0, 0]]  # of a run that did not yet count the last tag
     rows = value if isinstance(value, list) and len(value) == len(TAGS) else [None]
     fits = all(isinstance(row, list) and len(row) == 2 and all(map(_is_count, row)) for row in rows)
     allowed = f"{len(TAGS)} pairs of whole numbers, one for each of {', '.join(TAGS)}"

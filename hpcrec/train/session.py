@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,8 +21,9 @@ from hpcrec.comm.start import spare_what_stays
 from hpcrec.comm.topology import Topology
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.policy.base import Ticket
-from hpcrec.train import metrics
+from hpcrec.train.evaluation import Predicted, models_of_groups
 from hpcrec.train.feed import Feed
+from hpcrec.train.groups import begin_dense, distillation, group_weight, refuse_without_logits
 from hpcrec.train.nonfinite import Guard, describe, nonfinite_gradients
 from hpcrec.train.parts import Parts, Samples, Split
 from hpcrec.train.step import Losses, Step
@@ -72,18 +72,19 @@ class Session:
 
     @property
     def model(self) -> nn.Module | None:
-        """The dense model; None on ranks that are not dense. See ``gather_model``."""
+        """The dense model, that of this rank's group; None on ranks that are not dense. See ``gather_model``."""
         return None if self.parts.dense is None else self.parts.dense.model
 
     def gather_model(self) -> nn.Module | None:
-        """The dense model with every parameter as it is; collective.
+        """The dense model with every parameter as it is; collective. Of several groups, the first one's.
 
         Under form ``partial`` some are trained by the owners (``hpcrec.operators.Folded``): in ``model`` they are what
         they were when it was last gathered.
         """
         if self.parts.slices.away:
             self.parts.slices.gather()
-        return self.model
+        dense = self.parts.dense
+        return self.model if dense is None or dense.codistillation is None else dense.codistillation.first()
 
     # Training.
 
@@ -117,21 +118,20 @@ class Session:
         ----------
         losses : callable, optional
             ``(inputs, samples) -> Tensor [B]``, a loss for each sample; the session weighs and averages them over the
-            global batch. Default: the model's binary cross-entropy, averaged over labels.
+            global batch. Default: ``default_losses``.
         """
         parts, timer, step = self.parts, self.parts.timer, self.step
         parts.world.progress.step = step
         scale = parts.schedule.multiplier(step)
         inputs = parts.policy.gather(ticket)
-        loss, self.last_logits, found = 0.0, None, None
+        loss, self.last_logits, found, share = 0.0, None, None, 1.0
         if inputs is not None:
             assert parts.dense is not None and ticket.batch is not None
             # the seed depends on the step alone, so dropout in a resumed run goes on as it would have
             torch.manual_seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
             parts.dense.model.train()
             parts.dense.reducer.zero_grad()
-            if parts.dense.dct is not None:
-                parts.dense.dct.begin(step)
+            begin_dense(parts, step)
             samples = Samples.of(ticket.batch, parts.dtype)
             with timer("forward"):
                 losses_B = (losses or self.default_losses)(inputs, samples)
@@ -142,12 +142,16 @@ class Session:
                     )
                 if samples.weight is not None:
                     losses_B = losses_B * samples.weight
-                # samples of a batch may all weigh 0: then nothing is learned from it
-                total = losses_B.sum() / (ticket.routed.result().total_weight or 1.0)
-                loss = float(total.detach())
+                refuse_without_logits(parts, self.last_logits)
+                routed = ticket.routed.result()
+                weight, share = group_weight(parts, routed.total_weight, routed.weights_R)
+                total = losses_B.sum() / weight
+                loss = float(total.detach()) * share
             with timer("backward"):
                 total.backward()
                 refuse_strays(parts)
+                if share != 1.0:
+                    inputs.scale_gradients(share)  # rows learn from all groups' samples
                 parts.dense.reducer.send()
             bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.results(), parts.dense.reducer.nonfinite)
             if bad or not math.isfinite(loss):
@@ -169,11 +173,16 @@ class Session:
         return loss
 
     def default_losses(self, inputs: Mapping[str, Tensor], samples: Samples) -> Tensor:
-        """Binary cross-entropy of the model's logits: [B], the mean over labels where there are several."""
-        assert self.model is not None
-        logits = self.model(inputs, samples.dense)
+        """Binary cross-entropy of the model's logits: [B], the mean over labels where there are several.
+
+        With several groups of dense ranks, that against their predictions is added (``dense.codistillation``).
+        """
+        assert self.parts.dense is not None
+        logits = self.parts.dense.model(inputs, samples.dense)
         self.last_logits = logits.detach()
         losses = functional.binary_cross_entropy_with_logits(logits, samples.label, reduction="none")
+        distilled = distillation(self.parts, logits, inputs, samples)
+        losses = losses if distilled is None else losses + distilled
         return losses.mean(dim=1) if losses.ndim == 2 else losses
 
     # Evaluation.
@@ -189,20 +198,10 @@ class Session:
         return self._evaluate(split, max_batches, stoppable=True)
 
     def _evaluate(self, split: str, max_batches: int | None, *, stoppable: bool) -> dict[str, Any] | None:
-        logits, labels, weights = [], [], []
-        for _, batch, out in self.outputs(split, max_batches, stoppable=stoppable):
-            logits.append(out.numpy())
-            labels.append(batch.label)
-            weights.append(batch.weight)
-        if stoppable and self.stopped:
-            return None
-        result = None
-        if self.topology.is_dense:
-            weight = (
-                None if not weights or weights[0] is None else np.concatenate([w for w in weights if w is not None])
-            )
-            result = metrics.evaluate(np.concatenate(logits), np.concatenate(labels), weight, self.parts.world.dense)
-        return dict(self.parts.world.main.bcast(result, root=self.topology.dense[0]))
+        seen = Predicted()
+        for _, batch, outs in self._outputs(split, max_batches, stoppable=stoppable):
+            seen.add(batch, outs)
+        return None if stoppable and self.stopped else seen.metrics(self.parts.world)
 
     def outputs(
         self, split: str, max_batches: int | None = None, *, stoppable: bool = False
@@ -210,26 +209,32 @@ class Session:
         """(first position, batch, logits) of this rank's part of each batch of a split, in order; collective.
 
         Yields on dense ranks only; on the others it serves rows and ends. With ``stoppable`` it ends early, on every
-        rank at the same batch, where a rank was asked to stop, and sets ``stopped``.
+        rank at the same batch, where a rank was asked to stop, and sets ``stopped``. Logits are of the first group's
+        model, where dense ranks are in several.
         """
+        for first, batch, outs in self._outputs(split, max_batches, stoppable=stoppable, groups=1):
+            yield first, batch, outs[0]
+
+    def _outputs(
+        self, split: str, max_batches: int | None, *, stoppable: bool, groups: int | None = None
+    ) -> Iterator[tuple[int, Batch, list[Tensor]]]:
+        """The same by the models of the first so many groups, of all by default."""
         order = self._split(split).order
         n = order.n_batches if max_batches is None else min(max_batches, order.n_batches)
         parts = self.parts
         tickets = self._tickets(split, 0, n, train=False, stoppable=stoppable)
-        if parts.dense is not None:
-            parts.dense.model.eval()
-        for ticket in tickets:
-            if ticket.routed.result().stop:
-                self.stopped = True
-                return
-            inputs = parts.policy.gather(ticket)
-            if inputs is None:
-                continue
-            assert parts.dense is not None and ticket.batch is not None
-            with torch.no_grad():
-                logits = parts.dense.model(inputs, Samples.of(ticket.batch, parts.dtype).dense)
-            batch = ticket.batch
-            yield order.batch_range(batch.index)[0] + batch.start, batch, logits
+        with models_of_groups(parts, groups) as forward:
+            for ticket in tickets:
+                if ticket.routed.result().stop:
+                    self.stopped = True
+                    return
+                inputs = parts.policy.gather(ticket)
+                if inputs is None:
+                    continue
+                assert ticket.batch is not None
+                batch = ticket.batch
+                logits = forward(inputs, Samples.of(batch, parts.dtype).dense)
+                yield order.batch_range(batch.index)[0] + batch.start, batch, logits
 
     # Batches.
 

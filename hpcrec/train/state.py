@@ -17,6 +17,7 @@ from hpcrec.embedding.store import row_states
 from hpcrec.errors import CheckpointError
 from hpcrec.train import saved
 from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
+from hpcrec.train.checkpoint_dense import check_values
 from hpcrec.train.dynamic_state import admission_of, load_dynamic, named
 from hpcrec.train.parts import Parts
 from hpcrec.train.residual_state import load_residuals, save_residuals
@@ -61,7 +62,7 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
                 admission=admission,
             )
     away = parts.slices.gather() if parts.slices.away else {}
-    if parts.dense is not None and topology.dense_index == 0:
+    if parts.dense is not None and topology.place == 0:
         dense = parts.dense
         trained = dict(dense.named_parameters)
         others = {n: t.numpy() for n, t in dense.model.state_dict().items() if n not in trained}
@@ -69,7 +70,11 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
             {n: p.detach().numpy() for n, p in trained.items()},
             {**optimizer_state(dense.optimizer, dense.trained), **away},
             others,
+            group=topology.group,
         )
+        if dense.codistillation is not None and dense.codistillation.taken:  # all other groups have the same of one
+            of = (topology.group + 1) % topology.groups
+            writer.write_snapshot(of, dense.codistillation.snapshot(of))
     save_residuals(parts, writer)
     remembered = parts.engine.masks
     by_rank = world.main.allgather({} if remembered is None else remembered.saved())
@@ -102,6 +107,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
         _load_rows(session, checkpoint)
         if session.parts.dense is not None or session.parts.slices.own:
             _load_dense(session.parts, checkpoint)
+        if session.parts.dense is not None and session.parts.dense.codistillation is not None:
+            session.parts.dense.codistillation.restore(_snapshots(session, checkpoint) if resume else {})
         if resume:
             load_residuals(session.parts, checkpoint)
     except Exception as caught:
@@ -128,6 +135,7 @@ def _identity(session: Session) -> dict[str, Any]:
         "shuffle": order.shuffle,
         "data": dataset.fingerprint,
         "dtype": str(session.parts.dtype),
+        "groups": session.topology.groups,
     }
 
 
@@ -143,10 +151,14 @@ _KEYS = {
     "shuffle": "data.shuffle",
     "data": "data.train (its content)",
     "dtype": "train.dtype",
+    "groups": "dense.codistillation.groups",
 }
+_ONE_GROUP = {"groups": 1}  # of a checkpoint that says nothing of it
 
 
 def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
+    if resume:
+        _check_same(session, checkpoint, "groups")  # else files would be missing
     checkpoint.check_tables(session.parts.tables)
     for name, table in session.parts.tables.items():
         states, dynamic = row_states(table.optimizer), table.dynamic is not None
@@ -156,7 +168,7 @@ def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
     if session.parts.dense is not None:
         trained = dict(session.parts.dense.named_parameters)
         others = {n: v for n, v in session.parts.dense.model.state_dict().items() if n not in trained}
-        checkpoint.check_dense(_shapes(trained), _shapes(others))
+        checkpoint.check_dense(_shapes(trained), _shapes(others), group=session.topology.group)
     elif session.parts.slices.own:
         wholes = session.parts.slices.wholes
         trained = {n: p for n, p in wholes.items() if p.requires_grad}
@@ -169,18 +181,35 @@ def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
                 f"hashed tables find their rows; this is {session.parts.seed}. Set it back."
             )
         return
-    for key, now in _identity(session).items():
-        then = checkpoint.state.get(key)
-        if then != now:
-            raise CheckpointError(
-                f"{checkpoint.folder}: was written with {_KEYS[key]} = {then!r}, this run has {now!r}, so it cannot go "
-                "on where that one stopped. Set it back, or start anew with checkpoint.resume = 'never' in another "
-                "run.folder."
-            )
+    for key in _identity(session):
+        _check_same(session, checkpoint, key)
+
+
+def _check_same(session: Session, checkpoint: Checkpoint, key: str) -> None:
+    then, now = checkpoint.state.get(key, _ONE_GROUP.get(key)), _identity(session)[key]
+    if then != now:
+        raise CheckpointError(
+            f"{checkpoint.folder}: was written with {_KEYS[key]} = {then!r}, this run has {now!r}, so it cannot go "
+            "on where that one stopped. Set it back, or start anew with checkpoint.resume = 'never' in another "
+            "run.folder."
+        )
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _snapshots(session: Session, checkpoint: Checkpoint) -> dict[int, Mapping[str, Any]]:
+    """What this rank's group had of the others; empty where the checkpoint has not all of them."""
+    dense, topology = session.parts.dense, session.topology
+    assert dense is not None
+    wanted = _shapes(dense.model.state_dict())
+    found: dict[int, Mapping[str, Any]] = {}
+    for group in range(topology.groups):
+        if group != topology.group and (values := checkpoint.snapshot(group)) is not None:
+            check_values(checkpoint.folder, f"value in the snapshot of group {group},", wanted, values)
+            found[group] = values
+    return found if len(found) == topology.groups - 1 else {}
 
 
 def _load_rows(session: Session, checkpoint: Checkpoint) -> None:
@@ -196,7 +225,7 @@ def _load_rows(session: Session, checkpoint: Checkpoint) -> None:
 
 
 def _load_dense(parts: Parts, checkpoint: Checkpoint) -> None:
-    found, dense = checkpoint.dense(), parts.dense
+    found, dense = checkpoint.dense(parts.world.topology.group), parts.dense
     values = {n: torch.as_tensor(v) for n, v in {**found.extra, **found.parameters}.items()}
     states = {
         name: {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in state.items()}

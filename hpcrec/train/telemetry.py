@@ -31,7 +31,18 @@ SUMMARY_KEYS: dict[str, Any] = {
     "steps": None,
     "samples": None,
     "skipped_steps": None,
-    "eval": dict.fromkeys(("step", "auc", "attainable_auc", "logloss", "normalized_entropy", "calibration")),
+    "eval": dict.fromkeys(
+        (
+            "step",
+            "auc",
+            "attainable_auc",
+            "logloss",
+            "normalized_entropy",
+            "calibration",
+            "group_auc",
+            "group_logloss",
+        )
+    ),
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
     "wire_bytes": None,
     "dense_compression": None,
@@ -45,7 +56,8 @@ SUMMARY_KEYS: dict[str, Any] = {
     "topology": None,
     "versions": None,
 }
-_OPTIONAL = ("eval.step", "eval.attainable_auc")  # only where there was an evaluation, where the data set knows it
+# only where there was an evaluation, where the data set knows it, where dense ranks are in groups
+_OPTIONAL = ("eval.step", "eval.attainable_auc", "eval.group_auc", "eval.group_logloss")
 _FAILED_KEYS: dict[str, Any] = {"error": None}  # besides, in the summary of a run that failed
 _PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "horovod", "mpi4py")
 _RECENT_STEPS = 20  # over which the bar's samples/s are taken

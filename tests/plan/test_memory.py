@@ -72,6 +72,20 @@ def test_what_a_dense_rank_adds():
     assert found["rows"] == found["vectors"] == found["block"] == 0
 
 
+def test_what_other_groups_add(tmp_path):
+    """Their models, twice; ids of several windows beside each other; the first layer stays on dense ranks."""
+    found = rank_memory([], HolderTraffic(), replace(DENSE, taught_by=3), item_bytes=4, ahead=1, shared=0.0).terms
+    assert found["other groups"] == 2 * 3 * 4 * 50_000
+    path = write_run(tmp_path, 1000, model='name = "deepfm"\nwidth = 32')
+    partial = ["exchange.form=partial", "exchange.ids=read", "topology.mode=split"]
+    alone = predict_memory(load_config(path, partial), [0] * 4)
+    config = load_config(path, [*partial, "dense.codistillation.groups=2"])
+    found = predict_memory(config, [0] * 4)
+    assert found[3].terms["other groups"] > 0 and "other groups" not in found[0].terms
+    assert "folded layers" in alone[0].terms and "folded layers" not in found[0].terms
+    assert found[0].terms["ids read"] > alone[0].terms["ids read"]
+
+
 def test_what_thresholding_adds(tmp_path):
     """Residuals of every element, and of the sums that a rank makes for all of them."""
     found = rank_memory([], HolderTraffic(), replace(DENSE, unsent=60_000.0), item_bytes=4, ahead=1, shared=0.0).terms

@@ -419,8 +419,8 @@ def test_a_checkpoint_of_another_layer_is_refused(folder: Path, monkeypatch: pyt
         state.save(session, folder / "run", {"note": ""})
     saved = Checkpoint.dense
 
-    def renamed(checkpoint: Checkpoint) -> DenseState:
-        found = saved(checkpoint)
+    def renamed(checkpoint: Checkpoint, group: int = 0) -> DenseState:
+        found = saved(checkpoint, group)
         return replace(found, parameters={n.replace("weight_", ""): v for n, v in found.parameters.items()})
 
     for hidden, said in (

@@ -51,7 +51,7 @@ def test_a_signal_in_an_evaluation_ends_it_and_a_resume_makes_up_for_it(
     write_data(folder / "data.h5", samples=150)
     roles = roles_for(MPI.COMM_WORLD.size)[1]
     assert commands.train(config(folder, "whole", roles)) == ExitCodes.FINISHED
-    original, begun, seen = Session.outputs, [0], [0]
+    original, begun, seen = Session._outputs, [0], [0]
 
     def outputs(self, *given, **options):
         begun[0] += 1
@@ -62,7 +62,7 @@ def test_a_signal_in_an_evaluation_ends_it_and_a_resume_makes_up_for_it(
             yield output
 
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "outputs", outputs)
+        patched.setattr(Session, "_outputs", outputs)
         assert commands.train(config(folder, "stopped", roles)) == ExitCodes.STOPPED
     whole, stopped = folder / "whole", folder / "stopped"
     step = [4, 8, STEPS, STEPS][which]
