@@ -262,7 +262,8 @@ def memory_report(config: Config, ranks: int | None) -> list[str]:
     ConfigError, DataError
         What a run would refuse.
     """
-    size = ranks or ranks_asked_for(config) or (2 if config.topology.mode == "split" else 1)
+    fewest = config.dense.codistillation.groups * (2 if config.topology.mode == "split" else 1)
+    size = ranks or ranks_asked_for(config) or fewest
     asked = f"{size} rank{'s' * (size > 1)}" + (
         "" if ranks or ranks_asked_for(config) else " (-n N for another number)"
     )

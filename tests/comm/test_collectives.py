@@ -132,6 +132,21 @@ def test_world_has_the_communicators_of_its_roles() -> None:
     world.close()  # a second call does nothing
 
 
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_world_has_the_communicators_of_its_groups() -> None:
+    comm = MPI.COMM_WORLD
+    for groups in (n for n in range(1, comm.size + 1) if comm.size % n == 0):
+        world = World(comm, lambda hosts: assign_roles(hosts, mode="fused"), groups=groups)
+        topology = world.topology
+        assert world.group is not None and world.group.ranks == topology.group_ranks
+        assert world.group.comm.allgather(comm.rank) == list(topology.group_ranks)
+        assert (world.across is None) == (groups == 1) and (world.group is world.dense) == (groups == 1)
+        if world.across is not None:
+            assert world.across.ranks == topology.counterparts and world.across.rank == topology.group
+            assert world.across.comm.allgather(comm.rank) == list(topology.counterparts)
+        world.close()
+
+
 def test_a_launcher_that_mpi_did_not_meet_is_refused() -> None:
     assert launcher_tasks({"SLURM_STEP_NUM_TASKS": "4"}) == 4
     assert launcher_tasks({}) is None

@@ -65,6 +65,18 @@ def test_refusals_say_why(hosts: tuple, roles: dict, says: str) -> None:
         assign_roles(hosts, **roles)
 
 
+def test_groups_of_dense_ranks() -> None:
+    dense = (1, 2, 4, 5)
+    found = [Topology(rank=r, size=6, owners=(0, 3), dense=dense, host_of=TWO_HOSTS, groups=2) for r in range(6)]
+    assert [found[r].group for r in dense] == [0, 0, 1, 1] and [found[r].place for r in dense] == [0, 1, 0, 1]
+    assert [found[r].group_ranks for r in dense] == [(1, 2), (1, 2), (4, 5), (4, 5)]
+    assert [found[r].counterparts for r in dense] == [(1, 4), (2, 5), (1, 4), (2, 5)]
+    assert found[0].group == 0 and found[1].describe()["groups"] == 2
+    alone = Topology(rank=2, size=6, owners=(0, 3), dense=dense, host_of=TWO_HOSTS)
+    assert (alone.group, alone.place, alone.group_ranks, alone.counterparts) == (0, 1, dense, (2,))
+    assert "groups" not in alone.describe()
+
+
 def test_hosts_and_peers() -> None:
     topology = Topology(rank=4, size=6, owners=(0, 3), dense=(1, 2, 4, 5), host_of=TWO_HOSTS)
     assert topology.n_hosts == 2

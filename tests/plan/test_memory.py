@@ -84,6 +84,9 @@ def test_what_other_groups_add(tmp_path):
     assert found[3].terms["other groups"] > 0 and "other groups" not in found[0].terms
     assert "folded layers" in alone[0].terms and "folded layers" not in found[0].terms
     assert found[0].terms["ids read"] > alone[0].terms["ids read"]
+    assert memory_report(config, None)[0].startswith("memory a rank, with 4 ranks (-n N for")
+    fused = load_config(path, ["dense.codistillation.groups=2"])
+    assert memory_report(fused, None)[0].startswith("memory a rank, with 2 ranks (-n N for")
 
 
 def test_what_thresholding_adds(tmp_path):

@@ -1,6 +1,7 @@
 """Codistillation in whole runs: as its definition has it, evaluated, saved and gone on with, or refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hpcrec.data.loader import Loader
 from hpcrec.data.reader import DataSet
 from hpcrec.data.writer import Writer
 from hpcrec.dense.optimizer import build_optimizer
-from hpcrec.errors import CheckpointError, ConfigError, HpcrecError
+from hpcrec.errors import CheckpointError, ConfigError, HpcrecError, NonFiniteError
 from hpcrec.train import metrics, state
 from hpcrec.train.checkpoint import Checkpoint, find_checkpoint
 from hpcrec.train.session import Session
@@ -442,6 +443,42 @@ def test_a_loss_of_ones_own_begins_with_the_default(folder: Path) -> None:
     with open_session(config_of(folder, 2, nobody)) as session:
         for step in session.steps():
             step.run(lambda inputs, samples: session.model(inputs, samples.dense) ** 2)
+
+
+@pytest.mark.parallel([2, 4])
+def test_a_sample_that_is_not_finite_is_named_or_left_out_by_all_groups(folder: Path) -> None:
+    """In the second epoch, of the second group's part; where it is left out, the rest is as without it."""
+    write_data(folder / "data.h5")
+    for policy in ("stop", "skip"):
+        config = config_of(folder, 2, train={"nonfinite": policy})
+        with open_session(config) as session:
+            oracle, batches = definition_of(session, config), batches_of(session, session.total_steps)
+            dataset = session.parts.splits["train"].dataset
+            for step in session.steps():
+                if step.number != 8:
+                    step.run()
+                    oracle.step(batches[step.number], step.number)
+                    continue
+                mine = (step.batch.dense[0].tolist(), step.batch.start)
+                spoilt = session.parts.world.main.bcast(mine, root=session.topology.size // 2)[0]
+                if session.topology.rank == session.topology.size // 2:
+                    step.batch.dense[0] = np.nan
+                if policy == "skip":
+                    step.run()
+                    continue
+                with pytest.raises(NonFiniteError) as caught:
+                    step.run()
+                row = int(re.search(r"\(sample (\d+) of", str(caught.value))[1])
+                parallel_assert(dataset.read_ranges([(row, row + 1)]).dense[0].tolist() == spoilt, msg=str(row))
+                parallel_assert(row >= dataset.samples // 2)
+                break
+            if policy == "skip":
+                for name, rows in gather_tables(session).items():
+                    np.testing.assert_allclose(rows, oracle.members[0].rows(name), rtol=0, atol=1e-11, err_msg=name)
+                group = oracle.members[session.topology.group].module
+                for name, p in session.model.named_parameters():
+                    theirs = group.get_parameter(name).detach().numpy()
+                    np.testing.assert_allclose(p.detach().numpy(), theirs, rtol=0, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parallel([2])
