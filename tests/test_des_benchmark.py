@@ -12,7 +12,7 @@ from hpcrec.comm.ledger import TAGS
 from tests.train.runs import BATCH, write_data
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "des_parts")]
+sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "on_ranks")]
 import rank  # noqa: E402 - of the benchmark, which is no package
 from des_parts import auc_part, bytes_part, cells, hosts_part, shapes, time_part  # noqa: E402
 

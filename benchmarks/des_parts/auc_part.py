@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from _report import claim
-from des_parts import cells, launch
+from des_parts import cells
 from des_parts.cells import Row, Shape
+from on_ranks import launch
 
 from hpcrec.data.reader import DataSet
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _report import claim
-from des_parts import cells, launch, shapes
+from des_parts import cells, shapes
 from des_parts.cells import Row, Shape
+from on_ranks import launch
 
 QUICK_MODELS, QUICK_STEPS = ("lr", "fm"), 4
 EACH_ID = "rows, each id"

@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 from _report import claim
-from des_parts import cells, launch
+from des_parts import cells
 from des_parts.cells import Row, Shape
+from on_ranks import launch
 
 from hpcrec.comm.ledger import TAGS
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _report import claim
-from des_parts import cells, launch
+from des_parts import cells
 from des_parts.cells import Row, Shape
+from on_ranks import launch
 
 PAIRS, STEPS = 20, 10
 FEWER_STEPS = {"multihot": 4}

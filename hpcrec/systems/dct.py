@@ -8,14 +8,15 @@ The paper's terms:
 data parallelism: gradients to a parameter server -> sums over dense ranks (``dense.dct``; ``dense.compression``)
 error feedback                                    -> what a rank has unsent, saved (``dense.residuals``)
 threshold, recomputed every L iterations          -> ``dense.dct.every``, ``exchange.dct.every``
-model parallelism: activations, per sample        -> codec ``dct`` of the exchange (``exchange.thresholds``)
+model parallelism: activations, per sample        -> codec ``dct`` of the exchange (``exchange.masks``)
 gradients under the same mask                     -> without positions: both sides know them
 
 Departures from the paper, of which only the abstract was at hand: gradients are summed among ranks; up to 4 of them
 each gets what all send, beyond that ranges are summed by one rank each, thresholded a second time and handed on. Values
-are halves by default; what that loses of a gradient is sent later. A threshold of vectors is that of one feature at one
-owner, and each sample's elements are held to it; the paper's is of a sample. Partial results, and vectors of one
-column, cross whole. A threshold that lets through twice what it should is found anew at once.
+are halves by default; what that loses of a gradient is sent later. A threshold of activations is here that of one
+vector of a sample, found in every step; or, as an option, that of a feature at one owner, which lives for many steps and
+which each sample's elements are held to. Partial results, and vectors of one column, cross whole. A threshold that lets
+through twice what it should is found anew at once.
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ def configuration() -> dict[str, Any]:
     """DCT's positions on the axes, for ``config.validate`` together with data and a run folder."""
     return {
         "topology": {"mode": "fused"},
-        "exchange": {"form": "pooled", "codec": "dct"},
+        "exchange": {"form": "pooled", "codec": "dct", "dct": {"threshold": "vector"}},
         "policy": {"name": "sync"},
         "store": {"name": "dram"},
         "dense": {"reducer": "horovod", "compression": "dct"},

@@ -1,6 +1,6 @@
-"""Runs jobs of ``benchmarks/des.py`` on each rank, one after the other in one launch; a line of JSON for each.
+"""Runs jobs of a benchmark on each rank, one after the other in one launch; a line of JSON for each.
 
-    hpcrec run -n 4 -- benchmarks/des_parts/rank.py JOBS OUT
+    hpcrec run -n 4 -- benchmarks/on_ranks/rank.py JOBS OUT
 
 JOBS is a list of objects, ``kind`` a function of this file or of ``links``, the rest its arguments. Knows sessions and
 their ledger; what is trained, and what is made of the figures, is said above.
@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import links
 import numpy as np
 
 import hpcrec
+from hpcrec import kernels
 from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.start import start
@@ -44,6 +46,27 @@ class Sent:
         np.add.at(self.bytes_TR[TAGS.index(tag)], np.asarray(ranks)[others], n_bytes[others])
 
 
+class Clock:
+    """Seconds spent in some kernels, from when it was made until it is stopped."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.taken_s = 0.0
+        self._kernels = {name: getattr(kernels, name) for name in names}
+        for name, kernel in self._kernels.items():
+            setattr(kernels, name, partial(self._run, kernel))
+
+    def _run(self, kernel: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        began_s = time.perf_counter()
+        found = kernel(*arguments, **named)
+        self.taken_s += time.perf_counter() - began_s
+        return found
+
+    def stop(self) -> None:
+        """Puts the kernels back."""
+        for name, kernel in self._kernels.items():
+            setattr(kernels, name, kernel)
+
+
 def train(
     config: str,
     settings: Sequence[str],
@@ -51,6 +74,7 @@ def train(
     cooldown: int = 0,
     evaluate: bool = False,
     again: bool = False,
+    clocked: Sequence[str] = (),
 ) -> Any:
     """One run: bytes a step by tag, sender and receiver, and the mean time of a step.
 
@@ -63,7 +87,10 @@ def train(
         Whether the validation data are evaluated at the end, for ``auc``.
     again : bool
         Whether the run's messages are sent again with nothing between them, for ``exchange_s``.
+    clocked : sequence of str
+        Names of kernels: ``clocked_s`` is what they take of a timed step, on the slowest rank.
     """
+    clock = Clock(clocked)
     began_s = time.perf_counter()
     with hpcrec.open_session(config, settings) as session:
         open_s = time.perf_counter() - began_s
@@ -72,10 +99,11 @@ def train(
             step.run()
             if session.step == warmup:
                 main.barrier()
-                began_s = time.perf_counter()
+                began_s, clock.taken_s = time.perf_counter(), 0.0
             if session.step == session.total_steps - cooldown:
                 main.barrier()
                 step_s = (time.perf_counter() - began_s) / (session.step - warmup)
+                clocked_s = max(main.allgather(clock.taken_s)) / (session.step - warmup)
         if session.stopped:  # by a signal: the jobs that follow are not to be begun
             sys.exit(STOPPED)
         bytes_RTR = np.array(main.allgather(sent.bytes_TR))
@@ -85,6 +113,9 @@ def train(
             "samples_per_s": session.parts.splits["train"].order.batch_size / step_s,
             "bytes_TRR": (bytes_RTR.transpose(1, 0, 2) / session.step).tolist(),
         }
+        clock.stop()
+        if clocked:
+            row["clocked_s"] = clocked_s
         if evaluate:
             row["auc"] = session.evaluate("validation")["auc"]
         if again:

@@ -14,10 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from des_parts.cells import RANKS
-
 RANK = str(Path(__file__).resolve().parent / "rank.py")
-RATE = "1gbit"
+RANKS = 4
 LOOK_EVERY_S = 0.2
 
 
@@ -40,13 +38,16 @@ def why_no_hosts(cluster: Path) -> str | None:
     return None
 
 
-def on_hosts(jobs: Sequence[Mapping[str, Any]], cluster: Path) -> Iterator[dict[str, Any]]:
-    """The same with a rank on each of as many emulated hosts, which are there for as long as it takes."""
+def on_hosts(jobs: Sequence[Mapping[str, Any]], cluster: Path, rate: str = "1gbit") -> Iterator[dict[str, Any]]:
+    """The same with a rank on each of as many emulated hosts, which are there for as long as it takes.
+
+    ``rate`` is of their links, both ways, as ``tc`` writes it.
+    """
     scripts = cluster.resolve() / "hosts"
     # Ranks that wait give way to others of their session alone (Linux's autogroup), and a daemon would begin one.
     environment = {**os.environ, "MPIOPTS": f"{os.environ.get('MPIOPTS', '')} --leave-session-attached"}
     try:
-        subprocess.run([str(scripts / "up.sh"), str(RANKS), RATE], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([str(scripts / "up.sh"), str(RANKS), rate], check=True, stdout=subprocess.DEVNULL)
         yield from _rows([str(scripts / "run.sh"), str(RANKS), "1", sys.executable, "-u", RANK], jobs, environment)
     finally:
         subprocess.run([str(scripts / "down.sh")], check=False)

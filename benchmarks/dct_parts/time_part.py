@@ -1,0 +1,97 @@
+"""Time of a step across 4 emulated hosts with slow links, whole and with both compressions.
+
+DLRM of width 64 on the synthetic clicks, global batch 8,192, 4 ranks with both roles, one a host, 1 thread each; links
+of 1 Gbit/s and of 100 Mbit/s both ways, made by the scripts of --cluster. The hosts share the cores of this machine, so
+that a step computes for longer than on hosts of their own, and compression too. Step times are medians of ``REPEATS``
+runs of each, by turns. ``communication``: share of a step that is not in a step of the same ranks on this machine
+without the hosts, less what its messages take there when they are sent again with nothing between them.
+
+``dct.time_saved.<link>``: share of the uncompressed step's time. ``dct.cost_share``: what the kernels of compression
+and decompression take of a thresholded step at 1 Gbit/s, on the slowest rank, hidden or not.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from _report import claim
+from dct_parts.quality_part import DENSE, OF, VECTORS, show
+from dct_parts.runs import CONFIG, MODELS, Row
+from on_ranks import launch
+
+LINKS = {"1gbit": "1gbit", "100mbit": "100mbit"}
+MODEL, BATCH, STEPS, AHEAD, REPEATS = "dlrm", 8192, 24, 4, 3
+KERNELS = (
+    "select_largest", "select_above", "select_with_feedback", "threshold_of", "positions_bytes", "write_positions",
+    "read_positions", "scatter", "scatter_add", "gather", "write_halves", "read_halves",
+)  # fmt: skip
+RUNS = ("whole", "thresholded")
+GOALS = {"time": ">= 0.37", "cost": "<= 0.05"}
+
+
+def measure(data: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
+    """Rows of the table, and claims."""
+    reason = launch.why_no_hosts(cluster)
+    if reason is not None:
+        print(f"time: skipped, {reason}", flush=True)
+        return [{"hosts": "skipped", "result": reason}], claims([])
+    repeats = 1 if quick else REPEATS
+    jobs = [job(data, run) for run in RUNS]
+    here = medians(list(launch.local([{**job, "again": True} for job in jobs * repeats])))
+    rows = []
+    for link, rate in LINKS.items():
+        there = medians(list(launch.on_hosts(jobs * repeats, cluster, rate)))
+        for run, local, across in zip(RUNS, here, there, strict=True):
+            compute_s = local["step_s"] - local["exchange_s"]
+            row = {"link": link, "run": run, "step_ms": 1e3 * across["step_s"], "compute_ms": 1e3 * compute_s}
+            row["communication"] = 1 - compute_s / across["step_s"]
+            row["compression_ms"] = 1e3 * across["clocked_s"]
+            row["bytes"] = float(np.sum(across["bytes_TRR"]))
+            rows.append(row)
+            show(row)
+    return rows, claims(rows)
+
+
+def job(data: Path, run: str) -> Row:
+    """A run of ``rank.train``; its first and last steps, in which batches are not read ahead, are not timed."""
+    settings = [
+        *MODELS[MODEL],
+        *(OF[MODEL].whole if run == RUNS[0] else (*OF[MODEL].less, *VECTORS, *DENSE)),
+        *(() if run == RUNS[0] else (f"exchange.dct.density={OF[MODEL].density}",)),
+        f"data.train={data}/train.h5",
+        f"train.batch_size={BATCH}",
+        f"train.steps={STEPS + 2 * AHEAD}",
+        "topology.owner_threads=1",
+        "topology.dense_threads=1",
+        "run.folder=unused",
+    ]
+    return {
+        "kind": "train",
+        "config": str(CONFIG),
+        "settings": settings,
+        "warmup": AHEAD,
+        "cooldown": AHEAD,
+        "clocked": list(KERNELS),
+    }
+
+
+def medians(found: Sequence[Row]) -> list[Row]:
+    """Of each run the first row, with the median times of all its rows; ``found`` has the runs by turns."""
+    out = []
+    for number in range(len(RUNS)):
+        rows = found[number :: len(RUNS)]
+        times = [name for name in ("step_s", "exchange_s", "clocked_s") if name in rows[0]]
+        out.append({**rows[0], **{name: float(np.median([row[name] for row in rows])) for name in times}})
+    return out
+
+
+def claims(rows: Sequence[Row]) -> list[Row]:
+    """What thresholds save, and cost."""
+    at = {(row["link"], row["run"]): row for row in rows}
+    out = []
+    for link in LINKS:
+        saved = 1 - at[link, RUNS[1]]["step_ms"] / at[link, RUNS[0]]["step_ms"] if at else None
+        out.append(claim(f"dct.time_saved.{link}", saved, "of the uncompressed step", GOALS["time"]))
+    row = at.get(("1gbit", RUNS[1]))
+    share = None if row is None else row["compression_ms"] / row["step_ms"]
+    return [*out, claim("dct.cost_share", share, "of the thresholded step at 1 Gbit/s", GOALS["cost"])]
