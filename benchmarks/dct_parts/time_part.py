@@ -1,6 +1,6 @@
 """Time of a step across 4 emulated hosts with slow links, whole and with both compressions.
 
-DLRM of width 64 on the synthetic clicks, global batch 8,192, 4 ranks with both roles, one a host, 1 thread each; links
+DLRM of width 128 on the synthetic clicks, global batch 8,192, 4 ranks with both roles, one a host, 1 thread each; links
 of 1 Gbit/s and of 100 Mbit/s both ways, made by the scripts of --cluster. The hosts share the cores of this machine, so
 that a step computes for longer than on hosts of their own, and compression too. Step times are medians of ``REPEATS``
 runs of each, by turns. ``communication``: share of a step that is not in a step of the same ranks on this machine
@@ -56,6 +56,7 @@ def job(data: Path, run: str) -> Row:
     """A run of ``rank.train``; its first and last steps, in which batches are not read ahead, are not timed."""
     settings = [
         *MODELS[MODEL],
+        f"model.width={OF[MODEL].width}",
         *(OF[MODEL].whole if run == RUNS[0] else (*OF[MODEL].less, *VECTORS, *DENSE)),
         *(() if run == RUNS[0] else (f"exchange.dct.density={OF[MODEL].density}",)),
         f"data.train={data}/train.h5",
