@@ -14,9 +14,9 @@ gradients under the same mask                     -> without positions: both sid
 Departures from the paper, of which only the abstract was at hand: gradients are summed among ranks; up to 4 of them
 each gets what all send, beyond that ranges are summed by one rank each, thresholded a second time and handed on. Values
 are halves by default; what that loses of a gradient is sent later. A threshold of activations is here that of one
-vector of a sample, found in every step; or, as an option, that of a feature at one owner, which lives for many steps and
-which each sample's elements are held to. Partial results, and vectors of one column, cross whole. A threshold that lets
-through twice what it should is found anew at once.
+vector of a sample, found in every step; or, as an option, that of a feature at one owner, which lives for many steps
+and which each sample's elements are held to. Partial results, and vectors of one column, cross whole. A threshold that
+lets through twice what it should is found anew at once.
 """
 
 from typing import Any
