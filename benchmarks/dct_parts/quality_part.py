@@ -1,13 +1,14 @@
 """AUC and bytes of both compressions together beside the uncompressed run, over seeds, paired.
 
-Synthetic clicks whose attainable AUC is known, 1,048,576 test samples, 2 ranks with both roles, DLRM of width
-128 and DeepFM of width 64, 3,000 steps of 2,048 samples, none twice, float32. Each vector has its own threshold, values are fp16. Both runs of a pair have the
-same data, seed, dense optimizer and schedule. How rows begin, and their learning rate, are what did best for each in a
-search at 1,500 steps or fewer. A thresholded run wants rows that begin in few columns, the same in all tables
-(``embedding.init_decay``): what begins at random keeps columns at random, and products of vectors that have no columns
-in common are zero. DeepFM does best with such rows uncompressed, too, DLRM with rows that begin evenly. Besides, one
-seed each: ``whole, worse`` is uncompressed with what was not taken of the two, and ``narrow`` is uncompressed, its
-vectors as wide as many elements cross of the others.
+Synthetic clicks whose attainable AUC is known, 1,048,576 test samples, 2 ranks with both roles, DLRM of width 128 and
+DeepFM of width 64, 3,000 steps of 2,048 samples, none twice, float32. Each vector has its own threshold, values are
+fp16. Both runs of a pair have the same data, seed, dense optimizer and schedule. How rows begin, and their learning
+rate, are what did best for each in a search at 1,500 steps or fewer, most of it at width 64. A thresholded run wants
+rows that begin in few columns, the same in all tables (``embedding.init_decay``): what begins at random keeps columns
+at random, and products of vectors that have no columns in common are zero. DeepFM does best with such rows
+uncompressed, too, DLRM with rows that begin evenly. Besides, one seed each: ``whole, worse`` is uncompressed with
+what was not taken of the two, and ``narrow`` is uncompressed, its vectors as wide as many elements cross of the
+others.
 
 ``dct.dense_ratio``, ``dct.exchange_ratio``: bytes of the uncompressed run over those of the thresholded one, by the
 ledger, of the model where it is smaller; dense sums with their sizes; values, gradients and control messages, ids
