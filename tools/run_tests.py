@@ -89,11 +89,11 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slow", action="store_true", help="the tests marked slow, instead of all others")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what passed in which part here")
-    parser.add_argument("--limit-s", type=float, help="seconds for each run (900; 7200 with --slow)")
+    parser.add_argument("--limit-s", type=float, help="seconds for each run (1800; 7200 with --slow)")
     parser.add_argument("--test-limit-s", type=float, help="seconds for each test (240; 1800 with --slow)")
     parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], help="only these counts: 2,3")
     args, pytest_args = parser.parse_known_args()
-    args.limit_s = args.limit_s or (7200.0 if args.slow else 900.0)
+    args.limit_s = args.limit_s or (7200.0 if args.slow else 1800.0)
     args.test_limit_s = args.test_limit_s or (1800.0 if args.slow else 240.0)
     return args, pytest_args
 
