@@ -27,13 +27,13 @@ def main() -> None:
         if part not in PARTS:
             parser.error(f"--parts has {part!r}; allowed are {', '.join(PARTS)}")
         if part == "quality":
-            rows, claims = quality_part.measure(options.cache, quick=options.quick)
-            path = options.json
+            for rows, claims in quality_part.measure(options.cache, quick=options.quick):
+                finish("dct", rows, claims, options.json)
         else:
             data = clicks.prepare(quality_part.BLOCKS, options.cache)
             rows, claims = time_part.measure(data, options.cluster, quick=options.quick)
-            path = options.json and options.json.with_stem(f"{options.json.stem}_time")
-        finish("dct", rows, claims, path)
+            beside = options.json and options.json.with_stem(f"{options.json.stem}_time")
+            finish("dct", rows, claims, beside)
 
 
 if __name__ == "__main__":
