@@ -16,13 +16,13 @@ Written by `tools/results.py` from `benchmarks/results/`, which `make bench` fil
 named; machines that are shared are noisy, so they are medians where several runs were made, and ratios to something
 measured in the same run. What a claim counts is said by the docstring of its benchmark.
 """
-DES_PARTS = {"des": "bytes", **{f"des_{part}": part for part in ("time", "auc", "hosts")}}
+PARTS = {"des": "bytes", **{f"des_{part}": part for part in ("time", "auc", "hosts")}, "dct_time": "time"}
 # what the committed figures were run with
 EXTRA = {
     "real_data": " --data DIR",
     "horovod_cycle": " --quick",
     "balance": " --quick",
-    **{stem: f" --parts {part}" for stem, part in DES_PARTS.items()},
+    **{stem: f" --parts {part}" for stem, part in PARTS.items()},
     "kernels": " --peers PYTHON",
     "speed": " --peers PYTHON --contenders hpcrec-fused,hpcrec-fused-mpi,tbe --steps 20",
     "speed_peers": " --peers PYTHON --contenders hpcrec-fused-mpi,hpcrec-split,tbe,torchrec,ddp --ranks 2 --rounds 3"
