@@ -10,6 +10,8 @@ uncompressed, too, DLRM with rows that begin evenly. Besides, one seed each: ``w
 what was not taken of the two, and ``narrow`` is uncompressed, its vectors as wide as many elements cross of the
 others.
 
+Both are of form ``pooled``; what ``rows`` or ``auto`` send of these data without a loss is not beside them.
+
 ``dct.dense_ratio``, ``dct.exchange_ratio``: bytes of the uncompressed run over those of the thresholded one, by the
 ledger, of the model where it is smaller; dense sums with their sizes; values, gradients and control messages, ids
 beside. ``dct.auc_difference.synthetic.<model>``: mean over seeds of thresholded less uncompressed.

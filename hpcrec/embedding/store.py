@@ -121,7 +121,7 @@ class RowStore:
             dtype=self.dtype,
         )
         if decay:
-            rows /= (np.arange(start + 1, stop + 1) ** decay).astype(self.dtype)
+            rows *= (np.arange(start + 1, stop + 1) ** -decay).astype(self.dtype)  # may be 0; its inverse overflow
         return rows
 
     # Dynamic tables.

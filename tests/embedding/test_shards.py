@@ -98,6 +98,19 @@ def test_every_row_is_held_once_and_starts_alike(kind: str, decay: float) -> Non
     assert (largest <= 0.3 * (1 + 1e-6)).all()
 
 
+@pytest.mark.filterwarnings("error")
+def test_columns_that_fall_off_steeply_do_not_overflow() -> None:
+    tables = {"a": TableSpec(name="a", rows=20, width=128, init_scale=0.5, init_decay=20.0)}
+    lookups, features = [Lookup(feature="a", table="a")], [Feature(name="a", cardinality=20)]
+    families = build_families(
+        tables, features, lookups, {"a": Placement(kind="table")}, owners=(0,), dense=(0,), replicate_rows=0
+    )
+    ((_, rows, _),) = RowStore(tables, families, rank=0, seed=3, dtype=np.float32).export("a")
+    assert (rows[:, 0] != 0).all()
+    assert (np.abs(rows[:, 1]) < 0.5 / 2**19).all()
+    assert (np.abs(rows[:, -1]) < 1e-38).all()
+
+
 def test_load_takes_what_export_gave_for_any_shards() -> None:
     spec = OptimizerSpec(name="adagrad")
     tables = {"a": TableSpec(name="a", rows=50, width=6, optimizer=spec)}

@@ -274,4 +274,4 @@ def test_auto_chooses_among_thresholded_vectors_and_partial_results(folder: Path
         assert sum(predicted.values()) <= min(single.values()) * 1.005
         assert spent[1] == pytest.approx(predicted["gradients"], rel=0.01, abs=16 * 128)
         # Positions of what crosses whole are written, too, and of few elements they take more than of many.
-        assert spent[0] == pytest.approx(predicted["values"], rel=0.3, abs=16 * 128)
+        assert spent[0] == pytest.approx(predicted["values"], rel=0.15, abs=16 * 128)

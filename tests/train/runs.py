@@ -1,7 +1,8 @@
 """Small data sets and sessions for the tests of whole runs, and the single-process reference beside them."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,10 +13,13 @@ from hpcrec.config import Config, validate
 from hpcrec.data.layout import Column, Columns
 from hpcrec.data.loader import Loader
 from hpcrec.data.writer import Writer
+from hpcrec.train import state
+from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.session import Session
 from hpcrec.types import Feature
 from tests.reference import GlobalBatch, Reference, RowOptimizer, describe, join
 
+Found = TypeVar("Found")
 FEATURES = (
     Feature(name="user", cardinality=40),
     Feature(name="item", cardinality=25),
@@ -127,3 +131,19 @@ def train(config: Config, n: int | None = None) -> tuple[list[float], dict[str, 
             dense = {k: p.detach().numpy().copy() for k, p in model.named_parameters()}
         dense = session.parts.world.main.bcast(dense, root=session.topology.dense[0])
     return losses, tables, dense
+
+
+def finished(
+    config: Config, gather: Callable[[Session], Found], stop_at: int | None = None, *, resume: bool = False
+) -> Found:
+    """Runs from the start or the last checkpoint to the end, or to ``stop_at``, where it saves; what ``gather`` finds."""
+    with open_session(config) as session:
+        if resume:
+            found = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
+            state.load(session, found, resume=True)
+        for step in session.steps():
+            step.run()
+            if not resume and session.step == stop_at:
+                state.save(session, Path(config.run.folder), {})
+                break
+        return gather(session)

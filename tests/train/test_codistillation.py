@@ -28,7 +28,7 @@ from hpcrec.train.session import Session
 from hpcrec.train.telemetry import read_metrics
 from tests.reference import GlobalBatch, Reference, RowOptimizer, describe, join
 from tests.train.codistilling import Groups
-from tests.train.runs import config_for, gather_tables, write_data
+from tests.train.runs import config_for, finished, gather_tables, write_data
 
 STEPS, BATCH = 11, 12  # with 70 samples the second epoch begins at step 6; its last batch is smaller
 RULES = {"weight": 0.7, "burn_in_steps": 3, "every": 3}
@@ -210,16 +210,7 @@ def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> bool:
 
 def finish(config: Config, stop_at: int | None = None, resume: bool = False) -> dict[str, np.ndarray]:
     """Runs to the end, or to ``stop_at``, where it saves."""
-    with open_session(config) as session:
-        if resume:
-            found = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
-            state.load(session, found, resume=True)
-        for step in session.steps():
-            step.run()
-            if not resume and session.step == stop_at:
-                state.save(session, Path(config.run.folder), {})
-                break
-        return everything(session)
+    return finished(config, everything, stop_at, resume=resume)
 
 
 @pytest.mark.parallel([2, 3, 4])

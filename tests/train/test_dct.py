@@ -22,7 +22,7 @@ from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.compression import compression
 from hpcrec.train.session import Session
 from hpcrec.train.telemetry import read_metrics
-from tests.train.runs import config_for, gather_tables, reference_for, train, write_data
+from tests.train.runs import config_for, finished, gather_tables, reference_for, train, write_data
 from tests.train.test_equivalence import roles_for
 from tests.train.thresholding import ThresholdedReference
 
@@ -200,19 +200,14 @@ def test_a_step_that_is_left_out_changes_nothing(folder: Path, collective: str) 
 
 def finish(config: Config, stop_at: int | None = None, resume: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """Runs to the end or to ``stop_at``, where it saves; parameters and residuals of this rank."""
-    with open_session(config) as session:
-        if resume:
-            found = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
-            state.load(session, found, resume=True)
-        for step in session.steps():
-            step.run()
-            if not resume and session.step == stop_at:
-                state.save(session, Path(config.run.folder), {})
-                break
-        learned = dict(gather_tables(session))
-        if session.model is not None:
-            learned |= {n: p.detach().numpy().copy() for n, p in session.model.named_parameters()}
-        return learned, {**residuals_of(session), "counts": (np.array(list(_counts(session))), None)}
+    return finished(config, _learned_and_unsent, stop_at, resume=resume)
+
+
+def _learned_and_unsent(session: Session) -> tuple[dict[str, Any], dict[str, Any]]:
+    learned = dict(gather_tables(session))
+    if session.model is not None:
+        learned |= {n: p.detach().numpy().copy() for n, p in session.model.named_parameters()}
+    return learned, {**residuals_of(session), "counts": (np.array(list(_counts(session))), None)}
 
 
 def _counts(session: Session) -> list[int]:
