@@ -6,9 +6,10 @@ that a step computes for longer than on hosts of their own, and compression too.
 runs of each, by turns. ``communication``: share of a step that is not in a step of the same ranks on this machine
 without the hosts, less what its messages take there when they are sent again with nothing between them.
 
-Uncompressed is form ``pooled`` in float32, as thresholded runs are ``pooled``: forms that send fewer bytes of these data
-without a loss (``rows``, ``auto``) are not beside it. ``dct.time_saved.<link>``: share of the uncompressed step's time. ``dct.cost_share``: what the kernels of compression
-and decompression take of a thresholded step at 1 Gbit/s, on the slowest rank, hidden or not.
+Uncompressed is form ``pooled`` in float32, as thresholded runs are ``pooled``: forms that send fewer bytes of these
+data without a loss (``rows``, ``auto``) are not beside it. ``dct.time_saved.<link>``: share of the uncompressed
+step's time. ``dct.cost_share``: what the kernels of compression and decompression take of a thresholded step at 1
+Gbit/s, on the slowest rank, hidden or not.
 """
 
 from collections.abc import Sequence

@@ -136,7 +136,7 @@ def train(config: Config, n: int | None = None) -> tuple[list[float], dict[str, 
 def finished(
     config: Config, gather: Callable[[Session], Found], stop_at: int | None = None, *, resume: bool = False
 ) -> Found:
-    """Runs from the start or the last checkpoint to the end, or to ``stop_at``, where it saves; what ``gather`` finds."""
+    """What ``gather`` finds at the end, or at ``stop_at``, where it saves; from the start or the last checkpoint."""
     with open_session(config) as session:
         if resume:
             found = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
