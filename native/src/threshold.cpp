@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <experimental/simd>
 #include <vector>
 
 #include "hpcrec/bits.h"
@@ -16,6 +17,10 @@ namespace {
 // Magnitudes have 31 bits; exponents make up most of the first digit, so that few values share one.
 constexpr int first_bits = 11, digit_bits = 10, low_bits = 2 * digit_bits;
 constexpr int64_t most_digits = int64_t{1} << first_bits;
+
+namespace simd = std::experimental;
+using Lanes = simd::native_simd<int32_t>;
+constexpr int32_t first_guess = 127 << 23;  // the bits of 1
 
 constexpr uint32_t bit[word_bits / 2] = {
     1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,  1u << 8,  1u << 9,  1u << 10,
@@ -120,31 +125,51 @@ std::vector<uint32_t> low_bits_of(const float* values, int64_t n, int n_team, ui
   return found;
 }
 
-// What the magnitudes that are picked reach, and how many of those that equal it are.
+// What the magnitudes that are picked reach. Where more reach it: how many of those that equal it are picked.
 struct Least {
   int32_t magnitude;
+  bool more;
   int64_t equals;
 };
 
-// Of the `keep` largest of n magnitudes: by halving where it may be, until just so many reach it. All are compared
-// each time, in lanes, which takes less time than moving them.
-Least least_of(const int32_t* magnitudes, int64_t n, int64_t keep) {
-  const auto reaching = [=](int32_t least) {
-    int32_t found = 0;
-    for (int64_t i = 0; i < n; ++i) found += magnitudes[i] >= least ? 1 : 0;
-    return static_cast<int64_t>(found);
-  };
-  int32_t low = 0, high = 0;  // `keep` or more reach low, fewer what is above high
-  for (int64_t i = 0; i < n; ++i) high = std::max(high, magnitudes[i]);
-  while (low < high) {
-    const int32_t middle = low + (high - low + 1) / 2;
-    const int64_t found = reaching(middle);
-    if (found == keep) return {middle, keep};
-    if (found > keep) low = middle;
-    else high = middle - 1;
+// Finds it in vector after vector: from where it was in the one before, which is often near. Where that was does not
+// change what is found.
+class LeastOf {
+public:
+  // Of n magnitudes, behind which there is -1 up to whole lanes, the `keep` largest.
+  Least operator()(const int32_t* magnitudes, int64_t n, int64_t keep) {
+    if (keep == n) return {0, false, 0};
+    int32_t low = 0, high = infinite_bits;  // `keep` or more reach low, fewer what is above high:
+    int64_t at_low = n, above_high = 0;     // so many
+    int32_t middle = before_;
+    for (int looks = 0;; ++looks) {
+      const int64_t found = reaching(magnitudes, n, middle);
+      if (found >= keep) low = middle, at_low = found;
+      else high = middle - 1, above_high = found;
+      if (found == keep || low == high) break;
+      const int64_t range = int64_t{high} - low;
+      if (looks >= most_looks) middle = static_cast<int32_t>(low + 1 + range / 2);
+      else if (high == infinite_bits) middle = low + std::min(first_gap << looks, high - low);
+      else if (low == 0) middle = high - std::min(first_gap << looks, high - 1);
+      else middle = static_cast<int32_t>(low + 1 + range * (at_low - keep) / (at_low - above_high));
+    }
+    before_ = std::max(low, 1);
+    return {low, at_low > keep, keep - above_high};
   }
-  return {low, keep - reaching(low + 1)};
-}
+
+private:
+  static constexpr int32_t first_gap = 1 << 21;  // a quarter between a magnitude and its double
+  static constexpr int most_looks = 8;             // by what was counted; then by halves, since many may be equal
+
+  static int64_t reaching(const int32_t* magnitudes, int64_t n, int32_t least) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < n; i += Lanes::size())
+      found += simd::popcount(Lanes(magnitudes + i, simd::element_aligned) >= least);
+    return found;
+  }
+
+  int32_t before_ = first_guess;
+};
 
 }  // namespace
 
@@ -193,18 +218,19 @@ void take_largest(const float* values, int64_t n_vectors, int64_t width, int64_t
   const int n_team = team(n_vectors * width);
   parallel_pieces(n_team, [&](int piece, int pieces) {
     const Range mine = share(n_vectors, piece, pieces);
-    std::vector<int32_t> magnitudes(width);
+    std::vector<int32_t> magnitudes(width + Lanes::size(), -1);
+    LeastOf least_of;
     for (int64_t v = mine.first; v < mine.last; ++v) {
       const float* of = values + v * width;
       for (int64_t i = 0; i < width; ++i) magnitudes[i] = static_cast<int32_t>(clamped(of[i]));
       const Least least = least_of(magnitudes.data(), width, keep);
-      int64_t equals = least.equals, at = v * keep;
+      int64_t at = v * keep, equals = least.equals;
       for (int64_t first = 0; first < width; first += word_bits) {
         const int64_t n = std::min(word_bits, width - first);
         uint64_t bits = bits_where(magnitudes.data() + first, n, [=](int32_t m) { return m >= least.magnitude; });
         for (; bits; bits &= bits - 1) {
           const int64_t i = first + __builtin_ctzll(bits);
-          if (magnitudes[i] == least.magnitude && equals-- <= 0) continue;
+          if (least.more && magnitudes[i] == least.magnitude && equals-- <= 0) continue;
           positions[at] = v * width + i;
           chosen[at++] = of[i];
         }
