@@ -77,9 +77,13 @@ def write_config(folder: Path, text: str) -> Path:
     return path
 
 
-def trained(config: Path, ranks: int, *settings: str) -> dict[str, Any]:
-    """``summary.json`` of a run of ``write_config``'s; ``settings`` as ``section.key=value``."""
-    hpcrec("run", "-n", str(ranks), "--", "train", str(config), *(f"--set={setting}" for setting in settings))
+def trained(config: Path, ranks: int, *settings: str, begin: Sequence[str] = ()) -> dict[str, Any]:
+    """``summary.json`` of a run of ``write_config``'s; ``settings`` as ``section.key=value``.
+
+    ``begin``: what is run in place of ``hpcrec``, which takes its arguments.
+    """
+    every = [f"--set={setting}" for setting in settings]
+    hpcrec("run", "-n", str(ranks), "--", *begin, "train", str(config), *every)
     found: dict[str, Any] = json.loads((config.parent / "run" / "summary.json").read_text())
     return found
 

@@ -1,39 +1,58 @@
 """What thresholding [DCT] of vectors and of dense gradients saves in bytes and time, and what it costs in quality.
 
-    python benchmarks/dct.py [--parts quality,time] [--quick] [--json FILE] [--cluster DIR] [--cache DIR]
+    python benchmarks/dct.py [--parts quality,ranks,curve,real,time] [--quick] [--json FILE] [--data DIR]
+                             [--cluster DIR] [--cache DIR]
 
-What the parts measure, and their claims, is said in ``dct_parts``. The JSON of ``time`` lies beside that of
-``quality``, as <FILE>_time. --quick trains one model on less data, and no hosts.
+What the parts measure, and their claims, is said in ``dct_parts``. The JSON of a part lies beside that of
+``quality``, as <FILE>_<part>. --quick trains fewer and shorter.
 """
 
+import argparse
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from _report import ROOT, finish
 from _report import options as benchmark_options
-from dct_parts import clicks, quality_part, time_part
+from dct_parts import clicks, curve_part, quality_part, ranks_part, real_part, time_part
+from dct_parts.runs import Row
 
-PARTS = ("quality", "time")
+Found = tuple[list[Row], list[Row]]
+"""Rows and claims."""
+
+
+def time_of(options: argparse.Namespace) -> Found:
+    """Across emulated hosts."""
+    return time_part.measure(clicks.prepare(quality_part.BLOCKS, options.cache), options.cluster, quick=options.quick)
+
+
+# Each gives what it has found, again and again where it takes long.
+PARTS: dict[str, Callable[[argparse.Namespace], Iterable[Found]]] = {
+    "quality": lambda o: quality_part.measure(o.cache, quick=o.quick),
+    "ranks": lambda o: [ranks_part.measure(o.cache, quick=o.quick)],
+    "curve": lambda o: [curve_part.measure(o.cache, quick=o.quick)],
+    "real": lambda o: [real_part.measure(o.data, quick=o.quick)],
+    "time": lambda o: [time_of(o)],
+}
 
 
 def main() -> None:
     parser = benchmark_options(__doc__)
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hpcrec" / "dct"
-    parser.add_argument("--parts", help=f"what is measured ({','.join(PARTS)}; with --quick {PARTS[0]})")
+    first = next(iter(PARTS))
+    parser.add_argument("--parts", help=f"what is measured ({','.join(PARTS)}; with --quick {first})")
+    parser.add_argument("--data", type=Path, help="folder of the real files; without, they are skipped")
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
     parser.add_argument("--cache", type=Path, default=cache, help="where data sets are kept")
     options = parser.parse_args()
-    for part in (options.parts or (PARTS[0] if options.quick else ",".join(PARTS))).split(","):
-        if part not in PARTS:
-            parser.error(f"--parts has {part!r}; allowed are {', '.join(PARTS)}")
-        if part == "quality":
-            for rows, claims in quality_part.measure(options.cache, quick=options.quick):
-                finish("dct", rows, claims, options.json)
-        else:
-            data = clicks.prepare(quality_part.BLOCKS, options.cache)
-            rows, claims = time_part.measure(data, options.cluster, quick=options.quick)
-            beside = options.json and options.json.with_stem(f"{options.json.stem}_time")
-            finish("dct", rows, claims, beside)
+    parts = (options.parts or (first if options.quick else ",".join(PARTS))).split(",")
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        parser.error(f"--parts has {unknown[0]!r}; allowed are {', '.join(PARTS)}")
+    for part in parts:
+        path = options.json and options.json.with_stem(options.json.stem + ("" if part == first else f"_{part}"))
+        for rows, claims in PARTS[part](options):
+            finish("dct", rows, claims, path)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,13 @@ Written by `tools/results.py` from `benchmarks/results/`, which `make bench` fil
 named; machines that are shared are noisy, so they are medians where several runs were made, and ratios to something
 measured in the same run. What a claim counts is said by the docstring of its benchmark.
 """
-PARTS = {"des": "bytes", **{f"des_{part}": part for part in ("time", "auc", "hosts")}, "dct_time": "time"}
+PARTS = {
+    "des": "bytes",
+    **{f"des_{part}": part for part in ("time", "auc", "hosts")},
+    "dct": "quality",
+    **{f"dct_{part}": part for part in ("ranks", "curve", "time")},
+    "dct_real": "real --data DIR",
+}
 # what the committed figures were run with
 EXTRA = {
     "real_data": " --data DIR",

@@ -13,6 +13,7 @@ from typing import Any
 
 from _report import trained, write_config
 
+ABLATED = Path(__file__).resolve().parent / "ablated.py"
 CONFIG = Path(__file__).resolve().parent / "dct.toml"
 MODELS = {
     "dlrm": ("model.name=dlrm", "model.options={bottom=[64], top=[128, 64]}"),
@@ -22,7 +23,16 @@ CROSSING = ("values", "gradients", "control")  # tags of the exchange, but for i
 Row = dict[str, Any]
 
 
-def train(data: Path, ranks: int, settings: Sequence[str], *, unmasked: bool = False) -> Row:
+def train(
+    data: Path,
+    ranks: int,
+    settings: Sequence[str],
+    *,
+    unmasked: bool = False,
+    without: str | None = None,
+    config: Path = CONFIG,
+    eval_batches: int | None = None,
+) -> Row:
     """One run: AUC and log-loss on test data, bytes a step of all ranks, and what compression tells of itself.
 
     Parameters
@@ -31,14 +41,22 @@ def train(data: Path, ranks: int, settings: Sequence[str], *, unmasked: bool = F
         Folder of ``train.h5`` and ``test.h5``.
     ranks : int
     settings : sequence of str
-        Beside those of ``dct.toml``.
+        Beside those of ``config``.
     unmasked : bool
         Whether the trained model is evaluated again on vectors that are not thresholded, as ``auc_unmasked``.
+    without : str, optional
+        What is taken out of dense sums: see ``ablated``.
+    config : Path
+    eval_batches : int, optional
+        Batches of the test data that are evaluated; all by default.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = write_config(folder, CONFIG.read_text())
-        summary = trained(config, ranks, f"data.train={data}/train.h5", f"data.test={data}/test.h5", *settings)
+        written = write_config(folder, config.read_text().split("[run]")[0])
+        begin = () if without is None else (str(ABLATED), without)
+        files = (f"data.train={data}/train.h5", f"data.test={data}/test.h5")
+        few = () if eval_batches is None else (f"train.eval_batches={eval_batches}",)
+        summary = trained(written, ranks, *files, *few, *settings, begin=begin)
         row = {name: summary["eval"][name] for name in ("auc", "logloss")} | _bytes(summary)
         if unmasked:
             row["auc_unmasked"] = evaluated(folder / "run", ranks, "exchange.dct.evaluate=false")["auc"]

@@ -135,7 +135,7 @@ struct Least {
 // Finds it in vector after vector: from where it was in the one before, which is often near. Where that was does not
 // change what is found.
 class LeastOf {
-public:
+ public:
   // Of n magnitudes, behind which there is -1 up to whole lanes, the `keep` largest.
   Least operator()(const int32_t* magnitudes, int64_t n, int64_t keep) {
     if (keep == n) return {0, false, 0};
@@ -157,9 +157,9 @@ public:
     return {low, at_low > keep, keep - above_high};
   }
 
-private:
+ private:
   static constexpr int32_t first_gap = 1 << 21;  // a quarter between a magnitude and its double
-  static constexpr int most_looks = 8;             // by what was counted; then by halves, since many may be equal
+  static constexpr int most_looks = 8;           // by what was counted; then by halves, since many may be equal
 
   static int64_t reaching(const int32_t* magnitudes, int64_t n, int32_t least) {
     int64_t found = 0;
