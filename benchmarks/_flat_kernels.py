@@ -103,8 +103,10 @@ def picks(values: np.ndarray) -> Iterator[Case]:
             kernels.select_with_feedback(next(turns), residual, tau)
 
         yield Case(f"select_with_feedback, {percent} %", feedback, n_bytes + 2 * values.nbytes)
-    vectors = values[: values.size // 64 * 64].reshape(-1, 64)
-    yield Case("select_largest, 5 of 64", partial(kernels.select_largest, vectors, 5), values.nbytes * 76 // 64)
+    for keep, width in ((5, 64), (10, 128)):
+        vectors = values[: values.size // width * width].reshape(-1, width)
+        n_bytes = values.nbytes * (width + 3 * keep) // width  # of each chosen one 12 bytes
+        yield Case(f"select_largest, {keep} of {width}", partial(kernels.select_largest, vectors, keep), n_bytes)
 
 
 def places(values: np.ndarray, out: np.ndarray, percent: int) -> Iterator[Case]:

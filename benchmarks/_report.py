@@ -19,12 +19,28 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "mpi4py", "horovod")
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that all benchmarks share."""
+def options(description: str | None, parts: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """A parser with the options that all benchmarks share; ``parts`` where it has several."""
     parser = argparse.ArgumentParser(description=(description or "").strip().splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="less work: within 60 s on 2 cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table and the claims here")
+    if parts:
+        named = f"{','.join(parts)}; with --quick {parts[0]}"
+        parser.add_argument("--parts", help=f"what is measured ({named}); those after the first write FILE_<part>")
     return parser
+
+
+def asked(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, parts: Sequence[str]
+) -> list[tuple[str, Path | None]]:
+    """Each part that the command line asks for, and the file of its JSON."""
+    found = (arguments.parts or (parts[0] if arguments.quick else ",".join(parts))).split(",")
+    for part in found:
+        if part not in parts:
+            parser.error(f"--parts has {part!r}; allowed are {', '.join(parts)}")
+    path = arguments.json
+    beside = {part: path and path.with_stem(f"{path.stem}_{part}") for part in parts}
+    return [(part, path if part == parts[0] else beside[part]) for part in found]
 
 
 def claim(name: str, value: float | None, unit: str, goal: str | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from _report import ROOT, finish
+from _report import ROOT, asked, finish
 from _report import options as benchmark_options
 from dct_parts import clicks, curve_part, quality_part, ranks_part, real_part, time_part
 from dct_parts.runs import Row
@@ -37,20 +37,13 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterable[Found]]] = {
 
 
 def main() -> None:
-    parser = benchmark_options(__doc__)
+    parser = benchmark_options(__doc__, tuple(PARTS))
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hpcrec" / "dct"
-    first = next(iter(PARTS))
-    parser.add_argument("--parts", help=f"what is measured ({','.join(PARTS)}; with --quick {first})")
     parser.add_argument("--data", type=Path, help="folder of the real files; without, they are skipped")
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
     parser.add_argument("--cache", type=Path, default=cache, help="where data sets are kept")
     options = parser.parse_args()
-    parts = (options.parts or (first if options.quick else ",".join(PARTS))).split(",")
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown:
-        parser.error(f"--parts has {unknown[0]!r}; allowed are {', '.join(PARTS)}")
-    for part in parts:
-        path = options.json and options.json.with_stem(options.json.stem + ("" if part == first else f"_{part}"))
+    for part, path in asked(parser, options, tuple(PARTS)):
         for rows, claims in PARTS[part](options):
             finish("dct", rows, claims, path)
 

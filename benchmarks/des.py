@@ -23,7 +23,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from _report import ROOT, finish
+from _report import ROOT, asked, finish
 from _report import options as benchmark_options
 from des_parts import auc_part, bytes_part, cells, hosts_part, shapes, time_part
 from des_parts.cells import Row
@@ -33,27 +33,14 @@ QUICK_SHAPES = ("onehot", "multihot")
 
 
 def main() -> None:
-    options = parsed()
-    for part in options.parts:
-        rows, claims = measured(part, options)
-        beside = options.json and options.json.with_stem(f"{options.json.stem}_{part}")
-        finish("des", rows, claims, options.json if part == "bytes" else beside)
-
-
-def parsed() -> argparse.Namespace:
-    """The command line."""
-    parser = benchmark_options(__doc__)
+    parser = benchmark_options(__doc__, PARTS)
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hpcrec" / "speed"
-    parser.add_argument("--parts", help=f"what is measured ({','.join(PARTS)}; with --quick {PARTS[0]})")
     parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="folder of the real files")
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
     parser.add_argument("--cache", type=Path, default=cache, help="where data sets are kept")
     options = parser.parse_args()
-    options.parts = (options.parts or (PARTS[0] if options.quick else ",".join(PARTS))).split(",")
-    for part in options.parts:
-        if part not in PARTS:
-            parser.error(f"--parts has {part!r}; allowed are {', '.join(PARTS)}")
-    return options
+    for part, path in asked(parser, options, PARTS):
+        finish("des", *measured(part, options), path)
 
 
 def measured(part: str, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:

@@ -1,6 +1,6 @@
 """Times the kernels against what the memory allows, and against FBGEMM's CPU tables, turn by turn in one run.
 
-    python benchmarks/kernels.py [--quick] [--threads N] [--peers PYTHON] [--json FILE]
+    python benchmarks/kernels.py [--parts tables,messages] [--quick] [--threads N] [--peers PYTHON] [--json FILE]
 
 Limits, on a table beyond the last-level cache, of rows of 64 and of 256 bytes, ids uniform (the hard case for memory):
 
@@ -15,10 +15,11 @@ Other rows of that table have Zipf ids, where most of a step's work is in the ca
 fbgemm-gpu-cpu), or by this one where it has them; without it the two claims have no value. Medians of interleaved
 rounds; the ratios to limits are taken round by round. The ratios to FBGEMM are of least times, each side with the
 better of one thread and all: where a core is shared with something else, FBGEMM's teams wait for each other for up to
-seconds, and a median would credit that to the kernels here. The last table has the kernels that make
-messages small, as shares of a copy (``_flat_kernels.py``).
+seconds, and a median would credit that to the kernels here. The part ``messages`` has the kernels that make messages
+small, as shares of a copy (``_flat_kernels.py``); its JSON lies beside that of ``tables``, as <FILE>_messages.
 """
 
+import argparse
 import importlib.util
 import os
 import subprocess
@@ -33,7 +34,7 @@ from typing import Any
 import numpy as np
 from _flat_kernels import Rows, time_ids, time_messages, void
 from _limits import DISTANCES, Limits
-from _report import claim, finish, options
+from _report import asked, claim, finish, options
 from _timing import Rounds
 from _workloads import W1, W2, W3, Workload, zipf_ids
 
@@ -252,26 +253,40 @@ def show(rows: Rows) -> None:
         print(f"{row['case']:40}" + "".join(cells))
 
 
+def tables(arguments: argparse.Namespace) -> tuple[list[Rows], Rows]:
+    """Rows of the kernels of tables and ids, by kind, and claims."""
+    size, threads = QUICK if arguments.quick else FULL, arguments.threads
+    python = arguments.peers or (sys.executable if importlib.util.find_spec("fbgemm_gpu") else None)
+    found: list[Rows] = [[], [], []]
+    claims = list(limit_claims(size, Limits(threads), found[0]))
+    claims += fbgemm_claims(python, size, threads, found[1])
+    workloads = {"W1": W1, "W2": W2} if arguments.quick else {"W1": W1, "W2": W2, "W3": W3}
+    found[2] = [time_workload(*item, size, n) for item in workloads.items() for n in sorted({1, threads})]
+    kernels.set_threads(threads)
+    return [*found, time_ids(size.n_ids, size.n_rounds)], claims
+
+
+def messages(arguments: argparse.Namespace) -> tuple[list[Rows], Rows]:
+    """Rows of the kernels that make messages small, and no claims."""
+    size = QUICK if arguments.quick else FULL
+    return [time_messages(Limits(arguments.threads), size.n_rounds)], []
+
+
+PARTS = {"tables": tables, "messages": messages}
+
+
 def main() -> None:
-    parser = options(__doc__)
+    parser = options(__doc__, tuple(PARTS))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
     parser.add_argument("--peers", metavar="PYTHON", help="a Python with torch and fbgemm-gpu-cpu")
     arguments = parser.parse_args()
-    size, threads = QUICK if arguments.quick else FULL, arguments.threads
-    python = arguments.peers or (sys.executable if importlib.util.find_spec("fbgemm_gpu") else None)
     kernels.use("native")
-    kernels.set_threads(threads)
-    tables: list[Rows] = [[], [], []]
-    limits = Limits(threads)
-    claims = list(limit_claims(size, limits, tables[0]))
-    claims += fbgemm_claims(python, size, threads, tables[1])
-    workloads = {"W1": W1, "W2": W2} if arguments.quick else {"W1": W1, "W2": W2, "W3": W3}
-    tables[2] = [time_workload(*item, size, n) for item in workloads.items() for n in sorted({1, threads})]
-    kernels.set_threads(threads)
-    tables += [time_ids(size.n_ids, size.n_rounds), time_messages(limits, size.n_rounds)]
-    for rows in filter(None, tables):
-        show(rows)
-    finish("kernels", [row for rows in tables for row in rows], claims, arguments.json)
+    kernels.set_threads(arguments.threads)
+    for part, path in asked(parser, arguments, tuple(PARTS)):
+        found, claims = PARTS[part](arguments)
+        for rows in filter(None, found):
+            show(rows)
+        finish("kernels", [row for rows in found for row in rows], claims, path)
 
 
 if __name__ == "__main__":

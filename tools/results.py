@@ -22,6 +22,7 @@ PARTS = {
     "dct": "quality",
     **{f"dct_{part}": part for part in ("ranks", "curve", "time")},
     "dct_real": "real --data DIR",
+    "kernels_messages": "messages",
 }
 # what the committed figures were run with
 EXTRA = {
@@ -29,7 +30,7 @@ EXTRA = {
     "horovod_cycle": " --quick",
     "balance": " --quick",
     **{stem: f" --parts {part}" for stem, part in PARTS.items()},
-    "kernels": " --peers PYTHON",
+    "kernels": " --parts tables --peers PYTHON",
     "speed": " --peers PYTHON --contenders hpcrec-fused,hpcrec-fused-mpi,tbe --steps 20",
     "speed_peers": " --peers PYTHON --contenders hpcrec-fused-mpi,hpcrec-split,tbe,torchrec,ddp --ranks 2 --rounds 3"
     " --steps 10 --extras ''",

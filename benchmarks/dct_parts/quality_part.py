@@ -46,6 +46,8 @@ class Settings:
         Of vectors.
     density : float
         Share of their elements that crosses.
+    dense_density : float
+        Share of the entries of dense gradients that reach a threshold when it is found; between, fewer do.
     narrow : int
         Width of vectors of as many elements.
     """
@@ -55,7 +57,13 @@ class Settings:
     worse: tuple[str, ...]
     width: int
     density: float
+    dense_density: float
     narrow: int
+
+    def thresholded(self) -> tuple[str, ...]:
+        """Settings of a run with both compressions."""
+        vectors = (*VECTORS, f"exchange.dct.density={self.density}")
+        return (*self.less, *vectors, *DENSE, f"dense.dct.density={self.dense_density}")
 
 
 def rows_of(lr: float, scale: float, decay: float) -> tuple[str, ...]:
@@ -67,14 +75,26 @@ EVEN = {"dlrm": rows_of(0.05, 0.1, 0.0), "deepfm": rows_of(0.02, 0.1, 0.0)}
 FALLING = {"dlrm": rows_of(0.1, 0.5, 20.0), "deepfm": rows_of(0.04, 0.1, 20.0)}
 OF = {
     "dlrm": Settings(
-        whole=EVEN["dlrm"], less=FALLING["dlrm"], worse=FALLING["dlrm"], width=128, density=0.08, narrow=10
+        whole=EVEN["dlrm"],
+        less=FALLING["dlrm"],
+        worse=FALLING["dlrm"],
+        width=128,
+        density=0.08,
+        dense_density=0.03,
+        narrow=10,
     ),
     "deepfm": Settings(
-        whole=FALLING["deepfm"], less=FALLING["deepfm"], worse=EVEN["deepfm"], width=64, density=0.0625, narrow=4
+        whole=FALLING["deepfm"],
+        less=FALLING["deepfm"],
+        worse=EVEN["deepfm"],
+        width=64,
+        density=0.0625,
+        dense_density=0.015,
+        narrow=4,
     ),
 }
 VECTORS = ("exchange.codec=dct", "exchange.dct.threshold=vector")
-DENSE = ("dense.compression=dct", "dense.dct.density=0.015", "dense.dct.every=500")
+DENSE = ("dense.compression=dct", "dense.dct.every=500")
 WHOLE, LESS = "whole", "thresholded"
 GOALS = {"dense": ">= 100", "exchange": ">= 20", "auc": ">= -0.0005"}
 
@@ -104,7 +124,7 @@ def runs_of(model: str, *, first: bool) -> Iterator[tuple[str, Sequence[str]]]:
     """Names and settings of the runs of a seed; those beside the pair of the first seed alone."""
     of_model = OF[model]
     yield WHOLE, of_model.whole
-    yield LESS, (*of_model.less, *VECTORS, f"exchange.dct.density={of_model.density}", *DENSE)
+    yield LESS, of_model.thresholded()
     if first:
         yield "whole, worse", of_model.worse
         yield "narrow", (*of_model.whole, f"model.width={of_model.narrow}")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from _report import claim
 from dct_parts import clicks
-from dct_parts.quality_part import BLOCKS, DENSE, OF, VECTORS, show
+from dct_parts.quality_part import BLOCKS, OF, show
 from dct_parts.runs import MODELS, Row, train
 
 MODEL, SEED, STEPS, SHORT_STEPS, EVAL_BATCHES = "dlrm", 1, 1000, 100, 128
@@ -48,13 +48,12 @@ def measure(cache: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
 
 def runs() -> Iterator[tuple[str, int, Sequence[str]]]:
     """Names, steps and settings of the runs on so many ranks."""
-    whole, less = OF[MODEL].whole, OF[MODEL].less
+    whole = OF[MODEL].whole
     yield "pooled", STEPS, whole
     for form in ("rows", "auto"):
         yield form, SHORT_STEPS, (*whole, f"exchange.form={form}")
     for collective in COLLECTIVES:
-        yield collective, STEPS, (*less, *VECTORS, f"exchange.dct.density={OF[MODEL].density}", *DENSE,
-                                  f"dense.dct.collective={collective}")  # fmt: skip
+        yield collective, STEPS, (*OF[MODEL].thresholded(), f"dense.dct.collective={collective}")
 
 
 def formula(whole: float, ranks: int, run: str, density: float) -> float | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from _report import claim
-from dct_parts.quality_part import DENSE, OF, VECTORS, show
+from dct_parts.quality_part import OF, show
 from dct_parts.runs import CONFIG, MODELS, Row
 from on_ranks import launch
 
@@ -59,8 +59,7 @@ def job(data: Path, run: str) -> Row:
     settings = [
         *MODELS[MODEL],
         f"model.width={OF[MODEL].width}",
-        *(OF[MODEL].whole if run == RUNS[0] else (*OF[MODEL].less, *VECTORS, *DENSE)),
-        *(() if run == RUNS[0] else (f"exchange.dct.density={OF[MODEL].density}",)),
+        *(OF[MODEL].whole if run == RUNS[0] else OF[MODEL].thresholded()),
         f"data.train={data}/train.h5",
         f"train.batch_size={BATCH}",
         f"train.steps={STEPS + 2 * AHEAD}",
