@@ -1,7 +1,7 @@
 """Time of a step across 4 emulated hosts with slow links, whole and with both compressions.
 
-DLRM of width 128 on the synthetic clicks, global batch 8,192, 4 ranks with both roles, one a host, 1 thread each; links
-of 1 Gbit/s and of 100 Mbit/s both ways, made by the scripts of --cluster. The hosts share the cores of this machine, so
+DLRM of width 128 with the towers of its authors' configuration for the Criteo Kaggle data (bottom 512, 256, 64, top
+512, 256) on the synthetic clicks, global batch 8,192, 4 ranks with both roles, one a host, 1 thread each; links of 1 Gbit/s and of 100 Mbit/s both ways, made by the scripts of --cluster. The hosts share the cores of this machine, so
 that a step computes for longer than on hosts of their own, and compression too. Step times are medians of ``REPEATS``
 runs of each, by turns. ``communication``: share of a step that is not in a step of the same ranks on this machine
 without the hosts, less what its messages take there when they are sent again with nothing between them.
@@ -22,7 +22,8 @@ from dct_parts.runs import CONFIG, MODELS, Row
 from on_ranks import launch
 
 LINKS = {"1gbit": "1gbit", "100mbit": "100mbit"}
-MODEL, BATCH, STEPS, AHEAD, REPEATS = "dlrm", 8192, 24, 4, 3
+MODEL, TOWERS = "dlrm", "model.options={bottom=[512, 256, 64], top=[512, 256]}"
+BATCH, STEPS, AHEAD, REPEATS = 8192, 24, 4, 3
 KERNELS = (
     "select_largest", "select_above", "select_with_feedback", "threshold_of", "positions_bytes", "write_positions",
     "read_positions", "scatter", "scatter_add", "gather", "write_halves", "read_halves",
@@ -58,6 +59,7 @@ def job(data: Path, run: str) -> Row:
     """A run of ``rank.train``; its first and last steps, in which batches are not read ahead, are not timed."""
     settings = [
         *MODELS[MODEL],
+        TOWERS,
         f"model.width={OF[MODEL].width}",
         *(OF[MODEL].whole if run == RUNS[0] else OF[MODEL].thresholded()),
         f"data.train={data}/train.h5",
