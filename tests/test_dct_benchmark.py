@@ -7,10 +7,21 @@ import numpy as np
 import pytest
 
 from hpcrec.data.reader import DataSet
+from hpcrec.dense.dct_choose import choose
+from hpcrec.dense.dct_parts import Part, Segment
+from hpcrec.dense.residuals import Piece
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS)]
-from dct_parts import clicks, quality_part, runs, time_part  # noqa: E402 - of the benchmark, which is no package
+from dct_parts import (  # noqa: E402 - of the benchmark, which is no package
+    ablated,
+    clicks,
+    quality_part,
+    ranks_part,
+    real_part,
+    runs,
+    time_part,
+)
 
 del sys.path[:1]
 
@@ -69,3 +80,45 @@ def test_clicks_for_the_test_follow_those_for_training(tmp_path: Path) -> None:
         assert train.samples == test.samples == 65536
         assert not np.array_equal(train.read(0, 100).label, test.read(0, 100).label)
         assert 0.8 < float(test.attributes["attainable_auc"]) < 0.9
+
+
+def test_ratios_on_more_ranks() -> None:
+    exchange = {"pooled": 8000.0, "auto": 2000.0, "reduce_scatter": 200.0, "allgather": 200.0}
+    dense = {"pooled": 600.0, "auto": 600.0, "reduce_scatter": 4.0, "allgather": 8.0}
+    rows = [{"ranks": 4, "run": run, "exchange_bytes": exchange[run], "dense_bytes": dense[run]} for run in dense]
+    found = {c["id"].removeprefix("dct."): c["value"] for c in ranks_part.claims(rows)}
+    assert found.pop("exchange_ratio_auto.4") == 10
+    assert found == {"dense_ratio.4": 150, "exchange_ratio.4": 40, "dense_ratio_allgather.4": 75}
+
+
+def test_formula_of_dense_bytes() -> None:
+    """As the table of docs/dct.md has it, for 0.005 as fp16."""
+    whole = 1e6
+    for ranks, run, ratio in ((8, "reduce_scatter", 234), (2, "allgather", 234), (4, "allgather", 117)):
+        assert ranks_part.formula(whole, ranks, run, 0.005) == pytest.approx(whole / ratio, rel=0.005)
+    assert ranks_part.formula(whole, 4, "pooled", 1.0) is None
+
+
+def test_sets_that_are_not_there_have_no_claims() -> None:
+    rows, claims = real_part.measure(None, quick=True)
+    assert [row["run"] for row in rows] == ["skipped", "skipped"] and not claims
+
+
+def test_what_is_taken_out() -> None:
+    def part() -> tuple[Part, Piece]:
+        return Part(0, 8, (Segment("w", 0, 8),)), Piece(0, np.array([0, 0, 5, 0, 0, 0, 0, 1.0]))
+
+    of, piece = part()
+    random = ablated.AtRandom()
+    seen = set()
+    for _ in range(50):
+        chosen = random(of, np.arange(8.0), lambda _: piece, density=0.25, due=False)
+        assert len(chosen.positions) == 2
+        assert np.array_equal(
+            chosen.left + np.bincount(chosen.positions, chosen.values, 8), np.arange(8.0) + piece.left
+        )
+        seen |= set(chosen.positions.tolist())
+    assert seen == set(range(8))
+    chosen = choose(of, np.arange(8.0), lambda _: piece, density=0.25, due=True)
+    ablated.forget(chosen)
+    assert piece.tau == 7 and np.array_equal(piece.left, [0, 0, 5, 0, 0, 0, 0, 1])

@@ -11,7 +11,6 @@ the thresholded one, by ``reduce_scatter``. ``dct.dense_ratio_allgather.<N>``: b
 ``dct.exchange_ratio_auto.<N>``: of the uncompressed run of form ``auto``.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,9 +19,12 @@ from dct_parts import clicks
 from dct_parts.quality_part import BLOCKS, OF, show
 from dct_parts.runs import MODELS, Row, train
 
+from hpcrec.dense.dct_bytes import position_bytes
+
 MODEL, SEED, STEPS, SHORT_STEPS, EVAL_BATCHES = "dlrm", 1, 1000, 100, 128
 RANKS = (2, 4, 8)
 QUICK_RANKS, QUICK_STEPS, QUICK_BLOCKS, QUICK_TEST_BLOCKS = (2,), 60, 4, 1
+MANY = 1_000_000  # entries of a large parameter, for what a position takes
 COLLECTIVES = ("reduce_scatter", "allgather")
 GOALS = {"dense": ">= 100", "exchange": ">= 20"}
 
@@ -60,9 +62,10 @@ def formula(whole: float, ranks: int, run: str, density: float) -> float | None:
     """Bytes of thresholded dense sums of all ranks, whose whole sums take ``whole``."""
     if run not in COLLECTIVES:
         return None
-    item = 2 + 4 / 128 + math.log2(5.4 / density) / 8  # fp16, and gaps
-    per_item = whole / 4 * density * item  # whole: 2 (N - 1) / N times 4 bytes an entry and rank
-    return per_item if run == "reduce_scatter" else per_item * ranks / 2
+    kept = round(MANY * density)
+    item = 2 + 4 / 128 + position_bytes(MANY, kept) / kept  # fp16, and gaps
+    thresholded = whole / 4 * density * item  # whole: 2 (N - 1) / N times 4 bytes an entry and rank
+    return thresholded if run == "reduce_scatter" else thresholded * ranks / 2
 
 
 def claims(rows: Sequence[Row]) -> list[Row]:
