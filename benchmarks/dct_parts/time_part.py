@@ -1,7 +1,8 @@
 """Time of a step across 4 emulated hosts with slow links, whole and with both compressions.
 
 DLRM of width 128 with the towers of its authors' configuration for the Criteo Kaggle data (bottom 512, 256, 64, top
-512, 256) on the synthetic clicks, global batch 8,192, 4 ranks with both roles, one a host, 1 thread each; links of 1 Gbit/s and of 100 Mbit/s both ways, made by the scripts of --cluster. The hosts share the cores of this machine, so
+512, 256) on the synthetic clicks, global batch 8,192, 4 ranks with both roles, one a host, 1 thread each; links of 1
+Gbit/s and of 100 Mbit/s both ways, made by the scripts of --cluster. The hosts share the cores of this machine, so
 that a step computes for longer than on hosts of their own, and compression too. Step times are medians of ``REPEATS``
 runs of each, by turns. ``communication``: share of a step that is not in a step of the same ranks on this machine
 without the hosts, less what its messages take there when they are sent again with nothing between them.
