@@ -111,6 +111,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         ahead=config.exchange.prefetch,
         timer=timer,
         signal=signal,
+        teaches_from=_teaches_from(config),
         close=close,
     )
     return Session(parts, guard)
@@ -119,8 +120,21 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
 def make_world(config: Config) -> World:
     """The communicators that ``[topology]`` asks for; collective."""
     limits = StallLimits(config.run.stall_report_s, config.run.stall_abort_s)
-    groups = config.dense.codistillation.groups
-    return World(None, partial(make_roles, config), limits, windows=config.exchange.windows, groups=groups)
+    wanted = config.dense.codistillation
+    return World(
+        None,
+        partial(make_roles, config),
+        limits,
+        windows=config.exchange.windows,
+        groups=wanted.groups,
+        own_tables=not wanted.share_embeddings,
+    )
+
+
+def _teaches_from(config: Config) -> int | None:
+    """The step from which on tables of other groups are read in training; None where they never are."""
+    wanted = config.dense.codistillation
+    return None if wanted.share_embeddings or not wanted.weight else wanted.burn_in_steps
 
 
 def _other_groups(config: Config, dataset: DataSet, topology: Topology) -> dict[int, Other]:

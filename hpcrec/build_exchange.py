@@ -16,6 +16,7 @@ from hpcrec.comm.failure import agree
 from hpcrec.comm.ledger import TAGS
 from hpcrec.data.loader import Loader
 from hpcrec.embedding.load import Load
+from hpcrec.embedding.sets import families_in, name_in
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.exchange.layout import Layout
@@ -191,8 +192,9 @@ class Auto:
         assert engine is not None, "no rank has failed"
         if before is not None:
             if anew:
-                then, now = (given.offers.families_with(c.replicated) for c in (before, choice))
-                copied = [*before.replicated, *choice.replicated]
+                sets = given.world.topology.table_sets
+                then, now = (families_in(sets, given.offers.families_with(c.replicated)) for c in (before, choice))
+                copied = {name_in(n, name) for n in range(sets) for name in (*before.replicated, *choice.replicated)}
                 pairs = [(old, new) for old, new in zip(then, now, strict=True) if old.name in copied]
                 migrate(given.world, given.tables, pairs, self._store, store)
             if engine.masks is not None and self.engine.masks is not None:
@@ -204,7 +206,8 @@ class Auto:
     def _with_copies(self, choice: Choice) -> RowStore | None:
         """This rank's rows, with copies of what is replicated; initial rows, where nothing was trained yet."""
         given, rank = self._given, self._given.world.topology.rank
-        copied = [f for f in given.offers.families_with(choice.replicated) if f.name in choice.replicated]
+        families = given.offers.families_with(choice.replicated)
+        copied = families_in(given.world.topology.table_sets, [f for f in families if f.name in choice.replicated])
         copies = None
         if copied and given.world.topology.is_dense:
             copies = RowStore(given.tables, copied, rank=rank, seed=given.config.train.seed, dtype=given.dtype)

@@ -33,8 +33,16 @@ def topology_of(config: Config, host_of: Sequence[int], rank: int = 0) -> Topolo
         They cannot be had.
     """
     owners, dense = make_roles(config, host_of)
-    groups = config.dense.codistillation.groups
-    return Topology(rank=rank, size=len(host_of), owners=owners, dense=dense, host_of=tuple(host_of), groups=groups)
+    wanted = config.dense.codistillation
+    return Topology(
+        rank=rank,
+        size=len(host_of),
+        owners=owners,
+        dense=dense,
+        host_of=tuple(host_of),
+        groups=wanted.groups,
+        own_tables=not wanted.share_embeddings,
+    )
 
 
 def ranks_asked_for(config: Config) -> int | None:

@@ -17,6 +17,7 @@ from hpcrec.config import Config
 from hpcrec.data import hashing
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.place import row_elements
+from hpcrec.embedding.sets import families_in, tables_in
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.offers import Offers
@@ -92,12 +93,15 @@ def make_model(config: Config, dataset: DataSet, group: int = 0) -> tuple[nn.Mod
 def make_offers(
     config: Config, dataset: DataSet, operators: dict[str, Operator], topology: Topology, *, reading: bool = False
 ) -> tuple[dict[str, TableSpec], tuple[Family, ...], Offers]:
-    """Tables, where their parts are, and what messages may hold; ``reading`` as of ``build.open_session``.
+    """Tables of all sets, where their parts are, and what messages may hold; ``reading`` as of ``build.open_session``.
+
+    A message is read to one set: offers know of the tables of one.
 
     Raises
     ------
     ConfigError
-        Settings of a table that the model does not read, a placement that cannot be had, or a max of weighted ids.
+        Settings of a table that the model does not read, a placement that cannot be had, a max of weighted ids, or a
+        table called as one of another set.
     """
     widths = tables_of(operators)
     lookups = [lookup for operator in operators.values() for lookup in operator.lookups]
@@ -126,9 +130,9 @@ def make_offers(
     )
     rows = {name: family.rows for family in families for name in family.tables}
     tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
-    item_bytes = DTYPES[config.train.dtype][0].itemsize
+    item_bytes, sets = DTYPES[config.train.dtype][0].itemsize, topology.table_sets
     replicable = {
-        family.name: item_bytes * sum(family.rows * row_elements(tables[t]) for t in family.tables)
+        family.name: sets * item_bytes * sum(family.rows * row_elements(tables[t]) for t in family.tables)
         for family in families
         if family.dynamic is None and all(placements[t] == Placement() for t in family.tables)
     }
@@ -145,7 +149,7 @@ def make_offers(
         rows=config.exchange.codec != "dct",
         learned=topology.groups == 1,
     )
-    return tables, families, offers
+    return tables_in(sets, tables), families_in(sets, families), offers
 
 
 def _placement(config: Config, name: str, beside: str) -> Placement:

@@ -315,7 +315,9 @@ class CodistillationConfig:
     every: Positive = 50
     """Steps between two exchanges of dense parameters, by which the other groups' predictions are made meanwhile."""
     share_embeddings: Flag = True
-    """Whether all groups train one set of embedding tables, or each a set of its own, which is not there yet."""
+    """Whether all groups train one set of embedding tables, or each a set of its own: then they share nothing but their
+    predictions, for as many times the memory of tables as there are groups, and as many times the lookups after the
+    burn-in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -868,11 +870,6 @@ def _compression_conflicts(config: Config) -> Iterator[tuple[str, str]]:
 
 def _codistillation_conflicts(config: Config) -> Iterator[tuple[str, str]]:
     key, wanted = "dense.codistillation", config.dense.codistillation
-    if not wanted.share_embeddings:
-        yield (
-            f"{key}.share_embeddings",
-            "is false, but groups with embedding tables of their own are not there yet. Remove it.",
-        )
     if wanted.groups == 1:
         for option in dataclasses.fields(CodistillationConfig):
             value = getattr(wanted, option.name)

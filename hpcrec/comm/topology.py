@@ -24,6 +24,8 @@ class Topology:
         Host number of each world rank; hosts are numbered by their lowest rank.
     groups : int
         Equal groups of dense ranks, consecutive among these, each of which trains dense parameters of its own.
+    own_tables : bool
+        Whether each group trains embedding tables of its own, too.
     """
 
     rank: int
@@ -32,6 +34,7 @@ class Topology:
     dense: tuple[int, ...]
     host_of: tuple[int, ...]
     groups: int = 1
+    own_tables: bool = False
 
     @property
     def is_owner(self) -> bool:
@@ -72,6 +75,18 @@ class Topology:
     def counterparts(self) -> tuple[int, ...]:
         """World ranks that have this dense rank's place in each group, itself included, in the order of groups."""
         return self.dense[self.place :: self._group_size]
+
+    @property
+    def table_sets(self) -> int:
+        """Sets of embedding tables, each for all features: one, or one of each group."""
+        return self.groups if self.own_tables else 1
+
+    def reads(self, ahead: int = 0) -> tuple[int, ...]:
+        """The set of tables that each world rank reads: that of the group so many ahead of its own, in a ring."""
+        sets = [0] * self.size
+        for number, rank in enumerate(self.dense):
+            sets[rank] = (number // self._group_size + ahead) % self.table_sets
+        return tuple(sets)
 
     @property
     def _group_size(self) -> int:
@@ -115,6 +130,7 @@ class Topology:
             "fused": self.is_fused,
             "host_of_rank": list(self.host_of),
             **({"groups": self.groups} if self.groups > 1 else {}),
+            **({"own_tables": True} if self.own_tables else {}),
         }
 
 

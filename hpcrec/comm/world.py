@@ -42,6 +42,8 @@ class World:
         Whether ids, values and gradients go through shared memory between ranks of one host.
     groups : int
         Of dense ranks, whose number is a multiple of it.
+    own_tables : bool
+        Whether each group has embedding tables of its own.
 
     Attributes
     ----------
@@ -71,13 +73,20 @@ class World:
         *,
         windows: bool = True,
         groups: int = 1,
+        own_tables: bool = False,
     ) -> None:
         self._closed = False
         comm = MPI.COMM_WORLD if comm is None else comm
         host_of = hosts_of(comm)
         owners, dense = roles(host_of)
         self.topology = Topology(
-            rank=comm.rank, size=comm.size, owners=owners, dense=dense, host_of=host_of, groups=groups
+            rank=comm.rank,
+            size=comm.size,
+            owners=owners,
+            dense=dense,
+            host_of=host_of,
+            groups=groups,
+            own_tables=own_tables,
         )
         self.ledger = Ledger(comm.rank, host_of)
         self.progress = Progress()

@@ -6,13 +6,15 @@
     each step            p = mean over other groups of sigmoid(their model as last received)             no gradient
                          loss of a sample = BCE(label) + weight * BCE(p)
 
-Each group trains dense parameters of its own on samples of its own; embedding rows are everybody's, so the other
-groups' models see the vectors that this rank has looked up for its own. Bytes sent by each dense rank in an exchange:
-(groups - 1) times those of its model's parameters and buffers.
+Each group trains dense parameters of its own on samples of its own. Where embedding rows are everybody's, the other
+groups' models see the vectors that this rank has looked up for its own; where each group has tables of its own, they
+see what was looked up in theirs (``listen``). Bytes sent by each dense rank in an exchange: (groups - 1) times those of
+its model's parameters and buffers.
 
-[CODISTILL]. Departures from the paper: groups share their embedding rows, which all of them train; all exchange in the
-same steps, so what a rank has of the others is 0 to K - 1 steps old. Knows models and who holds the others; does not
-know how inputs are looked up, nor how a group trains.
+[CODISTILL]. Departures from the paper: groups may share their embedding rows, which all of them train; rows are read as
+they are, not as they were some steps ago; all exchange in the same steps, so what a rank has of the others' parameters
+is 0 to K - 1 steps old. Knows models and who holds the others; does not know how inputs are looked up, nor how a group
+trains.
 """
 
 from collections.abc import Iterator, Mapping
@@ -105,6 +107,7 @@ class Codistillation:
         self._across = across
         self._options = options
         self._teaching = False
+        self._heard: dict[int, Tensor] = {}  # probabilities by other groups, of this step's samples
         for other in self._others.values():
             other.model.eval().requires_grad_(False)
         self.exchange_bytes = len(self._others) * sum(t.nbytes for t in model.state_dict().values())
@@ -118,6 +121,11 @@ class Codistillation:
         if self._teaching and (not self.taken or (step - o.burn_in_steps) % o.every == 0):
             self._exchange()
             self.taken = True
+        self._heard = {}
+
+    def listen(self, group: int, vectors: Vectors, dense: Tensor) -> None:
+        """Another group's prediction of this step's samples, of vectors [B, ...] that were looked up in its tables."""
+        self._heard[group] = torch.sigmoid(self._others[group].logits(vectors, dense))
 
     def loss(self, logits: Tensor, vectors: Vectors, dense: Tensor) -> Tensor | None:
         """What is added to the loss of each sample, [B] or [B, L]; None in steps without.
@@ -127,11 +135,14 @@ class Codistillation:
         logits : Tensor [B] or [B, L]
             This group's.
         vectors : Vectors
+            What those see of whom nothing was listened to.
         dense : Tensor [B, N]
         """
         if not self._teaching:
             return None
-        probabilities = [torch.sigmoid(other.logits(vectors, dense)) for other in self._others.values()]
+        for group in self._others.keys() - self._heard.keys():
+            self.listen(group, vectors, dense)
+        probabilities = [self._heard[group] for group in self._others]
         target = sum(probabilities[1:], start=probabilities[0]) / len(probabilities)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
         return self._options.weight * loss

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.wire import Header
@@ -27,29 +28,34 @@ class ArenaReader:
         That of each feature.
     weighted_E : bool [E]
         Which entries carry weights.
+    sets : int
+        Sets of tables (``embedding.sets``): those of one table lie in one arena.
     """
 
-    def __init__(self, store: RowStore, leg: Leg, pooling: Mapping[str, str], weighted_E: np.ndarray) -> None:
+    def __init__(
+        self, store: RowStore, leg: Leg, pooling: Mapping[str, str], weighted_E: np.ndarray, sets: int = 1
+    ) -> None:
         self._store = store
         self._weighted = bool(weighted_E.any())
         streams = (*leg.streams, *leg.hidden)
         self._entry_S = np.array([s.entry for s in streams], np.int64)
         self._n_sent = len(leg.streams)
         self._valued = leg.n_value_streams
-        # By arena: its streams, and where their part begins in it; those pooled by max apart.
+        # By arena: its streams, and where their part of each set begins in it, [G, S]; those pooled by max apart.
         self._streams_of: list[tuple[Ints, Ints]] = []
         self._maxima_of: list[tuple[Ints, Ints]] = []
         bags = [leg.entries[s.entry] for s in streams]
         largest = [e.form in ("pooled", "partial") and pooling[e.features[0]] == "max" for e in bags]
-        places = [store.find(s.table) for s in streams]
+        places = [[store.find(name_in(g, s.table)) for g in range(sets)] for s in streams]
         for a in range(len(store.arenas)):
             for of, wanted in ((self._streams_of, False), (self._maxima_of, True)):
                 mine = [
-                    (s, place[1].base)
-                    for s, place in enumerate(places)
-                    if place is not None and place[0] == a and largest[s] == wanted
+                    (s, [found[1].base for found in places_G if found is not None])
+                    for s, places_G in enumerate(places)
+                    if places_G[0] is not None and places_G[0][0] == a and largest[s] == wanted
                 ]
-                of.append((np.array([m[0] for m in mine], np.int64), np.array([m[1] for m in mine], np.int64)))
+                bases_SG = np.array([bases for _, bases in mine], np.int64).reshape(len(mine), sets)
+                of.append((np.array([s for s, _ in mine], np.int64), bases_SG.T))
 
     def read(
         self,
@@ -130,14 +136,16 @@ class ArenaReader:
         alike[key] = work
         return work
 
-    def _asked(self, headers: Sequence[Header], streams: Ints, bases: Ints, value_at: Ints, gradient_at: Ints) -> Ints:
+    def _asked(
+        self, headers: Sequence[Header], streams: Ints, bases_GS: Ints, value_at: Ints, gradient_at: Ints
+    ) -> Ints:
         """What ``kernels.unpack`` is to join, [P, 11]: these streams of every sender."""
         asked_PSX = np.empty((len(headers), len(streams), 11), np.int64)
         for i, h in enumerate(headers):
             places_SX = h.places_EX[self._entry_S[streams]]
             asked_PSX[i, :, :4], asked_PSX[i, :, 7:] = places_SX[:, :4], places_SX[:, 4:]
+            asked_PSX[i, :, 4] = bases_GS[h.tables_of]
             asked_PSX[i, :, 5], asked_PSX[i, :, 6] = value_at[i, streams], gradient_at[i, streams]
-        asked_PSX[:, :, 4] = bases
         return asked_PSX.reshape(-1, 11)
 
 

@@ -91,7 +91,9 @@ class Asker:
             for holder, leg in layout.legs.items()
         }
 
-    def ask(self, bags: Bags, n_samples: int, room: Room | None, *, train: bool) -> tuple[Asked, np.ndarray]:
+    def ask(
+        self, bags: Bags, n_samples: int, room: Room | None, *, train: bool, tables_of: int = 0
+    ) -> tuple[Asked, np.ndarray]:
         """Messages and moves for this rank's part of a batch.
 
         Parameters
@@ -102,6 +104,8 @@ class Asker:
             None: holders read the ids, there are no messages.
         train : bool
             Whether gradients will come back.
+        tables_of : int
+            The set of tables that is read.
 
         Returns
         -------
@@ -119,7 +123,7 @@ class Asker:
         if room is not None:
             message, id_bytes_R = self._encode(pieces, room)
         starts, partials, value_bytes_R, gradient_bytes_R = self._starts(pieces, n_samples)
-        collected = Collected(CopyMoves(), PoolMoves())
+        collected = Collected(CopyMoves(), PoolMoves(), tables_of)
         for part in parts:
             part.place(starts, collected)
         replicas = [] if self._replicas is None else [a.rows for a in self._replicas.arenas]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.collect import PoolPart, filled
@@ -90,7 +91,7 @@ class DistinctPart:
         n_bags = [len(c.lengths) for c in self.columns]
         samples = np.arange(n_bags[0], dtype=np.int64)
         for table in self.layout.tables_of[self.features[0]]:
-            arena, row_of = self._replica(table)
+            arena, row_of = self._replica(name_in(moves.tables_of, table))
             places = [self.layout.place[feature, table] for feature in self.features]
             leaf = self.layout.groups[places[0][0]]  # one table has one width, so one leaf
             part = PoolPart(

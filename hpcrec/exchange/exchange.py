@@ -48,7 +48,7 @@ from hpcrec.exchange.masks import Thresholding, make_masks
 from hpcrec.exchange.norms import ColumnNorms
 from hpcrec.exchange.read_ids import IdReader
 from hpcrec.exchange.reduction import Reduction
-from hpcrec.exchange.route import Route
+from hpcrec.exchange.route import Reading, Route
 from hpcrec.exchange.serve import Holder
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.substitute import Slice
@@ -122,9 +122,8 @@ class Exchange:
         self._world = world
         self._timer = timer
         topology: Topology = world.topology
-        self._size, rank = topology.size, topology.rank
+        self._size, rank, leg = topology.size, topology.rank, layout.legs.get(topology.rank)
         self.reduction = reduction or Reduction(layout, topology.dense, topology.host_of, "dense")
-        leg = layout.legs.get(topology.rank)
         self._holder = self._asker = self._reader = self.masks = None
         if store is not None and leg is not None:
             self._holder = self._serving(store, leg, weighted, load)
@@ -166,6 +165,7 @@ class Exchange:
             pad=padded_bytes,
             load=load,
             sent=partial(self.reduction.sent, self._world.topology.rank),
+            sets=self._world.topology.table_sets,
         )
 
     @property
@@ -178,7 +178,15 @@ class Exchange:
         """Parts of operators' dense parameters that are used on this rank, which is to train them."""
         return [] if self._holder is None else self._holder.slices
 
-    def route(self, batch: Batch | None, ids: GlobalIds | None = None, *, train: bool, stop: bool = False) -> Route:
+    def route(
+        self,
+        batch: Batch | None,
+        ids: GlobalIds | None = None,
+        *,
+        train: bool,
+        stop: bool = False,
+        reading: Reading | None = None,
+    ) -> Route:
         """Phase ``ids``; collective, on the routing communicator, from any one thread at a time.
 
         Parameters
@@ -191,19 +199,23 @@ class Exchange:
             Whether gradients will come back.
         stop : bool
             Whether this rank was asked to stop.
+        reading : Reading, optional
+            Which set of tables each dense rank reads; default: the first.
         """
-        with self._counting(train):
-            return self._route(batch, ids, train=train, stop=stop)
+        reading = reading or Reading((0,) * self._size, counted=train)
+        with self._counting(reading.counted):
+            return self._route(batch, ids, reading, train=train, stop=stop)
 
-    def _counting(self, train: bool) -> AbstractContextManager[None]:
-        return nullcontext() if train else self._world.ledger.paused()
+    def _counting(self, counted: bool) -> AbstractContextManager[None]:
+        return nullcontext() if counted else self._world.ledger.paused()
 
-    def _route(self, batch: Batch | None, ids: GlobalIds | None, *, train: bool, stop: bool) -> Route:
+    def _route(self, batch: Batch | None, ids: GlobalIds | None, reading: Reading, *, train: bool, stop: bool) -> Route:
         route = self._world.route
         asked, message = None, np.zeros(0, np.uint8)
         if self._asker is not None and batch is not None:
             room = None if self._reads_ids else lambda n_R: route.message(n_R, np.uint8)
-            asked, message = self._asker.ask(batch.bags, len(batch.label), room, train=train)
+            of = reading.sets[self._world.topology.rank]
+            asked, message = self._asker.ask(batch.bags, len(batch.label), room, train=train, tables_of=of)
         control_RM = np.zeros((self._size, 4), np.int64)
         control_RM[:, 1] = stop
         if batch is not None:
@@ -218,9 +230,10 @@ class Exchange:
         elif self._reader is not None:
             assert ids is not None, "a holder that reads ids was given none"
             received, bytes_R = self._reader.messages(ids)
-        served = None if self._holder is None else self._holder.read(received, bytes_R, train=train)
+        served = None if self._holder is None else self._holder.read(received, bytes_R, reading.sets, train=train)
         weights_R = heard_RM[:, 2].copy().view(np.float64)
-        return Route(asked, served, train, bool(heard_RM[:, 1].any()), float(weights_R.sum()), weights_R)
+        total, stop = float(weights_R.sum()), bool(heard_RM[:, 1].any())
+        return Route(asked, served, train, stop, total, weights_R, counted=reading.counted)
 
     def values(self, route: Route) -> Inputs | None:
         """Phase ``values``; collective. What the model receives, on dense ranks; None elsewhere."""
@@ -233,7 +246,7 @@ class Exchange:
             sent = self._codec.message(sent_R, behind)
             if self._holder is not None and served is not None:
                 self._holder.answer(served, sent)
-        with self._timer("values"), self._counting(route.train):
+        with self._timer("values"), self._counting(route.counted):
             self._among.forward(None if served is None else served.partials, train=route.train)
             if self._holder is not None and served is not None:
                 self._holder.write(served, sent)

@@ -15,6 +15,7 @@ import numpy as np
 
 from hpcrec import kernels
 from hpcrec.embedding.dynamic import DynamicRows
+from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.wire import Header, cumulative
@@ -30,15 +31,18 @@ class RowFinder:
     store : RowStore
     leg : Leg
         This rank's leg of the layout.
+    sets : int
+        Sets of tables (``embedding.sets``).
     """
 
-    def __init__(self, store: RowStore, leg: Leg) -> None:
+    def __init__(self, store: RowStore, leg: Leg, sets: int = 1) -> None:
         self._store = store
         self._held = list(store.dynamic.values())
         number = {held.family.name: f for f, held in enumerate(self._held)}
-        found = [(i, number[e.family.name]) for i, e in enumerate(leg.entries) if number and e.family.name in number]
+        found = [(i, e.family.name) for i, e in enumerate(leg.entries) if e.family.name in number]
         self._entries = np.array([i for i, _ in found], np.int64)
-        self._family_E = np.array([f for _, f in found], np.int64)  # of those entries
+        # of those entries, in each set
+        self._family_GE = np.array([[number[name_in(g, name)] for _, name in found] for g in range(sets)], np.int64)
 
     @property
     def any(self) -> bool:
@@ -66,7 +70,7 @@ class RowFinder:
         for p, h in enumerate(headers):
             places_PEX[p] = h.places_EX[self._entries]
         pieces_NX = places_PEX.reshape(-1, 8)
-        family_N = np.tile(self._family_E, len(headers))
+        family_N = self._family_GE[np.array([h.tables_of for h in headers], np.int64)].reshape(-1)
         order = np.argsort(family_N, kind="stable")  # family after family, in each the senders in order
         asked_NX = np.zeros((len(order), 11), np.int64)
         asked_NX[:, :4], asked_NX[:, 7:] = pieces_NX[order, :4], pieces_NX[order, 4:]

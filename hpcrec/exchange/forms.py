@@ -57,10 +57,11 @@ class Starts:
 
 @dataclass
 class Collected:
-    """Where the parts of a batch put their moves."""
+    """Where the parts of a batch put their moves; copies of tables on this rank are read of set ``tables_of``."""
 
     copies: CopyMoves
     pools: PoolMoves
+    tables_of: int
 
 
 class Part(Protocol):

@@ -4,6 +4,7 @@ import numpy as np
 
 from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.world import World
+from hpcrec.embedding.sets import name_in
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.wire import cumulative
 from hpcrec.types import Floats
@@ -27,7 +28,7 @@ class ColumnNorms:
                 spans = [family.part_columns(spec.width, i) for i in range(len(family.holders))]
                 holders = [h for h, (start, stop) in zip(family.holders, spans, strict=True) if start < stop]
                 if spec.optimizer.name == "rowwise_adagrad" and len(holders) > 1:
-                    self._partners[table] = holders
+                    self._partners |= {name_in(n, table): holders for n in range(world.topology.table_sets)}
 
     def sum(self, own: dict[str, Floats]) -> dict[str, Floats]:
         """Norms [U] over all columns, by table; collective over the owners."""

@@ -8,6 +8,22 @@ from hpcrec.exchange.work import Served
 from hpcrec.types import Floats
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Which tables a batch is read of, where there are several sets of them (``embedding.sets``).
+
+    Attributes
+    ----------
+    sets : tuple of int
+        The set that each world rank reads, if it is dense.
+    counted : bool
+        As of ``Route``.
+    """
+
+    sets: tuple[int, ...]
+    counted: bool
+
+
 @dataclass
 class Route:
     """A routed batch.
@@ -19,7 +35,7 @@ class Route:
     served : Served or None
         On ranks that hold rows.
     train : bool
-        Gradients will follow; what an evaluation sends is not counted.
+        Gradients will follow.
     stop : bool
         Some rank had been asked to stop when this batch was routed; every rank sees the same.
     total_weight : float
@@ -28,6 +44,8 @@ class Route:
         That sum by world rank, zeros of ranks that are not dense.
     kept : Kept or None
         What the codec of its values has to know of them when gradients come back.
+    counted : bool
+        Whether what is sent counts as sent in training; not in an evaluation.
     """
 
     asked: Asked | None
@@ -37,3 +55,4 @@ class Route:
     total_weight: float
     weights_R: Floats | None = None
     kept: Kept | None = None
+    counted: bool = True

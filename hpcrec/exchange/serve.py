@@ -50,6 +50,8 @@ class Holder:
         What was asked of this rank before.
     sent : callable, optional
         Dense rank -> numbers of this holder's partial results that it is sent; default: all.
+    sets : int
+        Sets of tables (``embedding.sets``).
 
     Attributes
     ----------
@@ -69,12 +71,12 @@ class Holder:
         pad: Callable[[Ints], Ints],
         load: Load | None = None,
         sent: Callable[[int], Sequence[int]] | None = None,
+        sets: int = 1,
     ) -> None:
         self.store = store
-        self.load = Load() if load is None else load
+        self.load = load or Load()
         self._leg = leg
-        self._size = size
-        self._pad = pad
+        self._size, self._pad = size, pad
         self._weighted_E = np.array(weighted, bool)
         streams = (*leg.streams, *leg.hidden)
         self._entry_S = np.array([s.entry for s in streams], np.int64)
@@ -82,25 +84,25 @@ class Holder:
         self._valued = leg.n_value_streams
         self._substitute = Substitute(leg, operators, sent) if leg.partials else None
         self._means = [h for h, s in enumerate(leg.hidden) if pooling[leg.entries[s.entry].features[0]] == "mean"]
-        self._rows = RowFinder(store, leg)
-        self._arenas = ArenaReader(store, leg, pooling, self._weighted_E)
+        self._rows = RowFinder(store, leg, sets)
+        self._arenas = ArenaReader(store, leg, pooling, self._weighted_E, sets)
 
     @property
     def slices(self) -> list[Slice]:
         """Parts of operators' dense parameters that are used here."""
         return [] if self._substitute is None else self._substitute.slices
 
-    def read(self, received: np.ndarray, bytes_R: Ints, *, train: bool) -> Served:
-        """Reads the messages of all ranks (uint8, one after the other in rank order).
+    def read(self, received: np.ndarray, bytes_R: Ints, sets: Sequence[int] | None = None, *, train: bool) -> Served:
+        """Reads the messages of all ranks (uint8, one after the other in rank order), each to its rank's set of tables.
 
         It may run ahead of the steps before. Of dynamic tables it reads how much is asked; which rows, ``answer`` does,
         for an id may get the row that another has until the step before. ``received`` is not to change until then.
         """
         began_s = time.thread_time()
-        size, item = self._size, self.store.dtype.itemsize
-        place_R = cumulative(bytes_R)
+        size, item, weighted_E = self._size, self.store.dtype.itemsize, self._weighted_E
+        at, of = cumulative(bytes_R).tolist(), sets or (0,) * size
         senders = np.flatnonzero(bytes_R)
-        headers = [read_header(received, int(place_R[r]), int(place_R[r + 1]), self._weighted_E, item) for r in senders]
+        headers = [read_header(received, at[r], at[r + 1], weighted_E, item, of[r]) for r in senders.tolist()]
         n_streams = len(self._width_S)
         counts = np.array([h.n_bags[self._entry_S[:n_streams]] * self._width_S for h in headers], np.int64)
         counts = counts.reshape(len(headers), n_streams)  # elements by sender and stream

@@ -203,11 +203,14 @@ class Header:
         distinct ids of a table, bytes of the ids, bytes of the lengths.
     weights_at : int64 [E]
         First byte of its weights; -1 where it has none.
+    tables_of : int
+        The set of tables that the message is read to.
     """
 
     n_bags: Ints
     places_EX: Ints
     weights_at: Ints
+    tables_of: int = 0
 
     def lengths(self, received: np.ndarray, entry: int) -> Ints:
         """Ids of each of an entry's bags."""
@@ -225,7 +228,9 @@ class Header:
         return np.ones(n, dtype) if at < 0 else received[at : at + n * dtype.itemsize].view(dtype)
 
 
-def read_header(received: np.ndarray, start: int, stop: int, weighted_E: np.ndarray, item: int) -> Header:
+def read_header(
+    received: np.ndarray, start: int, stop: int, weighted_E: np.ndarray, item: int, tables_of: int = 0
+) -> Header:
     """Reads one message, bytes ``[start, stop)`` of ``received`` (uint8).
 
     Parameters
@@ -234,6 +239,8 @@ def read_header(received: np.ndarray, start: int, stop: int, weighted_E: np.ndar
         Which entries carry weights.
     item : int
         Bytes of a weight.
+    tables_of : int
+        The set of tables that it is read to, which it does not say itself.
     """
     ids_from = start + HEADER_BYTES * len(weighted_E)
     numbers = received[start:ids_from].view(np.uint32).astype(np.int64).reshape(len(weighted_E), 6)
@@ -245,7 +252,7 @@ def read_header(received: np.ndarray, start: int, stop: int, weighted_E: np.ndar
     assert weights_at[-1] <= stop, "a message shorter than its header says"
     places = ids_at[:-1], n_ids, np.where(multi_E, lengths_at[:-1], -1), n_bags
     how = np.where(multi_E, coding - _LENGTHS_FOLLOW, coding), n_distinct, ids_bytes, lengths_bytes
-    return Header(n_bags, np.stack([*places, *how], axis=1), np.where(weighted_E, weights_at[:-1], -1))
+    return Header(n_bags, np.stack([*places, *how], axis=1), np.where(weighted_E, weights_at[:-1], -1), tables_of)
 
 
 def cumulative(counts: Ints, first: int = 0) -> Ints:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.inputs import Inputs
-from hpcrec.exchange.route import Route
+from hpcrec.exchange.route import Reading, Route
 from hpcrec.policy.base import Ticket
 from hpcrec.types import Batch, GlobalIds
 
@@ -49,15 +49,22 @@ class Sync:
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
         self._router = ThreadPoolExecutor(1, thread_name_prefix="route") if ahead else None
 
-    def submit(self, batch: Batch | None, ids: GlobalIds | None, *, train: bool, stop: bool = False) -> Ticket:
+    def submit(
+        self,
+        batch: Batch | None,
+        ids: GlobalIds | None,
+        *,
+        train: bool,
+        stop: bool = False,
+        reading: Reading | None = None,
+    ) -> Ticket:
         """See ``Policy``."""
-        if self._router is not None:
-            return Ticket(batch, train, self._router.submit(self._route, batch, ids, train, stop))
-        return Ticket(batch, train, _Later(lambda: self._route(batch, ids, train, stop)))
 
-    def _route(self, batch: Batch | None, ids: GlobalIds | None, train: bool, stop: bool) -> Route:
-        with self._timer("route"):
-            return self._exchange.route(batch, ids, train=train, stop=stop)
+        def route() -> Route:
+            with self._timer("route"):
+                return self._exchange.route(batch, ids, train=train, stop=stop, reading=reading)
+
+        return Ticket(batch, train, _Later(route) if self._router is None else self._router.submit(route))
 
     def gather(self, ticket: Ticket) -> Inputs | None:
         """See ``Policy``."""

@@ -190,8 +190,8 @@ class Checkpoint:
                 "docs/checkpoint.md."
             )
 
-    def check_tables(self, names: Iterable[str]) -> None:
-        """Holds the set of tables to a model's.
+    def check_tables(self, names: Iterable[str], others: Iterable[str] = ()) -> None:
+        """Holds the set of tables to a model's; it may have ``others`` besides.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class Checkpoint:
         names = set(names)
         for name in sorted(names):
             self._paths(name)
-        if left := sorted(set(self._parts) - names):
+        if left := sorted(set(self._parts) - names - set(others)):
             raise CheckpointError(
                 f"{self.folder}: has table {left[0]!r}, which the model has not. The model has: {listed(names)}. "
                 "Use the data.features, embedding.share and model that the checkpoint was trained with."

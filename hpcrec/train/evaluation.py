@@ -3,7 +3,7 @@
 Knows a session's parts; what metrics are is for ``metrics``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from hpcrec.comm.world import World
+from hpcrec.policy.base import Ticket
 from hpcrec.train import metrics
-from hpcrec.train.parts import Parts
+from hpcrec.train.parts import Parts, Samples
 from hpcrec.types import Batch, Floats
 
-Forward = Callable[[Any, Tensor], list[Tensor]]  # inputs of a batch, dense inputs [B, N] -> logits by group
+Forward = Callable[[int, Any, Tensor], Tensor]  # group, inputs of a batch, dense inputs [B, N] -> logits of its model
 
 
 class Predicted:
@@ -50,9 +51,10 @@ class Predicted:
 
 
 @contextmanager
-def models_of_groups(parts: Parts, groups: int | None) -> Iterator[Forward]:
-    """Forward of the models of the first so many groups, of all by default, as they are now; entered together."""
+def models_of_groups(parts: Parts) -> Iterator[Forward]:
+    """Forward of the models of all groups, as they are now; entered together. Called on dense ranks."""
     dense = parts.dense
+    codistillation = None if dense is None else dense.codistillation
 
     def own(inputs: Mapping[str, Tensor], x_BN: Tensor) -> Tensor:
         assert dense is not None, "only dense ranks have inputs"
@@ -62,9 +64,25 @@ def models_of_groups(parts: Parts, groups: int | None) -> Iterator[Forward]:
 
     if dense is not None:
         dense.model.eval()
-    if dense is None or dense.codistillation is None:
-        yield lambda inputs, x_BN: [own(inputs, x_BN)]
+    if codistillation is None:
+        yield lambda _, inputs, x_BN: own(inputs, x_BN)
         return
-    mine, wanted = dense.codistillation.group, range(groups or parts.world.topology.groups)
-    with dense.codistillation.current() as others:
-        yield lambda inputs, x_BN: [own(inputs, x_BN) if g == mine else others[g].logits(inputs, x_BN) for g in wanted]
+    mine = codistillation.group
+    with codistillation.current() as others:
+        yield lambda g, inputs, x_BN: own(inputs, x_BN) if g == mine else others[g].logits(inputs, x_BN)
+
+
+def logits_of(parts: Parts, ticket: Ticket, forward: Forward, groups: Sequence[int]) -> list[Tensor]:
+    """Gathers a batch and predicts it by the models of these groups; empty on ranks that are not dense. Collective.
+
+    Where tickets are beside it, one ticket has the tables of each of them; else one has those of all.
+    """
+    found: list[Tensor] = []
+    readers = [[g] for g in groups] if ticket.beside else [list(groups)]
+    for one, by in zip((ticket, *ticket.beside), readers, strict=True):
+        inputs = parts.policy.gather(one)
+        if inputs is not None:
+            assert ticket.batch is not None, "a dense rank has a part"
+            x_BN = Samples.of(ticket.batch, parts.dtype).dense
+            found += [forward(g, inputs, x_BN) for g in by]
+    return found

@@ -9,18 +9,27 @@ from torch import Tensor
 
 from hpcrec.dense.codistillation import Vectors
 from hpcrec.errors import HpcrecError
+from hpcrec.policy.base import Ticket
 from hpcrec.train.parts import Parts, Samples
 from hpcrec.types import Floats
 
 
-def begin_dense(parts: Parts, step: int) -> None:
-    """Opens a step on this dense rank; collective over dense ranks."""
-    assert parts.dense is not None
-    if parts.dense.dct is not None:
-        parts.dense.dct.begin(step)
-    if parts.dense.codistillation is not None:
+def begin(parts: Parts, ticket: Ticket, step: int) -> None:
+    """Opens a step on this rank: dense parameters and predictions of other groups, where they are due; collective."""
+    dense, topology = parts.dense, parts.world.topology
+    if dense is not None and dense.dct is not None:
+        dense.dct.begin(step)
+    if dense is not None and dense.codistillation is not None:
         with parts.timer("teachers"):
-            parts.dense.codistillation.begin(step)
+            dense.codistillation.begin(step)
+    for ahead, other in enumerate(ticket.beside, start=1):
+        inputs = parts.policy.gather(other)
+        if inputs is None:
+            continue
+        assert dense is not None and dense.codistillation is not None and other.batch is not None
+        with parts.timer("teachers"):
+            x_BN = Samples.of(other.batch, parts.dtype).dense
+            dense.codistillation.listen(topology.reads(ahead)[topology.rank], inputs, x_BN)
 
 
 def group_weight(parts: Parts, total: float, weights_R: Floats | None) -> tuple[float, float]:

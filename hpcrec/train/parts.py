@@ -134,7 +134,8 @@ class Chooses(Protocol):
 class Parts:
     """What a session is made of; ``hpcrec.build`` makes it from a configuration.
 
-    ``auto`` is None where the engine stays as it is.
+    ``auto`` is None where the engine stays as it is. ``teaches_from`` is the step from which on other groups' tables
+    are read in training; None where they are not.
     """
 
     world: World
@@ -155,6 +156,7 @@ class Parts:
     ahead: int
     timer: PhaseTimer
     signal: StopSignal
+    teaches_from: int | None
     close: Callable[[], None]
 
     @property

@@ -9,7 +9,7 @@ Every rank runs the same loop: owners serve rows in ``run`` while dense ranks co
 """
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,12 +21,12 @@ from hpcrec.comm.start import spare_what_stays
 from hpcrec.comm.topology import Topology
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.policy.base import Ticket
-from hpcrec.train.evaluation import Predicted, models_of_groups
-from hpcrec.train.feed import Feed
-from hpcrec.train.groups import begin_dense, distillation, group_weight, refuse_without_logits
+from hpcrec.train.evaluation import Predicted, logits_of, models_of_groups
+from hpcrec.train.groups import begin, distillation, group_weight, refuse_without_logits
 from hpcrec.train.nonfinite import Guard, describe, nonfinite_gradients
 from hpcrec.train.parts import Parts, Samples, Split
 from hpcrec.train.step import Losses, Step
+from hpcrec.train.tickets import reading_tickets, training_tickets
 from hpcrec.train.update import refuse_strays, update_dense
 from hpcrec.types import Batch
 
@@ -98,7 +98,7 @@ class Session:
             self.parts.engine = self.parts.auto.engine
         spare_what_stays()
         first, last = self.step, self.total_steps
-        tickets = self._tickets("train", first, last - first, train=True, stoppable=True)
+        tickets = training_tickets(self.parts, self._split("train"), first, last - first)
         try:
             for ticket in tickets:
                 step = Step(self, ticket, self.step)
@@ -123,6 +123,7 @@ class Session:
         parts, timer, step = self.parts, self.parts.timer, self.step
         parts.world.progress.step = step
         scale = parts.schedule.multiplier(step)
+        begin(parts, ticket, step)
         inputs = parts.policy.gather(ticket)
         loss, self.last_logits, found, share = 0.0, None, None, 1.0
         if inputs is not None:
@@ -131,7 +132,6 @@ class Session:
             torch.manual_seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
             parts.dense.model.train()
             parts.dense.reducer.zero_grad()
-            begin_dense(parts, step)
             samples = Samples.of(ticket.batch, parts.dtype)
             with timer("forward"):
                 losses_B = (losses or self.default_losses)(inputs, samples)
@@ -150,7 +150,7 @@ class Session:
             with timer("backward"):
                 total.backward()
                 refuse_strays(parts)
-                if share != 1.0:
+                if share != 1.0 and self.topology.table_sets == 1:
                     inputs.scale_gradients(share)  # rows learn from all groups' samples
                 parts.dense.reducer.send()
             bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.results(), parts.dense.reducer.nonfinite)
@@ -222,19 +222,17 @@ class Session:
         order = self._split(split).order
         n = order.n_batches if max_batches is None else min(max_batches, order.n_batches)
         parts = self.parts
-        tickets = self._tickets(split, 0, n, train=False, stoppable=stoppable)
-        with models_of_groups(parts, groups) as forward:
+        wanted = range(self.topology.groups if groups is None else groups)
+        sets = range(min(len(wanted), self.topology.table_sets))
+        tickets = reading_tickets(parts, self._split(split), n, sets, stoppable=stoppable)
+        with models_of_groups(parts) as forward:
             for ticket in tickets:
                 if ticket.routed.result().stop:
                     self.stopped = True
                     return
-                inputs = parts.policy.gather(ticket)
-                if inputs is None:
-                    continue
-                assert ticket.batch is not None
-                batch = ticket.batch
-                logits = forward(inputs, Samples.of(batch, parts.dtype).dense)
-                yield order.batch_range(batch.index)[0] + batch.start, batch, logits
+                logits = logits_of(parts, ticket, forward, wanted)
+                if ticket.batch is not None:
+                    yield order.batch_range(ticket.batch.index)[0] + ticket.batch.start, ticket.batch, logits
 
     # Batches.
 
@@ -245,31 +243,6 @@ class Session:
                 f"There are: {', '.join(self.parts.splits)}."
             )
         return self.parts.splits[name]
-
-    def _tickets(self, split: str, first: int, n: int, *, train: bool, stoppable: bool) -> Generator[Ticket]:
-        """Tickets of ``n`` batches from number ``first`` on; the next batch is routed while one is worked on."""
-        parts, source, end = self.parts, self._split(split), first + n
-        feed = Feed(parts, source, first, n)
-        waiting: list[Ticket] = []
-        try:
-            for number in range(first, end):
-                if train and parts.auto is not None and parts.auto.due(number):
-                    yield from waiting  # so that nothing is in flight
-                    waiting = []
-                    if parts.auto.adapt(number):
-                        parts.engine = parts.auto.engine
-                        feed.close()
-                        feed = Feed(parts, source, number, end - number)
-                with parts.timer("load_wait"):
-                    batch, ids = next(feed)
-                stop = stoppable and parts.signal.requested
-                waiting.append(parts.policy.submit(batch, ids, train=train, stop=stop))
-                if len(waiting) > parts.ahead:
-                    yield waiting.pop(0)
-            yield from waiting
-        finally:
-            # Routes left in flight are of every rank alike; later ones follow them on the same thread.
-            feed.close()
 
     # End.
 

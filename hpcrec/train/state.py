@@ -13,6 +13,7 @@ import torch
 
 from hpcrec.comm.failure import agree
 from hpcrec.dense.optimizer import load_optimizer_state, optimizer_state
+from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import row_states
 from hpcrec.errors import CheckpointError
 from hpcrec.train import saved
@@ -136,6 +137,7 @@ def _identity(session: Session) -> dict[str, Any]:
         "data": dataset.fingerprint,
         "dtype": str(session.parts.dtype),
         "groups": session.topology.groups,
+        "share_embeddings": not session.topology.own_tables,
     }
 
 
@@ -152,14 +154,16 @@ _KEYS = {
     "data": "data.train (its content)",
     "dtype": "train.dtype",
     "groups": "dense.codistillation.groups",
+    "share_embeddings": "dense.codistillation.share_embeddings",
 }
-_ONE_GROUP = {"groups": 1}  # of a checkpoint that says nothing of it
+_UNSAID = {"groups": 1, "share_embeddings": True}  # of a checkpoint that says nothing of it
 
 
 def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
     if resume:
-        _check_same(session, checkpoint, "groups")  # else files would be missing
-    checkpoint.check_tables(session.parts.tables)
+        for key in _UNSAID:  # else files would be missing
+            _check_same(session, checkpoint, key)
+    checkpoint.check_tables(session.parts.tables, [] if resume else _of_other_groups(session, checkpoint))
     for name, table in session.parts.tables.items():
         states, dynamic = row_states(table.optimizer), table.dynamic is not None
         checkpoint.check_table(
@@ -185,8 +189,16 @@ def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
         _check_same(session, checkpoint, key)
 
 
+def _of_other_groups(session: Session, checkpoint: Checkpoint) -> list[str]:
+    """Tables that groups other than the first had for themselves: who only reads a run leaves them."""
+    groups = checkpoint.state.get("groups", 1)
+    if checkpoint.state.get("share_embeddings", True) or not isinstance(groups, int):
+        return []
+    return [name_in(g, table) for g in range(1, groups) for table in session.parts.tables]
+
+
 def _check_same(session: Session, checkpoint: Checkpoint, key: str) -> None:
-    then, now = checkpoint.state.get(key, _ONE_GROUP.get(key)), _identity(session)[key]
+    then, now = checkpoint.state.get(key, _UNSAID.get(key)), _identity(session)[key]
     if then != now:
         raise CheckpointError(
             f"{checkpoint.folder}: was written with {_KEYS[key]} = {then!r}, this run has {now!r}, so it cannot go "
