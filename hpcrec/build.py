@@ -47,8 +47,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     config : Config or path of a TOML file
     overrides : sequence of "section.key=value"
     reading : bool
-        Nothing will be trained: each owner has room for all rows of a dynamic table, so that a run may be read on any
-        number of ranks.
+        Nothing will be trained: any number of owners has room for all rows of dynamic tables.
 
     Raises
     ------

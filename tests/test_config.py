@@ -132,9 +132,9 @@ WRONG = {
         "[dense.codistillation]\ngroups = 2\nweight = 0\nburn_in_steps = 5",
         ["dense.codistillation.burn_in_steps is 5", "weight is 0", "raise the weight"],
     ),
-    "tables for each group": (
-        "[dense.codistillation]\ngroups = 2\nshare_embeddings = false",
-        ["dense.codistillation.share_embeddings is false", "not there yet", "Remove it"],
+    "tables for each of one group": (
+        "[dense.codistillation]\nshare_embeddings = false",
+        ["dense.codistillation.share_embeddings is false", "groups is 1", "nobody to learn from"],
     ),
     "a wrong pooling": ("[model]\npooling = {a = 'min'}", ["model.pooling.a", '"min"', '"sum", "mean", "max"']),
     "a wrong table": ('[embedding.tables."u.id"]\nrows = 0', ['embedding.tables."u.id".rows is 0', "at least 1"]),

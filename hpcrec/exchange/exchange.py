@@ -127,7 +127,7 @@ class Exchange:
         self._holder = self._asker = self._reader = self.masks = None
         if store is not None and leg is not None:
             self._holder = self._serving(store, leg, weighted, load)
-            self.masks = make_masks(leg, thresholding) if thresholding is not None else None
+            self.masks = make_masks(leg, thresholding, topology.table_sets) if thresholding is not None else None
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, replicas=store, weighted=weighted, dtype=dtype)

@@ -39,7 +39,7 @@ class RowFinder:
         self._store = store
         self._held = list(store.dynamic.values())
         number = {held.family.name: f for f, held in enumerate(self._held)}
-        found = [(i, e.family.name) for i, e in enumerate(leg.entries) if e.family.name in number]
+        found = [(i, e.family.name) for i, e in enumerate(leg.entries) if number and e.family.name in number]
         self._entries = np.array([i for i, _ in found], np.int64)
         # of those entries, in each set
         self._family_GE = np.array([[number[name_in(g, name)] for _, name in found] for g in range(sets)], np.int64)

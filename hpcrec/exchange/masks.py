@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.sets import name_in
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.work import Spans
 from hpcrec.types import Floats, Ints
@@ -56,9 +57,9 @@ class Thresholding:
         return self.of_vector(width) / width if self.by_vector else self.density
 
 
-def make_masks(leg: Leg, how: Thresholding) -> "Masks":
-    """Those of one holder."""
-    return (VectorMasks if how.by_vector else FeatureMasks)(leg, how)
+def make_masks(leg: Leg, how: Thresholding, sets: int = 1) -> "Masks":
+    """Those of one holder, who has so many sets of tables."""
+    return VectorMasks(leg, how) if how.by_vector else FeatureMasks(leg, how, sets)
 
 
 class Masks(ABC):
@@ -71,8 +72,8 @@ class Masks(ABC):
 
     Attributes
     ----------
-    names : list of str
-        Of the streams.
+    names : list of (str, str)
+        Of the streams: the table, and what else tells them apart.
     whole_S : bool [S]
         Streams that cross whole.
     batches, drifts : int
@@ -84,7 +85,7 @@ class Masks(ABC):
     def __init__(self, leg: Leg, how: Thresholding) -> None:
         self._how = how
         streams = leg.streams[: leg.n_value_streams]
-        self.names = [f"{s.table} of {'+'.join(leg.entries[s.entry].features)} {s.columns}" for s in streams]
+        self.names = [(s.table, f" of {'+'.join(leg.entries[s.entry].features)} {s.columns}") for s in streams]
         self.widths = [s.width for s in streams]
         self.whole_S = np.array([s.width == 1 or how.density == 1 for s in streams], bool)
         self.batches = self.drifts = self.kept = self.elements = 0
@@ -148,51 +149,62 @@ class FeatureMasks(Masks):
 
     It is found anew every ``every`` training batches so that the share ``density`` of all its elements in that batch
     reaches it, and at once where more than twice as many do. Evaluations use the thresholds of training, or, before
-    there are any, their own batch's.
+    there are any, their own batch's. Each set of tables has thresholds of its own.
 
     Attributes
     ----------
-    tau_S : float64 [S]
-        0 takes all; NaN is not found yet.
+    tau_GS : float64 [G, S]
+        By set of tables; 0 takes all, NaN is not found yet.
     """
 
-    def __init__(self, leg: Leg, how: Thresholding) -> None:
+    def __init__(self, leg: Leg, how: Thresholding, sets: int = 1) -> None:
         super().__init__(leg, how)
-        self.tau_S = np.where(self.whole_S, 0.0, np.nan)
+        self.tau_GS = np.tile(np.where(self.whole_S, 0.0, np.nan), (sets, 1))
 
     def _chosen(self, sent: Floats, spans: Spans, *, train: bool) -> list[list[Chosen]]:
-        tau_S, due = self.tau_S.copy(), train and self.batches % self._how.every == 0
+        chosen: dict[int, list[Chosen]] = {}
+        for g in range(len(self.tau_GS)):
+            mine = np.flatnonzero(spans.sets_P == g).tolist()
+            chosen |= zip(mine, self._of_set(g, sent, spans, mine, train=train), strict=True)
+        return [chosen[p] for p in range(len(spans.at_P))]
+
+    def _of_set(self, g: int, sent: Floats, spans: Spans, senders: Sequence[int], *, train: bool) -> list[list[Chosen]]:
+        """For each of these senders, who read one set of tables."""
+        tau_S, due = self.tau_GS[g].copy(), train and self.batches % self._how.every == 0
         for s in np.flatnonzero(~self.whole_S).tolist():
             if due or np.isnan(tau_S[s]):
-                tau_S[s] = self._found(sent, spans, s)
-        by_sender = [self._of_sender(sent, spans, p, tau_S) for p in range(len(spans.at_P))]
+                tau_S[s] = self._found(sent, spans, senders, s)
+        by_sender = [self._of_sender(sent, spans, p, tau_S) for p in senders]
         kept_S = np.sum([[len(x) for x, _ in streams] for streams in by_sender], axis=0) if by_sender else 0 * tau_S
-        n_S = spans.elements_PS.sum(axis=0)
+        n_S = spans.elements_PS[senders].sum(axis=0)
         drifted = ~self.whole_S & (kept_S > DRIFT * np.maximum(1, self._how.density * n_S)) & (n_S > 0)
         for s in np.flatnonzero(drifted).tolist() if train and not due else ():
-            tau_S[s] = self._found(sent, spans, s)
+            tau_S[s] = self._found(sent, spans, senders, s)
             self.drifts += 1
-            for p, streams in enumerate(by_sender):
+            for p, streams in zip(senders, by_sender, strict=True):
                 streams[s] = self._of_stream(sent, spans, p, s, tau_S[s])
         if train:
-            self.tau_S = tau_S
+            self.tau_GS[g] = tau_S
         return by_sender
 
     def saved(self) -> dict[str, Any]:
         """See ``Masks``."""
-        found = zip(self.names, self.tau_S.tolist(), strict=True)
+        found = zip(self._named(), self.tau_GS.ravel().tolist(), strict=True)
         return {**super().saved(), "tau": {name: tau for name, tau in found if not math.isnan(tau)}}
 
     def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
         """See ``Masks``; thresholds of streams that this rank had, too. Others are found when they are needed."""
         super().restore(by_rank, rank)
         mine = by_rank[rank].get("tau", {}) if rank < len(by_rank) and by_rank[rank] else {}
-        self.tau_S = np.array(
-            [mine.get(name, tau) for name, tau in zip(self.names, self.tau_S.tolist(), strict=True)], np.float64
-        )
+        held = zip(self._named(), self.tau_GS.ravel().tolist(), strict=True)
+        self.tau_GS = np.array([mine.get(name, tau) for name, tau in held], np.float64).reshape(self.tau_GS.shape)
 
-    def _found(self, sent: Floats, spans: Spans, s: int) -> float:
-        parts = [sent[slice(*spans.of(p, s))] for p in range(len(spans.at_P))]
+    def _named(self) -> list[str]:
+        """Streams of every set: their tables are called as there."""
+        return [name_in(g, table) + rest for g in range(len(self.tau_GS)) for table, rest in self.names]
+
+    def _found(self, sent: Floats, spans: Spans, senders: Sequence[int], s: int) -> float:
+        parts = [sent[slice(*spans.of(p, s))] for p in senders]
         values = np.concatenate(parts) if parts else np.zeros(0, np.float32)
         if not len(values):
             return np.nan

@@ -124,7 +124,8 @@ class Holder:
             partials, hidden_PH = self._substitute.place(senders, samples_P, ends, behind, lengths)
             places = np.hstack([places[0], behind[0] + hidden_PH]), np.hstack([places[1], behind[1] + hidden_PH])
             ids_at += partials.elements
-        spans = Spans(senders, value_base, value_base + values_P + partial_P, counts[:, : self._valued])
+        sets_P = np.array([h.tables_of for h in headers], np.int64)
+        spans = Spans(senders, sets_P, value_base, value_base + values_P + partial_P, counts[:, : self._valued])
         served = Served(value_bytes_R, gradient_bytes_R, spans, partials, find=None)
         served.find = partial(self._works, received, headers, places, ids_at, train=train)
         if not self._rows.any:
@@ -156,11 +157,9 @@ class Holder:
         return np.array([h.n_bags[of].sum() for h in headers], np.int64)
 
     def _mean_lengths(self, received: np.ndarray, headers: Sequence[Header]) -> dict[int, Ints]:
-        first = len(self._width_S)
+        first, none = len(self._width_S), np.zeros(0, np.int64)
         return {
-            s: np.concatenate(
-                [h.lengths(received, int(self._entry_S[first + s])) for h in headers] or [np.zeros(0, np.int64)]
-            )
+            s: np.concatenate([none, *(h.lengths(received, int(self._entry_S[first + s])) for h in headers)])
             for s in self._means
         }
 

@@ -96,6 +96,8 @@ class Spans:
     ----------
     ranks_P : int64 [P]
         World ranks that are sent any.
+    sets_P : int64 [P]
+        The set of tables that each of them reads.
     at_P, end_P : int64 [P]
         First element of each one's message, and the end of its elements.
     elements_PS : int64 [P, S]
@@ -103,6 +105,7 @@ class Spans:
     """
 
     ranks_P: Ints
+    sets_P: Ints
     at_P: Ints
     end_P: Ints
     elements_PS: Ints

@@ -11,6 +11,8 @@ from hpcrec.exchange.inputs import Inputs
 from hpcrec.exchange.route import Reading, Route
 from hpcrec.types import Batch, GlobalIds
 
+__all__ = ["Policy", "Reading", "Ticket"]
+
 
 @dataclass(frozen=True)
 class Ticket:

@@ -7,8 +7,7 @@ Knows a session's parts; what is done with a batch is for ``train.session``.
 from collections.abc import Generator, Iterable
 from dataclasses import replace
 
-from hpcrec.exchange.route import Reading
-from hpcrec.policy.base import Ticket
+from hpcrec.policy.base import Reading, Ticket
 from hpcrec.train.feed import Feed
 from hpcrec.train.parts import Parts, Split
 from hpcrec.types import Batch, GlobalIds

@@ -125,22 +125,24 @@ def leg_of(tables: str) -> Any:
 def test_thresholds_are_found_anew_where_too_much_passes() -> None:
     """Of a feature whose vectors have grown; of the other, and in evaluations, they stay."""
     thresholds = FeatureMasks(leg_of("ab"), Thresholding(density=0.1, every=100, evaluates=True))
-    spans = Spans(np.array([0, 1]), np.array([0, 208]), np.array([203, 411]), np.array([[80, 120], [120, 80]]))
+    spans = Spans(
+        np.array([0, 1]), np.array([0, 0]), np.array([0, 208]), np.array([203, 411]), np.array([[80, 120], [120, 80]])
+    )
     rng = np.random.default_rng(3)
     sent = rng.standard_normal(416).astype(np.float32)
     a, b = (np.concatenate([np.arange(*spans.of(p, s)) for p in (0, 1)]) for s in (0, 1))
     for turn, (grown, train) in enumerate(((1.0, True), (1.1, True), (9.0, False), (9.0, True), (9.0, True))):
         now = sent.copy()
         now[a] *= grown
-        before = thresholds.tau_S.copy()
+        before = thresholds.tau_GS[0].copy()
         found = thresholds.picked(now, spans, train=train)
         assert thresholds.drifts == (turn >= 3)
         tau = np.sort(np.abs(now[a]))[-20] if turn in (0, 3) else before[0]
-        assert thresholds.tau_S.tolist() == [tau, np.sort(np.abs(sent[b]))[-20]]
+        assert thresholds.tau_GS[0].tolist() == [tau, np.sort(np.abs(sent[b]))[-20]]
         for p, (positions, chosen) in enumerate(found):
             message = now[spans.at_P[p] : spans.end_P[p]]
             n_a = spans.elements_PS[p, 0]
-            reach = np.abs(message) >= np.where(np.arange(len(message)) < n_a, tau, thresholds.tau_S[1])
+            reach = np.abs(message) >= np.where(np.arange(len(message)) < n_a, tau, thresholds.tau_GS[0][1])
             reach[200:] = True  # partial results
             assert positions.tolist() == np.flatnonzero(reach).tolist()
             assert chosen.tolist() == message[reach].tolist()
@@ -151,11 +153,11 @@ def test_masks_of_another_layout_go_on() -> None:
     """Streams that both have keep their threshold and its age; others have none yet."""
     how = Thresholding(density=0.1, every=100, evaluates=True)
     before = FeatureMasks(leg_of("ab"), how)
-    before.tau_S[:] = 1.5, 2.5
+    before.tau_GS[0] = 1.5, 2.5
     before.batches, before.drifts, before.kept, before.elements = 7, 2, 30, 300
     after = FeatureMasks(leg_of("cb"), how)
     after.follow(before)
-    np.testing.assert_array_equal(after.tau_S, [np.nan, 2.5])
+    np.testing.assert_array_equal(after.tau_GS[0], [np.nan, 2.5])
     assert (after.batches, *after.counts()) == (7, 30, 300, 2)
 
 

@@ -18,14 +18,14 @@ def mean_over_labels(losses: Tensor) -> Tensor:
 
 
 class Groups:
-    """Groups that share tables.
+    """Groups that share tables, or have tables of their own.
 
     Parameters
     ----------
     members : sequence of Reference
-        One a group; the tables are those of the first.
+        One a group; tables that are shared are those of the first.
     teachers : sequence of Reference
-        As many of the same architecture, whose parameters are overwritten.
+        As many of the same architecture, whose parameters are overwritten; they read the members' tables.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Groups:
         weight: float,
         burn_in_steps: int,
         every: int,
+        share: bool = True,
     ) -> None:
-        self.members, self.teachers = members, teachers
+        self.members, self.teachers, self.share = members, teachers, share
         self.weight, self.burn_in_steps, self.every = weight, burn_in_steps, every
-        self.tables = members[0].tables
-        for one in (*members, *teachers):
-            one.tables = self.tables
+        for member, teacher in zip(members, teachers, strict=True):
+            member.tables = teacher.tables = members[0].tables if share else member.tables
         self.exchanges = 0
 
     def step(self, batches: Sequence[GlobalBatch], step: int, max_norm: float | None = None) -> float:
@@ -54,28 +54,30 @@ class Groups:
         weights = [torch.ones(len(b.label)) if b.weight is None else torch.as_tensor(b.weight) for b in batches]
         weights = [w.to(dtype) for w in weights]
         everything, loss = sum(w.sum() for w in weights), 0.0
-        names = list(self.tables)
-        rows = [self.tables[n].bags.weight for n in names]
-        gradients = [torch.zeros_like(row) for row in rows]
+        of_rows: list[list[Tensor]] = []
         for g, (member, batch, weight) in enumerate(zip(self.members, batches, weights, strict=True)):
             total = (weight * self._losses(g, batch, step)).sum()
             loss += float(total.detach() / everything)
-            named = list(member.module.parameters())
+            named, rows = list(member.module.parameters()), [t.bags.weight for t in member.tables.values()]
             found = torch.autograd.grad(total, [*named, *rows], allow_unused=True)
+            found = [torch.zeros_like(x) if y is None else y for x, y in zip([*named, *rows], found, strict=True)]
             for parameter, gradient in zip(named, found, strict=False):
-                parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient / weight.sum()
-            for into, gradient in zip(gradients, found[len(named) :], strict=True):
-                if gradient is not None:
-                    into += gradient / everything
+                parameter.grad = gradient / weight.sum()
+            of_rows.append(
+                [gradient / (everything if self.share else weight.sum()) for gradient in found[len(named) :]]
+            )
             if max_norm is not None:
                 torch.nn.utils.clip_grad_norm_(named, max_norm)
         for member in self.members:
             member.dense_optimizer.step()
-        touched = [self.members[0].touched(batch) for batch in batches]
-        for name, gradient in zip(names, gradients, strict=True):
-            ids = torch.as_tensor(np.unique(np.concatenate([t[name].numpy() for t in touched])))
-            with torch.no_grad():
-                update_rows(self.tables[name], ids, gradient[ids], lr_scale=1.0, step=step + 1)
+        touched = [member.touched(batch) for member, batch in zip(self.members, batches, strict=True)]
+        together = range(len(batches))
+        for readers in [together] if self.share else [[g] for g in together]:
+            for n, (name, table) in enumerate(self.members[readers[0]].tables.items()):
+                ids = torch.as_tensor(np.unique(np.concatenate([touched[g][name].numpy() for g in readers])))
+                gradient = sum(of_rows[g][n] for g in readers)
+                with torch.no_grad():
+                    update_rows(table, ids, gradient[ids], lr_scale=1.0, step=step + 1)
         return loss
 
     def _losses(self, group: int, batch: GlobalBatch, step: int) -> Tensor:
