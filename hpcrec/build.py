@@ -54,8 +54,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     ConfigError, DataError
         On all ranks together.
     """
-    if not isinstance(config, Config):
-        config = load_config(config, overrides)
+    config = config if isinstance(config, Config) else load_config(config, overrides)
     world = make_world(config)
     agreed = partial(_together, world)
     splits = agreed(lambda: _open_splits(config))

@@ -93,6 +93,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             added_elements=samples * reduction.elements_at(rank),
             auto=auto if rank in topology.dense else None,
             held_ids=_held_ids(families, rank),
+            lookups=topology.table_sets,
             shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
             if config.exchange.windows
             else 0.0,

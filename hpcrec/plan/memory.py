@@ -174,6 +174,7 @@ def rank_memory(
     added_elements: float = 0.0,
     auto: Mapping[str, float] | None = None,
     held_ids: Sequence[HeldIds] = (),
+    lookups: int = 1,
     wholes: int = 0,
     dense_optimizer: str = "",
     base_bytes: int = OWNER_BASE_BYTES,
@@ -188,10 +189,8 @@ def rank_memory(
         What reaches it as a holder.
     dense : DenseRank or None
         None where it is not dense.
-    item_bytes : int
-        4 for float32, 8 for float64.
-    ahead : int
-        Steps that ids are routed ahead (``exchange.prefetch``).
+    item_bytes, ahead : int
+        4 for float32, 8 for float64; steps that ids are routed ahead (``exchange.prefetch``).
     shared : float
         The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
     written_bytes : float
@@ -204,6 +203,8 @@ def rank_memory(
         What form ``auto`` may take besides: term -> bytes.
     held_ids : sequence of HeldIds
         Of the dynamic tables that it holds parts of.
+    lookups : int
+        Sets of tables that a batch may be looked up in.
     wholes : int
         Elements of dense parameters that it may have to train as a holder, of which every rank has the whole.
     dense_optimizer : str
@@ -217,7 +218,7 @@ def rank_memory(
     terms = {
         "rows": sum(h.rows * h.width for h in held) * item_bytes,
         "optimizer state": sum(state_bytes(h, item_bytes) for h in held),
-        "routes": routes * (traffic.ids * _ROUTE_BYTES_AN_ID + traffic.bags * _ROUTE_BYTES_A_BAG)
+        "routes": lookups * routes * (traffic.ids * _ROUTE_BYTES_AN_ID + traffic.bags * _ROUTE_BYTES_A_BAG)
         + traffic.ids * _READ_BYTES_AN_ID
         + traffic.bags * _READ_BYTES_A_BAG,
         "vectors": _VECTOR_COPIES * item_bytes * traffic.elements,
@@ -244,7 +245,7 @@ def rank_memory(
     if maxima_bytes:
         terms["max pooling"] = maxima_bytes
     if dense is not None:
-        terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes)
+        terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes, lookups=lookups)
     if shared:  # both who writes a message and who reads it have its pages, and keep them, on both sides
         ids_bytes = shared * _message_bytes(traffic)
         ids_bytes += 0 if dense is None else _message_bytes(dense)
@@ -255,13 +256,13 @@ def rank_memory(
     return RankMemory({name: round(n) for name, n in terms.items()})
 
 
-def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int) -> dict[str, float]:
+def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int, lookups: int) -> dict[str, float]:
     batches = dense.prefetch + 1 + routes
     terms = {
         "dense process": DENSE_BASE_BYTES,
         "read windows": 2 * dense.window_samples * dense.sample_bytes,
         "batches": batches * dense.samples * dense.sample_bytes,
-        "asking": routes * (dense.ids * _ASK_BYTES_AN_ID + dense.bags * _ASK_BYTES_A_BAG),
+        "asking": lookups * routes * (dense.ids * _ASK_BYTES_AN_ID + dense.bags * _ASK_BYTES_A_BAG),
         "leaves": _LEAF_COPIES * item_bytes * dense.samples * dense.leaf_elements,
         "parameters": (dense.parameters * (2 + DENSE_STATES.get(dense.optimizer, 2)) + dense.away) * item_bytes,
         "activations": _ACTIVATION_COPIES * item_bytes * dense.samples * dense.layer_elements,

@@ -75,6 +75,17 @@ def test_groups_of_dense_ranks() -> None:
     alone = Topology(rank=2, size=6, owners=(0, 3), dense=dense, host_of=TWO_HOSTS)
     assert (alone.group, alone.place, alone.group_ranks, alone.counterparts) == (0, 1, dense, (2,))
     assert "groups" not in alone.describe()
+    assert (alone.table_sets, alone.reads(), found[1].table_sets, found[1].reads(1)) == (1, (0,) * 6, 1, (0,) * 6)
+    assert "own_tables" not in found[1].describe()
+
+
+def test_each_rank_reads_its_groups_tables_or_those_of_the_next() -> None:
+    topology = Topology(
+        rank=0, size=7, owners=(0,), dense=(1, 2, 3, 4, 5, 6), host_of=(0,) * 7, groups=3, own_tables=True
+    )
+    assert topology.table_sets == 3 and topology.describe()["own_tables"]
+    assert topology.reads() == (0, 0, 0, 1, 1, 2, 2)
+    assert topology.reads(1) == (0, 1, 1, 2, 2, 0, 0) and topology.reads(2) == (0, 2, 2, 0, 0, 1, 1)
 
 
 def test_hosts_and_peers() -> None:

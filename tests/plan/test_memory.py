@@ -89,6 +89,18 @@ def test_what_other_groups_add(tmp_path):
     assert memory_report(fused, None)[0].startswith("memory a rank, with 2 ranks (-n N for")
 
 
+def test_what_tables_of_each_group_add(tmp_path):
+    """As many tables as groups, and routes of a batch; nothing else."""
+    path = write_run(tmp_path, 1000, model='name = "dlrm"\nwidth = 32')
+    shared = predict_memory(load_config(path, ["dense.codistillation.groups=2"]), [0] * 4)[0].terms
+    asked = ["dense.codistillation.groups=2", "dense.codistillation.share_embeddings=false"]
+    own = predict_memory(load_config(path, asked), [0] * 4)[0].terms
+    factors = {name: own[name] / n for name, n in shared.items() if own[name] != n}
+    assert factors.keys() <= {"rows", "optimizer state", "routes", "asking"}
+    assert factors["rows"] == factors["optimizer state"] == 2 and factors["asking"] == pytest.approx(2, abs=1e-6)
+    assert 1 < factors["routes"] < 2
+
+
 def test_what_thresholding_adds(tmp_path):
     """Residuals of every element, and of the sums that a rank makes for all of them."""
     found = rank_memory([], HolderTraffic(), replace(DENSE, unsent=60_000.0), item_bytes=4, ahead=1, shared=0.0).terms
