@@ -11,15 +11,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from hpcrec.build_tables import DTYPES
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.dense.allreduce import make_allreduce
 from hpcrec.dense.codistillation import Codistillation, CodistillationOptions, Other
 from hpcrec.dense.dct import DctOptions, Thresholded
+from hpcrec.dense.dct_bytes import item_bytes
 from hpcrec.dense.optimizer import State, build_optimizer, load_optimizer_state, optimizer_state
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slice, Slices
+from hpcrec.dense.sparse import codec_for
 from hpcrec.errors import ConfigError
 from hpcrec.exchange import substitute
 from hpcrec.operators.base import Operator, weights_of
@@ -44,6 +47,9 @@ class DenseSide:
     ----------
     elements : int
         Of all parameters that are trained.
+    item_bytes : float
+        Of an element of their gradients in a sum, by formula (``dense.dct_bytes``); of thresholded ones after the
+        warm-up.
     part : DensePart or None
         What dense ranks train; None elsewhere.
     slices : Slices
@@ -62,6 +68,7 @@ class DenseSide:
         if not named:
             raise ConfigError("the model has no dense parameter that requires a gradient; nothing to optimise")
         self.elements = sum(p.numel() for _, p in named)
+        self.item_bytes = _item_bytes(config, [p.numel() for _, p in named], world)
         self._named = [] if world.dense is None else named
         wanted = config.dense.optimizer
         self._optimizer_for = partial(build_optimizer, wanted.name, lr=wanted.lr, options=wanted.options)
@@ -134,6 +141,15 @@ class DenseSide:
             weight.grad = None
         part.reducer, part.optimizer = self._reducer_for(part.trained), self._optimizer_for(part.trained)
         load_optimizer_state(part.optimizer, part.trained, {n: state[n] for n, _ in part.trained})
+
+
+def _item_bytes(config: Config, sizes: Sequence[int], world: World) -> float:
+    """See ``DenseSide``; parameters are of the type that rows have."""
+    dtype, dct = DTYPES[config.train.dtype][0], config.dense.dct
+    if config.dense.compression == "none":
+        return float(dtype.itemsize)
+    ranks = len(world.topology.dense) // world.topology.groups
+    return item_bytes(sizes, ranks, dct.density, codec_for(dct.values, dtype), dct.collective)
 
 
 def _check_weight(operator: str, feature: str, name: str | None, taken: Mapping[str, nn.Parameter]) -> None:

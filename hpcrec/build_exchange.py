@@ -146,7 +146,7 @@ class Auto:
             item_bytes=given.asked_item_bytes,
             budget_bytes=0 if given.config.exchange.codec in ("fp16", "dct") else given.config.exchange.auto_copies,
             dense_elements=given.dense.elements,
-            dense_item_bytes=given.dtype.itemsize,
+            dense_item_bytes=given.dense.item_bytes,
             samples=given.config.train.batch_size,
         )
         return chooser.choose(), asks

@@ -35,7 +35,7 @@ ALLOWED = {
     "config": "toml",
     "systems": "config",
     "build_tables": "config data models operators exchange embedding comm",
-    "build_dense": "config train dense exchange operators comm",
+    "build_dense": "build_tables config train dense exchange operators comm",
     "build_engine": "build_dense build_tables config train policy exchange operators embedding comm",
     "build_exchange": "build_engine config train exchange data embedding comm",
     "build": "build_exchange build_engine build_dense build_tables config train exchange dense data models operators "

@@ -4,8 +4,8 @@
 
     N ranks, n entries of w bytes, k of them kept, s bytes a kept entry (its value and its position), sent by each rank:
     whole            2 (N - 1) / N * n w
-    allgather        (N - 1) * k s
-    reduce_scatter   2 (N - 1) / N * k s
+    allgather        (N - 1) * k s, and 32 (N - 1) for sizes
+    reduce_scatter   2 (N - 1) / N * k s, and 64 (N - 1) for sizes
 
 Knows numbers only; every rank computes the same.
 """
@@ -13,7 +13,7 @@ Knows numbers only; every rank computes the same.
 import math
 from collections.abc import Sequence
 
-from hpcrec.dense.sparse import Codec, kept_of
+from hpcrec.dense.sparse import HEADER_BYTES, Codec, kept_of
 
 _MOST_RANKS_OF_ALLGATHER = 4  # up to here one exchange less is worth more than fewer bytes
 _BLOCK = 128  # numbers that are packed with as many bits each
@@ -61,6 +61,21 @@ def form_of(sizes: Sequence[int], ranks: int, density: float, codec: Codec, want
     if form == "auto":
         form = "allgather" if ranks <= _MOST_RANKS_OF_ALLGATHER else "reduce_scatter"
     whole = 2 / ranks * sum(sizes) * codec.dtype.itemsize
+    return form if _thresholded(sizes, ranks, density, codec, form) < whole else "whole"
+
+
+def item_bytes(sizes: Sequence[int], ranks: int, density: float, codec: Codec, wanted: str) -> float:
+    """Expected bytes of an element in a sum, as whole ones have them: of all ranks 2 (N - 1) times so many are sent.
+
+    Parameters as of ``form_of``; those of one bucket stand for all.
+    """
+    form = form_of(sizes, ranks, density, codec, wanted)
+    if form == "whole":
+        return float(codec.dtype.itemsize)
+    return _thresholded(sizes, ranks, density, codec, form) * ranks / (2 * sum(sizes))
+
+
+def _thresholded(sizes: Sequence[int], ranks: int, density: float, codec: Codec, form: str) -> float:
+    """Bytes of a thresholded sum that a rank sends, in factors of (N - 1)."""
     part = entry_bytes(sizes, density, codec)
-    thresholded = part if form == "allgather" else 2 / ranks * part
-    return form if thresholded < whole else "whole"
+    return part + HEADER_BYTES if form == "allgather" else 2 / ranks * part + 2 * HEADER_BYTES

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from hpcrec.dense.dct_bytes import form_of
-from hpcrec.dense.sparse import Codec
+from hpcrec.dense.sparse import Codec, codec_for
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def lay_out(
     for name, n in held:
         segments.append(Segment(name, segments[-1].place.stop if segments else 0, n))
     whole = Part(0, sum(n for _, n in held), tuple(segments))
-    codec = Codec(values if dtype == np.float32 else "fp32", dtype)
+    codec = codec_for(values, dtype)
     ends = [whole.n * r // ranks for r in range(ranks + 1)]
     ranges = tuple(cut(whole, start, stop) for start, stop in pairwise(ends))
     return Layout(form_of([n for _, n in held], ranks, density, codec, collective), codec, whole, ranges)

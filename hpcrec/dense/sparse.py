@@ -102,6 +102,11 @@ class Codec:
             kernels.read_halves(data, out, self.kind)
 
 
+def codec_for(values: str, dtype: np.dtype) -> Codec:
+    """How values are written that are asked for as ``values``: float64 as it is."""
+    return Codec(values if dtype == _FLOAT32 else "fp32", dtype)
+
+
 def written(positions: Ints, values: Floats, n: int, groups: Sequence[int], codec: Codec) -> tuple[Ints, Bytes]:
     """Entries of an array of ``n`` as (header, message).
 

@@ -61,7 +61,7 @@ class Chooser:
         Memory that copies may take on a dense rank.
     dense_elements : int
         Of all dense parameters that are trained.
-    dense_item_bytes : int
+    dense_item_bytes : float
         Of an element of their gradients.
     samples : int
         Of a batch.
@@ -75,7 +75,7 @@ class Chooser:
         item_bytes: ItemBytes,
         budget_bytes: int,
         dense_elements: int,
-        dense_item_bytes: int,
+        dense_item_bytes: float,
         samples: int,
     ) -> None:
         self._offers = offers

@@ -186,7 +186,7 @@ FLOPS_A_WEIGHT = 6  # a multiplication and an addition for the result, the vecto
 
 
 def step_bytes(
-    layout: Layout, asks: Asks, *, item_bytes: ItemBytes, dense_elements: int, dense_item_bytes: int, dense_ranks: int
+    layout: Layout, asks: Asks, *, item_bytes: ItemBytes, dense_elements: int, dense_item_bytes: float, dense_ranks: int
 ) -> dict[str, float]:
     """Bytes that cross in a training step, by tag; without padding, and what a rank sends to itself.
 
@@ -199,7 +199,7 @@ def step_bytes(
     item_bytes : ItemBytes
     dense_elements : int
         Of all dense parameters that are trained; those that holders train take no part in the sum over dense ranks.
-    dense_item_bytes : int
+    dense_item_bytes : float
         Bytes of an element of their gradients.
     dense_ranks : int
     """

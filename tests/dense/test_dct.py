@@ -17,7 +17,7 @@ from torch import nn
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import TAGS, Ledger
 from hpcrec.dense.dct import DctOptions, Thresholded
-from hpcrec.dense.dct_bytes import entry_bytes, form_of, position_bytes
+from hpcrec.dense.dct_bytes import entry_bytes, form_of, item_bytes, position_bytes
 from hpcrec.dense.dct_parts import cut, lay_out
 from hpcrec.dense.mpi import MpiAllreduce
 from hpcrec.dense.reducer import DenseReducer
@@ -406,6 +406,28 @@ def test_forms_by_bytes() -> None:
     assert form_of([1] * 10, 4, 0.005, fp32, "auto") == "whole"  # each keeps its one entry
     wide = Codec("fp32", np.dtype(np.float64))
     assert form_of(large, 8, 0.2, wide, "allgather") == "allgather"
+    # of few entries sizes take more than what is spared
+    assert [form_of([n], 2, 0.25, fp16, "auto") for n in (4, 10, 100)] == ["whole", "whole", "allgather"]
+    assert [form_of([n], 5, 0.25, fp16, "auto") for n in (40, 200)] == ["whole", "reduce_scatter"]
+
+
+@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("n", [8, 20_000])
+def test_bytes_of_an_element_are_those_of_the_ledger(form: str, n: int) -> None:
+    """As whole sums count them, of all ranks: 2 (N - 1) times; of few elements the sum is whole."""
+    dense = Recording(MPI.COMM_WORLD)
+    held = [("a", n - n // 4), ("b", n // 4)]
+    dct, flat = made(dense, form, "fp16", held, density=0.05)
+    dct.begin(0)
+    flat.copy_(torch.from_numpy(np.random.default_rng(dense.rank).standard_normal(n).astype(np.float32)))
+    dct.wait(dct.start(flat, "b"))
+    sent = MPI.COMM_WORLD.allreduce(dense.ledger.total_bytes())
+    expected = item_bytes([m for _, m in held], dense.size, 0.05, Codec("fp16", FLOAT32), form)
+    parallel_assert(dct.counts.whole == (n == 8) and (expected == 4) == (n == 8))
+    parallel_assert(
+        bool(sent == pytest.approx(2 * (dense.size - 1) * expected * n, rel=0.06)), msg=f"{sent} {expected}"
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

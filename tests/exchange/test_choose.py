@@ -188,11 +188,18 @@ def test_the_choice_is_the_cheapest_there_is(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_outputs", "features_at_0", "cheaper"),
-    [(4, 3, True), (20, 3, True), (30, 3, False), (36, 6, True), (37, 6, False)],
+    ("n_outputs", "features_at_0", "item_bytes", "cheaper"),
+    [
+        (4, 3, 4.0, True),
+        (20, 3, 4.0, True),
+        (30, 3, 4.0, False),
+        (36, 6, 4.0, True),
+        (37, 6, 4.0, False),
+        (36, 6, 0.1, False),  # of thresholded sums, which it spares little
+    ],
 )
 def test_a_layer_is_folded_where_that_saves_more_than_it_costs(
-    n_outputs: int, features_at_0: int, cheaper: bool
+    n_outputs: int, features_at_0: int, item_bytes: float, cheaper: bool
 ) -> None:
     """Against both ways, by hand: values and gradients, the sum over dense ranks, and the time of the busier owner."""
     names = tuple("abcdef")
@@ -212,20 +219,25 @@ def test_a_layer_is_folded_where_that_saves_more_than_it_costs(
         counter.add(Bags(names, np.arange(6 * n) * 100, np.arange(6 * n + 1)), n)
         totals.append(counter.totals())
     asks, elements = counter.asks(np.sum(totals, axis=0)), sum(w.numel() for w in weights) + 100
-    chooser = Chooser(
-        offers, asks, item_bytes=SINGLES, budget_bytes=0, dense_elements=elements, dense_item_bytes=4, samples=2 * n
-    )
-    choice = chooser.choose()
+    choice = Chooser(
+        offers,
+        asks,
+        item_bytes=SINGLES,
+        budget_bytes=0,
+        dense_elements=elements,
+        dense_item_bytes=item_bytes,
+        samples=2 * n,
+    ).choose()
     owners = len({places[f].owners for f in names})
     pooled = 2 * 4 * 2 * n * 6 * WIDTH
-    folded = 2 * 4 * 2 * n * owners * n_outputs - 2 * 4 * 6 * WIDTH * n_outputs
+    folded = 2 * 4 * 2 * n * owners * n_outputs - 2 * item_bytes * 6 * WIDTH * n_outputs
     flops = 6 * 2 * n * 6 * WIDTH * n_outputs
     longer = flops * (features_at_0 / 6 - 1 / 2)
     fewer_elements = owners * n_outputs < 6 * WIDTH
     assert cheaper == (fewer_elements and folded + owners * longer / 50 < (1 - WORTH) * pooled)
     assert set(choice.forms.values()) == {"partial" if cheaper else "pooled"}
     assert choice.flops == (flops if cheaper else 0)
-    assert sum(choice.predicted.values()) == pytest.approx((folded if cheaper else pooled) + 2 * 4 * elements)
+    assert sum(choice.predicted.values()) == pytest.approx((folded if cheaper else pooled) + 2 * item_bytes * elements)
 
 
 def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
