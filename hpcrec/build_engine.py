@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec.build_dense import DenseSide
-from hpcrec.build_tables import DTYPES
+from hpcrec.build_tables import DTYPES, make_thresholding
 from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.embedding.load import Load
@@ -75,10 +75,7 @@ class Ingredients:
     @property
     def thresholding(self) -> Thresholding | None:
         """How vectors are thresholded, if they are."""
-        dct = self.config.exchange.dct
-        if self.config.exchange.codec != "dct":
-            return None
-        return Thresholding(dct.density, dct.every, dct.evaluate, by_vector=dct.threshold == "vector")
+        return make_thresholding(self.config)
 
     def reduction(self, layout: Layout) -> Reduction:
         """Which owners add partial results of that layout."""

@@ -9,17 +9,19 @@ from pathlib import Path
 
 from torch import nn
 
-from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
+from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles, make_thresholding
 from hpcrec.comm.topology import Topology
 from hpcrec.config import Config, DenseConfig
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.codec import wire_item_bytes
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.operators.base import weights_of
 from hpcrec.plan.memory import DenseRank, HeldIds, HeldRows, HolderTraffic, RankMemory, rank_memory
+from hpcrec.plan.written import Written
 from hpcrec.types import TableSpec
 from hpcrec.units import format_bytes
 
@@ -84,11 +86,11 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
     return [
         rank_memory(
             _held(tables, families, rank),
-            _traffic(layout, rank, config.train.batch_size, mean_ids),
+            _traffic(config, layout, rank, mean_ids),
             dense if rank in topology.dense else None,
             item_bytes=dtype.itemsize,
             ahead=config.exchange.prefetch,
-            written_bytes=0.0 if exchange.codec == "fp32" else wire_bytes,
+            written=_written(config, wire_bytes),
             read_bytes=_read_bytes(config, dataset, layout, rank),
             added_elements=samples * reduction.elements_at(rank),
             auto=auto if rank in topology.dense else None,
@@ -139,8 +141,15 @@ def _held_ids(families: Sequence[Family], rank: int) -> list[HeldIds]:
     return held
 
 
-def _traffic(layout: Layout, rank: int, batch: int, mean_ids: dict[str, float]) -> HolderTraffic:
-    leg = layout.legs.get(rank)
+def _written(config: Config, wire_bytes: float) -> Written | None:
+    if config.exchange.codec == "fp32":
+        return None
+    thresholded, evaluates = config.exchange.codec == "dct", config.exchange.dct.evaluate
+    return Written(item_bytes=wire_bytes, thresholded=thresholded, whole_evaluations=not evaluates)
+
+
+def _traffic(config: Config, layout: Layout, rank: int, mean_ids: dict[str, float]) -> HolderTraffic:
+    leg, batch = layout.legs.get(rank), config.train.batch_size
     if leg is None:
         return HolderTraffic()
     ids_E, bags_E = [], []
@@ -150,7 +159,10 @@ def _traffic(layout: Layout, rank: int, batch: int, mean_ids: dict[str, float]) 
         bags = min(ids, batch) if entry.form in ("pooled", "partial") else ids
         bags_E.append(batch if entry.every_bag else bags)
     elements = sum(bags_E[s.entry] * s.width for s in (*leg.streams, *leg.hidden))
-    elements += batch * sum(p.elements for p in leg.partials)
+    partials = batch * sum(p.elements for p in leg.partials)
+    how = make_thresholding(config)
+    valued = [(bags_E[s.entry] * s.width, s.width) for s in leg.streams[: leg.n_value_streams]]
+    kept = 0.0 if how is None else partials + sum(n * _crossing(how, width) for n, width in valued)
     pooled = [e.form in ("pooled", "partial") and layout.pooling[e.features[0]] == "max" for e in leg.entries]
     maxima = [s for s in (*leg.streams, *leg.hidden) if pooled[s.entry]]
     weights, columns = layout.weights_at(rank)
@@ -159,11 +171,17 @@ def _traffic(layout: Layout, rank: int, batch: int, mean_ids: dict[str, float]) 
         weighed_elements=batch * columns,
         ids=sum(ids_E),
         bags=sum(bags_E),
-        elements=elements,
+        elements=elements + partials,
+        kept=kept,
         id_elements=sum(ids_E[s.entry] * s.width for s in maxima),
         bag_elements=sum(bags_E[s.entry] * s.width for s in maxima),
         dynamic_ids=sum(n for n, e in zip(ids_E, leg.entries, strict=True) if e.family.dynamic is not None),
     )
+
+
+def _crossing(how: Thresholding, width: int) -> float:
+    """Share of the elements of such vectors that is to cross."""
+    return 1.0 if width == 1 else how.density_of(width)
 
 
 def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int) -> float:
@@ -204,7 +222,7 @@ def _dense_rank(
     reduction: Reduction,
 ) -> DenseRank:
     batch, n = config.train.batch_size, len(topology.dense)
-    asked = [_traffic(layout, rank, batch, mean_ids) for rank in layout.legs]
+    asked = [_traffic(config, layout, rank, mean_ids) for rank in layout.legs]
     used = layout.visible if config.exchange.ids == "read" else tuple(layout.form_of)
     maxima = [  # pooled by max here: rows that came or are here, or parts of bags, at most as many as ids
         (k.feature, group.width)
@@ -234,6 +252,7 @@ def _dense_rank(
         id_elements=batch / n * sum(mean_ids[f] * width for f, width in maxima),
         bag_elements=batch / n * sum(width for _, width in maxima),
         dynamic_ids=sum(t.dynamic_ids for t in asked) / n,
+        kept=sum(t.kept for t in asked) / n,
         unsent=_unsent(config.dense, parameters, n // topology.groups),
         taught_by=topology.groups - 1,
     )

@@ -20,6 +20,7 @@ from hpcrec.embedding.place import row_elements
 from hpcrec.embedding.sets import families_in, tables_in
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
+from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
 from hpcrec.models import build_model, tables_of
 from hpcrec.operators.base import Operator
@@ -56,6 +57,14 @@ def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...],
             f"{', '.join(allowed)}. Set it to one of these, or start other ranks (topology.dense under mode 'split')."
         )
     return owners, dense
+
+
+def make_thresholding(config: Config) -> Thresholding | None:
+    """How vectors are thresholded, if they are."""
+    if config.exchange.codec != "dct":
+        return None
+    dct = config.exchange.dct
+    return Thresholding(dct.density, dct.every, dct.evaluate, by_vector=dct.threshold == "vector")
 
 
 def make_model(config: Config, dataset: DataSet, group: int = 0) -> tuple[nn.Module, dict[str, Operator]]:

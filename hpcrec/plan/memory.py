@@ -7,6 +7,7 @@ are counted as if they were distinct. Knows numbers of rows, ids and bytes; know
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpcrec.plan.written import Written, written_terms
 from hpcrec.units import MB
 
 # What a process takes before it holds anything, measured on Linux with torch 2.13 for CPUs (benchmarks/memory.py).
@@ -17,15 +18,11 @@ ROW_STATES = {"sgd": (0, 0), "adagrad": (0, 1), "rowwise_adagrad": (1, 0), "adam
 DENSE_STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1}  # by torch's name; 2 as Adam has for any other
 _ID_BYTES = 8
 _PACKED_ID_BYTES = 4  # on the wire, of a holder's 2^32 rows: fewer rows take fewer bits; and 1 a bag of up to 255 ids
-_ROUTE_BYTES_AN_ID = (
-    40  # kept of a routed id at its holder: row, its order, distinct row, segment, its gradient's place
-)
+_ROUTE_BYTES_AN_ID = 40  # kept of a routed id at its holder: row, order, distinct row, segment, its gradient's place
 _ROUTE_BYTES_A_BAG = 16  # kept of a bag: where it begins, where its vector goes
 _READ_BYTES_AN_ID = 56  # while a message is decoded and sorted: the message, joined rows, the sort's two buffers
 _READ_BYTES_A_BAG = 28
-_FIND_BYTES_AN_ID = (
-    64  # while rows of dynamic tables are found: ids, distinct ones, the sort, and the messages once more
-)
+_FIND_BYTES_AN_ID = 64  # while rows of dynamic tables are found: ids, distinct ones, the sort, the messages once more
 _WIDE_ID_BYTES = 4  # more on the wire, of any 64-bit id
 MAP_BYTES_A_ROW = 16  # which id has it
 ORDER_BYTES_A_ROW = 16  # which goes first, where ids may lose their rows
@@ -58,7 +55,7 @@ class HolderTraffic:
     ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them. ``id_elements`` and
     ``bag_elements`` are those of ids and bags that it pools by max. ``dynamic_ids`` are those of dynamic tables.
     ``weights`` are elements of dense parameters that it trains, ``weighed_elements`` those of the vectors that meet
-    them.
+    them. ``kept`` are elements that are chosen to cross, where not all do.
     """
 
     ids: float = 0.0
@@ -69,6 +66,7 @@ class HolderTraffic:
     dynamic_ids: float = 0.0
     weights: int = 0
     weighed_elements: float = 0.0
+    kept: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +122,8 @@ class DenseRank:
         Of ids and bags of a batch that are pooled by max on this rank.
     dynamic_ids : float
         Of a batch on this rank, those of dynamic tables.
+    kept : float
+        Elements of a batch that holders choose to cross, where not all do.
     """
 
     samples: float
@@ -142,6 +142,7 @@ class DenseRank:
     away: int = 0
     unsent: float = 0.0
     taught_by: int = 0
+    kept: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def rank_memory(
     item_bytes: int,
     ahead: int,
     shared: float,
-    written_bytes: float = 0.0,
+    written: Written | None = None,
     read_bytes: float = 0.0,
     added_elements: float = 0.0,
     auto: Mapping[str, float] | None = None,
@@ -193,8 +194,8 @@ def rank_memory(
         4 for float32, 8 for float64; steps that ids are routed ahead (``exchange.prefetch``).
     shared : float
         The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
-    written_bytes : float
-        Of an element in messages that are written in another way (``exchange.codec``); 0 where they cross as they are.
+    written : Written, optional
+        How values and gradients cross, where not as they are (``exchange.codec``).
     read_bytes : float
         What it reads of ids as a holder (``exchange.ids = "read"``): windows of the data set, and batches ahead.
     added_elements : float
@@ -225,9 +226,10 @@ def rank_memory(
         "block": 2 * block_rows * (widest + 2 * _ID_BYTES),
         "process": base_bytes,
     }
-    elements = traffic.elements + (0 if dense is None else dense.samples * dense.leaf_elements)
-    if written_bytes:  # as floats, and as they cross, of those sent and of those that came
-        terms["written messages"] = elements * (item_bytes + 2 * written_bytes)
+    held_elements = traffic.elements, traffic.kept
+    asked_elements = (0.0, 0.0) if dense is None else (dense.samples * dense.leaf_elements, dense.kept)
+    if written is not None:
+        terms |= written_terms(written, item_bytes, held_elements, asked_elements)
     if read_bytes:
         terms["ids read"] = read_bytes
     if added_elements:
@@ -250,9 +252,9 @@ def rank_memory(
         ids_bytes = shared * _message_bytes(traffic)
         ids_bytes += 0 if dense is None else _message_bytes(dense)
         # values or gradients, whichever are more: they use the same sides in turn
-        elements = max(traffic.elements, 0 if dense is None else dense.samples * dense.leaf_elements)
-        wire_bytes = written_bytes or item_bytes
-        terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes * elements)
+        crossing = written or Written(item_bytes=item_bytes)
+        wire_bytes = max(crossing.wire_bytes(*held_elements), crossing.wire_bytes(*asked_elements))
+        terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
     return RankMemory({name: round(n) for name, n in terms.items()})
 
 

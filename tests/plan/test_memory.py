@@ -3,17 +3,24 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hpcrec.build_memory import memory_report, predict_memory, ranks_asked_for
+from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config, validate
 from hpcrec.data.layout import Column, Columns
 from hpcrec.data.writer import Writer
 from hpcrec.errors import ConfigError
+from hpcrec.exchange.masks import Thresholding, make_masks
+from hpcrec.exchange.thresholds import Thresholded
+from hpcrec.exchange.work import Spans
 from hpcrec.kernels import IdMap, state_shapes
 from hpcrec.plan.memory import (
     MAP_BYTES_A_ROW,
@@ -27,6 +34,7 @@ from hpcrec.plan.memory import (
     rank_memory,
     row_bytes,
 )
+from hpcrec.plan.written import Written, written_terms
 from hpcrec.types import Feature, OptimizerSpec
 
 DENSE = DenseRank(
@@ -117,6 +125,69 @@ def test_what_thresholding_adds(tmp_path):
             "unsent gradients" not in predict_memory(load_config(path, [*dct, "dense.dct.density=1.0"]), [0])[0].terms
         )
     assert "unsent gradients" not in predict_memory(load_config(path), [0])[0].terms
+
+
+def test_what_thresholded_vectors_add(tmp_path):
+    """4 features of width 32, one id a sample; of FM's wide weights, of width 1, and of partial results all cross."""
+    traffic = HolderTraffic(elements=16_000, kept=4_000)
+    dense = replace(DENSE, kept=9_000.0)
+    for whole, crossing in ((False, 2.5 * 13_000 + 80_000 / 8), (True, 2.5 * 80_000)):
+        written = Written(item_bytes=2.5, thresholded=True, whole_evaluations=whole)
+        found = rank_memory([], traffic, dense, item_bytes=4, ahead=1, shared=0.5, written=written).terms
+        assert found["written messages"] == 4 * (16_000 + 64_000) + 2 * crossing
+        assert found["chosen elements"] == 24 * 4_000 + 12 * 9_000
+    assert found["message windows"] == 2 * (4 * 5000 + 4000 + 1.5 * 2.5 * 64_000)
+    plain = rank_memory([], traffic, dense, item_bytes=4, ahead=1, shared=0.0, written=Written(item_bytes=2.5)).terms
+    assert "chosen elements" not in plain and plain["written messages"] == (4 + 2 * 2.5) * 80_000
+    path = write_run(tmp_path, 1000, model='name = "fm"\nwidth = 32', topology="mode = 'split'\nowners = 1\ndense = 1")
+    for form, density, kept in (("pooled", 0.1, 4 * 3 + 4), ("pooled", 1.0, 4 * 33), ("partial", 0.1, 33 + 1)):
+        wanted = ["train.batch_size=100", f"exchange.form='{form}'", "exchange.codec='dct'"]
+        wanted += ["exchange.dct.threshold='vector'", f"exchange.dct.density={density}"]
+        found = [m.terms["chosen elements"] for m in predict_memory(load_config(path, wanted), [0, 0])]
+        assert found == [24 * 100 * kept, 12 * 100 * kept], form
+    assert "chosen elements" not in predict_memory(load_config(path, ["exchange.codec='fp16'"]), [0, 0])[0].terms
+
+
+@pytest.mark.parametrize("by_vector", [True, False])
+@pytest.mark.parametrize("density", [0.05, 0.25, 1.0])
+def test_thresholded_messages_allocate_what_the_formula_says(by_vector, density):
+    """On one rank, holder and dense: what Python and NumPy allocate at most in a step."""
+    n, width, world = 30_000, 20, World(MPI.COMM_SELF, lambda _: ((0,), (0,)))
+    streams = [SimpleNamespace(entry=e, table=t, columns=(0, width), width=width) for e, t in enumerate("ab")]
+    leg = SimpleNamespace(entries=[SimpleNamespace(features=(t,)) for t in "ab"], streams=streams, n_value_streams=2)
+    masks = make_masks(leg, Thresholding(density, every=10, evaluates=True, by_vector=by_vector))
+    codec = Thresholded(world.main, masks, "fp16")
+    elements = 2 * n * width
+    spans = Spans(np.array([0]), np.array([0]), np.array([elements]), np.array([[n * width, n * width]]))
+    bytes_R, rng = np.array([4 * elements]), np.random.default_rng(1)
+    values = rng.standard_normal(elements).astype(np.float32)
+    kept = density * elements
+    masks.picked(values, spans, train=True)
+    peaks = []
+    for step in (
+        lambda: masks.picked(values, spans, train=True),
+        lambda: thresholded_step(codec, values, bytes_R, spans),
+    ):
+        tracemalloc.start()
+        step()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert 0.95 * 24 * kept <= peaks[0] <= 1.05 * 24 * kept + elements / 4, peaks  # and marks
+    written = Written(item_bytes=2 + 4 / 128, thresholded=True)
+    said = sum(written_terms(written, 4, (elements, kept), (elements, kept)).values())
+    assert 0.6 * said <= peaks[1] <= 1.05 * said, (peaks, said)  # terms that are not reached together
+    world.close()
+
+
+def thresholded_step(codec: Thresholded, values: np.ndarray, bytes_R: np.ndarray, spans: Spans) -> None:
+    sent = codec.message(bytes_R)
+    sent[:] = values
+    received, kept = codec.values(sent, bytes_R, bytes_R, spans, train=True)
+    del sent
+    gradients = codec.message(bytes_R)
+    gradients[:] = received
+    del received
+    codec.gradients(gradients, bytes_R, bytes_R, 0, kept)
 
 
 def test_what_max_pooling_adds(tmp_path):
@@ -322,10 +393,11 @@ def test_the_formula_holds_on_a_split_run_with_a_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adagrad"])
-def test_the_formula_holds_on_larger_fused_runs(tmp_path, optimizer):
+@pytest.mark.parametrize(("optimizer", "codec"), [("adam", "fp32"), ("rowwise_adagrad", "fp32"), ("sgd", "dct")])
+def test_the_formula_holds_on_larger_fused_runs(tmp_path, optimizer, codec):
     config = write_run(tmp_path, 6_000_000, model='name = "deepfm"\nwidth = 16')
-    config.write_text(config.read_text() + f'[embedding.optimizer]\nname = "{optimizer}"\n')
+    more = f'[embedding.optimizer]\nname = "{optimizer}"\n[exchange]\ncodec = "{codec}"\n'
+    config.write_text(config.read_text() + more)
     check(config, 2)
 
 
