@@ -52,10 +52,9 @@ class HeldRows:
 class HolderTraffic:
     """What one step brings to a holder, from all dense ranks.
 
-    ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them. ``id_elements`` and
-    ``bag_elements`` are those of ids and bags that it pools by max. ``dynamic_ids`` are those of dynamic tables.
-    ``weights`` are elements of dense parameters that it trains, ``weighed_elements`` those of the vectors that meet
-    them. ``kept`` are elements that are chosen to cross, where not all do.
+    ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them, ``kept`` of these those
+    that cross. ``id_elements`` and ``bag_elements`` are those of ids and bags that it pools by max; ``dynamic_ids`` those
+    of dynamic tables. ``weights`` are elements of dense parameters that it trains, ``weighed_elements`` what meets them.
     """
 
     ids: float = 0.0
