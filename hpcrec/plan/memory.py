@@ -52,9 +52,10 @@ class HeldRows:
 class HolderTraffic:
     """What one step brings to a holder, from all dense ranks.
 
-    ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them, ``kept`` of these those
-    that cross. ``id_elements`` and ``bag_elements`` are those of ids and bags that it pools by max; ``dynamic_ids`` those
-    of dynamic tables. ``weights`` are elements of dense parameters that it trains, ``weighed_elements`` what meets them.
+    ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them, of which ``kept`` cross
+    where not all do. ``id_elements`` and ``bag_elements`` are those of ids and bags that it pools by max;
+    ``dynamic_ids`` those of dynamic tables. ``weights`` are elements of dense parameters that it trains, on
+    ``weighed_elements`` of vectors.
     """
 
     ids: float = 0.0
@@ -190,7 +191,7 @@ def rank_memory(
     dense : DenseRank or None
         None where it is not dense.
     item_bytes, ahead : int
-        4 for float32, 8 for float64; steps that ids are routed ahead (``exchange.prefetch``).
+        4 for float32, 8 for float64; ``exchange.prefetch``.
     shared : float
         The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
     written : Written, optional
@@ -203,10 +204,9 @@ def rank_memory(
         What form ``auto`` may take besides: term -> bytes.
     held_ids : sequence of HeldIds
         Of the dynamic tables that it holds parts of.
-    lookups : int
-        Sets of tables that a batch may be looked up in.
-    wholes : int
-        Elements of dense parameters that it may have to train as a holder, of which every rank has the whole.
+    lookups, wholes : int
+        Sets of tables that a batch may be looked up in; elements of dense parameters, whole on every rank, that it may
+        have to train as a holder.
     dense_optimizer : str
         torch's name of their optimizer.
     base_bytes : int
@@ -248,8 +248,7 @@ def rank_memory(
     if dense is not None:
         terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes, lookups=lookups)
     if shared:  # both who writes a message and who reads it have its pages, and keep them, on both sides
-        ids_bytes = shared * _message_bytes(traffic)
-        ids_bytes += 0 if dense is None else _message_bytes(dense)
+        ids_bytes = shared * _message_bytes(traffic) + (0 if dense is None else _message_bytes(dense))
         # values or gradients, whichever are more: they use the same sides in turn
         crossing = written or Written(item_bytes=item_bytes)
         wire_bytes = max(crossing.wire_bytes(*held_elements), crossing.wire_bytes(*asked_elements))
