@@ -158,7 +158,8 @@ def test_thresholded_messages_allocate_what_the_formula_says(by_vector, density)
     masks = make_masks(leg, Thresholding(density, every=10, evaluates=True, by_vector=by_vector))
     codec = Thresholded(world.main, masks, "fp16")
     elements = 2 * n * width
-    spans = Spans(np.array([0]), np.array([0]), np.array([elements]), np.array([[n * width, n * width]]))
+    zero = np.array([0])
+    spans = Spans(zero, zero, zero, np.array([elements]), np.array([[n * width, n * width]]))
     bytes_R, rng = np.array([4 * elements]), np.random.default_rng(1)
     values = rng.standard_normal(elements).astype(np.float32)
     kept = density * elements
