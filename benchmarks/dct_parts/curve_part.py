@@ -1,6 +1,6 @@
 """AUC against density, of vectors and of dense gradients apart; and dense thresholds without what makes them work.
 
-DLRM of width 128 on the synthetic clicks as in ``quality_part``, one seed, 1,500 steps, 262,144 test samples. A row
+DLRM of width 128 on the synthetic clicks as in ``quality_part``, one seed, 1,000 steps, 262,144 test samples. A row
 compresses one of the two alone; ``bytes_ratio`` is of what it compresses, by the ledger, to the uncompressed run of
 the same rows. Rows whose vectors are thresholded begin as thresholded runs do there; others begin evenly.
 
@@ -17,7 +17,7 @@ from dct_parts import clicks
 from dct_parts.quality_part import BLOCKS, OF, VECTORS, show
 from dct_parts.runs import MODELS, Row, train
 
-MODEL, RANKS, SEED, STEPS, EVAL_BATCHES = "dlrm", 2, 1, 1500, 128
+MODEL, RANKS, SEED, STEPS, EVAL_BATCHES = "dlrm", 2, 1, 1000, 128
 VECTOR_DENSITIES = (0.008, 0.02, 0.04, 0.08, 0.16, 0.32)
 DENSE_DENSITIES = (0.001, 0.005, 0.015, 0.045, 0.15)
 AT, AS_MANY_BYTES, EVERY = 0.045, 0.01, 500  # of the dense rows without something
