@@ -1,5 +1,6 @@
-// Every kernel that uses threads, on 2 to 7 of them, against its own result on one: the same bits. Built with
-// HPCREC_SANITIZE=thread it also shows that no two threads touch the same memory without an order between them.
+// Every kernel that uses threads, on 2 to 7 of them, against its own result on one: the same bits; and those that a
+// step and the routing ahead of it call, from two threads at once. Built with HPCREC_SANITIZE=thread it also shows that
+// no two threads touch the same memory without an order between them.
 //   hpcrec_threads [ROUNDS]     ends with 0, or names the kernel whose bits differ and ends with 1
 //   hpcrec_threads --race       two threads add to one number: what the sanitizer has to find
 // What the kernels have to compute is tested from Python; here only threads are looked at.
@@ -7,20 +8,25 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <random>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "hpcrec/halves.h"
 #include "hpcrec/id_map.h"
 #include "hpcrec/ids.h"
+#include "hpcrec/interaction.h"
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
 #include "hpcrec/maximum.h"
 #include "hpcrec/parallel.h"
 #include "hpcrec/positions.h"
 #include "hpcrec/threshold.h"
+#include "hpcrec/unpack.h"
 
 namespace {
 using Ints = std::vector<int64_t>;
@@ -181,16 +187,165 @@ void message_kernels(Random& random) {
   });
 }
 
+// Zeros of both signs, equal magnitudes and values that are not finite among the rest.
+Reals<float> uneven(Random& random, int64_t n) {
+  constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float odd[] = {0.0f, -0.0f, 1.0f, -1.0f, infinity, -infinity, nan, 1e-40f};
+  Reals<float> values = reals<float>(random, n);
+  for (auto& value : values)
+    if (random() % 3 == 0) value = odd[random() % (random() % 9 ? 4 : 8)];
+  return values;
+}
+
 void largest_of_vectors(Random& random) {
-  const int64_t n = 9000, width = 33, keep = 5;
-  const Reals<float> values = reals<float>(random, n * width);
-  same("take_largest", [&] {
-    Ints positions(n * keep);
-    Reals<float> chosen(n * keep);
-    hpcrec::take_largest(values.data(), n, width, keep, positions.data(), chosen.data());
+  for (const int64_t width : {2, 33, 64, 65, 200})
+    for (const int64_t keep : {int64_t{1}, width / 3 + 1, width}) {
+      const int64_t n = 200'000 / width;
+      const Reals<float> values = uneven(random, n * width);
+      same("take_largest", [&] {
+        Ints positions(n * keep);
+        Reals<float> chosen(n * keep);
+        hpcrec::take_largest(values.data(), n, width, keep, positions.data(), chosen.data());
+        hpcrec::require_rising(positions.data(), n * keep, n * width);
+        Bits bits;
+        bits.add(positions);
+        bits.add(chosen);
+        return bits;
+      });
+    }
+}
+
+// What a holder and a dense rank do with the values of one message, which begins at any byte.
+Bits thresholded_message(const Reals<float>& values, int64_t keep, int64_t at) {
+  const auto n = static_cast<int64_t>(values.size());
+  const float tau = hpcrec::threshold_of(values.data(), n, keep);
+  std::vector<uint64_t> marks((n + 63) / 64);
+  const int64_t k = hpcrec::mark_above(values.data(), n, tau, marks.data());
+  Ints positions(k), again(k);
+  Reals<float> chosen(k), read(k), received(n), back(k);
+  hpcrec::take_marked(values.data(), n, marks.data(), k, positions.data(), chosen.data());
+  std::vector<unsigned char> message(at + (n + 7) / 8 + 4 * k);
+  unsigned char* behind = message.data() + at + (n + 7) / 8;
+  hpcrec::write_mask(positions.data(), k, n, message.data() + at);
+  hpcrec::write_halves(chosen.data(), k, hpcrec::HalfKind::bf16, behind);
+  hpcrec::read_mask(message.data() + at, n, again.data(), k);
+  hpcrec::read_halves(behind, hpcrec::HalfKind::bf16, read.data(), k);
+  hpcrec::scatter(received.data(), n, again.data(), read.data(), k, false);
+  hpcrec::gather(received.data(), n, positions.data(), k, back.data());
+  Bits bits;
+  bits.add(message);
+  bits.add(received);
+  bits.add(back);
+  return bits;
+}
+
+void thresholded_messages(Random& random) {
+  for (const int64_t n : {63, 500'000, 500'003}) {
+    const Reals<float> values = uneven(random, n);
+    for (const int64_t keep : {int64_t{1}, n / 20 + 1, n})
+      same("thresholded message", [&] { return thresholded_message(values, keep, keep % 7); });
+  }
+}
+
+// Positions that fall, in every piece: all threads find that at once, and the caller is told.
+void refused_positions(Random& random) {
+  const int64_t n = 400'000;
+  Ints positions(n);
+  std::iota(positions.begin(), positions.end(), 0);
+  for (int64_t i = 1; i < n; i += 1000) positions[i] = 0;
+  const Reals<float> values = reals<float>(random, n);
+  same("positions that do not rise", [&] {
+    Reals<float> out(n);
+    std::vector<unsigned char> mask((n + 7) / 8);
     Bits bits;
+    for (const int which : {0, 1, 2, 3}) {
+      bool refused = false;
+      try {
+        if (which == 0) hpcrec::scatter(out.data(), n, positions.data(), values.data(), n, true);
+        if (which == 1) hpcrec::write_mask(positions.data(), n, n, mask.data());
+        if (which == 2) hpcrec::gather(values.data(), n / 2, positions.data(), n, out.data());
+        if (which == 3) hpcrec::read_mask(mask.data(), n, Ints(n + 1).data(), n + 1);
+      } catch (const std::invalid_argument&) {
+        refused = true;
+      }
+      bits.add(std::vector<unsigned char>{refused});
+      if (!refused) {
+        std::printf("positions that do not rise: taken by %d\n", which);
+        std::exit(1);
+      }
+    }
+    return bits;
+  });
+}
+
+void asked_bags(Random& random) {
+  const int64_t n = 150'000, senders = 3;  // bags of one id, by three senders, of 64-bit ids as they are
+  const Ints ids = integers(random, n * senders, 0, 1'000'000);
+  std::vector<hpcrec::Asked> asked;
+  for (int64_t p = 0; p < senders; ++p)
+    asked.push_back({p * n * 8, n, -1, n, p, p * n * 4, p * n * 4, hpcrec::Coding::plain, 0, n * 8, 0});
+  same("unpack", [&] {
+    Ints index(n * senders), offsets(n * senders + 1), value_start(n * senders), gradient_start(n * senders);
+    hpcrec::unpack(reinterpret_cast<const uint8_t*>(ids.data()), n * senders * 8, asked.data(), senders, 4,
+                   {index.data(), offsets.data(), value_start.data(), gradient_start.data()});
+    Bits bits;
+    for (const Ints* of : {&index, &offsets, &value_start, &gradient_start}) bits.add(*of);
+    return bits;
+  });
+}
+
+// A step thresholds while the next one is routed: two threads call kernels, each with a number of threads of its own.
+void two_callers(Random& random) {
+  const int64_t n = 300'000;
+  const Reals<float> values = uneven(random, n);
+  const Ints ids = integers(random, n, 0, 1'000);
+  const auto step = [&] {
+    Bits bits = thresholded_message(values, n / 10, 3);
+    Ints positions(n / 20 * 5);
+    Reals<float> chosen(n / 20 * 5);
+    hpcrec::take_largest(values.data(), n / 20, 20, 5, positions.data(), chosen.data());
     bits.add(positions);
     bits.add(chosen);
+    return bits;
+  };
+  const auto routing = [&] {
+    Ints unique(n), segments(n + 1), order(n);
+    const int64_t n_unique = hpcrec::group(ids.data(), n, nullptr, 0, unique.data(), segments.data(), order.data());
+    Bits bits;
+    bits.add(unique, n_unique);
+    bits.add(order);
+    return bits;
+  };
+  hpcrec::set_threads(1);
+  const Bits wanted = step(), wanted_routing = routing();
+  for (int n_threads = 2; n_threads <= 4; ++n_threads) {
+    Bits routed;
+    std::thread ahead([&] {
+      hpcrec::set_threads(n_threads);
+      routed = routing();
+    });
+    hpcrec::set_threads(n_threads + 1);
+    const Bits found = step();
+    ahead.join();
+    if (found.bytes == wanted.bytes && routed.bytes == wanted_routing.bytes) continue;
+    std::printf("two callers: other bits than one after the other\n");
+    std::exit(1);
+  }
+}
+
+template <class T> void products(Random& random) {
+  const int64_t n_samples = 700, n_block = 9, width = 20, pairs = (n_block + 1) * n_block / 2;
+  const Reals<T> first = reals<T>(random, n_samples * width), block = reals<T>(random, n_samples * n_block * width);
+  const Reals<T> gradient = reals<T>(random, n_samples * (width + pairs));
+  same("dot_interaction and its backward", [&] {
+    const hpcrec::Vectors<T> in{first.data(), block.data(), n_samples, n_block, width};
+    Reals<T> out(n_samples * (width + pairs)), of_first(first.size()), of_block(block.size());
+    hpcrec::dot_interaction(in, out.data());
+    hpcrec::dot_interaction_backward(in, gradient.data(), of_first.data(), of_block.data());
+    Bits bits;
+    bits.add(out);
+    bits.add(of_first);
+    bits.add(of_block);
     return bits;
   });
 }
@@ -339,6 +494,12 @@ int main(int argc, char** argv) {
     id_map(random);
     message_kernels(random);
     largest_of_vectors(random);
+    thresholded_messages(random);
+    refused_positions(random);
+    asked_bags(random);
+    two_callers(random);
+    products<float>(random);
+    products<double>(random);
     for (const int64_t width : {1, 8, 33, 64}) {
       row_kernels<float>(random, width);
       row_kernels<double>(random, width);
