@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mpi4py import MPI
+from pytest_mpi import parallel_assert
 
 from hpcrec.comm import window
 from hpcrec.comm.collectives import UNIT_BYTES, Collectives
@@ -47,23 +48,23 @@ def content(source: int, to: int, number: int, n_bytes: int) -> np.ndarray:
 @pytest.mark.parametrize("given", ["room", "array", "both"])
 def test_messages_arrive_as_they_were_sent(hosts: tuple[int, ...], given: str) -> None:
     c, plain = make(hosts), make(hosts, windows=False)
-    assert c.without_windows == ""
-    assert (c._windows is not None) == (hosts[: c.size].count(hosts[c.rank]) > 1)
     me = c.rank
+    parallel_assert(c.without_windows == "" and (c._windows is not None) == (hosts[: c.size].count(hosts[me]) > 1))
     for number, bytes_RR in enumerate(rounds(12, c.size)):
         sent = np.concatenate([content(me, to, number, n) for to, n in enumerate(bytes_RR[me])])
         if given == "room" or (given == "both" and number % 3):
             message = c.message(bytes_RR[me], np.uint8)
             padding = [slice(end - UNIT_BYTES, end) for end in np.cumsum(bytes_RR[me])[bytes_RR[me] > 0]]
-            assert not any(message[span].any() for span in padding)
+            clear = not any(message[span].any() for span in padding)
             message[:] = sent
         else:
-            message = sent.copy()
+            message, clear = sent.copy(), True
         came = c.alltoallv(message, bytes_RR[me], bytes_RR[:, me], "values")
         expected = [content(source, me, number, n) for source, n in enumerate(bytes_RR[:, me])]
-        np.testing.assert_array_equal(came, np.concatenate(expected))
-        np.testing.assert_array_equal(came, plain.alltoallv(sent, bytes_RR[me], bytes_RR[:, me], "values"))
-    np.testing.assert_array_equal(c.ledger.snapshot(), plain.ledger.snapshot())
+        same = np.array_equal(came, np.concatenate(expected))
+        again = np.array_equal(came, plain.alltoallv(sent, bytes_RR[me], bytes_RR[:, me], "values"))
+        parallel_assert(clear and same and again, msg=f"{number}: {clear} {same} {again}")
+    parallel_assert(np.array_equal(c.ledger.snapshot(), plain.ledger.snapshot()))
     c.close()
     plain.close()
 
@@ -76,12 +77,14 @@ def test_a_slow_reader_reads_what_was_meant(slow: int, monkeypatch: pytest.Monke
     if c.rank == slow:
         part = window._View.part
         monkeypatch.setattr(window._View, "part", lambda *given: (time.sleep(0.01), part(*given))[1])
-    sizes_R = np.full(c.size, 64 * UNIT_BYTES, np.int64)
+    sizes_R, seen = np.full(c.size, 64 * UNIT_BYTES, np.int64), []
     for number in range(12):
         message = c.message(sizes_R, np.int64)
         message[:] = 1000 * number + c.rank
         came = c.alltoallv(message, sizes_R, sizes_R, "values").reshape(c.size, -1)
-        np.testing.assert_array_equal(came, np.broadcast_to(1000 * number + np.arange(c.size)[:, None], came.shape))
+        expected = np.broadcast_to(1000 * number + np.arange(c.size)[:, None], came.shape)
+        seen.append(np.array_equal(came, expected))  # said once all are through: no collective may lie between messages
+    parallel_assert(all(seen), msg=f"{seen}")
     c.close()
 
 

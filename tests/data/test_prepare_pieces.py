@@ -88,8 +88,7 @@ def test_any_number_of_ranks_gives_the_same_bytes(tmp_path: Path, ids: str) -> N
     ranks.barrier()
     parallel_assert(content(folder / "together") == content(folder / "alone"))
     parallel_assert(again == summary and sum(summary.samples.values()) == N)
-    if comm.rank == 0:
-        assert len(list((folder / "together" / "pieces").glob("train-*"))) > 4
+    parallel_assert(len(list((folder / "together" / "pieces").glob("train-*"))) > 4)
     ranks.close()
 
 

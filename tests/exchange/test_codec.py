@@ -16,6 +16,7 @@ from hpcrec.comm.world import World
 from hpcrec.exchange.codec import Codec, make_codec, wire_item_bytes
 from hpcrec.train.session import Session
 from tests.reference import Reference
+from tests.together import on_every_rank
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
 from tests.train.test_equivalence import roles_for
 
@@ -63,16 +64,16 @@ def test_what_arrives_and_its_bytes(kind: str, windows: bool) -> None:
             at += bytes_RR[rank, b] // 4
         before = world.ledger.snapshot().sum()
         received = codec.alltoallv(message, bytes_RR[rank], bytes_RR[:, rank], "values", behind)
-        assert (received.dtype, received.nbytes) == (np.float32, bytes_RR[:, rank].sum() + behind)
-        at = 0
-        for a in range(size):
-            padded = np.zeros(bytes_RR[a, rank] // 4, np.float32)
-            padded[: n_RR[a, rank]] = values[a][rank]
-            np.testing.assert_array_equal(received[at : at + len(padded)], rounded(padded, kind))
-            at += len(padded)
-        exact = np.array([written_bytes(n, kind) for n in bytes_RR[rank] // 4])
-        others = np.arange(size) != rank
-        assert world.ledger.snapshot().sum() - before == padded_bytes(exact)[others].sum()
+        counted, at = world.ledger.snapshot().sum() - before, 0
+        with on_every_rank():
+            assert (received.dtype, received.nbytes) == (np.float32, bytes_RR[:, rank].sum() + behind)
+            for a in range(size):
+                padded = np.zeros(bytes_RR[a, rank] // 4, np.float32)
+                padded[: n_RR[a, rank]] = values[a][rank]
+                np.testing.assert_array_equal(received[at : at + len(padded)], rounded(padded, kind))
+                at += len(padded)
+            exact = np.array([written_bytes(n, kind) for n in bytes_RR[rank] // 4])
+            assert counted == padded_bytes(exact)[np.arange(size) != rank].sum()
     world.close()
 
 

@@ -22,6 +22,7 @@ from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.compression import compression
 from hpcrec.train.session import Session
 from hpcrec.train.telemetry import read_metrics
+from tests.together import on_every_rank
 from tests.train.runs import config_for, finished, gather_tables, reference_for, train, write_data
 from tests.train.test_equivalence import roles_for
 from tests.train.thresholding import ThresholdedReference
@@ -67,8 +68,8 @@ def oracle_for(session: Session, config: Config) -> ThresholdedReference:
 
 
 def same_parameters(session: Session, oracle: ThresholdedReference, atol: float = 1e-11) -> None:
-    if session.model is not None:
-        for name, found in session.model.named_parameters():
+    with on_every_rank():
+        for name, found in () if session.model is None else session.model.named_parameters():
             wanted = oracle.named[name].detach().numpy()
             np.testing.assert_allclose(found.detach().numpy(), wanted, rtol=0, atol=atol / 10, err_msg=name)
     for name, rows in gather_tables(session).items():

@@ -13,6 +13,7 @@ from hpcrec.build import open_session
 from hpcrec.comm.ledger import describe
 from hpcrec.errors import ConfigError
 from hpcrec.models import MODELS
+from tests.together import on_every_rank
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, train, write_data
 
 SHARDS = ("auto", "table", "row", "column", "replicate")
@@ -78,15 +79,16 @@ def check_against_reference(folder: Path, atol: float = 1e-12, **wanted: dict[st
             loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
             expected, logits = reference.step(batches[step.number])
             np.testing.assert_allclose(loss, expected, rtol=0, atol=atol)
-            if step.batch is not None:
-                here = slice(step.batch.start, step.batch.start + len(step.batch.label))
-                np.testing.assert_allclose(session.last_logits.numpy(), logits[here], rtol=0, atol=10 * atol)
+            with on_every_rank():
+                if step.batch is not None:
+                    here = slice(step.batch.start, step.batch.start + len(step.batch.label))
+                    np.testing.assert_allclose(session.last_logits.numpy(), logits[here], rtol=0, atol=10 * atol)
         for name, rows in gather_tables(session).items():
             np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=10 * atol, err_msg=name)
             assert not np.array_equal(rows, initial[name]), f"{name} did not learn"
         model = session.gather_model()
-        if model is not None:
-            for name, p in model.named_parameters():
+        with on_every_rank():
+            for name, p in () if model is None else model.named_parameters():
                 mine, theirs = p.detach().numpy(), reference.module.get_parameter(name).detach().numpy()
                 np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol, err_msg=name)
 

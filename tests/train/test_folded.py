@@ -23,6 +23,7 @@ from hpcrec.train import state
 from hpcrec.train.checkpoint import Checkpoint, DenseState, find_checkpoint
 from hpcrec.train.session import Session
 from tests.reference import Reference
+from tests.together import on_every_rank
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
 from tests.train.test_equivalence import covering, roles_for
 
@@ -93,9 +94,9 @@ def oracle_step(reference: Reference, session: Session, batch: Any, step: int) -
 def same_parameters(session: Session, reference: Reference) -> None:
     """Dense parameters on every dense rank, and rows, are those of the one process."""
     model = session.gather_model()
-    if model is not None:
-        wanted = dict(reference.module.named_parameters())
-        for name, found in model.named_parameters():
+    wanted = dict(reference.module.named_parameters())
+    with on_every_rank():
+        for name, found in () if model is None else model.named_parameters():
             np.testing.assert_allclose(
                 found.detach().numpy(), wanted[name].detach().numpy(), rtol=0, atol=1e-11, err_msg=name
             )
@@ -151,8 +152,9 @@ def test_learns_as_in_one_process(folder: Path) -> None:
             assert set(away) <= {f"first.weight_{f}" for f in ("user", "item", "history", "tag")}
             assert shard != "mixed" or "first.weight_user" not in away
             assert name == "deepfm" or shard == "mixed" or len(away) == 4
-            if session.parts.dense is not None:
-                assert {n for n, _ in session.parts.dense.trained} == set(initial) - set(away)
+            with on_every_rank():
+                if session.parts.dense is not None:
+                    assert {n for n, _ in session.parts.dense.trained} == set(initial) - set(away)
         trained = dict(reference.module.named_parameters())
         assert not any(torch.equal(trained[n], initial[n]) for n in away), "nothing was learned"
     assert folded >= 6
@@ -197,9 +199,10 @@ def test_bytes_are_those_of_the_formula(folder: Path, model: str) -> None:
         assert len(session.parts.slices.away) == 4
         assert counted["values"] == counted["gradients"] == crossed
         assert counted["dense"] == pytest.approx(2 * (len(ranks.dense) - 1) * left * STEPS, abs=8 * STEPS)
-        if session.parts.dense is not None:
-            every = sum(p.numel() for _, p in session.parts.dense.named_parameters)
-            assert left == 8 * (every - 4 * 6 * 2)
+        with on_every_rank():
+            if session.parts.dense is not None:
+                every = sum(p.numel() for _, p in session.parts.dense.named_parameters)
+                assert left == 8 * (every - 4 * 6 * 2)
 
 
 SEQUENCE = (  # forms of user, item, history, tag; what is copied
