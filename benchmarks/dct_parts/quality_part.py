@@ -41,7 +41,7 @@ class Settings:
     Attributes
     ----------
     whole, less, worse : tuple of str
-        How rows begin and learn in uncompressed runs, in thresholded ones, and in uncompressed ones that did worse.
+        How parameters learn and rows begin: uncompressed, thresholded, and uncompressed where it did worse.
     width : int
         Of vectors.
     density : float
