@@ -5,6 +5,7 @@ A claim is a figure with an id, a goal and whether it holds, computed here and n
 
 import argparse
 import json
+import operator
 import platform
 import statistics
 import subprocess
@@ -48,7 +49,7 @@ def claim(name: str, value: float | None, unit: str, goal: str | None = None) ->
     holds = None
     if goal is not None and value is not None:
         sign, limit = goal.split()
-        holds = {">=": value >= float(limit), "<=": value <= float(limit), ">": value > float(limit)}[sign]
+        holds = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}[sign](value, float(limit))
     return {"id": name, "value": value, "unit": unit, "goal": goal, "holds": holds}
 
 

@@ -1,7 +1,7 @@
-"""What thresholding [DCT] of vectors and of dense gradients saves in bytes and time, and what it costs in quality.
+"""What thresholding [DCT] saves in bytes and time and costs in quality, and what codistilling groups learn faster.
 
-    python benchmarks/dct.py [--parts quality,ranks,curve,real,time] [--quick] [--json FILE] [--data DIR]
-                             [--cluster DIR] [--cache DIR]
+    python benchmarks/dct.py [--parts quality,ranks,curve,real,time,codistill] [--quick] [--json FILE]
+                             [--data DIR] [--cluster DIR] [--cache DIR] [--tables shared,own]
 
 What the parts measure, and their claims, is said in ``dct_parts``. The JSON of a part lies beside that of
 ``quality``, as <FILE>_<part>. --quick trains fewer and shorter.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from _report import ROOT, asked, finish
 from _report import options as benchmark_options
-from dct_parts import clicks, curve_part, quality_part, ranks_part, real_part, time_part
+from dct_parts import clicks, codistill_part, curve_part, quality_part, ranks_part, real_part, time_part
 from dct_parts.runs import Row
 
 Found = tuple[list[Row], list[Row]]
@@ -33,6 +33,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterable[Found]]] = {
     "curve": lambda o: [curve_part.measure(o.cache, quick=o.quick)],
     "real": lambda o: [real_part.measure(o.data, quick=o.quick)],
     "time": lambda o: [time_of(o)],
+    "codistill": lambda o: codistill_part.measure(o.cache, o.tables.split(","), quick=o.quick),
 }
 
 
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the real files; without, they are skipped")
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
     parser.add_argument("--cache", type=Path, default=cache, help="where data sets are kept")
+    parser.add_argument("--tables", default="shared", help="of codistilling groups: shared, own, or both")
     options = parser.parse_args()
     for part, path in asked(parser, options, tuple(PARTS)):
         for rows, claims in PARTS[part](options):

@@ -20,7 +20,7 @@ PARTS = {
     "des": "bytes",
     **{f"des_{part}": part for part in ("time", "auc", "hosts")},
     "dct": "quality",
-    **{f"dct_{part}": part for part in ("ranks", "curve", "time")},
+    **{f"dct_{part}": part for part in ("ranks", "curve", "time", "codistill")},
     "dct_real": "real --data DIR",
     "kernels_messages": "messages",
 }

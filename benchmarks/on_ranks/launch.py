@@ -19,9 +19,9 @@ RANKS = 4
 LOOK_EVERY_S = 0.2
 
 
-def local(jobs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def local(jobs: Sequence[Mapping[str, Any]], ranks: int = RANKS) -> Iterator[dict[str, Any]]:
     """Rows of the jobs, in order, on ranks of this machine with one thread each."""
-    line = [sys.executable, "-m", "hpcrec", "run", "-n", str(RANKS), "--threads", "1", "--", RANK]
+    line = [sys.executable, "-m", "hpcrec", "run", "-n", str(ranks), "--threads", "1", "--", RANK]
     return _rows(line, jobs)
 
 

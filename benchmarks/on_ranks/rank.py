@@ -2,8 +2,8 @@
 
     hpcrec run -n 4 -- benchmarks/on_ranks/rank.py JOBS OUT
 
-JOBS is a list of objects, ``kind`` a function of this file or of ``links``, the rest its arguments. Knows sessions and
-their ledger; what is trained, and what is made of the figures, is said above.
+JOBS is a list of objects, ``kind`` a function of this file, of ``links`` or ``curves``, the rest its arguments. Knows
+sessions and their ledger; what is trained, and what is made of the figures, is said above.
 """
 
 import json
@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import curves
 import links
 import numpy as np
 
@@ -28,7 +29,6 @@ from hpcrec.train.session import Session
 from hpcrec.types import Ints
 
 ROUNDS = 10  # of messages sent again
-STOPPED = 75  # exit code of ranks that were asked to stop
 
 
 class Sent:
@@ -105,7 +105,7 @@ def train(
                 step_s = (time.perf_counter() - began_s) / (session.step - warmup)
                 clocked_s = max(main.allgather(clock.taken_s)) / (session.step - warmup)
         if session.stopped:  # by a signal: the jobs that follow are not to be begun
-            sys.exit(STOPPED)
+            sys.exit(curves.STOPPED)
         bytes_RTR = np.array(main.allgather(sent.bytes_TR))
         row = {
             "open_s": open_s,
@@ -185,7 +185,7 @@ def turn(session: Session, run: Iterator[Any], steps: int) -> float:
     return (time.perf_counter() - began_s) / steps
 
 
-KINDS = {"train": train, "pairs": pairs, "links": links.measured}
+KINDS = {"train": train, "pairs": pairs, "links": links.measured, "curve": curves.curve}
 
 
 def main(jobs: str, out: str) -> None:

@@ -1,0 +1,183 @@
+"""Two codistilling groups beside a single group of the same total batch: steps to a log-loss, churn between seeds.
+
+DLRM on the synthetic clicks, 2 ranks with both roles. A codistilling run has two groups of one rank, each with half of
+each batch; settings are else those of the single group, constant learning rates included, so that a curve does not
+depend on where it ends. No sample is seen twice. Batches are past where more samples make as many fewer steps: twice
+the batch made some 25 % fewer (0.4569 in 72 steps of 16,384, in 100 of 8,192).
+
+``codistill.steps_ratio``: steps until a single group first has the test log-loss of its step ``STEPS``, over those of
+the first group's model, whose run goes on for longer; evaluated every ``EVERY`` steps, interpolated between, mean over
+seeds. Where it is not reached, the end of the run is counted, which makes the ratio too large: how often is said.
+``codistill.churn_ratio``: mean |p_a - p_b| over test samples of models of seeds a and b after ``STEPS`` steps, over
+that of single groups of the same two seeds, mean over disjoint pairs; the files are the same, rows, dense parameters
+and the order of samples are of the seed. ``..._interval``: the end of the 95 % interval by Student's t that lies
+towards 1. ``...weight_0`` are two groups that do not learn from each other, ``...second`` is of the second group. With
+``--tables shared,own`` groups that share no tables are beside those that do, as ``codistill.own_tables...``.
+
+Learning rates and how rows begin were tuned for the single group, at 100 and 120 steps, on seeds 101 and 104;
+``WEIGHT``, ``BURN_IN`` and ``EXCHANGE`` were then chosen for codistilling groups on seeds 101 to 112, none of which is
+reported: weights of 0.25 to 4, burn-ins of 0 to 40 steps, exchanges every 1 to 10. Batches of 8,192 and of 16,384 were
+tried.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from _report import claim
+from dct_parts import clicks
+from dct_parts.quality_part import interval, show
+from dct_parts.runs import CONFIG, MODELS, Row
+from on_ranks import launch
+
+from hpcrec.types import Floats
+
+RANKS, SEEDS, BLOCKS, TEST_BLOCKS, BATCH = 2, tuple(range(1, 11)), 48, 1, 8192
+STEPS, LONGER, EVERY = 100, 140, 10  # steps of single groups, of two groups, between evaluations
+WEIGHT, BURN_IN, EXCHANGE = 0.5, 0, 1
+QUICK_SEEDS, QUICK_BLOCKS, QUICK_BATCH, QUICK_STEPS, QUICK_LONGER, QUICK_EVERY = (1, 2, 3, 4), 1, 1024, 8, 12, 4
+SINGLE, TAUGHT, UNTAUGHT = "single", "codistilled", "weight_0"
+Key = tuple[int, str | None, str]
+"""Seed, whose tables, run."""
+NAMES = {"shared": "codistill", "own": "codistill.own_tables"}
+"""Of claims, by whose tables they are."""
+GOALS = {"steps": "> 1", "churn": "< 1"}
+TUNED = (
+    "model.width=16",
+    "embedding.optimizer.lr=0.1",
+    "embedding.init_scale=0.3",
+    "dense.optimizer.lr=0.005",
+    "schedule.kind=constant",
+    "schedule.final=0.0",
+)
+
+
+def measure(cache: Path, tables: Sequence[str], *, quick: bool) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Rows of the table, and claims: of a pair of seeds more each time, from the second on, so as to be cut short."""
+    seeds = QUICK_SEEDS if quick else SEEDS
+    data = clicks.prepare(QUICK_BLOCKS if quick else BLOCKS, cache, TEST_BLOCKS)
+    kinds = [(of, run) for of in tables for run in (TAUGHT, UNTAUGHT)]
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        wanted = [(seed, *kind) for seed in seeds for kind in [(None, SINGLE), *kinds]]
+        jobs = [job(data, Path(name) / f"{n}.npy", *one, quick=quick) for n, one in enumerate(wanted)]
+        predicted: dict[Key, Floats] = {}
+        for (seed, of, run), found, one in zip(wanted, launch.local(jobs, RANKS), jobs, strict=True):
+            predicted[seed, of, run] = np.load(one["predictions"])
+            rows.append({"tables": of, "run": run, "seed": seed, **found})
+            done = len(rows) // (1 + len(kinds))  # seeds
+            if len(rows) == done * (1 + len(kinds)):
+                told = table(rows, predicted, seeds[:done], QUICK_STEPS if quick else STEPS)
+                for row in told[-1 - len(kinds) :]:
+                    show(row)
+                if done >= 4 and done % 2 == 0:
+                    yield told, claims(told, tables)
+
+
+def job(data: Path, predictions: Path, seed: int, of: str | None, run: str, *, quick: bool) -> Row:
+    """A run of ``curves.curve``."""
+    steps, longer = (QUICK_STEPS, QUICK_LONGER) if quick else (STEPS, LONGER)
+    return {
+        "kind": "curve",
+        "config": str(CONFIG),
+        "settings": [
+            *MODELS["dlrm"],
+            *TUNED,
+            *([] if of is None else groups(of, run)),
+            f"data.train={data}/train.h5",
+            f"data.test={data}/test.h5",
+            f"train.batch_size={QUICK_BATCH if quick else BATCH}",
+            f"train.steps={steps if of is None else longer}",
+            f"train.seed={seed}",
+            "run.folder=unused",
+        ],
+        "every": QUICK_EVERY if quick else EVERY,
+        "predict_at": steps,
+        "predictions": str(predictions),
+    }
+
+
+def groups(of: str, run: str) -> list[str]:
+    """Settings of two groups."""
+    settings = {"groups": 2, "weight": 0.0 if run == UNTAUGHT else WEIGHT}
+    if run != UNTAUGHT:
+        settings |= {"burn_in_steps": BURN_IN, "every": EXCHANGE}
+    own = ["dense.codistillation.share_embeddings=false"] if of == "own" else []
+    return [*(f"dense.codistillation.{name}={value}" for name, value in settings.items()), *own]
+
+
+def table(rows: Sequence[Row], predicted: Mapping[Key, Floats], seeds: Sequence[int], steps: int) -> list[Row]:
+    """Of each run what it reaches, by group, and of each run of the first seed of a pair its churn."""
+    singles = {row["seed"]: row for row in rows if row["run"] == SINGLE}
+    partner = dict(zip(seeds[::2], seeds[1::2], strict=False))
+    out = []
+    for row in rows:
+        seed, of, run = key = row["seed"], row["tables"], row["run"]
+        single, at = singles[seed], row["steps"].index(steps)
+        target = single["logloss"][single["steps"].index(steps)][0]
+        taken = [reached(row["steps"], list(losses), target) for losses in zip(*row["logloss"], strict=True)]
+        churn = None
+        if (partner.get(seed), of, run) in predicted:
+            churn = float(np.abs(predicted[key].astype(np.float64) - predicted[partner[seed], of, run]).mean())
+        last = len(row["steps"]) - 1
+        out.append({
+            "tables": of, "run": run, "seed": seed, "target": target, "steps": taken[0],
+            "second_steps": None if of is None else taken[1], "end": row["steps"][-1],
+            **{f"{ahead}logloss_{row['steps'][n]}": None if group and of is None else row["logloss"][n][group]
+               for n in sorted({at, last}) for group, ahead in enumerate(("", "second_"))},
+            "churn": churn,
+        })  # fmt: skip
+    return out
+
+
+def reached(steps: Sequence[int], losses: Sequence[float], target: float) -> float | None:
+    """Steps until a curve first is at a log-loss or below it, along a line between evaluations; None: it never is."""
+    for n, loss in enumerate(losses):
+        if loss <= target:
+            if n == 0:
+                return float(steps[0])
+            share = (losses[n - 1] - target) / (losses[n - 1] - loss)
+            return steps[n - 1] + share * (steps[n] - steps[n - 1])
+    return None
+
+
+def claims(rows: Sequence[Row], tables: Sequence[str]) -> list[Row]:
+    """Of runs whose groups share tables, and of those whose groups do not."""
+    single = {row["seed"]: row for row in rows if row["run"] == SINGLE}
+    out = []
+    for of in tables:
+        for run in (TAUGHT, UNTAUGHT):
+            found = [row for row in rows if (row["tables"], row["run"]) == (of, run)]
+            end = "" if run == TAUGHT else f".{UNTAUGHT}"
+            out += steps_claims(f"{NAMES[of]}.steps_ratio", end, found, single)
+            out += churn_claims(f"{NAMES[of]}.churn_ratio", end, found, single)
+    return out
+
+
+def steps_claims(name: str, end: str, rows: Sequence[Row], single: Mapping[int, Row]) -> Iterator[Row]:
+    """Of one kind of runs, of their first group and of their second; goals are of those that are taught alone."""
+    goal = None if end else GOALS["steps"]
+    for steps_of, of in (("steps", ""), ("second_steps", ".second")):
+        missed = sum(row[steps_of] is None for row in rows)
+        taken = [row["end"] if row[steps_of] is None else row[steps_of] for row in rows]
+        ratios = [single[row["seed"]]["steps"] / steps for row, steps in zip(rows, taken, strict=True)]
+        mean, lower = interval(ratios)
+        unit = f"of steps, mean of {len(ratios)} seeds, {missed} not reached"
+        yield claim(f"{name}{of}{end}", mean, unit, None if of else goal)
+        yield claim(
+            f"{name}_interval{of}{end}",
+            lower,
+            f"of steps, lower end of 95 %, upper {2 * mean - lower:.4g}",
+            None if of else goal,
+        )
+
+
+def churn_claims(name: str, end: str, rows: Sequence[Row], single: Mapping[int, Row]) -> Iterator[Row]:
+    """Of one kind of runs, by pairs of seeds."""
+    goal = None if end else GOALS["churn"]
+    ratios = [row["churn"] / single[row["seed"]]["churn"] for row in rows if row["churn"] is not None]
+    mean, lower = interval(ratios)
+    yield claim(f"{name}{end}", mean, f"of mean difference, mean of {len(ratios)} pairs of seeds", goal)
+    unit = f"of mean difference, upper end of 95 %, lower {lower:.4g}"
+    yield claim(f"{name}_interval{end}", 2 * mean - lower, unit, goal)
