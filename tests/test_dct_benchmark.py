@@ -10,12 +10,14 @@ from hpcrec.data.reader import DataSet
 from hpcrec.dense.dct_choose import choose
 from hpcrec.dense.dct_parts import Part, Segment
 from hpcrec.dense.residuals import Piece
+from hpcrec.types import Floats
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS)]
 from dct_parts import (  # noqa: E402 - of the benchmark, which is no package
     ablated,
     clicks,
+    codistill_part,
     quality_part,
     ranks_part,
     real_part,
@@ -122,3 +124,64 @@ def test_what_is_taken_out() -> None:
     chosen = choose(of, np.arange(8.0), lambda _: piece, density=0.25, due=True)
     ablated.forget(chosen)
     assert piece.tau == 7 and np.array_equal(piece.left, [0, 0, 5, 0, 0, 0, 0, 1])
+
+
+def test_steps_are_counted_to_the_first_time_along_lines() -> None:
+    steps, losses = [10, 20, 30, 40], [0.6, 0.5, 0.52, 0.4]
+    found = [codistill_part.reached(steps, losses, target) for target in (0.7, 0.6, 0.55, 0.51, 0.46, 0.4, 0.3)]
+    assert found == pytest.approx([10, 10, 15, 19, 35, 40, None])
+
+
+def codistilled(
+    single_steps: int, with_groups: dict[str, list[list[float]]]
+) -> tuple[list[runs.Row], dict[codistill_part.Key, Floats]]:
+    """Rows of ``curve`` for four seeds, each group's curve as given; and predictions of two samples."""
+    rows, predicted = [], {}
+    for seed, apart in ((1, 0.0), (2, 0.2), (3, 0.0), (4, 0.4)):
+        curves = {(None, "single"): [[0.6, 0.5]], **{("shared", run): found for run, found in with_groups.items()}}
+        for (of, run), by_group in curves.items():
+            losses = [list(values) for values in zip(*by_group, strict=True)]
+            steps = [single_steps // 2 * (n + 1) for n in range(len(losses))]
+            rows.append({"tables": of, "run": run, "seed": seed, "steps": steps, "logloss": losses})
+            share = {"single": 1.0, "codistilled": 0.75 if seed < 3 else 0.5, "weight_0": 1.0}[run]
+            predicted[seed, of, run] = np.array([0.1, 0.1 + share * apart], np.float32)
+    return rows, predicted
+
+
+def test_codistillation_is_compared_with_the_single_group_of_the_seed() -> None:
+    taught, untaught = [[0.6, 0.4, 0.3], [0.6, 0.55, 0.45]], [[0.7, 0.6, 0.5], [0.7, 0.6, 0.6]]
+    rows, predicted = codistilled(20, {"codistilled": taught, "weight_0": untaught})
+    told = codistill_part.table(rows, predicted, (1, 2, 3, 4), 20)
+    assert told[0]["steps"] == 20 and told[0]["second_steps"] is None and told[0]["logloss_20"] == told[0]["target"]
+    assert told[1]["steps"] == pytest.approx(15) and told[1]["second_steps"] == pytest.approx(25)
+    assert (told[1]["logloss_20"], told[1]["second_logloss_20"], told[1]["logloss_30"]) == (0.4, 0.55, 0.3)
+    assert (told[2]["steps"], told[2]["second_steps"], told[2]["end"]) == (30, None, 30)
+    # of pairs (1, 2) and (3, 4), kept with the first seed of each: the mean over both samples
+    assert [row["churn"] for row in told if row["run"] == "single"] == pytest.approx([0.1, None, 0.2, None])
+    found = {c["id"]: c for c in codistill_part.claims(told, ["shared"])}
+    assert found["codistill.steps_ratio"]["value"] == pytest.approx(20 / 15)
+    assert found["codistill.steps_ratio_interval"]["holds"] is True
+    assert found["codistill.steps_ratio.second"]["value"] == pytest.approx(20 / 25)
+    # where the second group never is as good, the end of its run counts, and that is said
+    assert found["codistill.steps_ratio.second.weight_0"]["value"] == pytest.approx(20 / 30)
+    assert "4 not reached" in found["codistill.steps_ratio.second.weight_0"]["unit"]
+    # ratios 0.75 and 0.5; Student's t of 1 degree at 0.975 is 12.706, their standard error 0.125
+    assert found["codistill.churn_ratio"]["value"] == pytest.approx(0.625) and found["codistill.churn_ratio"]["holds"]
+    assert found["codistill.churn_ratio_interval"]["value"] == pytest.approx(0.625 + 12.706 * 0.125, rel=1e-4)
+    assert found["codistill.churn_ratio_interval"]["holds"] is False
+    assert found["codistill.churn_ratio.weight_0"]["value"] == pytest.approx(1)
+
+
+def test_only_codistilling_runs_have_groups() -> None:
+    given = (Path("data"), Path("p.npy"), 1)
+    of = {run: codistill_part.job(*given, *kind, quick=False) for run, kind in {
+        "single": (None, "single"), "shared": ("shared", "codistilled"), "own": ("own", "codistilled"),
+        "weight_0": ("shared", "weight_0"),
+    }.items()}  # fmt: skip
+    beside = {run: set(job["settings"]) - set(of["single"]["settings"]) for run, job in of.items()}
+    steps = f"train.steps={codistill_part.LONGER}"
+    assert beside["weight_0"] == {
+        "dense.codistillation.groups=2", "dense.codistillation.weight=0.0", steps,
+    }  # fmt: skip
+    assert beside["own"] - beside["shared"] == {"dense.codistillation.share_embeddings=false"}
+    assert {job["predict_at"] for job in of.values()} == {codistill_part.STEPS}
