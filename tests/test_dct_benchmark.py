@@ -11,6 +11,7 @@ from hpcrec.dense.dct_choose import choose
 from hpcrec.dense.dct_parts import Part, Segment
 from hpcrec.dense.residuals import Piece
 from hpcrec.types import Floats
+from tests.train.runs import write_data
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS)]
@@ -24,8 +25,30 @@ from dct_parts import (  # noqa: E402 - of the benchmark, which is no package
     runs,
     time_part,
 )
+from on_ranks import launch  # noqa: E402
 
 del sys.path[:1]
+
+CONFIG = """
+[model]
+name = "dlrm"
+width = 6
+options = { bottom = [12], top = [10] }
+
+[dense]
+reducer = "mpi"
+
+[dense.codistillation]
+groups = 2
+burn_in_steps = 0
+
+[train]
+batch_size = 12
+steps = 6
+
+[run]
+folder = "unused"
+"""
 
 
 def row(run: str, seed: int, found: float, exchange: float = 100.0, dense: float = 1000.0) -> runs.Row:
@@ -185,3 +208,22 @@ def test_only_codistilling_runs_have_groups() -> None:
     }  # fmt: skip
     assert beside["own"] - beside["shared"] == {"dense.codistillation.share_embeddings=false"}
     assert {job["predict_at"] for job in of.values()} == {codistill_part.STEPS}
+
+
+def test_predictions_are_of_the_first_group_in_the_order_of_samples(tmp_path: Path) -> None:
+    write_data(tmp_path / "train.h5", weighted=False)
+    write_data(tmp_path / "test.h5", weighted=False, seed=6)
+    (tmp_path / "config.toml").write_text(CONFIG)
+    files = [f'data.{split}="{tmp_path}/{split}.h5"' for split in ("train", "test")]
+    job = {
+        "kind": "curve", "config": str(tmp_path / "config.toml"), "settings": files,
+        "every": 2, "predict_at": 4, "predictions": str(tmp_path / "p.npy"),
+    }  # fmt: skip
+    (found,) = launch.local([job], ranks=2)
+    assert found["steps"] == [2, 4, 6] and [len(losses) for losses in found["logloss"]] == [2, 2, 2]
+    with DataSet(tmp_path / "test.h5") as test:
+        label = test.read(0, test.samples).label
+    predicted = np.load(tmp_path / "p.npy").astype(np.float64)
+    loss = -np.mean(label * np.log(predicted) + (1 - label) * np.log(1 - predicted))
+    assert loss == pytest.approx(found["logloss"][1][0], abs=1e-6)
+    assert abs(loss - found["logloss"][1][1]) > 1e-4
