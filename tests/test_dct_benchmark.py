@@ -193,6 +193,9 @@ def test_codistillation_is_compared_with_the_single_group_of_the_seed() -> None:
     assert found["codistill.churn_ratio_interval"]["value"] == pytest.approx(0.625 + 12.706 * 0.125, rel=1e-4)
     assert found["codistill.churn_ratio_interval"]["holds"] is False
     assert found["codistill.churn_ratio.weight_0"]["value"] == pytest.approx(1)
+    assert found["codistill.steps_ratio.to_weight_0"]["value"] == pytest.approx(30 / 15)
+    assert found["codistill.churn_ratio.to_weight_0"]["value"] == pytest.approx(0.625)
+    assert [c["goal"] for name, c in found.items() if name.endswith("weight_0")] == [None] * 12
 
 
 def test_only_codistilling_runs_have_groups() -> None:

@@ -11,8 +11,10 @@ seeds. Where it is not reached, the end of the run is counted, which makes the r
 ``codistill.churn_ratio``: mean |p_a - p_b| over test samples of models of seeds a and b after ``STEPS`` steps, over
 that of single groups of the same two seeds, mean over disjoint pairs; the files are the same, rows, dense parameters
 and the order of samples are of the seed. ``..._interval``: the end of the 95 % interval by Student's t that lies
-towards 1. ``...weight_0`` are two groups that do not learn from each other, ``...second`` is of the second group. With
-``--tables shared,own`` groups that share no tables are beside those that do, as ``codistill.own_tables...``.
+towards 1. ``...weight_0``: two groups that do not learn from each other, beside the single one. ``...to_weight_0``:
+codistilling groups beside those, which is what distillation does without what smaller groups do. ``...second``: of the
+second group. With ``--tables shared,own`` groups that share no tables are beside those that do, as
+``codistill.own_tables...``.
 
 Learning rates and how rows begin were tuned for the single group, at 100 and 120 steps, on seeds 101 and 104;
 ``WEIGHT``, ``BURN_IN`` and ``EXCHANGE`` were then chosen for codistilling groups on seeds 101 to 112, none of which is
@@ -116,14 +118,14 @@ def table(rows: Sequence[Row], predicted: Mapping[Key, Floats], seeds: Sequence[
         seed, of, run = key = row["seed"], row["tables"], row["run"]
         single, at = singles[seed], row["steps"].index(steps)
         target = single["logloss"][single["steps"].index(steps)][0]
-        taken = [reached(row["steps"], list(losses), target) for losses in zip(*row["logloss"], strict=True)]
+        reaches = [reached(row["steps"], list(losses), target) for losses in zip(*row["logloss"], strict=True)]
         churn = None
         if (partner.get(seed), of, run) in predicted:
             churn = float(np.abs(predicted[key].astype(np.float64) - predicted[partner[seed], of, run]).mean())
         last = len(row["steps"]) - 1
         out.append({
-            "tables": of, "run": run, "seed": seed, "target": target, "steps": taken[0],
-            "second_steps": None if of is None else taken[1], "end": row["steps"][-1],
+            "tables": of, "run": run, "seed": seed, "target": target, "steps": reaches[0],
+            "second_steps": None if of is None else reaches[1], "end": row["steps"][-1],
             **{f"{ahead}logloss_{row['steps'][n]}": None if group and of is None else row["logloss"][n][group]
                for n in sorted({at, last}) for group, ahead in enumerate(("", "second_"))},
             "churn": churn,
@@ -144,39 +146,44 @@ def reached(steps: Sequence[int], losses: Sequence[float], target: float) -> flo
 
 def claims(rows: Sequence[Row], tables: Sequence[str]) -> list[Row]:
     """Of runs whose groups share tables, and of those whose groups do not."""
-    single = {row["seed"]: row for row in rows if row["run"] == SINGLE}
     out = []
     for of in tables:
-        for run in (TAUGHT, UNTAUGHT):
-            found = [row for row in rows if (row["tables"], row["run"]) == (of, run)]
-            end = "" if run == TAUGHT else f".{UNTAUGHT}"
-            out += steps_claims(f"{NAMES[of]}.steps_ratio", end, found, single)
-            out += churn_claims(f"{NAMES[of]}.churn_ratio", end, found, single)
+        single, taught, untaught = (
+            {row["seed"]: row for row in rows if (row["tables"], row["run"]) == kind}
+            for kind in ((None, SINGLE), (of, TAUGHT), (of, UNTAUGHT))
+        )
+        for end, base, found in (
+            ("", single, taught),
+            (f".{UNTAUGHT}", single, untaught),
+            (f".to_{UNTAUGHT}", untaught, taught),
+        ):
+            out += steps_claims(f"{NAMES[of]}.steps_ratio", end, base, found)
+            out += churn_claims(f"{NAMES[of]}.churn_ratio", end, base, found)
     return out
 
 
-def steps_claims(name: str, end: str, rows: Sequence[Row], single: Mapping[int, Row]) -> Iterator[Row]:
-    """Of one kind of runs, of their first group and of their second; goals are of those that are taught alone."""
-    goal = None if end else GOALS["steps"]
-    for steps_of, of in (("steps", ""), ("second_steps", ".second")):
-        missed = sum(row[steps_of] is None for row in rows)
-        taken = [row["end"] if row[steps_of] is None else row[steps_of] for row in rows]
-        ratios = [single[row["seed"]]["steps"] / steps for row, steps in zip(rows, taken, strict=True)]
+def steps_claims(name: str, end: str, base: Mapping[int, Row], found: Mapping[int, Row]) -> Iterator[Row]:
+    """Steps of the base over those found, of its first group and of its second; the goal is of what has no ``end``."""
+    for which, of in (("steps", ""), ("second_steps", ".second")):
+        goal = None if end or of else GOALS["steps"]
+        missed = sum(row[which] is None for row in found.values())
+        ratios = [taken(base[seed], "steps") / taken(row, which) for seed, row in found.items()]
         mean, lower = interval(ratios)
         unit = f"of steps, mean of {len(ratios)} seeds, {missed} not reached"
-        yield claim(f"{name}{of}{end}", mean, unit, None if of else goal)
-        yield claim(
-            f"{name}_interval{of}{end}",
-            lower,
-            f"of steps, lower end of 95 %, upper {2 * mean - lower:.4g}",
-            None if of else goal,
-        )
+        yield claim(f"{name}{of}{end}", mean, unit, goal)
+        unit = f"of steps, lower end of 95 %, upper {2 * mean - lower:.4g}"
+        yield claim(f"{name}_interval{of}{end}", lower, unit, goal)
 
 
-def churn_claims(name: str, end: str, rows: Sequence[Row], single: Mapping[int, Row]) -> Iterator[Row]:
-    """Of one kind of runs, by pairs of seeds."""
+def taken(row: Row, which: str) -> float:
+    """Steps to the target, or of the whole run where it is not reached."""
+    return float(row["end"] if row[which] is None else row[which])
+
+
+def churn_claims(name: str, end: str, base: Mapping[int, Row], found: Mapping[int, Row]) -> Iterator[Row]:
+    """By pairs of seeds; the goal is of what has no ``end``."""
     goal = None if end else GOALS["churn"]
-    ratios = [row["churn"] / single[row["seed"]]["churn"] for row in rows if row["churn"] is not None]
+    ratios = [row["churn"] / base[seed]["churn"] for seed, row in found.items() if row["churn"] is not None]
     mean, lower = interval(ratios)
     yield claim(f"{name}{end}", mean, f"of mean difference, mean of {len(ratios)} pairs of seeds", goal)
     unit = f"of mean difference, upper end of 95 %, lower {lower:.4g}"
