@@ -174,7 +174,8 @@ def codistilled(
 def test_codistillation_is_compared_with_the_single_group_of_the_seed() -> None:
     taught, untaught = [[0.6, 0.4, 0.3], [0.6, 0.55, 0.45]], [[0.7, 0.6, 0.5], [0.7, 0.6, 0.6]]
     rows, predicted = codistilled(20, {"codistilled": taught, "weight_0": untaught})
-    told = codistill_part.table(rows, predicted, (1, 2, 3, 4), 20)
+    regime = codistill_part.Regime(batch=64, steps=20, longer=30, every=10, seeds=(1, 2, 3, 4))
+    told = codistill_part.table(rows, predicted, regime)
     assert told[0]["steps"] == 20 and told[0]["second_steps"] is None and told[0]["logloss_20"] == told[0]["target"]
     assert told[1]["steps"] == pytest.approx(15) and told[1]["second_steps"] == pytest.approx(25)
     assert (told[1]["logloss_20"], told[1]["second_logloss_20"], told[1]["logloss_30"]) == (0.4, 0.55, 0.3)
@@ -199,18 +200,19 @@ def test_codistillation_is_compared_with_the_single_group_of_the_seed() -> None:
 
 
 def test_only_codistilling_runs_have_groups() -> None:
-    given = (Path("data"), Path("p.npy"), 1)
-    of = {run: codistill_part.job(*given, *kind, quick=False) for run, kind in {
+    regime = codistill_part.Regime(batch=64, steps=20, longer=30, every=10, seeds=(1, 2))
+    given = (Path("data"), Path("p.npy"), regime, 1)
+    of = {run: codistill_part.job(*given, *kind) for run, kind in {
         "single": (None, "single"), "shared": ("shared", "codistilled"), "own": ("own", "codistilled"),
         "weight_0": ("shared", "weight_0"),
     }.items()}  # fmt: skip
     beside = {run: set(job["settings"]) - set(of["single"]["settings"]) for run, job in of.items()}
-    steps = f"train.steps={codistill_part.LONGER}"
+    steps = "train.steps=30"
     assert beside["weight_0"] == {
         "dense.codistillation.groups=2", "dense.codistillation.weight=0.0", steps,
     }  # fmt: skip
     assert beside["own"] - beside["shared"] == {"dense.codistillation.share_embeddings=false"}
-    assert {job["predict_at"] for job in of.values()} == {codistill_part.STEPS}
+    assert {job["predict_at"] for job in of.values()} == {20}
 
 
 def test_predictions_are_of_the_first_group_in_the_order_of_samples(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ tried.
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +36,38 @@ from on_ranks import launch
 
 from hpcrec.types import Floats
 
-RANKS, SEEDS, BLOCKS, TEST_BLOCKS, BATCH = 2, tuple(range(1, 11)), 48, 1, 8192
-STEPS, LONGER, EVERY = 100, 140, 10  # steps of single groups, of two groups, between evaluations
+
+@dataclass(frozen=True, kw_only=True)
+class Regime:
+    """What runs are compared at.
+
+    Attributes
+    ----------
+    batch : int
+        Samples of a step, of all groups.
+    steps, longer : int
+        Of single groups, and of two groups.
+    every : int
+        Steps between evaluations.
+    seeds : sequence of int
+        Two at a time make a pair.
+    """
+
+    batch: int
+    steps: int
+    longer: int
+    every: int
+    seeds: Sequence[int]
+
+
+REGIMES = {
+    "": Regime(batch=32768, steps=60, longer=90, every=5, seeds=range(11, 27)),
+    ".batch_8192": Regime(batch=8192, steps=100, longer=140, every=10, seeds=range(1, 11)),
+}
+"""By what is in the names of their claims."""
+QUICK = {"": Regime(batch=1024, steps=8, longer=12, every=4, seeds=range(1, 5))}
+RANKS, BLOCKS, QUICK_BLOCKS, TEST_BLOCKS = 2, 48, 1, 1
 WEIGHT, BURN_IN, EXCHANGE = 0.5, 0, 1
-QUICK_SEEDS, QUICK_BLOCKS, QUICK_BATCH, QUICK_STEPS, QUICK_LONGER, QUICK_EVERY = (1, 2, 3, 4), 1, 1024, 8, 12, 4
 SINGLE, TAUGHT, UNTAUGHT = "single", "codistilled", "weight_0"
 Key = tuple[int, str | None, str]
 """Seed, whose tables, run."""
@@ -57,29 +86,38 @@ TUNED = (
 
 def measure(cache: Path, tables: Sequence[str], *, quick: bool) -> Iterator[tuple[list[Row], list[Row]]]:
     """Rows of the table, and claims: of a pair of seeds more each time, from the second on, so as to be cut short."""
-    seeds = QUICK_SEEDS if quick else SEEDS
     data = clicks.prepare(QUICK_BLOCKS if quick else BLOCKS, cache, TEST_BLOCKS)
-    kinds = [(of, run) for of in tables for run in (TAUGHT, UNTAUGHT)]
+    before: tuple[list[Row], list[Row]] = [], []
+    for at, regime in (QUICK if quick else REGIMES).items():
+        now = before
+        for told in compared(data, tables, regime):
+            now = before[0] + told, before[1] + claims(told, tables, at)
+            yield now
+        before = now
+
+
+def compared(data: Path, tables: Sequence[str], regime: Regime) -> Iterator[list[Row]]:
+    """Rows of the table for one regime, of more pairs of seeds each time."""
+    kinds = [(None, SINGLE), *((of, run) for of in tables for run in (TAUGHT, UNTAUGHT))]
     rows: list[Row] = []
+    predicted: dict[Key, Floats] = {}
     with tempfile.TemporaryDirectory() as name:
-        wanted = [(seed, *kind) for seed in seeds for kind in [(None, SINGLE), *kinds]]
-        jobs = [job(data, Path(name) / f"{n}.npy", *one, quick=quick) for n, one in enumerate(wanted)]
-        predicted: dict[Key, Floats] = {}
+        wanted = [(seed, *kind) for seed in regime.seeds for kind in kinds]
+        jobs = [job(data, Path(name) / f"{n}.npy", regime, *one) for n, one in enumerate(wanted)]
         for (seed, of, run), found, one in zip(wanted, launch.local(jobs, RANKS), jobs, strict=True):
             predicted[seed, of, run] = np.load(one["predictions"])
             rows.append({"tables": of, "run": run, "seed": seed, **found})
-            done = len(rows) // (1 + len(kinds))  # seeds
-            if len(rows) == done * (1 + len(kinds)):
-                told = table(rows, predicted, seeds[:done], QUICK_STEPS if quick else STEPS)
-                for row in told[-1 - len(kinds) :]:
+            done, left = divmod(len(rows), len(kinds))  # seeds
+            if left == 0:
+                told = table(rows, predicted, regime)
+                for row in told[-len(kinds) :]:
                     show(row)
                 if done >= 4 and done % 2 == 0:
-                    yield told, claims(told, tables)
+                    yield told
 
 
-def job(data: Path, predictions: Path, seed: int, of: str | None, run: str, *, quick: bool) -> Row:
+def job(data: Path, predictions: Path, regime: Regime, seed: int, of: str | None, run: str) -> Row:
     """A run of ``curves.curve``."""
-    steps, longer = (QUICK_STEPS, QUICK_LONGER) if quick else (STEPS, LONGER)
     return {
         "kind": "curve",
         "config": str(CONFIG),
@@ -89,13 +127,13 @@ def job(data: Path, predictions: Path, seed: int, of: str | None, run: str, *, q
             *([] if of is None else groups(of, run)),
             f"data.train={data}/train.h5",
             f"data.test={data}/test.h5",
-            f"train.batch_size={QUICK_BATCH if quick else BATCH}",
-            f"train.steps={steps if of is None else longer}",
+            f"train.batch_size={regime.batch}",
+            f"train.steps={regime.steps if of is None else regime.longer}",
             f"train.seed={seed}",
             "run.folder=unused",
         ],
-        "every": QUICK_EVERY if quick else EVERY,
-        "predict_at": steps,
+        "every": regime.every,
+        "predict_at": regime.steps,
         "predictions": str(predictions),
     }
 
@@ -109,22 +147,22 @@ def groups(of: str, run: str) -> list[str]:
     return [*(f"dense.codistillation.{name}={value}" for name, value in settings.items()), *own]
 
 
-def table(rows: Sequence[Row], predicted: Mapping[Key, Floats], seeds: Sequence[int], steps: int) -> list[Row]:
+def table(rows: Sequence[Row], predicted: Mapping[Key, Floats], regime: Regime) -> list[Row]:
     """Of each run what it reaches, by group, and of each run of the first seed of a pair its churn."""
     singles = {row["seed"]: row for row in rows if row["run"] == SINGLE}
-    partner = dict(zip(seeds[::2], seeds[1::2], strict=False))
+    partner = dict(zip(regime.seeds[::2], regime.seeds[1::2], strict=True))
     out = []
     for row in rows:
         seed, of, run = key = row["seed"], row["tables"], row["run"]
-        single, at = singles[seed], row["steps"].index(steps)
-        target = single["logloss"][single["steps"].index(steps)][0]
+        single, at = singles[seed], row["steps"].index(regime.steps)
+        target = single["logloss"][single["steps"].index(regime.steps)][0]
         reaches = [reached(row["steps"], list(losses), target) for losses in zip(*row["logloss"], strict=True)]
         churn = None
         if (partner.get(seed), of, run) in predicted:
             churn = float(np.abs(predicted[key].astype(np.float64) - predicted[partner[seed], of, run]).mean())
         last = len(row["steps"]) - 1
         out.append({
-            "tables": of, "run": run, "seed": seed, "target": target, "steps": reaches[0],
+            "batch": regime.batch, "tables": of, "run": run, "seed": seed, "target": target, "steps": reaches[0],
             "second_steps": None if of is None else reaches[1], "end": row["steps"][-1],
             **{f"{ahead}logloss_{row['steps'][n]}": None if group and of is None else row["logloss"][n][group]
                for n in sorted({at, last}) for group, ahead in enumerate(("", "second_"))},
@@ -144,8 +182,8 @@ def reached(steps: Sequence[int], losses: Sequence[float], target: float) -> flo
     return None
 
 
-def claims(rows: Sequence[Row], tables: Sequence[str]) -> list[Row]:
-    """Of runs whose groups share tables, and of those whose groups do not."""
+def claims(rows: Sequence[Row], tables: Sequence[str], at: str = "") -> list[Row]:
+    """Of a regime's runs whose groups share tables, and of those whose groups do not."""
     out = []
     for of in tables:
         single, taught, untaught = (
@@ -157,8 +195,8 @@ def claims(rows: Sequence[Row], tables: Sequence[str]) -> list[Row]:
             (f".{UNTAUGHT}", single, untaught),
             (f".to_{UNTAUGHT}", untaught, taught),
         ):
-            out += steps_claims(f"{NAMES[of]}.steps_ratio", end, base, found)
-            out += churn_claims(f"{NAMES[of]}.churn_ratio", end, base, found)
+            out += steps_claims(f"{NAMES[of]}{at}.steps_ratio", end, base, found)
+            out += churn_claims(f"{NAMES[of]}{at}.churn_ratio", end, base, found)
     return out
 
 
