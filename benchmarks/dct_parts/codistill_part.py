@@ -1,25 +1,27 @@
 """Two codistilling groups beside a single group of the same total batch: steps to a log-loss, churn between seeds.
 
-DLRM on the synthetic clicks, 2 ranks with both roles. A codistilling run has two groups of one rank, each with half of
-each batch; settings are else those of the single group, constant learning rates included, so that a curve does not
-depend on where it ends. No sample is seen twice. Batches are past where more samples make as many fewer steps: twice
-the batch made some 25 % fewer (0.4569 in 72 steps of 16,384, in 100 of 8,192).
+DLRM of width 16 on the synthetic clicks, 65,536 test samples, 2 ranks with both roles. A run with two groups has one
+rank in each, with half of each batch; its settings are else those of the single group, constant learning rates
+included, so that a curve does not depend on where it ends. No sample is seen twice. Batches of 32,768 are past where
+more samples make as many fewer steps: to a log-loss of 0.4558 a single group takes some 55 of them, 100 of 8,192. Those
+are beside them, as ``codistill.batch_8192...``.
 
-``codistill.steps_ratio``: steps until a single group first has the test log-loss of its step ``STEPS``, over those of
-the first group's model, whose run goes on for longer; evaluated every ``EVERY`` steps, interpolated between, mean over
-seeds. Where it is not reached, the end of the run is counted, which makes the ratio too large: how often is said.
-``codistill.churn_ratio``: mean |p_a - p_b| over test samples of models of seeds a and b after ``STEPS`` steps, over
-that of single groups of the same two seeds, mean over disjoint pairs; the files are the same, rows, dense parameters
-and the order of samples are of the seed. ``..._interval``: the end of the 95 % interval by Student's t that lies
-towards 1. ``...weight_0``: two groups that do not learn from each other, beside the single one. ``...to_weight_0``:
-codistilling groups beside those, which is what distillation does without what smaller groups do. ``...second``: of the
-second group. With ``--tables shared,own`` groups that share no tables are beside those that do, as
-``codistill.own_tables...``.
+``codistill.steps_ratio``: steps until a single group first has the test log-loss that it has after ``Regime.steps``,
+over those of the first group's model, whose run goes on for longer; interpolated between evaluations, mean over seeds.
+Where it is not reached, the end of the run is counted, which makes the ratio too large: how often is said.
+``codistill.churn_ratio``: mean |p_a - p_b| over test samples of the first group's models of seeds a and b after
+``Regime.steps``, over that of single groups of the same two seeds, mean over disjoint pairs; the files are the same,
+initial rows, dense parameters and the order of samples are of the seed. ``..._interval``: the end of the 95 % interval
+by Student's t that lies towards 1. ``...weight_0``: two groups that do not learn from each other, beside the single
+one. ``...to_weight_0``: codistilling groups beside those, which is what distillation does without what splitting ranks
+into groups does. ``...second``: of the second group. With ``--tables shared,own`` groups that share no tables are
+beside those that do, as ``codistill.own_tables...``.
 
-Learning rates and how rows begin were tuned for the single group, at 100 and 120 steps, on seeds 101 and 104;
-``WEIGHT``, ``BURN_IN`` and ``EXCHANGE`` were then chosen for codistilling groups on seeds 101 to 112, none of which is
-reported: weights of 0.25 to 4, burn-ins of 0 to 40 steps, exchanges every 1 to 10. Batches of 8,192 and of 16,384 were
-tried.
+Learning rates and how rows begin were tuned for the single group, for about as many steps as are reported, on seeds
+101 and 104 at batches of 8,192 and 16,384, and on 113 at 32,768. ``WEIGHT``, ``BURN_IN`` and ``EXCHANGE`` were then
+chosen for codistilling groups on seeds 101 to 112 at the smaller batches: weights of 0.25 to 4, burn-ins of 0 to 40
+steps, exchanges every 1 to 10. None of these seeds is reported. Batches of 8,192 were measured first, and fell short;
+those of 32,768 were then taken by what seeds 113 to 118 said, where a weight of 1 did as well, and measured on others.
 """
 
 import tempfile
