@@ -148,6 +148,7 @@ class Auto:
             dense_elements=given.dense.elements,
             dense_item_bytes=given.dense.item_bytes,
             samples=given.config.train.batch_size,
+            groups=given.world.topology.groups,
         )
         return chooser.choose(), asks
 

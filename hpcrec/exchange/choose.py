@@ -65,6 +65,8 @@ class Chooser:
         Of an element of their gradients.
     samples : int
         Of a batch.
+    groups : int
+        Of dense ranks, each of which sums its gradients by itself.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Chooser:
         dense_elements: int,
         dense_item_bytes: float,
         samples: int,
+        groups: int = 1,
     ) -> None:
         self._offers = offers
         self._asks = asks
@@ -85,6 +88,7 @@ class Chooser:
         self._dense_elements = dense_elements
         self._dense_item_bytes = dense_item_bytes
         self._samples = samples
+        self._groups = groups
 
     def choose(self) -> Choice:
         """The cheapest that was found, or the simplest that is at most ``WORTH`` above it.
@@ -125,6 +129,7 @@ class Chooser:
             dense_elements=self._dense_elements,
             dense_item_bytes=self._dense_item_bytes,
             dense_ranks=len(self._offers.dense),
+            groups=self._groups,
         )
 
     def _total(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> float:

@@ -186,7 +186,14 @@ FLOPS_A_WEIGHT = 6  # a multiplication and an addition for the result, the vecto
 
 
 def step_bytes(
-    layout: Layout, asks: Asks, *, item_bytes: ItemBytes, dense_elements: int, dense_item_bytes: float, dense_ranks: int
+    layout: Layout,
+    asks: Asks,
+    *,
+    item_bytes: ItemBytes,
+    dense_elements: int,
+    dense_item_bytes: float,
+    dense_ranks: int,
+    groups: int = 1,
 ) -> dict[str, float]:
     """Bytes that cross in a training step, by tag; without padding, and what a rank sends to itself.
 
@@ -201,13 +208,14 @@ def step_bytes(
         Of all dense parameters that are trained; those that holders train take no part in the sum over dense ranks.
     dense_item_bytes : float
         Bytes of an element of their gradients.
-    dense_ranks : int
+    dense_ranks, groups : int
+        All of them, and the groups that sum by themselves.
     """
     partials = sum(asks.samples[h] * p.elements for h, leg in layout.legs.items() for p in leg.partials)
     reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
     return {
         **_by_tag(layout, asks, partials, item_bytes),
-        "dense": 2.0 * (dense_ranks - 1) * dense_item_bytes * reduced,
+        "dense": 2.0 * (dense_ranks - groups) * dense_item_bytes * reduced,
     }
 
 

@@ -328,6 +328,22 @@ def test_bytes_are_those_of_the_formula(folder: Path) -> None:
         assert counted == [an_exchange * n for n in (0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3)]
 
 
+@pytest.mark.parallel([2, 4])
+def test_auto_predicts_the_dense_sums_of_groups(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    for roles, groups in roles_for(MPI.COMM_WORLD.size):
+        auto = {"form": "auto", "auto_steps": 1, "auto_every": 3}
+        with open_session(config_of(folder, groups, topology=roles, exchange=auto)) as session:
+            for step in session.steps():
+                step.run()
+            counted = int(session.parts.world.total_wire_bytes()[TAGS.index("dense")].sum())
+            a_step = session.parts.auto.history[-1]["predicted_bytes_per_step"]["dense"]
+            off = counted - a_step * session.total_steps
+            parallel_assert(
+                abs(off) <= 64 * session.total_steps and (a_step > 0) == (len(session.topology.dense) > groups)
+            )
+
+
 @pytest.mark.parallel([2, 3, 4])
 def test_evaluations_are_of_all_groups_and_change_nothing(folder: Path) -> None:
     """The first group's figures as the run's, those of each beside; training goes on with what it had exchanged."""
