@@ -43,7 +43,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the real files; without, they are skipped")
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
     parser.add_argument("--cache", type=Path, default=cache, help="where data sets are kept")
-    parser.add_argument("--tables", default="shared", help="of codistilling groups: shared, own, or both")
+    kinds = ("shared", "own", "shared,own")
+    parser.add_argument(
+        "--tables", choices=kinds, default="shared", help="of codistilling groups: shared, own, or both"
+    )
     options = parser.parse_args()
     for part, path in asked(parser, options, tuple(PARTS)):
         for rows, claims in PARTS[part](options):

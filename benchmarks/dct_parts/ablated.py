@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
+from mpi4py import MPI
 
 from hpcrec.cli import main
 from hpcrec.dense import dct
@@ -30,7 +31,7 @@ class AtRandom:
     """In place of ``choose``: without regard to magnitudes."""
 
     def __init__(self) -> None:
-        self._random = np.random.default_rng()  # of each rank its own
+        self._random = np.random.default_rng(MPI.COMM_WORLD.rank)  # of each rank others
 
     def __call__(
         self, part: Part, values: Floats, piece_of: Callable[[Segment], Piece], *, density: float, due: bool
