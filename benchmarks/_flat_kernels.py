@@ -114,9 +114,9 @@ def places(values: np.ndarray, out: np.ndarray, percent: int) -> Iterator[Case]:
     n = values.size
     positions, chosen = kernels.select_above(values, kernels.threshold_of(values, n * percent // 100))
     picked, touched = positions.nbytes + chosen.nbytes, min(values.nbytes, LINE_BYTES * positions.size)
-    for function in (kernels.scatter_add, kernels.scatter):
-        call = partial(function, out, positions, chosen)
-        yield Case(f"{function.__name__}, {percent} %", call, picked + 2 * touched)
+    yield Case(f"scatter_add, {percent} %", partial(kernels.scatter_add, out, positions, chosen), picked + 2 * touched)
+    expanded = out.copy()
+    yield Case(f"expand, {percent} %", partial(kernels.expand, expanded, positions, chosen), picked + out.nbytes)
     yield Case(f"gather, {percent} %", partial(kernels.gather, values, positions), picked + touched)
     for coding in PositionCoding:
         mask = coding == PositionCoding.MASK

@@ -91,14 +91,14 @@ class Thresholded:
             kernels.write_positions(positions, int(sent_R[rank]) // _ITEM, coding, message[at : at + n_bytes])
             self._write(chosen, message, at + n_bytes)
         came = self._collectives.alltoallv(message, wire_R, wire_due_R, "values")
-        received = np.zeros(int(due_R.sum()) // _ITEM, np.float32)
+        received = np.empty(int(due_R.sum()) // _ITEM, np.float32)
         kept = Kept({rank: positions for rank, (positions, _) in picked.items()}, {})
         floats_R = (np.cumsum(due_R) - due_R) // _ITEM
-        for rank, at in _begins(wire_due_R, np.flatnonzero(wire_due_R).tolist()):
+        for rank, at in _begins(wire_due_R, np.flatnonzero(due_R).tolist()):
             k, coding, n_bytes, _ = heard_RM[rank].tolist()
             n, first = int(due_R[rank]) // _ITEM, int(floats_R[rank])
             positions = kernels.read_positions(came[at : at + n_bytes], k, n, coding)
-            kernels.scatter(received[first : first + n], positions, self._read(came, at + n_bytes, k))
+            kernels.expand(received[first : first + n], positions, self._read(came, at + n_bytes, k))
             kept.came[rank] = positions
         return received, kept
 
@@ -113,12 +113,12 @@ class Thresholded:
             of_rank = sent[first : first + int(sent_R[rank]) // _ITEM]
             self._write(kernels.gather(of_rank, kept.came[rank]), message, at)
         came = self._collectives.alltoallv(message, wire_R, wire_due_R, "gradients")
-        received = np.zeros((int(due_R.sum()) + behind_bytes) // _ITEM, np.float32)
+        received = np.empty((int(due_R.sum()) + behind_bytes) // _ITEM, np.float32)
         floats_R = (np.cumsum(due_R) - due_R) // _ITEM
-        for rank, at in _begins(wire_due_R, kept.sent):
+        for rank, at in _begins(wire_due_R, np.flatnonzero(due_R).tolist()):
             first, positions = int(floats_R[rank]), kept.sent[rank]
             of_rank = received[first : first + int(due_R[rank]) // _ITEM]
-            kernels.scatter(of_rank, positions, self._read(came, at, len(positions)))
+            kernels.expand(of_rank, positions, self._read(came, at, len(positions)))
         return received
 
     def _bytes(self, control_RM: Ints) -> Ints:

@@ -18,10 +18,10 @@ from hpcrec.kernels.maximum import pooled_max, pooled_max_backward
 from hpcrec.kernels.memory import aligned_empty, reserved_zeros
 from hpcrec.kernels.packed import pack_numbers, packed_bytes, unpack_numbers
 from hpcrec.kernels.positions import (
+    expand,
     gather,
     positions_bytes,
     read_positions,
-    scatter,
     scatter_add,
     write_positions,
 )
@@ -48,6 +48,7 @@ __all__ = [
     "dedup",
     "dot_interaction",
     "dot_interaction_backward",
+    "expand",
     "fletcher32",
     "gather",
     "get_threads",
@@ -70,7 +71,6 @@ __all__ = [
     "read_halves",
     "read_positions",
     "reserved_zeros",
-    "scatter",
     "scatter_add",
     "select_above",
     "select_largest",

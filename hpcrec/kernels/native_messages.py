@@ -59,14 +59,14 @@ def require_rising(positions: Ints, n: int) -> None:
     module().require_rising(positions, n)
 
 
-def scatter(out: Floats, positions: Ints, values: Floats) -> None:
+def expand(out: Floats, positions: Ints, values: Floats) -> None:
     """See the reference."""
-    module().scatter(out, positions, values, False)
+    module().expand(out, positions, values)
 
 
 def scatter_add(out: Floats, positions: Ints, values: Floats) -> None:
     """See the reference."""
-    module().scatter(out, positions, values, True)
+    module().scatter_add(out, positions, values)
 
 
 def gather(values: Floats, positions: Ints) -> Floats:

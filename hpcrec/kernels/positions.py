@@ -22,8 +22,8 @@ def _backend() -> ModuleType:
     return native_messages if active() == "native" else reference_positions
 
 
-def scatter(out: Floats, positions: Ints, values: Floats) -> None:
-    """``out[positions[k]] = values[k]``.
+def expand(out: Floats, positions: Ints, values: Floats) -> None:
+    """``out[positions[k]] = values[k]``, and zeros elsewhere.
 
     Parameters
     ----------
@@ -38,15 +38,15 @@ def scatter(out: Floats, positions: Ints, values: Floats) -> None:
         A type or shape is wrong, a position is outside or does not rise, or ``out`` shares memory with another
         argument.
     """
-    _backend().scatter(*_scattered(out, positions, values))
+    _backend().expand(*_put(out, positions, values))
 
 
 def scatter_add(out: Floats, positions: Ints, values: Floats) -> None:
-    """``out[positions[k]] += values[k]``; parameters and errors as of `scatter`."""
-    _backend().scatter_add(*_scattered(out, positions, values))
+    """``out[positions[k]] += values[k]``; parameters and errors as of `expand`."""
+    _backend().scatter_add(*_put(out, positions, values))
 
 
-def _scattered(out: Floats, positions: Ints, values: Floats) -> tuple[Floats, Ints, Floats]:
+def _put(out: Floats, positions: Ints, values: Floats) -> tuple[Floats, Ints, Floats]:
     checks.floats("out", out, (None,), _FLOAT32, write=True)
     checks.floats("values", values, (checks.ints("positions", positions).size,), _FLOAT32)
     checks.apart("out", out, positions=positions, values=values)

@@ -34,9 +34,10 @@ def require_rising(positions: Ints, n: int) -> None:
         )
 
 
-def scatter(out: Floats, positions: Ints, values: Floats) -> None:
-    """Assigns."""
+def expand(out: Floats, positions: Ints, values: Floats) -> None:
+    """Values where they are, zeros elsewhere."""
     require_rising(positions, out.size)
+    out[:] = 0
     out[positions] = values
 
 

@@ -403,12 +403,18 @@ void bind_positions(nb::module_& m) {
       },
       "positions"_a, "n"_a);
   m.def(
-      "scatter",
-      [](Out<float> out, Ids positions, In<float> values, bool add) {
-        without_gil(
-            [&] { hpcrec::scatter(out.data(), size(out), positions.data(), values.data(), size(positions), add); });
+      "expand",
+      [](Out<float> out, Ids positions, In<float> values) {
+        without_gil([&] { hpcrec::expand(out.data(), size(out), positions.data(), values.data(), size(positions)); });
       },
-      "out"_a.noconvert(), "positions"_a, "values"_a, "add"_a);
+      "out"_a.noconvert(), "positions"_a, "values"_a);
+  m.def(
+      "scatter_add",
+      [](Out<float> out, Ids positions, In<float> values) {
+        without_gil(
+            [&] { hpcrec::scatter_add(out.data(), size(out), positions.data(), values.data(), size(positions)); });
+      },
+      "out"_a.noconvert(), "positions"_a, "values"_a);
   m.def(
       "gather",
       [](In<float> values, Ids positions, Out<float> out) {

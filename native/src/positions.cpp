@@ -62,6 +62,23 @@ int64_t first_from(const int64_t* positions, int64_t k, int64_t bound) {
   return low;
 }
 
+// Values [mine) put into out [of_out), and zeros between, cleared block by block so that values find it in the cache;
+// whether positions rise and lie there.
+bool expand_range(const int64_t* positions, const float* values, Range mine, Range of_out, float* out) {
+  constexpr int64_t block = 2048;
+  int64_t i = mine.first, before = of_out.first - 1;
+  for (int64_t first = of_out.first; first < of_out.last; first += block) {
+    const int64_t end = std::min(of_out.last, first + block);
+    std::memset(out + first, 0, (end - first) * sizeof(float));
+    for (; i < mine.last && positions[i] < end; ++i) {
+      if (positions[i] <= before) return false;
+      before = positions[i];
+      out[before] = values[i];
+    }
+  }
+  return i == mine.last;
+}
+
 // Bytes that word w of a mask of n bits has.
 int64_t bytes_of(int64_t w, int64_t n) {
   return std::min(word_bytes, n / 8 + (n % 8 != 0) - w * word_bytes);
@@ -97,18 +114,28 @@ void require_rising(const int64_t* positions, int64_t k, int64_t n) {
   refuse_changed("require_rising");
 }
 
-void scatter(float* out, int64_t n, const int64_t* positions, const float* values, int64_t k, bool add) {
+void expand(float* out, int64_t n, const int64_t* positions, const float* values, int64_t k) {
+  std::atomic<bool> good{true};
+  parallel_pieces(team(n), [&](int piece, int pieces) {
+    const Range of_out = share(n, piece, pieces);
+    const Range mine{piece ? first_from(positions, k, of_out.first) : 0,
+                     piece + 1 < pieces ? first_from(positions, k, of_out.last) : k};
+    if (!expand_range(positions, values, mine, of_out, out)) good = false;
+  });
+  if (good) return;
+  refuse_falling(positions, k, n);
+  refuse_changed("expand");
+}
+
+void scatter_add(float* out, int64_t n, const int64_t* positions, const float* values, int64_t k) {
   const bool good = in_blocks(k, [=](Range some) {
     if (!all_rising(positions, some, n)) return false;
-    if (add)
-      for (int64_t i = some.first; i < some.last; ++i) out[positions[i]] += values[i];
-    else
-      for (int64_t i = some.first; i < some.last; ++i) out[positions[i]] = values[i];
+    for (int64_t i = some.first; i < some.last; ++i) out[positions[i]] += values[i];
     return true;
   });
   if (good) return;
   refuse_falling(positions, k, n);
-  refuse_changed("scatter");
+  refuse_changed("scatter_add");
 }
 
 void gather(const float* values, int64_t n, const int64_t* positions, int64_t k, float* out) {

@@ -162,12 +162,12 @@ void message_kernels(Random& random) {
       const int64_t k = feedback ? hpcrec::mark_sum(values.data(), residual.data(), n, tau, marks.data())
                                  : hpcrec::mark_above(values.data(), n, tau, marks.data());
       Ints positions(k), again(k);
-      Reals<float> chosen(k), gathered(k);
+      Reals<float> chosen(k), gathered(k), expanded(n, 0.25f);
       std::vector<unsigned char> mask((n + 7) / 8);
       if (feedback) hpcrec::cut_marked(residual.data(), n, marks.data(), k, positions.data(), chosen.data());
       else hpcrec::take_marked(values.data(), n, marks.data(), k, positions.data(), chosen.data());
-      hpcrec::scatter(there.data(), n, positions.data(), chosen.data(), k, true);
-      hpcrec::scatter(residual.data(), n, positions.data(), chosen.data(), k, false);
+      hpcrec::scatter_add(there.data(), n, positions.data(), chosen.data(), k);
+      hpcrec::expand(expanded.data(), n, positions.data(), chosen.data(), k);
       hpcrec::gather(there.data(), n, positions.data(), k, gathered.data());
       hpcrec::write_mask(positions.data(), k, n, mask.data());
       hpcrec::read_mask(mask.data(), n, again.data(), k);
@@ -178,6 +178,7 @@ void message_kernels(Random& random) {
       bits.add(positions);
       bits.add(chosen);
       bits.add(gathered);
+      bits.add(expanded);
       bits.add(mask);
     }
     bits.add(residual);
@@ -230,7 +231,7 @@ Bits thresholded_message(const Reals<float>& values, int64_t keep, int64_t at) {
   hpcrec::write_halves(chosen.data(), k, hpcrec::HalfKind::bf16, behind);
   hpcrec::read_mask(message.data() + at, n, again.data(), k);
   hpcrec::read_halves(behind, hpcrec::HalfKind::bf16, read.data(), k);
-  hpcrec::scatter(received.data(), n, again.data(), read.data(), k, false);
+  hpcrec::expand(received.data(), n, again.data(), read.data(), k);
   hpcrec::gather(received.data(), n, positions.data(), k, back.data());
   Bits bits;
   bits.add(message);
@@ -258,13 +259,14 @@ void refused_positions(Random& random) {
     Reals<float> out(n);
     std::vector<unsigned char> mask((n + 7) / 8);
     Bits bits;
-    for (const int which : {0, 1, 2, 3}) {
+    for (const int which : {0, 1, 2, 3, 4}) {
       bool refused = false;
       try {
-        if (which == 0) hpcrec::scatter(out.data(), n, positions.data(), values.data(), n, true);
+        if (which == 0) hpcrec::scatter_add(out.data(), n, positions.data(), values.data(), n);
         if (which == 1) hpcrec::write_mask(positions.data(), n, n, mask.data());
         if (which == 2) hpcrec::gather(values.data(), n / 2, positions.data(), n, out.data());
         if (which == 3) hpcrec::read_mask(mask.data(), n, Ints(n + 1).data(), n + 1);
+        if (which == 4) hpcrec::expand(out.data(), n, positions.data(), values.data(), n);
       } catch (const std::invalid_argument&) {
         refused = true;
       }

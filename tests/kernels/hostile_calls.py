@@ -377,7 +377,7 @@ def rising(rng: np.random.Generator) -> tuple[np.ndarray, int]:
 
 def scatter(rng: np.random.Generator) -> Call:
     positions, n = rising(rng)
-    function = kernels.scatter_add if rng.random() < 0.5 else kernels.scatter
+    function = kernels.scatter_add if rng.random() < 0.5 else kernels.expand
     arguments = {"out": floats(rng, n, np.float32), "positions": positions}
     return Call(function, {**arguments, "values": floats(rng, positions.size, np.float32)}, ("out",))
 

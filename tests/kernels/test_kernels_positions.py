@@ -20,7 +20,7 @@ def some_of(rng: np.random.Generator, n: int, share: float) -> np.ndarray:
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.4, 1.0])
-def test_scatter_and_gather(share, n):
+def test_scatter_expand_and_gather(share, n):
     rng = np.random.default_rng(n)
     positions = some_of(rng, n, share)
     before, values = rng.normal(size=n).astype(np.float32), rng.normal(size=positions.size).astype(np.float32)
@@ -28,18 +28,16 @@ def test_scatter_and_gather(share, n):
     shuffled = rng.permutation(np.repeat(positions, 2))
 
     def run():
-        added, assigned = before.copy(), before.copy()
+        added, expanded = before.copy(), before.copy()
         kernels.scatter_add(added, positions, values)
-        kernels.scatter(assigned, positions, values)
-        return added, assigned, kernels.gather(before, shuffled)
+        kernels.expand(expanded, positions, values)
+        return added, expanded, kernels.gather(before, shuffled)
 
-    added, assigned, gathered = same_from_both(run, THREADS)
+    added, expanded, gathered = same_from_both(run, THREADS)
     dense = np.zeros(n, np.float32)
     dense[positions] = values
     np.testing.assert_array_equal(added, before + dense)
-    wanted = before.copy()
-    wanted[positions] = values
-    np.testing.assert_array_equal(assigned, wanted)
+    np.testing.assert_array_equal(expanded, dense)
     np.testing.assert_array_equal(gathered, before[shuffled])
 
 
@@ -120,7 +118,7 @@ RISING = np.array([0, 4, 8])
 def test_positions_that_do_not_rise_or_are_outside(backend, positions, message):
     kernels.use(backend)
     wrong = np.array(positions)
-    for function in (kernels.scatter, kernels.scatter_add):
+    for function in (kernels.expand, kernels.scatter_add):
         with pytest.raises(ValueError, match=message):
             function(OUT.copy(), wrong, THREE)
     for coding in CODINGS:
@@ -147,6 +145,8 @@ def test_what_is_wrong_between_pieces_is_found(n_threads):
         with pytest.raises(ValueError, match=rf"positions\[{at}\] is "):
             kernels.scatter_add(out, wrong, values)
         with pytest.raises(ValueError, match=rf"positions\[{at}\] is "):
+            kernels.expand(out, wrong, values)
+        with pytest.raises(ValueError, match=rf"positions\[{at}\] is "):
             kernels.write_positions(wrong, n, PositionCoding.MASK, np.zeros(n // 8, np.uint8))
 
 
@@ -158,8 +158,8 @@ def test_what_is_wrong_between_pieces_is_found(n_threads):
         (lambda: kernels.gather(OUT, np.array([-1])), r"positions\[0\] is -1"),
         (lambda: kernels.gather(OUT.astype(float), RISING), r"values is float64\[9\]; needed .* float32"),
         (lambda: kernels.gather(OUT, RISING.astype(np.int32)), r"positions is int32\[3\]"),
-        (lambda: kernels.scatter(OUT, RISING, THREE[:2]), r"values is float32\[2\].* float32\[3\]"),
-        (lambda: kernels.scatter(OUT, RISING, OUT[:3]), "out shares memory with values"),
+        (lambda: kernels.expand(OUT, RISING, THREE[:2]), r"values is float32\[2\].* float32\[3\]"),
+        (lambda: kernels.expand(OUT, RISING, OUT[:3]), "out shares memory with values"),
         (lambda: kernels.scatter_add(OUT.astype(float), RISING, THREE), r"out is float64\[9\]"),
         (lambda: kernels.write_positions(RISING, 9, 2, np.zeros(2, np.uint8)), "coding is 2; allowed are 0 to 1"),
         (lambda: kernels.write_positions(RISING, 9, 0, np.zeros(3, np.uint8)), "out is of 3 bytes; .* takes 2"),
