@@ -5,7 +5,7 @@ Knows what is to be built; which layout is for ``build`` or ``build_exchange`` t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class Ingredients:
         exchange = self.config.exchange
         return exchange.dct.values if exchange.codec == "dct" else exchange.codec
 
-    @property
+    @cached_property  # the one that all engines hold to
     def thresholding(self) -> Thresholding | None:
         """How vectors are thresholded, if they are."""
         return make_thresholding(self.config)
@@ -116,6 +116,7 @@ class Ingredients:
             slices=exchange.slices,
             reduce=exchange.reduction.way,
             masks=exchange.masks,
+            thresholding=self.thresholding,
         )
 
     def placed(self, layout: Layout, store: RowStore | None) -> Engine:

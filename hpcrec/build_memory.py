@@ -144,8 +144,8 @@ def _held_ids(families: Sequence[Family], rank: int) -> list[HeldIds]:
 def _written(config: Config, wire_bytes: float) -> Written | None:
     if config.exchange.codec == "fp32":
         return None
-    thresholded, evaluates = config.exchange.codec == "dct", config.exchange.dct.evaluate
-    return Written(item_bytes=wire_bytes, thresholded=thresholded, whole_evaluations=not evaluates)
+    thresholded, evaluates = config.exchange.codec == "dct", config.data.test or config.data.validation
+    return Written(item_bytes=wire_bytes, thresholded=thresholded, whole_evaluations=evaluates is not None)
 
 
 def _traffic(config: Config, layout: Layout, rank: int, mean_ids: dict[str, float]) -> HolderTraffic:

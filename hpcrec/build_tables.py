@@ -127,6 +127,7 @@ def make_offers(
             raise ConfigError(f"embedding.tables.{name} is set, but the model reads no such table. It reads: {known}.")
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
     placements = {name: _placement(config, name, beside[name]) for name in widths}
+    thresholded = config.exchange.codec == "dct"
     families = build_families(
         tables,
         dataset.features,
@@ -136,6 +137,8 @@ def make_offers(
         dense=topology.dense,
         replicate_rows=config.exchange.replicate_rows,
         reading=reading,
+        # thresholded in parts, vectors would keep one element at least of each part, however small it is
+        whole_rows=thresholded and config.exchange.dct.density < 1,
     )
     rows = {name: family.rows for family in families for name in family.tables}
     tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
@@ -155,7 +158,7 @@ def make_offers(
         default_form=config.exchange.form,
         replicable={name: n for name, n in replicable.items() if n <= config.exchange.auto_copies},
         dense=topology.dense,
-        rows=config.exchange.codec != "dct",
+        rows=not thresholded,
         learned=topology.groups == 1,
     )
     return tables_in(sets, tables), families_in(sets, families), offers

@@ -5,6 +5,7 @@ Knows sessions and run folders; does not parse a command line (``cli``).
 
 import contextlib
 import shutil
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
 
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
+EVALUATED_BESIDE = ("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss")
 
 
 def train(config: Config) -> ExitCodes:
@@ -137,7 +139,7 @@ def _predictions(out: Path, shape: tuple[int, ...] | None) -> Iterator[Output | 
 
 
 def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
-    """Nothing is counted to read a run: results do not depend on forms beyond the order of sums."""
+    """Nothing is counted to read a run: results do not depend on forms beyond the order of sums, and codecs."""
     defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_every", "auto_copies")}
     fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
     form: Form = "pooled" if exchange.form == "auto" else exchange.form
@@ -216,8 +218,8 @@ def _summary(
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
-        of_groups = [name for name in ("group_auc", "group_logloss") if name in outcome.evaluation]
-        evaluation = {name: outcome.evaluation[name] for name in ("step", *EVALUATED, *of_groups)}
+        further = [name for name in EVALUATED_BESIDE if name in outcome.evaluation]
+        evaluation = {name: outcome.evaluation[name] for name in ("step", *EVALUATED, *further)}
     if (
         split is not None
         and (known := session.parts.splits[split].dataset.attributes.get("attainable_auc")) is not None
@@ -286,6 +288,10 @@ def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sess
         reading=True,
     )
     main = session.parts.world.main
+    forms = (config.exchange.form, *config.exchange.forms.values())
+    if main.rank == 0 and config.exchange.codec == "dct" and "auto" in forms:
+        said = "exchange.form is 'auto': partial results, which the run sent whole, are read by thresholded vectors."
+        warnings.warn(f"{said} Set it to the form that summary.json has under 'exchange'.", stacklevel=3)
     if checkpoint == "best" and not on_root(main, (checkpoints_in(run) / "best.json").exists):
         checkpoint = "last"
     state.load(session, find_checkpoint(run, checkpoint, main), resume=False)

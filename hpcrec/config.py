@@ -199,9 +199,9 @@ class ThresholdConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     density: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.05
     """Share of the elements of a feature's vectors that cross, and whose gradients come back."""
-    threshold: Literal["feature", "vector"] = "feature"
-    """feature: one for all vectors of a feature, found anew now and then. vector: each vector has its own, so that of
-    all of them as many elements cross: density times the width, rounded, and one at least."""
+    threshold: Literal["vector", "feature"] = "vector"
+    """vector: each vector has its own, so that of all of them as many elements cross: density times the width, rounded,
+    and one at least. feature: one for all vectors of a feature, found anew now and then."""
     every: Positive = 1000
     """Steps after which thresholds of features are found anew. Where more than twice the density passes, they are at
     once."""

@@ -89,13 +89,21 @@ def test_bytes_of_a_step_leave_ids_out() -> None:
 def test_time_saved_and_cost() -> None:
     rows = [
         {"link": link, "run": run, "step_ms": ms, "compression_ms": 2.0}
-        for link, times in (("1gbit", (100.0, 50.0)), ("100mbit", (800.0, 60.0)))
+        for link, times in (("1gbit", (100.0, 80.0, 50.0)), ("100mbit", (800.0, 75.0, 60.0)))
         for run, ms in zip(time_part.RUNS, times, strict=True)
     ]
-    found = {c["id"]: c["value"] for c in time_part.claims(rows)}
-    assert found == {"dct.time_saved.1gbit": 0.5, "dct.time_saved.100mbit": 0.925, "dct.cost_share": 0.04}
-    medians = time_part.medians([{"step_s": s, "run": n} for n, s in enumerate((1.0, 10.0, 3.0, 30.0, 2.0, 20.0))])
-    assert [m["step_s"] for m in medians] == [2.0, 20.0]
+    found = {c["id"].removeprefix("dct."): c["value"] for c in time_part.claims(rows)}
+    assert found.pop("time_saved_auto.100mbit") == pytest.approx(0.2)
+    assert found.pop("time_saved_auto.1gbit") == pytest.approx(0.375)
+    assert found == {"time_saved.1gbit": 0.5, "time_saved.100mbit": 0.925, "cost_share": 0.04}
+    timed = [
+        {"step_s": s, "run": n, "clocked_s": dict.fromkeys(("gather", "expand"), s / 10)}
+        for n, s in enumerate((1.0, 10.0, 5.0, 3.0, 30.0, 6.0, 2.0, 20.0, 7.0))
+    ]
+    medians = time_part.medians(timed)
+    assert [m["step_s"] for m in medians] == [2.0, 20.0, 6.0]
+    assert [set(m["clocked_s"].values()) for m in medians] == [{0.2}, {2.0}, {0.6}]
+    assert time_part.told({"gather": 0.0021, "expand": 0.004, "scatter_add": 0.0}) == "expand 4.00, gather 2.10"
 
 
 def test_clicks_for_the_test_follow_those_for_training(tmp_path: Path) -> None:

@@ -10,17 +10,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import curves
 import links
 import numpy as np
+from clock import Clock
 
 import hpcrec
-from hpcrec import kernels
 from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.start import start
@@ -46,34 +45,6 @@ class Sent:
         np.add.at(self.bytes_TR[TAGS.index(tag)], np.asarray(ranks)[others], n_bytes[others])
 
 
-class Clock:
-    """Processor seconds of each of some kernels, on the thread that calls them.
-
-    Not what passes meanwhile: where ranks share cores, a kernel that follows a message is where the others' turn comes.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.taken_s = dict.fromkeys(names, 0.0)
-        self._kernels = {name: getattr(kernels, name) for name in names}
-        for name, kernel in self._kernels.items():
-            setattr(kernels, name, partial(self._run, name, kernel))
-
-    def _run(self, name: str, kernel: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        began_s = time.thread_time()
-        found = kernel(*arguments, **named)
-        self.taken_s[name] += time.thread_time() - began_s
-        return found
-
-    def begin(self) -> None:
-        """Counts from now on."""
-        self.taken_s = dict.fromkeys(self.taken_s, 0.0)
-
-    def stop(self) -> None:
-        """Puts the kernels back."""
-        for name, kernel in self._kernels.items():
-            setattr(kernels, name, kernel)
-
-
 def train(
     config: str,
     settings: Sequence[str],
@@ -81,7 +52,7 @@ def train(
     cooldown: int = 0,
     evaluate: bool = False,
     again: bool = False,
-    clocked: Sequence[str] = (),
+    clocked: bool = False,
 ) -> Any:
     """One run: bytes a step by tag, sender and receiver, and the mean time of a step.
 
@@ -94,10 +65,11 @@ def train(
         Whether the validation data are evaluated at the end, for ``auc``.
     again : bool
         Whether the run's messages are sent again with nothing between them, for ``exchange_s``.
-    clocked : sequence of str
-        Names of kernels: ``clocked_s`` is the processor time of each in a step, on the rank where all take most.
+    clocked : bool
+        Whether what compression takes is clocked: ``clocked_s`` is the processor time of each of ``clock.SECTIONS`` in
+        a step, on the rank where all take most.
     """
-    clock = Clock(clocked)
+    clock = Clock() if clocked else None
     began_s = time.perf_counter()
     with hpcrec.open_session(config, settings) as session:
         open_s = time.perf_counter() - began_s
@@ -107,12 +79,12 @@ def train(
             if session.step == warmup:
                 main.barrier()
                 began_s = time.perf_counter()
-                clock.begin()
+                if clock is not None:
+                    clock.begin()
             if session.step == session.total_steps - cooldown:
                 main.barrier()
                 step_s = (time.perf_counter() - began_s) / (session.step - warmup)
-                slowest = max(main.allgather(clock.taken_s), key=lambda taken_s: sum(taken_s.values()))
-                clocked_s = {name: taken_s / (session.step - warmup) for name, taken_s in slowest.items()}
+                clocked_s = {} if clock is None else clock.of_slowest(main, session.step - warmup)
         if session.stopped:  # by a signal: the jobs that follow are not to be begun
             sys.exit(curves.STOPPED)
         bytes_RTR = np.array(main.allgather(sent.bytes_TR))
@@ -122,8 +94,8 @@ def train(
             "samples_per_s": session.parts.splits["train"].order.batch_size / step_s,
             "bytes_TRR": (bytes_RTR.transpose(1, 0, 2) / session.step).tolist(),
         }
-        clock.stop()
-        if clocked:
+        if clock is not None:
+            clock.stop()
             row["clocked_s"] = clocked_s
         if evaluate:
             row["auc"] = session.evaluate("validation")["auc"]

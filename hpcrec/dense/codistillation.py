@@ -87,8 +87,6 @@ class Codistillation:
         Whether groups learn from each other, perhaps later.
     taken : bool
         Whether the others are as an exchange between training steps left them.
-    exchange_bytes : int
-        That this rank sends in an exchange.
     """
 
     def __init__(
@@ -110,7 +108,6 @@ class Codistillation:
         self._heard: dict[int, Tensor] = {}  # probabilities by other groups, of this step's samples
         for other in self._others.values():
             other.model.eval().requires_grad_(False)
-        self.exchange_bytes = len(self._others) * sum(t.nbytes for t in model.state_dict().values())
 
     # Training.
 

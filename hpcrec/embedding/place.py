@@ -41,7 +41,8 @@ class Movable:
     parts : int or None
         Owners that share it where it is split; all by default.
     way : str or None
-        How it may be split evenly where ``kind`` is ``auto``; None where it may not.
+        How it may be split evenly where ``kind`` is ``auto``: ``row`` or ``column``; ``table`` where it is to stay
+        whole; None where it cannot be, evenly.
     """
 
     cost: Cost
@@ -63,12 +64,17 @@ def row_elements(spec: TableSpec) -> int:
     return spec.width + sum(shape[-1] if len(shape) == 2 else 1 for shape in states)
 
 
-def way_to_split(specs: Sequence[TableSpec], owners: int) -> str | None:
-    """How tables of equal rows may be split evenly over all owners: ``row``, ``column``, or None."""
+def way_to_split(specs: Sequence[TableSpec], owners: int, *, whole_rows: bool = False) -> str | None:
+    """How tables of equal rows may be split evenly over all owners: ``row``, ``column``, or None.
+
+    ``whole_rows``: not by columns; ``table`` then says that they stay whole however busy they are.
+    """
     if owners == 1:
         return None
     if specs[0].rows >= _DEALT_ROWS * owners:
         return "row"
+    if whole_rows:
+        return "table"
     least = _DEALT_COLUMNS * owners
     fits = all(s.width >= least and (s.width % owners == 0 or s.width >= 4 * least) for s in specs)
     return "column" if fits else None
@@ -89,7 +95,7 @@ def place(families: Mapping[str, Movable], n_owners: int) -> dict[str, tuple[str
     split = {n: families[n].way or "row" for n in free if n_owners > 1 and max(share[n]) > 1 / n_owners}
     while True:
         placed, fullest = _placed(families, order, share, split, n_owners)
-        left = [n for n in free if n not in split and families[n].way]
+        left = [n for n in free if n not in split and families[n].way not in (None, "table")]
         if not left or fullest * n_owners <= _AIM:
             return placed
         split |= {n: families[n].way or "row" for n in left[: 1 + len(left) // _SPLIT_AT_ONCE]}

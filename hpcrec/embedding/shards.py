@@ -111,12 +111,14 @@ def build_families(
     dense: Sequence[int],
     replicate_rows: int,
     reading: bool = False,
+    whole_rows: bool = False,
 ) -> tuple[Family, ...]:
     """Places every table that a lookup reads.
 
     A family costs its owners memory (rows and optimizer state) and time (lookups, and the columns that each moves); of
     lookups the mean number of ids a sample is known, not their skew. See ``place.place``. ``reading``: each
-    owner of a dynamic family has room for all of its rows.
+    owner of a dynamic family has room for all of its rows. ``whole_rows``: none is split by columns that does not ask
+    for it.
 
     Raises
     ------
@@ -138,7 +140,7 @@ def build_families(
         _check_placement(f"embedding.tables.{name}", want, len(owners))
         kind = "table" if want.kind == "auto" and want.owners is not None else want.kind
         cost = cost_of(specs, sum(mean_ids[f] for f in feats))
-        way = way_to_split(specs, len(owners))
+        way = way_to_split(specs, len(owners), whole_rows=whole_rows)
         movable[name] = Movable(cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way)
     for name, (kind, numbers) in place(movable, len(owners)).items():
         placed[name] = (kind, tuple(owners[n] for n in numbers))

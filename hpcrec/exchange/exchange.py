@@ -150,7 +150,7 @@ class Exchange:
         self._norms = ColumnNorms(world, layout, self.dtype)
         self._codec: Codec = make_codec(codec, world.main, self.dtype)
         if thresholding is not None:
-            self._codec = Thresholded(world.main, self.masks, codec, evaluates=thresholding.evaluates)
+            self._codec = Thresholded(world.main, self.masks, codec, thresholding)
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
 
     def _serving(self, store: RowStore, leg: Leg, weighted: set[str], load: Load | None) -> Holder:

@@ -27,9 +27,9 @@ Chosen = tuple[Ints, Floats]
 """Rising positions, and the elements there."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Thresholding:
-    """How.
+    """How; one for all of a rank's exchanges.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Thresholding:
     every : int
         Training batches until thresholds are found anew.
     evaluates : bool
-        Whether evaluations are thresholded too.
+        Whether evaluations are thresholded too; may be changed between batches, on every rank alike.
     by_vector : bool
         Whether each vector has a threshold of its own.
     """
@@ -148,8 +148,8 @@ class FeatureMasks(Masks):
     """Elements that reach the threshold of their feature's table.
 
     It is found anew every ``every`` training batches so that the share ``density`` of all its elements in that batch
-    reaches it, and at once where more than twice as many do. Evaluations use the thresholds of training, or, before
-    there are any, their own batch's. Each set of tables has thresholds of its own.
+    reaches it, and at once where more than twice as many do. Zeros never do. Evaluations use the thresholds of
+    training, or, before there are any, their own batch's. Each set of tables has thresholds of its own.
 
     Attributes
     ----------
@@ -190,14 +190,23 @@ class FeatureMasks(Masks):
     def saved(self) -> dict[str, Any]:
         """See ``Masks``."""
         found = zip(self._named(), self.tau_GS.ravel().tolist(), strict=True)
-        return {**super().saved(), "tau": {name: tau for name, tau in found if not math.isnan(tau)}}
+        return {**super().saved(), "tau": {name: None if math.isnan(tau) else tau for name, tau in found}}
 
     def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
-        """See ``Masks``; thresholds of streams that this rank had, too. Others are found when they are needed."""
+        """See ``Masks``; thresholds of streams, too, of those that this rank did not have the mean over others.
+
+        Streams that nobody had (of other columns, say) find theirs when it is needed.
+        """
         super().restore(by_rank, rank)
-        mine = by_rank[rank].get("tau", {}) if rank < len(by_rank) and by_rank[rank] else {}
-        held = zip(self._named(), self.tau_GS.ravel().tolist(), strict=True)
-        self.tau_GS = np.array([mine.get(name, tau) for name, tau in held], np.float64).reshape(self.tau_GS.shape)
+        told = [found.get("tau", {}) for found in by_rank]
+        now = []
+        for name, tau in zip(self._named(), self.tau_GS.ravel().tolist(), strict=True):
+            if rank < len(told) and name in told[rank]:
+                now.append(told[rank][name])
+            else:
+                theirs = [of_rank[name] for of_rank in told if of_rank.get(name) is not None]
+                now.append(float(np.mean(theirs)) if theirs else tau)
+        self.tau_GS = np.array(now, np.float64).reshape(self.tau_GS.shape)  # None, not found yet, is NaN
 
     def _named(self) -> list[str]:
         """Streams of every set: their tables are called as there."""
@@ -208,7 +217,8 @@ class FeatureMasks(Masks):
         values = np.concatenate(parts) if parts else np.zeros(0, np.float32)
         if not len(values):
             return np.nan
-        return kernels.threshold_of(values, max(1, round(self._how.density * len(values))))
+        found = kernels.threshold_of(values, max(1, round(self._how.density * len(values))))
+        return max(found, float(np.finfo(np.float32).smallest_subnormal))  # a zero is read as one without being sent
 
     def _of_sender(self, sent: Floats, spans: Spans, p: int, tau_S: np.ndarray) -> list[Chosen]:
         return [self._of_stream(sent, spans, p, s, tau) for s, tau in enumerate(tau_S.tolist())]

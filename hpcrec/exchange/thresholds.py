@@ -52,16 +52,16 @@ class Thresholded:
         Of a holder; None elsewhere.
     kind : str
         How values are written: ``fp32``, ``bf16`` or ``fp16``.
-    evaluates : bool
-        Whether evaluations are thresholded too; else all their values cross, as ``kind``.
+    how : Thresholding
+        Says whether evaluations are thresholded too; else all their values cross, as ``kind``.
     """
 
-    def __init__(self, collectives: Collectives, masks: Masks | None, kind: str, *, evaluates: bool = True) -> None:
+    def __init__(self, collectives: Collectives, masks: Masks | None, kind: str, how: Thresholding) -> None:
         self._collectives = collectives
         self._whole = Halves(collectives, kind)
         self._kind = kind
         self._masks = masks
-        self._evaluates = evaluates
+        self._how = how
 
     def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
         """See ``Codec``."""
@@ -71,7 +71,7 @@ class Thresholded:
         self, sent: Floats, sent_R: Ints, due_R: Ints, spans: Spans | None, *, train: bool
     ) -> tuple[Floats, Kept | None]:
         """See ``Codec``."""
-        if not train and not self._evaluates:
+        if not train and not self._how.evaluates:
             return self._whole.alltoallv(sent, sent_R, due_R, "values"), None
         size = self._collectives.size
         picked: dict[int, tuple[Ints, Floats]] = {}

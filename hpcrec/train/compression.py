@@ -1,4 +1,7 @@
-"""What thresholding has come to, for metrics.jsonl and summary.json: of dense gradients, and of pooled vectors."""
+"""What thresholding has come to, for metrics.jsonl and summary.json: of dense gradients, and of pooled vectors.
+
+Knows what a session counts and evaluates; does not know how anything is thresholded.
+"""
 
 from typing import Any
 
@@ -59,3 +62,21 @@ def vectors(session: Session) -> dict[str, Any]:
     mine = (0, 0, 0) if remembered is None else remembered.counts()
     kept, elements, drifts = session.parts.world.main.allreduce(np.array(mine, np.int64)).tolist()
     return {"density": kept / elements, "drift": drifts} if elements else {}
+
+
+def evaluated_otherwise(session: Session, split: str) -> dict[str, float] | None:
+    """AUC and log-loss on vectors that are thresholded if they are not else in evaluations, or whole if they are.
+
+    As ``masked_auc`` and ``masked_logloss``, or ``unmasked_...``; nothing where vectors cross whole in training too.
+    Collective; None where a rank was asked to stop meanwhile.
+    """
+    how = session.parts.engine.thresholding
+    if how is None or how.density == 1:
+        return {}
+    how.evaluates = not how.evaluates
+    try:
+        found = session.evaluate_unless_stopped(split)
+    finally:
+        masked, how.evaluates = how.evaluates, not how.evaluates
+    name = "masked" if masked else "unmasked"
+    return None if found is None else {f"{name}_{metric}": found[metric] for metric in ("auc", "logloss")}

@@ -17,7 +17,7 @@ import numpy as np
 from hpcrec.errors import CheckpointError
 from hpcrec.train import saved, state
 from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
-from hpcrec.train.compression import Kept, density
+from hpcrec.train.compression import Kept, density, evaluated_otherwise
 from hpcrec.train.dynamic_state import LOGGED, figures
 from hpcrec.train.metrics import RunningMetrics
 from hpcrec.train.ranks import on_root
@@ -180,7 +180,8 @@ class Loop:
         with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
             step = self._take_best()
             found = session.evaluate_unless_stopped(split)
-        return None if found is None else {"step": step, **found}
+            otherwise = None if found is None else evaluated_otherwise(session, split)
+        return None if found is None or otherwise is None else {"step": step, **found, **otherwise}
 
     def _take_best(self) -> int:
         """Loads the best checkpoint where one is kept and whole; returns the step whose weights there are then."""

@@ -75,6 +75,13 @@ class DensePart:
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 
+class Thresholds(Protocol):
+    """How vectors are thresholded; the same on every rank."""
+
+    density: float
+    evaluates: bool
+
+
 class Remembered(Protocol):
     """What an exchange finds out while it trains and a resumed run needs, beside rows; JSON-like."""
 
@@ -97,7 +104,7 @@ class Engine:
 
     ``features`` are what a dense rank reads of its part of a batch, ``held`` what a holder reads of the whole batch,
     ``slices`` the parts of dense parameters that are used at this holder; ``reduce`` says who adds partial results that
-    cross hosts; ``masks`` are those of this holder's vectors.
+    cross hosts; ``masks`` are those of this holder's vectors, ``thresholding`` how, None where they cross whole.
     """
 
     policy: Policy
@@ -108,6 +115,7 @@ class Engine:
     slices: list[Any]
     reduce: str
     masks: Remembered | None
+    thresholding: Thresholds | None
 
 
 class Chooses(Protocol):

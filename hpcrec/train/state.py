@@ -115,10 +115,10 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     except Exception as caught:
         error = caught
     agree(session.parts.world.main, error)
+    if session.parts.engine.masks is not None:
+        session.parts.engine.masks.restore(checkpoint.state.get("thresholds", []), session.topology.rank)
     if resume:
         session.step = checkpoint.step
-        if session.parts.engine.masks is not None:
-            session.parts.engine.masks.restore(checkpoint.state.get("thresholds", []), session.topology.rank)
         session.guard.skipped, session.guard.in_a_row = skipped
         if session.topology.rank == 0:
             session.parts.world.ledger.restore(wire_bytes)

@@ -41,6 +41,10 @@ SUMMARY_KEYS: dict[str, Any] = {
             "calibration",
             "group_auc",
             "group_logloss",
+            "masked_auc",
+            "masked_logloss",
+            "unmasked_auc",
+            "unmasked_logloss",
         )
     ),
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
@@ -56,8 +60,18 @@ SUMMARY_KEYS: dict[str, Any] = {
     "topology": None,
     "versions": None,
 }
-# only where there was an evaluation, where the data set knows it, where dense ranks are in groups
-_OPTIONAL = ("eval.step", "eval.attainable_auc", "eval.group_auc", "eval.group_logloss")
+# only where there was an evaluation, where the data set knows it, where dense ranks are in groups, where vectors are
+# thresholded
+_OPTIONAL = (
+    "eval.step",
+    "eval.attainable_auc",
+    "eval.group_auc",
+    "eval.group_logloss",
+    "eval.masked_auc",
+    "eval.masked_logloss",
+    "eval.unmasked_auc",
+    "eval.unmasked_logloss",
+)
 _FAILED_KEYS: dict[str, Any] = {"error": None}  # besides, in the summary of a run that failed
 _PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "horovod", "mpi4py")
 _RECENT_STEPS = 20  # over which the bar's samples/s are taken

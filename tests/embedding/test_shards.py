@@ -199,6 +199,21 @@ def test_a_busy_small_table_is_split_by_columns_and_a_large_one_by_rows() -> Non
     assert predicted_balance(pinned, tables, features, owners) == {"memory": 2.0, "time": 2.0}
 
 
+def test_where_rows_stay_whole_a_busy_small_table_does() -> None:
+    """Vectors of which a share crosses are thresholded at one owner; a large table is dealt by rows as ever."""
+    tables = {"busy": TableSpec(name="busy", rows=20, width=64), "large": TableSpec(name="large", rows=10**6, width=64)}
+    features = [Feature(name="busy", cardinality=20, mean_ids=50.0), Feature(name="large", cardinality=10**6)]
+    lookups = [Lookup(feature=n, table=n) for n in tables]
+    places = {
+        whole_rows: build_families(
+            tables, features, lookups, {}, owners=range(4), dense=(0,), replicate_rows=0, whole_rows=whole_rows
+        )
+        for whole_rows in (False, True)
+    }
+    kinds = {whole_rows: {f.name: f.kind for f in families} for whole_rows, families in places.items()}
+    assert kinds == {False: {"busy": "column", "large": "row"}, True: {"busy": "table", "large": "row"}}
+
+
 def test_the_frequent_rows_of_equal_tables_meet_at_different_owners() -> None:
     """Tables of equal rows deal a row number to the same part, whose owner differs from table to table."""
     tables, features, lookups = specs({f"t{i}": 10**6 for i in range(8)})

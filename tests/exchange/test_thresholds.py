@@ -1,6 +1,8 @@
 """Codec ``dct``: thresholded vectors and their gradients are what one process makes of the same masks [DCT]."""
 
 import itertools
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +13,15 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from hpcrec import commands
 from hpcrec.build import open_session
+from hpcrec.data.loader import Loader
 from hpcrec.exchange.masks import FeatureMasks, Thresholding
 from hpcrec.exchange.work import Spans
-from hpcrec.train import state
+from hpcrec.train import metrics, state
 from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.session import Session
-from tests.reference import Bag, Reference
+from tests.reference import Bag, Reference, join
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
 from tests.train.test_equivalence import roles_for
 
@@ -26,11 +30,12 @@ OF_VECTOR = 0.3
 
 
 def config(folder: Path, topology: dict[str, Any], model: str = "dcn", form: str = "pooled", **dct: Any) -> Any:
+    dct = {"threshold": "feature", "density": DENSITY, "every": EVERY, "values": "fp32", **dct}
     return config_for(
         folder,
         topology=topology,
         model={"name": model, "pooling": {}},
-        exchange={"form": form, "codec": "dct", "dct": {"density": DENSITY, "every": EVERY, "values": "fp32", **dct}},
+        exchange={"form": form, "codec": "dct", "dct": dct},
         embedding={
             "optimizer": {"name": "sgd", "lr": 0.1},
             "tables": {table: {"shard": "table"} for table in ("user", "item", "tag")},
@@ -44,13 +49,14 @@ class Masking(Reference):
 
     by_vector: bool
 
+    masks, learns = True, True  # whether vectors are thresholded; whether thresholds are found anew, and counted
     taus: dict[tuple[str, str], float]
     kept: int
     drifts: int
     batches: int
 
     def pooled_of(self, feature: str, table: str, bag: Bag, values: Tensor) -> Tensor:
-        if values.shape[1] == 1:
+        if values.shape[1] == 1 or not self.masks:
             return values
         there = torch.from_numpy(np.diff(bag.offsets) > 0)  # no vector crosses of an empty bag
         if self.by_vector:
@@ -60,7 +66,8 @@ class Masking(Reference):
             return values * torch.zeros_like(values).scatter_(1, largest, 1.0)
         sent = values.detach()[there].abs().flatten()
         wanted = max(1, round(DENSITY * len(sent)))
-        if self.batches % EVERY == 0 or (sent >= self.taus[feature, table]).sum() > 2 * DENSITY * len(sent):
+        due = self.learns and self.batches % EVERY == 0
+        if due or (self.learns and (sent >= self.taus[feature, table]).sum() > 2 * DENSITY * len(sent)):
             self.drifts += self.batches % EVERY != 0
             self.taus[feature, table] = float(torch.sort(sent, descending=True).values[wanted - 1])
         mask = (values.detach().abs() >= self.taus[feature, table]) & there[:, None]
@@ -70,6 +77,11 @@ class Masking(Reference):
     def _pool(self, table: str, bag: Bag, pooling: str) -> Tensor:
         feature = next(f for f, b in self.batch.bags.items() if b is bag)
         return self.pooled_of(feature, table, bag, super()._pool(table, bag, pooling))
+
+    def logits_of(self, batch: Any) -> np.ndarray:
+        self.batch = batch
+        with torch.no_grad():
+            return self.logits(batch).numpy()
 
     def step_of(self, batch: Any) -> float:
         self.batch = batch
@@ -225,25 +237,74 @@ def test_a_resumed_run_has_the_thresholds_of_before(folder: Path) -> None:
             np.testing.assert_array_equal(rows, ends[1][1][table])
 
 
-@pytest.mark.parallel([1, 2])
-def test_evaluations_with_and_without(folder: Path) -> None:
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("threshold", ["feature", "vector"])
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_a_run_tells_of_thresholded_and_of_whole_vectors(folder: Path, threshold: str, *, evaluate: bool) -> None:
+    """By the thresholds of training, whoever evaluates: the run, or who reads it in batches of another size."""
     write_data(folder / "data.h5")
-    found = {}
-    for evaluate in (True, False):
-        wanted = config(folder, {"mode": "fused"}, evaluate=evaluate)
-        wanted = wanted.__class__(
-            **{
-                **wanted.__dict__,
-                "data": wanted.data.__class__(**{**wanted.data.__dict__, "validation": str(folder / "data.h5")}),
-            }
-        )
-        with open_session(wanted) as session:
-            for step in session.steps():
-                step.run()
-            before = session.parts.engine.masks.kept
-            found[evaluate] = session.evaluate("validation")["logloss"]
-            assert session.parts.engine.masks.kept == before
-    assert abs(found[True] - found[False]) > 1e-4
+    dct = {"threshold": "vector", "density": OF_VECTOR, "every": 1000} if threshold == "vector" else {}
+    topology = roles_for(MPI.COMM_WORLD.size)[-1]
+    wanted = config(folder, topology, evaluate=evaluate, **dct)
+    wanted = replace(
+        wanted,
+        data=replace(wanted.data, validation=str(folder / "data.h5")),
+        checkpoint=replace(wanted.checkpoint, keep_best=False),
+    )
+    with open_session(wanted) as session:
+        reference = masking(session, wanted)
+        batches = global_batches(session, session.total_steps)
+        for batch in batches:
+            reference.step_of(batch)
+        split = session.parts.splits["validation"]
+        loader = Loader(split.dataset, split.order, prefetch=0)
+        with loader.batches(0, 0, split.order.n_batches) as stream:
+            whole = [join([batch]) for batch in stream]
+    labels, weights = (np.concatenate([getattr(b, name) for b in whole]) for name in ("label", "weight"))
+    reference.learns = False
+    expected = {}
+    for masks in (True, False):
+        reference.masks = masks
+        logits = np.concatenate([reference.logits_of(b) for b in whole])
+        expected[masks] = metrics.evaluate(logits, labels, weights)["logloss"]
+    assert abs(expected[True] - expected[False]) > 1e-4
+    assert commands.train(wanted) == 0
+    found = json.loads((folder / "run/summary.json").read_text())["eval"]
+    other = "unmasked" if evaluate else "masked"
+    assert found["logloss"] == pytest.approx(expected[evaluate], rel=1e-5)
+    assert found[f"{other}_logloss"] == pytest.approx(expected[not evaluate], rel=1e-5)
+    assert 0 < found[f"{other}_auc"] < 1 and {"masked_auc", "unmasked_auc"} - {f"{other}_auc"} - set(found)
+    for masks in (True, False):
+        reads = replace(wanted.exchange, dct=replace(wanted.exchange.dct, evaluate=masks))
+        again = commands.evaluate(replace(wanted, exchange=reads, train=replace(wanted.train, batch_size=7)))
+        assert again["logloss"] == pytest.approx(expected[masks], rel=1e-5)
+
+
+def test_zeros_are_not_sent() -> None:
+    """Where most vectors are zero, as of ids without a row, a threshold is no less than what can be told from zero."""
+    thresholds = FeatureMasks(leg_of("a"), Thresholding(density=0.1, every=100, evaluates=True))
+    spans = Spans(np.array([0]), np.array([0]), np.array([0]), np.array([400]), np.array([[400]]))
+    sent = np.zeros(400, np.float32)
+    sent[::40] = np.arange(1, 11)
+    for _ in range(2):
+        ((positions, chosen),) = thresholds.picked(sent, spans, train=True)
+        assert positions.tolist() == list(range(0, 400, 40)) and chosen.tolist() == list(range(1, 11))
+    assert (thresholds.kept, thresholds.drifts) == (20, 0)
+
+
+def test_thresholds_of_other_ranks() -> None:
+    """Who has a stream goes on with its own threshold, found or not; who has it now, with the mean of those."""
+    how = Thresholding(density=0.1, every=100, evaluates=True)
+    before = [FeatureMasks(leg_of("ab"), how) for _ in range(2)]
+    before[0].tau_GS[0] = 1.0, np.nan
+    before[1].tau_GS[0] = 3.0, 5.0
+    saved = json.loads(json.dumps([{}, *(masks.saved() for masks in before)]))
+    found = []
+    for rank in (1, 2, 3):
+        after = FeatureMasks(leg_of("bac"), how)
+        after.restore(saved, rank)
+        found.append(after.tau_GS[0])
+    np.testing.assert_array_equal(found, [[np.nan, 1, np.nan], [5, 3, np.nan], [5, 2, np.nan]])
 
 
 @pytest.mark.parallel([1, 2, 3, 4])

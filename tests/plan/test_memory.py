@@ -155,8 +155,9 @@ def test_thresholded_messages_allocate_what_the_formula_says(by_vector, density)
     n, width, world = 30_000, 20, World(MPI.COMM_SELF, lambda _: ((0,), (0,)))
     streams = [SimpleNamespace(entry=e, table=t, columns=(0, width), width=width) for e, t in enumerate("ab")]
     leg = SimpleNamespace(entries=[SimpleNamespace(features=(t,)) for t in "ab"], streams=streams, n_value_streams=2)
-    masks = make_masks(leg, Thresholding(density, every=10, evaluates=True, by_vector=by_vector))
-    codec = Thresholded(world.main, masks, "fp16")
+    how = Thresholding(density, every=10, evaluates=True, by_vector=by_vector)
+    masks = make_masks(leg, how)
+    codec = Thresholded(world.main, masks, "fp16", how)
     elements = 2 * n * width
     zero = np.array([0])
     spans = Spans(zero, zero, zero, np.array([elements]), np.array([[n * width, n * width]]))

@@ -104,7 +104,7 @@ ALONE: dict[str, dict[str, Any]] = {
         "embedding": {"tables": {t: {"dynamic": {"capacity": 12, "evict": "lru"}} for t in dynamic_runs.TABLES}},
     },
     "thresholded": {
-        "exchange": {"codec": "dct", "dct": {"density": 0.3, "every": 3, "values": "fp32"}},
+        "exchange": {"codec": "dct", "dct": {"threshold": "feature", "density": 0.3, "every": 3, "values": "fp32"}},
         "dense": {"compression": "dct", "dct": {"density": 0.1, "every": 4, "values": "fp32"}},
         "train": {"dtype": "float32"},
     },
@@ -187,7 +187,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folder: Path) -> None:
             "auto_steps": 1,
             "auto_every": 3,
             "codec": "dct",
-            "dct": {"density": 0.3, "every": 3},
+            "dct": {"threshold": "feature", "density": 0.3, "every": 3},
         },
         embedding={"tables": tables},
         dense={"compression": "dct", "dct": {"density": 0.1, "every": 4, "values": "bf16"}},
