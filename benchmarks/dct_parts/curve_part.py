@@ -1,8 +1,9 @@
 """AUC against density, of vectors and of dense gradients apart; and dense thresholds without what makes them work.
 
 DLRM of width 128 on the synthetic clicks as in ``quality_part``, one seed, 1,000 steps, 262,144 test samples. A row
-compresses one of the two alone; ``bytes_ratio`` is of what it compresses, by the ledger, to the uncompressed run of
-the same rows. Rows whose vectors are thresholded begin as thresholded runs do there; others begin evenly.
+compresses one of the two alone, vectors by thresholds of their own or, as ``thresholds of features``, by those of their
+features, found anew every 100 steps; ``bytes_ratio`` is of what it compresses, by the ledger, to the uncompressed run
+of the same rows. Rows whose vectors are thresholded begin as thresholded runs do there; others begin evenly.
 
 Beside the dense threshold, which is found anew every 500 steps, at one density: thresholds found in every step (top-k
 of each step), the same at the density that gives about as many bytes, as many entries at random (random-k), and
@@ -19,6 +20,7 @@ from dct_parts.runs import MODELS, Row, train
 
 MODEL, RANKS, SEED, STEPS, EVAL_BATCHES = "dlrm", 2, 1, 1000, 128
 VECTOR_DENSITIES = (0.008, 0.02, 0.04, 0.08, 0.16, 0.32)
+FEATURE_DENSITIES, FEATURE_EVERY = (0.04, 0.08, 0.16), 100
 DENSE_DENSITIES = (0.001, 0.005, 0.015, 0.045, 0.15)
 AT, AS_MANY_BYTES, EVERY = 0.045, 0.01, 500  # of the dense rows without something
 QUICK_STEPS, QUICK_BLOCKS, QUICK_TEST_BLOCKS = 60, 4, 1
@@ -49,6 +51,10 @@ def runs(*, quick: bool) -> Iterator[tuple[str, float, str, Sequence[str], str |
     yield "vectors", 1.0, "whole", less, None
     for density in VECTOR_DENSITIES[:1] if quick else VECTOR_DENSITIES:
         yield "vectors", density, "thresholds", (*less, *VECTORS, f"exchange.dct.density={density}"), None
+    for density in FEATURE_DENSITIES[:1] if quick else FEATURE_DENSITIES:
+        of_features = ("exchange.dct.threshold=feature", f"exchange.dct.every={FEATURE_EVERY}")
+        settings = (*less, *VECTORS, *of_features, f"exchange.dct.density={density}")
+        yield "vectors", density, "thresholds of features", settings, None
     yield "dense", 1.0, "whole", whole, None
     for density in DENSE_DENSITIES[:1] if quick else DENSE_DENSITIES:
         yield "dense", density, "thresholds", (*whole, *dense(density)), None

@@ -114,9 +114,8 @@ def measure(cache: Path, *, quick: bool) -> Iterator[tuple[list[Row], list[Row]]
                 data,
                 RANKS,
                 [*MODELS[model], f"model.width={OF[model].width}", *settings, steps, f"train.seed={seed}"],
-                unmasked=name == LESS,
             )
-            rows.append({"model": model, "seed": seed, "run": name, "auc_unmasked": None, **found})
+            rows.append({"model": model, "seed": seed, "run": name, **found})
             show(rows[-1])
         if seed != seeds[0] and model == models[-1]:
             yield rows, claims(rows, models)

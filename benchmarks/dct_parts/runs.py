@@ -3,9 +3,6 @@
 Knows command lines and summaries alone.
 """
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +25,6 @@ def train(
     ranks: int,
     settings: Sequence[str],
     *,
-    unmasked: bool = False,
     without: str | None = None,
     config: Path = CONFIG,
     eval_batches: int | None = None,
@@ -42,8 +38,6 @@ def train(
     ranks : int
     settings : sequence of str
         Beside those of ``config``.
-    unmasked : bool
-        Whether the trained model is evaluated again on vectors that are not thresholded, as ``auc_unmasked``.
     without : str, optional
         What is taken out of dense sums: see ``ablated``.
     config : Path
@@ -58,20 +52,8 @@ def train(
         few = () if eval_batches is None else (f"train.eval_batches={eval_batches}",)
         summary = trained(written, ranks, *files, *few, *settings, begin=begin)
         row = {name: summary["eval"][name] for name in ("auc", "logloss")} | _bytes(summary)
-        if unmasked:
-            row["auc_unmasked"] = evaluated(folder / "run", ranks, "exchange.dct.evaluate=false")["auc"]
+        row["auc_unmasked"] = summary["eval"].get("unmasked_auc")  # where vectors are thresholded
     return row
-
-
-def evaluated(run: Path, ranks: int, *settings: str) -> Row:
-    """What ``hpcrec evaluate`` prints of the last checkpoint of a run."""
-    line = [sys.executable, "-m", "hpcrec", "run", "-n", str(ranks), "--", "evaluate", str(run)]
-    line += [f"--set={setting}" for setting in settings]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(line)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
-    found: Row = json.loads(done.stdout)
-    return found
 
 
 def _bytes(summary: Row) -> Row:

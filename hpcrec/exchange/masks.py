@@ -141,7 +141,8 @@ class VectorMasks(Masks):
         start, stop = spans.of(p, s)
         keep = width if self.whole_S[s] else self._how.of_vector(width)
         positions, chosen = kernels.select_largest(sent[start:stop].reshape(-1, width), keep)
-        return positions + (start - int(spans.at_P[p])), chosen
+        positions += start - int(spans.at_P[p])
+        return positions, chosen
 
 
 class FeatureMasks(Masks):
@@ -228,4 +229,5 @@ class FeatureMasks(Masks):
         if start == stop:
             return np.zeros(0, np.int64), sent[:0]
         positions, chosen = kernels.select_above(sent[start:stop], tau)
-        return positions + (start - int(spans.at_P[p])), chosen
+        positions += start - int(spans.at_P[p])
+        return positions, chosen

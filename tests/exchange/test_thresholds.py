@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hpcrec import commands
 from hpcrec.build import open_session
+from hpcrec.config import ThresholdConfig
 from hpcrec.data.loader import Loader
 from hpcrec.exchange.masks import FeatureMasks, Thresholding
 from hpcrec.exchange.work import Spans
@@ -124,6 +125,34 @@ def test_equals_one_process_with_the_same_masks(folder: Path, model: str, thresh
             masks = session.parts.engine.masks
             found = [0, 0] if masks is None else [masks.kept, masks.drifts]
             assert [total(session, n) for n in found] == [reference.kept, reference.drifts]
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_tables_that_may_be_split_by_columns_stay_whole(folder: Path) -> None:
+    """So that vectors are thresholded as one process does it, wherever placement is free."""
+    write_data(folder / "data.h5")
+    kinds = {}
+    for codec in ("fp32", "dct"):
+        wanted = config(folder, {"mode": "fused"}, threshold="vector", density=OF_VECTOR, every=1000)
+        wanted = replace(
+            wanted,
+            model=replace(wanted.model, width=48),
+            embedding=replace(wanted.embedding, tables={}),
+            exchange=replace(
+                wanted.exchange, **({} if codec == "dct" else {"codec": "fp32", "dct": ThresholdConfig()})
+            ),
+        )
+        with open_session(wanted) as session:
+            parts = session.parts.store
+            mine = set() if parts is None else {parts.find(table)[1].family.kind for table in parts.tables}
+            kinds[codec] = set().union(*session.parts.world.main.allgather(mine))
+            reference = masking(session, wanted)
+            batches = global_batches(session, session.total_steps)
+            for step, batch in zip(session.steps(), batches, strict=True):
+                loss = total(session, step.run())
+                if codec == "dct":
+                    assert loss == pytest.approx(reference.step_of(batch), rel=1e-5)
+    assert "column" in kinds["fp32"] and kinds["dct"] == {"table"}
 
 
 def leg_of(tables: str) -> Any:
