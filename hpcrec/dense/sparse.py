@@ -7,6 +7,7 @@ float32 goes through the kernels; float64, for runs that are compared to 1e-12, 
 Knows arrays; knows neither ranks nor what is done with entries that are not chosen.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ _FLOAT32 = np.dtype(np.float32)
 Bytes = NDArray[np.uint8]
 
 
+@functools.cache  # of each parameter in each step
 def kept_of(n: int, density: float) -> int:
     """Entries of ``n`` that a density keeps: at least so large a share of them, as the decimal fraction it is."""
     return math.ceil(Fraction(repr(density)) * n)
 
 
+@functools.cache
 def most_of(n: int, density: float) -> int:
     """Entries of ``n`` that may pass before a threshold counts as outgrown: twice the density, and those to keep."""
     return max(kept_of(n, density), math.floor(2 * Fraction(repr(density)) * n))
