@@ -144,8 +144,9 @@ def _held_ids(families: Sequence[Family], rank: int) -> list[HeldIds]:
 def _written(config: Config, wire_bytes: float) -> Written | None:
     if config.exchange.codec == "fp32":
         return None
-    thresholded, evaluates = config.exchange.codec == "dct", config.data.test or config.data.validation
-    return Written(item_bytes=wire_bytes, thresholded=thresholded, whole_evaluations=evaluates is not None)
+    own_tables = not config.dense.codistillation.share_embeddings  # those of other groups are read as in evaluations
+    whole = bool(config.data.test or config.data.validation) or (own_tables and not config.exchange.dct.evaluate)
+    return Written(item_bytes=wire_bytes, thresholded=config.exchange.codec == "dct", whole_evaluations=whole)
 
 
 def _traffic(config: Config, layout: Layout, rank: int, mean_ids: dict[str, float]) -> HolderTraffic:

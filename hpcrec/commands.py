@@ -139,7 +139,7 @@ def _predictions(out: Path, shape: tuple[int, ...] | None) -> Iterator[Output | 
 
 
 def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
-    """Nothing is counted to read a run: results do not depend on forms beyond the order of sums, and codecs."""
+    """Nothing is counted to read a run. Forms change the order of sums, and what codec ``dct`` thresholds."""
     defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_every", "auto_copies")}
     fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
     form: Form = "pooled" if exchange.form == "auto" else exchange.form
@@ -289,9 +289,10 @@ def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sess
     )
     main = session.parts.world.main
     forms = (config.exchange.form, *config.exchange.forms.values())
-    if main.rank == 0 and config.exchange.codec == "dct" and "auto" in forms:
-        said = "exchange.form is 'auto': partial results, which the run sent whole, are read by thresholded vectors."
-        warnings.warn(f"{said} Set it to the form that summary.json has under 'exchange'.", stacklevel=3)
+    masked = config.exchange.codec == "dct" and config.exchange.dct.evaluate and config.exchange.dct.density < 1
+    if main.rank == 0 and masked and "auto" in forms:
+        said = "exchange.form is 'auto': partial results that the run sent whole are read by thresholded vectors."
+        warnings.warn(f"{said} Set exchange.forms to what summary.json has under 'exchange'.", stacklevel=3)
     if checkpoint == "best" and not on_root(main, (checkpoints_in(run) / "best.json").exists):
         checkpoint = "last"
     state.load(session, find_checkpoint(run, checkpoint, main), resume=False)

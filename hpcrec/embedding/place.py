@@ -83,9 +83,10 @@ def way_to_split(specs: Sequence[TableSpec], owners: int, *, whole_rows: bool = 
 def place(families: Mapping[str, Movable], n_owners: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Kind and owner numbers of each family, in order of parts.
 
-    One that alone exceeds an owner's fair share of memory or time is split over all owners. The others go whole,
-    dearest first, to the owner that is then the least loaded in what it has most of. While an owner would have more
-    than ``BALANCE`` of the mean of either, less a margin, the dearest that are still whole are split too.
+    One that alone exceeds an owner's fair share of memory or time is split over all owners, unless it is to stay whole.
+    The others go whole, dearest first, to the owner that is then the least loaded in what it has most of. While an
+    owner would have more than ``BALANCE`` of the mean of either, less a margin, the dearest that are still whole are
+    split too.
     """
     memory = sum(f.cost.memory for f in families.values()) or 1.0
     time = sum(f.cost.time for f in families.values()) or 1.0

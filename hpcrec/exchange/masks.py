@@ -25,6 +25,8 @@ DRIFT = 2  # times the elements wanted, above which a threshold is found anew at
 
 Chosen = tuple[Ints, Floats]
 """Rising positions, and the elements there."""
+Saved = tuple[Sequence[Mapping[str, Any]], int | None]
+"""What the masks of every rank had saved, and which of them are this one's."""
 
 
 @dataclass
@@ -89,12 +91,14 @@ class Masks(ABC):
         self.widths = [s.width for s in streams]
         self.whole_S = np.array([s.width == 1 or how.density == 1 for s in streams], bool)
         self.batches = self.drifts = self.kept = self.elements = 0
+        self._restored: Saved | None = None  # until a batch is trained: other masks may follow that have other streams
 
     def picked(self, sent: Floats, spans: Spans, *, train: bool) -> list[Chosen]:
         """For each sender of ``spans``: positions in its message, rising, and the elements there."""
         by_sender = self._chosen(sent, spans, train=train)
         if train:
             self.batches += 1
+            self._restored = None
             cut = ~self.whole_S
             self.kept += sum(len(x) for streams in by_sender for (x, _), of in zip(streams, cut, strict=True) if of)
             self.elements += int(spans.elements_PS.sum(axis=0)[cut].sum())
@@ -112,15 +116,16 @@ class Masks(ABC):
 
     def follow(self, before: "Masks") -> None:
         """Goes on where the masks of another layout were, of the same rank."""
-        self.restore([before.saved()], 0)
+        self.restore(*(before._restored or ([before.saved()], 0)))
         self.drifts, self.kept, self.elements = before.drifts, before.kept, before.elements
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint keeps of one rank's, JSON-like."""
         return {"batches": self.batches}
 
-    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:  # noqa: ARG002
-        """Takes over what ``saved`` gave on every rank."""
+    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int | None) -> None:
+        """Takes over what ``saved`` gave on every rank, this one as ``rank``; None where they were more or fewer."""
+        self._restored = by_rank, rank
         self.batches = max((found["batches"] for found in by_rank if found), default=0)
 
     @abstractmethod
@@ -190,28 +195,36 @@ class FeatureMasks(Masks):
 
     def saved(self) -> dict[str, Any]:
         """See ``Masks``."""
-        found = zip(self._named(), self.tau_GS.ravel().tolist(), strict=True)
-        return {**super().saved(), "tau": {name: None if math.isnan(tau) else tau for name, tau in found}}
+        found = [(name, tau) for name, tau, whole in self._named() if not whole]
+        tau_of = {name: None if math.isnan(tau) else tau for name, tau in found}
+        return {**super().saved(), "density": self._how.density, "tau": tau_of}
 
-    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
+    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int | None) -> None:
         """See ``Masks``; thresholds of streams, too, of those that this rank did not have the mean over others.
 
-        Streams that nobody had (of other columns, say) find theirs when it is needed.
+        Streams that nobody had (of other columns, say), or had at another density, find theirs when it is needed.
         """
         super().restore(by_rank, rank)
-        told = [found.get("tau", {}) for found in by_rank]
+        told = [found.get("tau", {}) if found.get("density") == self._how.density else {} for found in by_rank]
         now = []
-        for name, tau in zip(self._named(), self.tau_GS.ravel().tolist(), strict=True):
-            if rank < len(told) and name in told[rank]:
+        for name, tau, whole in self._named():
+            if whole:
+                now.append(tau)
+            elif rank is not None and name in told[rank]:
                 now.append(told[rank][name])
             else:
                 theirs = [of_rank[name] for of_rank in told if of_rank.get(name) is not None]
                 now.append(float(np.mean(theirs)) if theirs else tau)
         self.tau_GS = np.array(now, np.float64).reshape(self.tau_GS.shape)  # None, not found yet, is NaN
 
-    def _named(self) -> list[str]:
-        """Streams of every set: their tables are called as there."""
-        return [name_in(g, table) + rest for g in range(len(self.tau_GS)) for table, rest in self.names]
+    def _named(self) -> list[tuple[str, float, bool]]:
+        """Streams of every set, their tables called as there; their thresholds, and whether they cross whole."""
+        held = list(zip(self.names, self.whole_S.tolist(), strict=True))
+        return [
+            (name_in(g, table) + rest, tau, whole)
+            for g, tau_S in enumerate(self.tau_GS.tolist())
+            for ((table, rest), whole), tau in zip(held, tau_S, strict=True)
+        ]
 
     def _found(self, sent: Floats, spans: Spans, senders: Sequence[int], s: int) -> float:
         parts = [sent[slice(*spans.of(p, s))] for p in senders]

@@ -67,7 +67,7 @@ def vectors(session: Session) -> dict[str, Any]:
 def evaluated_otherwise(session: Session, split: str) -> dict[str, float] | None:
     """AUC and log-loss on vectors that are thresholded if they are not else in evaluations, or whole if they are.
 
-    As ``masked_auc`` and ``masked_logloss``, or ``unmasked_...``; nothing where vectors cross whole in training too.
+    As ``masked_auc`` and ``masked_logloss``, or ``unmasked_...``; nothing where the density is 1.
     Collective; None where a rank was asked to stop meanwhile.
     """
     how = session.parts.engine.thresholding

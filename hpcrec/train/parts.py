@@ -94,8 +94,8 @@ class Remembered(Protocol):
     def follow(self, before: Any) -> None:
         """Goes on where another one of this rank was."""
 
-    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int) -> None:
-        """Goes on from what every rank had saved, perhaps another number of them; this one is ``rank``."""
+    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int | None) -> None:
+        """Goes on from what every rank had saved; this one is ``rank``, None where they were more or fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
         error = caught
     agree(session.parts.world.main, error)
     if session.parts.engine.masks is not None:
-        session.parts.engine.masks.restore(checkpoint.state.get("thresholds", []), session.topology.rank)
+        by_rank, topology = checkpoint.state.get("thresholds", []), session.topology
+        session.parts.engine.masks.restore(by_rank, topology.rank if len(by_rank) == topology.size else None)
     if resume:
         session.step = checkpoint.step
         session.guard.skipped, session.guard.in_a_row = skipped

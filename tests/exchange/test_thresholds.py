@@ -328,12 +328,40 @@ def test_thresholds_of_other_ranks() -> None:
     before[0].tau_GS[0] = 1.0, np.nan
     before[1].tau_GS[0] = 3.0, 5.0
     saved = json.loads(json.dumps([{}, *(masks.saved() for masks in before)]))
-    found = []
-    for rank in (1, 2, 3):
+    nan = np.nan
+    for rank, wanted in ((0, [5, 2, nan]), (1, [nan, 1, nan]), (2, [5, 3, nan]), (None, [5, 2, nan])):
         after = FeatureMasks(leg_of("bac"), how)
         after.restore(saved, rank)
-        found.append(after.tau_GS[0])
-    np.testing.assert_array_equal(found, [[np.nan, 1, np.nan], [5, 3, np.nan], [5, 2, np.nan]])
+        np.testing.assert_array_equal(after.tau_GS[0], wanted)
+        changed = FeatureMasks(leg_of("abc"), how)  # as form auto changes it before the first batch
+        changed.follow(after)
+        np.testing.assert_array_equal(changed.tau_GS[0], [wanted[1], wanted[0], nan])
+
+
+def test_thresholds_of_another_density_are_found_anew() -> None:
+    """Whole vectors stay whole, and those that crossed whole are thresholded."""
+    whole, thresholded = (Thresholding(density, every=100, evaluates=True) for density in (1.0, 0.1))
+    for before, now, taus in ((thresholded, whole, [0, 0]), (whole, thresholded, [np.nan, np.nan])):
+        saved, after = FeatureMasks(leg_of("ab"), before), FeatureMasks(leg_of("ab"), now)
+        saved.tau_GS[0] = (2.0, 3.0) if before is thresholded else (0.0, 0.0)
+        after.restore([saved.saved()], 0)
+        np.testing.assert_array_equal(after.tau_GS[0], taus)
+
+
+def test_what_was_restored_is_for_the_layout_of_the_next_batch() -> None:
+    """Form auto may first have a layout of which a stream is not, and take it over when it changes."""
+    how = Thresholding(density=0.1, every=100, evaluates=True)
+    saved = FeatureMasks(leg_of("ab"), how)
+    saved.tau_GS[0] = 2.0, 3.0
+    first, then = FeatureMasks(leg_of("a"), how), FeatureMasks(leg_of("ab"), how)
+    first.restore([saved.saved()], 0)
+    then.follow(first)
+    assert then.tau_GS[0].tolist() == [2.0, 3.0]
+    spans = Spans(np.array([0]), np.array([0]), np.array([0]), np.array([40]), np.array([[40]]))
+    first.picked(np.arange(40, dtype=np.float32), spans, train=True)
+    trained = FeatureMasks(leg_of("ab"), how)
+    trained.follow(first)
+    np.testing.assert_array_equal(trained.tau_GS[0], [first.tau_GS[0][0], np.nan])
 
 
 @pytest.mark.parallel([1, 2, 3, 4])

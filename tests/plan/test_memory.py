@@ -146,6 +146,11 @@ def test_what_thresholded_vectors_add(tmp_path):
         found = [m.terms["chosen elements"] for m in predict_memory(load_config(path, wanted), [0, 0])]
         assert found == [24 * 100 * kept, 12 * 100 * kept], form
     assert "chosen elements" not in predict_memory(load_config(path, ["exchange.codec='fp16'"]), [0, 0])[0].terms
+    wanted, crossing = ["exchange.codec='dct'", "exchange.dct.density=0.1", "train.batch_size=100"], []
+    for further in ([], [f"data.test='{path.parent}/train.h5'"]):  # the last evaluation is of whole vectors, too
+        terms = predict_memory(load_config(path, [*wanted, *further]), [0, 0])[0].terms
+        crossing.append(terms["written messages"])
+    assert crossing[0] < 0.7 * crossing[1]
 
 
 @pytest.mark.parametrize("by_vector", [True, False])
