@@ -3,9 +3,10 @@
 MovieLens-100K (label rating >= 4, five random splits, DeepFM, examples/movielens/config.toml) and a sample of Criteo's
 logs (five folds, DCN, examples/criteo/config.toml), as ``benchmarks/real_data.py`` prepares them; seed s has split s
 modulo 5. 2 ranks with both roles, form ``pooled``, float32; data and seeds are the same in all runs of a seed. Three
-runs: ``whole``, uncompressed at the width of the thresholded one, settings else the example's; ``thresholded``; and
-``example``, uncompressed, as the example has it, width included, which was tuned so. What thresholded runs differ in
-(``LESS_OF``) was chosen on the first split by its test AUC on seeds 100 to 102, among some ten settings of each set.
+runs: ``whole``, uncompressed at the width of the thresholded one, settings else the example's, not searched for at that
+width; ``thresholded``; and ``example``, uncompressed, as the example has it, width included, which was tuned so. What
+thresholded runs differ in (``LESS_OF``) was chosen on the first split by its test AUC on seeds 100 to 102, among some
+ten settings of each set.
 
 ``dct.auc_difference.<set>``, ``dct.auc_interval.<set>``: of thresholded less ``whole``, over seeds.
 ``dct.dense_ratio.<set>``, ``dct.exchange_ratio.<set>``: bytes of ``whole`` over those of thresholded runs, by the
