@@ -29,6 +29,7 @@ from hpcrec.dense.codistillation import Other
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
 from hpcrec.errors import ConfigError, DataError
+from hpcrec.train.compression import advise
 from hpcrec.train.nonfinite import Guard
 from hpcrec.train.parts import Parts, Split
 from hpcrec.train.schedule import Schedule
@@ -112,6 +113,8 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         teaches_from=_teaches_from(config),
         close=close,
     )
+    if not reading:
+        advise(parts)
     return Session(parts, guard)
 
 

@@ -5,7 +5,6 @@ Knows sessions and run folders; does not parse a command line (``cli``).
 
 import contextlib
 import shutil
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from hpcrec.errors import HpcrecError
 from hpcrec.train import report, state, telemetry
 from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.checkpoint_files import checkpoints_in
-from hpcrec.train.compression import compression, vectors
+from hpcrec.train.compression import advise_reader, compression, vectors
 from hpcrec.train.loop import Loop, LoopOptions, Outcome
 from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
@@ -288,12 +287,14 @@ def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sess
         reading=True,
     )
     main = session.parts.world.main
-    forms = (config.exchange.form, *config.exchange.forms.values())
-    masked = config.exchange.codec == "dct" and config.exchange.dct.evaluate and config.exchange.dct.density < 1
-    if main.rank == 0 and masked and "auto" in forms:
-        said = "exchange.form is 'auto': partial results that the run sent whole are read by thresholded vectors."
-        warnings.warn(f"{said} Set exchange.forms to what summary.json has under 'exchange'.", stacklevel=3)
     if checkpoint == "best" and not on_root(main, (checkpoints_in(run) / "best.json").exists):
         checkpoint = "last"
-    state.load(session, find_checkpoint(run, checkpoint, main), resume=False)
+    found = find_checkpoint(run, checkpoint, main)
+    state.load(session, found, resume=False)
+    if main.rank == 0 and config.exchange.codec == "dct" and config.exchange.dct.evaluate:
+        auto = "auto" in (config.exchange.form, *config.exchange.forms.values())
+        features, embedding = session.parts.splits["test"].dataset.features, config.embedding
+        named = {name for name, table in embedding.tables.items() if table.shard == "table"}
+        whole = {f.name for f in features if embedding.share.get(f.name, f.name) in named}
+        advise_reader(session, found, auto=auto, whole=whole)
     return session

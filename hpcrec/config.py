@@ -287,7 +287,8 @@ class DctConfig:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     density: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.005
-    """Share of a parameter's entries that a step sends; 1 sends all, as without compression."""
+    """Share of a parameter's entries that thresholds are found for; 1 sends all, as without compression. Between, what
+    passes varies, up to twice as much; mostly it is several times less, as gradients fall."""
     every: Positive = 1000
     """Steps after which thresholds are found anew. Where more than twice the density passes, they are at once."""
     warmup_steps: Count = 0

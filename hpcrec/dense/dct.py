@@ -117,6 +117,11 @@ class Thresholded:
         }
         self.settle()
 
+    @property
+    def density(self) -> float:
+        """Share of a parameter's entries that thresholds are found for."""
+        return self._options.density
+
     def settle(self) -> None:
         """Moves second residuals of stretches that are not this rank's (any more) to its first ones."""
         mine = {

@@ -1,9 +1,10 @@
 """Codecs: how values and gradients are written on the wire.
 
 ``fp32``   as they are (in float64 runs as float64)
-``bf16``   the upper half of a float32, rounded to nearest: at most 2^-8 of each value away from it; 2 bytes
-``fp16``   in blocks of 128, divided by the largest magnitude of the block, rounded to nearest: at most 2^-12 of that
-           magnitude away; 2 bytes, and 4 a block
+``bf16``   the upper half of a float32, rounded to nearest: at most 2^-8 of each value away from it, where that lies
+           between 2^-126 and 2^127 (below, at most 2^-134; above, what rounds up is infinite); 2 bytes
+``fp16``   in blocks of 128, divided by the largest magnitude of the block, rounded to nearest: at most 2^-12 + 2^-23 of
+           that magnitude, and 2^-149, away; 2 bytes, and 4 a block
 
 A message is a run of elements for one rank; it is written as one, whatever vectors are in it, and read back before
 anything is computed of it. All messages are, those that cross nothing too, so that what is read does not depend on who

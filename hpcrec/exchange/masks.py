@@ -110,6 +110,10 @@ class Masks(ABC):
             out.append((positions, np.concatenate([x for _, x in streams] + [sent[at : at + n]])))
         return out
 
+    def cut_widths(self) -> list[int]:
+        """Of vectors that are thresholded, a stream each."""
+        return [width for width, whole in zip(self.widths, self.whole_S.tolist(), strict=True) if not whole]
+
     def counts(self) -> tuple[int, int, int]:
         """``kept``, ``elements`` and ``drifts``."""
         return self.kept, self.elements, self.drifts

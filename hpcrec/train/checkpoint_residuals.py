@@ -23,10 +23,11 @@ _NAME = re.compile(re.escape(files.RESIDUALS) + r"(\d+)\.h5")
 
 @dataclass(frozen=True)
 class Unsent:
-    """Of one dense rank: its residuals, and what it had counted."""
+    """Of one dense rank: its residuals, what it had counted, and the density of its thresholds; None: not known."""
 
     residuals: Residuals
     counts: Counts
+    density: float | None = None
 
 
 def file_name(part: int) -> str:
@@ -42,6 +43,8 @@ def parts_in(names: Iterable[str]) -> list[int]:
 def write_unsent(file: h5py.File, unsent: Unsent, *, part: int, ranks: int) -> None:
     """Writes what dense rank ``part`` of ``ranks`` has."""
     file.attrs.update({"part": part, "ranks": ranks, "counts": unsent.counts.as_array()})
+    if unsent.density is not None:
+        file.attrs["density"] = unsent.density
     for kind, pieces in (("first", unsent.residuals.first), ("second", unsent.residuals.second)):
         group = file.create_group(kind)
         for name, piece in pieces.items():
@@ -71,7 +74,8 @@ def read_unsent(path: Path, *, part: int, ranks: int) -> Unsent:
             for kind in ("first", "second")
         )
         counts = Counts.of(file.attrs["counts"]) if "counts" in file.attrs else Counts()
-        return Unsent(Residuals(first, second), counts)
+        density = float(file.attrs["density"]) if "density" in file.attrs else None
+        return Unsent(Residuals(first, second), counts, density)
 
 
 def _piece(dataset: h5py.Dataset) -> Piece:

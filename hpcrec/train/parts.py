@@ -80,6 +80,10 @@ class Thresholds(Protocol):
 
     density: float
     evaluates: bool
+    by_vector: bool
+
+    def of_vector(self, width: int) -> int:
+        """How many elements of each vector cross, by thresholds of their own."""
 
 
 class Remembered(Protocol):
@@ -87,6 +91,9 @@ class Remembered(Protocol):
 
     def saved(self) -> dict[str, Any]:
         """This rank's."""
+
+    def cut_widths(self) -> list[int]:
+        """Of vectors that are thresholded here."""
 
     def counts(self) -> tuple[int, int, int]:
         """Elements that crossed, of how many, in training; and how often a threshold let too many through."""

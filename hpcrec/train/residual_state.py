@@ -23,7 +23,7 @@ def save_residuals(parts: Parts, writer: CheckpointWriter) -> None:
     """Writes what this rank has unsent, if it thresholds."""
     if parts.dense is not None and parts.dense.dct is not None:
         topology, dct = parts.world.topology, parts.dense.dct
-        unsent = Unsent(dct.residuals, dct.counts)
+        unsent = Unsent(dct.residuals, dct.counts, dct.density)
         writer.write_residuals(unsent, part=topology.dense_index, ranks=len(topology.dense))
 
 
@@ -62,6 +62,8 @@ def load_residuals(parts: Parts, checkpoint: Checkpoint) -> None:
     for held in (dct.residuals.first, dct.residuals.second):
         for name, piece in held.items():
             piece.left = piece.left.astype(parameters[name].detach().numpy().dtype, copy=False)
+            if unsent.density not in (None, dct.density):
+                piece.tau = None  # found anew at once
     dct.settle()
 
 

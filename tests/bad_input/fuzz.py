@@ -314,7 +314,7 @@ def storable(value: Any) -> Any:
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 STATES = {"sum": (40,), "exp_avg": (40, 3)}
-DENSE = {"a.weight": (3, 2), "b": ()}
+DENSE, OTHERS = {"a.weight": (3, 2), "b": ()}, {"c": ()}
 
 
 def make_checkpoint(run: Path) -> None:
@@ -335,7 +335,7 @@ def read_checkpoint(run: Path) -> dict[str, Any]:
     checkpoint = find_checkpoint(run, "last")
     checkpoint.check_tables(["user"])
     checkpoint.check_table("user", rows=40, width=3, states=STATES)
-    checkpoint.check_dense(DENSE, {})
+    checkpoint.check_dense(DENSE, OTHERS)
     found: dict[str, Any] = {"state": checkpoint.state, "step": checkpoint.step}
     for i, block in enumerate(checkpoint.table_parts("user")):
         assert block.rows.shape == (len(block.ids), 3) and ((block.ids >= 0) & (block.ids < 40)).all()
@@ -418,6 +418,9 @@ def outcome(kind: str, seed: int, folder: Path) -> str:
 
 def main(kind: str, first: int, count: int, folder: Path) -> None:
     """Prints ``seed KIND N`` before each seed, and the numbers of outcomes at the end."""
+    if kind.startswith("checkpoint"):  # or errors would say nothing
+        make_checkpoint(folder / "sound")
+        read_checkpoint(folder / "sound")
     warnings.simplefilter("error")
     counts = {"error": 0, "result": 0}
     for seed in range(first, first + count):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +22,14 @@ from hpcrec.exchange.masks import FeatureMasks, Thresholding
 from hpcrec.exchange.work import Spans
 from hpcrec.train import metrics, state
 from hpcrec.train.checkpoint import find_checkpoint
+from hpcrec.train.compression import advise_reader, evaluated_otherwise
 from hpcrec.train.session import Session
 from tests.reference import Bag, Reference, join
 from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
 from tests.train.test_equivalence import roles_for
+
+# One element of a vector is what tests of few columns are about.
+pytestmark = pytest.mark.filterwarnings("ignore:exchange.dct.density = .* leaves")
 
 DENSITY, EVERY, STEPS = 0.05, 4, 7
 OF_VECTOR = 0.3
@@ -399,3 +404,47 @@ def test_auto_chooses_among_thresholded_vectors_and_partial_results(folder: Path
         assert spent[1] == pytest.approx(predicted["gradients"], rel=0.01, abs=16 * 128)
         # Positions of what crosses whole are written, too, and of few elements they take more than of many.
         assert spent[0] == pytest.approx(predicted["values"], rel=0.15, abs=16 * 128)
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_a_run_says_where_next_to_nothing_is_left_to_threshold(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    of_vectors = {"threshold": "vector", "density": OF_VECTOR, "every": 1000}
+    for model, form, dct, said in (
+        ("fm", "partial", {}, "nothing of this model is thresholded"),
+        ("lr", "pooled", {}, "nothing of this model is thresholded"),
+        ("dcn", "partial", {}, None),
+        ("dcn", "pooled", of_vectors, "leaves 2 of the 6 elements"),
+        ("dcn", "pooled", {**of_vectors, "density": 0.5}, None),
+        ("lr", "pooled", {**of_vectors, "density": 1.0}, None),
+    ):
+        wanted = config(folder, roles_for(MPI.COMM_WORLD.size)[-1], model, form, **dct)
+        wanted = replace(wanted, data=replace(wanted.data, validation=str(folder / "data.h5")))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            session = open_session(wanted)
+        told = [str(w.message) for w in caught if str(w.message).startswith("exchange.")]
+        with session:
+            alone = session.topology.rank == 0 and said is not None
+            assert len(told) == alone and all(said in text for text in told), (model, form, told)
+            otherwise = evaluated_otherwise(session, "validation")
+            assert bool(otherwise) == (model == "dcn")
+
+
+@pytest.mark.parallel([1, 2])
+def test_who_reads_a_run_is_told_what_it_may_see_otherwise(folder: Path) -> None:
+    """Where rows are dealt to owners, each has its own part of a bag; not where tables are whole."""
+    write_data(folder / "data.h5")
+    wanted = config(folder, {"mode": "fused"})
+    with open_session(
+        replace(wanted, data=replace(wanted.data, test=str(folder / "data.h5"))), reading=True
+    ) as session:
+        size = session.topology.size
+        for then, whole, auto in itertools.product((size, size + 1), ((), ("history", "tag")), (False, True)):
+            checkpoint = SimpleNamespace(state={"thresholds": [{"batches": 0}] * then})
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                advise_reader(session, checkpoint, auto=auto, whole=whole)
+            told = " ".join(str(w.message) for w in caught)
+            assert ("form is 'auto'" in told) == auto
+            assert ("several ids (history, tag)" in told) == (then != size and not whole)

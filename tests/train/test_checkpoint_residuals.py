@@ -22,7 +22,7 @@ def unsent_of(part: int) -> Unsent:
     left = rng.standard_normal(9).astype(np.float32)
     left[:2] = -0.0, 1e-42
     first = {"top/0.weight": Piece(0, left, 0.125), "wide": Piece(0, rng.standard_normal(3))}
-    return Unsent(Residuals(first, {"top/0.weight": Piece(4 + part, left[:2] * 3, 5e-324)}), COUNTS)
+    return Unsent(Residuals(first, {"top/0.weight": Piece(4 + part, left[:2] * 3, 5e-324)}), COUNTS, 0.1)
 
 
 def saved(folder: Path, ranks: int = 3, tables: tuple[str, ...] = ()) -> Checkpoint:
@@ -43,7 +43,7 @@ def test_files_hold_every_bit(tmp_path: Path, ranks: int) -> None:
     assert checkpoint.residual_ranks == ranks and checkpoint.tables == ()
     for part in range(ranks):
         found, wanted = checkpoint.unsent(part), unsent_of(part)
-        assert found.counts == COUNTS
+        assert (found.counts, found.density) == (COUNTS, 0.1)
         for kind in ("first", "second"):
             pieces, expected = getattr(found.residuals, kind), getattr(wanted.residuals, kind)
             assert pieces.keys() == expected.keys()

@@ -15,6 +15,7 @@ from hpcrec import commands
 from hpcrec.build import open_session
 from hpcrec.config import Config
 from hpcrec.data.loader import Loader
+from hpcrec.dense.dct_choose import Counts
 from hpcrec.errors import CheckpointError
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.train import state
@@ -278,6 +279,26 @@ def test_another_number_of_dense_ranks_owes_the_same(folder: Path, collective: s
             assert all(tau is None for _, tau in shares[0].values())
             for step in session.steps():
                 step.run()
+
+
+@pytest.mark.parallel([1, 2, 3])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_resumed_with_another_density_finds_its_thresholds_at_once(folder: Path, collective: str) -> None:
+    write_data(folder / "data.h5")
+    finish(config_of(folder, {"collective": collective, "every": 1000}), stop_at=5)
+    for density in (0.1, 0.4):  # that of before, and more
+        with open_session(config_of(folder, {"collective": collective, "every": 1000, "density": density})) as session:
+            found = find_checkpoint(folder / "run", "last", session.parts.world.main)
+            state.load(session, found, resume=True)
+            taus = [tau for _, tau in residuals_of(session).values()]
+            assert any(tau is not None for tau in taus) == (density == 0.1)
+            before, step = _counts(session), next(iter(session.steps()))
+            step.run()
+            counts = Counts.of(np.array(_counts(session)) - before)
+            if density == 0.4:
+                assert counts.scheduled + counts.drifted > 0 and counts.kept >= 0.39 * counts.entries
+            else:
+                assert counts.scheduled == 0
 
 
 @pytest.mark.parallel([2])
