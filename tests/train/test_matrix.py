@@ -156,7 +156,10 @@ def check(case: Case, found: Found, run: Run) -> None:
         share = SHARE_OF_DENSE if found.thresholded else 1.0
         assert found.sent["dense"] <= share * whole.sent["dense"], (case, found.sent, whole.sent)
     else:
-        between = (0.4, 1.6) if found.thresholded else (0.99, 1.01)
+        # By the formula an element takes as many bytes whatever layers are with owners; what is left may be too little
+        # to threshold, and is summed whole.
+        roughly = found.thresholded or (case.dense == "dct" and found.folded)
+        between = (0.4, 1.6) if roughly else (0.99, 1.01)
         assert between[0] <= (found.sent["dense"] + 64) / (found.dense_predicted + 64) <= between[1], (case, found)
 
 
