@@ -82,14 +82,6 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     auto = Auto(given) if offers.free else None
     engine = given.placed(offers.layout({}), store) if auto is None else auto.engine
 
-    def close() -> None:
-        if dense.part is not None:
-            dense.part.close()
-        unwatch()
-        for split in splits.values():
-            split.dataset.close()
-        world.close()
-
     guard = Guard(world.main, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
     parts = Parts(
         world=world,
@@ -111,11 +103,20 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         timer=timer,
         signal=signal,
         teaches_from=_teaches_from(config),
-        close=close,
+        close=partial(_close, dense, splits, world),
     )
     if not reading:
         advise(parts)
     return Session(parts, guard)
+
+
+def _close(dense: DenseSide, splits: dict[str, Split], world: World) -> None:
+    if dense.part is not None:
+        dense.part.close()
+    unwatch()
+    for split in splits.values():
+        split.dataset.close()
+    world.close()
 
 
 def make_world(config: Config) -> World:
