@@ -108,7 +108,10 @@ native=$(digest pyproject.toml <(find native -type f | LC_ALL=C sort | xargs sha
 if ! done_already native "$native"; then
   say "building the native module"
   # A build folder for each environment: CMake keeps the paths of the Python that it was first run for.
-  pip install --quiet --no-build-isolation --no-deps --config-settings=build-dir="build/$MPI" --editable .
+  # The GPU's kernels take a minute to compile and do not depend on MPI: not for the environment beside.
+  pip install --quiet --no-build-isolation --no-deps --config-settings=build-dir="build/$MPI" \
+    --config-settings=cmake.define.HPCREC_EMULATED=ON \
+    --config-settings=cmake.define.HPCREC_CUDA="$([ "$MPI" = mpich ] && echo OFF || echo ON)" --editable .
   mark native "$native"
 fi
 say "ready: $venv ($("$venv/bin/python" --version), MPI=$MPI)"

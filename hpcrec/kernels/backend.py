@@ -1,41 +1,46 @@
-"""Which implementation of the kernels runs: the native module, or the NumPy definitions; and with how many threads.
+"""Which implementation of the kernels runs: native, NumPy's definitions, or a device's; and with how many threads.
 
 The choice is the process's; the number of threads is the calling thread's. Either gives the same bits.
 """
 
 import threading
 import warnings
-from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
-from hpcrec.kernels import checks, native, reference
+from hpcrec.kernels import checks, device, native, reference
 
-BACKENDS: dict[str, ModuleType] = {"native": native, "reference": reference}
+# Modules, or objects with the same functions. "emulated": the GPU's kernels, run on the host, for tests.
+BACKENDS: dict[str, Any] = {
+    "native": native,
+    "reference": reference,
+    "cuda": device.Device("_cuda", "cuda"),
+    "emulated": device.Device("_emulated", "cpu"),
+}
 MOST_THREADS = 1024  # the OpenMP runtime ends the process where it cannot start one
 
 _local = threading.local()
-_active: ModuleType | None = None
+_active: Any = None
 
 
-def use(name: Literal["native", "reference"]) -> None:
+def use(name: Literal["native", "reference", "cuda", "emulated"]) -> None:
     """Run the kernels of this backend from now on, in the whole process.
 
     Raises
     ------
     MissingError
-        The native module is asked for and not there.
+        The backend's native module is not there.
     ValueError
         There is no backend of that name.
     """
     global _active  # noqa: PLW0603
     if name not in BACKENDS:
         raise ValueError(f"kernel backend {name!r} is not known; allowed are {', '.join(BACKENDS)}")
-    if name == "native":
-        native.module()
+    if name != "reference":
+        BACKENDS[name].module()
     _active = BACKENDS[name]
 
 
-def backend() -> ModuleType:
+def backend() -> Any:
     """The backend in use: native where it could be loaded, else, with a warning the first time, the reference."""
     if _active is None:
         if native.available():
@@ -48,12 +53,11 @@ def backend() -> ModuleType:
                 RuntimeWarning,
                 stacklevel=3,
             )
-    assert _active is not None
     return _active
 
 
 def active() -> str:
-    """The backend in use: ``native`` or ``reference``."""
+    """The name of the backend in use."""
     current = backend()
     return next(key for key, module in BACKENDS.items() if module is current)
 

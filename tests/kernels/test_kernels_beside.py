@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from both_backends import DTYPES, WIDTHS, assert_same_bits, bags, same_from_both, scattered_starts
+from all_backends import DTYPES, WIDTHS, assert_same_bits, bags, same_from_all, scattered_starts
 
 from hpcrec import kernels
 from hpcrec.types import OptimizerSpec
@@ -38,7 +38,7 @@ def test_gather_is_two_gathers(width, dtype):
             kernels.pooled_gather(narrow, index, offsets, out, out_start=starts + width, **given)
             return out
 
-        assert_same_bits(same_from_both(together), same_from_both(apart))
+        assert_same_bits(same_from_all(together), same_from_all(apart))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,7 +69,7 @@ def test_merge_update_is_two_of_them(name, width, dtype):
                 kernels.merge_update(its_spec, narrow, its_states, grouping, gradients, its_starts, lr=0.2, **common)
             return {"rows": rows, "narrow": narrow, **states, **{f"its {key}": s for key, s in its_states.items()}}
 
-        found, wanted = same_from_both(lambda run=run: run(True)), same_from_both(lambda run=run: run(False))
+        found, wanted = same_from_all(lambda run=run: run(True)), same_from_all(lambda run=run: run(False))
         assert_same_bits(found, wanted)
         assert n == 0 or (found["narrow"] != narrow).any()
 

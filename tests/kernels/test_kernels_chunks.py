@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from both_backends import assert_same_bits, same_from_both
+from all_backends import assert_same_bits, same_from_all
 
 from hpcrec import kernels
 
@@ -19,7 +19,7 @@ def test_fletcher32(n: int) -> None:
         np.zeros(n, np.uint8),
         np.full(n, 255, np.uint8),
     ):
-        same_from_both(lambda data=data: (np.int64(kernels.fletcher32(data)),))
+        same_from_all(lambda data=data: (np.int64(kernels.fletcher32(data)),))
 
 
 def write_chunks(path: Path, values: np.ndarray, items: int, *, checksums: bool = True) -> np.ndarray:
@@ -57,7 +57,7 @@ def test_any_rows_of_any_column(tmp_path: Path, stored: str, read_as: str, items
                 assert kernels.read_chunks(file.fileno(), at, checked, wanted, out) == 3
                 return out, checked
 
-            found, _ = same_from_both(run)
+            found, _ = same_from_all(run)
             assert_same_bits(found, np.concatenate([values[low:high] for low, high in cuts.tolist()]).astype(read_as))
 
 
@@ -142,7 +142,7 @@ def test_take_bags(dtype: type, longest: int) -> None:
         return out
 
     wanted = [items[offsets[row] : offsets[row + 1]] for row in rows]
-    np.testing.assert_array_equal(same_from_both(run), np.concatenate(wanted))
+    np.testing.assert_array_equal(same_from_all(run), np.concatenate(wanted))
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])

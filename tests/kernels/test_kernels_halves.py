@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from both_backends import same_from_both
+from all_backends import same_from_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -71,14 +71,14 @@ def assert_near(read: np.ndarray, values: np.ndarray, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_native_is_reference(kind, n):
     values = any_floats(np.random.default_rng(n), n)
-    _, read = same_from_both(lambda: there_and_back(values, kind), THREADS)
+    _, read = same_from_all(lambda: there_and_back(values, kind), THREADS)
     assert_near(read, values, kind)
 
 
 @settings(max_examples=150, deadline=None)
 @given(arrays.arrays(np.float32, st.integers(0, 300), elements=st.floats(width=32)), st.sampled_from(KINDS))
 def test_any_values(values, kind):
-    _, read = same_from_both(lambda: there_and_back(values, kind), (1,))
+    _, read = same_from_all(lambda: there_and_back(values, kind), (1,))
     assert_near(read, values, kind)
 
 
@@ -93,7 +93,7 @@ def test_any_bytes_are_read_alike(n, kind, random):
         out[np.isnan(out)] = np.nan  # whose payloads are not defined
         return out
 
-    same_from_both(read, (1,))
+    same_from_all(read, (1,))
 
 
 def test_bf16_is_torchs():
@@ -101,7 +101,7 @@ def test_bf16_is_torchs():
     upper = np.arange(2**16, dtype=np.uint32) << 16
     words = np.concatenate([upper | low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
     values = words.view(np.float32)
-    written, _ = same_from_both(lambda: there_and_back(values, "bf16"), THREADS)
+    written, _ = same_from_all(lambda: there_and_back(values, "bf16"), THREADS)
     wanted = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     found, is_nan = written.copy().view(np.uint16), np.isnan(values)
     np.testing.assert_array_equal(found[~is_nan], wanted[~is_nan])
@@ -115,7 +115,7 @@ def test_fp16_of_a_scale_of_1_is_numpys():
     near = np.concatenate([exact, np.nextafter(exact, np.float32(0)), np.nextafter(exact, np.float32(1))])
     values = np.concatenate([near, -near])
     values = np.insert(values, np.arange(0, values.size, 127), np.float32(1))  # one in each block, at least
-    written, _ = same_from_both(lambda: there_and_back(values, "fp16"), THREADS)
+    written, _ = same_from_all(lambda: there_and_back(values, "fp16"), THREADS)
     n_scales = -(-values.size // 128)
     assert (written[: 4 * n_scales].copy().view(np.float32) == 1).all()
     found = written[4 * n_scales :].copy().view(np.uint16)
@@ -136,7 +136,7 @@ def test_every_half_is_read_as_numpy_reads_it(scale):
 
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = halves.view(np.float16).astype(np.float32) * np.float32(scale)
-    np.testing.assert_array_equal(same_from_both(read, THREADS), wanted)
+    np.testing.assert_array_equal(same_from_all(read, THREADS), wanted)
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])

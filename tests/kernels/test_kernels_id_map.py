@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from both_backends import assert_same_bits, same_from_both
+from all_backends import assert_same_bits, same_from_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ ANY_BATCHES = st.lists(st.lists(ANY_ID, max_size=12).map(lambda b: np.array(b, n
 @settings(max_examples=300, deadline=None)
 @given(ANY_RULES, ANY_BATCHES, st.integers(-1, 5))
 def test_native_is_the_definition(rules, batches, reload_at):
-    same_from_both(lambda: tuple(told(rules, batches, reload_at)), threads=(1,))
+    same_from_all(lambda: tuple(told(rules, batches, reload_at)), threads=(1,))
 
 
 @pytest.mark.parametrize("evict", [None, "lru", "lfu"])
@@ -57,7 +57,7 @@ def test_native_is_the_definition_on_long_runs(evict, capacity):
     rng = np.random.default_rng(3)
     batches = [np.minimum(rng.zipf(1.1, 400), 10**12) * 7919 for _ in range(20)]
     rules = {"capacity": capacity, "evict": evict, "admit_from": 2, "pending": 700}
-    same_from_both(lambda: tuple(told(rules, batches)), threads=(1, 2))
+    same_from_all(lambda: tuple(told(rules, batches)), threads=(1, 2))
 
 
 @settings(max_examples=100, deadline=None)
@@ -181,7 +181,7 @@ def test_let_in_by_chance(p):
         m = kernels.IdMap(admit_probability=p, seed=seed)
         return m.admit(ids).rows, m.admit(np.r_[ids, ids]).rows[:n]
 
-    first, second = same_from_both(lambda: first_two(5), threads=(1,))
+    first, second = same_from_all(lambda: first_two(5), threads=(1,))
     again = second[first < 0]
     for rows in (first, again):
         assert abs((rows >= 0).mean() - p) < 5 * np.sqrt(p * (1 - p) / len(rows))

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from both_backends import DTYPES, WIDTHS, bags, same_from_both, scattered_starts
+from all_backends import DTYPES, WIDTHS, bags, same_from_all, scattered_starts
 
 from hpcrec import kernels
 from hpcrec.kernels.reference import BLOCK
@@ -61,7 +61,7 @@ def states_of(spec: OptimizerSpec, rows: np.ndarray) -> dict[str, np.ndarray]:
 def test_merge_native_is_reference(kind, width, dtype):
     o = Occurrences(kind, 2000, width, dtype)
     for weights in (None, o.weights):
-        merged = same_from_both(
+        merged = same_from_all(
             lambda weights=weights: kernels.merge(o.grouping, o.gradients, o.starts, width, weights=weights)
         )
         assert merged.shape == (np.unique(o.index).size, width)
@@ -81,13 +81,11 @@ def test_merge_by_bags_is_merge_by_positions(width, hot):
     index[rng.random(index.size) < hot] = 3  # more occurrences than one thread is left alone with
     lengths, starts = np.diff(offsets), rng.permutation(3000) * width
     gradients = rng.standard_normal(3000 * width).astype(np.float32)
-    by_bag, by_position = same_from_both(lambda: kernels.group(index, offsets)), kernels.group(index)
+    by_bag, by_position = same_from_all(lambda: kernels.group(index, offsets)), kernels.group(index)
     assert (by_bag.order == np.repeat(np.arange(3000), lengths)[by_position.order]).all()
     scale = rng.standard_normal(3000).astype(np.float32)
     for weights in (None, scale):
-        merged = same_from_both(
-            lambda weights=weights: kernels.merge(by_bag, gradients, starts, width, weights=weights)
-        )
+        merged = same_from_all(lambda weights=weights: kernels.merge(by_bag, gradients, starts, width, weights=weights))
         weights_K = None if weights is None else np.repeat(weights, lengths)
         wanted = kernels.merge(by_position, gradients, np.repeat(starts, lengths), width, weights=weights_K)
         assert merged.tobytes() == wanted.tobytes()
@@ -104,7 +102,7 @@ def test_merge_adds_block_by_block():
         total += block
     grouping = kernels.group(np.zeros(n, np.int64))
     out = np.empty((1, 1), np.float32)
-    assert same_from_both(lambda: kernels.merge(grouping, gradients, np.arange(n), 1))[0, 0] == total
+    assert same_from_all(lambda: kernels.merge(grouping, gradients, np.arange(n), 1))[0, 0] == total
     assert kernels.merge(grouping, gradients, np.arange(n), 1, out=out) is out
     assert out[0, 0] == total
     assert float(np.cumsum(gradients)[-1]) != total  # the order matters here
@@ -114,11 +112,11 @@ def test_merge_adds_block_by_block():
 @pytest.mark.parametrize("width", [*WIDTHS, 15, 17, 33])
 def test_squared_norm(width, dtype):
     merged = np.random.default_rng(width).standard_normal((300, width)).astype(dtype)
-    norm = same_from_both(lambda: kernels.squared_norm(merged))
+    norm = same_from_all(lambda: kernels.squared_norm(merged))
     np.testing.assert_allclose(
         norm, (merged.astype(np.float64) ** 2).sum(1), rtol=1e-5 if dtype == np.float32 else 1e-14
     )
-    assert same_from_both(lambda: kernels.squared_norm(merged[:0])).shape == (0,)
+    assert same_from_all(lambda: kernels.squared_norm(merged[:0])).shape == (0,)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -145,8 +143,8 @@ def test_update_native_is_reference_and_fused_is_both(name, width, dtype):
                 )
             return {"rows": rows, **new}
 
-        result = same_from_both(separate)
-        one_pass = same_from_both(fused)
+        result = same_from_all(separate)
+        one_pass = same_from_all(fused)
         touched = np.zeros(len(o.rows), bool)
         touched[o.index] = True
         assert (result["rows"] != o.rows).any(1).tolist() == touched.tolist()
@@ -230,7 +228,7 @@ def test_rowwise_adagrad_of_a_column_sharded_table():
             )  # fmt: skip
         return np.concatenate(halves, 1)
 
-    np.testing.assert_allclose(same_from_both(shards), whole, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(same_from_all(shards), whole, rtol=0, atol=1e-12)
 
 
 def test_adam_counts_global_steps():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from both_backends import DTYPES, WIDTHS, bags, same_from_both, scattered_starts
+from all_backends import DTYPES, WIDTHS, bags, same_from_all, scattered_starts
 
 from hpcrec import kernels
 
@@ -25,7 +25,7 @@ def test_gather_native_is_reference(width, dtype):
                 kernels.pooled_gather(rows, index, offsets, out, out_start=start, **options)
                 return out
 
-            out = same_from_both(run)
+            out = same_from_all(run)
             written = (np.arange(3000) * width if start is None else start)[:, None] + np.arange(width)
             empty = offsets[1:] == offsets[:-1]
             assert empty.any()
@@ -56,7 +56,7 @@ def test_gather_of_nothing(n_vectors):
         )
         return out
 
-    assert same_from_both(run).tolist() == [0.0] * (4 * n_vectors) + [7.0] * (12 - 4 * n_vectors)
+    assert same_from_all(run).tolist() == [0.0] * (4 * n_vectors) + [7.0] * (12 - 4 * n_vectors)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-12)])
@@ -103,7 +103,7 @@ def test_copy_native_is_reference(width, dtype):
                     kernels.copy_vectors(source, target, width, source_start=from_, target_start=to, **options)
                     return target
 
-                assert (same_from_both(run) != before).any()
+                assert (same_from_all(run) != before).any()
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 100, 128])
@@ -118,7 +118,7 @@ def test_copy_accumulates_repeated_targets_in_order(width):
         kernels.copy_vectors(source, target, width, target_start=target_start, accumulate=True)
         return target
 
-    found = same_from_both(run).reshape(5, width)
+    found = same_from_all(run).reshape(5, width)
     wanted = np.zeros((5, width), np.float32)
     for v in range(n):
         wanted[target_start[v] // width] += source[v * width : (v + 1) * width]

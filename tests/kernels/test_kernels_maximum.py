@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from both_backends import DTYPES, WIDTHS, bags, same_from_both, scattered_starts
+from all_backends import DTYPES, WIDTHS, bags, same_from_all, scattered_starts
 
 from hpcrec import kernels
 
@@ -28,7 +28,7 @@ def test_native_is_reference(width, dtype):
             kernels.pooled_max_backward(winners, offsets, gradients, back, source_start=start)
             return out, alone, winners, back
 
-        out, alone, winners, back = same_from_both(run)
+        out, alone, winners, back = same_from_all(run)
         assert out.tobytes() == alone.tobytes(), "winners change the result"
         written = (np.arange(3000) * width if start is None else start)[:, None] + np.arange(width)
         some = np.flatnonzero(np.diff(offsets))
@@ -88,7 +88,7 @@ def test_nothing(n_vectors):
         kernels.pooled_max_backward(winners, offsets, out, np.empty((0, 4), np.float32))
         return out, winners
 
-    out, winners = same_from_both(run)
+    out, winners = same_from_all(run)
     assert out.tolist() == [0.0] * (4 * n_vectors) + [7.0] * (12 - 4 * n_vectors)
     assert not winners.any()
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from both_backends import same_from_both
+from all_backends import same_from_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -39,7 +39,7 @@ def round_trip(numbers: np.ndarray, *, rising: bool, n_bytes: int) -> np.ndarray
         kernels.pack_numbers(numbers, packed, rising=rising)
         return packed, kernels.unpack_numbers(packed, len(numbers), rising=rising)
 
-    return same_from_both(run, threads=(1,))[1]
+    return same_from_all(run, threads=(1,))[1]
 
 
 @settings(max_examples=150, deadline=None)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from both_backends import same_from_both
+from all_backends import same_from_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ def test_scatter_expand_and_gather(share, n):
         kernels.expand(expanded, positions, values)
         return added, expanded, kernels.gather(before, shuffled)
 
-    added, expanded, gathered = same_from_both(run, THREADS)
+    added, expanded, gathered = same_from_all(run, THREADS)
     dense = np.zeros(n, np.float32)
     dense[positions] = values
     np.testing.assert_array_equal(added, before + dense)
@@ -58,7 +58,7 @@ def test_positions_come_back(share, n):
             out = written(positions, n, coding)
             return out, kernels.read_positions(out, positions.size, n, coding)
 
-        out, back = same_from_both(run, THREADS)
+        out, back = same_from_all(run, THREADS)
         np.testing.assert_array_equal(back, positions)
         if coding == PositionCoding.MASK:
             np.testing.assert_array_equal(

@@ -148,5 +148,5 @@ def test_a_module_without_its_runtime_says_how_to_build(monkeypatch):
 
 
 def test_unknown_backend():
-    with pytest.raises(ValueError, match="allowed are native, reference"):
-        kernels.use("cuda")
+    with pytest.raises(ValueError, match="allowed are native, reference, cuda, emulated"):
+        kernels.use("metal")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from both_backends import same_from_both
+from all_backends import same_from_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ def spans(values: list[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def cut(whole: bytes, wanted: list[int], quote: str | None = None) -> tuple[list[list[bytes]], list[int]]:
-    begin, end, _, columns = same_from_both(
+    begin, end, _, columns = same_from_all(
         lambda: text.cut_lines(
             as_bytes(whole), delimiter=",", quote=quote, wanted=np.array(wanted, np.int32), n_lines=whole.count(b"\n")
         ),
@@ -61,13 +61,13 @@ def test_any_lines(lines: list[str], quoted: bool) -> None:
 def test_any_values(values: list[str]) -> None:
     where = spans([value.encode() for value in values])
     for kernel in (text.parse_integers, text.parse_numbers, text.parse_hex, text.hash_text):
-        same_from_both(lambda kernel=kernel: kernel(*where), threads=(1,))
-    same_from_both(lambda: text.cut_lists(*where, "|"), threads=(1,))
+        same_from_all(lambda kernel=kernel: kernel(*where), threads=(1,))
+    same_from_all(lambda: text.cut_lists(*where, "|"), threads=(1,))
 
 
 def test_integers() -> None:
     values = [b"0", b"-12", b"+7", b"", b"1.0", b"-", b"9" * 18, b"9" * 19, b"1 ", b"0x1"]
-    found, state = same_from_both(lambda: text.parse_integers(*spans(values)), threads=(1,))
+    found, state = same_from_all(lambda: text.parse_integers(*spans(values)), threads=(1,))
     assert found.tolist() == [0, -12, 7, 0, 0, 0, 10**18 - 1, 0, 0, 0]
     assert state.tolist() == [GOOD, GOOD, GOOD, EMPTY, BAD, BAD, GOOD, BAD, BAD, BAD]
 
@@ -75,18 +75,18 @@ def test_integers() -> None:
 def test_numbers() -> None:
     good = ["0", "-0.5", "+.5", "1.", "1e5", "2.2250738585072014e-308", "0.1", "179769313486231570e291", "5e-324"]
     bad = ["nan", "inf", "-inf", "1e400", "1e-400", "1,5", ".", "e5", "1e", "+-1", "0x10", "1_0", " 1"]
-    found, state = same_from_both(lambda: text.parse_numbers(*spans([v.encode() for v in good + bad])), threads=(1,))
+    found, state = same_from_all(lambda: text.parse_numbers(*spans([v.encode() for v in good + bad])), threads=(1,))
     assert found.tolist() == [float(value) for value in good] + [0.0] * len(bad)
     assert state.tolist() == [GOOD] * len(good) + [BAD] * len(bad)
 
 
 def test_hexadecimal_and_hashes() -> None:
     values = [b"0000000a", b"FFFFffff", b"", b"zzzzzzzz", b"abc", b"0123456789abcdef", b"0123456789abcdef0"]
-    found, state = same_from_both(lambda: text.parse_hex(*spans(values)), threads=(1,))
+    found, state = same_from_all(lambda: text.parse_hex(*spans(values)), threads=(1,))
     assert found.tolist() == [10, 0xFFFFFFFF, 0, 0, 0xABC, 0x0123456789ABCDEF, 0]
     assert state.tolist() == [GOOD, GOOD, EMPTY, BAD, GOOD, GOOD, BAD]
     assert text.parse_hex(*spans(values), digits=8)[1].tolist() == [GOOD, GOOD, EMPTY, BAD, BAD, BAD, BAD]
-    found, state = same_from_both(lambda: text.hash_text(*spans([b"", b"abc", b"abcdefghi"])), threads=(1,))
+    found, state = same_from_all(lambda: text.hash_text(*spans([b"", b"abc", b"abcdefghi"])), threads=(1,))
     mix = hashing.mix
     nine = mix(mix(mix(9) ^ int.from_bytes(b"abcdefgh", "little")) ^ ord("i"))
     assert found.tolist() == [mix(0), mix(mix(3) ^ 0x636261), nine] and state.tolist() == [EMPTY, GOOD, GOOD]
@@ -94,12 +94,12 @@ def test_hexadecimal_and_hashes() -> None:
 
 def test_lists_and_rows() -> None:
     where = spans([b"a|bc", b"", b"|", b"d"])
-    begin, end, offsets = same_from_both(lambda: text.cut_lists(*where, "|"), threads=(1,))
+    begin, end, offsets = same_from_all(lambda: text.cut_lists(*where, "|"), threads=(1,))
     whole = where[0].tobytes()
     assert [whole[a:b] for a, b in zip(begin, end, strict=True)] == [b"a", b"bc", b"", b"", b"d"]
     assert offsets.tolist() == [0, 2, 2, 4, 5]
     words = np.array([0, 10, 2**64 - 1], np.uint64)
-    rows = same_from_both(lambda: text.salted_rows(words, 77, 1000), threads=(1,))
+    rows = same_from_all(lambda: text.salted_rows(words, 77, 1000), threads=(1,))
     assert rows.tolist() == [1 + hashing.mix(word ^ 77) % 999 for word in words.tolist()]
 
 

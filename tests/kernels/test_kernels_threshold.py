@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from both_backends import same_from_both
+from all_backends import same_from_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -35,7 +35,7 @@ def test_threshold_is_the_keepth_largest(n):
     values = gradients(np.random.default_rng(n), n)
     falling = np.sort(magnitudes(values))[::-1]
     for keep in sorted({1, min(2, n), max(1, n // 1000), max(1, n // 100), (n + 1) // 2, n}):
-        found = same_from_both(lambda keep=keep: (np.array(kernels.threshold_of(values, keep)),), THREADS)
+        found = same_from_all(lambda keep=keep: (np.array(kernels.threshold_of(values, keep)),), THREADS)
         assert found[0] == falling[keep - 1], keep
 
 
@@ -44,7 +44,7 @@ def test_threshold_among_equals(n):
     for value in (0.0, -0.5, np.nan, np.inf, 1e-45):
         values = np.full(n, value, np.float32)
         for keep in (1, n // 3, n):
-            found = same_from_both(lambda values=values, keep=keep: (np.array(kernels.threshold_of(values, keep)),))
+            found = same_from_all(lambda values=values, keep=keep: (np.array(kernels.threshold_of(values, keep)),))
             assert found[0] == magnitudes(values)[0]
 
 
@@ -52,10 +52,10 @@ def test_threshold_among_equals(n):
 @given(FLOATS, st.data())
 def test_no_larger_threshold_keeps_as_many(values, data):
     keep = data.draw(st.integers(1, values.size))
-    tau = float(same_from_both(lambda: (np.array(kernels.threshold_of(values, keep)),), (1,))[0])
+    tau = float(same_from_all(lambda: (np.array(kernels.threshold_of(values, keep)),), (1,))[0])
     assert (magnitudes(values) >= tau).sum() >= keep
     assert (magnitudes(values) > tau).sum() < keep
-    positions, _ = same_from_both(lambda: kernels.select_above(values, tau), (1,))
+    positions, _ = same_from_all(lambda: kernels.select_above(values, tau), (1,))
     assert positions.size >= keep
 
 
@@ -63,7 +63,7 @@ def test_no_larger_threshold_keeps_as_many(values, data):
 def test_select_above(n):
     values = gradients(np.random.default_rng(n), n)
     for tau in (0, -0.0, 1e-45, 0.25, 3.0, np.float32(9.5), 1e300, math.inf):
-        positions, chosen = same_from_both(lambda tau=tau: kernels.select_above(values, tau), THREADS)
+        positions, chosen = same_from_all(lambda tau=tau: kernels.select_above(values, tau), THREADS)
         with np.errstate(over="ignore"):
             wanted = np.flatnonzero((np.abs(values.astype(float)) >= float(tau)) | np.isnan(values))
         np.testing.assert_array_equal(positions, wanted)
@@ -76,7 +76,7 @@ def test_select_above(n):
 def test_select_largest(n, width):
     values = gradients(np.random.default_rng(n + width), n * width).reshape(n, width)
     for keep in sorted({1, min(2, width), (width + 1) // 2, width}):
-        positions, chosen = same_from_both(lambda keep=keep: kernels.select_largest(values, keep), THREADS)
+        positions, chosen = same_from_all(lambda keep=keep: kernels.select_largest(values, keep), THREADS)
         assert (positions.dtype, chosen.dtype) == (np.int64, np.float32)
         assert chosen.tobytes() == values.reshape(-1)[positions].tobytes()
         assert (np.diff(positions) > 0).all()
@@ -114,7 +114,7 @@ def test_select_with_feedback(tau, n):
         residual = before.copy()
         return *kernels.select_with_feedback(gradient, residual, tau), residual
 
-    positions, chosen, residual = same_from_both(run, THREADS)
+    positions, chosen, residual = same_from_all(run, THREADS)
     total = gradient + before
     picked = ~(np.abs(total) < tau)
     np.testing.assert_array_equal(positions, np.flatnonzero(picked))
@@ -135,7 +135,7 @@ def test_any_sum(gradient, tau, seed):
             array[np.isnan(array)] = np.nan  # whose payloads are not defined
         return positions, chosen, residual
 
-    positions, chosen, residual = same_from_both(run, (1,))
+    positions, chosen, residual = same_from_all(run, (1,))
     assert not (np.abs(chosen) < tau).any()
     left = np.delete(residual, positions)
     assert (np.abs(left) < tau).all()

@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
-from both_backends import assert_same_bits, same_from_both
+from all_backends import assert_same_bits, same_from_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +62,7 @@ def message_of(rng, pieces, coding=kernels.Coding.PLAIN):
 def test_bags_are_joined(pieces, coding):
     rng = np.random.default_rng(len(pieces))
     message, asked, wanted = message_of(rng, pieces, coding)
-    same_from_both(lambda: astuple(kernels.unpack(message, asked, 16)))
+    same_from_all(lambda: astuple(kernels.unpack(message, asked, 16)))
     found = kernels.unpack(message, asked, 16)
     k = v = 0
     for ids, lengths, base, value_at, gradient_at in wanted:

@@ -1,4 +1,4 @@
-"""Both kernel backends on the same input, compared bit for bit; and inputs for it."""
+"""All kernel backends on the same input, compared bit for bit; and inputs for it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.kernels.backend import BACKENDS
 
+# The emulator everywhere, so that the kernels' source is held; the GPU where there is one.
+DEVICES: tuple[Any, ...] = tuple(name for name in ("emulated", "cuda") if BACKENDS[name].available())
 WIDTHS = (1, 2, 3, 4, 7, 8, 16, 32, 64, 100, 128)
 DTYPES = (np.float32, np.float64)
 
@@ -26,14 +29,18 @@ def assert_same_bits(found: Any, wanted: Any) -> None:
         assert found.tobytes() == wanted.tobytes()
 
 
-def same_from_both(run: Callable[[], Any], threads: tuple[int, ...] = (1, 2, 3)) -> Any:
-    """Result of the reference; the native kernels must give its bits with each number of threads."""
+def same_from_all(run: Callable[[], Any], threads: tuple[int, ...] = (1, 2, 3)) -> Any:
+    """Result of the reference; native kernels, on each number of threads, and the device's must give its bits."""
     kernels.use("reference")
     wanted = run()
     kernels.use("native")
     for n in threads:
         kernels.set_threads(n)
         assert_same_bits(run(), wanted)
+    for device in DEVICES:
+        kernels.use(device)
+        assert_same_bits(run(), wanted)
+    kernels.use("native")
     return wanted
 
 

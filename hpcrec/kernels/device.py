@@ -1,0 +1,207 @@
+"""Kernels of a device as backends: of a GPU, and of the emulator that runs the same kernels on the host, for tests.
+
+Both take the same calls as ``native.py``, over arrays of the host: they are copied to the device, and what was written
+back. Work is in the order of torch's current stream; torch holds the device's memory, so that there is one pool. What
+runs on no device yet is the host's kernel. The emulator is a hundred times slower than that, and single-threaded.
+Knows nothing of what the kernels compute.
+"""
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrec.errors import MissingError
+from hpcrec.kernels import native
+from hpcrec.kernels.beside import Beside, BesideStep
+from hpcrec.kernels.reference import Grouping
+from hpcrec.kernels.rules import RULES, StepNumbers
+from hpcrec.types import Floats, Ints
+
+# Bits of the word in which kernels note what they refused; native/cuda/device.h has the same.
+FAULTS = {
+    1: "offsets (or segments) do not begin at 0, fall, or do not end at the number of ids",
+    2: "an index is outside the rows",
+    4: "a start leaves no room for a vector in its array",
+    8: "an occurrence names a source that is not there",
+    16: "a row to update is outside the table",
+}
+
+
+# Which arguments of a kernel it writes, by their place.
+WRITTEN = {
+    "pooled_gather": (3,),
+    "copy_vectors": (1,),
+    "merge": (6,),
+    "squared_norm": (1,),
+    "update": (0, 9, 10),
+    "merge_update": (0, 13, 14),
+}
+
+
+class Device:
+    """Kernels of a device, under the reference's names and signatures.
+
+    Parameters
+    ----------
+    name : str
+        Of the native module: ``_cuda`` or ``_emulated``.
+    place : str
+        Where torch has its memory: ``cuda`` or ``cpu``.
+    """
+
+    def __init__(self, name: str, place: str) -> None:
+        self._name, self._place = name, place
+        self._module: ModuleType | None = None
+
+    def module(self) -> ModuleType:
+        """The native module.
+
+        Raises
+        ------
+        MissingError
+            It was not built, or there is no GPU that torch sees.
+        """
+        if self._module is None:
+            try:
+                module = importlib.import_module(f"hpcrec.{self._name}")
+            except ImportError as error:
+                raise MissingError(
+                    f"hpcrec.{self._name} cannot be loaded ({error}). `make setup` in a checkout builds _cuda where "
+                    "nvcc is on the path, and _emulated, which is for tests, always"
+                ) from error
+            import torch
+
+            if self._place == "cuda" and not torch.cuda.is_available():
+                raise MissingError(
+                    f"there is no GPU that torch {torch.__version__} can use; see `hpcrec doctor`, or run the kernels "
+                    "of the host: hpcrec.kernels.use('native')"
+                )
+            self._module = module
+        return self._module
+
+    def available(self) -> bool:
+        """Whether its kernels can run here."""
+        try:
+            self.module()
+        except MissingError:
+            return False
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        """The host's kernel, where the device has none."""
+        return getattr(native, name)
+
+    def _call(self, name: str, *args: Any) -> None:
+        """Runs a kernel on copies of the arrays; raises ValueError where it refused something."""
+        import torch
+
+        module = self.module()
+        there = [torch.tensor(a, device=self._place) if isinstance(a, np.ndarray) else a for a in args]
+        faults = torch.zeros(1, dtype=torch.int32, device=self._place)
+        stream = torch.cuda.current_stream().cuda_stream if self._place == "cuda" else 0
+        getattr(module, name)(*there, stream, faults)
+        found = int(faults.item())  # waits for the kernel
+        if found:
+            raise ValueError(f"{name}: " + "; ".join(text for bit, text in FAULTS.items() if found & bit))
+        for at in WRITTEN[name]:
+            if args[at] is not None:
+                args[at][...] = there[at].cpu().numpy()
+
+    def pooled_gather(
+        self,
+        rows: Floats,
+        index: Ints,
+        offsets: Ints,
+        out: Floats,
+        out_start: Ints | None,
+        weights: Floats | None,
+        scale: Floats | None,
+        beside: Beside | None,
+    ) -> None:
+        """See the reference."""
+        narrow, start = (None, None) if beside is None else (beside.rows.reshape(-1), beside.start)
+        self._call("pooled_gather", rows, index, offsets, out, out_start, weights, scale, narrow, start)
+
+    def copy_vectors(
+        self,
+        source: Floats,
+        target: Floats,
+        width: int,
+        n: int,
+        source_start: Ints | None,
+        target_start: Ints | None,
+        accumulate: bool,
+        scale: Floats | None,
+    ) -> None:
+        """See the reference. Targets that may repeat add up in order: that is the host's, so far."""
+        if accumulate and target_start is not None:
+            native.copy_vectors(source, target, width, n, source_start, target_start, accumulate, scale)
+        else:
+            self._call("copy_vectors", source, target, width, n, source_start, target_start, accumulate, scale)
+
+    def merge(
+        self,
+        grouping: Grouping,
+        gradients: Floats,
+        source_start: Ints,
+        width: int,
+        weights: Floats | None,
+        out: Floats,
+    ) -> None:
+        """See the reference."""
+        self._call("merge", grouping.segments, grouping.order, source_start, weights, gradients, width, out)
+
+    def squared_norm(self, merged: Floats) -> Floats:
+        """See the reference."""
+        out = np.empty(len(merged), merged.dtype)
+        self._call("squared_norm", merged, out)
+        return out
+
+    def update(
+        self,
+        rule: str,
+        numbers: StepNumbers,
+        rows: Floats,
+        states: dict[str, Floats],
+        unique: Ints,
+        merged: Floats,
+        norm: Floats | None,
+        total_width: int,
+    ) -> None:
+        """See the reference."""
+        self._call("update", rows, unique, merged, *_numbers(rule, numbers, total_width), *_pair(rule, states), norm)
+
+    def merge_update(
+        self,
+        rule: str,
+        numbers: StepNumbers,
+        rows: Floats,
+        states: dict[str, Floats],
+        grouping: Grouping,
+        gradients: Floats,
+        source_start: Ints,
+        weights: Floats | None,
+        beside: tuple[BesideStep, StepNumbers] | None,
+    ) -> None:
+        """See the reference."""
+        self._call(
+            "merge_update", rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
+            *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states),
+        )  # fmt: skip
+        if beside is not None:
+            narrow, its = beside
+            self.merge_update(rule, its, narrow.rows, narrow.states, grouping, gradients, narrow.source_start,
+                              weights, None)  # fmt: skip
+
+
+def _numbers(rule: str, n: StepNumbers, width: int) -> tuple[int, float, float, float, float, float]:
+    return RULES[rule].code, n.rate, n.eps, n.rest1, n.rest2, width
+
+
+def _pair(rule: str, states: dict[str, Floats]) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+    """The states of a rule, in its order, padded to two."""
+    found = [states[name] for name in RULES[rule].states]
+    return (*found, None, None)[:2]  # type: ignore[return-value]

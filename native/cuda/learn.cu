@@ -1,0 +1,373 @@
+// Gradients of occurrences summed by row, and the optimizers' step, on the device.
+//
+// A group of lanes takes a row. Rows of more than block_size occurrences are put on a list instead, with the blocks
+// that their sums are made of; a second kernel sums the blocks, wherever a group is free, and a third folds each such
+// row's blocks in order. So the bits are those of the definition, whatever the device and however hot a row.
+#include "learn.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "lanes.h"
+#include "step.h"
+
+namespace hpcrec::cuda {
+namespace {
+
+// Packs of gradients that a lane asks for before it adds the first of them.
+template <int C> constexpr int ahead_of = C < 4 ? 4 : 2;
+constexpr int64_t most_parts = 4;  // packs of a row that a lane holds; wider rows are merged first, then stepped
+constexpr int64_t blocks_a_multiprocessor = 8;
+
+// Rows of more than one block, and their blocks, on the device.
+template <class T> struct LongRows {
+  struct Row {
+    int64_t u, first_block;
+  };
+  struct Range {
+    int64_t first, last;
+  };
+  unsigned long long* counts;  // of rows, of blocks
+  Row* rows;
+  Range* blocks;
+  T* sums;  // [blocks, width]
+};
+
+// Adds occurrences [first, last) to a lane's columns, in order. Gradients are asked for several at a time, and the
+// starts of the next as many meanwhile.
+template <class T, int N, int C>
+__device__ void add_occurrences(const Occurrences<T>& from, int64_t first, int64_t last, const Layout& layout,
+                                const Member& me, Columns<T, N, C>& sum, unsigned* faults) {
+  constexpr int gradients_ahead = ahead_of<C>;
+  int64_t starts[gradients_ahead];
+  T weights[gradients_ahead];
+  const auto find = [&](int64_t j, int64_t& start, T& weight) {
+    start = -1;
+    weight = T{1};
+    if (j >= last) return;
+    const int64_t source = from.order[j];
+    if (!below(source, from.n_sources)) {
+      note(faults, bad_order);
+      return;
+    }
+    start = from.source_start[source];
+    if (!fits(start, from.width, from.gradients_size)) {
+      note(faults, bad_start);
+      start = -1;
+    }
+    if (from.weights) weight = from.weights[source];
+  };
+#pragma unroll
+  for (int i = 0; i < gradients_ahead; ++i) find(first + i, starts[i], weights[i]);
+  for (int64_t j = first; j < last; j += gradients_ahead) {
+    Pack<T, N> g[gradients_ahead][C];
+    T weight[gradients_ahead];
+#pragma unroll
+    for (int i = 0; i < gradients_ahead; ++i) {
+      weight[i] = weights[i];
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        const int64_t column = column_of<N>(layout, me, static_cast<int64_t>(blockIdx.y) * C + c);
+        g[i][c] = starts[i] >= 0 && column < layout.width ? load_anywhere<T, N>(from.gradients + starts[i] + column)
+                                                          : zeros<T, N>();
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < gradients_ahead; ++i) find(j + gradients_ahead + i, starts[i], weights[i]);
+#pragma unroll
+    for (int i = 0; i < gradients_ahead; ++i) {
+      if (j + i >= last) break;
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        if (from.weights) add(sum.part[c], g[i][c], weight[i]);
+        else add(sum.part[c], g[i][c]);
+      }
+    }
+  }
+}
+
+template <class T, int N, int C> __device__ __forceinline__ Columns<T, N, C> no_columns() {
+  Columns<T, N, C> sum;
+#pragma unroll
+  for (int c = 0; c < C; ++c) sum.part[c] = zeros<T, N>();
+  return sum;
+}
+
+// Where sums go: into an array ...
+template <class T> struct Write {
+  T* out;  // [n_unique, width]
+
+  template <int N, int C>
+  __device__ void take(int64_t u, const Columns<T, N, C>& sum, const Layout& layout, const Member& me, T*,
+                       unsigned*) const {
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      const int64_t column = column_of<N>(layout, me, static_cast<int64_t>(blockIdx.y) * C + c);
+      if (column < layout.width) store_anywhere<T, N>(out + u * layout.width + column, sum.part[c]);
+    }
+  }
+};
+
+// ... or into the rows, by an optimizer's step.
+template <class T> struct Step {
+  Target<T> target;
+  Learning<T> how;
+
+  template <int N, int C>
+  __device__ void take(int64_t u, const Columns<T, N, C>& sum, const Layout& layout, const Member& me, T* memory,
+                       unsigned* faults) const {
+    const int64_t id = target.unique[u];
+    if (below(id, target.n_rows)) step_row<T, N, C>(target.rows, id, u, how, sum, layout, me, memory);
+    else note(faults, bad_unique);
+  }
+};
+
+template <class T, int N, int C> __device__ __forceinline__ T* own_memory(T* memory, const Layout& layout) {
+  return memory + threadIdx.x / layout.lanes * layout.lanes * N * C;
+}
+
+template <class T, int N, int C, class Taker>
+__global__ void __launch_bounds__(block_threads, 1)
+    sum_rows(Occurrences<T> from, Taker taker, Layout layout, LongRows<T> more, unsigned* faults) {
+  __shared__ T memory[block_threads * N * C];
+  const Member me(layout);
+  const int64_t u = me.group;
+  if (u == 0 && (from.segments[0] != 0 || from.segments[from.n_unique] != from.n_occurrences))
+    note(faults, bad_offsets);
+  if (u >= from.n_unique) return;
+  const int64_t first = from.segments[u], last = from.segments[u + 1];
+  if (first < 0 || first > last || last > from.n_occurrences) {
+    note(faults, bad_offsets);
+    return;
+  }
+  if (last - first <= block_size) {
+    Columns<T, N, C> sum = no_columns<T, N, C>();
+    add_occurrences<T, N, C>(from, first, last, layout, me, sum, faults);
+    taker.template take<N, C>(u, sum, layout, me, own_memory<T, N, C>(memory, layout), faults);
+    return;
+  }
+  if (blockIdx.y != 0) return;  // all tiles share one list
+  const int64_t n_blocks = (last - first + block_size - 1) / block_size;
+  unsigned long long block = 0;
+  if (me.lane == 0) {
+    block = atomicAdd(more.counts + 1, static_cast<unsigned long long>(n_blocks));
+    more.rows[atomicAdd(more.counts, 1ull)] = {u, static_cast<int64_t>(block)};
+  }
+  block = __shfl_sync(me.mask, block, 0, static_cast<int>(layout.lanes));
+  for (int64_t b = me.lane; b < n_blocks; b += layout.lanes) {
+    const int64_t start = first + b * block_size;
+    more.blocks[block + b] = {start, start + block_size < last ? start + block_size : last};
+  }
+}
+
+template <class T, int N, int C>
+__global__ void __launch_bounds__(block_threads, 1)
+    sum_blocks(Occurrences<T> from, Layout layout, LongRows<T> more, unsigned* faults) {
+  const Member me(layout);
+  const int64_t n_groups = static_cast<int64_t>(gridDim.x) * layout.groups(blockDim.x);
+  const Write<T> write{more.sums};
+  for (int64_t block = me.group; block < static_cast<int64_t>(more.counts[1]); block += n_groups) {
+    Columns<T, N, C> sum = no_columns<T, N, C>();
+    add_occurrences<T, N, C>(from, more.blocks[block].first, more.blocks[block].last, layout, me, sum, faults);
+    write.template take<N, C>(block, sum, layout, me, nullptr, faults);
+  }
+}
+
+template <class T, int N, int C, class Taker>
+__global__ void __launch_bounds__(block_threads, 1)
+    fold_rows(Occurrences<T> from, Taker taker, Layout layout, LongRows<T> more, unsigned* faults) {
+  __shared__ T memory[block_threads * N * C];
+  const Member me(layout);
+  const int64_t n_groups = static_cast<int64_t>(gridDim.x) * layout.groups(blockDim.x);
+  for (int64_t r = me.group; r < static_cast<int64_t>(more.counts[0]); r += n_groups) {
+    const int64_t u = more.rows[r].u, first = more.rows[r].first_block;
+    const int64_t n_blocks = (from.segments[u + 1] - from.segments[u] + block_size - 1) / block_size;
+    Columns<T, N, C> sum = no_columns<T, N, C>();
+    for (int64_t b = first; b < first + n_blocks; ++b) {
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        const int64_t column = column_of<N>(layout, me, static_cast<int64_t>(blockIdx.y) * C + c);
+        if (column < layout.width) add(sum.part[c], load_anywhere<T, N>(more.sums + b * layout.width + column));
+      }
+    }
+    taker.template take<N, C>(u, sum, layout, me, own_memory<T, N, C>(memory, layout), faults);
+  }
+}
+
+template <class T, int N, int C>
+__global__ void __launch_bounds__(block_threads, 1)
+    step_rows(Step<T> step, const T* merged, Layout layout, unsigned* faults) {
+  __shared__ T memory[block_threads * N * C];
+  const Member me(layout);
+  const int64_t u = me.group;
+  if (u >= step.target.n_unique) return;
+  Columns<T, N, C> g = no_columns<T, N, C>();
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+    const int64_t column = column_of<N>(layout, me, c);
+    if (column < layout.width) g.part[c] = load_anywhere<T, N>(merged + u * layout.width + column);
+  }
+  step.template take<N, C>(u, g, layout, me, own_memory<T, N, C>(memory, layout), faults);
+}
+
+// Squared norms of rows of any width, a thread for each of their strided sums.
+template <class T>
+__global__ void __launch_bounds__(block_threads, 1) norms(const T* merged, int64_t n, int64_t width, T* out) {
+  __shared__ T memory[block_threads];
+  const int64_t u = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / norm_lanes;
+  const int lane = static_cast<int>(threadIdx.x % norm_lanes);
+  T own = 0;
+  if (u < n)
+    for (int64_t d = lane; d < width; d += norm_lanes) {
+      const T x = merged[u * width + d];
+      own += x * x;
+    }
+  memory[threadIdx.x] = own;
+  __syncthreads();
+  if (u >= n || lane != 0) return;
+  T sums[norm_lanes];
+#pragma unroll
+  for (int i = 0; i < norm_lanes; ++i) sums[i] = memory[threadIdx.x + i];
+  out[u] = fold(sums);
+}
+
+// Calls f(C) with the packs that each lane holds of rows of this layout, or with 0 where these are too many.
+template <class F> void with_parts(unsigned tiles, F&& f) {
+  if (tiles <= 1) f(std::integral_constant<int, 1>{});
+  else if (tiles <= 2) f(std::integral_constant<int, 2>{});
+  else if (tiles <= most_parts) f(std::integral_constant<int, 4>{});
+  else f(std::integral_constant<int, 0>{});
+}
+
+template <class T, int N, int C, class Taker>
+void sum_into(const Occurrences<T>& from, const Taker& taker, unsigned grid_y, const Queue& queue) {
+  const Layout layout = layout_of(from.width, N);
+  const int64_t groups = layout.groups(block_threads);
+  // A row on the list has more than block_size occurrences, so that its blocks are fewer than twice the whole ones.
+  const int64_t most_rows = from.n_occurrences / (block_size + 1), most_blocks = 2 * (from.n_occurrences / block_size);
+  Scratch<unsigned long long> counts(2, queue.stream);
+  Scratch<typename LongRows<T>::Row> rows(most_rows, queue.stream);
+  Scratch<typename LongRows<T>::Range> blocks(most_blocks, queue.stream);
+  Scratch<T> sums(most_blocks * from.width, queue.stream);
+  const LongRows<T> more{counts.data(), rows.data(), blocks.data(), sums.data()};
+  zero(counts.data(), 2 * sizeof(unsigned long long), queue.stream);
+  launch("sum_rows", sum_rows<T, N, C, Taker>, from.n_unique / groups + 1, grid_y, block_threads, queue.stream, from,
+         taker, layout, more, queue.faults);
+  if (most_rows == 0) return;
+  const int64_t device_blocks = blocks_a_multiprocessor * multiprocessors();
+  launch("sum_blocks", sum_blocks<T, N, C>, std::min(most_blocks / groups + 1, device_blocks), grid_y, block_threads,
+         queue.stream, from, layout, more, queue.faults);
+  launch("fold_rows", fold_rows<T, N, C, Taker>, std::min(most_rows / groups + 1, device_blocks), grid_y, block_threads,
+         queue.stream, from, taker, layout, more, queue.faults);
+}
+
+template <class T> bool packable_rows(const Target<T>& to, const Learning<T>& how) {
+  const auto good = [&](const T* array) { return !array || packable(array, to.width, sizeof(T)); };
+  const bool per_element = how.rule == Rule::adagrad || how.rule == Rule::adam;
+  return good(to.rows) && (!per_element || (good(how.state1) && good(how.state2)));
+}
+
+// Rows that are too wide for a group's registers: a step of each element, the norms found before.
+template <class T>
+__global__ void __launch_bounds__(block_threads, 1)
+    step_elements(Target<T> to, const T* merged, Learning<T> how, const T* norm, unsigned* faults) {
+  const int64_t u = blockIdx.x;
+  const int64_t id = to.unique[u];
+  if (!below(id, to.n_rows)) {
+    note(faults, bad_unique);
+    return;
+  }
+  const Layout one{1, 1};
+  const Member alone(one);
+  Learning<T> its = how;
+  its.norm = nullptr;
+  T row_rate = 0;
+  if (how.rule == Rule::rowwise_adagrad) {
+    const T sum = how.state1[id] + norm[u] / how.total_width;
+    __syncthreads();
+    if (threadIdx.x == 0) how.state1[id] = sum;
+    row_rate = how.rate / (std::sqrt(sum) + how.eps);
+    its.rule = Rule::sgd;
+    its.rate = row_rate;
+  }
+  for (int64_t d = threadIdx.x; d < to.width; d += blockDim.x) {
+    Columns<T, 1, 1> g;
+    g.part[0].x[0] = merged[u * to.width + d];
+    step_row<T, 1, 1>(to.rows, id * to.width + d, u, its, g, one, alone, nullptr);
+  }
+}
+
+template <class T> void step_wide(const Target<T>& to, const T* merged, const Learning<T>& how, const Queue& queue) {
+  const bool own_norm = how.rule == Rule::rowwise_adagrad && !how.norm;
+  Scratch<T> norm(own_norm ? to.n_unique : 0, queue.stream);
+  if (own_norm) squared_norms(merged, to.n_unique, to.width, norm.data(), queue);
+  launch("update of wide rows", step_elements<T>, to.n_unique, 1, block_threads, queue.stream, to, merged, how,
+         own_norm ? static_cast<const T*>(norm.data()) : how.norm, queue.faults);
+}
+
+template <class T, int N>
+void update_with(const Target<T>& to, const T* merged, const Learning<T>& how, const Queue& queue) {
+  const Layout layout = layout_of(to.width, N);
+  const int64_t groups = layout.groups(block_threads);
+  with_parts(tiles_of(layout, N), [&](auto parts) {
+    constexpr int C = decltype(parts)::value;
+    if constexpr (C > 0) {
+      launch("update", step_rows<T, N, C>, (to.n_unique + groups - 1) / groups, 1, block_threads, queue.stream,
+             Step<T>{to, how}, merged, layout, queue.faults);
+    } else {
+      step_wide(to, merged, how, queue);
+    }
+  });
+}
+
+template <class T, int N>
+void merge_update_with(const Target<T>& to, const Occurrences<T>& from, const Learning<T>& how, const Queue& queue) {
+  with_parts(tiles_of(layout_of(to.width, N), N), [&](auto parts) {
+    constexpr int C = decltype(parts)::value;
+    if constexpr (C > 0) {
+      sum_into<T, N, C>(from, Step<T>{to, how}, 1, queue);
+    } else {
+      Scratch<T> merged(from.n_unique * from.width, queue.stream);
+      merge(from, merged.data(), queue);
+      step_wide(to, static_cast<const T*>(merged.data()), how, queue);
+    }
+  });
+}
+
+}  // namespace
+
+template <class T> void merge(const Occurrences<T>& from, T* merged, const Queue& queue) {
+  const auto with = [&](auto pack) {
+    constexpr int N = decltype(pack)::value;
+    sum_into<T, N, 1>(from, Write<T>{merged}, tiles_of(layout_of(from.width, N), N), queue);
+  };
+  if (from.width % most_packed<T> == 0) with(std::integral_constant<int, most_packed<T>>{});
+  else with(std::integral_constant<int, 1>{});
+}
+
+template <class T> void squared_norms(const T* merged, int64_t n, int64_t width, T* out, const Queue& queue) {
+  launch("squared_norm", norms<T>, (n * norm_lanes + block_threads - 1) / block_threads, 1, block_threads, queue.stream,
+         merged, n, width, out);
+}
+
+template <class T> void update(const Target<T>& to, const T* merged, const Learning<T>& how, const Queue& queue) {
+  if (packable_rows(to, how)) update_with<T, most_packed<T>>(to, merged, how, queue);
+  else update_with<T, 1>(to, merged, how, queue);
+}
+
+template <class T>
+void merge_update(const Target<T>& to, const Occurrences<T>& from, const Learning<T>& how, const Queue& queue) {
+  if (packable_rows(to, how)) merge_update_with<T, most_packed<T>>(to, from, how, queue);
+  else merge_update_with<T, 1>(to, from, how, queue);
+}
+
+#define HPCREC_LEARN(T)                                                               \
+  template void merge(const Occurrences<T>&, T*, const Queue&);                       \
+  template void squared_norms(const T*, int64_t, int64_t, T*, const Queue&);          \
+  template void update(const Target<T>&, const T*, const Learning<T>&, const Queue&); \
+  template void merge_update(const Target<T>&, const Occurrences<T>&, const Learning<T>&, const Queue&);
+HPCREC_LEARN(float)
+HPCREC_LEARN(double)
+#undef HPCREC_LEARN
+
+}  // namespace hpcrec::cuda

@@ -1,0 +1,176 @@
+// Bindings of the device's kernels, and of the emulator's: arrays in device memory (on the host, where emulated), a
+// stream, and a word for faults, in. What each kernel computes is written in hpcrec/kernels/reference.py; shapes and
+// types are checked in hpcrec/kernels/, contents by the kernels, which note in the word what they refused.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
+#include "device.h"
+#include "learn.h"
+#include "lookup.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+#ifdef HPCREC_EMULATED
+using Where = nb::device::cpu;
+#else
+using Where = nb::device::cuda;
+#endif
+template <class T> using In = nb::ndarray<const T, nb::c_contig, Where>;
+template <class T> using Out = nb::ndarray<T, nb::c_contig, Where>;
+template <class T> using Maybe = std::optional<T>;
+using Ids = In<int64_t>;
+using Faults = Out<int32_t>;
+
+template <class A> auto pointer(const Maybe<A>& array) -> decltype(array->data()) {
+  return array ? array->data() : nullptr;
+}
+template <class A> int64_t size(const A& array) {
+  return static_cast<int64_t>(array.size());
+}
+hpcrec::cuda::Queue queue(uintptr_t stream, const Faults& faults) {
+  return {reinterpret_cast<cudaStream_t>(stream), reinterpret_cast<unsigned*>(faults.data())};
+}
+template <class F> void without_gil(F&& f) {
+  nb::gil_scoped_release release;
+  f();
+}
+
+template <class T>
+hpcrec::Occurrences<T> occurrences(const Ids& segments, const Ids& order, const Ids& source_start,
+                                   const Maybe<In<T>>& weights, const In<T>& gradients, int64_t width) {
+  return {segments.data(),
+          order.data(),
+          source_start.data(),
+          pointer(weights),
+          gradients.data(),
+          size(segments) - 1,
+          size(order),
+          size(source_start),
+          size(gradients),
+          width,
+          nullptr};
+}
+template <class T> hpcrec::Target<T> target(const Out<T>& rows, const Ids& unique) {
+  return {rows.data(), unique.data(), static_cast<int64_t>(rows.shape(0)), size(unique),
+          static_cast<int64_t>(rows.shape(1))};
+}
+template <class T>
+hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, double rest2, double total_width,
+                             const Maybe<Out<T>>& state1, const Maybe<Out<T>>& state2, const Maybe<In<T>>& norm) {
+  const auto as = [](double x) { return static_cast<T>(x); };
+  return {static_cast<hpcrec::Rule>(rule),
+          as(rate),
+          as(eps),
+          as(rest1),
+          as(rest2),
+          as(total_width),
+          pointer(state1),
+          pointer(state2),
+          pointer(norm)};
+}
+
+template <class T> void bind(nb::module_& m) {
+  m.def(
+      "pooled_gather",
+      [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<In<T>> weights, Maybe<In<T>> scale,
+         Maybe<In<T>> beside, Maybe<Ids> beside_start, uintptr_t stream, Faults faults) {
+        const hpcrec::Gather<T> call{rows.data(),
+                                     index.data(),
+                                     offsets.data(),
+                                     pointer(out_start),
+                                     pointer(weights),
+                                     pointer(scale),
+                                     out.data(),
+                                     static_cast<int64_t>(rows.shape(0)),
+                                     static_cast<int64_t>(rows.shape(1)),
+                                     size(index),
+                                     size(offsets) - 1,
+                                     size(out),
+                                     pointer(beside),
+                                     pointer(beside_start),
+                                     beside ? size(*beside) : 0};
+        without_gil([&] { hpcrec::cuda::pooled_gather(call, queue(stream, faults)); });
+      },
+      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "weights"_a.none(), "scale"_a.none(),
+      "beside"_a.none(), "beside_start"_a.none(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "copy_vectors",
+      [](In<T> source, Out<T> into, int64_t width, int64_t n, Maybe<Ids> source_start, Maybe<Ids> target_start,
+         bool accumulate, Maybe<In<T>> scale, uintptr_t stream, Faults faults) {
+        const hpcrec::Copy<T> call{source.data(),
+                                   into.data(),
+                                   pointer(source_start),
+                                   pointer(target_start),
+                                   pointer(scale),
+                                   n,
+                                   width,
+                                   size(source),
+                                   size(into),
+                                   accumulate};
+        without_gil([&] { hpcrec::cuda::copy_vectors(call, queue(stream, faults)); });
+      },
+      "source"_a, "target"_a.noconvert(), "width"_a, "n"_a, "source_start"_a.none(), "target_start"_a.none(),
+      "accumulate"_a, "scale"_a.none(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "merge",
+      [](Ids segments, Ids order, Ids source_start, Maybe<In<T>> weights, In<T> gradients, int64_t width, Out<T> out,
+         uintptr_t stream, Faults faults) {
+        const auto from = occurrences<T>(segments, order, source_start, weights, gradients, width);
+        without_gil([&] { hpcrec::cuda::merge(from, out.data(), queue(stream, faults)); });
+      },
+      "segments"_a, "order"_a, "source_start"_a, "weights"_a.none(), "gradients"_a, "width"_a, "out"_a.noconvert(),
+      "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "squared_norm",
+      [](In<T> merged, Out<T> out, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::squared_norms(merged.data(), static_cast<int64_t>(merged.shape(0)),
+                                      static_cast<int64_t>(merged.shape(1)), out.data(), queue(stream, faults));
+        });
+      },
+      "merged"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "update",
+      [](Out<T> rows, Ids unique, In<T> merged, int rule, double rate, double eps, double rest1, double rest2,
+         double total_width, Maybe<Out<T>> state1, Maybe<Out<T>> state2, Maybe<In<T>> norm, uintptr_t stream,
+         Faults faults) {
+        const auto to = target<T>(rows, unique);
+        const auto how = learning<T>(rule, rate, eps, rest1, rest2, total_width, state1, state2, norm);
+        without_gil([&] { hpcrec::cuda::update(to, merged.data(), how, queue(stream, faults)); });
+      },
+      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a,
+      "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none(), "stream"_a,
+      "faults"_a.noconvert());
+  m.def(
+      "merge_update",
+      [](Out<T> rows, Ids unique, Ids segments, Ids order, Ids source_start, Maybe<In<T>> weights, In<T> gradients,
+         int rule, double rate, double eps, double rest1, double rest2, double total_width, Maybe<Out<T>> state1,
+         Maybe<Out<T>> state2, uintptr_t stream, Faults faults) {
+        const auto to = target<T>(rows, unique);
+        const auto from = occurrences<T>(segments, order, source_start, weights, gradients, to.width);
+        const auto how = learning<T>(rule, rate, eps, rest1, rest2, total_width, state1, state2, {});
+        without_gil([&] { hpcrec::cuda::merge_update(to, from, how, queue(stream, faults)); });
+      },
+      "rows"_a.noconvert(), "unique"_a, "segments"_a, "order"_a, "source_start"_a, "weights"_a.none(), "gradients"_a,
+      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
+      "state2"_a.noconvert().none(), "stream"_a, "faults"_a.noconvert());
+}
+}  // namespace
+
+#ifdef HPCREC_EMULATED
+NB_MODULE(_emulated, m) {
+  m.doc() = "hpcrec's CUDA kernels, emulated on the host";
+  m.def("run_wrong", &hpcrec::emulated::run_wrong, "which"_a);
+#else
+NB_MODULE(_cuda, m) {
+  m.doc() = "hpcrec's CUDA kernels";
+#endif
+  nb::set_leak_warnings(false);  // of arrays that live until the process ends
+  bind<float>(m);
+  bind<double>(m);
+}

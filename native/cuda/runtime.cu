@@ -1,0 +1,59 @@
+// The device's runtime, each call checked; the emulator's is the host's.
+#include "device.h"
+
+namespace hpcrec::cuda {
+
+#ifdef __CUDACC__
+
+void check(cudaError_t code, const char* call, int64_t size) {
+  if (code == cudaSuccess) return;
+  throw std::runtime_error(std::string(call) + "(" + std::to_string(size) + "): " + cudaGetErrorString(code) + " (" +
+                           cudaGetErrorName(code) + ")");
+}
+
+int multiprocessors() {
+  int device = 0, found = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice", 0);
+  check(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute", device);
+  return found;
+}
+
+void* allocate(int64_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return nullptr;
+  void* memory = nullptr;
+  check(cudaMallocAsync(&memory, static_cast<size_t>(bytes), stream), "cudaMallocAsync, bytes", bytes);
+  return memory;
+}
+
+void release(void* memory, cudaStream_t stream) {
+  if (memory) cudaFreeAsync(memory, stream);  // in a destructor: what it would say, the next call says
+}
+
+void zero(void* memory, int64_t bytes, cudaStream_t stream) {
+  check(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream), "cudaMemsetAsync, bytes", bytes);
+}
+
+#else
+
+int multiprocessors() {
+  return 2;
+}
+
+void* allocate(int64_t bytes, cudaStream_t) {
+  void* memory = std::malloc(static_cast<size_t>(bytes));
+  if (!memory) throw std::bad_alloc();
+  std::memset(memory, 0xa5, static_cast<size_t>(bytes));  // what is read before it is written shows
+  return memory;
+}
+
+void release(void* memory, cudaStream_t) {
+  std::free(memory);
+}
+
+void zero(void* memory, int64_t bytes, cudaStream_t) {
+  std::memset(memory, 0, static_cast<size_t>(bytes));
+}
+
+#endif
+
+}  // namespace hpcrec::cuda

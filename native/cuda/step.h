@@ -1,0 +1,109 @@
+// The optimizers' step of one row, by the lanes of a group: operation by operation that of hpcrec/optimizer.h.
+#pragma once
+#include <cmath>
+
+#include "hpcrec/learn.h"
+#include "lanes.h"
+
+namespace hpcrec::cuda {
+
+constexpr int norm_lanes = 16;  // strided sums of a squared norm, as the definition has them
+
+// A lane's columns of one vector: C packs, a group's width apart.
+template <class T, int N, int C> struct Columns {
+  Pack<T, N> part[C];
+};
+template <int N> __device__ __forceinline__ int64_t column_of(const Layout& layout, const Member& me, int64_t part) {
+  return (part * layout.lanes + me.lane) * N;
+}
+
+// Folds the strided sums in halves.
+template <class T, int HALF = norm_lanes / 2> __device__ __forceinline__ T fold(T (&sums)[norm_lanes]) {
+#pragma unroll
+  for (int i = 0; i < HALF; ++i) sums[i] += sums[i + HALF];
+  if constexpr (HALF > 1) return fold<T, HALF / 2>(sums);
+  else return sums[0];
+}
+
+// Sum of squares of a group's vector, in the order of the definition: every lane gets it. `memory` is the group's own,
+// of shared memory, of lanes * N * C elements.
+template <class T, int N, int C>
+__device__ T squared_norm(const Columns<T, N, C>& g, const Layout& layout, const Member& me, T* memory) {
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) memory[column_of<N>(layout, me, c) + i] = g.part[c].x[i] * g.part[c].x[i];
+  }
+  __syncwarp(me.mask);
+  const int64_t width = layout.width;
+  if (width > norm_lanes) {
+    // Lane t adds squares t, t + 16, ... in order; groups of 8 lanes take two sums each.
+    T own[2] = {T{0}, T{0}};
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      for (int64_t d = me.lane + i * static_cast<int64_t>(layout.lanes); d < width; d += norm_lanes) {
+        if (me.lane + i * layout.lanes >= norm_lanes) break;
+        own[i] += memory[d];
+      }
+    __syncwarp(me.mask);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (me.lane + i * layout.lanes < norm_lanes) memory[me.lane + i * layout.lanes] = own[i];
+    __syncwarp(me.mask);
+  }
+  T sums[norm_lanes];
+#pragma unroll
+  for (int i = 0; i < norm_lanes; ++i) sums[i] = i < width ? memory[i] : T{0};
+  __syncwarp(me.mask);  // before the memory is used again
+  return fold(sums);
+}
+
+// Moves row `id` by its merged gradient g. `u` is its place among the step's rows.
+template <class T, int N, int C>
+__device__ void step_row(T* rows, int64_t id, int64_t u, const Learning<T>& how, const Columns<T, N, C>& g,
+                         const Layout& layout, const Member& me, T* memory) {
+  const int64_t at = id * layout.width;
+  T row_rate = 0;
+  if (how.rule == Rule::rowwise_adagrad) {
+    const T square = how.norm ? how.norm[u] : squared_norm(g, layout, me, memory);
+    const T sum = how.state1[id] + square / how.total_width;
+    __syncwarp(me.mask);  // all have read what the first then writes
+    if (me.lane == 0) how.state1[id] = sum;
+    row_rate = how.rate / (std::sqrt(sum) + how.eps);
+  }
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+    const int64_t column = column_of<N>(layout, me, c);
+    if (column >= layout.width) continue;
+    const Pack<T, N>& x = g.part[c];
+    Pack<T, N> row = load<T, N>(rows + at + column);
+    if (how.rule == Rule::sgd) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) row.x[i] -= how.rate * x.x[i];
+    } else if (how.rule == Rule::rowwise_adagrad) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) row.x[i] -= row_rate * x.x[i];
+    } else if (how.rule == Rule::adagrad) {
+      Pack<T, N> sum = load<T, N>(how.state1 + at + column);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        sum.x[i] += x.x[i] * x.x[i];
+        row.x[i] -= how.rate * x.x[i] / (std::sqrt(sum.x[i]) + how.eps);
+      }
+      store<T, N>(how.state1 + at + column, sum);
+    } else {
+      Pack<T, N> m = load<T, N>(how.state1 + at + column), v = load<T, N>(how.state2 + at + column);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        m.x[i] += (x.x[i] - m.x[i]) * how.rest1;
+        v.x[i] += (x.x[i] * x.x[i] - v.x[i]) * how.rest2;
+        row.x[i] -= how.rate * (m.x[i] / (std::sqrt(v.x[i]) + how.eps));
+      }
+      store<T, N>(how.state1 + at + column, m);
+      store<T, N>(how.state2 + at + column, v);
+    }
+    store<T, N>(rows + at + column, row);
+  }
+}
+
+}  // namespace hpcrec::cuda

@@ -1,0 +1,166 @@
+"""The device's kernels beside what all backends are held to: order of threads, refusals, the emulator, the build."""
+
+import importlib
+import importlib.util
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from all_backends import DEVICES, WIDTHS, assert_same_bits
+from hostile_calls import (
+    Call,
+    beside_gather,
+    beside_merge_update,
+    copy,
+    gather,
+    merge,
+    merge_update,
+    squared_norm,
+    update,
+)
+from test_kernels_hostile import agree, outcome, promises_nothing
+from test_kernels_learn import OPTIMIZERS, SPECS, Occurrences, states_of
+
+from hpcrec import kernels
+from hpcrec.errors import MissingError
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDE = (130, 256, 260, 512, 1000)  # rows of several packs a lane, and of more than a lane holds
+
+
+def test_the_emulator_is_there() -> None:
+    assert "emulated" in DEVICES
+    kernels.use("emulated")
+    assert kernels.active() == "emulated"
+
+
+def test_without_a_gpu_the_backend_says_so() -> None:
+    if "cuda" in DEVICES:
+        pytest.skip("there is a GPU here")
+    with pytest.raises(MissingError, match=r"there is no GPU that torch .* can use|_cuda cannot be loaded .* nvcc"):
+        kernels.use("cuda")
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="no GPU that torch can use")
+def test_the_gpu_runs_the_kernels() -> None:
+    kernels.use("cuda")
+    out = np.zeros(4, np.float32)
+    kernels.pooled_gather(np.ones((2, 4), np.float32), np.array([0, 1]), np.array([0, 2]), out)
+    assert out.tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_the_emulator_finds_barriers_that_not_all_come_to(which: int) -> None:
+    module = importlib.import_module("hpcrec._emulated")
+    said = "a lane is not in the mask" if which == 2 else "wait at a barrier that the others do not come to"
+    with pytest.raises(RuntimeError, match=said):
+        module.run_wrong(which)
+    test_the_emulator_is_there()  # and goes on
+    out = np.zeros(4, np.float32)
+    kernels.pooled_gather(np.ones((2, 4), np.float32), np.array([0, 1]), np.array([0, 2]), out)
+    assert out.tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("width", [1, 7, 16, 64])
+def test_bits_do_not_depend_on_which_thread_is_first(width: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    o, spec, found = Occurrences("hot", 3000, width, np.float32), SPECS[name], []
+    for order in ("", "reversed"):
+        monkeypatch.setenv("HPCREC_EMULATED_ORDER", order)
+        for backend in ("native", "emulated"):
+            kernels.use(backend)
+            rows, states = o.rows.copy(), states_of(spec, o.rows)
+            kernels.merge_update(spec, rows, states, o.grouping, o.gradients, o.starts, lr=0.1, step=3)
+            found.append({"rows": rows, **states})
+    for other in found[1:]:
+        assert_same_bits(other, found[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", WIDE)
+def test_wide_rows(width: int, dtype: type) -> None:
+    o = Occurrences("hot", 700, width, dtype, n_rows=200)
+    offsets = np.r_[0, 3, 3, 40, 700].astype(np.int64)
+    for name, spec in SPECS.items():
+        found = []
+        for backend in ("reference", *DEVICES):
+            kernels.use(backend)
+            rows, states, out = o.rows.copy(), states_of(spec, o.rows), np.zeros(4 * width, dtype)
+            kernels.merge_update(
+                spec, rows, states, o.grouping, o.gradients, o.starts, weights=o.weights, lr=0.1, step=2
+            )
+            merged = kernels.merge(o.grouping, o.gradients, o.starts, width)
+            kernels.update(spec, rows, states, o.grouping.unique, merged, lr=0.1, step=3)
+            kernels.pooled_gather(rows, o.index, offsets, out)
+            found.append({"rows": rows, "out": out, "norm": kernels.squared_norm(merged), **states})
+        for other in found[1:]:
+            assert_same_bits(other, found[0])
+        assert np.isfinite(found[0]["rows"]).all(), name
+
+
+@pytest.mark.parametrize("make", [gather, beside_gather, copy, merge, update, merge_update, beside_merge_update,
+                                  squared_norm])  # fmt: skip
+def test_hostile_contents_are_refused_or_computed(make) -> None:
+    """One value of an array of integers becomes one at an edge: nothing is read or written out of bounds."""
+    refused = computed = 0
+    for seed in range(120):
+        ended = []
+        for backend in ("reference", *DEVICES):
+            rng = np.random.default_rng(seed)
+            call = make(rng)
+            arrays = [a for a in arrays_of(call) if a.dtype == np.int64 and a.size and a.flags.writeable]
+            if arrays and seed % 4:
+                array = arrays[int(rng.integers(len(arrays)))]
+                edges = (-1, -(2**63), 2**63 - 1, 2**31, int(array.max()) + 1)
+                array.flat[int(rng.integers(array.size))] = edges[int(rng.integers(len(edges)))]
+            kernels.use(backend)
+            undefined = promises_nothing(call)
+            ended.append(outcome(call, f"{make.__name__} {seed}"))
+        if isinstance(ended[0], type):
+            refused += 1
+        elif undefined:
+            continue
+        else:
+            computed += 1
+        for other in ended[1:]:
+            assert agree(other, ended[0]), (make.__name__, seed, other, ended[0])
+    assert computed > 10 and (refused > 20 or make is squared_norm), (refused, computed)
+
+
+def arrays_of(call: Call) -> list[np.ndarray]:
+    values = itertools.chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in call.arguments.values())
+    return [value for value in values if isinstance(value, np.ndarray)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_bags_and_no_rows(width: int) -> None:
+    for backend in ("reference", *DEVICES):
+        kernels.use(backend)
+        none, ids = np.zeros((0, width), np.float32), np.zeros(0, np.int64)
+        out = np.full(2 * width, 7, np.float32)
+        kernels.pooled_gather(none, ids, np.zeros(1, np.int64), out)
+        assert (out == 7).all()
+        kernels.pooled_gather(none, ids, np.zeros(3, np.int64), out)
+        assert (out == 0).all()
+        with pytest.raises(ValueError, match="offsets"):
+            kernels.pooled_gather(none, ids, np.ones(1, np.int64), out)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("hpcrec._cuda") is None, reason="built without nvcc, or beside MPICH")
+def test_the_module_imports_on_machines_without_a_driver() -> None:
+    done = subprocess.run([sys.executable, "-c", "import hpcrec._cuda as m; print(m.pooled_gather.__name__)"],
+                          capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "pooled_gather\n"), done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the path")
+def test_compiles_without_warnings_spills_or_stacks() -> None:
+    command = [sys.executable, str(ROOT / "tools/cuda_report.py"), "sm_90"]
+    report = subprocess.run(command, capture_output=True, text=True)
+    assert report.returncode == 0, report.stdout + report.stderr
+    assert "gather_bags<float, 4>" in report.stdout
