@@ -2,7 +2,7 @@
 
     python tools/cuda_report.py [sm_80 sm_90 ...]     sm_80, sm_90 and sm_100 where none is named
 
-Fails where nvcc warns, or a kernel spills registers or keeps an array in local memory. Needs nvcc, and no GPU.
+Fails where nvcc warns, or a kernel of ours spills registers or keeps an array in local memory. Needs nvcc, and no GPU.
 """
 
 import concurrent.futures
@@ -39,8 +39,8 @@ def main() -> int:
     print(f"{'registers':>9} {'stack':>6} {'spilt':>6} {'shared':>7}  gpu     file        kernel")
     for (source, _, gpu, registers, stack, spilt, shared), name in sorted(zip(rows, names, strict=True)):
         print(f"{registers:9d} {stack:6d} {spilt:6d} {shared:7d}  {gpu:7s} {source:11s} {name}")
-        failed |= stack > 0 or spilt > 0
-    print(f"{len(rows)} kernels: {'FAILED' if failed else 'no warnings, no stacks, no spills'}")
+        failed |= (stack > 0 or spilt > 0) and not name.startswith("cub::")  # those are not ours
+    print(f"{len(rows)} kernels: {'FAILED' if failed else 'no warnings; no stacks and no spills in ours'}")
     return int(failed)
 
 

@@ -27,6 +27,7 @@ FAULTS = {
     4: "a start leaves no room for a vector in its array",
     8: "an occurrence names a source that is not there",
     16: "a row to update is outside the table",
+    32: "a part is not one of those that there are",
 }
 
 
@@ -38,6 +39,12 @@ WRITTEN = {
     "squared_norm": (1,),
     "update": (0, 9, 10),
     "merge_update": (0, 13, 14),
+    "group": (2, 3, 4),
+    "dedup": (1, 2),
+    "partition": (1, 2),
+    "permute": (4,),
+    "hash_ids": (3,),
+    "init_rows": (4,),
 }
 
 
@@ -94,21 +101,22 @@ class Device:
         """The host's kernel, where the device has none."""
         return getattr(native, name)
 
-    def _call(self, name: str, *args: Any) -> None:
-        """Runs a kernel on copies of the arrays; raises ValueError where it refused something."""
+    def _call(self, name: str, *args: Any) -> Any:
+        """Runs a kernel on copies of the arrays, returns what it does; ValueError where it refused something."""
         import torch
 
         module = self.module()
         there = [torch.tensor(a, device=self._place) if isinstance(a, np.ndarray) else a for a in args]
         faults = torch.zeros(1, dtype=torch.int32, device=self._place)
         stream = torch.cuda.current_stream().cuda_stream if self._place == "cuda" else 0
-        getattr(module, name)(*there, stream, faults)
+        returned = getattr(module, name)(*there, stream, faults)
         found = int(faults.item())  # waits for the kernel
         if found:
             raise ValueError(f"{name}: " + "; ".join(text for bit, text in FAULTS.items() if found & bit))
         for at in WRITTEN[name]:
             if args[at] is not None:
                 args[at][...] = there[at].cpu().numpy()
+        return returned
 
     def pooled_gather(
         self,
@@ -141,6 +149,41 @@ class Device:
             native.copy_vectors(source, target, width, n, source_start, target_start, accumulate, scale)
         else:
             self._call("copy_vectors", source, target, width, n, source_start, target_start, accumulate, scale)
+
+    def group(self, index: Ints, offsets: Ints | None) -> Grouping:
+        """See the reference."""
+        unique, segments, order = (np.empty(index.size + extra, np.int64) for extra in (0, 1, 0))
+        n_unique = self._call("group", index, offsets, unique, segments, order)
+        return Grouping(unique[:n_unique], segments[: n_unique + 1], order)
+
+    def dedup(self, ids: Ints) -> tuple[Ints, Ints]:
+        """See the reference."""
+        unique, inverse = np.empty_like(ids), np.empty_like(ids)
+        return unique[: self._call("dedup", ids, unique, inverse)], inverse
+
+    def partition(self, part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
+        """See the reference."""
+        counts, order = np.empty(n_parts, np.int64), np.empty(part.size, np.int64)
+        self._call("partition", part, counts, order)
+        return counts, order
+
+    def permute(self, ids: Ints, rows: int, seed: int, inverse: bool) -> Ints:
+        """See the reference."""
+        out = np.empty_like(ids)
+        self._call("permute", ids, rows, seed, inverse, out)
+        return out
+
+    def hash_ids(self, ids: Ints, rows: int, seed: int) -> Ints:
+        """See the reference."""
+        out = np.empty_like(ids)
+        self._call("hash_ids", ids, rows, seed, out)
+        return out
+
+    def init_rows(self, seed: int, ids: Ints, width: int, column_start: int, scale: float, dtype: np.dtype) -> Floats:
+        """See the reference."""
+        out = np.empty((ids.size, width), dtype)
+        self._call("init_rows", seed, ids, column_start, scale, out)
+        return out
 
     def merge(
         self,

@@ -21,7 +21,7 @@ constexpr int64_t most_blocks = (int64_t{1} << 31) - 1;
 
 // What a kernel found wrong in the arrays that it was given: bits of a word in device memory, which the launcher's
 // caller zeroes and reads. The kernel has then left out what it could not do.
-enum Fault : unsigned { bad_offsets = 1, bad_index = 2, bad_start = 4, bad_order = 8, bad_unique = 16 };
+enum Fault : unsigned { bad_offsets = 1, bad_index = 2, bad_start = 4, bad_order = 8, bad_unique = 16, bad_part = 32 };
 
 // Where a call runs, and where it notes faults.
 struct Queue {
@@ -35,6 +35,8 @@ int multiprocessors();
 void* allocate(int64_t bytes, cudaStream_t stream);
 void release(void* memory, cudaStream_t stream);
 void zero(void* memory, int64_t bytes, cudaStream_t stream);
+// Waits for what is queued before.
+void copy_to_host(void* to, const void* from, int64_t bytes, cudaStream_t stream);
 
 template <class T> class Scratch {
   cudaStream_t stream_;

@@ -1,4 +1,6 @@
 // The CUDA sources as C++, over the emulator: one unit, so that there is one of each.
+#include "ids.cu"
 #include "learn.cu"
 #include "lookup.cu"
+#include "primitives.cu"
 #include "runtime.cu"

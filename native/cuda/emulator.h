@@ -81,6 +81,9 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
     if (mask >> i & 1 && all[i]) ballot |= 1u << i;
   return ballot;
 }
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline int __popc(unsigned x) {
   return __builtin_popcount(x);
 }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "device.h"
+#include "ids.h"
 #include "learn.h"
 #include "lookup.h"
 
@@ -35,9 +36,9 @@ template <class A> int64_t size(const A& array) {
 hpcrec::cuda::Queue queue(uintptr_t stream, const Faults& faults) {
   return {reinterpret_cast<cudaStream_t>(stream), reinterpret_cast<unsigned*>(faults.data())};
 }
-template <class F> void without_gil(F&& f) {
+template <class F> auto without_gil(F&& f) {
   nb::gil_scoped_release release;
-  f();
+  return f();
 }
 
 template <class T>
@@ -160,6 +161,63 @@ template <class T> void bind(nb::module_& m) {
       "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
       "state2"_a.noconvert().none(), "stream"_a, "faults"_a.noconvert());
 }
+template <class T> void bind_init_rows(nb::module_& m) {
+  m.def(
+      "init_rows",
+      [](uint64_t seed, Ids ids, int64_t column_start, double scale, Out<T> out, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::init_rows(seed, ids.data(), size(ids), static_cast<int64_t>(out.shape(1)), column_start, scale,
+                                  out.data(), queue(stream, faults));
+        });
+      },
+      "seed"_a, "ids"_a, "column_start"_a, "scale"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+}
+
+void bind_ids(nb::module_& m) {
+  using Places = Out<int64_t>;
+  m.def(
+      "group",
+      [](Ids ids, Maybe<Ids> offsets, Places unique, Places segments, Places order, uintptr_t stream, Faults faults) {
+        return without_gil([&] {
+          return hpcrec::cuda::group(ids.data(), size(ids), pointer(offsets), offsets ? size(*offsets) - 1 : 0,
+                                     unique.data(), segments.data(), order.data(), queue(stream, faults));
+        });
+      },
+      "ids"_a, "offsets"_a.none(), "unique"_a.noconvert(), "segments"_a.noconvert(), "order"_a.noconvert(), "stream"_a,
+      "faults"_a.noconvert());
+  m.def(
+      "dedup",
+      [](Ids ids, Places unique, Places inverse, uintptr_t stream, Faults faults) {
+        return without_gil([&] {
+          return hpcrec::cuda::dedup(ids.data(), size(ids), unique.data(), inverse.data(), queue(stream, faults));
+        });
+      },
+      "ids"_a, "unique"_a.noconvert(), "inverse"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "partition",
+      [](In<int32_t> part, Places counts, Places order, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::partition(part.data(), size(part), size(counts), counts.data(), order.data(),
+                                  queue(stream, faults));
+        });
+      },
+      "part"_a, "counts"_a.noconvert(), "order"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "permute",
+      [](Ids ids, int64_t rows, uint64_t seed, bool inverse, Places out, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::permute(ids.data(), size(ids), rows, seed, inverse, out.data(), queue(stream, faults));
+        });
+      },
+      "ids"_a, "rows"_a, "seed"_a, "inverse"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "hash_ids",
+      [](Ids ids, int64_t rows, uint64_t seed, Places out, uintptr_t stream, Faults faults) {
+        without_gil(
+            [&] { hpcrec::cuda::hash_ids(ids.data(), size(ids), rows, seed, out.data(), queue(stream, faults)); });
+      },
+      "ids"_a, "rows"_a, "seed"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+}
 }  // namespace
 
 #ifdef HPCREC_EMULATED
@@ -173,4 +231,7 @@ NB_MODULE(_cuda, m) {
   nb::set_leak_warnings(false);  // of arrays that live until the process ends
   bind<float>(m);
   bind<double>(m);
+  bind_init_rows<float>(m);
+  bind_init_rows<double>(m);
+  bind_ids(m);
 }

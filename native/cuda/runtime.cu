@@ -33,6 +33,12 @@ void zero(void* memory, int64_t bytes, cudaStream_t stream) {
   check(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream), "cudaMemsetAsync, bytes", bytes);
 }
 
+void copy_to_host(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
+  const auto size = static_cast<size_t>(bytes);
+  check(cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync, bytes", bytes);
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize, bytes copied", bytes);
+}
+
 #else
 
 int multiprocessors() {
@@ -52,6 +58,10 @@ void release(void* memory, cudaStream_t) {
 
 void zero(void* memory, int64_t bytes, cudaStream_t) {
   std::memset(memory, 0, static_cast<size_t>(bytes));
+}
+
+void copy_to_host(void* to, const void* from, int64_t bytes, cudaStream_t) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 #endif

@@ -2,45 +2,11 @@
 #include <algorithm>
 
 #include "hpcrec/check.h"
+#include "hpcrec/feistel.h"
 #include "hpcrec/ids.h"
-#include "hpcrec/mix.h"
 #include "hpcrec/parallel.h"
 
 namespace hpcrec {
-namespace {
-constexpr int n_rounds = 4;
-
-// A Feistel network over 2 * half_bits bits.
-struct Feistel {
-  uint64_t key[n_rounds], mask;
-  int half_bits;
-
-  Feistel(uint64_t rows, uint64_t seed) : half_bits(1) {
-    while (half_bits < 32 && (uint64_t{1} << (2 * half_bits)) < rows) ++half_bits;
-    mask = (uint64_t{1} << half_bits) - 1;
-    for (int r = 0; r < n_rounds; ++r) key[r] = mix(seed + golden * static_cast<uint64_t>(r));
-  }
-  uint64_t forward(uint64_t x) const {
-    uint64_t left = x >> half_bits, right = x & mask;
-    for (int r = 0; r < n_rounds; ++r) {
-      const uint64_t swapped = left ^ (mix(right + key[r]) & mask);
-      left = right;
-      right = swapped;
-    }
-    return left << half_bits | right;
-  }
-  uint64_t backward(uint64_t x) const {
-    uint64_t left = x >> half_bits, right = x & mask;
-    for (int r = n_rounds - 1; r >= 0; --r) {
-      const uint64_t swapped = right ^ (mix(left + key[r]) & mask);
-      right = left;
-      left = swapped;
-    }
-    return left << half_bits | right;
-  }
-};
-}  // namespace
-
 void permute(const int64_t* ids, int64_t n, int64_t rows, uint64_t seed, bool inverse, int64_t* out) {
   if (!all_below(ids, n, rows)) require_below("ids", ids, n, rows);
   const uint64_t bound = static_cast<uint64_t>(rows);

@@ -2,12 +2,19 @@
 #pragma once
 #include <cstdint>
 
+// For functions that kernels of the GPU share with those of the host.
+#ifdef __CUDACC__
+#define HPCREC_ANYWHERE __host__ __device__
+#else
+#define HPCREC_ANYWHERE
+#endif
+
 namespace hpcrec {
 
 constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
 
 // One step of splitmix64 (Steele, Lea and Flood, 2014).
-inline uint64_t mix(uint64_t x) {
+HPCREC_ANYWHERE inline uint64_t mix(uint64_t x) {
   x += golden;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;

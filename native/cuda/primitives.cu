@@ -1,0 +1,63 @@
+#include "primitives.h"
+
+#ifdef __CUDACC__
+#include <cub/device/device_radix_sort.cuh>
+#include <cub/device/device_scan.cuh>
+#else
+#include <algorithm>
+#include <numeric>
+#endif
+
+namespace hpcrec::cuda {
+namespace {
+
+__global__ void __launch_bounds__(block_threads, 1) count_up(uint32_t* out, int64_t n) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = static_cast<uint32_t>(i);
+}
+
+#ifdef __CUDACC__
+// Calls of CUB come in pairs: one that says how much memory it wants, and one that has it.
+template <class F> void with_memory(const char* name, int64_t n, cudaStream_t stream, F&& call) {
+  size_t bytes = 0;
+  check(call(nullptr, bytes), name, n);
+  const Scratch<char> memory(static_cast<int64_t>(bytes), stream);
+  check(call(memory.data(), bytes), name, n);
+}
+#endif
+
+}  // namespace
+
+void sort_numbered(const int64_t* keys, int64_t n, int64_t* sorted, uint32_t* numbers, const Queue& queue) {
+  if (n >= int64_t{1} << 32)
+    throw std::runtime_error("sort: " + std::to_string(n) + " ids; a device sorts fewer than 2^32 at a time");
+  if (n == 0) return;
+  const Scratch<uint32_t> from(n, queue.stream);
+  launch("count_up", count_up, (n + block_threads - 1) / block_threads, 1, block_threads, queue.stream, from.data(), n);
+#ifdef __CUDACC__
+  with_memory("cub::DeviceRadixSort::SortPairs", n, queue.stream, [&](void* memory, size_t& bytes) {
+    return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, sorted, static_cast<const uint32_t*>(from.data()),
+                                           numbers, n, 0, 64, queue.stream);
+  });
+#else
+  std::stable_sort(from.data(), from.data() + n, [=](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
+  for (int64_t i = 0; i < n; ++i) {
+    numbers[i] = from.data()[i];
+    sorted[i] = keys[numbers[i]];
+  }
+#endif
+}
+
+void inclusive_sum(const int64_t* in, int64_t n, int64_t* out, const Queue& queue) {
+  if (n == 0) return;
+#ifdef __CUDACC__
+  with_memory("cub::DeviceScan::InclusiveSum", n, queue.stream, [&](void* memory, size_t& bytes) {
+    return cub::DeviceScan::InclusiveSum(memory, bytes, in, out, n, queue.stream);
+  });
+#else
+  static_cast<void>(queue);
+  std::partial_sum(in, in + n, out);
+#endif
+}
+
+}  // namespace hpcrec::cuda
