@@ -5,9 +5,10 @@ The choice is the process's; the number of threads is the calling thread's. Eith
 
 import threading
 import warnings
+from types import ModuleType
 from typing import Any, Literal
 
-from hpcrec.kernels import checks, device, native, reference
+from hpcrec.kernels import checks, device, native, native_messages, reference
 
 # Modules, or objects with the same functions. "emulated": the GPU's kernels, run on the host, for tests.
 BACKENDS: dict[str, Any] = {
@@ -54,6 +55,12 @@ def backend() -> Any:
                 stacklevel=3,
             )
     return _active
+
+
+def messages_backend(definitions: ModuleType) -> Any:
+    """The same for kernels of messages, whose definitions and native kernels are in modules of their own."""
+    current = backend()
+    return definitions if current is reference else native_messages if current is native else current
 
 
 def active() -> str:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.errors import MissingError
-from hpcrec.kernels import native
+from hpcrec.kernels import native, native_messages
 from hpcrec.kernels.beside import Beside, BesideStep
+from hpcrec.kernels.device_messages import DeviceMessages
 from hpcrec.kernels.reference import Grouping
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
@@ -28,6 +29,8 @@ FAULTS = {
     8: "an occurrence names a source that is not there",
     16: "a row to update is outside the table",
     32: "a part is not one of those that there are",
+    64: "positions do not rise, or are outside the values",
+    128: "data, or marks, are not a mask of so many positions",
 }
 
 
@@ -45,10 +48,22 @@ WRITTEN = {
     "permute": (4,),
     "hash_ids": (3,),
     "init_rows": (4,),
+    "write_halves": (1,),
+    "read_halves": (1,),
+    "mark_above": (2,),
+    "mark_sum": (1, 3),
+    "take_marked": (2, 3),
+    "cut_marked": (0, 2, 3),
+    "require_rising": (),
+    "expand": (0,),
+    "scatter_add": (0,),
+    "gather": (2,),
+    "write_mask": (2,),
+    "read_mask": (2,),
 }
 
 
-class Device:
+class Device(DeviceMessages):
     """Kernels of a device, under the reference's names and signatures.
 
     Parameters
@@ -99,7 +114,7 @@ class Device:
 
     def __getattr__(self, name: str) -> Any:
         """The host's kernel, where the device has none."""
-        return getattr(native, name)
+        return getattr(native if hasattr(native, name) else native_messages, name)
 
     def _call(self, name: str, *args: Any) -> Any:
         """Runs a kernel on copies of the arrays, returns what it does; ValueError where it refused something."""

@@ -4,12 +4,12 @@
 """
 
 import sys
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from hpcrec.kernels import checks, native_messages, reference_halves
-from hpcrec.kernels.backend import active
+from hpcrec.kernels import checks, reference_halves
+from hpcrec.kernels.backend import messages_backend
 from hpcrec.kernels.reference_halves import HALF_BLOCK, HALF_KINDS, Bytes
 from hpcrec.types import Floats
 
@@ -18,8 +18,8 @@ _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
 assert sys.byteorder == "little", "halves are written as little-endian words"
 
 
-def _backend() -> ModuleType:
-    return native_messages if active() == "native" else reference_halves
+def _backend() -> Any:
+    return messages_backend(reference_halves)
 
 
 def half_bytes(n: int, kind: str) -> int:

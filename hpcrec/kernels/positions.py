@@ -4,12 +4,12 @@ What the positions are of is known above. Written positions take one thread for 
 ``set_threads`` says else. After an error the contents of outputs are undefined. Shapes: K positions of n.
 """
 
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from hpcrec.kernels import checks, native_messages, reference_positions
-from hpcrec.kernels.backend import active
+from hpcrec.kernels import checks, reference_positions
+from hpcrec.kernels.backend import messages_backend
 from hpcrec.kernels.packed import pack_numbers, packed_bytes, unpack_numbers
 from hpcrec.kernels.reference_packed import PACKED_BLOCK
 from hpcrec.kernels.reference_positions import Bytes, PositionCoding
@@ -18,8 +18,8 @@ from hpcrec.types import Floats, Ints
 _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
 
 
-def _backend() -> ModuleType:
-    return native_messages if active() == "native" else reference_positions
+def _backend() -> Any:
+    return messages_backend(reference_positions)
 
 
 def expand(out: Floats, positions: Ints, values: Floats) -> None:

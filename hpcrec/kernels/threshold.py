@@ -5,20 +5,20 @@ values are picked.
 """
 
 from numbers import Integral, Real
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from hpcrec.kernels import checks, native_messages, reference_threshold
-from hpcrec.kernels.backend import active
+from hpcrec.kernels import checks, reference_threshold
+from hpcrec.kernels.backend import messages_backend
 from hpcrec.types import Floats, Ints
 
 _FLOAT32 = np.dtype(np.float32)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def _backend() -> ModuleType:
-    return native_messages if active() == "native" else reference_threshold
+def _backend() -> Any:
+    return messages_backend(reference_threshold)
 
 
 def threshold_of(values: Floats, keep: int) -> float:

@@ -21,7 +21,16 @@ constexpr int64_t most_blocks = (int64_t{1} << 31) - 1;
 
 // What a kernel found wrong in the arrays that it was given: bits of a word in device memory, which the launcher's
 // caller zeroes and reads. The kernel has then left out what it could not do.
-enum Fault : unsigned { bad_offsets = 1, bad_index = 2, bad_start = 4, bad_order = 8, bad_unique = 16, bad_part = 32 };
+enum Fault : unsigned {
+  bad_offsets = 1,
+  bad_index = 2,
+  bad_start = 4,
+  bad_order = 8,
+  bad_unique = 16,
+  bad_part = 32,
+  bad_positions = 64,
+  bad_mask = 128
+};
 
 // Where a call runs, and where it notes faults.
 struct Queue {

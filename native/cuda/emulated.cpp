@@ -2,5 +2,6 @@
 #include "ids.cu"
 #include "learn.cu"
 #include "lookup.cu"
+#include "messages.cu"
 #include "primitives.cu"
 #include "runtime.cu"

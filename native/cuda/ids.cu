@@ -9,13 +9,6 @@
 namespace hpcrec::cuda {
 namespace {
 
-__device__ __forceinline__ int64_t this_thread() {
-  return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-}
-int64_t blocks_for(int64_t n) {
-  return (n + block_threads - 1) / block_threads;
-}
-
 // 1 where a run of equal ids begins.
 __global__ void __launch_bounds__(block_threads, 1) mark_heads(const int64_t* sorted, int64_t n, int64_t* head) {
   const int64_t i = this_thread();

@@ -97,6 +97,14 @@ template <class T, int N> __device__ __forceinline__ Pack<T, N> scaled(const Pac
   return y;
 }
 
+// A thread for each of n things, of blocks_for(n) blocks.
+__device__ __forceinline__ int64_t this_thread() {
+  return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+inline int64_t blocks_for(int64_t n) {
+  return (n + block_threads - 1) / block_threads;
+}
+
 // What a caller does not check: whether a value lies in [0, limit), and a vector in an array of `size` elements.
 __device__ __forceinline__ bool below(int64_t value, int64_t limit) {
   return static_cast<uint64_t>(value) < static_cast<uint64_t>(limit);

@@ -11,6 +11,7 @@
 #include "ids.h"
 #include "learn.h"
 #include "lookup.h"
+#include "messages.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -218,6 +219,116 @@ void bind_ids(nb::module_& m) {
       },
       "ids"_a, "rows"_a, "seed"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
 }
+
+void bind_messages(nb::module_& m) {
+  using Floats = In<float>;
+  using Marks = In<int64_t>;  // words of bits: torch has no uint64 to speak of
+  using NewMarks = Out<int64_t>;
+  const auto words = [](int64_t* marks) { return reinterpret_cast<uint64_t*>(marks); };
+  const auto read = [](const int64_t* marks) { return reinterpret_cast<const uint64_t*>(marks); };
+  m.def(
+      "mark_above",
+      [words](Floats values, float tau, NewMarks marks, uintptr_t stream, Faults faults) {
+        return without_gil([&] {
+          return hpcrec::cuda::mark_above(values.data(), size(values), tau, words(marks.data()), queue(stream, faults));
+        });
+      },
+      "values"_a, "tau"_a, "marks"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "mark_sum",
+      [words](Floats gradient, Out<float> residual, float tau, NewMarks marks, uintptr_t stream, Faults faults) {
+        return without_gil([&] {
+          return hpcrec::cuda::mark_sum(gradient.data(), residual.data(), size(gradient), tau, words(marks.data()),
+                                        queue(stream, faults));
+        });
+      },
+      "gradient"_a, "residual"_a.noconvert(), "tau"_a, "marks"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "take_marked",
+      [read](Floats values, Marks marks, Out<int64_t> positions, Out<float> chosen, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::take_marked(values.data(), size(values), read(marks.data()), size(positions), positions.data(),
+                                    chosen.data(), queue(stream, faults));
+        });
+      },
+      "values"_a, "marks"_a, "positions"_a.noconvert(), "chosen"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "cut_marked",
+      [read](Out<float> values, Marks marks, Out<int64_t> positions, Out<float> chosen, uintptr_t stream,
+             Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::cut_marked(values.data(), size(values), read(marks.data()), size(positions), positions.data(),
+                                   chosen.data(), queue(stream, faults));
+        });
+      },
+      "values"_a.noconvert(), "marks"_a, "positions"_a.noconvert(), "chosen"_a.noconvert(), "stream"_a,
+      "faults"_a.noconvert());
+  m.def(
+      "require_rising",
+      [](Ids positions, int64_t n, uintptr_t stream, Faults faults) {
+        without_gil([&] { hpcrec::cuda::require_rising(positions.data(), size(positions), n, queue(stream, faults)); });
+      },
+      "positions"_a, "n"_a, "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "expand",
+      [](Out<float> out, Ids positions, Floats values, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::expand(out.data(), size(out), positions.data(), values.data(), size(positions),
+                               queue(stream, faults));
+        });
+      },
+      "out"_a.noconvert(), "positions"_a, "values"_a, "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "scatter_add",
+      [](Out<float> out, Ids positions, Floats values, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::scatter_add(out.data(), size(out), positions.data(), values.data(), size(positions),
+                                    queue(stream, faults));
+        });
+      },
+      "out"_a.noconvert(), "positions"_a, "values"_a, "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "gather",
+      [](Floats values, Ids positions, Out<float> out, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::gather(values.data(), size(values), positions.data(), size(positions), out.data(),
+                               queue(stream, faults));
+        });
+      },
+      "values"_a, "positions"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "write_mask",
+      [](Ids positions, int64_t n, Out<uint8_t> out, uintptr_t stream, Faults faults) {
+        without_gil(
+            [&] { hpcrec::cuda::write_mask(positions.data(), size(positions), n, out.data(), queue(stream, faults)); });
+      },
+      "positions"_a, "n"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "read_mask",
+      [](In<uint8_t> data, int64_t n, Out<int64_t> positions, uintptr_t stream, Faults faults) {
+        without_gil(
+            [&] { hpcrec::cuda::read_mask(data.data(), n, positions.data(), size(positions), queue(stream, faults)); });
+      },
+      "data"_a, "n"_a, "positions"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "write_halves",
+      [](Floats values, Out<uint8_t> out, int kind, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::write_halves(values.data(), size(values), static_cast<hpcrec::HalfKind>(kind), out.data(),
+                                     queue(stream, faults));
+        });
+      },
+      "values"_a, "out"_a.noconvert(), "kind"_a, "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "read_halves",
+      [](In<uint8_t> data, Out<float> out, int kind, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::read_halves(data.data(), static_cast<hpcrec::HalfKind>(kind), out.data(), size(out),
+                                    queue(stream, faults));
+        });
+      },
+      "data"_a, "out"_a.noconvert(), "kind"_a, "stream"_a, "faults"_a.noconvert());
+}
 }  // namespace
 
 #ifdef HPCREC_EMULATED
@@ -234,4 +345,5 @@ NB_MODULE(_cuda, m) {
   bind_init_rows<float>(m);
   bind_init_rows<double>(m);
   bind_ids(m);
+  bind_messages(m);
 }

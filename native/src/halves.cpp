@@ -1,49 +1,16 @@
 // Conversions by arithmetic on whole numbers and without branches, so that compilers can turn them into vector code.
-// Subnormal halves go through a float32 addition that puts their last place where float32 has its own: for that no
-// operand is ever a subnormal float32, which some processors are slow on.
 #include "hpcrec/halves.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "hpcrec/bits.h"
+#include "hpcrec/half_bits.h"
 #include "hpcrec/parallel.h"
 
 namespace hpcrec {
 namespace {
 typedef uint16_t __attribute__((aligned(1), may_alias)) Half;  // where messages have it: at any byte
-
-constexpr int64_t half_block = 128;  // values that share a scale
-constexpr int64_t scale_bytes = sizeof(float);
-constexpr uint32_t bias_change = 112u << 23;      // of exponents, float32 less half, where a float32 has them
-constexpr uint32_t least_normal = 113u << 23;     // 2^-14, the least normal half
-constexpr uint32_t half_exponent = 0x7c00 << 13;  // the exponent of a half, moved to the places of a float32
-
-inline uint16_t to_bf16(float x) {
-  const uint32_t bits = bits_of(x), upper = bits >> 16;
-  const uint32_t nearest = (bits + 0x7fff + (upper & 1)) >> 16;
-  return static_cast<uint16_t>((bits & 0x7fffffff) > infinite_bits ? upper | 0x40 : nearest);
-}
-
-// To nearest even; of magnitudes up to 1.
-inline uint16_t to_half(float x) {
-  const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffff;
-  const uint32_t normal = (magnitude - bias_change + 0xfff + (magnitude >> 13 & 1)) >> 13;
-  const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);  // in units of 2^-24, as 0.5 has them
-  return static_cast<uint16_t>((magnitude < least_normal ? subnormal : normal) | (bits >> 16 & 0x8000));
-}
-
-// Any half, NaN and infinities too.
-inline float from_half(uint16_t half) {
-  const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13, exponent = magnitude & half_exponent;
-  const uint32_t normal = magnitude + bias_change + (exponent == half_exponent ? bias_change : 0);
-  const uint32_t subnormal = bits_of(float_of(magnitude + least_normal) - float_of(least_normal));
-  return float_of((exponent ? normal : subnormal) | static_cast<uint32_t>(half & 0x8000) << 16);
-}
-
-int64_t blocks_of(int64_t n) {
-  return n / half_block + (n % half_block != 0);
-}
 
 void write_block(const float* __restrict values, int64_t n, uint8_t* __restrict scale_at, Half* __restrict out) {
   uint32_t largest = 0;

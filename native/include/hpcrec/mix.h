@@ -2,12 +2,7 @@
 #pragma once
 #include <cstdint>
 
-// For functions that kernels of the GPU share with those of the host.
-#ifdef __CUDACC__
-#define HPCREC_ANYWHERE __host__ __device__
-#else
-#define HPCREC_ANYWHERE
-#endif
+#include "hpcrec/anywhere.h"
 
 namespace hpcrec {
 

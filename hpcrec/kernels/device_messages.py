@@ -1,0 +1,75 @@
+"""A device's kernels of halves, thresholds and positions, under their references' names and signatures."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from hpcrec.kernels.reference_halves import HALF_KINDS, Bytes
+from hpcrec.types import Floats, Ints
+
+
+class DeviceMessages(ABC):
+    """Those of any device."""
+
+    @abstractmethod
+    def _call(self, name: str, *args: Any) -> Any:
+        """Runs a kernel, returns what it does."""
+
+    def write_halves(self, values: Floats, out: Bytes, kind: str) -> None:
+        """See the reference."""
+        self._call("write_halves", values, out, HALF_KINDS.index(kind))
+
+    def read_halves(self, data: Bytes, out: Floats, kind: str) -> None:
+        """See the reference."""
+        self._call("read_halves", data, out, HALF_KINDS.index(kind))
+
+    def select_above(self, values: Floats, tau: np.float32) -> tuple[Ints, Floats]:
+        """See the reference."""
+        marks = _marks(values)
+        picked = _room(self._call("mark_above", values, float(tau), marks))
+        self._call("take_marked", values, marks, *picked)
+        return picked
+
+    def select_with_feedback(self, gradient: Floats, residual: Floats, tau: np.float32) -> tuple[Ints, Floats]:
+        """See the reference."""
+        marks = _marks(gradient)
+        picked = _room(self._call("mark_sum", gradient, residual, float(tau), marks))
+        self._call("cut_marked", residual, marks, *picked)
+        return picked
+
+    def require_rising(self, positions: Ints, n: int) -> None:
+        """See the reference."""
+        self._call("require_rising", positions, n)
+
+    def expand(self, out: Floats, positions: Ints, values: Floats) -> None:
+        """See the reference."""
+        self._call("expand", out, positions, values)
+
+    def scatter_add(self, out: Floats, positions: Ints, values: Floats) -> None:
+        """See the reference."""
+        self._call("scatter_add", out, positions, values)
+
+    def gather(self, values: Floats, positions: Ints) -> Floats:
+        """See the reference."""
+        out = np.empty(positions.size, np.float32)
+        self._call("gather", values, positions, out)
+        return out
+
+    def write_mask(self, positions: Ints, n: int, out: Bytes) -> None:
+        """See the reference."""
+        self._call("write_mask", positions, n, out)
+
+    def read_mask(self, data: Bytes, k: int, n: int) -> Ints:
+        """See the reference."""
+        out = np.empty(k, np.int64)
+        self._call("read_mask", data, n, out)
+        return out
+
+
+def _marks(values: Floats) -> Ints:
+    return np.empty(-(-values.size // 64), np.int64)
+
+
+def _room(k: int) -> tuple[Ints, Floats]:
+    return np.empty(k, np.int64), np.empty(k, np.float32)
