@@ -50,6 +50,8 @@ WRITTEN = {
     "init_rows": (4,),
     "write_halves": (1,),
     "read_halves": (1,),
+    "threshold_of": (),
+    "take_largest": (3, 4),
     "mark_above": (2,),
     "mark_sum": (1, 3),
     "take_marked": (2, 3),

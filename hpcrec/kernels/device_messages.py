@@ -24,6 +24,16 @@ class DeviceMessages(ABC):
         """See the reference."""
         self._call("read_halves", data, out, HALF_KINDS.index(kind))
 
+    def threshold_of(self, values: Floats, keep: int) -> float:
+        """See the reference."""
+        return self._call("threshold_of", values, keep)
+
+    def select_largest(self, values: Floats, keep: int) -> tuple[Ints, Floats]:
+        """See the reference."""
+        picked = _room(len(values) * keep)
+        self._call("take_largest", values.reshape(-1), values.shape[1], keep, *picked)
+        return picked
+
     def select_above(self, values: Floats, tau: np.float32) -> tuple[Ints, Floats]:
         """See the reference."""
         marks = _marks(values)

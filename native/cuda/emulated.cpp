@@ -5,3 +5,4 @@
 #include "messages.cu"
 #include "primitives.cu"
 #include "runtime.cu"
+#include "select.cu"

@@ -6,6 +6,10 @@
 
 namespace hpcrec::cuda {
 
+// The keep-th largest magnitude, 1 <= keep <= n; waits for it.
+float threshold_of(const float* values, int64_t n, int64_t keep, const Queue& queue);
+void take_largest(const float* values, int64_t n_vectors, int64_t width, int64_t keep, int64_t* positions,
+                  float* chosen, const Queue& queue);
 int64_t mark_above(const float* values, int64_t n, float tau, uint64_t* marks, const Queue& queue);
 int64_t mark_sum(const float* gradient, float* residual, int64_t n, float tau, uint64_t* marks, const Queue& queue);
 void take_marked(const float* values, int64_t n, const uint64_t* marks, int64_t k, int64_t* positions, float* chosen,

@@ -227,6 +227,24 @@ void bind_messages(nb::module_& m) {
   const auto words = [](int64_t* marks) { return reinterpret_cast<uint64_t*>(marks); };
   const auto read = [](const int64_t* marks) { return reinterpret_cast<const uint64_t*>(marks); };
   m.def(
+      "threshold_of",
+      [](Floats values, int64_t keep, uintptr_t stream, Faults faults) {
+        return without_gil(
+            [&] { return hpcrec::cuda::threshold_of(values.data(), size(values), keep, queue(stream, faults)); });
+      },
+      "values"_a, "keep"_a, "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "take_largest",
+      [](Floats values, int64_t width, int64_t keep, Out<int64_t> positions, Out<float> chosen, uintptr_t stream,
+         Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::take_largest(values.data(), size(values) / width, width, keep, positions.data(), chosen.data(),
+                                     queue(stream, faults));
+        });
+      },
+      "values"_a, "width"_a, "keep"_a, "positions"_a.noconvert(), "chosen"_a.noconvert(), "stream"_a,
+      "faults"_a.noconvert());
+  m.def(
       "mark_above",
       [words](Floats values, float tau, NewMarks marks, uintptr_t stream, Faults faults) {
         return without_gil([&] {

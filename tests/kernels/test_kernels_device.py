@@ -23,12 +23,14 @@ ROOT = Path(__file__).resolve().parents[2]
 ON_DEVICE = (
     calls.gather, calls.beside_gather, calls.copy, calls.merge, calls.update, calls.merge_update,
     calls.beside_merge_update, calls.squared_norm, calls.group, calls.dedup, calls.partition, calls.permute,
-    calls.hash_ids, calls.init_rows, calls.write_halves, calls.read_halves, calls.select_above,
-    calls.select_with_feedback, calls.scatter, calls.gather_positions, calls.write_positions, calls.read_positions,
+    calls.hash_ids, calls.init_rows, calls.write_halves, calls.read_halves, calls.threshold_of, calls.select_above,
+    calls.select_largest, calls.select_with_feedback, calls.scatter, calls.gather_positions, calls.write_positions,
+    calls.read_positions,
 )  # fmt: skip
 TAKES_ANY = (
     calls.squared_norm, calls.group, calls.dedup, calls.hash_ids, calls.init_rows, calls.write_halves,
-    calls.read_halves, calls.select_above, calls.select_with_feedback, calls.read_positions,
+    calls.read_halves, calls.threshold_of, calls.select_above, calls.select_largest, calls.select_with_feedback,
+    calls.read_positions,
 )  # fmt: skip
 WIDE = (130, 256, 260, 512, 1000)  # rows of several packs a lane, and of more than a lane holds
 
