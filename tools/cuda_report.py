@@ -34,12 +34,17 @@ def main() -> int:
         if done.returncode:
             print(f"{source.name} for {gpu}: {done.stdout}{done.stderr}", file=sys.stderr)
             failed = True
-        rows += kernels_of(done.stderr, source.name)
+        here = kernels_of(done.stderr, source.name)
+        if len(here) != done.stderr.count("Compiling entry function"):
+            print(f"{source.name} for {gpu}: ptxas's log is not as expected:\n{done.stderr}", file=sys.stderr)
+            failed = True
+        rows += here
     names = demangled([row[1] for row in rows])
     print(f"{'registers':>9} {'stack':>6} {'spilt':>6} {'shared':>7}  gpu     file        kernel")
     for (source, _, gpu, registers, stack, spilt, shared), name in sorted(zip(rows, names, strict=True)):
         print(f"{registers:9d} {stack:6d} {spilt:6d} {shared:7d}  {gpu:7s} {source:11s} {name}")
-        failed |= (stack > 0 or spilt > 0) and not name.startswith("cub::")  # those are not ours
+        failed |= (stack > 0 or spilt > 0) and not name.startswith(("cub::", "_ZN3cub"))  # those are not ours
+    failed |= not rows
     print(f"{len(rows)} kernels: {'FAILED' if failed else 'no warnings; no stacks and no spills in ours'}")
     return int(failed)
 
@@ -58,8 +63,10 @@ def kernels_of(log: str, source: str) -> list[tuple[str, str, str, int, int, int
         entry = ENTRY.search("Compiling entry function" + text)
         stack, used = STACK.search(text), USED.search(text)
         if entry and stack and used:
-            frame, stores, loads = map(int, stack.groups())
-            rows.append((source, entry[1], entry[2], int(used[1]), frame, stores + loads, int(used[2] or 0)))
+            # of the kernel, and of functions that it calls
+            frames = [tuple(map(int, found.groups())) for found in STACK.finditer(text)]
+            frame, spilt = max(f[0] for f in frames), sum(f[1] + f[2] for f in frames)
+            rows.append((source, entry[1], entry[2], int(used[1]), frame, spilt, int(used[2] or 0)))
     return rows
 
 

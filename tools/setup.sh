@@ -104,7 +104,7 @@ if ! done_already horovod "$horovod"; then
 fi
 
 native=$(digest pyproject.toml <(find native -type f | LC_ALL=C sort | xargs sha256sum) <("$cxx" --version) \
-  <(echo "$requirements"))
+  <(echo "$requirements ${CMAKE_ARGS:-}") <(nvcc --version 2>/dev/null || true))
 if ! done_already native "$native"; then
   say "building the native module"
   # A build folder for each environment: CMake keeps the paths of the Python that it was first run for.

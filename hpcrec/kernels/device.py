@@ -1,9 +1,9 @@
 """Kernels of a device as backends: of a GPU, and of the emulator that runs the same kernels on the host, for tests.
 
 Both take the same calls as ``native.py``, over arrays of the host: they are copied to the device, and what was written
-back. Work is in the order of torch's current stream; torch holds the device's memory, so that there is one pool. What
-runs on no device yet is the host's kernel. The emulator is a hundred times slower than that, and single-threaded.
-Knows nothing of what the kernels compute.
+back. Work is in the order of torch's current stream. Arrays are in torch's memory, what kernels need between in the
+driver's pool. What runs on no device yet is the host's kernel. The emulator is a hundred times slower than that, and
+single-threaded. Knows nothing of what the kernels compute.
 """
 
 import importlib
@@ -94,7 +94,7 @@ class Device(DeviceMessages):
             except ImportError as error:
                 raise MissingError(
                     f"hpcrec.{self._name} cannot be loaded ({error}). `make setup` in a checkout builds _cuda where "
-                    "nvcc is on the path, and _emulated, which is for tests, always"
+                    "nvcc is on the path (not with MPI=mpich), and _emulated, which is for tests, always"
                 ) from error
             import torch
 

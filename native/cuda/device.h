@@ -1,10 +1,12 @@
 // What kernels and their launchers are written against: CUDA where nvcc compiles them, else the emulator's part of it.
 // Every call of the runtime is checked; what fails is thrown with the call's name and sizes, a RuntimeError in Python.
 #pragma once
-#ifdef __CUDACC__
+#if defined(HPCREC_EMULATED)
+#include "emulator.h"
+#elif defined(__CUDACC__)
 #include <cuda_runtime.h>
 #else
-#include "emulator.h"
+#include <cuda_runtime_api.h>  // the bindings: no kernels
 #endif
 
 #include <cstdint>
@@ -60,10 +62,12 @@ template <class T> class Scratch {
   T* data() const { return data_; }
 };
 
-#ifdef __CUDACC__
+#ifndef HPCREC_EMULATED
 // Throws where `code` is an error: "cudaMallocAsync(4096 bytes): out of memory".
 void check(cudaError_t code, const char* call, int64_t size);
+#endif
 
+#if defined(__CUDACC__)
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), int64_t blocks, unsigned grid_y, unsigned threads,
             cudaStream_t stream, A&&... args) {
@@ -74,7 +78,7 @@ void launch(const char* name, void (*kernel)(P...), int64_t blocks, unsigned gri
   kernel<<<dim3(static_cast<unsigned>(blocks), grid_y), threads, 0, stream>>>(std::forward<A>(args)...);
   check(cudaGetLastError(), name, blocks * threads);
 }
-#else
+#elif defined(HPCREC_EMULATED)
 template <class... P, class... A>
 void launch(const char*, void (*kernel)(P...), int64_t blocks, unsigned grid_y, unsigned threads, cudaStream_t,
             A&&... args) {

@@ -3,7 +3,8 @@
 //
 // A block's threads are fibers that change places at barriers and warp functions alone, in one order or, where
 // HPCREC_EMULATED_ORDER is `reversed`, in the other; blocks run one after the other. A barrier that not all of its
-// threads come to is found and refused. Races between barriers are not: compute-sanitizer finds those, on a GPU.
+// threads come to is found and refused. Races between barriers are not; compute-sanitizer finds those in
+// shared memory, on a GPU.
 #pragma once
 #include <cmath>
 #include <cstdint>

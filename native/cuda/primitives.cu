@@ -16,6 +16,12 @@ __global__ void __launch_bounds__(block_threads, 1) count_up(uint32_t* out, int6
   if (i < n) out[i] = static_cast<uint32_t>(i);
 }
 
+// CUB of CUDA before 12.8 scans no more; numbers are of 32 bits.
+void require_few(int64_t n) {
+  if (n >= int64_t{1} << 31)
+    throw std::runtime_error(std::to_string(n) + " values to sort or add up; a device takes fewer than 2^31 at a time");
+}
+
 #ifdef __CUDACC__
 // Calls of CUB come in pairs: one that says how much memory it wants, and one that has it.
 template <class F> void with_memory(const char* name, int64_t n, cudaStream_t stream, F&& call) {
@@ -29,8 +35,7 @@ template <class F> void with_memory(const char* name, int64_t n, cudaStream_t st
 }  // namespace
 
 void sort_numbered(const int64_t* keys, int64_t n, int64_t* sorted, uint32_t* numbers, const Queue& queue) {
-  if (n >= int64_t{1} << 32)
-    throw std::runtime_error("sort: " + std::to_string(n) + " ids; a device sorts fewer than 2^32 at a time");
+  require_few(n);
   if (n == 0) return;
   const Scratch<uint32_t> from(n, queue.stream);
   launch("count_up", count_up, (n + block_threads - 1) / block_threads, 1, block_threads, queue.stream, from.data(), n);
@@ -49,6 +54,7 @@ void sort_numbered(const int64_t* keys, int64_t n, int64_t* sorted, uint32_t* nu
 }
 
 void inclusive_sum(const int64_t* in, int64_t n, int64_t* out, const Queue& queue) {
+  require_few(n);
   if (n == 0) return;
 #ifdef __CUDACC__
   with_memory("cub::DeviceScan::InclusiveSum", n, queue.stream, [&](void* memory, size_t& bytes) {

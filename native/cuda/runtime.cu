@@ -1,12 +1,15 @@
 // The device's runtime, each call checked; the emulator's is the host's.
 #include "device.h"
 
+#include <mutex>
+
 namespace hpcrec::cuda {
 
 #ifdef __CUDACC__
 
 void check(cudaError_t code, const char* call, int64_t size) {
   if (code == cudaSuccess) return;
+  cudaGetLastError();  // told here, and not again by the next call
   throw std::runtime_error(std::string(call) + "(" + std::to_string(size) + "): " + cudaGetErrorString(code) + " (" +
                            cudaGetErrorName(code) + ")");
 }
@@ -18,15 +21,34 @@ int multiprocessors() {
   return found;
 }
 
+namespace {
+// Freed memory that the driver keeps for the next call: by default none after a wait, and mapping it takes time.
+void keep_some_memory() {
+  constexpr int most_devices = 64;
+  static std::once_flag once[most_devices];
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice", 0);
+  if (device >= most_devices) return;
+  std::call_once(once[device], [=] {
+    cudaMemPool_t pool;
+    uint64_t kept = uint64_t{256} << 20;
+    check(cudaDeviceGetDefaultMemPool(&pool, device), "cudaDeviceGetDefaultMemPool", device);
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), "cudaMemPoolSetAttribute", device);
+  });
+}
+}  // namespace
+
 void* allocate(int64_t bytes, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
+  keep_some_memory();
   void* memory = nullptr;
   check(cudaMallocAsync(&memory, static_cast<size_t>(bytes), stream), "cudaMallocAsync, bytes", bytes);
   return memory;
 }
 
 void release(void* memory, cudaStream_t stream) {
-  if (memory) cudaFreeAsync(memory, stream);  // in a destructor: what it would say, the next call says
+  // In a destructor: an error is left to the next call that has one of its own.
+  if (memory && cudaFreeAsync(memory, stream) != cudaSuccess) cudaGetLastError();
 }
 
 void zero(void* memory, int64_t bytes, cudaStream_t stream) {

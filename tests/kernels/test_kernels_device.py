@@ -12,6 +12,7 @@ from pathlib import Path
 import hostile_calls as calls
 import numpy as np
 import pytest
+import torch
 from all_backends import DEVICES, WIDTHS, assert_same_bits
 from test_kernels_hostile import agree, outcome, promises_nothing
 from test_kernels_learn import OPTIMIZERS, SPECS, Occurrences, states_of
@@ -137,6 +138,22 @@ def test_hostile_contents_are_refused_or_computed(make) -> None:
 def arrays_of(call: calls.Call) -> list[np.ndarray]:
     values = itertools.chain.from_iterable(v if isinstance(v, tuple) else (v,) for v in call.arguments.values())
     return [value for value in values if isinstance(value, np.ndarray)]
+
+
+@pytest.mark.parametrize("segments", [[0, 300, 0, 300], [0, 200, 100, 300], [0, 300, 300, 299], [5, 200, 250, 300]])
+def test_segments_that_overlap_are_refused(segments: list[int]) -> None:
+    """Whose long rows would have more blocks than there is room for."""
+    starts, gradients = np.arange(300) * 4, np.ones(1200, np.float32)
+    grouping = kernels.Grouping(np.arange(3), np.array(segments), np.arange(300))
+    for backend in ("reference", "native", *DEVICES):
+        kernels.use(backend)
+        with pytest.raises(ValueError, match="segments"):
+            kernels.merge(grouping, gradients, starts, 4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or shutil.which("nvcc") is None, reason="no GPU, or no nvcc")
+def test_a_machine_with_both_tests_its_gpu() -> None:
+    assert torch.cuda.get_device_capability() < (8, 0) or "cuda" in DEVICES
 
 
 @pytest.mark.parametrize("offsets", [[1, 2, 5], [0, 3, 4], [0, 6, 5], [0, -1, 5]])
