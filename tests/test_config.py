@@ -441,6 +441,9 @@ def test_dct_thresholds_both_ways():
     rest = {"data": {"train": "a.h5"}, "run": {"folder": "r"}}
     config = validate({**rest, **dct.configuration()}, "dct")
     assert (config.exchange.form, config.exchange.codec, config.dense.compression) == ("pooled", "dct", "dct")
+    assert (
+        round(config.model.width * config.exchange.dct.density) == 10
+    )  # as many elements of a vector as were measured
 
 
 def test_codistillation_is_a_recipe():

@@ -32,8 +32,6 @@ FAULTS = {
     64: "positions do not rise, or are outside the values",
     128: "data, or marks, are not a mask of so many positions",
 }
-
-
 # Which arguments of a kernel it writes, by their place.
 WRITTEN = {
     "pooled_gather": (3,),

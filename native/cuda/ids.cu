@@ -15,15 +15,6 @@ __global__ void __launch_bounds__(block_threads, 1) mark_heads(const int64_t* so
   if (i < n) head[i] = i == 0 || sorted[i] != sorted[i - 1];
 }
 
-// Bags that offsets bound never end before they begin, and hold all ids.
-__global__ void __launch_bounds__(block_threads, 1)
-    check_bags(const int64_t* offsets, int64_t n_bags, int64_t n_ids, unsigned* faults) {
-  const int64_t v = this_thread();
-  if (v > n_bags) return;
-  const bool good = v == 0 ? offsets[0] == 0 : offsets[v - 1] <= offsets[v];
-  if (!good || (v == n_bags && offsets[v] != n_ids)) note(faults, bad_offsets);
-}
-
 // The bag of an id: the last that begins at or before it, and is not empty.
 __device__ __forceinline__ int64_t bag_of(int64_t at, const int64_t* offsets, int64_t n_bags) {
   int64_t low = 0, high = n_bags;
@@ -142,9 +133,7 @@ template <class F> int64_t sorted_by_id(const int64_t* ids, int64_t n, const Que
 
 int64_t group(const int64_t* ids, int64_t n, const int64_t* offsets, int64_t n_bags, int64_t* unique, int64_t* segments,
               int64_t* order, const Queue& queue) {
-  if (offsets)
-    launch("group: offsets", check_bags, blocks_for(n_bags + 1), 1, block_threads, queue.stream, offsets, n_bags, n,
-           queue.faults);
+  if (offsets) check_offsets(offsets, n_bags, n, queue);
   if (n == 0) {
     zero(segments, sizeof(int64_t), queue.stream);
     return 0;

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "lanes.h"
+#include "primitives.h"
 #include "step.h"
 
 namespace hpcrec::cuda {
@@ -126,15 +127,6 @@ template <class T, int N, int C> __device__ __forceinline__ T* own_memory(T* mem
   return memory + threadIdx.x / layout.lanes * layout.lanes * N * C;
 }
 
-// That each segment begins where the one before ends: so blocks of long rows are as few as there is room for.
-__global__ void __launch_bounds__(block_threads, 1)
-    check_segments(const int64_t* segments, int64_t n_unique, int64_t n_occurrences, unsigned* faults) {
-  const int64_t u = this_thread();
-  if (u > n_unique) return;
-  const bool good = u == 0 ? segments[0] == 0 : segments[u - 1] <= segments[u];
-  if (!good || (u == n_unique && segments[u] != n_occurrences)) note(faults, bad_offsets);
-}
-
 template <class T, int N, int C, class Taker>
 __global__ void __launch_bounds__(block_threads, 1)
     sum_rows(Occurrences<T> from, Taker taker, Layout layout, LongRows<T> more, unsigned* faults) {
@@ -155,7 +147,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     taker.template take<N, C>(u, sum, layout, me, own_memory<T, N, C>(memory, layout), faults);
     return;
   }
-  // All tiles share one list. Where segments overlap there is no room for it: check_segments has noted that.
+  // All tiles share one list. Where segments overlap there is no room for it: check_offsets has noted that.
   if (blockIdx.y != 0 || (*faults & bad_offsets)) return;
   const int64_t n_blocks = (last - first + block_size - 1) / block_size;
   unsigned long long block = 0;
@@ -261,9 +253,8 @@ void sum_into(const Occurrences<T>& from, const Taker& taker, unsigned grid_y, c
   Scratch<T> sums(most_blocks * from.width, queue.stream);
   const LongRows<T> more{counts.data(), rows.data(), blocks.data(), sums.data()};
   zero(counts.data(), 2 * sizeof(unsigned long long), queue.stream);
-  if (most_rows > 0)
-    launch("check_segments", check_segments, blocks_for(from.n_unique + 1), 1, block_threads, queue.stream,
-           from.segments, from.n_unique, from.n_occurrences, queue.faults);
+  // So that blocks of long rows are as few as there is room for.
+  if (most_rows > 0) check_offsets(from.segments, from.n_unique, from.n_occurrences, queue);
   launch("sum_rows", sum_rows<T, N, C, Taker>, from.n_unique / groups + 1, grid_y, block_threads, queue.stream, from,
          taker, layout, more, queue.faults);
   if (most_rows == 0) return;

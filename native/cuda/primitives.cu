@@ -1,5 +1,7 @@
 #include "primitives.h"
 
+#include "lanes.h"
+
 #ifdef __CUDACC__
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
@@ -12,7 +14,7 @@ namespace hpcrec::cuda {
 namespace {
 
 __global__ void __launch_bounds__(block_threads, 1) count_up(uint32_t* out, int64_t n) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t i = this_thread();
   if (i < n) out[i] = static_cast<uint32_t>(i);
 }
 
@@ -20,6 +22,14 @@ __global__ void __launch_bounds__(block_threads, 1) count_up(uint32_t* out, int6
 void require_few(int64_t n) {
   if (n >= int64_t{1} << 31)
     throw std::runtime_error(std::to_string(n) + " values to sort or add up; a device takes fewer than 2^31 at a time");
+}
+
+__global__ void __launch_bounds__(block_threads, 1)
+    check_each(const int64_t* offsets, int64_t n, int64_t end, unsigned* faults) {
+  const int64_t i = this_thread();
+  if (i > n) return;
+  const bool good = i == 0 ? offsets[0] == 0 : offsets[i - 1] <= offsets[i];
+  if (!good || (i == n && offsets[i] != end)) note(faults, bad_offsets);
 }
 
 #ifdef __CUDACC__
@@ -34,11 +44,15 @@ template <class F> void with_memory(const char* name, int64_t n, cudaStream_t st
 
 }  // namespace
 
+void check_offsets(const int64_t* offsets, int64_t n, int64_t end, const Queue& queue) {
+  launch("check_offsets", check_each, blocks_for(n + 1), 1, block_threads, queue.stream, offsets, n, end, queue.faults);
+}
+
 void sort_numbered(const int64_t* keys, int64_t n, int64_t* sorted, uint32_t* numbers, const Queue& queue) {
   require_few(n);
   if (n == 0) return;
   const Scratch<uint32_t> from(n, queue.stream);
-  launch("count_up", count_up, (n + block_threads - 1) / block_threads, 1, block_threads, queue.stream, from.data(), n);
+  launch("count_up", count_up, blocks_for(n), 1, block_threads, queue.stream, from.data(), n);
 #ifdef __CUDACC__
   with_memory("cub::DeviceRadixSort::SortPairs", n, queue.stream, [&](void* memory, size_t& bytes) {
     return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, sorted, static_cast<const uint32_t*>(from.data()),

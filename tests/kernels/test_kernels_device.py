@@ -19,6 +19,7 @@ from test_kernels_learn import OPTIMIZERS, SPECS, Occurrences, states_of
 
 from hpcrec import kernels
 from hpcrec.errors import MissingError
+from hpcrec.kernels.device import WRITTEN, Device
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_DEVICE = (
@@ -40,6 +41,14 @@ def test_the_emulator_is_there() -> None:
     assert "emulated" in DEVICES
     kernels.use("emulated")
     assert kernels.active() == "emulated"
+
+
+def test_every_kernel_of_the_device_is_called() -> None:
+    """Or the host's would be tested in its place."""
+    bound = {name for name in dir(importlib.import_module("hpcrec._emulated")) if not name.startswith("_")}
+    assert bound - {"run_wrong"} == set(WRITTEN)
+    direct = {"take_largest", "mark_above", "mark_sum", "take_marked", "cut_marked"}  # parts of select_...
+    assert set(WRITTEN) - direct <= set(dir(Device))
 
 
 def test_without_a_gpu_the_backend_says_so() -> None:
