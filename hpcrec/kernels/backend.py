@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from hpcrec.kernels import checks, device, native, native_messages, reference
+from hpcrec.kernels.device_array import device_of
 
 # Modules, or objects with the same functions. "emulated": the GPU's kernels, run on the host, for tests.
 BACKENDS: dict[str, Any] = {
@@ -41,8 +42,14 @@ def use(name: Literal["native", "reference", "cuda", "emulated"]) -> None:
     _active = BACKENDS[name]
 
 
-def backend() -> Any:
-    """The backend in use: native where it could be loaded, else, with a warning the first time, the reference."""
+def backend(*arrays: Any) -> Any:
+    """The device that one of these arrays is on, or the backend in use.
+
+    That is native where it could be loaded, else, with a warning the first time, the reference.
+    """
+    device = device_of(*arrays)
+    if device is not None:
+        return device
     if _active is None:
         if native.available():
             use("native")
@@ -57,9 +64,9 @@ def backend() -> Any:
     return _active
 
 
-def messages_backend(definitions: ModuleType) -> Any:
+def messages_backend(definitions: ModuleType, *arrays: Any) -> Any:
     """The same for kernels of messages, whose definitions and native kernels are in modules of their own."""
-    current = backend()
+    current = backend(*arrays)
     return definitions if current is reference else native_messages if current is native else current
 
 

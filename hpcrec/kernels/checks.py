@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrec.kernels.device_array import DeviceArray
 from hpcrec.types import Floats, Ints
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -21,7 +22,9 @@ WIDEST = 2**31 - 1  # elements a row, and parts: more could overflow sizes in na
 
 def fail(name: str, array: object, wanted: str) -> ValueError:
     """Error for an array that is not what a kernel needs."""
-    found = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+    found = type(array).__name__
+    if isinstance(array, np.ndarray | DeviceArray):
+        found = f"{array.dtype}{list(array.shape)}"
     if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
         found += ", not contiguous"
     if isinstance(array, np.ndarray) and not array.flags.aligned:
@@ -29,21 +32,23 @@ def fail(name: str, array: object, wanted: str) -> ValueError:
     return ValueError(f"{name} is {found}; needed is an aligned C-contiguous array {wanted}")
 
 
-def _plain(array: object) -> bool:
+def plain(array: object) -> bool:
     """What native code may read through a pointer: elements in order without gaps, each where its type may lie."""
+    if isinstance(array, DeviceArray):
+        return not array.bounds[0] % array.dtype.itemsize
     return isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
 
 
 def ints(name: str, array: NDArray[Any], size: int | None = None, *, dtype: np.dtype = INT64) -> NDArray[Any]:
     """1-D int64 (or ``dtype``), of ``size`` elements where that is given."""
-    if not (_plain(array) and array.dtype == dtype and array.ndim == 1 and (size is None or array.size == size)):
+    if not (plain(array) and array.dtype == dtype and array.ndim == 1 and (size is None or array.size == size)):
         raise fail(name, array, f"{dtype}[{'any' if size is None else size}]")
     return array
 
 
 def table(name: str, array: Ints, columns: int) -> Ints:
     """int64 of any number of rows."""
-    if not (_plain(array) and array.dtype == INT64 and array.ndim == 2 and array.shape[1] == columns):
+    if not (plain(array) and array.dtype == INT64 and array.ndim == 2 and array.shape[1] == columns):
         raise fail(name, array, f"int64[any, {columns}]")
     return array
 
@@ -58,7 +63,7 @@ def floats(
 ) -> Floats:
     """float32 or float64 (or exactly ``dtype``) of a shape, where None stands for any size."""
     if not (
-        _plain(array)
+        plain(array)
         and (array.dtype in FLOATS if dtype is None else array.dtype == dtype)
         and array.ndim == len(shape)
         and all(size is None or size == found for size, found in zip(shape, array.shape, strict=True))
@@ -70,14 +75,14 @@ def floats(
 
 def numbers(name: str, array: NDArray[Any], dtypes: Sequence[np.dtype]) -> NDArray[Any]:
     """Of one of these types and any shape, to be written."""
-    if not (_plain(array) and array.dtype in dtypes):
+    if not (plain(array) and array.dtype in dtypes):
         raise fail(name, array, f"of {', '.join(map(str, dtypes))}")
     return writable(name, array)
 
 
 def writable(name: str, array: NDArray[Any]) -> NDArray[Any]:
     """An array that a kernel may write into."""
-    if not array.flags.writeable:
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError(f"{name} is read-only; the kernel writes into it: give it a writable array")
     return array
 
@@ -109,9 +114,16 @@ def apart(name: str, written: NDArray[Any], **others: NDArray[Any] | None) -> No
     An index that changes after it was checked would send the kernel outside an array.
     """
     for other, array in others.items():
-        # exact for contiguous arrays: it compares their bounds
-        if array is not None and np.may_share_memory(written, array):
+        if array is not None and _share(written, array):
             raise ValueError(f"{name} shares memory with {other}; the kernel writes into it: copy one of them first")
+
+
+def _share(a: Any, b: Any) -> bool:
+    """Whether contiguous arrays share memory; an array of a device and one of the host never do."""
+    if isinstance(a, DeviceArray) and isinstance(b, DeviceArray):
+        return a.bounds[0] < b.bounds[1] and b.bounds[0] < a.bounds[1]
+    # exact for contiguous arrays: it compares their bounds
+    return not isinstance(a, DeviceArray) and not isinstance(b, DeviceArray) and np.may_share_memory(a, b)
 
 
 def require_below(name: str, values: Ints, limit: int) -> None:

@@ -1,137 +1,43 @@
 """Kernels of a device as backends: of a GPU, and of the emulator that runs the same kernels on the host, for tests.
 
-Both take the same calls as ``native.py``, over arrays of the host: they are copied to the device, and what was written
-back. Work is in the order of torch's current stream. Arrays are in torch's memory, what kernels need between in the
-driver's pool. What runs on no device yet is the host's kernel. The emulator is a hundred times slower than that, and
-single-threaded. Knows nothing of what the kernels compute.
+Both take the same calls as ``native.py``, over arrays of the host or of the device. What runs on no device yet is the
+host's kernel. The emulator is a hundred times slower than that, and single-threaded. Knows nothing of what the kernels
+compute.
 """
 
-import importlib
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrec.errors import MissingError
 from hpcrec.kernels import native, native_messages
 from hpcrec.kernels.beside import Beside, BesideStep
+from hpcrec.kernels.device_array import DeviceArray
 from hpcrec.kernels.device_messages import DeviceMessages
 from hpcrec.kernels.reference import Grouping
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
 
-# Bits of the word in which kernels note what they refused; native/cuda/device.h has the same.
-FAULTS = {
-    1: "offsets (or segments) do not begin at 0, fall, or do not end at the number of ids",
-    2: "an index is outside the rows",
-    4: "a start leaves no room for a vector in its array",
-    8: "an occurrence names a source that is not there",
-    16: "a row to update is outside the table",
-    32: "a part is not one of those that there are",
-    64: "positions do not rise, or are outside the values",
-    128: "data, or marks, are not a mask of so many positions",
-}
-# Which arguments of a kernel it writes, by their place.
-WRITTEN = {
-    "pooled_gather": (3,),
-    "copy_vectors": (1,),
-    "merge": (6,),
-    "squared_norm": (1,),
-    "update": (0, 9, 10),
-    "merge_update": (0, 13, 14),
-    "group": (2, 3, 4),
-    "dedup": (1, 2),
-    "partition": (1, 2),
-    "permute": (4,),
-    "hash_ids": (3,),
-    "init_rows": (4,),
-    "write_halves": (1,),
-    "read_halves": (1,),
-    "threshold_of": (),
-    "take_largest": (3, 4),
-    "mark_above": (2,),
-    "mark_sum": (1, 3),
-    "take_marked": (2, 3),
-    "cut_marked": (0, 2, 3),
-    "require_rising": (),
-    "expand": (0,),
-    "scatter_add": (0,),
-    "gather": (2,),
-    "write_mask": (2,),
-    "read_mask": (2,),
-}
-
 
 class Device(DeviceMessages):
-    """Kernels of a device, under the reference's names and signatures.
-
-    Parameters
-    ----------
-    name : str
-        Of the native module: ``_cuda`` or ``_emulated``.
-    place : str
-        Where torch has its memory: ``cuda`` or ``cpu``.
-    """
-
-    def __init__(self, name: str, place: str) -> None:
-        self._name, self._place = name, place
-        self._module: ModuleType | None = None
-
-    def module(self) -> ModuleType:
-        """The native module.
-
-        Raises
-        ------
-        MissingError
-            It was not built, or there is no GPU that torch sees.
-        """
-        if self._module is None:
-            try:
-                module = importlib.import_module(f"hpcrec.{self._name}")
-            except ImportError as error:
-                raise MissingError(
-                    f"hpcrec.{self._name} cannot be loaded ({error}). `make setup` in a checkout builds _cuda where "
-                    "nvcc is on the path (not with MPI=mpich), and _emulated, which is for tests, always"
-                ) from error
-            import torch
-
-            if self._place == "cuda" and not torch.cuda.is_available():
-                raise MissingError(
-                    f"there is no GPU that torch {torch.__version__} can use; see `hpcrec doctor`, or run the kernels "
-                    "of the host: hpcrec.kernels.use('native')"
-                )
-            self._module = module
-        return self._module
-
-    def available(self) -> bool:
-        """Whether its kernels can run here."""
-        try:
-            self.module()
-        except MissingError:
-            return False
-        return True
+    """Kernels of a device, under the reference's names and signatures; see ``DeviceCalls``."""
 
     def __getattr__(self, name: str) -> Any:
-        """The host's kernel, where the device has none."""
-        return getattr(native if hasattr(native, name) else native_messages, name)
+        """The host's kernel, where the device has none: over copies of the device's arrays, with results on the host.
 
-    def _call(self, name: str, *args: Any) -> Any:
-        """Runs a kernel on copies of the arrays, returns what it does; ValueError where it refused something."""
-        import torch
+        It is slow, for arrays of the device: whatever may have been written goes back.
+        """
+        run = getattr(native if hasattr(native, name) else native_messages, name)
 
-        module = self.module()
-        there = [torch.tensor(a, device=self._place) if isinstance(a, np.ndarray) else a for a in args]
-        faults = torch.zeros(1, dtype=torch.int32, device=self._place)
-        stream = torch.cuda.current_stream().cuda_stream if self._place == "cuda" else 0
-        returned = getattr(module, name)(*there, stream, faults)
-        found = int(faults.item())  # waits for the kernel
-        if found:
-            raise ValueError(f"{name}: " + "; ".join(text for bit, text in FAULTS.items() if found & bit))
-        for at in WRITTEN[name]:
-            if args[at] is not None:
-                args[at][...] = there[at].cpu().numpy()
-        return returned
+        def by_host(*args: Any) -> Any:
+            here = [np.asarray(a) if isinstance(a, DeviceArray) else a for a in args]
+            returned = run(*here)
+            for a, copied in zip(args, here, strict=True):
+                if isinstance(a, DeviceArray):
+                    a[:] = copied
+            return returned
+
+        return by_host
 
     def pooled_gather(
         self,
@@ -161,42 +67,43 @@ class Device(DeviceMessages):
     ) -> None:
         """See the reference. Targets that may repeat add up in order: that is the host's, so far."""
         if accumulate and target_start is not None:
-            native.copy_vectors(source, target, width, n, source_start, target_start, accumulate, scale)
+            run = self.__getattr__("copy_vectors")
+            run(source, target, width, n, source_start, target_start, accumulate, scale)
         else:
             self._call("copy_vectors", source, target, width, n, source_start, target_start, accumulate, scale)
 
     def group(self, index: Ints, offsets: Ints | None) -> Grouping:
         """See the reference."""
-        unique, segments, order = (np.empty(index.size + extra, np.int64) for extra in (0, 1, 0))
+        unique, segments, order = (self._new(index, index.size + extra, np.int64) for extra in (0, 1, 0))
         n_unique = self._call("group", index, offsets, unique, segments, order)
         return Grouping(unique[:n_unique], segments[: n_unique + 1], order)
 
     def dedup(self, ids: Ints) -> tuple[Ints, Ints]:
         """See the reference."""
-        unique, inverse = np.empty_like(ids), np.empty_like(ids)
+        unique, inverse = (self._new(ids, ids.size, np.int64) for _ in range(2))
         return unique[: self._call("dedup", ids, unique, inverse)], inverse
 
     def partition(self, part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
         """See the reference."""
-        counts, order = np.empty(n_parts, np.int64), np.empty(part.size, np.int64)
+        counts, order = (self._new(part, n, np.int64) for n in (n_parts, part.size))
         self._call("partition", part, counts, order)
         return counts, order
 
     def permute(self, ids: Ints, rows: int, seed: int, inverse: bool) -> Ints:
         """See the reference."""
-        out = np.empty_like(ids)
+        out = self._new(ids, ids.size, np.int64)
         self._call("permute", ids, rows, seed, inverse, out)
         return out
 
     def hash_ids(self, ids: Ints, rows: int, seed: int) -> Ints:
         """See the reference."""
-        out = np.empty_like(ids)
+        out = self._new(ids, ids.size, np.int64)
         self._call("hash_ids", ids, rows, seed, out)
         return out
 
     def init_rows(self, seed: int, ids: Ints, width: int, column_start: int, scale: float, dtype: np.dtype) -> Floats:
         """See the reference."""
-        out = np.empty((ids.size, width), dtype)
+        out = self._new(ids, (ids.size, width), dtype)
         self._call("init_rows", seed, ids, column_start, scale, out)
         return out
 
@@ -214,7 +121,7 @@ class Device(DeviceMessages):
 
     def squared_norm(self, merged: Floats) -> Floats:
         """See the reference."""
-        out = np.empty(len(merged), merged.dtype)
+        out = self._new(merged, len(merged), merged.dtype)
         self._call("squared_norm", merged, out)
         return out
 

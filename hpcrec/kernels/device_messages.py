@@ -1,20 +1,16 @@
 """A device's kernels of halves, thresholds and positions, under their references' names and signatures."""
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 
+from hpcrec.kernels.device_calls import DeviceCalls
 from hpcrec.kernels.reference_halves import HALF_KINDS, Bytes
 from hpcrec.types import Floats, Ints
 
 
-class DeviceMessages(ABC):
+class DeviceMessages(DeviceCalls):
     """Those of any device."""
-
-    @abstractmethod
-    def _call(self, name: str, *args: Any) -> Any:
-        """Runs a kernel, returns what it does."""
 
     def write_halves(self, values: Floats, out: Bytes, kind: str) -> None:
         """See the reference."""
@@ -30,21 +26,21 @@ class DeviceMessages(ABC):
 
     def select_largest(self, values: Floats, keep: int) -> tuple[Ints, Floats]:
         """See the reference."""
-        picked = _room(len(values) * keep)
+        picked = self._picked(values, len(values) * keep)
         self._call("take_largest", values.reshape(-1), values.shape[1], keep, *picked)
         return picked
 
     def select_above(self, values: Floats, tau: np.float32) -> tuple[Ints, Floats]:
         """See the reference."""
-        marks = _marks(values)
-        picked = _room(self._call("mark_above", values, float(tau), marks))
+        marks = self._marks(values)
+        picked = self._picked(values, self._call("mark_above", values, float(tau), marks))
         self._call("take_marked", values, marks, *picked)
         return picked
 
     def select_with_feedback(self, gradient: Floats, residual: Floats, tau: np.float32) -> tuple[Ints, Floats]:
         """See the reference."""
-        marks = _marks(gradient)
-        picked = _room(self._call("mark_sum", gradient, residual, float(tau), marks))
+        marks = self._marks(gradient)
+        picked = self._picked(gradient, self._call("mark_sum", gradient, residual, float(tau), marks))
         self._call("cut_marked", residual, marks, *picked)
         return picked
 
@@ -62,7 +58,7 @@ class DeviceMessages(ABC):
 
     def gather(self, values: Floats, positions: Ints) -> Floats:
         """See the reference."""
-        out = np.empty(positions.size, np.float32)
+        out = self._new(values, positions.size, np.float32)
         self._call("gather", values, positions, out)
         return out
 
@@ -72,14 +68,12 @@ class DeviceMessages(ABC):
 
     def read_mask(self, data: Bytes, k: int, n: int) -> Ints:
         """See the reference."""
-        out = np.empty(k, np.int64)
+        out = self._new(data, k, np.int64)
         self._call("read_mask", data, n, out)
         return out
 
+    def _marks(self, values: Floats) -> Any:
+        return self._new(values, -(-values.size // 64), np.int64)
 
-def _marks(values: Floats) -> Ints:
-    return np.empty(-(-values.size // 64), np.int64)
-
-
-def _room(k: int) -> tuple[Ints, Floats]:
-    return np.empty(k, np.int64), np.empty(k, np.float32)
+    def _picked(self, values: Floats, k: int) -> tuple[Any, Any]:
+        return self._new(values, k, np.int64), self._new(values, k, np.float32)

@@ -18,8 +18,8 @@ _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
 assert sys.byteorder == "little", "halves are written as little-endian words"
 
 
-def _backend() -> Any:
-    return messages_backend(reference_halves)
+def _backend(*arrays: Any) -> Any:
+    return messages_backend(reference_halves, *arrays)
 
 
 def half_bytes(n: int, kind: str) -> int:
@@ -56,7 +56,7 @@ def write_halves(values: Floats, out: Bytes, kind: str) -> None:
     n = checks.floats("values", values, (None,), _FLOAT32).size
     checks.writable("out", checks.ints("out", out, half_bytes(n, kind), dtype=_UINT8))
     checks.apart("out", out, values=values)
-    _backend().write_halves(values, out, kind)
+    _backend(values, out).write_halves(values, out, kind)
 
 
 def read_halves(data: Bytes, out: Floats, kind: str) -> None:
@@ -77,7 +77,7 @@ def read_halves(data: Bytes, out: Floats, kind: str) -> None:
     n = checks.floats("out", out, (None,), _FLOAT32, write=True).size
     checks.ints("data", data, half_bytes(n, kind), dtype=_UINT8)
     checks.apart("out", out, data=data)
-    _backend().read_halves(data, out, kind)
+    _backend(data, out).read_halves(data, out, kind)
 
 
 def _kind(kind: str) -> str:

@@ -111,12 +111,12 @@ def group(index: Ints, offsets: Ints | None = None) -> Grouping:
     """
     if offsets is not None and checks.ints("offsets", offsets).size == 0:
         raise checks.fail("offsets", offsets, "int64[V + 1]")
-    return backend().group(checks.ints("index", index), offsets)
+    return backend(index, offsets).group(checks.ints("index", index), offsets)
 
 
 def dedup(ids: Ints) -> tuple[Ints, Ints]:
     """Distinct ids [U], ascending, and for each of the K ids its place among them: ``unique[inverse] == ids``."""
-    return backend().dedup(checks.ints("ids", ids))
+    return backend(ids).dedup(checks.ints("ids", ids))
 
 
 def partition(part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
@@ -135,7 +135,7 @@ def partition(part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
         Positions of the things of part 0, then of part 1, ...; ascending in each.
     """
     checks.ints("part", part, dtype=checks.INT32)
-    return backend().partition(part, checks.whole("n_parts", n_parts, 1, checks.WIDEST))
+    return backend(part).partition(part, checks.whole("n_parts", n_parts, 1, checks.WIDEST))
 
 
 def permute(ids: Ints, rows: int, seed: int) -> Ints:
@@ -154,17 +154,17 @@ def permute(ids: Ints, rows: int, seed: int) -> Ints:
     int64 [K]
         In ``[0, rows)``.
     """
-    return backend().permute(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD, False)
+    return backend(ids).permute(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD, False)
 
 
 def unpermute(ids: Ints, rows: int, seed: int) -> Ints:
     """What ``permute`` took to ``ids``."""
-    return backend().permute(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD, True)
+    return backend(ids).permute(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD, True)
 
 
 def hash_ids(ids: Ints, rows: int, seed: int) -> Ints:
     """Any int64 ids [K] into ``[0, rows)``, seeded, uniform; two ids may meet."""
-    return backend().hash_ids(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD)
+    return backend(ids).hash_ids(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD)
 
 
 def init_rows(
@@ -201,4 +201,4 @@ def init_rows(
         raise ValueError(f"dtype is {np.dtype(dtype)}; needed is float32 or float64")
     if scale == 0:
         return np.zeros((ids.size, width), dtype)
-    return backend().init_rows(seed & WORD, ids, width, column_start, float(scale), np.dtype(dtype))
+    return backend(ids).init_rows(seed & WORD, ids, width, column_start, float(scale), np.dtype(dtype))

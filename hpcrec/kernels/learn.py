@@ -87,14 +87,16 @@ def merge(
         _check_apart(
             {"out": out}, gradients=gradients, source_start=source_start, weights=weights, **grouping._asdict()
         )  # fmt: skip
-    backend().merge(grouping, gradients, source_start, width, weights, out)
+    backend(grouping, gradients, source_start, weights, out).merge(
+        grouping, gradients, source_start, width, weights, out
+    )
     return out
 
 
 def squared_norm(merged: Floats) -> Floats:
     """Sum of squares of each of the U rows of ``merged [U, D]``: what row-wise Adagrad adds up over column shards."""
     checks.width_of("width of merged", checks.floats("merged", merged, (None, None)).shape[1])
-    return backend().squared_norm(merged)
+    return backend(merged).squared_norm(merged)
 
 
 def update(
@@ -146,7 +148,8 @@ def update(
     width = rows.shape[1] if total_width is None else checks.positive("total_width", total_width)
     _check_apart({"rows": rows, **states}, unique=unique, merged=merged, squared_norm=squared_norm)
     numbers = step_numbers(spec, lr=lr, step=step)
-    backend().update(spec.name, numbers, rows, states, unique, merged, squared_norm, width)
+    run = backend(rows, states, unique, merged, squared_norm).update
+    run(spec.name, numbers, rows, states, unique, merged, squared_norm, width)
 
 
 def merge_update(
@@ -183,4 +186,5 @@ def merge_update(
         read["beside.source_start"] = beside.source_start
         narrow = beside, step_numbers(beside.spec, lr=beside.lr, step=step)
     _check_apart(written, **read)
-    backend().merge_update(spec.name, numbers, rows, states, grouping, gradients, source_start, weights, narrow)
+    run = backend(*written.values(), *read.values()).merge_update
+    run(spec.name, numbers, rows, states, grouping, gradients, source_start, weights, narrow)

@@ -66,7 +66,8 @@ def pooled_gather(
         checks.floats("beside.rows", beside.rows, (None, 1), dtype)
         checks.ints("beside.start", beside.start, n_vectors)
         checks.apart("out", out, **{"beside.rows": beside.rows, "beside.start": beside.start})
-    backend().pooled_gather(rows, index, offsets, out, out_start, weights, scale, beside)
+    run = backend(rows, index, offsets, out, out_start, weights, scale, beside).pooled_gather
+    run(rows, index, offsets, out, out_start, weights, scale, beside)
 
 
 def copy_vectors(
@@ -117,4 +118,5 @@ def copy_vectors(
     checks.apart(
         "target", target, source=source, source_start=source_start, target_start=target_start, scale=scale
     )  # fmt: skip
-    backend().copy_vectors(source, target, width, n, source_start, target_start, bool(accumulate), scale)
+    run = backend(source, target, source_start, target_start, scale).copy_vectors
+    run(source, target, width, n, source_start, target_start, bool(accumulate), scale)

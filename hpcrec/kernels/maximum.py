@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
+from hpcrec.kernels.device_array import DeviceArray
 from hpcrec.types import Floats, Ints
 
 
@@ -57,7 +58,7 @@ def pooled_max(
         checks.writable("winners", _winners(winners, n_vectors, rows.shape[1]))
         checks.apart("winners", winners, out=out, **read)
     checks.apart("out", out, **read)
-    backend().pooled_max(rows, index, offsets, out, out_start, winners)
+    backend(rows, index, offsets, out, out_start, winners).pooled_max(rows, index, offsets, out, out_start, winners)
 
 
 def pooled_max_backward(
@@ -95,7 +96,8 @@ def pooled_max_backward(
     if source_start is not None:
         checks.ints("source_start", source_start, n_vectors)
     checks.apart("out", out, winners=winners, offsets=offsets, gradients=gradients, source_start=source_start)
-    backend().pooled_max_backward(winners, offsets, gradients, out, source_start)
+    run = backend(winners, offsets, gradients, out, source_start).pooled_max_backward
+    run(winners, offsets, gradients, out, source_start)
 
 
 def _n_bags(offsets: Ints) -> int:
@@ -105,7 +107,7 @@ def _n_bags(offsets: Ints) -> int:
 
 
 def _winners(winners: NDArray[np.int32], n_vectors: int, width: int) -> NDArray[np.int32]:
-    flat = winners.reshape(-1) if isinstance(winners, np.ndarray) and winners.shape == (n_vectors, width) else None
-    if flat is None or winners.dtype != checks.INT32 or not (winners.flags.c_contiguous and winners.flags.aligned):
+    shaped = isinstance(winners, np.ndarray | DeviceArray) and winners.shape == (n_vectors, width)
+    if not shaped or winners.dtype != checks.INT32 or not checks.plain(winners):
         raise checks.fail("winners", winners, f"int32[{n_vectors}, {width}]")
     return winners

@@ -25,7 +25,7 @@ def packed_bytes(numbers: Ints) -> tuple[int, int]:
     ValueError
         A type or shape is wrong.
     """
-    return backend().packed_bytes(checks.ints("numbers", numbers))
+    return backend(numbers).packed_bytes(checks.ints("numbers", numbers))
 
 
 def pack_numbers(numbers: Ints, out: NDArray[np.uint8], *, rising: bool) -> None:
@@ -39,7 +39,7 @@ def pack_numbers(numbers: Ints, out: NDArray[np.uint8], *, rising: bool) -> None
     checks.ints("numbers", numbers)
     checks.writable("out", checks.ints("out", out, dtype=_UINT8))
     checks.apart("out", out, numbers=numbers)
-    backend().pack_numbers(numbers, bool(rising), out)
+    backend(numbers, out).pack_numbers(numbers, bool(rising), out)
 
 
 def unpack_numbers(packed: NDArray[np.uint8], n: int, *, rising: bool) -> Ints:
@@ -54,4 +54,4 @@ def unpack_numbers(packed: NDArray[np.uint8], n: int, *, rising: bool) -> Ints:
     n = checks.whole("n", n, 0)
     if n > PACKED_BLOCK * packed.size:  # before memory is had for them
         raise ValueError(f"packed: its {packed.size} bytes are not {n} numbers")
-    return backend().unpack_numbers(packed, n, bool(rising))
+    return backend(packed).unpack_numbers(packed, n, bool(rising))

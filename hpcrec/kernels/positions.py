@@ -18,8 +18,8 @@ from hpcrec.types import Floats, Ints
 _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
 
 
-def _backend() -> Any:
-    return messages_backend(reference_positions)
+def _backend(*arrays: Any) -> Any:
+    return messages_backend(reference_positions, *arrays)
 
 
 def expand(out: Floats, positions: Ints, values: Floats) -> None:
@@ -38,12 +38,12 @@ def expand(out: Floats, positions: Ints, values: Floats) -> None:
         A type or shape is wrong, a position is outside or does not rise, or ``out`` shares memory with another
         argument.
     """
-    _backend().expand(*_put(out, positions, values))
+    _backend(out, positions, values).expand(*_put(out, positions, values))
 
 
 def scatter_add(out: Floats, positions: Ints, values: Floats) -> None:
     """``out[positions[k]] += values[k]``; parameters and errors as of `expand`."""
-    _backend().scatter_add(*_put(out, positions, values))
+    _backend(out, positions, values).scatter_add(*_put(out, positions, values))
 
 
 def _put(out: Floats, positions: Ints, values: Floats) -> tuple[Floats, Ints, Floats]:
@@ -61,7 +61,9 @@ def gather(values: Floats, positions: Ints) -> Floats:
     ValueError
         A type or shape is wrong, or a position is outside.
     """
-    return _backend().gather(checks.floats("values", values, (None,), _FLOAT32), checks.ints("positions", positions))
+    return _backend(values, positions).gather(
+        checks.floats("values", values, (None,), _FLOAT32), checks.ints("positions", positions)
+    )
 
 
 def positions_bytes(positions: Ints, n: int) -> tuple[int, PositionCoding]:
@@ -101,9 +103,9 @@ def write_positions(positions: Ints, n: int, coding: int, out: Bytes) -> None:
     if _coding(coding) == PositionCoding.MASK:
         if out.size != _mask_bytes(n):
             raise ValueError(f"out is of {out.size} bytes; a mask of {n} positions takes {_mask_bytes(n)}")
-        _backend().write_mask(positions, n, out)
+        _backend(positions, out).write_mask(positions, n, out)
     else:
-        _backend().require_rising(positions, n)
+        _backend(positions).require_rising(positions, n)
         pack_numbers(positions, out, rising=True)
 
 
@@ -120,11 +122,11 @@ def read_positions(data: Bytes, k: int, n: int, coding: int) -> Ints:
     if _coding(coding) == PositionCoding.MASK:
         if data.size != _mask_bytes(n) or k > n:
             raise ValueError(f"data: its {data.size} bytes are not a mask of {k} of {n} positions")
-        return _backend().read_mask(data, k, n)
+        return _backend(data).read_mask(data, k, n)
     if k > PACKED_BLOCK * data.size:  # before memory is had for them
         raise ValueError(f"data: its {data.size} bytes are not {k} positions")
     positions = unpack_numbers(data, k, rising=True)
-    _backend().require_rising(positions, n)
+    _backend(positions).require_rising(positions, n)
     return positions
 
 

@@ -17,8 +17,8 @@ _FLOAT32 = np.dtype(np.float32)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def _backend() -> Any:
-    return messages_backend(reference_threshold)
+def _backend(*arrays: Any) -> Any:
+    return messages_backend(reference_threshold, *arrays)
 
 
 def threshold_of(values: Floats, keep: int) -> float:
@@ -44,7 +44,7 @@ def threshold_of(values: Floats, keep: int) -> float:
     n = checks.floats("values", values, (None,), _FLOAT32).size
     if n == 0:
         raise ValueError("values is empty; a threshold needs at least one value")
-    return _backend().threshold_of(values, checks.whole("keep", keep, 1, n))
+    return _backend(values).threshold_of(values, checks.whole("keep", keep, 1, n))
 
 
 def select_above(values: Floats, tau: float) -> tuple[Ints, Floats]:
@@ -67,7 +67,7 @@ def select_above(values: Floats, tau: float) -> tuple[Ints, Floats]:
     ValueError
         A type or shape is wrong, or ``tau`` is negative or NaN.
     """
-    return _backend().select_above(checks.floats("values", values, (None,), _FLOAT32), _least(tau))
+    return _backend(values).select_above(checks.floats("values", values, (None,), _FLOAT32), _least(tau))
 
 
 def select_largest(values: Floats, keep: int) -> tuple[Ints, Floats]:
@@ -94,7 +94,7 @@ def select_largest(values: Floats, keep: int) -> tuple[Ints, Floats]:
     width = checks.floats("values", values, (None, None), _FLOAT32).shape[1]
     if width == 0:
         raise ValueError("values has vectors of no values; they need at least one")
-    return _backend().select_largest(values, checks.whole("keep", keep, 1, width))
+    return _backend(values).select_largest(values, checks.whole("keep", keep, 1, width))
 
 
 def select_with_feedback(gradient: Floats, residual: Floats, tau: float) -> tuple[Ints, Floats]:
@@ -123,7 +123,7 @@ def select_with_feedback(gradient: Floats, residual: Floats, tau: float) -> tupl
     checks.floats("gradient", gradient, (None,), _FLOAT32)
     checks.floats("residual", residual, (gradient.size,), _FLOAT32, write=True)
     checks.apart("residual", residual, gradient=gradient)
-    return _backend().select_with_feedback(gradient, residual, _least(tau))
+    return _backend(gradient, residual).select_with_feedback(gradient, residual, _least(tau))
 
 
 def _least(tau: float) -> np.float32:

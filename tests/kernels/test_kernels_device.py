@@ -19,7 +19,8 @@ from test_kernels_learn import OPTIMIZERS, SPECS, Occurrences, states_of
 
 from hpcrec import kernels
 from hpcrec.errors import MissingError
-from hpcrec.kernels.device import WRITTEN, Device
+from hpcrec.kernels.device import Device
+from hpcrec.kernels.device_calls import WRITTEN
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_DEVICE = (

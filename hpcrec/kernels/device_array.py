@@ -1,0 +1,123 @@
+"""Arrays in a device's memory: as much of what NumPy's arrays do as rows, messages and indices need.
+
+Kernels that are given one run on its device, whatever backend is in use. Memory is torch's, so an array is a tensor
+without a copy, and the other way. Work is in the order of torch's current stream. Knows one array and its device; does
+not know what it holds.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcrec.kernels.device_calls import DeviceCalls
+
+
+class DeviceArray:
+    """A C-contiguous array in a device's memory.
+
+    Parameters
+    ----------
+    device : DeviceCalls
+    tensor : Tensor
+        Of that device, contiguous.
+
+    Attributes
+    ----------
+    device : DeviceCalls
+    tensor : Tensor
+    dtype : numpy dtype
+    shape : tuple of int
+    """
+
+    __array_priority__ = 100.0  # NumPy is not to take it apart element by element
+
+    def __init__(self, device: "DeviceCalls", tensor: "Tensor") -> None:
+        assert tensor.is_contiguous(), "kernels read elements in order, without gaps"
+        self.device = device
+        self.tensor = tensor
+        self.shape = tuple(tensor.shape)
+        self.dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.tensor.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Addresses where it begins and ends."""
+        first = self.tensor.data_ptr()
+        return first, first + self.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("an array of a device is not read element by element; np.asarray() copies it to the host")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """A copy on the host; waits for what is queued before."""
+        if copy is False:
+            raise ValueError("an array of a device cannot be had on the host without a copy")
+        found = self.device.to_host(self.tensor)
+        return found if dtype is None else found.astype(dtype)
+
+    def reshape(self, *shape: int) -> "DeviceArray":
+        """The same elements in another shape."""
+        return DeviceArray(self.device, self.tensor.reshape(shape))
+
+    def view(self, dtype: np.dtype[Any] | type) -> "DeviceArray":
+        """The same bytes as elements of another type."""
+        import torch
+
+        return DeviceArray(self.device, self.tensor.view(getattr(torch, np.dtype(dtype).name)))
+
+    def __getitem__(self, key: slice | NDArray[np.int64]) -> "DeviceArray":
+        """A slice of the first dimension shares memory; rows by number are a copy."""
+        return DeviceArray(self.device, self.tensor[self._key(key)])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Sets rows by slice or number, or some columns of them; from the host, a device's array, or one number."""
+        if isinstance(value, DeviceArray):
+            value = value.tensor
+        elif isinstance(value, np.ndarray):
+            value = self.device.to_device(value)
+        self.tensor[tuple(map(self._key, key)) if isinstance(key, tuple) else self._key(key)] = value
+
+    def _key(self, key: Any) -> Any:
+        return self.device.to_device(key) if isinstance(key, np.ndarray) else key
+
+    def fill(self, value: float) -> None:
+        """Sets all elements."""
+        self.tensor.fill_(value)
+
+    def copy_to(self, out: NDArray[Any]) -> None:
+        """Copies to an array of the host, of as many elements; waits for what is queued before."""
+        self.device.copy_to_host(self.tensor.reshape(-1), out.reshape(-1))
+
+
+def device_of(*given: Any) -> "DeviceCalls | None":
+    """The device of the first of these arrays, or of those in these tuples and dicts, that is on one; else None."""
+    for thing in given:
+        if isinstance(thing, DeviceArray):
+            return thing.device
+        if isinstance(thing, tuple | dict):
+            found = device_of(*(thing.values() if isinstance(thing, dict) else thing))
+            if found is not None:
+                return found
+    return None

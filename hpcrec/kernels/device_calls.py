@@ -1,0 +1,226 @@
+"""A device: its native module, its memory, and calls of its kernels, whichever they are.
+
+Arrays of the device (``DeviceArray``) are worked on where they are; those of the host are copied to the device, and
+what was written back. Work is in the order of torch's current stream. Arrays are in torch's memory, what kernels need
+between in the driver's pool. Knows which arguments a kernel writes; nothing of what it computes.
+"""
+
+import importlib
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrec.errors import MissingError
+from hpcrec.kernels.device_array import DeviceArray
+from hpcrec.kernels.staging import Staging
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Bits of the word in which kernels note what they refused; native/cuda/device.h has the same.
+FAULTS = {
+    1: "offsets (or segments) do not begin at 0, fall, or do not end at the number of ids",
+    2: "an index is outside the rows",
+    4: "a start leaves no room for a vector in its array",
+    8: "an occurrence names a source that is not there",
+    16: "a row to update is outside the table",
+    32: "a part is not one of those that there are",
+    64: "positions do not rise, or are outside the values",
+    128: "data, or marks, are not a mask of so many positions",
+}
+# Which arguments of a kernel it writes, by their place.
+WRITTEN = {
+    "pooled_gather": (3,),
+    "copy_vectors": (1,),
+    "merge": (6,),
+    "squared_norm": (1,),
+    "update": (0, 9, 10),
+    "merge_update": (0, 13, 14),
+    "group": (2, 3, 4),
+    "dedup": (1, 2),
+    "partition": (1, 2),
+    "permute": (4,),
+    "hash_ids": (3,),
+    "init_rows": (4,),
+    "write_halves": (1,),
+    "read_halves": (1,),
+    "threshold_of": (),
+    "take_largest": (3, 4),
+    "mark_above": (2,),
+    "mark_sum": (1, 3),
+    "take_marked": (2, 3),
+    "cut_marked": (0, 2, 3),
+    "require_rising": (),
+    "expand": (0,),
+    "scatter_add": (0,),
+    "gather": (2,),
+    "write_mask": (2,),
+    "read_mask": (2,),
+}
+
+
+class DeviceCalls:
+    """A device's memory, and calls of its kernels.
+
+    Parameters
+    ----------
+    name : str
+        Of the native module: ``_cuda`` or ``_emulated``.
+    place : str
+        Where torch has its memory: ``cuda`` or ``cpu``.
+    """
+
+    def __init__(self, name: str, place: str) -> None:
+        self._name, self._place = name, place
+        self._module: ModuleType | None = None
+        self._staging = Staging(place)
+        self._local = threading.local()
+
+    def module(self) -> ModuleType:
+        """The native module.
+
+        Raises
+        ------
+        MissingError
+            It was not built, or there is no GPU that torch sees.
+        """
+        if self._module is None:
+            try:
+                module = importlib.import_module(f"hpcrec.{self._name}")
+            except ImportError as error:
+                raise MissingError(
+                    f"hpcrec.{self._name} cannot be loaded ({error}). `make setup` in a checkout builds _cuda where "
+                    "nvcc is on the path (not with MPI=mpich), and _emulated, which is for tests, always"
+                ) from error
+            import torch
+
+            if self._place == "cuda" and not torch.cuda.is_available():
+                raise MissingError(
+                    f"there is no GPU that torch {torch.__version__} can use; see `hpcrec doctor`, or run the kernels "
+                    "of the host: hpcrec.kernels.use('native')"
+                )
+            self._module = module
+        return self._module
+
+    def available(self) -> bool:
+        """Whether its kernels can run here."""
+        try:
+            self.module()
+        except MissingError:
+            return False
+        return True
+
+    # Memory.
+
+    def select(self, number: int) -> None:
+        """Which GPU it is, of those that torch sees, from now on: before any array is made. The emulator is one."""
+        if self._place != "cpu":
+            self._place = f"cuda:{number}"
+
+    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> DeviceArray:
+        """A new array of undefined contents."""
+        return DeviceArray(self, self._tensor(shape, dtype))
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> DeviceArray:
+        """A new array of zeros."""
+        return DeviceArray(self, self._tensor(shape, dtype).zero_())
+
+    def array(self, host: NDArray[Any]) -> DeviceArray:
+        """A copy of an array of the host."""
+        return DeviceArray(self, self.to_device(host))
+
+    def _tensor(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> "Tensor":
+        import torch
+
+        self.module()
+        return torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name), device=self._place)
+
+    def to_device(self, host: NDArray[Any]) -> "Tensor":
+        """A copy in the device's memory, queued."""
+        there = self._tensor(host.shape, host.dtype)
+        self._staging.to_device(np.ascontiguousarray(host), there)
+        return there
+
+    def to_host(self, there: "Tensor") -> NDArray[Any]:
+        """A copy on the host; waits for what is queued before."""
+        host = np.empty(tuple(there.shape), np.dtype(str(there.dtype).removeprefix("torch.")))
+        self.copy_to_host(there.contiguous(), host)
+        return host
+
+    def copy_to_host(self, there: "Tensor", host: NDArray[Any]) -> None:
+        """The same to an array that there is."""
+        with self._guard():
+            self._staging.to_host(there, host)
+
+    def _new(self, like: Any, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> Any:
+        """Room for a result: where ``like`` is."""
+        return self.empty(shape, dtype) if isinstance(like, DeviceArray) else np.empty(shape, dtype)
+
+    def _guard(self) -> AbstractContextManager[Any]:
+        import torch
+
+        return torch.cuda.device(self._place) if self._place != "cpu" else nullcontext()
+
+    # Calls.
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Kernels that this thread calls within are queued, without a wait after each.
+
+        Raises
+        ------
+        ValueError
+            At the end: what they refused.
+        """
+        if getattr(self._local, "calls", None) is not None:
+            yield
+            return
+        faults, self._local.calls = self._tensor(1, np.int32).zero_(), {}
+        self._local.faults = faults
+        try:
+            yield
+            called = ", ".join(self._local.calls)
+        finally:
+            self._local.calls = self._local.faults = None
+        _refuse(called, int(faults.item()))
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """Runs a kernel, over copies of the host's arrays; returns what it does.
+
+        Raises
+        ------
+        ValueError
+            It refused something; within ``together`` that is told later.
+        """
+        import torch
+
+        module = self.module()
+        calls = getattr(self._local, "calls", None)
+        with self._guard():
+            there = [self._there(a) for a in args]
+            faults = self._tensor(1, np.int32).zero_() if calls is None else self._local.faults
+            stream = torch.cuda.current_stream().cuda_stream if self._place != "cpu" else 0
+            returned = getattr(module, name)(*there, stream, faults)
+        if calls is None:
+            _refuse(name, int(faults.item()))  # waits for the kernel
+        else:
+            calls[name] = True
+        for at in WRITTEN[name]:
+            if isinstance(args[at], np.ndarray):
+                self.copy_to_host(there[at], args[at])
+        return returned
+
+    def _there(self, given: Any) -> Any:
+        if isinstance(given, DeviceArray):
+            return given.tensor
+        return self.to_device(given) if isinstance(given, np.ndarray) else given
+
+
+def _refuse(called: str, found: int) -> None:
+    if found:
+        raise ValueError(f"{called}: " + "; ".join(text for bit, text in FAULTS.items() if found & bit))
