@@ -1,4 +1,4 @@
-"""Rows in memory: the arenas that a rank holds, their first values, export and load.
+"""Rows in memory, the host's or a device's: the arenas that a rank holds, their first values, export and load.
 
 Parts of tables with equal width and optimizer lie in one *arena*, so that a step touches each arena with one kernel
 call, however many tables there are. Rows of dynamic tables have arenas of their own, which take memory as rows come
@@ -13,6 +13,7 @@ import numpy as np
 from hpcrec import kernels
 from hpcrec.embedding.arena import Arena, Part
 from hpcrec.embedding.dynamic import DynamicRows
+from hpcrec.embedding.room import fresh_room, spare_room
 from hpcrec.embedding.shards import Family, table_seed
 from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
@@ -38,18 +39,29 @@ class RowStore:
     seed : int
         The run's seed; rows start from (seed, table, id) alone, never from the rank or the order of arrival.
     dtype : numpy float type
+    device : Device, optional
+        In whose memory rows and states are; default: the host's.
 
     Attributes
     ----------
+    device : Device or None
     arenas : list of Arena
     dynamic : dict of str to DynamicRows
         By family: which ids have rows.
     """
 
     def __init__(
-        self, tables: Mapping[str, TableSpec], families: Sequence[Family], *, rank: int, seed: int, dtype: np.dtype
+        self,
+        tables: Mapping[str, TableSpec],
+        families: Sequence[Family],
+        *,
+        rank: int,
+        seed: int,
+        dtype: np.dtype,
+        device: kernels.Device | None = None,
     ) -> None:
         self.dtype = np.dtype(dtype)
+        self.device = device
         self.arenas: list[Arena] = []
         self.dynamic: dict[str, DynamicRows] = {}
         self._starts = {name: (table.init_scale, table.init_decay) for name, table in tables.items()}
@@ -101,20 +113,20 @@ class RowStore:
 
     def _build(self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec) -> Arena:
         n_rows = parts[-1].end
-        rows = kernels.aligned_empty((n_rows, width), self.dtype)
+        rows, states = fresh_room(n_rows, width, spec, self.dtype, self.device)
         for part in parts:
             for start in range(0, part.rows, BLOCK_ROWS):
                 stop = min(start + BLOCK_ROWS, part.rows)
                 rows[part.base + start : part.base + stop] = self._initial(part, part.ids(start, stop))
-        states = kernels.initial_states(spec, n_rows, width, self.dtype)
         return Arena(width=width, total_width=total_width, spec=spec, rows=rows, states=states, parts=parts)
 
     def _initial(self, part: Part, ids: Ints) -> Floats:
+        """First values; computed where rows are, but for those that decay by column."""
         start, stop = part.columns
         scale, decay = self._starts[part.table]
         rows = kernels.init_rows(
             table_seed(self._seed, part.table),
-            ids,
+            ids if self.device is None or decay or not scale else self.device.array(ids),
             stop - start,
             column_start=start,
             scale=scale,
@@ -128,16 +140,15 @@ class RowStore:
 
     def _reserve(self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec) -> Arena:
         n_rows = parts[-1].end
-        shapes = {"": (n_rows, width), **kernels.state_shapes(spec, n_rows, width)}
         try:
-            made = {name: kernels.reserved_zeros(shape, self.dtype) for name, shape in shapes.items()}
+            rows, states = spare_room(n_rows, width, spec, self.dtype, self.device)
         except MemoryError as error:
             tables = ", ".join(p.table for p in parts)
             raise ConfigError(
                 f"embedding.tables: {n_rows} rows of dynamic tables ({tables}) cannot be had: {error}. Lower their "
                 "dynamic.capacity, or use more owners."
             ) from None
-        return Arena(width=width, total_width=total_width, spec=spec, rows=made.pop(""), states=made, parts=parts)
+        return Arena(width=width, total_width=total_width, spec=spec, rows=rows, states=states, parts=parts)
 
     def start_rows(self, family: str, rows: Ints, ids: Ints) -> None:
         """Makes rows of a dynamic family's tables what those of new ids start from, with fresh optimizer state.
@@ -207,12 +218,13 @@ class RowStore:
             for start in range(0, len(known.ids), BLOCK_ROWS):
                 where = known.rows[start : start + BLOCK_ROWS] + part.base
                 ids = known.ids[start : start + BLOCK_ROWS]
-                yield ids, arena.rows[where], {n: s[where] for n, s in arena.states.items()}
+                yield ids, np.asarray(arena.rows[where]), {n: np.asarray(s[where]) for n, s in arena.states.items()}
             return
         for start in range(0, part.rows, BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, part.rows)
             here = slice(part.base + start, part.base + stop)
-            yield part.ids(start, stop), arena.rows[here], {n: s[here] for n, s in arena.states.items()}
+            states = {n: np.asarray(s[here]) for n, s in arena.states.items()}
+            yield part.ids(start, stop), np.asarray(arena.rows[here]), states
 
     def load(self, table: str, ids: Ints, rows: Floats, states: Mapping[str, Floats], columns: tuple[int, int]) -> int:
         """Takes over those of ``ids`` and ``columns`` that this rank holds; returns how many rows.

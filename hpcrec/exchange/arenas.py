@@ -11,6 +11,7 @@ from hpcrec import kernels
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.layout import Leg
+from hpcrec.exchange.staged import Mover
 from hpcrec.exchange.wire import Header
 from hpcrec.exchange.work import ArenaWork, as_before, read_maxima, with_maxima
 from hpcrec.types import Floats, Ints
@@ -83,8 +84,9 @@ class ArenaReader:
             Whether gradients will come.
         """
         alike: dict[bytes, ArenaWork] = {}
+        move = Mover(self._store.device)
         return tuple(
-            self._arena_work(a, received, headers, value_at, gradient_at, alike, ids_at, train=train)
+            move.work(self._arena_work(a, received, headers, value_at, gradient_at, alike, ids_at, move, train=train))
             for a in range(len(self._store.arenas))
         )
 
@@ -97,10 +99,14 @@ class ArenaReader:
         gradient_at: Ints,
         alike: dict[bytes, ArenaWork],
         ids_at: int,
+        move: Mover,
         *,
         train: bool,
     ) -> ArenaWork:
-        """``alike``: the works of arenas read before, by what was asked of them; ``ids_at``: ``Maxima.behind``."""
+        """``alike``: the works of arenas read before, by what was asked of them; ``ids_at``: ``Maxima.behind``.
+
+        Arrays are the host's; occurrences are grouped where the rows are, which takes the most time.
+        """
         streams, bases = self._streams_of[a]
         has_maxima = bool(len(self._maxima_of[a][0]))
         replicated = bool(len(streams)) and self._valued <= streams[0] < self._n_sent  # all of an arena, or none
@@ -121,7 +127,7 @@ class ArenaReader:
             if self._weighted or has_maxima:  # occurrences differ, so that each is told apart, not its bag alone
                 source_start = np.repeat(source_start, np.diff(joined.offsets))
             if not has_maxima:
-                grouping = kernels.group(joined.index, None if self._weighted else joined.offsets)
+                grouping = kernels.group(move(joined.index), None if self._weighted else move(joined.offsets))
         work = ArenaWork(
             index=joined.index,
             offsets=joined.offsets,
@@ -132,7 +138,7 @@ class ArenaReader:
         )
         if has_maxima:
             asked_PX = self._asked(headers, *self._maxima_of[a], value_at, gradient_at)
-            return with_maxima(work, read_maxima(received, asked_PX, width, ids_at, train=train), width)
+            return with_maxima(work, read_maxima(received, asked_PX, width, ids_at, train=train), width, move)
         alike[key] = work
         return work
 

@@ -8,20 +8,21 @@ pooled by max last, whatever the number of holders or threads. Knows no MPI.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 
-from hpcrec import kernels
-from hpcrec.embedding.arena import Arena, Part
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
+from hpcrec.exchange import rows
 from hpcrec.exchange.arenas import ArenaReader
 from hpcrec.exchange.find_rows import RowFinder
 from hpcrec.exchange.layout import Leg
+from hpcrec.exchange.staged import brought, written
 from hpcrec.exchange.substitute import Slice, Substitute
 from hpcrec.exchange.wire import Header, cumulative, read_header
-from hpcrec.exchange.work import ArenaWork, Served, Spans, needs_norms, pairs_of
+from hpcrec.exchange.work import ArenaWork, Served, Spans, pairs_of
 from hpcrec.operators.base import Operator
 from hpcrec.types import Floats, Ints
 
@@ -98,6 +99,10 @@ class Holder:
         It may run ahead of the steps before. Of dynamic tables it reads how much is asked; which rows, ``answer`` does,
         for an id may get the row that another has until the step before. ``received`` is not to change until then.
         """
+        with nullcontext() if self.store.device is None else self.store.device.aside():
+            return self._read(received, bytes_R, sets, train=train)
+
+    def _read(self, received: np.ndarray, bytes_R: Ints, sets: Sequence[int] | None, *, train: bool) -> Served:
         began_s = time.thread_time()
         size, item, weighted_E = self._size, self.store.dtype.itemsize, self._weighted_E
         at, of = cumulative(bytes_R).tolist(), sets or (0,) * size
@@ -175,28 +180,11 @@ class Holder:
             self._find(served)
             self.load.add_time("find", began_s)
             began_s = time.thread_time()
-        for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
-            if work.maxima is not None:
-                work.maxima.forward(arena.rows, values)
-            if work.value_start is None or not len(work.value_start) or a in served.beside.values():
-                continue
-            n_added = int(work.offsets[-1])
-            beside = None
-            if a in served.beside:
-                narrow = served.works[served.beside[a]]
-                assert narrow.value_start is not None
-                beside = kernels.Beside(self.store.arenas[served.beside[a]].rows, narrow.value_start)
-            kernels.pooled_gather(
-                arena.rows,
-                work.index[:n_added],
-                work.offsets,
-                values,
-                out_start=work.value_start,
-                weights=None if work.weights is None else work.weights[:n_added],
-                beside=beside,
-            )
-        if self._substitute is not None and served.partials is not None:
-            self._substitute.forward(served.partials, values, train=all(w.grouping is not None for w in served.works))
+        with written(self.store.device, values, served.values_behind) as there:
+            rows.gather(self.store.arenas, served, there)
+            if self._substitute is not None and served.partials is not None:
+                train = all(w.grouping is not None for w in served.works)
+                self._substitute.forward(served.partials, there, train=train)
         if all(work.grouping is not None for work in served.works):  # else it is an evaluation
             self.load.add_time("gather", began_s)
 
@@ -224,76 +212,18 @@ class Holder:
         norm_sum : callable
             See ``NormSum``.
         """
-        began_s = time.thread_time()
+        n = int(served.gradient_bytes_R.sum()) // self.store.dtype.itemsize
+        with brought(self.store.device, gradients, n, served.gradients_behind) as there:
+            self._apply(served, there, step, lr_scale, norm_sum)
+
+    def _apply(self, served: Served, gradients: Floats, step: int, lr_scale: float, norm_sum: NormSum) -> None:
+        began_s, arenas = time.thread_time(), self.store.arenas
         if self._substitute is not None and served.partials is not None:
             self._substitute.backward(served.partials, gradients)
-        split = {
-            a: self._merged(arena, work, gradients)
-            for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True))
-            if needs_norms(arena)
-        }
+        split, norms = rows.merge_split(arenas, served, gradients)
         self.load.add_time("update", began_s)  # ranks wait for each other in the sum of norms, which is no work
-        norms = norm_sum(
-            {
-                part.table: split[a][1][span]
-                for a in split
-                for part, span in _spans(self.store.arenas[a], served.works[a])
-            }
-        )
+        norms = norm_sum(norms)
         began_s = time.thread_time()
-        for a, (arena, work) in enumerate(zip(self.store.arenas, served.works, strict=True)):
-            assert work.grouping is not None, "this step was routed for evaluation"
-            lr = arena.spec.lr * lr_scale
-            if a in split:
-                merged, total = split[a]
-                for part, span in _spans(arena, work):
-                    total[span] = norms[part.table]
-                kernels.update(
-                    arena.spec,
-                    arena.rows,
-                    arena.states,
-                    work.grouping.unique,
-                    merged,
-                    lr=lr,
-                    step=step,
-                    squared_norm=total,
-                    total_width=arena.total_width,
-                )
-            elif len(work.index) and a not in served.beside.values():
-                if work.maxima is not None:
-                    work.maxima.backward(gradients)
-                beside = None
-                if a in served.beside:
-                    narrow = self.store.arenas[served.beside[a]]
-                    its_start = served.works[served.beside[a]].source_start
-                    its_lr = narrow.spec.lr * lr_scale
-                    beside = kernels.BesideStep(narrow.spec, narrow.rows, narrow.states, its_start, its_lr)
-                kernels.merge_update(
-                    arena.spec,
-                    arena.rows,
-                    arena.states,
-                    work.grouping,
-                    gradients,
-                    work.source_start,
-                    weights=work.weights,
-                    lr=lr,
-                    step=step,
-                    beside=beside,
-                )
+        rows.learn(arenas, served, gradients, split, norms, step=step, lr_scale=lr_scale)
         self.store.clear_spares()
         self.load.add_time("update", began_s)
-
-    @staticmethod
-    def _merged(arena: Arena, work: ArenaWork, gradients: Floats) -> tuple[Floats, Floats]:
-        assert work.grouping is not None, "this step was routed for evaluation"
-        if work.maxima is not None:
-            work.maxima.backward(gradients)
-        merged = kernels.merge(work.grouping, gradients, work.source_start, arena.width, weights=work.weights)
-        return merged, kernels.squared_norm(merged)
-
-
-def _spans(arena: Arena, work: ArenaWork) -> list[tuple[Part, slice]]:
-    """Each part of an arena with its share of the step's touched rows, which are in ascending order."""
-    assert work.grouping is not None
-    unique = work.grouping.unique
-    return [(p, slice(*np.searchsorted(unique, (p.base, p.base + p.rows)).tolist())) for p in arena.parts]

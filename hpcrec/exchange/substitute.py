@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hpcrec.errors import NonFiniteError
 from hpcrec.exchange.layout import Leg, Partial
+from hpcrec.exchange.tensors import tensor_of
 from hpcrec.exchange.wire import cumulative
 from hpcrec.operators.base import Learned, Operator, flatten
 from hpcrec.types import Floats, Ints
@@ -169,17 +170,21 @@ class Substitute:
         leaves: list[Tensor] = []
         for _, n, width in self._groups:
             size = n * samples * width
-            leaves.append(torch.from_numpy(values[at : at + size].reshape(n, samples, width)).requires_grad_(train))
+            leaves.append(tensor_of(values[at : at + size].reshape(n, samples, width)).requires_grad_(train))
             at += size
         with torch.set_grad_enabled(train):
             vectors = [
-                leaf if scale is None else leaf * torch.from_numpy(scale).to(leaf.dtype)
+                leaf if scale is None else leaf * torch.from_numpy(scale).to(leaf)
                 for leaf, scale in zip(leaves, sent.scales, strict=True)
             ]
-            results = [flatten(o.partial(self._pooled(vectors, p.hidden))) for o, p in self._partials]
+            pooled = [self._pooled(vectors, p.hidden) for _, p in self._partials]
+            results = [
+                flatten(_beside(operator, x).partial(x))
+                for (operator, _), x in zip(self._partials, pooled, strict=True)
+            ]
         if train:
             sent.graph.append((leaves, results))
-        sent.results[:] = [r.detach().numpy() for r in results]
+        sent.results[:] = [r.detach().cpu().numpy() for r in results]
 
     def write(self, sent: Sent, values: Floats) -> None:
         """Partial results, each to who is sent it, into the messages."""
@@ -197,7 +202,9 @@ class Substitute:
         leaves, results = sent.graph.pop()
         for own in self.slices:
             own.part.grad = None
-        torch.autograd.backward(results, [torch.from_numpy(g) for g in sent.gradients])
+        torch.autograd.backward(
+            results, [torch.from_numpy(g).to(r) for g, r in zip(sent.gradients, results, strict=True)]
+        )
         sent.gradients.clear()
         found = [leaf.grad for leaf in leaves] + [own.part.grad for own in self.slices if own.part.requires_grad]
         for gradient in found:
@@ -212,7 +219,7 @@ class Substitute:
         at = sent.gradient_behind
         for leaf in leaves:
             assert leaf.grad is not None, "looked at above"
-            gradients[at : at + leaf.numel()].reshape(tuple(leaf.shape))[:] = leaf.grad.numpy()
+            tensor_of(gradients[at : at + leaf.numel()].reshape(*leaf.shape)).copy_(leaf.grad)
             at += leaf.numel()
 
     def _pooled(self, vectors: Sequence[Tensor], hidden: Sequence[int]) -> Tensor:
@@ -221,7 +228,7 @@ class Substitute:
         numbers = [s - self._groups[group][0] for s in hidden]
         picked = vectors[group]
         if numbers != list(range(picked.shape[0])):
-            picked = picked.index_select(0, torch.tensor(numbers))
+            picked = picked.index_select(0, torch.tensor(numbers, device=picked.device))
         return picked.transpose(0, 1)
 
     def _exchange(self, sent: Sent, at_P: Ints, flat: Floats, results: Sequence[Floats], *, write: bool) -> None:
@@ -236,3 +243,10 @@ class Substitute:
                 else:
                     part[:] = there
                 at += part.size
+
+
+def _beside(operator: Operator, pooled: Tensor) -> Operator:
+    """The operator with its dense parameters where the vectors are; they stay, and learn, where they were."""
+    if not isinstance(operator, Learned) or all(w.device == pooled.device for w in operator.weights):
+        return operator
+    return operator.over(operator.lookups, [w.to(pooled.device) for w in operator.weights])  # type: ignore[misc]

@@ -175,10 +175,11 @@ def read_maxima(received: np.ndarray, asked_PX: Ints, width: int, behind: int, *
     )
 
 
-def with_maxima(work: ArenaWork, maxima: Maxima, width: int) -> ArenaWork:
+def with_maxima(work: ArenaWork, maxima: Maxima, width: int, move: Callable[[Ints], Ints]) -> ArenaWork:
     """The same, and bags of the same arena that are pooled by max; ``work`` has no grouping yet.
 
-    A row has one gradient a step, whatever bags it is in, so both kinds are grouped together, by position.
+    A row has one gradient a step, whatever bags it is in, so both kinds are grouped together, by position; where, that
+    ``move`` says.
     """
     n = len(maxima.index)
     index, weights = np.concatenate([work.index, maxima.index]), work.weights
@@ -188,7 +189,7 @@ def with_maxima(work: ArenaWork, maxima: Maxima, width: int) -> ArenaWork:
     if maxima.winners is not None:
         own_start = maxima.behind + np.arange(n, dtype=np.int64) * width
         source_start = np.concatenate([source_start, own_start])
-        grouping = kernels.group(index)
+        grouping = kernels.group(move(index))
     return replace(work, index=index, weights=weights, grouping=grouping, source_start=source_start, maxima=maxima)
 
 

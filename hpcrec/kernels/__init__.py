@@ -5,9 +5,11 @@
 ``reference.py`` is the definition of what each computes; ``native/`` makes it fast. No MPI and no torch here.
 """
 
-from hpcrec.kernels.backend import active, get_threads, set_threads, use
+from hpcrec.kernels.backend import active, device, get_threads, set_threads, use
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.chunks import fletcher32, read_chunks
+from hpcrec.kernels.device import Device
+from hpcrec.kernels.device_array import DeviceArray
 from hpcrec.kernels.halves import HALF_BLOCK, half_bytes, read_halves, write_halves
 from hpcrec.kernels.id_map import MOST_ROWS, Admitted, IdMap, IdState
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
@@ -37,6 +39,8 @@ __all__ = [
     "Beside",
     "BesideStep",
     "Coding",
+    "Device",
+    "DeviceArray",
     "Grouping",
     "IdMap",
     "IdState",
@@ -46,6 +50,7 @@ __all__ = [
     "aligned_empty",
     "copy_vectors",
     "dedup",
+    "device",
     "dot_interaction",
     "dot_interaction_backward",
     "expand",

@@ -8,15 +8,16 @@ import warnings
 from types import ModuleType
 from typing import Any, Literal
 
-from hpcrec.kernels import checks, device, native, native_messages, reference
+from hpcrec.kernels import checks, native, native_messages, reference
+from hpcrec.kernels.device import Device
 from hpcrec.kernels.device_array import device_of
 
 # Modules, or objects with the same functions. "emulated": the GPU's kernels, run on the host, for tests.
 BACKENDS: dict[str, Any] = {
     "native": native,
     "reference": reference,
-    "cuda": device.Device("_cuda", "cuda"),
-    "emulated": device.Device("_emulated", "cpu"),
+    "cuda": Device("_cuda", "cuda"),
+    "emulated": Device("_emulated", "cpu"),
 }
 MOST_THREADS = 1024  # the OpenMP runtime ends the process where it cannot start one
 
@@ -47,9 +48,9 @@ def backend(*arrays: Any) -> Any:
 
     That is native where it could be loaded, else, with a warning the first time, the reference.
     """
-    device = device_of(*arrays)
-    if device is not None:
-        return device
+    found = device_of(*arrays)
+    if found is not None:
+        return found
     if _active is None:
         if native.available():
             use("native")
@@ -68,6 +69,19 @@ def messages_backend(definitions: ModuleType, *arrays: Any) -> Any:
     """The same for kernels of messages, whose definitions and native kernels are in modules of their own."""
     current = backend(*arrays)
     return definitions if current is reference else native_messages if current is native else current
+
+
+def device(name: Literal["cuda", "emulated"]) -> Device:
+    """A device, to have arrays in its memory.
+
+    Raises
+    ------
+    MissingError
+        Its native module is not there, or no GPU.
+    """
+    found: Device = BACKENDS[name]
+    found.module()
+    return found
 
 
 def active() -> str:

@@ -122,15 +122,15 @@ class DeviceCalls:
         if self._place != "cpu":
             self._place = f"cuda:{number}"
 
-    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> DeviceArray:
-        """A new array of undefined contents."""
+    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> Any:
+        """A new ``DeviceArray`` of undefined contents: of any type to a checker, as it stands for NumPy's everywhere."""
         return DeviceArray(self, self._tensor(shape, dtype))
 
-    def zeros(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> DeviceArray:
+    def zeros(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> Any:
         """A new array of zeros."""
         return DeviceArray(self, self._tensor(shape, dtype).zero_())
 
-    def array(self, host: NDArray[Any]) -> DeviceArray:
+    def array(self, host: NDArray[Any]) -> Any:
         """A copy of an array of the host."""
         return DeviceArray(self, self.to_device(host))
 
@@ -138,7 +138,10 @@ class DeviceCalls:
         import torch
 
         self.module()
-        return torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name), device=self._place)
+        try:
+            return torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name), device=self._place)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error).split(". ")[0]) from None
 
     def to_device(self, host: NDArray[Any]) -> "Tensor":
         """A copy in the device's memory, queued."""
@@ -165,6 +168,20 @@ class DeviceCalls:
         import torch
 
         return torch.cuda.device(self._place) if self._place != "cpu" else nullcontext()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What this thread queues within runs beside what other threads have queued; it is done at the end."""
+        if self._place == "cpu":
+            yield
+            return
+        import torch
+
+        if not hasattr(self._local, "stream"):
+            self._local.stream = torch.cuda.Stream(self._place)
+        with torch.cuda.stream(self._local.stream):
+            yield
+        self._local.stream.synchronize()
 
     # Calls.
 

@@ -9,6 +9,7 @@ import torch
 from mpi4py import MPI
 from torch.nn import functional
 
+from hpcrec import kernels
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 from hpcrec.embedding.shards import Placement, build_families
@@ -17,6 +18,7 @@ from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout
 from hpcrec.types import Bags, Batch, Feature, Lookup, OptimizerSpec, TableSpec
+from tests.devices import device_or_skip
 from tests.together import on_every_rank
 
 FEATURES = (
@@ -124,7 +126,15 @@ class Reference:
             rows.grad = None
 
 
-def run(world: World, optimizer: str, kind: str, form: str, dtype: type, batch: int = 13) -> tuple[list, dict, dict]:
+def run(
+    world: World,
+    optimizer: str,
+    kind: str,
+    form: str,
+    dtype: type,
+    batch: int = 13,
+    device: kernels.Device | None = None,
+) -> tuple[list, dict, dict]:
     """Leaves of every step on this rank, rows of every table gathered everywhere, and the initial rows."""
     specs = tables(optimizer)
     topology = world.topology
@@ -142,7 +152,7 @@ def run(world: World, optimizer: str, kind: str, form: str, dtype: type, batch: 
     )
     layout = Layout(specs, families, LOOKUPS, forms={}, default_form=form, operators={})
     held = [f for f in families if topology.rank in f.holders]
-    store = RowStore(specs, held, rank=topology.rank, seed=7, dtype=dtype)
+    store = RowStore(specs, held, rank=topology.rank, seed=7, dtype=dtype, device=device)
     initial = gather_rows(world, store, specs, dtype)
     exchange = Exchange(
         world, layout, {}, store, weighted={"tags"}, seed=7, dtype=dtype, timer=lambda name: contextlib.nullcontext()
@@ -232,3 +242,20 @@ def test_equals_embedding_bag(kind: str, form: str) -> None:
             np.testing.assert_allclose(rows[name], expected.detach().numpy(), rtol=0, atol=1e-12, err_msg=name)
             assert not np.array_equal(rows[name], initial[name]), "nothing was learned"
         world.close()
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("form", ["pooled", "rows"])
+@pytest.mark.parametrize("name", ["emulated", "cuda"])
+def test_rows_in_a_device_give_the_same_bits(name: str, form: str) -> None:
+    device = device_or_skip(name)
+    comm, optimizers = MPI.COMM_WORLD, itertools.cycle(OPTIMIZERS)
+    for (_, roles), kind in itertools.product(layouts_of(comm.size), ["table", "row", "column", "replicate", "mixed"]):
+        optimizer, found = next(optimizers), []
+        for where in (None, device):
+            world = World(comm, lambda hosts, roles=roles: assign_roles(hosts, **roles))
+            seen, rows, initial = run(world, optimizer, kind, form, np.float32, device=where)
+            leaves = [leaf.tobytes() for _, _, some in seen for leaf in some]
+            found.append((leaves, *({n: r.tobytes() for n, r in some.items()} for some in (rows, initial))))
+            world.close()
+        assert found[0] == found[1], (roles, kind, optimizer)

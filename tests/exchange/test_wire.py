@@ -127,7 +127,8 @@ def holder_of(n_entries: int) -> Holder:
     names = [f"f{e}" for e in range(n_entries)]
     parts = {name: SimpleNamespace(base=10**6 * e) for e, name in enumerate(names)}
     arena = SimpleNamespace(width=4, total_width=4, spec=SimpleNamespace(name="sgd"))
-    store = SimpleNamespace(dtype=np.dtype("f4"), arenas=[arena], find=lambda table: (0, parts[table]), dynamic={})
+    found = {"arenas": [arena], "find": lambda table: (0, parts[table]), "dynamic": {}}
+    store = SimpleNamespace(dtype=np.dtype("f4"), device=None, **found)
     streams = [SimpleNamespace(entry=e, table=name, width=4) for e, name in enumerate(names)]
     entries = [SimpleNamespace(form="rows", features=(name,)) for name in names]
     leg = SimpleNamespace(streams=streams, hidden=(), partials=(), n_value_streams=n_entries, entries=entries)

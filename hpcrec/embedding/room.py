@@ -1,0 +1,56 @@
+"""Room for rows and their optimizer states: the host's memory, or a device's. Knows shapes; not whose rows they are."""
+
+import numpy as np
+
+from hpcrec import kernels
+from hpcrec.errors import ConfigError
+from hpcrec.types import Floats, OptimizerSpec
+
+Room = tuple[Floats, dict[str, Floats]]
+
+
+def fresh_room(
+    n_rows: int, width: int, spec: OptimizerSpec, dtype: np.dtype, device: kernels.Device | None = None
+) -> Room:
+    """Rows [n_rows, width], whatever is in them, and fresh states.
+
+    Raises
+    ------
+    ConfigError
+        The device has not so much memory.
+    """
+    if device is None:
+        return kernels.aligned_empty((n_rows, width), dtype), kernels.initial_states(spec, n_rows, width, dtype)
+    shapes = {"": (n_rows, width), **kernels.state_shapes(spec, n_rows, width)}
+    try:
+        made = {name: device.empty(shape, dtype) for name, shape in shapes.items()}
+    except MemoryError as error:
+        raise ConfigError(
+            f"embedding.store is 'gpu', but {n_rows} rows of width {width} and their states do not fit into the "
+            f"memory of this rank's GPU: {error}. Use more owners, or set embedding.store = 'dram'."
+        ) from None
+    for name, value in kernels.state_values(spec).items():
+        made[name].fill(value)
+    return made.pop(""), made
+
+
+def spare_room(
+    n_rows: int, width: int, spec: OptimizerSpec, dtype: np.dtype, device: kernels.Device | None = None
+) -> Room:
+    """Zeros for rows that may come; on the host they take memory as they do, on a device all at once.
+
+    Raises
+    ------
+    ConfigError
+        The device has not so much memory.
+    MemoryError
+        The host has no addresses for so much.
+    """
+    if device is None:
+        shapes = {"": (n_rows, width), **kernels.state_shapes(spec, n_rows, width)}
+        made = {name: kernels.reserved_zeros(shape, dtype) for name, shape in shapes.items()}
+        return made.pop(""), made
+    rows, states = fresh_room(n_rows, width, spec, dtype, device)
+    for array in (rows, *states.values()):
+        array.fill(0.0)
+    return rows, states

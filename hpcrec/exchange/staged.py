@@ -1,0 +1,72 @@
+"""A holder's messages and what says where things are in them, in the memory of the device that has the rows.
+
+Messages cross between ranks in the host's memory. Of a holder whose rows are a device's each is copied once: values
+when they are all there, gradients before any is read; vectors and gradients that stay behind them are in the device's
+memory alone. Arrays of positions are copied as ids arrive, ahead of the step. Without a device nothing is copied.
+Knows arrays; knows no rows and no MPI.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from hpcrec import kernels
+from hpcrec.exchange.work import ArenaWork
+from hpcrec.types import Floats
+
+Array = Any  # of the host, or of a device
+
+
+@contextmanager
+def written(device: kernels.Device | None, message: Floats, behind: int) -> Iterator[Floats]:
+    """What to write a message and ``behind`` more elements into; the message is complete at the end."""
+    if device is None:
+        yield message
+        return
+    there = device.zeros(message.size, message.dtype)  # padding crosses too
+    with device.together():
+        yield there
+    n = message.size - behind
+    there[:n].copy_to(message[:n])
+
+
+@contextmanager
+def brought(device: kernels.Device | None, message: Floats, n: int, behind: int) -> Iterator[Floats]:
+    """What to read a message of ``n`` elements from, with room for ``behind`` more."""
+    if device is None:
+        yield message
+        return
+    there = device.empty(n + behind, message.dtype)
+    there[:n] = message[:n]
+    with device.together():
+        yield there
+
+
+class Mover:
+    """Brings arrays to a device, each once, however often it is used; without one they stay where they are."""
+
+    def __init__(self, device: kernels.Device | None) -> None:
+        self._device = device
+        self._there: dict[int, tuple[Array, Array]] = {}  # by identity, which holds as long as the array does
+
+    def __call__(self, array: Array) -> Array:
+        """The array there; None is None."""
+        if self._device is None or not isinstance(array, np.ndarray):
+            return array
+        if id(array) not in self._there:
+            self._there[id(array)] = array, self._device.array(array)
+        return self._there[id(array)][1]
+
+    def work(self, work: ArenaWork) -> ArenaWork:
+        """One arena's."""
+        if self._device is None:
+            return work
+        maxima = work.maxima and replace(work.maxima, **self._fields(work.maxima))
+        return replace(work, **self._fields(work), maxima=maxima)
+
+    def _fields(self, of: Any) -> dict[str, Array]:
+        found = {field.name: getattr(of, field.name) for field in fields(of)}
+        return {name: self(array) for name, array in found.items() if isinstance(array, np.ndarray)}
