@@ -14,6 +14,7 @@ import torch
 
 from hpcrec import kernels
 from hpcrec.build_dense import DenseSide
+from hpcrec.build_device import make_device
 from hpcrec.build_engine import Ingredients
 from hpcrec.build_exchange import Auto
 from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
@@ -206,7 +207,8 @@ def _make_store(
     if not held:
         return None
     dtype = DTYPES[config.train.dtype][0]
-    return RowStore(tables, held, rank=topology.rank, seed=config.train.seed, dtype=dtype)
+    device = make_device(config, topology)
+    return RowStore(tables, held, rank=topology.rank, seed=config.train.seed, dtype=dtype, device=device)
 
 
 def _schedule(config: Config, total_steps: int) -> Schedule:

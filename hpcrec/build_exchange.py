@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcrec.build_device import make_device
 from hpcrec.build_engine import Ingredients
 from hpcrec.comm.failure import agree
 from hpcrec.comm.ledger import TAGS
@@ -211,7 +212,10 @@ class Auto:
         copied = families_in(given.world.topology.table_sets, [f for f in families if f.name in choice.replicated])
         copies = None
         if copied and given.world.topology.is_dense:
-            copies = RowStore(given.tables, copied, rank=rank, seed=given.config.train.seed, dtype=given.dtype)
+            device = make_device(given.config, given.world.topology)
+            copies = RowStore(
+                given.tables, copied, rank=rank, seed=given.config.train.seed, dtype=given.dtype, device=device
+            )
         return RowStore.joined(given.store, copies, {table for family in copied for table in family.tables})
 
 

@@ -20,10 +20,11 @@ from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.operators.base import weights_of
-from hpcrec.plan.memory import DenseRank, HeldIds, HeldRows, HolderTraffic, RankMemory, rank_memory
+from hpcrec.plan.lines import lines_of
+from hpcrec.plan.memory import RankMemory, rank_memory
+from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
 from hpcrec.plan.written import Written
 from hpcrec.types import TableSpec
-from hpcrec.units import format_bytes
 
 
 def topology_of(config: Config, host_of: Sequence[int], rank: int = 0) -> Topology:
@@ -101,6 +102,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             else 0.0,
             wholes=wholes if topology.groups == 1 else 0,
             dense_optimizer=config.dense.optimizer.name,
+            on_gpu=config.store.name == "gpu",
         )
         for rank in range(topology.size)
     ]
@@ -273,14 +275,7 @@ def memory_lines(predicted: Sequence[RankMemory], topology: Topology) -> list[st
     for rank in range(topology.size):
         owner, dense = rank in topology.owners, rank in topology.dense
         roles.setdefault("owner and dense" if owner and dense else "owner" if owner else "dense", []).append(rank)
-    lines = []
-    for role, ranks in roles.items():
-        worst = max(ranks, key=lambda r: predicted[r].total_bytes)
-        terms = sorted(predicted[worst].terms.items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{name} {format_bytes(n)}" for name, n in terms if n)
-        ranks_text = f"rank {worst}" + (f", the most of {len(ranks)}" if len(ranks) > 1 else "")
-        lines.append(f"{role} ({ranks_text}): {format_bytes(predicted[worst].total_bytes)}: {shown}")
-    return lines
+    return [line for role, ranks in roles.items() for line in lines_of(role, {r: predicted[r] for r in ranks})]
 
 
 def memory_report(config: Config, ranks: int | None) -> list[str]:

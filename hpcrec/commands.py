@@ -6,7 +6,6 @@ Knows sessions and run folders; does not parse a command line (``cli``).
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,22 @@ import numpy as np
 import torch
 
 from hpcrec.build import open_session
+from hpcrec.build_reading import open_for_reading
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
-from hpcrec.config import Config, DenseConfig, ExchangeConfig, Form, TopologyConfig, to_toml, with_absolute_paths
+from hpcrec.config import (
+    Config,
+    to_toml,
+    with_absolute_paths,
+)
 from hpcrec.data.files import publish, temporary_beside, writing
 from hpcrec.data.hdf5_out import Output
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError
-from hpcrec.train import report, state, telemetry
-from hpcrec.train.checkpoint import find_checkpoint
+from hpcrec.train import report, telemetry
 from hpcrec.train.checkpoint_files import checkpoints_in
-from hpcrec.train.compression import advise_reader, compression, vectors
+from hpcrec.train.compression import compression, vectors
 from hpcrec.train.loop import Loop, LoopOptions, Outcome
 from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
@@ -88,7 +91,7 @@ def evaluate(config: Config, *, data: str | None = None, checkpoint: str = "best
 
     ``checkpoint`` is ``best`` (``last`` where none was marked), ``last`` or a path.
     """
-    with _open_for_reading(config, data, checkpoint) as session:
+    with open_for_reading(config, data, checkpoint) as session:
         result = session.evaluate("test")
         attainable = session.parts.splits["test"].dataset.attributes.get("attainable_auc")
     return {**result, **({} if attainable is None else {"attainable_auc": float(attainable)})}
@@ -102,7 +105,7 @@ def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -
     int
         Samples written.
     """
-    with _open_for_reading(config, data, checkpoint) as session:
+    with open_for_reading(config, data, checkpoint) as session:
         topology, dense = session.topology, session.parts.world.dense
         dataset = session.parts.splits["test"].dataset
         shape = (dataset.samples,) if dataset.n_labels == 1 else (dataset.samples, dataset.n_labels)
@@ -135,14 +138,6 @@ def _predictions(out: Path, shape: tuple[int, ...] | None) -> Iterator[Output | 
             publish(hidden, out)
     finally:
         hidden.unlink(missing_ok=True)
-
-
-def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
-    """Nothing is counted to read a run. Forms change the order of sums, and what codec ``dct`` thresholds."""
-    defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_every", "auto_copies")}
-    fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
-    form: Form = "pooled" if exchange.form == "auto" else exchange.form
-    return replace(exchange, form=form, forms=fixed, **defaults)
 
 
 def _prepare_folder(run: Path, config: Config) -> None:
@@ -262,39 +257,3 @@ def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, flo
         for name in sorted({n for seconds in phases for n in seconds}):
             out[prefix + name] = sum(s.get(name, 0.0) for s in phases) / len(phases)
     return out
-
-
-def _open_for_reading(config: Config, data: str | None, checkpoint: str) -> Session:
-    """A session with a checkpoint's weights whose split ``test`` is ``data``; every rank has both roles.
-
-    So a run is read on any number of ranks, one included, whatever it was trained on; ``[topology]`` but for its
-    threads, and placements on certain owners, do not count.
-    """
-    path = data or config.data.test or config.data.validation or config.data.train
-    run = Path(config.run.folder)
-    tables = {name: replace(own, owners=None, parts=None) for name, own in config.embedding.tables.items()}
-    threads = {"owner_threads": config.topology.owner_threads, "dense_threads": config.topology.dense_threads}
-    session = open_session(
-        replace(
-            config,
-            data=replace(config.data, test=path),
-            topology=TopologyConfig(mode="fused", **threads),
-            exchange=_without_auto(config.exchange),
-            # nothing is reduced, so Horovod need not be there; of several groups, the first one's model is read
-            dense=DenseConfig(reducer="mpi", optimizer=config.dense.optimizer),
-            embedding=replace(config.embedding, tables=tables),
-        ),
-        reading=True,
-    )
-    main = session.parts.world.main
-    if checkpoint == "best" and not on_root(main, (checkpoints_in(run) / "best.json").exists):
-        checkpoint = "last"
-    found = find_checkpoint(run, checkpoint, main)
-    state.load(session, found, resume=False)
-    if main.rank == 0 and config.exchange.codec == "dct" and config.exchange.dct.evaluate:
-        auto = "auto" in (config.exchange.form, *config.exchange.forms.values())
-        features, embedding = session.parts.splits["test"].dataset.features, config.embedding
-        named = {name for name, table in embedding.tables.items() if table.shard == "table"}
-        whole = {f.name for f in features if embedding.share.get(f.name, f.name) in named}
-        advise_reader(session, found, auto=auto, whole=whole)
-    return session

@@ -264,8 +264,11 @@ class StoreConfig:
     """Where rows live."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    name: Literal["dram"] = "dram"
-    """dram: main memory of their owner."""
+    name: Literal["dram", "gpu"] = "dram"
+    """dram: main memory of their owner. gpu: memory of its GPU, which then does the owner's work. Ranks of a host are
+    given its GPUs in turn, so that several may share one (docs/gpu.md)."""
+    device: Literal["cuda", "emulated"] = "cuda"
+    """cuda: a GPU. emulated: the same kernels on the host, for tests; a hundred times slower. Only with gpu."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -568,6 +571,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _topology_conflicts(config.topology)
     yield from _evaluation_conflicts(config)
     yield from _embedding_conflicts(config)
+    yield from _store_conflicts(config)
     yield from _feature_conflicts(config)
     yield from _auto_conflicts(config.exchange)
     yield from _threshold_conflicts(config)
@@ -642,6 +646,14 @@ def _evaluation_conflicts(config: Config) -> Iterator[tuple[str, str]]:
     for key, is_set in needing.items():
         if is_set:
             yield key, "is set, but there is no data.validation to evaluate. Set data.validation, or remove it."
+
+
+def _store_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    if config.store.name != "gpu" and config.store.device != "cuda":
+        yield (
+            "store.device",
+            f"is {config.store.device!r}, but store.name is {config.store.name!r}. Remove one of them.",
+        )
 
 
 def _embedding_conflicts(config: Config) -> Iterator[tuple[str, str]]:

@@ -26,8 +26,8 @@ def fresh_room(
         made = {name: device.empty(shape, dtype) for name, shape in shapes.items()}
     except MemoryError as error:
         raise ConfigError(
-            f"embedding.store is 'gpu', but {n_rows} rows of width {width} and their states do not fit into the "
-            f"memory of this rank's GPU: {error}. Use more owners, or set embedding.store = 'dram'."
+            f"store.name is 'gpu', but {n_rows} rows of width {width} and their states do not fit into the "
+            f"memory of this rank's GPU: {error}. Use more owners, or set store.name = 'dram'."
         ) from None
     for name, value in kernels.state_values(spec).items():
         made[name].fill(value)

@@ -122,8 +122,15 @@ class DeviceCalls:
         if self._place != "cpu":
             self._place = f"cuda:{number}"
 
+    @property
+    def count(self) -> int:
+        """GPUs that torch sees; 1 of the emulator."""
+        import torch
+
+        return torch.cuda.device_count() if self._place != "cpu" else 1
+
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> Any:
-        """A new ``DeviceArray`` of undefined contents: of any type to a checker, as it stands for NumPy's everywhere."""
+        """A new ``DeviceArray`` of undefined contents; it may stand wherever one of NumPy's may, so has any type."""
         return DeviceArray(self, self._tensor(shape, dtype))
 
     def zeros(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> Any:

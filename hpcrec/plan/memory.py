@@ -7,8 +7,9 @@ are counted as if they were distinct. Knows numbers of rows, ids and bytes; know
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
 from hpcrec.plan.written import Written, written_terms
-from hpcrec.units import MB
+from hpcrec.units import MB, MiB
 
 # What a process takes before it holds anything, measured on Linux with torch 2.13 for CPUs (benchmarks/memory.py).
 OWNER_BASE_BYTES = 265 * MB  # Python, NumPy, torch, MPI, HDF5
@@ -36,120 +37,18 @@ _SUM_COPIES = 4  # of what owners add among them: messages, parts that are kept,
 _WINNER_BYTES = 4
 _WINDOW_SIDES = 2  # of a message's memory that neighbours read: comm.window
 _WEIGHED_COPIES = 3  # at a holder, of vectors that meet dense parameters: side by side, turned, and their gradient
+_HELD = ("rows", "optimizer state")
+_SORT_BYTES_AN_ID = 32  # on a GPU while rows are sorted: keys and places, twice
+_PINNED_BYTES = 4 * 8 * MiB  # two buffers of each of two threads (kernels.staging)
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldRows:
-    """A part of a table: its shape and the name of its optimizer."""
-
-    rows: int
-    width: int
-    optimizer: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class HolderTraffic:
-    """What one step brings to a holder, from all dense ranks.
-
-    ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them, of which ``kept`` cross
-    where not all do. ``id_elements`` and ``bag_elements`` are those of ids and bags that it pools by max;
-    ``dynamic_ids`` those of dynamic tables. ``weights`` are elements of dense parameters that it trains, on
-    ``weighed_elements`` of vectors.
-    """
-
-    ids: float = 0.0
-    bags: float = 0.0
-    elements: float = 0.0
-    id_elements: float = 0.0
-    bag_elements: float = 0.0
-    dynamic_ids: float = 0.0
-    weights: int = 0
-    weighed_elements: float = 0.0
-    kept: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldIds:
-    """A part of tables that give rows to ids as they come.
-
-    Attributes
-    ----------
-    rows : int
-        The most that ids may have.
-    evicts : bool
-        Whether ids may lose them.
-    pending : int
-        Ids that may wait for one.
-    """
-
-    rows: int
-    evicts: bool
-    pending: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenseRank:
-    """What a dense rank works on.
-
-    Attributes
-    ----------
-    samples : float
-        Of each batch on this rank.
-    ids, bags : float
-        Of a batch on this rank.
-    leaf_elements : int
-        Columns of all lookups: elements of the leaves a sample.
-    sample_bytes : float
-        Of a sample in memory, features that are used, label and dense inputs.
-    window_samples : int
-        Samples in a window of the global order.
-    prefetch : int
-        Batches read ahead.
-    parameters : int
-        Elements of the dense model that dense ranks train.
-    away : int
-        Elements of those that holders train.
-    unsent : float
-        Elements of gradients that are kept until they are sent, where gradients are thresholded.
-    taught_by : int
-        Other groups of dense ranks, whose models it has too.
-    optimizer : str
-        torch's name.
-    layer_elements : int
-        Elements of all layers' results a sample, where they can be known; 0 else.
-    id_elements, bag_elements : float
-        Of ids and bags of a batch that are pooled by max on this rank.
-    dynamic_ids : float
-        Of a batch on this rank, those of dynamic tables.
-    kept : float
-        Elements of a batch that holders choose to cross, where not all do.
-    """
-
-    samples: float
-    ids: float
-    bags: float
-    leaf_elements: int
-    sample_bytes: float
-    window_samples: int
-    prefetch: int
-    parameters: int
-    optimizer: str
-    layer_elements: int
-    id_elements: float = 0.0
-    bag_elements: float = 0.0
-    dynamic_ids: float = 0.0
-    away: int = 0
-    unsent: float = 0.0
-    taught_by: int = 0
-    kept: float = 0.0
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank by what they are for, the order that of docs/memory.md."""
+    """Bytes of one rank by what they are for, the order that of docs/memory.md: the host's, and its GPU's."""
 
     terms: dict[str, int] = field(default_factory=dict)
+    gpu_terms: dict[str, int] = field(default_factory=dict)
 
     @property
     def total_bytes(self) -> int:
@@ -158,8 +57,8 @@ class RankMemory:
 
     @property
     def held_bytes(self) -> int:
-        """Rows and optimizer state."""
-        return self.terms["rows"] + self.terms["optimizer state"]
+        """Rows and optimizer state, wherever they are."""
+        return sum(terms.get(name, 0) for terms in (self.terms, self.gpu_terms) for name in _HELD)
 
 
 def rank_memory(
@@ -179,6 +78,7 @@ def rank_memory(
     wholes: int = 0,
     dense_optimizer: str = "",
     base_bytes: int = OWNER_BASE_BYTES,
+    on_gpu: bool = False,
 ) -> RankMemory:
     """The memory of one rank.
 
@@ -211,6 +111,8 @@ def rank_memory(
         torch's name of their optimizer.
     base_bytes : int
         Of the process itself.
+    on_gpu : bool
+        Whether rows are in a GPU's memory (``store.name``).
     """
     routes = ahead + 2  # being used, those ahead, one being made
     block_rows = min(BLOCK_ROWS, max((h.rows for h in held), default=0))
@@ -253,7 +155,18 @@ def rank_memory(
         crossing = written or Written(item_bytes=item_bytes)
         wire_bytes = max(crossing.wire_bytes(*held_elements), crossing.wire_bytes(*asked_elements))
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
-    return RankMemory({name: round(n) for name, n in terms.items()})
+    gpu_terms = _to_gpu(terms, traffic, routes * lookups, item_bytes) if on_gpu and held else {}
+    return RankMemory(*({name: round(n) for name, n in some.items()} for some in (terms, gpu_terms)))
+
+
+def _to_gpu(terms: dict[str, float], traffic: HolderTraffic, routes: int, item_bytes: int) -> dict[str, float]:
+    """Takes what is in a GPU's memory, or copied through pinned memory, out of the host's terms, or adds it there."""
+    gpu = {name: terms.pop(name) for name in _HELD}
+    asked = traffic.ids * _ROUTE_BYTES_AN_ID + traffic.bags * _ROUTE_BYTES_A_BAG
+    gpu["routes"] = routes * asked + traffic.ids * _SORT_BYTES_AN_ID
+    gpu["vectors"] = _VECTOR_COPIES * item_bytes * traffic.elements
+    terms["pinned memory"] = _PINNED_BYTES
+    return gpu
 
 
 def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int, lookups: int) -> dict[str, float]:

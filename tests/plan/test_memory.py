@@ -27,13 +27,10 @@ from hpcrec.plan.memory import (
     ORDER_BYTES_A_ROW,
     PENDING_BYTES_AN_ID,
     ROW_STATES,
-    DenseRank,
-    HeldIds,
-    HeldRows,
-    HolderTraffic,
     rank_memory,
     row_bytes,
 )
+from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
 from hpcrec.plan.written import Written, written_terms
 from hpcrec.types import Feature, OptimizerSpec
 
@@ -66,6 +63,15 @@ def test_terms_by_hand():
     }
     assert found.held_bytes == 68_000_480 and found.total_bytes == sum(found.terms.values())
     assert rank_memory(held, traffic, None, item_bytes=8, ahead=1, shared=0.0).terms["rows"] == 128_000_320
+    there = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.0, base_bytes=7, on_gpu=True)
+    moved = {name: n for name, n in found.terms.items() if name not in ("rows", "optimizer state")}
+    assert there.terms == {**moved, "pinned memory": 32 << 20} and there.held_bytes == found.held_bytes
+    assert there.gpu_terms == {
+        "rows": 64_000_160,
+        "optimizer state": 4_000_320,
+        "routes": 3 * (3000 * 40 + 1000 * 16) + 3000 * 32,
+        "vectors": 3 * 4 * 16_000,
+    }
     shared = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.75, base_bytes=7)
     assert shared.total_bytes - found.total_bytes == shared.terms["message windows"]
     assert shared.terms["message windows"] == 2 * 0.75 * (4 * 3000 + 1000) + 2 * 1.75 * 4 * 16_000
