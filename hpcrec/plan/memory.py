@@ -131,11 +131,8 @@ def rank_memory(
     asked_elements = (0.0, 0.0) if dense is None else (dense.samples * dense.leaf_elements, dense.kept)
     if written is not None:
         terms |= written_terms(written, item_bytes, held_elements, asked_elements)
-    if read_bytes:
-        terms["ids read"] = read_bytes
-    if added_elements:
-        terms["sums among owners"] = _SUM_COPIES * item_bytes * added_elements
-    terms |= auto or {}
+    some = {"ids read": read_bytes, "sums among owners": _SUM_COPIES * item_bytes * added_elements}
+    terms |= {name: n for name, n in some.items() if n} | dict(auto or {})
     if held_ids:
         terms["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID
     if traffic.weights or (wholes and dense is None):
@@ -156,7 +153,7 @@ def rank_memory(
         wire_bytes = max(crossing.wire_bytes(*held_elements), crossing.wire_bytes(*asked_elements))
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
     gpu_terms = _to_gpu(terms, traffic, routes * lookups, item_bytes) if on_gpu and held else {}
-    return RankMemory(*({name: round(n) for name, n in some.items()} for some in (terms, gpu_terms)))
+    return RankMemory(*({name: round(n) for name, n in where.items()} for where in (terms, gpu_terms)))
 
 
 def _to_gpu(terms: dict[str, float], traffic: HolderTraffic, routes: int, item_bytes: int) -> dict[str, float]:
