@@ -14,7 +14,7 @@ import torch
 
 from hpcrec import kernels
 from hpcrec.build_dense import DenseSide
-from hpcrec.build_device import make_device
+from hpcrec.build_device import make_device, make_place
 from hpcrec.build_engine import Ingredients
 from hpcrec.build_exchange import Auto
 from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
@@ -67,7 +67,8 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     agreed(lambda: offers.layout({}))  # refuses what cannot be had, before rows are made
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     agreed(lambda: _check_threads(config, world))
-    dense = agreed(lambda: DenseSide(config, model, operators, world, _other_groups(config, dataset, world.topology)))
+    place, others = agreed(lambda: make_place(config, world.topology)), _other_groups(config, dataset, world.topology)
+    dense = agreed(lambda: DenseSide(config, model, operators, world, place, others))
     timer, signal = PhaseTimer(), watch()
     given = Ingredients(
         config=config,

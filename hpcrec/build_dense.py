@@ -19,7 +19,9 @@ from hpcrec.dense.allreduce import make_allreduce
 from hpcrec.dense.codistillation import Codistillation, CodistillationOptions, Other
 from hpcrec.dense.dct import DctOptions, Thresholded
 from hpcrec.dense.dct_bytes import item_bytes
+from hpcrec.dense.host_sums import HostSums
 from hpcrec.dense.optimizer import State, build_optimizer, load_optimizer_state, optimizer_state
+from hpcrec.dense.place import Place
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slice, Slices
 from hpcrec.dense.sparse import codec_for
@@ -40,11 +42,15 @@ class DenseSide:
     model : nn.Module
     operators : mapping of str to Operator
     world : World
+    place : Place
+        Where this rank computes the model.
     others : mapping of int to Other
         Models of the other groups of dense ranks, by group, on dense ranks.
 
     Attributes
     ----------
+    place_of : Place
+        Of the model on this rank.
     elements : int
         Of all parameters that are trained.
     item_bytes : float
@@ -62,8 +68,10 @@ class DenseSide:
         model: nn.Module,
         operators: Mapping[str, Operator],
         world: World,
+        place: Place,
         others: Mapping[int, Other] | None = None,
     ) -> None:
+        self.place_of = place
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ConfigError("the model has no dense parameter that requires a gradient; nothing to optimise")
@@ -82,6 +90,8 @@ class DenseSide:
             wholes = {}  # of each group one: none could be trained for all dense ranks
         self._name_of = {weight: name for name, weight in wholes.items()}
         _same_everywhere(model, wholes, world)
+        for module in (model, *(other.model for other in (others or {}).values())) if world.topology.is_dense else ():
+            place.move(module)
         self.slices = Slices(world.main, wholes, self._optimizer_for)
         self.part = None if world.dense is None else self._part(config, model, world, others or {})
         self._first = world.topology.is_dense and world.topology.dense_index == 0
@@ -89,14 +99,19 @@ class DenseSide:
     def _part(self, config: Config, model: nn.Module, world: World, others: Mapping[int, Other]) -> DensePart:
         assert world.group is not None
         plain = make_allreduce(config.dense.reducer, world.group)
+        staged = not (self.place_of.is_host or (plain.takes_gpu and config.dense.compression == "none"))
         dct = None
         if config.dense.compression == "dct":
             dct = Thresholded(plain, world.group, DctOptions(**asdict(config.dense.dct)))
 
         def reducer_for(named: Sequence[tuple[str, nn.Parameter]]) -> DenseReducer:
-            reducer = DenseReducer(named, dct or plain, bucket_bytes=config.dense.bucket_bytes)
+            sums = HostSums(dct or plain) if staged else dct or plain
+            reducer = DenseReducer(named, sums, bucket_bytes=config.dense.bucket_bytes)
             if dct is not None:
-                dct.arrange(reducer.contents)
+                contents = reducer.contents
+                if isinstance(sums, HostSums):
+                    contents = {name: (sums.copy_of(flat, name), held) for name, (flat, held) in contents.items()}
+                dct.arrange(contents)
             return reducer
 
         self._reducer_for = reducer_for
@@ -106,7 +121,15 @@ class DenseSide:
             plain.close()
 
         reducer, optimizer = self._reducer_for(self._named), self._optimizer_for(self._named)
-        part = DensePart(model=model, reducer=reducer, dct=dct, optimizer=optimizer, trained=self._named, close=close)
+        part = DensePart(
+            model=model,
+            reducer=reducer,
+            dct=dct,
+            optimizer=optimizer,
+            trained=self._named,
+            close=close,
+            place=self.place_of,
+        )
         if world.across is not None:
             wanted = config.dense.codistillation
             options = CodistillationOptions(

@@ -1,8 +1,11 @@
-"""From a configuration to the device that this rank's rows are in. Knows this rank's place on its host."""
+"""From a configuration to the devices of this rank: of its rows, and of its model. Knows its place on its host."""
+
+import torch
 
 from hpcrec import kernels
 from hpcrec.comm.topology import Topology
 from hpcrec.config import Config
+from hpcrec.dense.place import Place, emulated
 from hpcrec.errors import MissingError
 
 
@@ -20,5 +23,32 @@ def make_device(config: Config, topology: Topology) -> kernels.Device | None:
         device = kernels.device(config.store.device)
     except MissingError as error:
         raise MissingError(f"store.name is 'gpu', but {error}. Or set store.name = 'dram'") from None
-    device.select(topology.host_ranks.index(topology.rank) % device.count)
+    device.select(_turn(topology, device.count))
     return device
+
+
+def make_place(config: Config, topology: Topology) -> Place:
+    """Where this rank computes the model, and how.
+
+    Raises
+    ------
+    MissingError
+        There is no GPU.
+    """
+    wanted, autocast = config.dense.device, config.dense.autocast == "bf16"
+    if not topology.is_dense or wanted == "cpu":
+        return Place(autocast=autocast)
+    if wanted == "emulated":
+        return Place(emulated(), autocast)
+    if not torch.cuda.is_available():
+        raise MissingError(
+            f"dense.device is 'cuda', but there is no GPU that torch {torch.__version__} can use on host "
+            f"{topology.host_of[topology.rank]} of rank {topology.rank}. See `hpcrec doctor`, or set "
+            "dense.device = 'cpu'"
+        )
+    return Place(torch.device("cuda", _turn(topology, torch.cuda.device_count())), autocast)
+
+
+def _turn(topology: Topology, devices: int) -> int:
+    """Ranks of a host take its devices in turn."""
+    return topology.host_ranks.index(topology.rank) % devices

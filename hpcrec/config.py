@@ -335,6 +335,11 @@ class DenseConfig:
     """How dense parameters learn."""
     clip_norm: AboveZero | None = None
     """Largest norm of the whole dense gradient, which is scaled down to it; no limit by default."""
+    device: Literal["cpu", "cuda", "emulated"] = "cpu"
+    """Where dense ranks compute the model. cuda: on the GPU of their place on the host, of which several ranks may
+    share one. emulated: on the host, but to torch another device; for tests."""
+    autocast: Literal["none", "bf16"] = "none"
+    """bf16: matrix products in bfloat16; parameters, gradients, sums and the loss stay float32 (docs/gpu.md)."""
     bucket_bytes: Positive = MiB
     """Bytes of gradients that are summed in one call."""
     compression: Literal["none", "dct"] = "none"
@@ -571,7 +576,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _topology_conflicts(config.topology)
     yield from _evaluation_conflicts(config)
     yield from _embedding_conflicts(config)
-    yield from _store_conflicts(config)
+    yield from _device_conflicts(config)
     yield from _feature_conflicts(config)
     yield from _auto_conflicts(config.exchange)
     yield from _threshold_conflicts(config)
@@ -648,7 +653,14 @@ def _evaluation_conflicts(config: Config) -> Iterator[tuple[str, str]]:
             yield key, "is set, but there is no data.validation to evaluate. Set data.validation, or remove it."
 
 
-def _store_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    if config.dense.autocast != "none" and config.train.dtype != "float32":
+        yield (
+            "dense.autocast",
+            f"is {config.dense.autocast!r}, but train.dtype is {config.train.dtype!r}. Remove one of them.",
+        )
+    if config.dense.autocast != "none" and config.dense.device == "emulated":
+        yield "dense.autocast", "is set, but dense.device is 'emulated', which has no autocast. Remove one of them."
     if config.store.name != "gpu" and config.store.device != "cuda":
         yield (
             "store.device",

@@ -35,7 +35,7 @@ ALLOWED = {
     "config": "toml",
     "systems": "config",
     "build_tables": "config data models operators exchange embedding comm",
-    "build_device": "config kernels comm",
+    "build_device": "config dense kernels comm",
     "build_dense": "build_tables config train dense exchange operators comm",
     "build_engine": "build_dense build_tables config train policy exchange operators embedding comm",
     "build_exchange": "build_device build_engine config train exchange data embedding comm",

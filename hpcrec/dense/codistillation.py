@@ -62,7 +62,7 @@ class Other:
         """Of this rank's samples, [B] or [B, L]."""
         with torch.no_grad():
             found: Tensor = self.model(vectors.seen_by(self.operators), dense)
-        return found
+        return found.to(dense.dtype)
 
 
 class Codistillation:
@@ -163,7 +163,7 @@ class Codistillation:
         model = self._model if self.group == 0 else deepcopy(self._others[0].model)
         with self._across.ledger.paused(), torch.no_grad():
             for tensor in model.state_dict().values():
-                values = np.array(tensor.numpy(), order="C")
+                values = np.array(tensor.cpu().numpy(), order="C")
                 self._across.bcast_array(values)
                 tensor.copy_(torch.from_numpy(values))
         return model
@@ -172,7 +172,7 @@ class Codistillation:
         states = {group: other.model.state_dict() for group, other in self._others.items()}
         with torch.no_grad():
             for name, tensor in self._model.state_dict().items():
-                received = self._across.start_allgather(np.ascontiguousarray(tensor.detach().numpy()), _TAG)
+                received = self._across.start_allgather(np.ascontiguousarray(tensor.detach().cpu().numpy()), _TAG)
                 received.wait()
                 for group, state in states.items():
                     state[name].copy_(torch.from_numpy(received.received[group]).reshape(tensor.shape))
@@ -181,7 +181,7 @@ class Codistillation:
 
     def snapshot(self, group: int) -> Values:
         """Parameters and buffers of another group's model as they are held here, copied."""
-        return {name: tensor.numpy().copy() for name, tensor in self._others[group].model.state_dict().items()}
+        return {name: tensor.cpu().numpy().copy() for name, tensor in self._others[group].model.state_dict().items()}
 
     def restore(self, snapshots: Mapping[int, Mapping[str, Any]]) -> None:
         """Goes on with what ``snapshot`` gave of all other groups; with none of them, it exchanges when next asked."""

@@ -106,6 +106,11 @@ class HorovodAllreduce:
                 "new process, or set dense.reducer = 'mpi'."
             )
 
+    @property
+    def takes_gpu(self) -> bool:
+        """Whether it sums tensors in a GPU's memory where they are: it was built with NCCL."""
+        return bool(self._hvd.nccl_built())
+
     def start(self, flat: torch.Tensor, name: str) -> Any:
         """Starts the sum of ``flat`` in place."""
         if self._dense.size == 1:

@@ -23,6 +23,8 @@ class MpiAllreduce:
         The dense ranks. Between ``start`` and ``wait`` no rank may order its other collectives on it differently.
     """
 
+    takes_gpu = False  # see HorovodAllreduce
+
     def __init__(self, dense: Collectives) -> None:
         self._dense = dense
 

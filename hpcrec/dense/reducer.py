@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -244,8 +245,8 @@ def _pack(
     for index, group in enumerate(groups):
         members = [parameters[number] for number in group]
         flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
-        pieces = flat.split([p.numel() for p in members])
-        views = [piece.view(p.shape) for piece, p in zip(pieces, members, strict=True)]
+        ends = accumulate(p.numel() for p in members)
+        views = [flat[end - p.numel() : end].view(p.shape) for end, p in zip(ends, members, strict=True)]
         called = [names[number] for number in group]
         bucket = _Bucket(name=f"dense.{index}", flat=flat, names=called, parameters=members, views=views)
         buckets.append(bucket)

@@ -100,7 +100,7 @@ class Slices:
         found: State = {}
         for name, start, stop, values in (item for items in self._ranks.allgather(mine) for item in items):
             whole = self.wholes[name]
-            whole.detach()[start:stop] = torch.from_numpy(values.pop(""))
+            whole.detach()[start:stop].copy_(torch.from_numpy(values.pop("")))
             held = found.setdefault(name, {}) if whole.requires_grad else {}
             for key, value in values.items():
                 if np.ndim(value) == 0:  # a count of steps
@@ -108,7 +108,7 @@ class Slices:
                 else:
                     into = held.setdefault(key, torch.empty_like(whole.detach()))
                     assert isinstance(into, torch.Tensor)
-                    into[start:stop] = torch.from_numpy(value)
+                    into[start:stop].copy_(torch.from_numpy(value))
         return found
 
     def take(self, values: Mapping[str, torch.Tensor], state: State) -> None:
@@ -181,7 +181,7 @@ def step_scaled(optimizer: torch.optim.Optimizer, lr_scale: float) -> None:
 
 
 def _out(value: torch.Tensor) -> np.ndarray:
-    return value.detach().numpy()
+    return value.detach().cpu().numpy()
 
 
 def _all_out(values: Mapping[str, torch.Tensor | float]) -> dict[str, Any]:

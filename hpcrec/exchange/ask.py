@@ -13,11 +13,12 @@ import numpy as np
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.collect import CopyMoves, PoolMoves
 from hpcrec.exchange.forms import Collected, Starts
-from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.inputs import Gradients
+from hpcrec.exchange.layout import Layout, LeafGroup, Partial
 from hpcrec.exchange.moves import Move, PartialMove
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.wire import Coded, Piece, compact, cumulative, message_bytes, write_message
-from hpcrec.types import Bags, Ints
+from hpcrec.types import Bags, Floats, Ints
 
 Room = Callable[[Ints], np.ndarray]
 """Bytes of the messages on the wire, int64 [R] -> where to write them, uint8."""
@@ -45,6 +46,25 @@ class Asked:
     partials: Sequence[PartialMove]
     n_samples: int
     filled: Sequence[bool]
+
+    def assemble(
+        self, received: Floats, groups: Sequence[LeafGroup]
+    ) -> tuple[list[Floats], list[tuple[Partial, Floats]]]:
+        """Leaves [B, F, D] and partial results [B, P], from the values that came."""
+        leaves = [
+            (np.empty if filled else np.zeros)((self.n_samples, len(g.lookups), g.width), received.dtype)
+            for g, filled in zip(groups, self.filled, strict=True)
+        ]
+        for move in self.moves:
+            move.forward(received, leaves)
+        return leaves, [(p.of, p.take(received)) for p in self.partials]
+
+    def disassemble(self, found: Gradients, gradients: Floats) -> None:
+        """Writes the gradients of both into the messages."""
+        for move in self.moves:
+            move.backward(found.leaves, gradients)
+        for partial, gradient_BP in zip(self.partials, found.partials, strict=True):
+            partial.give(gradient_BP, gradients)
 
 
 class Asker:

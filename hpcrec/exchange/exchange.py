@@ -33,6 +33,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
+from torch import Tensor
 
 from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.topology import Topology
@@ -86,6 +87,8 @@ class Exchange:
         Where what is asked of this rank's rows is counted.
     reduction : Reduction, optional
         Which owners add partial results; default: none.
+    put : callable, optional
+        Takes a tensor of the host to where the model is; default: it is on the host.
 
     Attributes
     ----------
@@ -114,8 +117,10 @@ class Exchange:
         reads_ids: bool = False,
         load: Load | None = None,
         reduction: Reduction | None = None,
+        put: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> None:
         self.layout = layout
+        self._put = put
         self._operators = operators
         self.store = store
         self.dtype = np.dtype(dtype)
@@ -255,14 +260,8 @@ class Exchange:
         if asked is None:
             return None
         with self._timer("assemble"):
-            leaves = [
-                (np.empty if filled else np.zeros)((asked.n_samples, len(g.lookups), g.width), self.dtype)
-                for g, filled in zip(self.layout.groups, asked.filled, strict=True)
-            ]
-            for move in asked.moves:
-                move.forward(received, leaves)
-            partials = [(p.of, p.take(received)) for p in asked.partials]
-        return Inputs(leaves, partials, self.layout, self._operators, train=route.train)
+            leaves, partials = asked.assemble(received, self.layout.groups)
+        return Inputs(leaves, partials, self.layout, self._operators, train=route.train, put=self._put)
 
     def gradients(self, route: Route, found: Gradients | None, *, step: int, lr_scale: float) -> None:
         """Phase ``gradients``; collective. Rows and their optimizers have stepped when it returns.
@@ -283,10 +282,7 @@ class Exchange:
         if asked is not None:
             assert found is not None
             with self._timer("disassemble"):
-                for move in asked.moves:
-                    move.backward(found.leaves, sent)
-                for partial, gradient_BP in zip(asked.partials, found.partials, strict=True):
-                    partial.give(gradient_BP, sent)
+                asked.disassemble(found, sent)
         with self._timer("gradients"):
             due_R = zeros_R if served is None else served.gradient_bytes_R
             received = self._codec.gradients(sent, sent_R, due_R, behind, route.kept)

@@ -3,11 +3,10 @@
 Knows torch and operators; does not know where rows live or what crosses.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +36,8 @@ class Inputs(Mapping[str, Tensor]):
     operators : mapping of str to Operator
     train : bool
         Whether the leaves collect gradients.
+    put : callable
+        Takes a tensor of the host to where the model is.
     """
 
     def __init__(
@@ -47,12 +48,13 @@ class Inputs(Mapping[str, Tensor]):
         operators: Mapping[str, Operator],
         *,
         train: bool,
+        put: Callable[[Tensor], Tensor],
     ) -> None:
         self._layout = layout
         self._operators = operators
         self._results: dict[str, Tensor] = {}
-        self.leaves = [torch.from_numpy(leaf).requires_grad_(train) for leaf in leaves]
-        self.partials = [(of, torch.from_numpy(part).requires_grad_(train)) for of, part in partials]
+        self.leaves = [put(torch.from_numpy(leaf)).requires_grad_(train) for leaf in leaves]
+        self.partials = [(of, put(torch.from_numpy(part)).requires_grad_(train)) for of, part in partials]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._results:
@@ -115,9 +117,9 @@ class Inputs(Mapping[str, Tensor]):
         first = positions[0]
         if positions == list(range(first, first + len(positions))):
             return leaf if len(positions) == leaf.shape[1] else leaf[:, first : first + len(positions)]
-        return leaf.index_select(1, torch.tensor(positions))
+        return leaf.index_select(1, torch.tensor(positions, device=leaf.device))
 
 
 def _gradient(leaf: Tensor) -> Floats:
-    found: Floats = leaf.detach().numpy()
-    return np.zeros(found.shape, found.dtype) if leaf.grad is None else leaf.grad.contiguous().numpy()
+    found = torch.zeros(leaf.shape, dtype=leaf.dtype) if leaf.grad is None else leaf.grad.contiguous().cpu()
+    return found.numpy()

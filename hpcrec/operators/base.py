@@ -8,6 +8,7 @@ Legend: ``B`` samples, ``F`` lookups of the operator, ``D`` row width.
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -151,8 +152,11 @@ def unflatten(operator: Operator, flat_BP: Tensor, columns: tuple[int, int]) -> 
 def parts_of(operator: Operator, flat_BP: Tensor, columns: int) -> tuple[Tensor, ...]:
     """The tensors of a partial result over so many columns, as ``partial`` gave them."""
     shapes = part_shapes(operator, columns)
-    parts = flat_BP.split([math.prod(shape) for shape in shapes], 1)
-    return tuple(part.reshape(len(flat_BP), *shape) for part, shape in zip(parts, shapes, strict=True))
+    ends = list(accumulate(math.prod(shape) for shape in shapes))
+    return tuple(
+        flat_BP[:, end - math.prod(shape) : end].reshape(len(flat_BP), *shape)
+        for end, shape in zip(ends, shapes, strict=True)
+    )
 
 
 def add_partials(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -31,6 +31,7 @@ def fits_onednn(*tensors: Tensor) -> bool:
         all(x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0 for x in tensors)
         and tensors[0].ndim == 2
         and bool(torch.backends.mkldnn.enabled)
+        and not torch.is_autocast_enabled("cpu")
         and onednn_works()
     )
 

@@ -75,6 +75,8 @@ def models_of_groups(parts: Parts) -> Iterator[Forward]:
 def logits_of(parts: Parts, ticket: Ticket, forward: Forward, groups: Sequence[int]) -> list[Tensor]:
     """Gathers a batch and predicts it by the models of these groups; empty on ranks that are not dense. Collective.
 
+    Logits are the host's.
+
     Where tickets are beside it, one ticket has the tables of each of them; else one has those of all.
     """
     found: list[Tensor] = []
@@ -83,6 +85,9 @@ def logits_of(parts: Parts, ticket: Ticket, forward: Forward, groups: Sequence[i
         inputs = parts.policy.gather(one)
         if inputs is not None:
             assert ticket.batch is not None, "a dense rank has a part"
-            x_BN = Samples.of(ticket.batch, parts.dtype).dense
-            found += [forward(g, inputs, x_BN) for g in by]
+            assert parts.dense is not None, "a dense rank has a model"
+            place = parts.dense.place
+            x_BN = Samples.of(ticket.batch, parts.dtype, place).dense
+            with place.casting():
+                found += [forward(g, inputs, x_BN).to("cpu", parts.dtype) for g in by]
     return found

@@ -27,8 +27,8 @@ def begin(parts: Parts, ticket: Ticket, step: int) -> None:
         if inputs is None:
             continue
         assert dense is not None and dense.codistillation is not None and other.batch is not None
-        with parts.timer("teachers"):
-            x_BN = Samples.of(other.batch, parts.dtype).dense
+        with parts.timer("teachers"), dense.place.casting():
+            x_BN = Samples.of(other.batch, parts.dtype, dense.place).dense
             dense.codistillation.listen(topology.reads(ahead)[topology.rank], inputs, x_BN)
 
 

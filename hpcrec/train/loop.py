@@ -214,7 +214,7 @@ class Loop:
         self._progress.samples += stop - start
         self._telemetry.step(took_s, stop - start)
         if session.last_logits is not None and step.batch is not None:
-            self._running.update(session.last_logits.numpy(), step.batch.label, step.batch.weight)
+            self._running.update(session.last_logits.cpu().numpy(), step.batch.label, step.batch.weight)
         if self._due(self._options.log_every):
             self._log(loss)
         elif session.guard.in_a_row:

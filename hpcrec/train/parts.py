@@ -13,6 +13,7 @@ from hpcrec.data.grouped import Order
 from hpcrec.data.reader import DataSet
 from hpcrec.dense.codistillation import Codistillation
 from hpcrec.dense.dct import Thresholded
+from hpcrec.dense.place import Place
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slices
 from hpcrec.embedding.load import Load
@@ -39,10 +40,10 @@ class Samples:
     weight: Tensor | None
 
     @classmethod
-    def of(cls, batch: Batch, dtype: torch.dtype) -> "Samples":
-        """The batch's arrays in the run's precision."""
-        weight = None if batch.weight is None else torch.from_numpy(batch.weight).to(dtype)
-        return cls(torch.from_numpy(batch.dense).to(dtype), torch.from_numpy(batch.label).to(dtype), weight)
+    def of(cls, batch: Batch, dtype: torch.dtype, place: Place) -> "Samples":
+        """The batch's arrays in the run's precision, where the model is."""
+        given = (batch.dense, batch.label, batch.weight)
+        return cls(*(None if a is None else place.put(torch.from_numpy(a).to(dtype)) for a in given))  # type: ignore[arg-type]
 
 
 @dataclass(kw_only=True)
@@ -58,7 +59,7 @@ class DensePart:
     """What only dense ranks have; ``trained`` are the parameters that they train, all but those in slices elsewhere.
 
     ``dct`` is what thresholds gradients within ``reducer``, None where they are summed whole. ``codistillation`` is
-    what this rank has of other groups; None where there is one group.
+    what this rank has of other groups; None where there is one group. ``place`` is where the model is computed.
     """
 
     model: nn.Module
@@ -67,6 +68,7 @@ class DensePart:
     optimizer: torch.optim.Optimizer
     trained: list[tuple[str, nn.Parameter]]
     close: Callable[[], None]
+    place: Place
     codistillation: Codistillation | None = None
 
     @property

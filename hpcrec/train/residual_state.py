@@ -61,7 +61,7 @@ def load_residuals(parts: Parts, checkpoint: Checkpoint) -> None:
     dct.residuals, dct.counts = unsent.residuals, unsent.counts
     for held in (dct.residuals.first, dct.residuals.second):
         for name, piece in held.items():
-            piece.left = piece.left.astype(parameters[name].detach().numpy().dtype, copy=False)
+            piece.left = piece.left.astype(parameters[name].detach().cpu().numpy().dtype, copy=False)
             if unsent.density not in (None, dct.density):
                 piece.tau = None  # found anew at once
     dct.settle()

@@ -132,8 +132,8 @@ class Session:
             torch.manual_seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
             parts.dense.model.train()
             parts.dense.reducer.zero_grad()
-            samples = Samples.of(ticket.batch, parts.dtype)
-            with timer("forward"):
+            samples = Samples.of(ticket.batch, parts.dtype, parts.dense.place)
+            with timer("forward"), parts.dense.place.casting():
                 losses_B = (losses or self.default_losses)(inputs, samples)
                 if losses_B.shape != samples.label.shape[:1]:
                     raise HpcrecError(
@@ -178,7 +178,7 @@ class Session:
         With several groups of dense ranks, that against their predictions is added (``dense.codistillation``).
         """
         assert self.parts.dense is not None
-        logits = self.parts.dense.model(inputs, samples.dense)
+        logits = self.parts.dense.model(inputs, samples.dense).to(self.parts.dtype)
         self.last_logits = logits.detach()
         losses = functional.binary_cross_entropy_with_logits(logits, samples.label, reduction="none")
         distilled = distillation(self.parts, logits, inputs, samples)

@@ -66,9 +66,9 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
     if parts.dense is not None and topology.place == 0:
         dense = parts.dense
         trained = dict(dense.named_parameters)
-        others = {n: t.numpy() for n, t in dense.model.state_dict().items() if n not in trained}
+        others = {n: t.cpu().numpy() for n, t in dense.model.state_dict().items() if n not in trained}
         writer.write_dense(
-            {n: p.detach().numpy() for n, p in trained.items()},
+            {n: p.detach().cpu().numpy() for n, p in trained.items()},
             {**optimizer_state(dense.optimizer, dense.trained), **away},
             others,
             group=topology.group,

@@ -128,7 +128,7 @@ def train(config: Config, n: int | None = None) -> tuple[list[float], dict[str, 
         tables = gather_tables(session)
         dense, model = {}, session.gather_model()
         if model is not None:
-            dense = {k: p.detach().numpy().copy() for k, p in model.named_parameters()}
+            dense = {k: p.detach().cpu().numpy().copy() for k, p in model.named_parameters()}
         dense = session.parts.world.main.bcast(dense, root=session.topology.dense[0])
     return losses, tables, dense
 

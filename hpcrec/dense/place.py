@@ -1,0 +1,71 @@
+"""Where a dense rank computes its model, and in what precision. Knows torch; knows no model.
+
+``cuda``       a GPU
+``emulated``   torch's lazy tensors: a device of their own to torch, computed on the host; for tests, slow
+
+Under autocast matrix products take and give bfloat16, by torch's own list of what is safe; parameters, their gradients
+and sums, and the loss are what they are without.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, and whether products are taken in bfloat16 there.
+
+    Attributes
+    ----------
+    device : torch.device
+    autocast : bool
+    """
+
+    device: torch.device = _HOST
+    autocast: bool = False
+
+    @property
+    def is_host(self) -> bool:
+        """Whether tensors are in the host's memory, where NumPy sees them."""
+        return self.device.type == "cpu"
+
+    def casting(self) -> AbstractContextManager[Any]:
+        """What the model and the loss run in."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext()
+
+    def move(self, module: nn.Module) -> None:
+        """Takes parameters and buffers there; they stay the same objects to whoever has them."""
+        if self.is_host:
+            return
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(self.device.type == "lazy")
+        try:
+            module.to(self.device)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(swaps)
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host there: itself, or a copy through pinned memory."""
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor.to(self.device)
+
+
+def emulated() -> torch.device:
+    """The device of torch's lazy tensors."""
+    import torch._lazy.ts_backend
+
+    global _lazy  # noqa: PLW0603
+    if not _lazy:
+        torch._lazy.ts_backend.init()
+        _lazy = True
+    return torch.device("lazy")
+
+
+_lazy = False
