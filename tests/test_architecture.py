@@ -61,6 +61,8 @@ NOT_IN = {("plan", "torch"), ("plan", "mpi4py")}
 LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/dense/horovod.py", "horovod.torch"): "optional: the package imports, and other reducers run, without it",
     ("hpcrec/kernels/device.py", "torch"): "kernels of the host run without it",
+    ("hpcrec/kernels/device_slots.py", "torch"): "kernels of the host run without it",
+    ("hpcrec/kernels/slots.py", "torch"): "kernels of the host run without it",
     ("hpcrec/train/telemetry.py", "tensorboardX"): "only for run.tensorboard; takes 0.2 s",
     ("hpcrec/__init__.py", "hpcrec.build"): "so that `import hpcrec` needs neither torch nor MPI",
     ("hpcrec/__init__.py", "hpcrec.train.session"): "so that `import hpcrec` needs neither torch nor MPI",

@@ -17,6 +17,7 @@ from hpcrec.errors import MissingError
 from hpcrec.kernels import native, native_messages
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.device_messages import DeviceMessages
+from hpcrec.kernels.device_slots import SlotMap
 from hpcrec.kernels.reference import Grouping
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
@@ -31,6 +32,8 @@ FAULTS = {
     32: "a part is not one of those that there are",
     64: "positions do not rise, or are outside the values",
     128: "data, or marks, are not a mask of so many positions",
+    256: "an id is -2^63, which stands for an empty slot",
+    512: "a slot is not of this map",
 }
 # Which arguments of a kernel it writes, by their place.
 WRITTEN = {
@@ -60,6 +63,10 @@ WRITTEN = {
     "gather": (2,),
     "write_mask": (2,),
     "read_mask": (2,),
+    "find_slots": (3,),
+    "admit_slots": (0, 1, 6, 7),
+    "touch_slots": (0,),
+    "remove_slots": (0, 3),
 }
 
 
@@ -117,7 +124,10 @@ class Device(DeviceMessages):
         return getattr(native if hasattr(native, name) else native_messages, name)
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Runs a kernel on copies of the arrays, returns what it does; ValueError where it refused something."""
+        """Runs a kernel, returns what it does; ValueError where it refused something.
+
+        Of arrays it gets copies; tensors, which are on the device, it reads and writes where they are.
+        """
         import torch
 
         module = self.module()
@@ -129,9 +139,14 @@ class Device(DeviceMessages):
         if found:
             raise ValueError(f"{name}: " + "; ".join(text for bit, text in FAULTS.items() if found & bit))
         for at in WRITTEN[name]:
-            if args[at] is not None:
+            if isinstance(args[at], np.ndarray):
                 args[at][...] = there[at].cpu().numpy()
         return returned
+
+    def slot_map(self, capacity: int, evict: str, seed: int) -> SlotMap:
+        """A map in the device's memory."""
+        self.module()
+        return SlotMap(self._call, self._place, capacity, evict, seed)
 
     def pooled_gather(
         self,
