@@ -1,8 +1,8 @@
 """A map of 64-bit ids to a fixed number of slots, on a device: what a cache of rows is found by.
 
 The map says which id has which slot; what is in the slots is known above. It is set-associative: an id can lie in 32
-slots alone, chosen by its hash, so that it is found by one read of 256 bytes and inserted without a chain. A set fills
-up before the map is full: at a load of 0.75, of Poisson's tail, one set in twenty has as many ids as it takes.
+slots alone, chosen by its hash, so that it is found by one read of 256 bytes and inserted without a chain. Some sets
+are full before the map is: of ids for three quarters of the slots, one in two hundred finds no empty slot in its set.
 Shapes: K ids of a call.
 """
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_CLOCK", "MOST_SLOTS", "NO_ID", "WAYS", "Placed", "SlotMap"]
 MOST_CLOCK = 2**31 - 1
 MOST_SLOTS = 2**36  # sets have numbers of 31 bits
+MOST_IDS = 2**31 - 1  # of one call of admit: missing ones are numbered and sorted
 
 AnyInts = TypeVar("AnyInts", Ints, "torch.Tensor")
 
@@ -64,7 +65,8 @@ class SlotMap:
     seed : int
         Of the hash that spreads ids over sets; taken modulo 2^64.
     device : str
-        ``cuda``: torch's current GPU. ``emulated``: the same kernels run on the host, for tests. ``reference``: NumPy.
+        ``cuda``: torch's current GPU, which it has to be in calls too. ``emulated``: the same kernels run on the host,
+        for tests. ``reference``: NumPy.
 
     Raises
     ------
@@ -132,7 +134,7 @@ class SlotMap:
         Parameters
         ----------
         ids : int64 [K]
-            Fewer than 2^31.
+            At most 2^31 - 1.
         clock : int
             Of this use, 0 to ``MOST_CLOCK``.
         keep_from : int, optional
@@ -145,7 +147,9 @@ class SlotMap:
         """
         clock = checks.whole("clock", clock, 0, MOST_CLOCK)
         keep_from = clock if keep_from is None else checks.whole("keep_from", keep_from, 0, clock)
-        slots, evicted, n_new = self._map.admit(self._taken("ids", ids), clock, keep_from)
+        taken = self._taken("ids", ids)
+        checks.whole("number of ids", len(taken), 0, MOST_IDS)
+        slots, evicted, n_new = self._map.admit(taken, clock, keep_from)
         return Placed(self._as(ids, slots), self._as(ids, evicted), n_new)
 
     def touch(self, slots: AnyInts, clock: int) -> None:
