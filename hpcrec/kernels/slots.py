@@ -63,7 +63,7 @@ class SlotMap:
         Which id loses its slot: of its set ``lru`` takes the least recently used, ``lfu`` the one that was used at the
         fewest clocks since it has its slot, and of these the least recently used. Of equals the lowest slot.
     seed : int
-        Of the hash that spreads ids over sets; taken modulo 2^64.
+        Of the hash that spreads ids over sets; -2^63 to 2^64 - 1, taken modulo 2^64.
     device : str
         ``cuda``: torch's current GPU, which it has to be in calls too. ``emulated``: the same kernels run on the host,
         for tests. ``reference``: NumPy.
