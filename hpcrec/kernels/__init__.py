@@ -30,11 +30,15 @@ from hpcrec.kernels.positions import (
 from hpcrec.kernels.reference import Coding, Grouping, Unpacked
 from hpcrec.kernels.reference_positions import PositionCoding
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
+from hpcrec.kernels.slots import MOST_CLOCK, MOST_SLOTS, NO_ID, Placed, SlotMap
 from hpcrec.kernels.threshold import select_above, select_largest, select_with_feedback, threshold_of
 
 __all__ = [
     "HALF_BLOCK",
+    "MOST_CLOCK",
     "MOST_ROWS",
+    "MOST_SLOTS",
+    "NO_ID",
     "Admitted",
     "Beside",
     "BesideStep",
@@ -44,7 +48,9 @@ __all__ = [
     "Grouping",
     "IdMap",
     "IdState",
+    "Placed",
     "PositionCoding",
+    "SlotMap",
     "Unpacked",
     "active",
     "aligned_empty",

@@ -14,6 +14,7 @@ from hpcrec.kernels import native, native_messages
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.device_array import DeviceArray
 from hpcrec.kernels.device_messages import DeviceMessages
+from hpcrec.kernels.device_slots import SlotMap
 from hpcrec.kernels.reference import Grouping
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
@@ -39,6 +40,11 @@ class Device(DeviceMessages):
 
         return by_host
 
+    def slot_map(self, capacity: int, evict: str, seed: int) -> SlotMap:
+        """A map in the device's memory."""
+        self.module()
+        return SlotMap(self, capacity, evict, seed)
+
     def pooled_gather(
         self,
         rows: Floats,
@@ -52,7 +58,7 @@ class Device(DeviceMessages):
     ) -> None:
         """See the reference."""
         narrow, start = (None, None) if beside is None else (beside.rows.reshape(-1), beside.start)
-        self._call("pooled_gather", rows, index, offsets, out, out_start, weights, scale, narrow, start)
+        self.call("pooled_gather", rows, index, offsets, out, out_start, weights, scale, narrow, start)
 
     def copy_vectors(
         self,
@@ -70,41 +76,41 @@ class Device(DeviceMessages):
             run = self.__getattr__("copy_vectors")
             run(source, target, width, n, source_start, target_start, accumulate, scale)
         else:
-            self._call("copy_vectors", source, target, width, n, source_start, target_start, accumulate, scale)
+            self.call("copy_vectors", source, target, width, n, source_start, target_start, accumulate, scale)
 
     def group(self, index: Ints, offsets: Ints | None) -> Grouping:
         """See the reference."""
-        unique, segments, order = (self._new(index, index.size + extra, np.int64) for extra in (0, 1, 0))
-        n_unique = self._call("group", index, offsets, unique, segments, order)
+        unique, segments, order = (self.new(index, index.size + extra, np.int64) for extra in (0, 1, 0))
+        n_unique = self.call("group", index, offsets, unique, segments, order)
         return Grouping(unique[:n_unique], segments[: n_unique + 1], order)
 
     def dedup(self, ids: Ints) -> tuple[Ints, Ints]:
         """See the reference."""
-        unique, inverse = (self._new(ids, ids.size, np.int64) for _ in range(2))
-        return unique[: self._call("dedup", ids, unique, inverse)], inverse
+        unique, inverse = (self.new(ids, ids.size, np.int64) for _ in range(2))
+        return unique[: self.call("dedup", ids, unique, inverse)], inverse
 
     def partition(self, part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
         """See the reference."""
-        counts, order = (self._new(part, n, np.int64) for n in (n_parts, part.size))
-        self._call("partition", part, counts, order)
+        counts, order = (self.new(part, n, np.int64) for n in (n_parts, part.size))
+        self.call("partition", part, counts, order)
         return counts, order
 
     def permute(self, ids: Ints, rows: int, seed: int, inverse: bool) -> Ints:
         """See the reference."""
-        out = self._new(ids, ids.size, np.int64)
-        self._call("permute", ids, rows, seed, inverse, out)
+        out = self.new(ids, ids.size, np.int64)
+        self.call("permute", ids, rows, seed, inverse, out)
         return out
 
     def hash_ids(self, ids: Ints, rows: int, seed: int) -> Ints:
         """See the reference."""
-        out = self._new(ids, ids.size, np.int64)
-        self._call("hash_ids", ids, rows, seed, out)
+        out = self.new(ids, ids.size, np.int64)
+        self.call("hash_ids", ids, rows, seed, out)
         return out
 
     def init_rows(self, seed: int, ids: Ints, width: int, column_start: int, scale: float, dtype: np.dtype) -> Floats:
         """See the reference."""
-        out = self._new(ids, (ids.size, width), dtype)
-        self._call("init_rows", seed, ids, column_start, scale, out)
+        out = self.new(ids, (ids.size, width), dtype)
+        self.call("init_rows", seed, ids, column_start, scale, out)
         return out
 
     def merge(
@@ -117,12 +123,12 @@ class Device(DeviceMessages):
         out: Floats,
     ) -> None:
         """See the reference."""
-        self._call("merge", grouping.segments, grouping.order, source_start, weights, gradients, width, out)
+        self.call("merge", grouping.segments, grouping.order, source_start, weights, gradients, width, out)
 
     def squared_norm(self, merged: Floats) -> Floats:
         """See the reference."""
-        out = self._new(merged, len(merged), merged.dtype)
-        self._call("squared_norm", merged, out)
+        out = self.new(merged, len(merged), merged.dtype)
+        self.call("squared_norm", merged, out)
         return out
 
     def update(
@@ -137,7 +143,7 @@ class Device(DeviceMessages):
         total_width: int,
     ) -> None:
         """See the reference."""
-        self._call("update", rows, unique, merged, *_numbers(rule, numbers, total_width), *_pair(rule, states), norm)
+        self.call("update", rows, unique, merged, *_numbers(rule, numbers, total_width), *_pair(rule, states), norm)
 
     def merge_update(
         self,
@@ -152,7 +158,7 @@ class Device(DeviceMessages):
         beside: tuple[BesideStep, StepNumbers] | None,
     ) -> None:
         """See the reference."""
-        self._call(
+        self.call(
             "merge_update", rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
             *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states),
         )  # fmt: skip

@@ -87,7 +87,7 @@ class DeviceArray:
 
         return DeviceArray(self.device, self.tensor.view(getattr(torch, np.dtype(dtype).name)))
 
-    def __getitem__(self, key: slice | NDArray[np.int64]) -> "DeviceArray":
+    def __getitem__(self, key: "slice | NDArray[np.int64] | DeviceArray") -> "DeviceArray":
         """A slice of the first dimension shares memory; rows by number are a copy."""
         return DeviceArray(self.device, self.tensor[self._key(key)])
 
@@ -100,6 +100,8 @@ class DeviceArray:
         self.tensor[tuple(map(self._key, key)) if isinstance(key, tuple) else self._key(key)] = value
 
     def _key(self, key: Any) -> Any:
+        if isinstance(key, DeviceArray):
+            return key.tensor
         return self.device.to_device(key) if isinstance(key, np.ndarray) else key
 
     def fill(self, value: float) -> None:

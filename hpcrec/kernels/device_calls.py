@@ -32,6 +32,8 @@ FAULTS = {
     32: "a part is not one of those that there are",
     64: "positions do not rise, or are outside the values",
     128: "data, or marks, are not a mask of so many positions",
+    256: "an id is -2^63, which stands for an empty slot",
+    512: "a slot is not of this map",
 }
 # Which arguments of a kernel it writes, by their place.
 WRITTEN = {
@@ -61,6 +63,10 @@ WRITTEN = {
     "gather": (2,),
     "write_mask": (2,),
     "read_mask": (2,),
+    "find_slots": (3,),
+    "admit_slots": (0, 1, 6, 7),
+    "touch_slots": (0,),
+    "remove_slots": (0, 3),
 }
 
 
@@ -167,7 +173,12 @@ class DeviceCalls:
         with self._guard():
             self._staging.to_host(there, host)
 
-    def _new(self, like: Any, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> Any:
+    def where(self, array: DeviceArray, value: int, *, equal: bool) -> Any:
+        """Places, int64 and ascending, where a flat array has that value, or another."""
+        found = array.tensor == value if equal else array.tensor != value
+        return DeviceArray(self, found.nonzero()[:, 0].contiguous())
+
+    def new(self, like: Any, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> Any:
         """Room for a result: where ``like`` is."""
         return self.empty(shape, dtype) if isinstance(like, DeviceArray) else np.empty(shape, dtype)
 
@@ -213,7 +224,7 @@ class DeviceCalls:
             self._local.calls = self._local.faults = None
         _refuse(called, int(faults.item()))
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def call(self, name: str, *args: Any) -> Any:
         """Runs a kernel, over copies of the host's arrays; returns what it does.
 
         Raises

@@ -14,66 +14,66 @@ class DeviceMessages(DeviceCalls):
 
     def write_halves(self, values: Floats, out: Bytes, kind: str) -> None:
         """See the reference."""
-        self._call("write_halves", values, out, HALF_KINDS.index(kind))
+        self.call("write_halves", values, out, HALF_KINDS.index(kind))
 
     def read_halves(self, data: Bytes, out: Floats, kind: str) -> None:
         """See the reference."""
-        self._call("read_halves", data, out, HALF_KINDS.index(kind))
+        self.call("read_halves", data, out, HALF_KINDS.index(kind))
 
     def threshold_of(self, values: Floats, keep: int) -> float:
         """See the reference."""
-        return self._call("threshold_of", values, keep)
+        return self.call("threshold_of", values, keep)
 
     def select_largest(self, values: Floats, keep: int) -> tuple[Ints, Floats]:
         """See the reference."""
         picked = self._picked(values, len(values) * keep)
-        self._call("take_largest", values.reshape(-1), values.shape[1], keep, *picked)
+        self.call("take_largest", values.reshape(-1), values.shape[1], keep, *picked)
         return picked
 
     def select_above(self, values: Floats, tau: np.float32) -> tuple[Ints, Floats]:
         """See the reference."""
         marks = self._marks(values)
-        picked = self._picked(values, self._call("mark_above", values, float(tau), marks))
-        self._call("take_marked", values, marks, *picked)
+        picked = self._picked(values, self.call("mark_above", values, float(tau), marks))
+        self.call("take_marked", values, marks, *picked)
         return picked
 
     def select_with_feedback(self, gradient: Floats, residual: Floats, tau: np.float32) -> tuple[Ints, Floats]:
         """See the reference."""
         marks = self._marks(gradient)
-        picked = self._picked(gradient, self._call("mark_sum", gradient, residual, float(tau), marks))
-        self._call("cut_marked", residual, marks, *picked)
+        picked = self._picked(gradient, self.call("mark_sum", gradient, residual, float(tau), marks))
+        self.call("cut_marked", residual, marks, *picked)
         return picked
 
     def require_rising(self, positions: Ints, n: int) -> None:
         """See the reference."""
-        self._call("require_rising", positions, n)
+        self.call("require_rising", positions, n)
 
     def expand(self, out: Floats, positions: Ints, values: Floats) -> None:
         """See the reference."""
-        self._call("expand", out, positions, values)
+        self.call("expand", out, positions, values)
 
     def scatter_add(self, out: Floats, positions: Ints, values: Floats) -> None:
         """See the reference."""
-        self._call("scatter_add", out, positions, values)
+        self.call("scatter_add", out, positions, values)
 
     def gather(self, values: Floats, positions: Ints) -> Floats:
         """See the reference."""
-        out = self._new(values, positions.size, np.float32)
-        self._call("gather", values, positions, out)
+        out = self.new(values, positions.size, np.float32)
+        self.call("gather", values, positions, out)
         return out
 
     def write_mask(self, positions: Ints, n: int, out: Bytes) -> None:
         """See the reference."""
-        self._call("write_mask", positions, n, out)
+        self.call("write_mask", positions, n, out)
 
     def read_mask(self, data: Bytes, k: int, n: int) -> Ints:
         """See the reference."""
-        out = self._new(data, k, np.int64)
-        self._call("read_mask", data, n, out)
+        out = self.new(data, k, np.int64)
+        self.call("read_mask", data, n, out)
         return out
 
     def _marks(self, values: Floats) -> Any:
-        return self._new(values, -(-values.size // 64), np.int64)
+        return self.new(values, -(-values.size // 64), np.int64)
 
     def _picked(self, values: Floats, k: int) -> tuple[Any, Any]:
-        return self._new(values, k, np.int64), self._new(values, k, np.float32)
+        return self.new(values, k, np.int64), self.new(values, k, np.float32)

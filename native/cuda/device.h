@@ -31,7 +31,9 @@ enum Fault : unsigned {
   bad_unique = 16,
   bad_part = 32,
   bad_positions = 64,
-  bad_mask = 128
+  bad_mask = 128,
+  bad_id = 256,
+  bad_slot = 512
 };
 
 // Where a call runs, and where it notes faults.

@@ -6,3 +6,4 @@
 #include "primitives.cu"
 #include "runtime.cu"
 #include "select.cu"
+#include "slots.cu"

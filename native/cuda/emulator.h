@@ -82,11 +82,21 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
     if (mask >> i & 1 && all[i]) ballot |= 1u << i;
   return ballot;
 }
+inline unsigned __reduce_min_sync(unsigned mask, unsigned value) {
+  const auto* all = hpcrec::emulated::exchange(mask, value);
+  uint64_t least = value;
+  for (unsigned i = 0; i < hpcrec::emulated::warp_lanes; ++i)
+    if (mask >> i & 1 && all[i] < least) least = all[i];
+  return static_cast<unsigned>(least);
+}
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
 }
 inline int __popc(unsigned x) {
   return __builtin_popcount(x);
+}
+inline int __ffs(int x) {
+  return __builtin_ffs(x);
 }
 template <class T> T atomicAdd(T* at, T value) {
   const T before = *at;

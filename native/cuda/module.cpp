@@ -1,11 +1,7 @@
 // Bindings of the device's kernels, and of the emulator's: arrays in device memory (on the host, where emulated), a
 // stream, and a word for faults, in. What each kernel computes is written in hpcrec/kernels/reference.py; shapes and
 // types are checked in hpcrec/kernels/, contents by the kernels, which note in the word what they refused.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-
-#include <optional>
+#include "bindings.h"
 
 #include "device.h"
 #include "ids.h"
@@ -13,35 +9,7 @@
 #include "lookup.h"
 #include "messages.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace {
-#ifdef HPCREC_EMULATED
-using Where = nb::device::cpu;
-#else
-using Where = nb::device::cuda;
-#endif
-template <class T> using In = nb::ndarray<const T, nb::c_contig, Where>;
-template <class T> using Out = nb::ndarray<T, nb::c_contig, Where>;
-template <class T> using Maybe = std::optional<T>;
-using Ids = In<int64_t>;
-using Faults = Out<int32_t>;
-
-template <class A> auto pointer(const Maybe<A>& array) -> decltype(array->data()) {
-  return array ? array->data() : nullptr;
-}
-template <class A> int64_t size(const A& array) {
-  return static_cast<int64_t>(array.size());
-}
-hpcrec::cuda::Queue queue(uintptr_t stream, const Faults& faults) {
-  return {reinterpret_cast<cudaStream_t>(stream), reinterpret_cast<unsigned*>(faults.data())};
-}
-template <class F> auto without_gil(F&& f) {
-  nb::gil_scoped_release release;
-  return f();
-}
-
 template <class T>
 hpcrec::Occurrences<T> occurrences(const Ids& segments, const Ids& order, const Ids& source_start,
                                    const Maybe<In<T>>& weights, const In<T>& gradients, int64_t width) {
@@ -364,4 +332,5 @@ NB_MODULE(_cuda, m) {
   bind_init_rows<double>(m);
   bind_ids(m);
   bind_messages(m);
+  bind_slots(m);
 }

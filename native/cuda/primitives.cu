@@ -67,6 +67,28 @@ void sort_numbered(const int64_t* keys, int64_t n, int64_t* sorted, uint32_t* nu
 #endif
 }
 
+void sort_pairs(const uint32_t* keys, const uint32_t* values, int64_t n, int bits, uint32_t* sorted_keys,
+                uint32_t* sorted_values, const Queue& queue) {
+  require_few(n);
+  if (n == 0) return;
+#ifdef __CUDACC__
+  with_memory("cub::DeviceRadixSort::SortPairs", n, queue.stream, [&](void* memory, size_t& bytes) {
+    return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, sorted_keys, values, sorted_values, n, 0, bits,
+                                           queue.stream);
+  });
+#else
+  const Scratch<uint32_t> order(n, queue.stream);
+  std::iota(order.data(), order.data() + n, 0u);
+  const uint32_t mask = bits < 32 ? (1u << bits) - 1 : ~0u;
+  std::stable_sort(order.data(), order.data() + n,
+                   [=](uint32_t a, uint32_t b) { return (keys[a] & mask) < (keys[b] & mask); });
+  for (int64_t i = 0; i < n; ++i) {
+    sorted_keys[i] = keys[order.data()[i]];
+    sorted_values[i] = values[order.data()[i]];
+  }
+#endif
+}
+
 void inclusive_sum(const int64_t* in, int64_t n, int64_t* out, const Queue& queue) {
   require_few(n);
   if (n == 0) return;

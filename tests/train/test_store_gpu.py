@@ -57,8 +57,8 @@ def same(found: Any, wanted: Any) -> None:
 @DEVICES
 def test_every_run_gives_the_bits_of_main_memory(folder: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     there, called = device_or_skip(device), set()
-    run = there._call
-    monkeypatch.setattr(there, "_call", lambda name, *args: (called.add(name), run(name, *args))[1])
+    run = there.call
+    monkeypatch.setattr(there, "call", lambda name, *args: (called.add(name), run(name, *args))[1])
     write_data(folder / "data.h5")
     roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
     for (name, sections), topology in zip(CASES.items(), roles, strict=False):
