@@ -209,7 +209,10 @@ def _make_store(
         return None
     dtype = DTYPES[config.train.dtype][0]
     device = make_device(config, topology)
-    return RowStore(tables, held, rank=topology.rank, seed=config.train.seed, dtype=dtype, device=device)
+    room_bytes = config.store.memory_bytes
+    return RowStore(
+        tables, held, rank=topology.rank, seed=config.train.seed, dtype=dtype, device=device, room_bytes=room_bytes
+    )
 
 
 def _schedule(config: Config, total_steps: int) -> Schedule:

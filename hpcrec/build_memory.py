@@ -103,6 +103,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             wholes=wholes if topology.groups == 1 else 0,
             dense_optimizer=config.dense.optimizer.name,
             on_gpu=config.store.name == "gpu",
+            gpu_bytes=config.store.memory_bytes,
         )
         for rank in range(topology.size)
     ]

@@ -246,7 +246,8 @@ def _owner(session: Session) -> dict[str, float] | None:
         return None
     store, load = session.parts.store, session.parts.load
     rows, n_bytes = (0, 0) if store is None else (store.rows_in_use, store.memory_bytes)
-    return (load or Load()).figures(rows, n_bytes)
+    counts = None if store is None else store.cache_counts
+    return {**(load or Load()).figures(rows, n_bytes), **({} if counts is None else counts.figures())}
 
 
 def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, float]:

@@ -269,6 +269,9 @@ class StoreConfig:
     given its GPUs in turn, so that several may share one (docs/gpu.md)."""
     device: Literal["cuda", "emulated"] = "cuda"
     """cuda: a GPU. emulated: the same kernels on the host, for tests; a hundred times slower. Only with gpu."""
+    memory_bytes: Positive | None = None
+    """Memory of a rank's GPU for rows and optimizer state. Where they take more, they are in main memory, and those
+    that were used last are cached in the GPU's. By default all of them have to fit. Only with gpu."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -661,11 +664,10 @@ def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:
         )
     if config.dense.autocast != "none" and config.dense.device == "emulated":
         yield "dense.autocast", "is set, but dense.device is 'emulated', which has no autocast. Remove one of them."
-    if config.store.name != "gpu" and config.store.device != "cuda":
-        yield (
-            "store.device",
-            f"is {config.store.device!r}, but store.name is {config.store.name!r}. Remove one of them.",
-        )
+    for key, is_set in (("device", config.store.device != "cuda"), ("memory_bytes", bool(config.store.memory_bytes))):
+        if config.store.name != "gpu" and is_set:
+            value = getattr(config.store, key)
+            yield f"store.{key}", f"is {value!r}, but store.name is {config.store.name!r}. Remove one of them."
 
 
 def _embedding_conflicts(config: Config) -> Iterator[tuple[str, str]]:

@@ -1,12 +1,14 @@
-"""Arenas: the arrays that rows and optimizer state of several tables share. Holds things; does nothing."""
+"""Arenas: the arrays that rows and optimizer state of several tables share. Knows arrays; not who asks for them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.cache import RowCache
 from hpcrec.embedding.shards import Family
-from hpcrec.types import Floats, Ints, OptimizerSpec
+from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class Arena:
     rows : float [N, width]
     states : dict of str to float [N, width] or [N]
     parts : list of Part
+    cache : RowCache or None
+        What steps work in, where rows and states are the host's and are cached in a device's memory.
     """
 
     width: int
@@ -60,3 +64,54 @@ class Arena:
     rows: Floats
     states: dict[str, Floats]
     parts: list[Part] = field(default_factory=list)
+    cache: RowCache | None = None
+
+    @property
+    def step_rows(self) -> Floats:
+        """What a step reads and moves, by row or, where there is a cache, by slot."""
+        return self.rows if self.cache is None else self.cache.rows
+
+    @property
+    def step_states(self) -> dict[str, Floats]:
+        """Likewise."""
+        return self.states if self.cache is None else self.cache.states
+
+    def put(self, where: Ints, rows: Floats | float, states: Mapping[str, float]) -> None:
+        """Sets rows by number, and their states; between steps."""
+        if self.cache is not None:
+            self.cache.forget(where)
+        self.rows[where] = rows
+        for name, value in states.items():
+            self.states[name][where] = value
+
+
+def parts_of(
+    tables: Mapping[str, TableSpec], families: Sequence[Family], rank: int
+) -> dict[tuple[int, int, OptimizerSpec, str], list[Part]]:
+    """A rank's parts of tables, by the arena that they lie in: columns here and in all, optimizer, and kind.
+
+    Kinds are ``replicate``, copies that are answered by nobody, so kept out of the others' gathers; ``dynamic``, which
+    has other memory; and empty.
+    """
+    plans: dict[tuple[int, int, OptimizerSpec, str], list[Part]] = {}
+    for family in families:
+        number = family.holders.index(rank)
+        kind = "dynamic" if family.dynamic is not None else family.kind if family.kind == "replicate" else ""
+        for name in family.tables:
+            width = tables[name].width
+            start, stop = family.part_columns(width, number)
+            if start == stop:
+                continue
+            parts = plans.setdefault((stop - start, width, tables[name].optimizer, kind), [])
+            parts.append(
+                Part(
+                    table=name,
+                    family=family,
+                    number=number,
+                    base=parts[-1].end if parts else 0,
+                    rows=family.part_rows(number),
+                    columns=(start, stop),
+                    width=width,
+                )
+            )
+    return plans

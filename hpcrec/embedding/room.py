@@ -1,12 +1,42 @@
 """Room for rows and their optimizer states: the host's memory, or a device's. Knows shapes; not whose rows they are."""
 
+import math
+
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.cache import RowCache
 from hpcrec.errors import ConfigError
 from hpcrec.types import Floats, OptimizerSpec
 
+_MAP_BYTES_A_SLOT = 12
+
 Room = tuple[Floats, dict[str, Floats]]
+
+
+def bytes_of(n_rows: int, width: int, spec: OptimizerSpec, dtype: np.dtype) -> int:
+    """Of rows and their states."""
+    shapes = ((n_rows, width), *kernels.state_shapes(spec, n_rows, width).values())
+    return sum(math.prod(shape) for shape in shapes) * np.dtype(dtype).itemsize
+
+
+def cache_for(device: kernels.Device, rows: Floats, states: dict[str, Floats], n_bytes: int) -> RowCache:
+    """A cache of rows that takes so many bytes, or as few as it can.
+
+    Raises
+    ------
+    ConfigError
+        The device has not so much memory.
+    """
+    a_row = sum(array[:1].nbytes for array in (rows, *states.values())) + _MAP_BYTES_A_SLOT
+    slots = min(n_bytes // a_row // kernels.WAYS, -(-len(rows) // kernels.WAYS)) * kernels.WAYS
+    try:
+        return RowCache(device, rows, states, max(slots, kernels.WAYS))
+    except MemoryError as error:
+        raise ConfigError(
+            f"store.memory_bytes asks for a cache of {slots} rows, which do not fit into the memory of this rank's GPU: "
+            f"{error}. Lower it."
+        ) from None
 
 
 def fresh_room(
@@ -27,7 +57,8 @@ def fresh_room(
     except MemoryError as error:
         raise ConfigError(
             f"store.name is 'gpu', but {n_rows} rows of width {width} and their states do not fit into the "
-            f"memory of this rank's GPU: {error}. Use more owners, or set store.name = 'dram'."
+            f"memory of this rank's GPU: {error}. Use more owners, or set store.memory_bytes, so that they are cached "
+            "there, or store.name = 'dram'."
         ) from None
     for name, value in kernels.state_values(spec).items():
         made[name].fill(value)

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.arena import Arena, Part
+from hpcrec.embedding.arena import Arena, Part, parts_of
+from hpcrec.embedding.cache import CacheCounts
 from hpcrec.embedding.dynamic import DynamicRows
-from hpcrec.embedding.room import fresh_room, spare_room
+from hpcrec.embedding.room import bytes_of, cache_for, fresh_room, spare_room
 from hpcrec.embedding.shards import Family, table_seed
 from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
@@ -41,6 +42,8 @@ class RowStore:
     dtype : numpy float type
     device : Device, optional
         In whose memory rows and states are; default: the host's.
+    room_bytes : int, optional
+        Of the device's memory, for them. Where they take more, they are the host's and cached there, but for copies.
 
     Attributes
     ----------
@@ -59,6 +62,7 @@ class RowStore:
         seed: int,
         dtype: np.dtype,
         device: kernels.Device | None = None,
+        room_bytes: int | None = None,
     ) -> None:
         self.dtype = np.dtype(dtype)
         self.device = device
@@ -66,34 +70,23 @@ class RowStore:
         self.dynamic: dict[str, DynamicRows] = {}
         self._starts = {name: (table.init_scale, table.init_decay) for name, table in tables.items()}
         self._seed = seed
-        plans: dict[tuple[int, int, OptimizerSpec, str], list[Part]] = {}
         for family in families:
-            number = family.holders.index(rank)
             if family.dynamic is not None:
-                self.dynamic[family.name] = DynamicRows(family, number)
-            for name in family.tables:
-                table = tables[name]
-                start, stop = family.part_columns(table.width, number)
-                if start == stop:
-                    continue
-                # copies are answered by nobody, so kept out of the others' gathers; dynamic rows have other memory
-                kind = "dynamic" if family.dynamic is not None else family.kind if family.kind == "replicate" else ""
-                parts = plans.setdefault((stop - start, table.width, table.optimizer, kind), [])
-                base = parts[-1].end if parts else 0
-                parts.append(
-                    Part(
-                        table=name,
-                        family=family,
-                        number=number,
-                        base=base,
-                        rows=family.part_rows(number),
-                        columns=(start, stop),
-                        width=table.width,
-                    )
-                )
+                self.dynamic[family.name] = DynamicRows(family, family.holders.index(rank))
+        plans = parts_of(tables, families, rank)
+        own = [(parts[-1].end, width, spec) for (width, _, spec, kind), parts in plans.items() if kind != "replicate"]
+        own_bytes = sum(bytes_of(*shape, self.dtype) for shape in own)
+        cached = device is not None and room_bytes is not None and own_bytes > room_bytes
         for (width, total_width, spec, kind), parts in plans.items():
+            shape = parts[-1].end, width, spec
+            where = None if cached and kind != "replicate" else device
             build = self._reserve if kind == "dynamic" else self._build
-            self.arenas.append(build(parts, width, total_width, spec))
+            arena = build(parts, width, total_width, spec, where)
+            if where is not device:
+                assert device is not None and room_bytes is not None, "it is cached"
+                its_bytes = room_bytes * bytes_of(*shape, self.dtype) // own_bytes
+                arena.cache = cache_for(device, arena.rows, arena.states, its_bytes)
+            self.arenas.append(arena)
         self._where = {p.table: (arena, p) for arena in self.arenas for p in arena.parts}
 
     @classmethod
@@ -111,22 +104,24 @@ class RowStore:
         out._where = {**own, **({} if copies is None else copies._where)}
         return out
 
-    def _build(self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec) -> Arena:
+    def _build(
+        self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec, device: kernels.Device | None
+    ) -> Arena:
         n_rows = parts[-1].end
-        rows, states = fresh_room(n_rows, width, spec, self.dtype, self.device)
+        rows, states = fresh_room(n_rows, width, spec, self.dtype, device)
         for part in parts:
             for start in range(0, part.rows, BLOCK_ROWS):
                 stop = min(start + BLOCK_ROWS, part.rows)
-                rows[part.base + start : part.base + stop] = self._initial(part, part.ids(start, stop))
+                rows[part.base + start : part.base + stop] = self._initial(part, part.ids(start, stop), device)
         return Arena(width=width, total_width=total_width, spec=spec, rows=rows, states=states, parts=parts)
 
-    def _initial(self, part: Part, ids: Ints) -> Floats:
+    def _initial(self, part: Part, ids: Ints, device: kernels.Device | None = None) -> Floats:
         """First values; computed where rows are, but for those that decay by column."""
         start, stop = part.columns
         scale, decay = self._starts[part.table]
         rows = kernels.init_rows(
             table_seed(self._seed, part.table),
-            ids if self.device is None or decay or not scale else self.device.array(ids),
+            ids if device is None or decay or not scale else device.array(ids),
             stop - start,
             column_start=start,
             scale=scale,
@@ -138,10 +133,12 @@ class RowStore:
 
     # Dynamic tables.
 
-    def _reserve(self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec) -> Arena:
+    def _reserve(
+        self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec, device: kernels.Device | None
+    ) -> Arena:
         n_rows = parts[-1].end
         try:
-            rows, states = spare_room(n_rows, width, spec, self.dtype, self.device)
+            rows, states = spare_room(n_rows, width, spec, self.dtype, device)
         except MemoryError as error:
             tables = ", ".join(p.table for p in parts)
             raise ConfigError(
@@ -161,17 +158,14 @@ class RowStore:
         for arena, part in self._parts_of(family):
             for first in range(0, len(rows), BLOCK_ROWS):
                 where = rows[first : first + BLOCK_ROWS] + part.base
-                arena.rows[where] = self._initial(part, ids[first : first + BLOCK_ROWS])
-                for name, value in kernels.state_values(arena.spec).items():
-                    arena.states[name][where] = value
+                fresh = self._initial(part, ids[first : first + BLOCK_ROWS])
+                arena.put(where, fresh, kernels.state_values(arena.spec))
 
     def clear_spares(self) -> None:
         """Makes the spare rows zeros again, whatever gradients they were given."""
         for family, held in self.dynamic.items():
             for arena, part in self._parts_of(family):
-                arena.rows[part.base + held.spare] = 0.0
-                for state in arena.states.values():
-                    state[part.base + held.spare] = 0.0
+                arena.put(np.array([part.base + held.spare]), 0.0, dict.fromkeys(arena.states, 0.0))
 
     def _parts_of(self, family: str) -> list[tuple[Arena, Part]]:
         return [self._where[table] for table in self.dynamic[family].family.tables]
@@ -205,6 +199,12 @@ class RowStore:
             for part in arena.parts
         )
 
+    @property
+    def cache_counts(self) -> CacheCounts | None:
+        """What steps asked of the caches; None where there is none."""
+        caches = [arena.cache.counts for arena in self.arenas if arena.cache is not None]
+        return sum(caches, start=CacheCounts()) if caches else None
+
     def _in_use(self, part: Part) -> int:
         return part.rows if part.family.dynamic is None else len(self.dynamic[part.family.name])
 
@@ -213,6 +213,8 @@ class RowStore:
     ) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
         """Ids, rows and states of this rank's part of ``table``, in blocks; ``known``: of a dynamic one, where had."""
         arena, part = self._where[table]
+        if arena.cache is not None:
+            arena.cache.flush()
         if part.family.dynamic is not None:
             known = known or self.dynamic[part.family.name].save()
             for start in range(0, len(known.ids), BLOCK_ROWS):
@@ -255,6 +257,9 @@ class RowStore:
         source = slice(start - columns[0], stop - columns[0])
         target = slice(start - part.columns[0], stop - part.columns[0])
         where = local + part.base
+        if arena.cache is not None:
+            arena.cache.flush()
+            arena.cache.clear()
         arena.rows[where, target] = rows[:, source]
         for name, state in arena.states.items():
             if state.ndim == 2:

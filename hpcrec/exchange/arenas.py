@@ -4,6 +4,7 @@ Knows the holder's leg and its arenas; knows no MPI, and not what is done with t
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -84,11 +85,12 @@ class ArenaReader:
             Whether gradients will come.
         """
         alike: dict[bytes, ArenaWork] = {}
-        move = Mover(self._store.device)
-        return tuple(
-            move.work(self._arena_work(a, received, headers, value_at, gradient_at, alike, ids_at, move, train=train))
-            for a in range(len(self._store.arenas))
-        )
+        move, works = Mover(self._store.device), []
+        for a, arena in enumerate(self._store.arenas):
+            work = self._arena_work(a, received, headers, value_at, gradient_at, alike, ids_at, move, train=train)
+            work = move.work(work)
+            works.append(work if arena.cache is None else replace(work, distinct=kernels.dedup(work.index)))
+        return tuple(works)
 
     def _arena_work(
         self,

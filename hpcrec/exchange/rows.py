@@ -19,7 +19,7 @@ def gather(arenas: Sequence[Arena], served: Served, values: Floats) -> None:
     """Pooled vectors of every arena, to where they lie in the values."""
     for a, (arena, work) in enumerate(zip(arenas, served.works, strict=True)):
         if work.maxima is not None:
-            work.maxima.forward(arena.rows, values)
+            work.maxima.forward(arena.step_rows, values)
         if work.value_start is None or not len(work.value_start) or a in served.beside.values():
             continue
         n_added = len(work.index) - (0 if work.maxima is None else len(work.maxima.index))
@@ -27,9 +27,9 @@ def gather(arenas: Sequence[Arena], served: Served, values: Floats) -> None:
         if a in served.beside:
             narrow = served.works[served.beside[a]]
             assert narrow.value_start is not None
-            beside = kernels.Beside(arenas[served.beside[a]].rows, narrow.value_start)
+            beside = kernels.Beside(arenas[served.beside[a]].step_rows, narrow.value_start)
         kernels.pooled_gather(
-            arena.rows,
+            arena.step_rows,
             work.index[:n_added],
             work.offsets,
             values,
@@ -79,8 +79,8 @@ def learn(
                 total[span] = norms[part.table]
             kernels.update(
                 arena.spec,
-                arena.rows,
-                arena.states,
+                arena.step_rows,
+                arena.step_states,
                 work.grouping.unique,
                 merged,
                 lr=lr,
@@ -96,12 +96,12 @@ def learn(
                 narrow = arenas[served.beside[a]]
                 its_start = served.works[served.beside[a]].source_start
                 beside = kernels.BesideStep(
-                    narrow.spec, narrow.rows, narrow.states, its_start, narrow.spec.lr * lr_scale
+                    narrow.spec, narrow.step_rows, narrow.step_states, its_start, narrow.spec.lr * lr_scale
                 )
             kernels.merge_update(
                 arena.spec,
-                arena.rows,
-                arena.states,
+                arena.step_rows,
+                arena.step_states,
                 work.grouping,
                 gradients,
                 work.source_start,
@@ -115,5 +115,5 @@ def learn(
 def _spans(arena: Arena, work: ArenaWork) -> list[tuple[Part, slice]]:
     """Each part of an arena with its share of the step's touched rows, which are in ascending order."""
     assert work.grouping is not None
-    unique = np.asarray(work.grouping.unique)
+    unique = np.asarray(work.grouping.unique if work.distinct is None else work.distinct[0])
     return [(p, slice(*np.searchsorted(unique, (p.base, p.base + p.rows)).tolist())) for p in arena.parts]

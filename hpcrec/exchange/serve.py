@@ -17,6 +17,7 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange import rows
 from hpcrec.exchange.arenas import ArenaReader
+from hpcrec.exchange.cached import CacheFeed
 from hpcrec.exchange.find_rows import RowFinder
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.staged import brought, written
@@ -87,6 +88,7 @@ class Holder:
         self._means = [h for h, s in enumerate(leg.hidden) if pooling[leg.entries[s.entry].features[0]] == "mean"]
         self._rows = RowFinder(store, leg, sets)
         self._arenas = ArenaReader(store, leg, pooling, self._weighted_E, sets)
+        self._feed = CacheFeed(store.arenas, store.device)
 
     @property
     def slices(self) -> list[Slice]:
@@ -144,6 +146,7 @@ class Holder:
         if served.find is not None:
             served.works, served.find = served.find(), None
             served.beside = pairs_of(self.store.arenas, served.works)
+            self._feed.note(served)
 
     def _works(
         self, received: np.ndarray, headers: Sequence[Header], places: tuple[Ints, Ints], ids_at: int, *, train: bool
@@ -180,11 +183,13 @@ class Holder:
             self._find(served)
             self.load.add_time("find", began_s)
             began_s = time.thread_time()
+        self._feed.ready(served)
         with written(self.store.device, values, served.values_behind) as there:
             rows.gather(self.store.arenas, served, there)
             if self._substitute is not None and served.partials is not None:
                 train = all(w.grouping is not None for w in served.works)
                 self._substitute.forward(served.partials, there, train=train)
+        self._feed.ahead()
         if all(work.grouping is not None for work in served.works):  # else it is an evaluation
             self.load.add_time("gather", began_s)
 
@@ -225,5 +230,6 @@ class Holder:
         norms = norm_sum(norms)
         began_s = time.thread_time()
         rows.learn(arenas, served, gradients, split, norms, step=step, lr_scale=lr_scale)
+        self._feed.done()
         self.store.clear_spares()
         self.load.add_time("update", began_s)

@@ -77,6 +77,8 @@ class ArenaWork:
         First element of the gradient of each bag, or of each position's bag (of max: its own), in the gradients.
     maxima : Maxima or None
         Bags that are pooled by max; None where there are none.
+    distinct : (int64 [U], int64 [K]) or None
+        Distinct rows, ascending, and the place of each of ``index`` among them; None where rows are not cached.
     """
 
     index: Ints
@@ -86,6 +88,7 @@ class ArenaWork:
     grouping: kernels.Grouping | None
     source_start: Ints
     maxima: Maxima | None = None
+    distinct: tuple[Ints, Ints] | None = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,11 @@ def pairs_of(arenas: Sequence[Arena], works: Sequence[ArenaWork]) -> dict[int, i
     """By arena: one of width 1 that was asked for the same rows and learns by the same rule, to be read along."""
 
     def fits(a: int, b: int) -> bool:
-        alike = works[a].index is works[b].index and arenas[a].spec.name == arenas[b].spec.name
+        alike = (
+            works[a].index is works[b].index
+            and works[a].distinct is None  # where rows are cached, each arena has other slots for them
+            and arenas[a].spec.name == arenas[b].spec.name
+        )
         sent = (works[a].value_start is None) == (works[b].value_start is None)
         return alike and sent and arenas[a].width > 1 and not needs_norms(arenas[a])
 

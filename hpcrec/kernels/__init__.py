@@ -30,7 +30,7 @@ from hpcrec.kernels.positions import (
 from hpcrec.kernels.reference import Coding, Grouping, Unpacked
 from hpcrec.kernels.reference_positions import PositionCoding
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
-from hpcrec.kernels.slots import MOST_CLOCK, MOST_SLOTS, NO_ID, Placed, SlotMap
+from hpcrec.kernels.slots import MOST_CLOCK, MOST_SLOTS, NO_ID, WAYS, Placed, SlotMap
 from hpcrec.kernels.threshold import select_above, select_largest, select_with_feedback, threshold_of
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "MOST_ROWS",
     "MOST_SLOTS",
     "NO_ID",
+    "WAYS",
     "Admitted",
     "Beside",
     "BesideStep",

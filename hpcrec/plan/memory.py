@@ -39,6 +39,7 @@ _WINDOW_SIDES = 2  # of a message's memory that neighbours read: comm.window
 _WEIGHED_COPIES = 3  # at a holder, of vectors that meet dense parameters: side by side, turned, and their gradient
 _HELD = ("rows", "optimizer state")
 _SORT_BYTES_AN_ID = 32  # on a GPU while rows are sorted: keys and places, twice
+_PLACE_BYTES_AN_ID = 48  # of rows that are cached: distinct rows, their slots, what went for them, where each id is
 _PINNED_BYTES = 4 * 8 * MiB  # two buffers of each of two threads (kernels.staging)
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
@@ -79,6 +80,7 @@ def rank_memory(
     dense_optimizer: str = "",
     base_bytes: int = OWNER_BASE_BYTES,
     on_gpu: bool = False,
+    gpu_bytes: int | None = None,
 ) -> RankMemory:
     """The memory of one rank.
 
@@ -113,6 +115,8 @@ def rank_memory(
         Of the process itself.
     on_gpu : bool
         Whether rows are in a GPU's memory (``store.name``).
+    gpu_bytes : int, optional
+        How much of it they may have (``store.memory_bytes``); where they take more, they are cached there.
     """
     routes = ahead + 2  # being used, those ahead, one being made
     block_rows = min(BLOCK_ROWS, max((h.rows for h in held), default=0))
@@ -152,13 +156,21 @@ def rank_memory(
         crossing = written or Written(item_bytes=item_bytes)
         wire_bytes = max(crossing.wire_bytes(*held_elements), crossing.wire_bytes(*asked_elements))
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
-    gpu_terms = _to_gpu(terms, traffic, routes * lookups, item_bytes) if on_gpu and held else {}
+    gpu_terms = _to_gpu(terms, traffic, routes * lookups, item_bytes, gpu_bytes) if on_gpu and held else {}
     return RankMemory(*({name: round(n) for name, n in where.items()} for where in (terms, gpu_terms)))
 
 
-def _to_gpu(terms: dict[str, float], traffic: HolderTraffic, routes: int, item_bytes: int) -> dict[str, float]:
+def _to_gpu(
+    terms: dict[str, float], traffic: HolderTraffic, routes: int, item_bytes: int, gpu_bytes: int | None
+) -> dict[str, float]:
     """Takes what is in a GPU's memory, or copied through pinned memory, out of the host's terms, or adds it there."""
-    gpu = {name: terms.pop(name) for name in _HELD}
+    if gpu_bytes is not None and sum(terms[name] for name in _HELD) > gpu_bytes:
+        gpu: dict[str, float] = {"cached rows": gpu_bytes}
+        traffic_ids = _PLACE_BYTES_AN_ID * traffic.ids
+        terms["cached rows"] = traffic_ids
+        gpu["places"] = routes * traffic_ids
+    else:
+        gpu = {name: terms.pop(name) for name in _HELD}
     asked = traffic.ids * _ROUTE_BYTES_AN_ID + traffic.bags * _ROUTE_BYTES_A_BAG
     gpu["routes"] = routes * asked + traffic.ids * _SORT_BYTES_AN_ID
     gpu["vectors"] = _VECTOR_COPIES * item_bytes * traffic.elements

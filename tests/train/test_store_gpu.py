@@ -17,6 +17,7 @@ from tests.train.test_equivalence import roles_for
 
 DEVICES = pytest.mark.parametrize("device", ["emulated", "cuda"])
 STEPS = 4
+MEMORY = (None, 1, 6000)  # bytes of the device for rows: all that they take; 32 rows of each arena; and some more
 CASES: dict[str, dict[str, Any]] = {
     "pooled": {"exchange": {"form": "pooled"}},
     "rows": {"exchange": {"form": "rows"}},
@@ -41,7 +42,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 def config_of(folder: Path, device: str | None, **sections: dict[str, Any]) -> Config:
     wanted = {**sections, "train": {"steps": STEPS, **sections.get("train", {})}}
-    return config_for(folder, **wanted, store={} if device is None else {"name": "gpu", "device": device})
+    memory = sections.get("store", {})
+    return config_for(
+        folder, **{**wanted, "store": {} if device is None else {"name": "gpu", "device": device, **memory}}
+    )
 
 
 def same(found: Any, wanted: Any) -> None:
@@ -60,10 +64,15 @@ def test_every_run_gives_the_bits_of_main_memory(folder: Path, device: str, monk
     run = there.call
     monkeypatch.setattr(there, "call", lambda name, *args: (called.add(name), run(name, *args))[1])
     write_data(folder / "data.h5")
-    roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
+    size = MPI.COMM_WORLD.size  # other cases have other memory there
+    roles, memory = itertools.cycle(roles_for(size)), itertools.islice(itertools.cycle(MEMORY), size, None)
     for (name, sections), topology in zip(CASES.items(), roles, strict=False):
+        n_bytes = next(memory)
+        store = {} if n_bytes is None else {"memory_bytes": n_bytes}
         wanted, found = (
-            (_tables if name == "dynamic" else train)(config_of(folder, where, topology=topology, **sections))
+            (_tables if name == "dynamic" else train)(
+                config_of(folder, where, topology=topology, store=store, **sections)
+            )
             for where in (None, device)
         )
         if name == "dynamic":
@@ -71,7 +80,7 @@ def test_every_run_gives_the_bits_of_main_memory(folder: Path, device: str, monk
         else:
             same(found, wanted)
     # some roles have each rank own rows
-    assert {"init_rows", "group", "pooled_gather", "merge_update"} <= called, called
+    assert {"init_rows", "group", "pooled_gather", "merge_update", "admit_slots"} <= called, called
 
 
 def _tables(config: Config) -> list[Any]:
@@ -97,10 +106,38 @@ def test_goes_on_from_a_checkpoint_of_main_memory_and_back(folder: Path, device:
     wanted = finished(config_of(folder / "whole", None, data=_data(folder), **keep), gather_tables)
     for name, first, second in (("there", None, device), ("back", device, None)):
         run = folder / name
-        finished(config_of(run, first, data=_data(folder), **keep), gather_tables, stop_at=2)
-        found = finished(config_of(run, second, data=_data(folder), **keep), gather_tables, resume=True)
+        some = {**keep, "data": _data(folder), "store": {"memory_bytes": 1}}
+        finished(config_of(run, first, **some), gather_tables, stop_at=2)
+        found = finished(config_of(run, second, **some), gather_tables, resume=True)
         for table, rows in found.items():
             np.testing.assert_array_equal(rows, wanted[table], err_msg=table)
+
+
+@pytest.mark.parallel([1, 2])
+@DEVICES
+def test_evaluations_between_steps_and_batches_that_are_left_out(folder: Path, device: str) -> None:
+    """Rows of steps to come are in the cache already, or being brought, when something else comes first."""
+    device_or_skip(device)
+    write_data(folder / "data.h5")
+    data = {**_data(folder), "validation": str(folder / "data.h5")}
+    seen = []
+    for where in (None, device):
+        config = config_of(folder, where, data=data, store={"memory_bytes": 1}, train={"steps": 8, "nonfinite": "skip"})
+        found: list[Any] = []
+        with open_session(config) as session:
+            for step in session.steps():
+                bad = step.number in (2, 5)
+                found.append(step.run((lambda inputs, samples: _nan(inputs, samples)) if bad else None))
+                if step.number in (1, 2, 6):
+                    found.append(session.evaluate("validation", 3)["logloss"])
+            assert session.guard.skipped == 2
+            found.append({name: rows.tobytes() for name, rows in gather_tables(session).items()})
+        seen.append([np.nan_to_num(f) if isinstance(f, float) else f for f in found])
+    assert seen[0] == seen[1]
+
+
+def _nan(inputs: Any, samples: Any) -> Any:
+    return inputs["block"].sum((1, 2)) * float("nan") + samples.label
 
 
 def _data(folder: Path) -> dict[str, Any]:
