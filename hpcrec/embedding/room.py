@@ -34,7 +34,7 @@ def cache_for(device: kernels.Device, rows: Floats, states: dict[str, Floats], n
         return RowCache(device, rows, states, max(slots, kernels.WAYS))
     except MemoryError as error:
         raise ConfigError(
-            f"store.memory_bytes asks for a cache of {slots} rows, which do not fit into the memory of this rank's GPU: "
+            f"store.memory_bytes asks for a cache of {slots} rows, which this rank's GPU has no memory for: "
             f"{error}. Lower it."
         ) from None
 
