@@ -31,6 +31,8 @@ FAULTS = {
     32: "a part is not one of those that there are",
     64: "positions do not rise, or are outside the values",
     128: "data, or marks, are not a mask of so many positions",
+    256: "target_start: vectors that are added overlap, and do not begin at one place",
+    512: "winners: a place is outside its bag",
 }
 # Which arguments of a kernel it writes, by their place.
 WRITTEN = {
@@ -159,11 +161,8 @@ class Device(DeviceMessages):
         accumulate: bool,
         scale: Floats | None,
     ) -> None:
-        """See the reference. Targets that may repeat add up in order: that is the host's, so far."""
-        if accumulate and target_start is not None:
-            native.copy_vectors(source, target, width, n, source_start, target_start, accumulate, scale)
-        else:
-            self._call("copy_vectors", source, target, width, n, source_start, target_start, accumulate, scale)
+        """See the reference. Vectors that are added, and overlap, have to begin at one place."""
+        self._call("copy_vectors", source, target, width, n, source_start, target_start, accumulate, scale)
 
     def group(self, index: Ints, offsets: Ints | None) -> Grouping:
         """See the reference."""

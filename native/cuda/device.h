@@ -31,7 +31,9 @@ enum Fault : unsigned {
   bad_unique = 16,
   bad_part = 32,
   bad_positions = 64,
-  bad_mask = 128
+  bad_mask = 128,
+  bad_overlap = 256,
+  bad_winner = 512
 };
 
 // Where a call runs, and where it notes faults.

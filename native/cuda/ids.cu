@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(block_threads, 1)
 template <class F> int64_t sorted_by_id(const int64_t* ids, int64_t n, const Queue& queue, F&& write) {
   const Scratch<int64_t> sorted(n, queue.stream), rank(n, queue.stream);
   const Scratch<uint32_t> numbers(n, queue.stream);
-  sort_numbered(ids, n, sorted.data(), numbers.data(), queue);
+  sort_numbered(ids, n, 64, sorted.data(), numbers.data(), queue);
   launch("mark_heads", mark_heads, blocks_for(n), 1, block_threads, queue.stream, sorted.data(), n, rank.data());
   inclusive_sum(rank.data(), n, rank.data(), queue);
   write(Sorted{sorted.data(), numbers.data(), rank.data(), n});
@@ -156,7 +156,7 @@ void partition(const int32_t* part, int64_t n, int64_t n_parts, int64_t* counts,
   const Scratch<uint32_t> numbers(n, queue.stream);
   launch("partition: parts", widen, blocks_for(n), 1, block_threads, queue.stream, part, n, n_parts, wide.data(),
          queue.faults);
-  sort_numbered(wide.data(), n, sorted.data(), numbers.data(), queue);
+  sort_numbered(wide.data(), n, 64, sorted.data(), numbers.data(), queue);
   launch("partition", write_parts, blocks_for(n < n_parts ? n_parts : n), 1, block_threads, queue.stream, sorted.data(),
          numbers.data(), n, n_parts, counts, order);
 }

@@ -1,12 +1,12 @@
 // Pooled gather and vector copy on the device: bound by memory, so all that they do is ask for rows early enough.
 #include "lookup.h"
 
+#include "accumulate.h"
 #include "lanes.h"
 
 namespace hpcrec::cuda {
 namespace {
 
-constexpr int rows_ahead = 4;        // asked for before the first of them is added, by each group
 constexpr int64_t bags_a_group = 8;  // whose rows are asked for one after the other, across the ends of bags
 
 // Sums of consecutive bags. Rows are asked for `rows_ahead` at a time, whatever bag they are of, and the indices of the
@@ -115,7 +115,8 @@ template <class T> void pooled_gather(const Gather<T>& c, const Queue& queue) {
 }
 
 template <class T> void copy_vectors(const Copy<T>& c, const Queue& queue) {
-  if (c.width % most_packed<T> == 0) copy_with<T, most_packed<T>>(c, queue);
+  if (c.accumulate && c.target_start) add_vectors(c, queue);
+  else if (c.width % most_packed<T> == 0) copy_with<T, most_packed<T>>(c, queue);
   else copy_with<T, 1>(c, queue);
 }
 

@@ -48,7 +48,8 @@ void check_offsets(const int64_t* offsets, int64_t n, int64_t end, const Queue& 
   launch("check_offsets", check_each, blocks_for(n + 1), 1, block_threads, queue.stream, offsets, n, end, queue.faults);
 }
 
-void sort_numbered(const int64_t* keys, int64_t n, int64_t* sorted, uint32_t* numbers, const Queue& queue) {
+template <class Key>
+void sort_numbered(const Key* keys, int64_t n, int bits, Key* sorted, uint32_t* numbers, const Queue& queue) {
   require_few(n);
   if (n == 0) return;
   const Scratch<uint32_t> from(n, queue.stream);
@@ -56,9 +57,10 @@ void sort_numbered(const int64_t* keys, int64_t n, int64_t* sorted, uint32_t* nu
 #ifdef __CUDACC__
   with_memory("cub::DeviceRadixSort::SortPairs", n, queue.stream, [&](void* memory, size_t& bytes) {
     return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, sorted, static_cast<const uint32_t*>(from.data()),
-                                           numbers, n, 0, 64, queue.stream);
+                                           numbers, n, 0, bits, queue.stream);
   });
 #else
+  static_cast<void>(bits);
   std::stable_sort(from.data(), from.data() + n, [=](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
   for (int64_t i = 0; i < n; ++i) {
     numbers[i] = from.data()[i];
@@ -66,6 +68,9 @@ void sort_numbered(const int64_t* keys, int64_t n, int64_t* sorted, uint32_t* nu
   }
 #endif
 }
+
+template void sort_numbered(const uint32_t*, int64_t, int, uint32_t*, uint32_t*, const Queue&);
+template void sort_numbered(const int64_t*, int64_t, int, int64_t*, uint32_t*, const Queue&);
 
 void inclusive_sum(const int64_t* in, int64_t n, int64_t* out, const Queue& queue) {
   require_few(n);

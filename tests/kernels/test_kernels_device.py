@@ -160,6 +160,27 @@ def test_segments_that_overlap_are_refused(segments: list[int]) -> None:
             kernels.merge(grouping, gradients, starts, 4)
 
 
+@pytest.mark.parametrize("order", ["", "reversed"])
+@pytest.mark.parametrize("starts", [[0, 8, 0, 3], [2, 2, 1], [0, 2, 4, 6, 2], [7, 8, 4, 0]])
+def test_targets_that_overlap_in_part_are_refused(starts: list[int], order: str, monkeypatch) -> None:
+    """Every element that is written has one group of lanes that writes it: so what overlaps in part has none."""
+    monkeypatch.setenv("HPCREC_EMULATED_ORDER", order)
+    for backend in DEVICES:
+        kernels.use(backend)
+        source, target = np.ones(4 * len(starts), np.float32), np.zeros(12, np.float32)
+        with pytest.raises(ValueError, match="target_start: vectors that are added overlap, and do not begin at one"):
+            kernels.copy_vectors(source, target, 4, target_start=np.array(starts), accumulate=True)
+
+
+@pytest.mark.parametrize(("bad", "message"), [({"source_start": -1}, "a start"), ({"target_start": 9}, "a start")])
+def test_bad_starts_of_what_is_added_are_refused(bad: dict[str, int], message: str) -> None:
+    for backend in DEVICES:
+        kernels.use(backend)
+        starts = {name: np.array([0, 4, bad.get(name, 0), 4, 8]) for name in ("source_start", "target_start")}
+        with pytest.raises(ValueError, match=message):
+            kernels.copy_vectors(np.ones(12), np.zeros(12), 4, **starts, accumulate=True)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available() or shutil.which("nvcc") is None, reason="no GPU, or no nvcc")
 def test_a_machine_with_both_tests_its_gpu() -> None:
     assert torch.cuda.get_device_capability() < (8, 0) or "cuda" in DEVICES

@@ -1,0 +1,59 @@
+// Bindings of kernels that move and pool vectors: see bind.h.
+#include "bind.h"
+#include "lookup.h"
+
+namespace hpcrec::bindings {
+namespace {
+
+template <class T> void bind(nb::module_& m) {
+  m.def(
+      "pooled_gather",
+      [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<In<T>> weights, Maybe<In<T>> scale,
+         Maybe<In<T>> beside, Maybe<Ids> beside_start, uintptr_t stream, Faults faults) {
+        const Gather<T> call{rows.data(),
+                             index.data(),
+                             offsets.data(),
+                             pointer(out_start),
+                             pointer(weights),
+                             pointer(scale),
+                             out.data(),
+                             static_cast<int64_t>(rows.shape(0)),
+                             static_cast<int64_t>(rows.shape(1)),
+                             size(index),
+                             size(offsets) - 1,
+                             size(out),
+                             pointer(beside),
+                             pointer(beside_start),
+                             beside ? size(*beside) : 0};
+        without_gil([&] { cuda::pooled_gather(call, queue(stream, faults)); });
+      },
+      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "weights"_a.none(), "scale"_a.none(),
+      "beside"_a.none(), "beside_start"_a.none(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "copy_vectors",
+      [](In<T> source, Out<T> into, int64_t width, int64_t n, Maybe<Ids> source_start, Maybe<Ids> target_start,
+         bool accumulate, Maybe<In<T>> scale, uintptr_t stream, Faults faults) {
+        const Copy<T> call{source.data(),
+                           into.data(),
+                           pointer(source_start),
+                           pointer(target_start),
+                           pointer(scale),
+                           n,
+                           width,
+                           size(source),
+                           size(into),
+                           accumulate};
+        without_gil([&] { cuda::copy_vectors(call, queue(stream, faults)); });
+      },
+      "source"_a, "target"_a.noconvert(), "width"_a, "n"_a, "source_start"_a.none(), "target_start"_a.none(),
+      "accumulate"_a, "scale"_a.none(), "stream"_a, "faults"_a.noconvert());
+}
+
+}  // namespace
+
+void bind_lookup(nb::module_& m) {
+  bind<float>(m);
+  bind<double>(m);
+}
+
+}  // namespace hpcrec::bindings
