@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from hpcrec.errors import MissingError
 from hpcrec.kernels import native, native_messages
-from hpcrec.kernels.beside import Beside, BesideStep
+from hpcrec.kernels.beside import BesideStep
+from hpcrec.kernels.device_lookup import DeviceLookup
 from hpcrec.kernels.device_messages import DeviceMessages
 from hpcrec.kernels.reference import Grouping
 from hpcrec.kernels.rules import RULES, StepNumbers
@@ -38,6 +39,8 @@ FAULTS = {
 WRITTEN = {
     "pooled_gather": (3,),
     "copy_vectors": (1,),
+    "pooled_max": (3, 5),
+    "pooled_max_backward": (3,),
     "merge": (6,),
     "squared_norm": (1,),
     "update": (0, 9, 10),
@@ -65,7 +68,7 @@ WRITTEN = {
 }
 
 
-class Device(DeviceMessages):
+class Device(DeviceLookup, DeviceMessages):
     """Kernels of a device, under the reference's names and signatures.
 
     Parameters
@@ -134,35 +137,6 @@ class Device(DeviceMessages):
             if args[at] is not None:
                 args[at][...] = there[at].cpu().numpy()
         return returned
-
-    def pooled_gather(
-        self,
-        rows: Floats,
-        index: Ints,
-        offsets: Ints,
-        out: Floats,
-        out_start: Ints | None,
-        weights: Floats | None,
-        scale: Floats | None,
-        beside: Beside | None,
-    ) -> None:
-        """See the reference."""
-        narrow, start = (None, None) if beside is None else (beside.rows.reshape(-1), beside.start)
-        self._call("pooled_gather", rows, index, offsets, out, out_start, weights, scale, narrow, start)
-
-    def copy_vectors(
-        self,
-        source: Floats,
-        target: Floats,
-        width: int,
-        n: int,
-        source_start: Ints | None,
-        target_start: Ints | None,
-        accumulate: bool,
-        scale: Floats | None,
-    ) -> None:
-        """See the reference. Vectors that are added, and overlap, have to begin at one place."""
-        self._call("copy_vectors", source, target, width, n, source_start, target_start, accumulate, scale)
 
     def group(self, index: Ints, offsets: Ints | None) -> Grouping:
         """See the reference."""

@@ -1,6 +1,7 @@
 // Bindings of kernels that move and pool vectors: see bind.h.
 #include "bind.h"
 #include "lookup.h"
+#include "maximum.h"
 
 namespace hpcrec::bindings {
 namespace {
@@ -47,6 +48,42 @@ template <class T> void bind(nb::module_& m) {
       },
       "source"_a, "target"_a.noconvert(), "width"_a, "n"_a, "source_start"_a.none(), "target_start"_a.none(),
       "accumulate"_a, "scale"_a.none(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "pooled_max",
+      [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<Out<int32_t>> winners,
+         uintptr_t stream, Faults faults) {
+        const Largest<T> call{rows.data(),
+                              index.data(),
+                              offsets.data(),
+                              pointer(out_start),
+                              out.data(),
+                              pointer(winners),
+                              static_cast<int64_t>(rows.shape(0)),
+                              static_cast<int64_t>(rows.shape(1)),
+                              size(index),
+                              size(offsets) - 1,
+                              size(out)};
+        without_gil([&] { cuda::pooled_max(call, queue(stream, faults)); });
+      },
+      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "winners"_a.noconvert().none(),
+      "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "pooled_max_backward",
+      [](In<int32_t> winners, Ids offsets, In<T> gradients, Out<T> out, Maybe<Ids> source_start, uintptr_t stream,
+         Faults faults) {
+        const LargestBackward<T> call{winners.data(),
+                                      offsets.data(),
+                                      gradients.data(),
+                                      pointer(source_start),
+                                      out.data(),
+                                      static_cast<int64_t>(out.shape(1)),
+                                      static_cast<int64_t>(out.shape(0)),
+                                      size(offsets) - 1,
+                                      size(gradients)};
+        without_gil([&] { cuda::pooled_max_backward(call, queue(stream, faults)); });
+      },
+      "winners"_a, "offsets"_a, "gradients"_a, "out"_a.noconvert(), "source_start"_a.none(), "stream"_a,
+      "faults"_a.noconvert());
 }
 
 }  // namespace

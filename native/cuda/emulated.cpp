@@ -3,6 +3,7 @@
 #include "ids.cu"
 #include "learn.cu"
 #include "lookup.cu"
+#include "maximum.cu"
 #include "messages.cu"
 #include "primitives.cu"
 #include "runtime.cu"

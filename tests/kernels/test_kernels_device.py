@@ -23,11 +23,11 @@ from hpcrec.kernels.device import WRITTEN, Device
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_DEVICE = (
-    calls.gather, calls.beside_gather, calls.copy, calls.merge, calls.update, calls.merge_update,
-    calls.beside_merge_update, calls.squared_norm, calls.group, calls.dedup, calls.partition, calls.permute,
-    calls.hash_ids, calls.init_rows, calls.write_halves, calls.read_halves, calls.threshold_of, calls.select_above,
-    calls.select_largest, calls.select_with_feedback, calls.scatter, calls.gather_positions, calls.write_positions,
-    calls.read_positions,
+    calls.gather, calls.beside_gather, calls.maximum, calls.maximum_backward, calls.copy, calls.merge, calls.update,
+    calls.merge_update, calls.beside_merge_update, calls.squared_norm, calls.group, calls.dedup, calls.partition,
+    calls.permute, calls.hash_ids, calls.init_rows, calls.write_halves, calls.read_halves, calls.threshold_of,
+    calls.select_above, calls.select_largest, calls.select_with_feedback, calls.scatter, calls.gather_positions,
+    calls.write_positions, calls.read_positions,
 )  # fmt: skip
 TAKES_ANY = (
     calls.squared_norm, calls.group, calls.dedup, calls.hash_ids, calls.init_rows, calls.write_halves,
@@ -220,4 +220,4 @@ def test_compiles_without_warnings_spills_or_stacks() -> None:
     command = [sys.executable, str(ROOT / "tools/cuda_report.py"), "sm_90"]
     report = subprocess.run(command, capture_output=True, text=True)
     assert report.returncode == 0, report.stdout + report.stderr
-    assert "gather_bags<float, 4>" in report.stdout
+    assert "pool_each<float, 4, Gather<float>" in report.stdout

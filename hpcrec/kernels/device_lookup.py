@@ -1,0 +1,65 @@
+"""A device's kernels that move and pool vectors, under their references' names and signatures."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrec.kernels.beside import Beside
+from hpcrec.types import Floats, Ints
+
+
+class DeviceLookup(ABC):
+    """Those of any device."""
+
+    @abstractmethod
+    def _call(self, name: str, *args: Any) -> Any:
+        """Runs a kernel, returns what it does."""
+
+    def pooled_gather(
+        self,
+        rows: Floats,
+        index: Ints,
+        offsets: Ints,
+        out: Floats,
+        out_start: Ints | None,
+        weights: Floats | None,
+        scale: Floats | None,
+        beside: Beside | None,
+    ) -> None:
+        """See the reference."""
+        narrow, start = (None, None) if beside is None else (beside.rows.reshape(-1), beside.start)
+        self._call("pooled_gather", rows, index, offsets, out, out_start, weights, scale, narrow, start)
+
+    def copy_vectors(
+        self,
+        source: Floats,
+        target: Floats,
+        width: int,
+        n: int,
+        source_start: Ints | None,
+        target_start: Ints | None,
+        accumulate: bool,
+        scale: Floats | None,
+    ) -> None:
+        """See the reference. Vectors that are added, and overlap, have to begin at one place."""
+        self._call("copy_vectors", source, target, width, n, source_start, target_start, accumulate, scale)
+
+    def pooled_max(
+        self,
+        rows: Floats,
+        index: Ints,
+        offsets: Ints,
+        out: Floats,
+        out_start: Ints | None,
+        winners: NDArray[np.int32] | None,
+    ) -> None:
+        """See the reference."""
+        self._call("pooled_max", rows, index, offsets, out, out_start, winners)
+
+    def pooled_max_backward(
+        self, winners: NDArray[np.int32], offsets: Ints, gradients: Floats, out: Floats, source_start: Ints | None
+    ) -> None:
+        """See the reference."""
+        self._call("pooled_max_backward", winners, offsets, gradients, out, source_start)
