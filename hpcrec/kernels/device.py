@@ -41,6 +41,8 @@ WRITTEN = {
     "copy_vectors": (1,),
     "pooled_max": (3, 5),
     "pooled_max_backward": (3,),
+    "fm_sums": (1, 2),
+    "fm_sums_backward": (3,),
     "merge": (6,),
     "squared_norm": (1,),
     "update": (0, 9, 10),
@@ -137,6 +139,21 @@ class Device(DeviceLookup, DeviceMessages):
             if args[at] is not None:
                 args[at][...] = there[at].cpu().numpy()
         return returned
+
+    def run_there(self, name: str, *tensors: Any) -> None:
+        """Runs a kernel on torch's tensors where they are, in the order of torch's current stream; waits for nothing.
+
+        For kernels that can refuse no contents, whose wrapper here looks at shapes and types as ``kernels`` does.
+        """
+        import torch
+
+        module = self.module()
+        faults = torch.empty(1, dtype=torch.int32, device=tensors[0].device)  # such a kernel leaves it alone
+        if self._place == "cpu":
+            getattr(module, name)(*tensors, 0, faults)
+            return
+        with torch.cuda.device(tensors[0].device):
+            getattr(module, name)(*tensors, torch.cuda.current_stream().cuda_stream, faults)
 
     def group(self, index: Ints, offsets: Ints | None) -> Grouping:
         """See the reference."""

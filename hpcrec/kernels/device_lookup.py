@@ -63,3 +63,13 @@ class DeviceLookup(ABC):
     ) -> None:
         """See the reference."""
         self._call("pooled_max_backward", winners, offsets, gradients, out, source_start)
+
+    def fm_sums(self, vectors: Floats, sums: Floats, squares: Floats) -> None:
+        """See the reference."""
+        self._call("fm_sums", vectors, sums, squares)
+
+    def fm_sums_backward(
+        self, vectors: Floats, sums_gradient: Floats, squares_gradient: Floats, gradient: Floats
+    ) -> None:
+        """See the reference."""
+        self._call("fm_sums_backward", vectors, sums_gradient, squares_gradient, gradient)

@@ -1,10 +1,21 @@
 // Bindings of kernels that move and pool vectors: see bind.h.
 #include "bind.h"
+#include "fm.h"
 #include "lookup.h"
 #include "maximum.h"
 
 namespace hpcrec::bindings {
 namespace {
+
+template <class T> using Vectors3 = nb::ndarray<T, nb::ndim<3>, Where>;
+// Vectors [B, F, D] of any strides but that of the columns; an axis of one has none.
+template <class T> Strided<T> strided(const Vectors3<T>& array) {
+  return {array.data(), array.shape(0) > 1 ? array.stride(0) : 0, array.shape(1) > 1 ? array.stride(1) : 0};
+}
+template <class T> FmSums<T> fm_sums_of(const Vectors3<const T>& vectors) {
+  return {strided(vectors), static_cast<int64_t>(vectors.shape(0)), static_cast<int64_t>(vectors.shape(1)),
+          static_cast<int64_t>(vectors.shape(2))};
+}
 
 template <class T> void bind(nb::module_& m) {
   m.def(
@@ -86,11 +97,35 @@ template <class T> void bind(nb::module_& m) {
       "faults"_a.noconvert());
 }
 
+template <class T> void bind_fm(nb::module_& m) {
+  m.def(
+      "fm_sums",
+      [](Vectors3<const T> vectors, Out<T> sums, Out<T> squares, uintptr_t stream, Faults faults) {
+        const auto in = fm_sums_of<T>(vectors);
+        without_gil([&] { cuda::fm_sums(in, sums.data(), squares.data(), queue(stream, faults)); });
+      },
+      "vectors"_a, "sums"_a.noconvert(), "squares"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "fm_sums_backward",
+      [](Vectors3<const T> vectors, In<T> sums_gradient, In<T> squares_gradient, Vectors3<T> gradient, uintptr_t stream,
+         Faults faults) {
+        const auto in = fm_sums_of<T>(vectors);
+        without_gil([&] {
+          cuda::fm_sums_backward(in, sums_gradient.data(), squares_gradient.data(), strided(gradient),
+                                 queue(stream, faults));
+        });
+      },
+      "vectors"_a, "sums_gradient"_a, "squares_gradient"_a, "gradient"_a.noconvert(), "stream"_a,
+      "faults"_a.noconvert());
+}
+
 }  // namespace
 
 void bind_lookup(nb::module_& m) {
   bind<float>(m);
   bind<double>(m);
+  bind_fm<float>(m);
+  bind_fm<double>(m);
 }
 
 }  // namespace hpcrec::bindings

@@ -1,5 +1,6 @@
 // The CUDA sources as C++, over the emulator: one unit, so that there is one of each.
 #include "accumulate.cu"
+#include "fm.cu"
 #include "ids.cu"
 #include "learn.cu"
 #include "lookup.cu"

@@ -23,16 +23,16 @@ from hpcrec.kernels.device import WRITTEN, Device
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_DEVICE = (
-    calls.gather, calls.beside_gather, calls.maximum, calls.maximum_backward, calls.copy, calls.merge, calls.update,
-    calls.merge_update, calls.beside_merge_update, calls.squared_norm, calls.group, calls.dedup, calls.partition,
-    calls.permute, calls.hash_ids, calls.init_rows, calls.write_halves, calls.read_halves, calls.threshold_of,
-    calls.select_above, calls.select_largest, calls.select_with_feedback, calls.scatter, calls.gather_positions,
-    calls.write_positions, calls.read_positions,
+    calls.gather, calls.beside_gather, calls.maximum, calls.maximum_backward, calls.fm, calls.fm_backward, calls.copy,
+    calls.merge, calls.update, calls.merge_update, calls.beside_merge_update, calls.squared_norm, calls.group,
+    calls.dedup, calls.partition, calls.permute, calls.hash_ids, calls.init_rows, calls.write_halves, calls.read_halves,
+    calls.threshold_of, calls.select_above, calls.select_largest, calls.select_with_feedback, calls.scatter,
+    calls.gather_positions, calls.write_positions, calls.read_positions,
 )  # fmt: skip
 TAKES_ANY = (
-    calls.squared_norm, calls.group, calls.dedup, calls.hash_ids, calls.init_rows, calls.write_halves,
-    calls.read_halves, calls.threshold_of, calls.select_above, calls.select_largest, calls.select_with_feedback,
-    calls.read_positions,
+    calls.fm, calls.fm_backward, calls.squared_norm, calls.group, calls.dedup, calls.hash_ids, calls.init_rows,
+    calls.write_halves, calls.read_halves, calls.threshold_of, calls.select_above, calls.select_largest,
+    calls.select_with_feedback, calls.read_positions,
 )  # fmt: skip
 WIDE = (130, 256, 260, 512, 1000)  # rows of several packs a lane, and of more than a lane holds
 
