@@ -43,6 +43,8 @@ WRITTEN = {
     "pooled_max_backward": (3,),
     "fm_sums": (1, 2),
     "fm_sums_backward": (3,),
+    "dot_interaction": (2,),
+    "dot_interaction_backward": (3, 4),
     "merge": (6,),
     "squared_norm": (1,),
     "update": (0, 9, 10),

@@ -73,3 +73,18 @@ class DeviceLookup(ABC):
     ) -> None:
         """See the reference."""
         self._call("fm_sums_backward", vectors, sums_gradient, squares_gradient, gradient)
+
+    def dot_interaction(self, first: Floats | None, block: Floats, out: Floats) -> None:
+        """See the reference."""
+        self._call("dot_interaction", first, block, out)
+
+    def dot_interaction_backward(
+        self,
+        first: Floats | None,
+        block: Floats,
+        gradient: Floats,
+        first_gradient: Floats | None,
+        block_gradient: Floats,
+    ) -> None:
+        """See the reference."""
+        self._call("dot_interaction_backward", first, block, gradient, first_gradient, block_gradient)

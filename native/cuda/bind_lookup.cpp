@@ -1,6 +1,7 @@
 // Bindings of kernels that move and pool vectors: see bind.h.
 #include "bind.h"
 #include "fm.h"
+#include "interaction.h"
 #include "lookup.h"
 #include "maximum.h"
 
@@ -119,11 +120,40 @@ template <class T> void bind_fm(nb::module_& m) {
       "faults"_a.noconvert());
 }
 
+template <class T> Vectors<T> vectors(const Maybe<In<T>>& first, const In<T>& block) {
+  return {pointer(first), block.data(), static_cast<int64_t>(block.shape(0)), static_cast<int64_t>(block.shape(1)),
+          static_cast<int64_t>(block.shape(2))};
+}
+
+template <class T> void bind_interaction(nb::module_& m) {
+  m.def(
+      "dot_interaction",
+      [](Maybe<In<T>> first, In<T> block, Out<T> out, uintptr_t stream, Faults faults) {
+        const auto in = vectors<T>(first, block);
+        without_gil([&] { cuda::dot_interaction(in, out.data(), queue(stream, faults)); });
+      },
+      "first"_a.none(), "block"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "dot_interaction_backward",
+      [](Maybe<In<T>> first, In<T> block, In<T> gradient, Maybe<Out<T>> first_gradient, Out<T> block_gradient,
+         uintptr_t stream, Faults faults) {
+        const auto in = vectors<T>(first, block);
+        without_gil([&] {
+          cuda::dot_interaction_backward(in, gradient.data(), pointer(first_gradient), block_gradient.data(),
+                                         queue(stream, faults));
+        });
+      },
+      "first"_a.none(), "block"_a, "gradient"_a, "first_gradient"_a.noconvert().none(), "block_gradient"_a.noconvert(),
+      "stream"_a, "faults"_a.noconvert());
+}
+
 }  // namespace
 
 void bind_lookup(nb::module_& m) {
   bind<float>(m);
   bind<double>(m);
+  bind_interaction<float>(m);
+  bind_interaction<double>(m);
   bind_fm<float>(m);
   bind_fm<double>(m);
 }

@@ -2,6 +2,7 @@
 #include "accumulate.cu"
 #include "fm.cu"
 #include "ids.cu"
+#include "interaction.cu"
 #include "learn.cu"
 #include "lookup.cu"
 #include "maximum.cu"
