@@ -34,6 +34,10 @@ FAULTS = {
     128: "data, or marks, are not a mask of so many positions",
     256: "target_start: vectors that are added overlap, and do not begin at one place",
     512: "winners: a place is outside its bag",
+    1024: "packed: the bytes are not so many numbers",
+    2048: "numbers do not take the bytes of out",
+    4096: "asked: packed ids of a piece are damaged",
+    8192: "asked: lengths of a piece do not add up to its ids",
 }
 # Which arguments of a kernel it writes, by their place.
 WRITTEN = {
@@ -69,6 +73,10 @@ WRITTEN = {
     "gather": (2,),
     "write_mask": (2,),
     "read_mask": (2,),
+    "packed_bytes": (),
+    "pack_numbers": (2,),
+    "unpack_numbers": (2,),
+    "unpack": (3, 4, 5, 6),
 }
 
 

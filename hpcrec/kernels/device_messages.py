@@ -1,10 +1,11 @@
-"""A device's kernels of halves, thresholds and positions, under their references' names and signatures."""
+"""A device's kernels of halves, thresholds, positions and packed numbers, under their references' names."""
 
 from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 
+from hpcrec.kernels.reference_bags import Unpacked
 from hpcrec.kernels.reference_halves import HALF_KINDS, Bytes
 from hpcrec.types import Floats, Ints
 
@@ -75,6 +76,29 @@ class DeviceMessages(ABC):
         out = np.empty(k, np.int64)
         self._call("read_mask", data, n, out)
         return out
+
+    def packed_bytes(self, numbers: Ints) -> tuple[int, int]:
+        """See the reference."""
+        return self._call("packed_bytes", numbers)
+
+    def pack_numbers(self, numbers: Ints, rising: bool, out: Bytes) -> None:
+        """See the reference."""
+        self._call("pack_numbers", numbers, rising, out)
+
+    def unpack_numbers(self, packed: Bytes, n: int, rising: bool) -> Ints:
+        """See the reference."""
+        out = np.empty(n, np.int64)
+        self._call("unpack_numbers", packed, rising, out)
+        return out
+
+    def unpack(
+        self, message: Bytes, asked: Ints, width: int, n_ids: int, n_bags: int, values: bool, gradients: bool
+    ) -> Unpacked:
+        """See the reference."""
+        index, offsets = np.empty(n_ids, np.int64), np.empty(n_bags + 1, np.int64)
+        starts = [np.empty(n_bags, np.int64) if wanted else None for wanted in (values, gradients)]
+        self._call("unpack", message, asked.tobytes(), width, index, offsets, *starts)
+        return Unpacked(index, offsets, *starts)
 
 
 def _marks(values: Floats) -> Ints:

@@ -41,5 +41,6 @@ template <class F> auto without_gil(F&& f) {
 // Each of a file of its own.
 void bind_lookup(nb::module_& m);
 void bind_messages(nb::module_& m);
+void bind_packed(nb::module_& m);
 
 }  // namespace hpcrec::bindings

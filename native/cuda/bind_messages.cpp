@@ -1,6 +1,13 @@
 // Bindings of kernels of messages: see bind.h.
+#include <nanobind/stl/tuple.h>
+
+#include <cstring>
+#include <tuple>
+#include <vector>
+
 #include "bind.h"
 #include "messages.h"
+#include "packed.h"
 
 namespace hpcrec::bindings {
 
@@ -126,6 +133,50 @@ void bind_messages(nb::module_& m) {
         });
       },
       "data"_a, "out"_a.noconvert(), "kind"_a, "stream"_a, "faults"_a.noconvert());
+}
+
+void bind_packed(nb::module_& m) {
+  using Places = Out<int64_t>;
+  using Bytes = In<uint8_t>;
+  m.def(
+      "packed_bytes",
+      [](Ids numbers, uintptr_t stream, Faults faults) {
+        const PackedBytes found =
+            without_gil([&] { return cuda::packed_bytes(numbers.data(), size(numbers), queue(stream, faults)); });
+        return std::make_tuple(found.plain, found.rising);
+      },
+      "numbers"_a, "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "pack_numbers",
+      [](Ids numbers, bool rising, Out<uint8_t> out, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          cuda::pack_numbers(numbers.data(), size(numbers), rising, out.data(), size(out), queue(stream, faults));
+        });
+      },
+      "numbers"_a, "rising"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "unpack_numbers",
+      [](Bytes packed, bool rising, Places out, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          cuda::unpack_numbers(packed.data(), size(packed), size(out), rising, out.data(), queue(stream, faults));
+        });
+      },
+      "packed"_a, "rising"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "unpack",
+      [](Bytes message, nb::bytes asked, int64_t width, Places index, Places offsets, Maybe<Places> value_start,
+         Maybe<Places> gradient_start, uintptr_t stream, Faults faults) {
+        // Of the host: what the pieces claim is looked at there.
+        std::vector<Asked> pieces(asked.size() / sizeof(Asked));
+        if (!pieces.empty()) std::memcpy(pieces.data(), asked.c_str(), pieces.size() * sizeof(Asked));
+        const Joined to{index.data(), offsets.data(), pointer(value_start), pointer(gradient_start)};
+        without_gil([&] {
+          cuda::unpack(message.data(), size(message), pieces.data(), static_cast<int64_t>(pieces.size()), width, to,
+                       queue(stream, faults));
+        });
+      },
+      "message"_a, "asked"_a, "width"_a, "index"_a.noconvert(), "offsets"_a.noconvert(),
+      "value_start"_a.noconvert().none(), "gradient_start"_a.noconvert().none(), "stream"_a, "faults"_a.noconvert());
 }
 
 }  // namespace hpcrec::bindings

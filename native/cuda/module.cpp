@@ -163,4 +163,5 @@ NB_MODULE(_cuda, m) {
   bind_ids(m);
   bind_lookup(m);
   bind_messages(m);
+  bind_packed(m);
 }

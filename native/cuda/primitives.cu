@@ -75,13 +75,15 @@ template void sort_numbered(const int64_t*, int64_t, int, int64_t*, uint32_t*, c
 void inclusive_sum(const int64_t* in, int64_t n, int64_t* out, const Queue& queue) {
   require_few(n);
   if (n == 0) return;
+  const auto* words = reinterpret_cast<const uint64_t*>(in);
+  auto* sums = reinterpret_cast<uint64_t*>(out);
 #ifdef __CUDACC__
   with_memory("cub::DeviceScan::InclusiveSum", n, queue.stream, [&](void* memory, size_t& bytes) {
-    return cub::DeviceScan::InclusiveSum(memory, bytes, in, out, n, queue.stream);
+    return cub::DeviceScan::InclusiveSum(memory, bytes, words, sums, n, queue.stream);
   });
 #else
   static_cast<void>(queue);
-  std::partial_sum(in, in + n, out);
+  std::partial_sum(words, words + n, sums);
 #endif
 }
 

@@ -17,7 +17,7 @@ constexpr int narrow_bits = 32;  // keys of so many are sorted in half the memor
 // any where `bits` are all that there are; fewer bits take fewer passes. Fewer than 2^31 keys, as below.
 template <class Key>
 void sort_numbered(const Key* keys, int64_t n, int bits, Key* sorted, uint32_t* numbers, const Queue& queue);
-// out[i] = in[0] + ... + in[i]; may be in place.
+// out[i] = in[0] + ... + in[i], modulo 2^64; may be in place.
 void inclusive_sum(const int64_t* in, int64_t n, int64_t* out, const Queue& queue);
 
 }  // namespace hpcrec::cuda

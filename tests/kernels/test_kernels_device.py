@@ -27,12 +27,13 @@ ON_DEVICE = (
     calls.merge, calls.update, calls.merge_update, calls.beside_merge_update, calls.squared_norm, calls.group,
     calls.dedup, calls.partition, calls.permute, calls.hash_ids, calls.init_rows, calls.write_halves, calls.read_halves,
     calls.threshold_of, calls.select_above, calls.select_largest, calls.select_with_feedback, calls.scatter,
-    calls.gather_positions, calls.write_positions, calls.read_positions,
+    calls.gather_positions, calls.write_positions, calls.read_positions, calls.packed_bytes, calls.pack_numbers,
+    calls.unpack_numbers,
 )  # fmt: skip
 TAKES_ANY = (
     calls.fm, calls.fm_backward, calls.squared_norm, calls.group, calls.dedup, calls.hash_ids, calls.init_rows,
     calls.write_halves, calls.read_halves, calls.threshold_of, calls.select_above, calls.select_largest,
-    calls.select_with_feedback, calls.read_positions,
+    calls.select_with_feedback, calls.read_positions, calls.packed_bytes, calls.pack_numbers, calls.unpack_numbers,
 )  # fmt: skip
 WIDE = (130, 256, 260, 512, 1000)  # rows of several packs a lane, and of more than a lane holds
 
