@@ -6,6 +6,7 @@
 #include "join.cu"
 #include "learn.cu"
 #include "lookup.cu"
+#include "marks.cu"
 #include "maximum.cu"
 #include "messages.cu"
 #include "packed.cu"

@@ -161,6 +161,39 @@ def test_segments_that_overlap_are_refused(segments: list[int]) -> None:
             kernels.merge(grouping, gradients, starts, 4)
 
 
+@pytest.mark.parametrize("n", [1, 31, 64, 100, 511, 4096, 4097, 9000])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_values_that_begin_at_no_pack_are_marked_and_taken(n: int, shift: int) -> None:
+    module, rng = importlib.import_module("hpcrec._emulated"), np.random.default_rng(n)
+    faults, count = torch.zeros(1, dtype=torch.int32), -(-n // 64)
+    for with_gradient in (False, True):
+        values = torch.from_numpy(rng.standard_normal(n + shift).astype(np.float32))[shift:]
+        gradient = torch.from_numpy(rng.standard_normal(n + shift).astype(np.float32))[shift:]
+        marks = torch.full((count,), -1, dtype=torch.int64)
+        wanted = values + gradient if with_gradient else values.clone()
+        chosen = np.flatnonzero(np.abs(wanted.numpy()) >= np.float32(0.7))
+        if with_gradient:
+            k = module.mark_sum(gradient, values, 0.7, marks, 0, faults)
+        else:
+            k = module.mark_above(values, 0.7, marks, 0, faults)
+        assert k == chosen.size
+        bits = np.unpackbits(marks.numpy().view(np.uint8), bitorder="little")
+        assert np.flatnonzero(bits).tolist() == chosen.tolist()
+        positions, taken = torch.empty(k, dtype=torch.int64), torch.empty(k)
+        take = module.cut_marked if with_gradient else module.take_marked
+        take(values, marks, positions, taken, 0, faults)
+        assert positions.tolist() == chosen.tolist()
+        assert torch.equal(taken, wanted[chosen])
+        if with_gradient:
+            wanted[chosen] = 0
+        assert torch.equal(values, wanted)
+        assert not faults.any()
+        if k:
+            take(values, marks, positions[1:], taken[1:], 0, faults)
+            assert faults.item() == 128
+            faults.zero_()
+
+
 @pytest.mark.parametrize("order", ["", "reversed"])
 @pytest.mark.parametrize("starts", [[0, 8, 0, 3], [2, 2, 1], [0, 2, 4, 6, 2], [7, 8, 4, 0]])
 def test_targets_that_overlap_in_part_are_refused(starts: list[int], order: str, monkeypatch) -> None:
