@@ -65,15 +65,23 @@ __global__ void __launch_bounds__(block_threads, 1)
 #pragma unroll
   for (int turn = 0; turn < turns; ++turn) {
     Pack<float, N> x[packs], g[packs];
+    const int64_t from = first + turn * packs * step + lane * N;
+    if (first + warp_values <= n) {  // without a branch between the loads
 #pragma unroll
-    for (int j = 0; j < packs; ++j) {
-      const int64_t at = first + (turn * packs + j) * step + lane * N;
-      x[j] = load_some<N>(read, at, n);
-      if constexpr (SUM) g[j] = load_some<N>(gradient, at, n);
+      for (int j = 0; j < packs; ++j) {
+        x[j] = load<float, N>(read + from + j * step);
+        if constexpr (SUM) g[j] = load<float, N>(gradient + from + j * step);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < packs; ++j) {
+        x[j] = load_some<N>(read, from + j * step, n);
+        if constexpr (SUM) g[j] = load_some<N>(gradient, from + j * step, n);
+      }
     }
 #pragma unroll
     for (int j = 0; j < packs; ++j) {
-      const int64_t at = first + (turn * packs + j) * step + lane * N;
+      const int64_t at = from + j * step;
       if constexpr (SUM) {
         add(x[j], g[j]);
         store_some<N>(written, at, n, x[j]);
