@@ -10,6 +10,7 @@ from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.chunks import fletcher32, read_chunks
 from hpcrec.kernels.device import Device
 from hpcrec.kernels.device_array import DeviceArray
+from hpcrec.kernels.fm import fm_sums, fm_sums_backward
 from hpcrec.kernels.halves import HALF_BLOCK, half_bytes, read_halves, write_halves
 from hpcrec.kernels.id_map import MOST_ROWS, Admitted, IdMap, IdState
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
@@ -62,6 +63,8 @@ __all__ = [
     "dot_interaction_backward",
     "expand",
     "fletcher32",
+    "fm_sums",
+    "fm_sums_backward",
     "gather",
     "get_threads",
     "group",

@@ -73,6 +73,45 @@ def floats(
     return writable(name, array) if write else array
 
 
+def vectors(
+    name: str,
+    array: Floats,
+    shape: tuple[int, ...] | None = None,
+    dtype: np.dtype | None = None,
+    *,
+    write: bool = False,
+) -> Floats:
+    """float32 or float64 (or exactly ``dtype``) [B, F, D], D at least 1, of vectors that lie anywhere in any order.
+
+    A vector's elements lie one after the other. One that is written shares no element with another.
+    """
+    good = (
+        (isinstance(array, DeviceArray) or (isinstance(array, np.ndarray) and array.flags.aligned))
+        and (array.dtype in FLOATS if dtype is None else array.dtype == dtype)
+        and array.ndim == 3
+        and 0 < array.shape[2] <= WIDEST
+        and (shape is None or array.shape == shape)
+    )
+    if good and array.size and isinstance(array, np.ndarray):  # a device's are contiguous
+        # Axes of one element may have any stride.
+        axes = sorted((stride, n) for stride, n in zip(array.strides, array.shape, strict=True) if n > 1)
+        good = (array.shape[2] == 1 or array.strides[2] == array.itemsize) and all(
+            stride >= 0 and stride % array.itemsize == 0 for stride, _ in axes
+        )
+        extent = array.itemsize
+        for stride, n in axes if write else ():
+            good = good and stride >= extent
+            extent += (n - 1) * stride
+    if not good:
+        wanted = "any, any, any" if shape is None else ", ".join(map(str, shape))
+        found = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise ValueError(
+            f"{name} is {found}; needed is {'float32 or float64' if dtype is None else dtype}[{wanted}] whose last "
+            f"axis is contiguous and not empty{', of vectors that lie apart' if write else ''}"
+        )
+    return writable(name, array) if write else array
+
+
 def numbers(name: str, array: NDArray[Any], dtypes: Sequence[np.dtype]) -> NDArray[Any]:
     """Of one of these types and any shape, to be written."""
     if not (plain(array) and array.dtype in dtypes):

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.kernels import native, native_messages
-from hpcrec.kernels.beside import Beside, BesideStep
+from hpcrec.kernels.beside import BesideStep
 from hpcrec.kernels.device_array import DeviceArray
+from hpcrec.kernels.device_lookup import DeviceLookup
 from hpcrec.kernels.device_messages import DeviceMessages
 from hpcrec.kernels.device_slots import SlotMap
 from hpcrec.kernels.reference import Grouping
@@ -20,7 +21,7 @@ from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
 
 
-class Device(DeviceMessages):
+class Device(DeviceLookup, DeviceMessages):
     """Kernels of a device, under the reference's names and signatures; see ``DeviceCalls``."""
 
     def __getattr__(self, name: str) -> Any:
@@ -44,39 +45,6 @@ class Device(DeviceMessages):
         """A map in the device's memory."""
         self.module()
         return SlotMap(self, capacity, evict, seed)
-
-    def pooled_gather(
-        self,
-        rows: Floats,
-        index: Ints,
-        offsets: Ints,
-        out: Floats,
-        out_start: Ints | None,
-        weights: Floats | None,
-        scale: Floats | None,
-        beside: Beside | None,
-    ) -> None:
-        """See the reference."""
-        narrow, start = (None, None) if beside is None else (beside.rows.reshape(-1), beside.start)
-        self.call("pooled_gather", rows, index, offsets, out, out_start, weights, scale, narrow, start)
-
-    def copy_vectors(
-        self,
-        source: Floats,
-        target: Floats,
-        width: int,
-        n: int,
-        source_start: Ints | None,
-        target_start: Ints | None,
-        accumulate: bool,
-        scale: Floats | None,
-    ) -> None:
-        """See the reference. Targets that may repeat add up in order: that is the host's, so far."""
-        if accumulate and target_start is not None:
-            run = self.__getattr__("copy_vectors")
-            run(source, target, width, n, source_start, target_start, accumulate, scale)
-        else:
-            self.call("copy_vectors", source, target, width, n, source_start, target_start, accumulate, scale)
 
     def group(self, index: Ints, offsets: Ints | None) -> Grouping:
         """See the reference."""

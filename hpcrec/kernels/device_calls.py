@@ -32,13 +32,25 @@ FAULTS = {
     32: "a part is not one of those that there are",
     64: "positions do not rise, or are outside the values",
     128: "data, or marks, are not a mask of so many positions",
-    256: "an id is -2^63, which stands for an empty slot",
-    512: "a slot is not of this map",
+    256: "target_start: vectors that are added overlap, and do not begin at one place",
+    512: "winners: a place is outside its bag",
+    1024: "packed: the bytes are not so many numbers",
+    2048: "numbers do not take the bytes of out",
+    4096: "asked: packed ids of a piece are damaged",
+    8192: "asked: lengths of a piece do not add up to its ids",
+    16384: "an id is -2^63, which stands for an empty slot",
+    32768: "a slot is not of this map",
 }
 # Which arguments of a kernel it writes, by their place.
 WRITTEN = {
     "pooled_gather": (3,),
     "copy_vectors": (1,),
+    "pooled_max": (3, 5),
+    "pooled_max_backward": (3,),
+    "fm_sums": (1, 2),
+    "fm_sums_backward": (3,),
+    "dot_interaction": (2,),
+    "dot_interaction_backward": (3, 4),
     "merge": (6,),
     "squared_norm": (1,),
     "update": (0, 9, 10),
@@ -63,6 +75,10 @@ WRITTEN = {
     "gather": (2,),
     "write_mask": (2,),
     "read_mask": (2,),
+    "packed_bytes": (),
+    "pack_numbers": (2,),
+    "unpack_numbers": (2,),
+    "unpack": (3, 4, 5, 6),
     "find_slots": (3,),
     "admit_slots": (0, 1, 6, 7),
     "touch_slots": (0,),
@@ -170,6 +186,9 @@ class DeviceCalls:
 
     def copy_to_host(self, there: "Tensor", host: NDArray[Any]) -> None:
         """The same to an array that there is."""
+        if not host.flags.c_contiguous:
+            host[...] = self.to_host(there)
+            return
         with self._guard():
             self._staging.to_host(there, host)
 
@@ -249,6 +268,21 @@ class DeviceCalls:
             if isinstance(args[at], np.ndarray):
                 self.copy_to_host(there[at], args[at])
         return returned
+
+    def run_there(self, name: str, *tensors: "Tensor") -> None:
+        """Runs a kernel on torch's tensors where they are, in the order of torch's current stream; waits for nothing.
+
+        For kernels that can refuse no contents, whose wrapper here looks at shapes and types as ``kernels`` does.
+        """
+        import torch
+
+        module = self.module()
+        faults = torch.empty(1, dtype=torch.int32, device=tensors[0].device)  # such a kernel leaves it alone
+        if self._place == "cpu":
+            getattr(module, name)(*tensors, 0, faults)
+            return
+        with torch.cuda.device(tensors[0].device):
+            getattr(module, name)(*tensors, torch.cuda.current_stream().cuda_stream, faults)
 
     def _there(self, given: Any) -> Any:
         if isinstance(given, DeviceArray):

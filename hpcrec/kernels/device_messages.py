@@ -1,10 +1,11 @@
-"""A device's kernels of halves, thresholds and positions, under their references' names and signatures."""
+"""A device's kernels of halves, thresholds, positions and packed numbers, under their references' names."""
 
 from typing import Any
 
 import numpy as np
 
 from hpcrec.kernels.device_calls import DeviceCalls
+from hpcrec.kernels.reference_bags import Unpacked
 from hpcrec.kernels.reference_halves import HALF_KINDS, Bytes
 from hpcrec.types import Floats, Ints
 
@@ -71,6 +72,29 @@ class DeviceMessages(DeviceCalls):
         out = self.new(data, k, np.int64)
         self.call("read_mask", data, n, out)
         return out
+
+    def packed_bytes(self, numbers: Ints) -> tuple[int, int]:
+        """See the reference."""
+        return self.call("packed_bytes", numbers)
+
+    def pack_numbers(self, numbers: Ints, rising: bool, out: Bytes) -> None:
+        """See the reference."""
+        self.call("pack_numbers", numbers, rising, out)
+
+    def unpack_numbers(self, packed: Bytes, n: int, rising: bool) -> Ints:
+        """See the reference."""
+        out = self.new(packed, n, np.int64)
+        self.call("unpack_numbers", packed, rising, out)
+        return out
+
+    def unpack(
+        self, message: Bytes, asked: Ints, width: int, n_ids: int, n_bags: int, values: bool, gradients: bool
+    ) -> Unpacked:
+        """See the reference."""
+        index, offsets = (self.new(message, n, np.int64) for n in (n_ids, n_bags + 1))
+        starts = [self.new(message, n_bags, np.int64) if wanted else None for wanted in (values, gradients)]
+        self.call("unpack", message, asked.tobytes(), width, index, offsets, *starts)
+        return Unpacked(index, offsets, *starts)
 
     def _marks(self, values: Floats) -> Any:
         return self.new(values, -(-values.size // 64), np.int64)

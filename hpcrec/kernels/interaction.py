@@ -26,7 +26,7 @@ def dot_interaction(first: Floats | None, block: Floats, out: Floats) -> None:
         A type or shape is wrong.
     """
     _check(first, block, "out", out, write=True)
-    backend().dot_interaction(first, block, out)
+    backend(first, block, out).dot_interaction(first, block, out)
 
 
 def dot_interaction_backward(
@@ -49,7 +49,8 @@ def dot_interaction_backward(
         raise ValueError("first and first_gradient belong together: give both or neither")
     if first_gradient is not None:
         checks.floats("first_gradient", first_gradient, (block.shape[0], block.shape[2]), block.dtype, write=True)
-    backend().dot_interaction_backward(first, block, gradient, first_gradient, block_gradient)
+    run = backend(first, block, gradient, first_gradient, block_gradient).dot_interaction_backward
+    run(first, block, gradient, first_gradient, block_gradient)
 
 
 def _check(first: Floats | None, block: Floats, name: str, out: Floats, *, write: bool) -> None:

@@ -91,7 +91,8 @@ def copy_vectors(
     source_start, target_start : int64 [V], optional
         Element where vector v begins; left out: ``v * width``. With neither, V is what fits exactly into both.
     accumulate : bool
-        Add instead of set. Targets may then repeat and add up in the order of v; otherwise they must be disjoint.
+        Add instead of set. Targets may then repeat and add up in the order of v; otherwise they must be disjoint. A
+        device refuses those that are neither equal nor disjoint.
     scale : like source [V], optional
 
     Raises

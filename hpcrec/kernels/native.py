@@ -269,6 +269,16 @@ def _numbers(rule: str, n: StepNumbers, width: int) -> tuple[int, float, float, 
     return RULES[rule].code, n.rate, n.eps, n.rest1, n.rest2, width
 
 
+def fm_sums(vectors: Floats, sums: Floats, squares: Floats) -> None:
+    """See the reference."""
+    module().fm_sums(vectors, sums, squares)
+
+
+def fm_sums_backward(vectors: Floats, sums_gradient: Floats, squares_gradient: Floats, gradient: Floats) -> None:
+    """See the reference."""
+    module().fm_sums_backward(vectors, sums_gradient, squares_gradient, gradient)
+
+
 def dot_interaction(first: Floats | None, block: Floats, out: Floats) -> None:
     """See the reference."""
     module().dot_interaction(first, block, out)

@@ -18,6 +18,7 @@ from hpcrec.kernels import checks
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.reference_bags import Coding, Unpacked, take_bags, unpack
 from hpcrec.kernels.reference_chunks import fletcher32, read_chunks
+from hpcrec.kernels.reference_fm import fm_sums, fm_sums_backward
 from hpcrec.kernels.reference_interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.reference_maximum import pooled_max, pooled_max_backward
 from hpcrec.kernels.reference_packed import pack_numbers, packed_bytes, unpack_numbers
@@ -26,8 +27,9 @@ from hpcrec.types import Floats, Ints
 
 # Definitions of this backend that have a file of their own.
 __all__ = [
-    "Coding", "Unpacked", "dot_interaction", "dot_interaction_backward", "fletcher32", "pack_numbers", "packed_bytes",
-    "pooled_max", "pooled_max_backward", "read_chunks", "take_bags", "unpack", "unpack_numbers",
+    "Coding", "Unpacked", "dot_interaction", "dot_interaction_backward", "fletcher32", "fm_sums", "fm_sums_backward",
+    "pack_numbers", "packed_bytes", "pooled_max", "pooled_max_backward", "read_chunks", "take_bags", "unpack",
+    "unpack_numbers",
 ]  # fmt: skip
 
 BLOCK = 128

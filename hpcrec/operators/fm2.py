@@ -1,12 +1,11 @@
 """``FM2``: the second-order term of a factorisation machine over pooled vectors. Knows nothing of the first order."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from hpcrec.operators.base import add_partials, check_lookups
+from hpcrec.operators.sums import both_sums
 from hpcrec.types import Lookup
 
 
@@ -48,7 +47,7 @@ class FM2:
 
     def partial(self, pooled_BFD: Tensor) -> tuple[Tensor, ...]:
         """``(S_BD, Q_B)``."""
-        return _Sums.apply(pooled_BFD)
+        return both_sums(pooled_BFD)
 
     def reduce(self, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Elementwise sum."""
@@ -58,17 +57,3 @@ class FM2:
         """Sum over pairs, [B]."""
         sum_BD, squares_B = partials
         return 0.5 * (sum_BD.square().sum(1) - squares_B)
-
-
-class _Sums(torch.autograd.Function):
-    """``(S, Q)``, whose gradient ``g_S + 2 g_Q v`` is written in one pass over memory; by itself torch takes six."""
-
-    @staticmethod
-    def forward(ctx: Any, pooled_BFD: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(pooled_BFD)
-        return pooled_BFD.sum(1), pooled_BFD.square().sum((1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, sum_gradient_BD: Tensor, squares_gradient_B: Tensor) -> Tensor:
-        (pooled_BFD,) = ctx.saved_tensors
-        return torch.addcmul(sum_gradient_BD[:, None], pooled_BFD, 2 * squares_gradient_B[:, None, None])

@@ -32,8 +32,14 @@ enum Fault : unsigned {
   bad_part = 32,
   bad_positions = 64,
   bad_mask = 128,
-  bad_id = 256,
-  bad_slot = 512
+  bad_overlap = 256,
+  bad_winner = 512,
+  bad_packed = 1024,
+  bad_packed_size = 2048,
+  bad_ids = 4096,
+  bad_lengths = 8192,
+  bad_id = 16384,
+  bad_slot = 32768
 };
 
 // Where a call runs, and where it notes faults.
@@ -50,6 +56,9 @@ void release(void* memory, cudaStream_t stream);
 void zero(void* memory, int64_t bytes, cudaStream_t stream);
 // Waits for what is queued before.
 void copy_to_host(void* to, const void* from, int64_t bytes, cudaStream_t stream);
+
+// Copies before it returns, or before the stream's later work: `from` may then be freed.
+void copy_to_device(void* to, const void* from, int64_t bytes, cudaStream_t stream);
 
 template <class T> class Scratch {
   cudaStream_t stream_;

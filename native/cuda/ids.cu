@@ -1,6 +1,10 @@
 // Grouping by a stable sort, and seeded functions of ids, on the device.
 #include "ids.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
 #include "hpcrec/feistel.h"
 #include "hpcrec/mix.h"
 #include "lanes.h"
@@ -9,62 +13,94 @@
 namespace hpcrec::cuda {
 namespace {
 
+constexpr int64_t few_ids = 4096;        // sorted as they are: to look for narrower keys would take longer
+constexpr int64_t narrowing_blocks = 8;  // a multiprocessor
+
+// The ids' low halves, and in two words every bit that an id has.
+__global__ void __launch_bounds__(block_threads, 1)
+    narrow_ids(const int64_t* ids, int64_t n, uint32_t* keys, unsigned* bits) {
+  const int64_t n_threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  unsigned low = 0, high = 0;
+#pragma unroll 4
+  for (int64_t i = this_thread(); i < n; i += n_threads) {
+    const auto id = static_cast<uint64_t>(ids[i]);
+    keys[i] = static_cast<uint32_t>(id);
+    low |= static_cast<unsigned>(id);
+    high |= static_cast<unsigned>(id >> 32);
+  }
+  const int lane = static_cast<int>(threadIdx.x % all_lanes);
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) {
+    low |= __shfl_sync(0xffffffffu, low, lane ^ other, 32);
+    high |= __shfl_sync(0xffffffffu, high, lane ^ other, 32);
+  }
+  if (lane != 0) return;
+  if (low) atomicOr(bits, low);
+  if (high) atomicOr(bits + 1, high);
+}
+
+// The bag of each position: the last that begins at or before it, and is not empty.
+__global__ void __launch_bounds__(block_threads, 1)
+    number_bags(const int64_t* offsets, int64_t n_bags, int64_t n, uint32_t* bags) {
+  const int64_t i = this_thread();
+  if (i >= n) return;
+  int64_t low = 0, high = n_bags;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (offsets[middle + 1] <= i) low = middle + 1;
+    else high = middle;
+  }
+  bags[i] = static_cast<uint32_t>(low);
+}
+
 // 1 where a run of equal ids begins.
-__global__ void __launch_bounds__(block_threads, 1) mark_heads(const int64_t* sorted, int64_t n, int64_t* head) {
+template <class Key>
+__global__ void __launch_bounds__(block_threads, 1) mark_heads(const Key* sorted, int64_t n, uint32_t* head) {
   const int64_t i = this_thread();
   if (i < n) head[i] = i == 0 || sorted[i] != sorted[i - 1];
 }
 
-// The bag of an id: the last that begins at or before it, and is not empty.
-__device__ __forceinline__ int64_t bag_of(int64_t at, const int64_t* offsets, int64_t n_bags) {
-  int64_t low = 0, high = n_bags;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (offsets[middle + 1] <= at) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
-
-// From sorted ids, their numbers before, and the number, from 1, of the distinct id that each is.
-struct Sorted {
-  const int64_t* ids;
+// From sorted ids, what came with them, and the number, from 1, of the distinct id that each is.
+template <class Key> struct Sorted {
+  const Key* ids;
   const uint32_t* numbers;
-  const int64_t* rank;
+  const uint32_t* rank;
   int64_t n;
 };
 
-__global__ void __launch_bounds__(block_threads, 1) write_groups(Sorted from, const int64_t* offsets, int64_t n_bags,
-                                                                 int64_t* unique, int64_t* segments, int64_t* order) {
+template <class Key>
+__global__ void __launch_bounds__(block_threads, 1)
+    write_groups(Sorted<Key> from, int64_t* unique, int64_t* segments, int64_t* order) {
   const int64_t i = this_thread();
   if (i >= from.n) return;
-  const int64_t u = from.rank[i] - 1;
+  const int64_t u = int64_t{from.rank[i]} - 1;
   if (i == 0 || from.rank[i - 1] <= u) {
-    unique[u] = from.ids[i];
+    unique[u] = static_cast<int64_t>(from.ids[i]);
     segments[u] = i;
   }
   if (i == from.n - 1) segments[u + 1] = from.n;
-  const int64_t number = from.numbers[i];
-  order[i] = offsets ? bag_of(number, offsets, n_bags) : number;
+  order[i] = from.numbers[i];
 }
 
-__global__ void __launch_bounds__(block_threads, 1) write_inverse(Sorted from, int64_t* unique, int64_t* inverse) {
+template <class Key>
+__global__ void __launch_bounds__(block_threads, 1) write_inverse(Sorted<Key> from, int64_t* unique, int64_t* inverse) {
   const int64_t i = this_thread();
   if (i >= from.n) return;
-  const int64_t u = from.rank[i] - 1;
-  if (i == 0 || from.rank[i - 1] <= u) unique[u] = from.ids[i];
+  const int64_t u = int64_t{from.rank[i]} - 1;
+  if (i == 0 || from.rank[i - 1] <= u) unique[u] = static_cast<int64_t>(from.ids[i]);
   inverse[from.numbers[i]] = u;
 }
 
 __global__ void __launch_bounds__(block_threads, 1)
-    widen(const int32_t* part, int64_t n, int64_t n_parts, int64_t* out, unsigned* faults) {
+    key_parts(const int32_t* part, int64_t n, int64_t n_parts, uint32_t* keys, unsigned* faults) {
   const int64_t i = this_thread();
   if (i >= n) return;
-  if (!below(part[i], n_parts)) note(faults, bad_part);
-  out[i] = part[i];
+  const bool good = below(part[i], n_parts);
+  if (!good) note(faults, bad_part);
+  keys[i] = good ? static_cast<uint32_t>(part[i]) : 0;
 }
 
-__device__ __forceinline__ int64_t first_at_least(const int64_t* sorted, int64_t n, int64_t value) {
+__device__ __forceinline__ int64_t first_at_least(const uint32_t* sorted, int64_t n, int64_t value) {
   int64_t low = 0, high = n;
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;
@@ -75,7 +111,7 @@ __device__ __forceinline__ int64_t first_at_least(const int64_t* sorted, int64_t
 }
 
 __global__ void __launch_bounds__(block_threads, 1)
-    write_parts(const int64_t* sorted, const uint32_t* numbers, int64_t n, int64_t n_parts, int64_t* counts,
+    write_parts(const uint32_t* sorted, const uint32_t* numbers, int64_t n, int64_t n_parts, int64_t* counts,
                 int64_t* order) {
   const int64_t i = this_thread();
   if (i < n) order[i] = numbers[i];
@@ -116,17 +152,46 @@ __global__ void __launch_bounds__(block_threads, 1)
   out[i] = static_cast<T>((2.0 * u - 1.0) * scale);
 }
 
-// Calls write(Sorted) for n ids, of which there is one at least; returns how many are distinct.
-template <class F> int64_t sorted_by_id(const int64_t* ids, int64_t n, const Queue& queue, F&& write) {
-  const Scratch<int64_t> sorted(n, queue.stream), rank(n, queue.stream);
-  const Scratch<uint32_t> numbers(n, queue.stream);
-  sort_numbered(ids, n, sorted.data(), numbers.data(), queue);
-  launch("mark_heads", mark_heads, blocks_for(n), 1, block_threads, queue.stream, sorted.data(), n, rank.data());
-  inclusive_sum(rank.data(), n, rank.data(), queue);
-  write(Sorted{sorted.data(), numbers.data(), rank.data(), n});
-  int64_t n_unique = 0;
+// Calls write(Sorted) for n ids, of which there is one at least, sorted with their bags where there are offsets, else
+// with their positions; returns how many are distinct.
+template <class Key, class F>
+int64_t sorted_by_key(const Key* keys, int64_t n, int bits, const int64_t* offsets, int64_t n_bags, const Queue& queue,
+                      F&& write) {
+  const Scratch<Key> sorted(n, queue.stream);
+  const Scratch<uint32_t> rank(n, queue.stream), numbers(n, queue.stream);
+  if (offsets) {
+    const Scratch<uint32_t> bags(n, queue.stream);
+    launch("group: bags", number_bags, blocks_for(n), 1, block_threads, queue.stream, offsets, n_bags, n, bags.data());
+    sort_pairs<Key>(keys, bags.data(), n, bits, sorted.data(), numbers.data(), queue);
+  } else {
+    sort_numbered(keys, n, bits, sorted.data(), numbers.data(), queue);
+  }
+  launch("mark_heads", mark_heads<Key>, blocks_for(n), 1, block_threads, queue.stream, sorted.data(), n, rank.data());
+  inclusive_sum<uint32_t>(rank.data(), n, rank.data(), queue);
+  write(Sorted<Key>{sorted.data(), numbers.data(), rank.data(), n});
+  uint32_t n_unique = 0;
   copy_to_host(&n_unique, rank.data() + n - 1, sizeof n_unique, queue.stream);
   return n_unique;
+}
+
+// The same by keys of 32 bits where all ids fit, and by as many bits as they have.
+template <class F>
+int64_t sorted_by_id(const int64_t* ids, int64_t n, const int64_t* offsets, int64_t n_bags, const Queue& queue,
+                     F&& write) {
+  if (offsets && n_bags >> 32)
+    throw std::runtime_error("group: " + std::to_string(n_bags) + " bags; a device takes fewer than 2^32");
+  if (n < few_ids) return sorted_by_key(ids, n, 64, offsets, n_bags, queue, write);
+  const Scratch<uint32_t> keys(n, queue.stream);
+  const Scratch<unsigned> bits(2, queue.stream);
+  zero(bits.data(), 2 * sizeof(unsigned), queue.stream);
+  launch("narrow_ids", narrow_ids, std::min(blocks_for(n), narrowing_blocks * multiprocessors()), 1, block_threads,
+         queue.stream, ids, n, keys.data(), bits.data());
+  unsigned found[2] = {0, 0};
+  copy_to_host(found, bits.data(), sizeof found, queue.stream);
+  const uint64_t all = static_cast<uint64_t>(found[1]) << 32 | found[0];
+  const int n_bits = all >> 63 ? 64 : bits_below(static_cast<int64_t>(all) + (all < INT64_MAX));
+  if (n_bits <= narrow_bits) return sorted_by_key<uint32_t>(keys.data(), n, n_bits, offsets, n_bags, queue, write);
+  return sorted_by_key(ids, n, n_bits, offsets, n_bags, queue, write);
 }
 
 }  // namespace
@@ -138,25 +203,25 @@ int64_t group(const int64_t* ids, int64_t n, const int64_t* offsets, int64_t n_b
     zero(segments, sizeof(int64_t), queue.stream);
     return 0;
   }
-  return sorted_by_id(ids, n, queue, [&](const Sorted& from) {
-    launch("group", write_groups, blocks_for(n), 1, block_threads, queue.stream, from, offsets, n_bags, unique,
-           segments, order);
+  return sorted_by_id(ids, n, offsets, n_bags, queue, [&](const auto& from) {
+    launch("group", write_groups<std::decay_t<decltype(*from.ids)>>, blocks_for(n), 1, block_threads, queue.stream,
+           from, unique, segments, order);
   });
 }
 
 int64_t dedup(const int64_t* ids, int64_t n, int64_t* unique, int64_t* inverse, const Queue& queue) {
   if (n == 0) return 0;
-  return sorted_by_id(ids, n, queue, [&](const Sorted& from) {
-    launch("dedup", write_inverse, blocks_for(n), 1, block_threads, queue.stream, from, unique, inverse);
+  return sorted_by_id(ids, n, nullptr, 0, queue, [&](const auto& from) {
+    launch("dedup", write_inverse<std::decay_t<decltype(*from.ids)>>, blocks_for(n), 1, block_threads, queue.stream,
+           from, unique, inverse);
   });
 }
 
 void partition(const int32_t* part, int64_t n, int64_t n_parts, int64_t* counts, int64_t* order, const Queue& queue) {
-  const Scratch<int64_t> wide(n, queue.stream), sorted(n, queue.stream);
-  const Scratch<uint32_t> numbers(n, queue.stream);
-  launch("partition: parts", widen, blocks_for(n), 1, block_threads, queue.stream, part, n, n_parts, wide.data(),
+  const Scratch<uint32_t> keys(n, queue.stream), sorted(n, queue.stream), numbers(n, queue.stream);
+  launch("partition: parts", key_parts, blocks_for(n), 1, block_threads, queue.stream, part, n, n_parts, keys.data(),
          queue.faults);
-  sort_numbered(wide.data(), n, sorted.data(), numbers.data(), queue);
+  sort_numbered(keys.data(), n, bits_below(n_parts), sorted.data(), numbers.data(), queue);
   launch("partition", write_parts, blocks_for(n < n_parts ? n_parts : n), 1, block_threads, queue.stream, sorted.data(),
          numbers.data(), n, n_parts, counts, order);
 }

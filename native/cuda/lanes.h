@@ -11,6 +11,7 @@ template <class T, int N> struct alignas(sizeof(T) * N) Pack {
   T x[N];
 };
 template <class T> constexpr int most_packed = 16 / sizeof(T);
+constexpr int rows_ahead = 4;  // asked for before the first of them is added, by each group
 
 // Lanes and tiles of vectors of some width.
 struct Layout {

@@ -1,72 +1,31 @@
 // Pooled gather and vector copy on the device: bound by memory, so all that they do is ask for rows early enough.
 #include "lookup.h"
 
+#include "accumulate.h"
+#include "bags.h"
 #include "lanes.h"
 
 namespace hpcrec::cuda {
 namespace {
 
-constexpr int rows_ahead = 4;        // asked for before the first of them is added, by each group
-constexpr int64_t bags_a_group = 8;  // whose rows are asked for one after the other, across the ends of bags
+// Sums of weighted rows, scaled.
+template <class T, int N> class Adding {
+  const T* weights_;
+  const T* scale_;
+  Pack<T, N> sum_;
 
-// Sums of consecutive bags. Rows are asked for `rows_ahead` at a time, whatever bag they are of, and the indices of the
-// next as many meanwhile: a bag of one row costs no wait of its own.
-template <class T, int N>
-__global__ void __launch_bounds__(block_threads, 1) gather_bags(Gather<T> c, Layout layout, unsigned* faults) {
-  const Member me(layout);
-  const int64_t first = me.group * bags_a_group;
-  if (first == 0 && (c.offsets[0] != 0 || c.offsets[c.n_vectors] != c.n_ids)) note(faults, bad_offsets);
-  if (first >= c.n_vectors) return;
-  const int64_t last = first + bags_a_group < c.n_vectors ? first + bags_a_group : c.n_vectors;
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * layout.lanes + me.lane) * N;
-  const bool mine = column < c.width;
-
-  int64_t v = first, k = c.offsets[first], end = c.offsets[first + 1];
-  const int64_t stop = c.offsets[last];
-  bool good = k >= 0 && k <= end && end <= stop && stop <= c.n_ids;
-  Pack<T, N> sum = zeros<T, N>();
-  const auto finish = [&] {
-    const int64_t start = c.out_start ? c.out_start[v] : v * c.width;
-    if (!fits(start, c.width, c.out_size)) note(faults, bad_start);
-    else if (mine) store_anywhere<T, N>(c.out + start + column, c.scale ? scaled(sum, c.scale[v]) : sum);
-    sum = zeros<T, N>();
-    if (++v < last) {
-      const int64_t next = c.offsets[v + 1];
-      good = good && next >= end && next <= stop;
-      end = next;
-    }
-  };
-  const auto index_at = [&](int64_t at) { return at < stop ? c.index[at] : int64_t{0}; };
-
-  int64_t ids[rows_ahead];
-  if (good) {
-#pragma unroll
-    for (int i = 0; i < rows_ahead; ++i) ids[i] = index_at(k + i);
+ public:
+  explicit Adding(const Gather<T>& c) : weights_(c.weights), scale_(c.scale) {}
+  __device__ void begin() { sum_ = zeros<T, N>(); }
+  __device__ T weight(int64_t k) const { return weights_ ? weights_[k] : T{1}; }
+  __device__ void take(const Pack<T, N>& row, T its_weight) {
+    if (weights_) add(sum_, row, its_weight);
+    else add(sum_, row);
   }
-  while (good && k < stop) {
-    Pack<T, N> rows[rows_ahead];
-    T weights[rows_ahead];
-#pragma unroll
-    for (int i = 0; i < rows_ahead; ++i) {
-      const bool there = k + i < stop && below(ids[i], c.n_rows);
-      if (k + i < stop && !there) note(faults, bad_index);
-      rows[i] = there && mine ? load<T, N>(c.rows + ids[i] * c.width + column) : zeros<T, N>();
-      weights[i] = c.weights && k + i < stop ? c.weights[k + i] : T{1};
-    }
-#pragma unroll
-    for (int i = 0; i < rows_ahead; ++i) ids[i] = index_at(k + rows_ahead + i);
-#pragma unroll
-    for (int i = 0; i < rows_ahead; ++i) {
-      if (k + i >= stop) break;
-      while (good && k + i >= end && v < last) finish();
-      if (c.weights) add(sum, rows[i], weights[i]);
-      else add(sum, rows[i]);
-    }
-    k += rows_ahead;
+  __device__ void write(T* to, int64_t v, int64_t) const {
+    store_anywhere<T, N>(to, scale_ ? scaled(sum_, scale_[v]) : sum_);
   }
-  while (good && v < last) finish();
-  if (!good) note(faults, bad_offsets);
-}
+};
 
 template <class T, int N>
 __global__ void __launch_bounds__(block_threads, 1) copy_each(Copy<T> c, Layout layout, unsigned* faults) {
@@ -90,10 +49,7 @@ __global__ void __launch_bounds__(block_threads, 1) copy_each(Copy<T> c, Layout 
 }
 
 template <class T, int N> void gather_with(const Gather<T>& c, const Queue& queue) {
-  const Layout layout = layout_of(c.width, N);
-  const int64_t bags_a_block = layout.groups(block_threads) * bags_a_group;
-  launch("pooled_gather", gather_bags<T, N>, c.n_vectors / bags_a_block + 1, tiles_of(layout, N), block_threads,
-         queue.stream, c, layout, queue.faults);
+  pool_bags<T, N>("pooled_gather", c, Adding<T, N>(c), queue);
 }
 
 template <class T, int N> void copy_with(const Copy<T>& c, const Queue& queue) {
@@ -115,7 +71,8 @@ template <class T> void pooled_gather(const Gather<T>& c, const Queue& queue) {
 }
 
 template <class T> void copy_vectors(const Copy<T>& c, const Queue& queue) {
-  if (c.width % most_packed<T> == 0) copy_with<T, most_packed<T>>(c, queue);
+  if (c.accumulate && c.target_start) add_vectors(c, queue);
+  else if (c.width % most_packed<T> == 0) copy_with<T, most_packed<T>>(c, queue);
   else copy_with<T, 1>(c, queue);
 }
 

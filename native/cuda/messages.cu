@@ -1,7 +1,4 @@
-// Values marked by a threshold, a bit each, and put one after the other; rising positions; halves. On the device.
-//
-// Marked values are counted a word of 32 at a time, the counts are added up, and each warp then puts its own where they
-// belong: so their order is that of their positions.
+// Rising positions and masks of them; halves. On the device.
 #include "messages.h"
 
 #include "hpcrec/bits.h"
@@ -17,77 +14,6 @@ constexpr uint32_t quiet_nan = 0x7fc00000;
 
 int64_t words_of(int64_t n) {
   return (n + word_values - 1) / word_values;
-}
-
-// ---- marks ----------------------------------------------------------------------------------------------------------
-
-// Marks values that reach a magnitude; with a gradient, sums, which values become. A warp a word, and its count.
-__global__ void __launch_bounds__(block_threads, 1)
-    mark_words(const float* gradient, const float* read, float* written, int64_t n, uint32_t least, uint32_t* marks,
-               int64_t* counts) {
-  const int64_t i = this_thread();
-  bool reaches = false;
-  if (i < n) {
-    float x = read[i];
-    if (gradient) {
-      x += gradient[i];
-      written[i] = x;
-    }
-    reaches = magnitude_of(x) >= least;
-  }
-  const unsigned bits = __ballot_sync(0xffffffffu, reaches);
-  if (i < n && threadIdx.x % all_lanes == 0) {
-    marks[i / word_values] = bits;
-    counts[i / word_values] = __popc(bits);
-  }
-}
-
-__global__ void __launch_bounds__(block_threads, 1) count_words(const uint32_t* marks, int64_t n, int64_t* counts) {
-  const int64_t w = this_thread();
-  if (w < n) counts[w] = __popc(marks[w]);
-}
-
-// ends[w]: marked values up to the end of word w. Those that are cut become zero.
-__global__ void __launch_bounds__(block_threads, 1)
-    take_words(const float* values, float* cut, int64_t n, const uint32_t* marks, const int64_t* ends, int64_t k,
-               int64_t* positions, float* chosen, unsigned* faults) {
-  const int64_t i = this_thread();
-  if (i >= n) return;
-  const uint32_t bits = marks[i / word_values], own = 1u << (i % word_values);
-  if (i == n - 1 && ends[i / word_values] != k) note(faults, bad_mask);
-  if (!(bits & own)) return;
-  const int64_t at = ends[i / word_values] - __popc(bits & ~(own - 1));
-  if (!below(at, k)) return;
-  positions[at] = i;
-  chosen[at] = values[i];
-  if (cut) cut[i] = 0;
-}
-
-int64_t mark(const float* gradient, const float* read, float* written, int64_t n, float tau, uint64_t* marks,
-             const Queue& queue) {
-  if (n == 0) return 0;
-  const int64_t n_words = words_of(n);
-  const Scratch<int64_t> counts(n_words, queue.stream);
-  auto* words = reinterpret_cast<uint32_t*>(marks);
-  if (n_words % 2) zero(words + n_words, sizeof(uint32_t), queue.stream);  // marks come in words of 64
-  launch("mark", mark_words, blocks_for(n), 1, block_threads, queue.stream, gradient, read, written, n,
-         magnitude_of(tau), words, counts.data());
-  inclusive_sum(counts.data(), n_words, counts.data(), queue);
-  int64_t found = 0;
-  copy_to_host(&found, counts.data() + n_words - 1, sizeof found, queue.stream);
-  return found;
-}
-
-void take(const float* values, float* cut, int64_t n, const uint64_t* marks, int64_t k, int64_t* positions,
-          float* chosen, const Queue& queue) {
-  if (n == 0) return;
-  const int64_t n_words = words_of(n);
-  const Scratch<int64_t> ends(n_words, queue.stream);
-  const auto* words = reinterpret_cast<const uint32_t*>(marks);
-  launch("take: counts", count_words, blocks_for(n_words), 1, block_threads, queue.stream, words, n_words, ends.data());
-  inclusive_sum(ends.data(), n_words, ends.data(), queue);
-  launch("take", take_words, blocks_for(n), 1, block_threads, queue.stream, values, cut, n, words, ends.data(), k,
-         positions, chosen, queue.faults);
 }
 
 // ---- positions ------------------------------------------------------------------------------------------------------
@@ -236,24 +162,6 @@ __global__ void __launch_bounds__(block_threads, 1) read_scaled(const uint8_t* d
 }
 
 }  // namespace
-
-int64_t mark_above(const float* values, int64_t n, float tau, uint64_t* marks, const Queue& queue) {
-  return mark(nullptr, values, nullptr, n, tau, marks, queue);
-}
-
-int64_t mark_sum(const float* gradient, float* residual, int64_t n, float tau, uint64_t* marks, const Queue& queue) {
-  return mark(gradient, residual, residual, n, tau, marks, queue);
-}
-
-void take_marked(const float* values, int64_t n, const uint64_t* marks, int64_t k, int64_t* positions, float* chosen,
-                 const Queue& queue) {
-  take(values, nullptr, n, marks, k, positions, chosen, queue);
-}
-
-void cut_marked(float* values, int64_t n, const uint64_t* marks, int64_t k, int64_t* positions, float* chosen,
-                const Queue& queue) {
-  take(values, values, n, marks, k, positions, chosen, queue);
-}
 
 void require_rising(const int64_t* positions, int64_t k, int64_t n, const Queue& queue) {
   launch("require_rising", check_rising, blocks_for(k), 1, block_threads, queue.stream, positions, k, n, queue.faults);

@@ -1,13 +1,11 @@
 // Bindings of the device's kernels, and of the emulator's: arrays in device memory (on the host, where emulated), a
 // stream, and a word for faults, in. What each kernel computes is written in hpcrec/kernels/reference.py; shapes and
 // types are checked in hpcrec/kernels/, contents by the kernels, which note in the word what they refused.
-#include "bindings.h"
-
-#include "device.h"
+#include "bind.h"
 #include "ids.h"
 #include "learn.h"
-#include "lookup.h"
-#include "messages.h"
+
+using namespace hpcrec::bindings;
 
 namespace {
 template <class T>
@@ -45,47 +43,6 @@ hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, do
 }
 
 template <class T> void bind(nb::module_& m) {
-  m.def(
-      "pooled_gather",
-      [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<In<T>> weights, Maybe<In<T>> scale,
-         Maybe<In<T>> beside, Maybe<Ids> beside_start, uintptr_t stream, Faults faults) {
-        const hpcrec::Gather<T> call{rows.data(),
-                                     index.data(),
-                                     offsets.data(),
-                                     pointer(out_start),
-                                     pointer(weights),
-                                     pointer(scale),
-                                     out.data(),
-                                     static_cast<int64_t>(rows.shape(0)),
-                                     static_cast<int64_t>(rows.shape(1)),
-                                     size(index),
-                                     size(offsets) - 1,
-                                     size(out),
-                                     pointer(beside),
-                                     pointer(beside_start),
-                                     beside ? size(*beside) : 0};
-        without_gil([&] { hpcrec::cuda::pooled_gather(call, queue(stream, faults)); });
-      },
-      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "weights"_a.none(), "scale"_a.none(),
-      "beside"_a.none(), "beside_start"_a.none(), "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "copy_vectors",
-      [](In<T> source, Out<T> into, int64_t width, int64_t n, Maybe<Ids> source_start, Maybe<Ids> target_start,
-         bool accumulate, Maybe<In<T>> scale, uintptr_t stream, Faults faults) {
-        const hpcrec::Copy<T> call{source.data(),
-                                   into.data(),
-                                   pointer(source_start),
-                                   pointer(target_start),
-                                   pointer(scale),
-                                   n,
-                                   width,
-                                   size(source),
-                                   size(into),
-                                   accumulate};
-        without_gil([&] { hpcrec::cuda::copy_vectors(call, queue(stream, faults)); });
-      },
-      "source"_a, "target"_a.noconvert(), "width"_a, "n"_a, "source_start"_a.none(), "target_start"_a.none(),
-      "accumulate"_a, "scale"_a.none(), "stream"_a, "faults"_a.noconvert());
   m.def(
       "merge",
       [](Ids segments, Ids order, Ids source_start, Maybe<In<T>> weights, In<T> gradients, int64_t width, Out<T> out,
@@ -188,133 +145,6 @@ void bind_ids(nb::module_& m) {
       "ids"_a, "rows"_a, "seed"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
 }
 
-void bind_messages(nb::module_& m) {
-  using Floats = In<float>;
-  using Marks = In<int64_t>;  // words of bits: torch has no uint64 to speak of
-  using NewMarks = Out<int64_t>;
-  const auto words = [](int64_t* marks) { return reinterpret_cast<uint64_t*>(marks); };
-  const auto read = [](const int64_t* marks) { return reinterpret_cast<const uint64_t*>(marks); };
-  m.def(
-      "threshold_of",
-      [](Floats values, int64_t keep, uintptr_t stream, Faults faults) {
-        return without_gil(
-            [&] { return hpcrec::cuda::threshold_of(values.data(), size(values), keep, queue(stream, faults)); });
-      },
-      "values"_a, "keep"_a, "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "take_largest",
-      [](Floats values, int64_t width, int64_t keep, Out<int64_t> positions, Out<float> chosen, uintptr_t stream,
-         Faults faults) {
-        without_gil([&] {
-          hpcrec::cuda::take_largest(values.data(), size(values) / width, width, keep, positions.data(), chosen.data(),
-                                     queue(stream, faults));
-        });
-      },
-      "values"_a, "width"_a, "keep"_a, "positions"_a.noconvert(), "chosen"_a.noconvert(), "stream"_a,
-      "faults"_a.noconvert());
-  m.def(
-      "mark_above",
-      [words](Floats values, float tau, NewMarks marks, uintptr_t stream, Faults faults) {
-        return without_gil([&] {
-          return hpcrec::cuda::mark_above(values.data(), size(values), tau, words(marks.data()), queue(stream, faults));
-        });
-      },
-      "values"_a, "tau"_a, "marks"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "mark_sum",
-      [words](Floats gradient, Out<float> residual, float tau, NewMarks marks, uintptr_t stream, Faults faults) {
-        return without_gil([&] {
-          return hpcrec::cuda::mark_sum(gradient.data(), residual.data(), size(gradient), tau, words(marks.data()),
-                                        queue(stream, faults));
-        });
-      },
-      "gradient"_a, "residual"_a.noconvert(), "tau"_a, "marks"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "take_marked",
-      [read](Floats values, Marks marks, Out<int64_t> positions, Out<float> chosen, uintptr_t stream, Faults faults) {
-        without_gil([&] {
-          hpcrec::cuda::take_marked(values.data(), size(values), read(marks.data()), size(positions), positions.data(),
-                                    chosen.data(), queue(stream, faults));
-        });
-      },
-      "values"_a, "marks"_a, "positions"_a.noconvert(), "chosen"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "cut_marked",
-      [read](Out<float> values, Marks marks, Out<int64_t> positions, Out<float> chosen, uintptr_t stream,
-             Faults faults) {
-        without_gil([&] {
-          hpcrec::cuda::cut_marked(values.data(), size(values), read(marks.data()), size(positions), positions.data(),
-                                   chosen.data(), queue(stream, faults));
-        });
-      },
-      "values"_a.noconvert(), "marks"_a, "positions"_a.noconvert(), "chosen"_a.noconvert(), "stream"_a,
-      "faults"_a.noconvert());
-  m.def(
-      "require_rising",
-      [](Ids positions, int64_t n, uintptr_t stream, Faults faults) {
-        without_gil([&] { hpcrec::cuda::require_rising(positions.data(), size(positions), n, queue(stream, faults)); });
-      },
-      "positions"_a, "n"_a, "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "expand",
-      [](Out<float> out, Ids positions, Floats values, uintptr_t stream, Faults faults) {
-        without_gil([&] {
-          hpcrec::cuda::expand(out.data(), size(out), positions.data(), values.data(), size(positions),
-                               queue(stream, faults));
-        });
-      },
-      "out"_a.noconvert(), "positions"_a, "values"_a, "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "scatter_add",
-      [](Out<float> out, Ids positions, Floats values, uintptr_t stream, Faults faults) {
-        without_gil([&] {
-          hpcrec::cuda::scatter_add(out.data(), size(out), positions.data(), values.data(), size(positions),
-                                    queue(stream, faults));
-        });
-      },
-      "out"_a.noconvert(), "positions"_a, "values"_a, "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "gather",
-      [](Floats values, Ids positions, Out<float> out, uintptr_t stream, Faults faults) {
-        without_gil([&] {
-          hpcrec::cuda::gather(values.data(), size(values), positions.data(), size(positions), out.data(),
-                               queue(stream, faults));
-        });
-      },
-      "values"_a, "positions"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "write_mask",
-      [](Ids positions, int64_t n, Out<uint8_t> out, uintptr_t stream, Faults faults) {
-        without_gil(
-            [&] { hpcrec::cuda::write_mask(positions.data(), size(positions), n, out.data(), queue(stream, faults)); });
-      },
-      "positions"_a, "n"_a, "out"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "read_mask",
-      [](In<uint8_t> data, int64_t n, Out<int64_t> positions, uintptr_t stream, Faults faults) {
-        without_gil(
-            [&] { hpcrec::cuda::read_mask(data.data(), n, positions.data(), size(positions), queue(stream, faults)); });
-      },
-      "data"_a, "n"_a, "positions"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "write_halves",
-      [](Floats values, Out<uint8_t> out, int kind, uintptr_t stream, Faults faults) {
-        without_gil([&] {
-          hpcrec::cuda::write_halves(values.data(), size(values), static_cast<hpcrec::HalfKind>(kind), out.data(),
-                                     queue(stream, faults));
-        });
-      },
-      "values"_a, "out"_a.noconvert(), "kind"_a, "stream"_a, "faults"_a.noconvert());
-  m.def(
-      "read_halves",
-      [](In<uint8_t> data, Out<float> out, int kind, uintptr_t stream, Faults faults) {
-        without_gil([&] {
-          hpcrec::cuda::read_halves(data.data(), static_cast<hpcrec::HalfKind>(kind), out.data(), size(out),
-                                    queue(stream, faults));
-        });
-      },
-      "data"_a, "out"_a.noconvert(), "kind"_a, "stream"_a, "faults"_a.noconvert());
-}
 }  // namespace
 
 #ifdef HPCREC_EMULATED
@@ -331,6 +161,8 @@ NB_MODULE(_cuda, m) {
   bind_init_rows<float>(m);
   bind_init_rows<double>(m);
   bind_ids(m);
+  bind_lookup(m);
   bind_messages(m);
+  bind_packed(m);
   bind_slots(m);
 }

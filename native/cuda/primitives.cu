@@ -1,5 +1,7 @@
 #include "primitives.h"
 
+#include <type_traits>
+
 #include "lanes.h"
 
 #ifdef __CUDACC__
@@ -8,6 +10,7 @@
 #else
 #include <algorithm>
 #include <numeric>
+#include <vector>
 #endif
 
 namespace hpcrec::cuda {
@@ -48,58 +51,64 @@ void check_offsets(const int64_t* offsets, int64_t n, int64_t end, const Queue& 
   launch("check_offsets", check_each, blocks_for(n + 1), 1, block_threads, queue.stream, offsets, n, end, queue.faults);
 }
 
-void sort_numbered(const int64_t* keys, int64_t n, int64_t* sorted, uint32_t* numbers, const Queue& queue) {
-  require_few(n);
-  if (n == 0) return;
-  const Scratch<uint32_t> from(n, queue.stream);
-  launch("count_up", count_up, blocks_for(n), 1, block_threads, queue.stream, from.data(), n);
-#ifdef __CUDACC__
-  with_memory("cub::DeviceRadixSort::SortPairs", n, queue.stream, [&](void* memory, size_t& bytes) {
-    return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, sorted, static_cast<const uint32_t*>(from.data()),
-                                           numbers, n, 0, 64, queue.stream);
-  });
-#else
-  std::stable_sort(from.data(), from.data() + n, [=](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
-  for (int64_t i = 0; i < n; ++i) {
-    numbers[i] = from.data()[i];
-    sorted[i] = keys[numbers[i]];
-  }
-#endif
-}
-
-void sort_pairs(const uint32_t* keys, const uint32_t* values, int64_t n, int bits, uint32_t* sorted_keys,
-                uint32_t* sorted_values, const Queue& queue) {
+template <class Key>
+void sort_pairs(const Key* keys, const uint32_t* numbers, int64_t n, int bits, Key* sorted, uint32_t* sorted_numbers,
+                const Queue& queue) {
   require_few(n);
   if (n == 0) return;
 #ifdef __CUDACC__
   with_memory("cub::DeviceRadixSort::SortPairs", n, queue.stream, [&](void* memory, size_t& bytes) {
-    return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, sorted_keys, values, sorted_values, n, 0, bits,
+    return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, sorted, numbers, sorted_numbers, n, 0, bits,
                                            queue.stream);
   });
 #else
-  const Scratch<uint32_t> order(n, queue.stream);
-  std::iota(order.data(), order.data() + n, 0u);
-  const uint32_t mask = bits < 32 ? (1u << bits) - 1 : ~0u;
-  std::stable_sort(order.data(), order.data() + n,
-                   [=](uint32_t a, uint32_t b) { return (keys[a] & mask) < (keys[b] & mask); });
+  static_cast<void>(queue);
+  // As a radix sort does: by so many bits alone, which are signed where they are all.
+  const auto key = [=](int64_t i) {
+    const bool all = bits == 8 * static_cast<int>(sizeof(Key));
+    return all ? keys[i] : static_cast<Key>(static_cast<uint64_t>(keys[i]) & ((uint64_t{1} << bits) - 1));
+  };
+  std::vector<int64_t> order(static_cast<size_t>(n));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
   for (int64_t i = 0; i < n; ++i) {
-    sorted_keys[i] = keys[order.data()[i]];
-    sorted_values[i] = values[order.data()[i]];
+    sorted[i] = keys[order[i]];
+    sorted_numbers[i] = numbers[order[i]];
   }
 #endif
 }
 
-void inclusive_sum(const int64_t* in, int64_t n, int64_t* out, const Queue& queue) {
+template <class Key>
+void sort_numbered(const Key* keys, int64_t n, int bits, Key* sorted, uint32_t* numbers, const Queue& queue) {
+  require_few(n);
+  const Scratch<uint32_t> from(n, queue.stream);
+  launch("count_up", count_up, blocks_for(n), 1, block_threads, queue.stream, from.data(), n);
+  sort_pairs(keys, from.data(), n, bits, sorted, numbers, queue);
+}
+
+template <class Word> void inclusive_sum(const Word* in, int64_t n, Word* out, const Queue& queue) {
   require_few(n);
   if (n == 0) return;
+  using Unsigned = std::make_unsigned_t<Word>;
+  const auto* words = reinterpret_cast<const Unsigned*>(in);
+  auto* sums = reinterpret_cast<Unsigned*>(out);
 #ifdef __CUDACC__
   with_memory("cub::DeviceScan::InclusiveSum", n, queue.stream, [&](void* memory, size_t& bytes) {
-    return cub::DeviceScan::InclusiveSum(memory, bytes, in, out, n, queue.stream);
+    return cub::DeviceScan::InclusiveSum(memory, bytes, words, sums, n, queue.stream);
   });
 #else
   static_cast<void>(queue);
-  std::partial_sum(in, in + n, out);
+  std::partial_sum(words, words + n, sums);
 #endif
 }
+
+#define HPCREC_SORT(KEY)                                                                              \
+  template void sort_pairs(const KEY*, const uint32_t*, int64_t, int, KEY*, uint32_t*, const Queue&); \
+  template void sort_numbered(const KEY*, int64_t, int, KEY*, uint32_t*, const Queue&);
+HPCREC_SORT(uint32_t)
+HPCREC_SORT(int64_t)
+#undef HPCREC_SORT
+template void inclusive_sum(const uint32_t*, int64_t, uint32_t*, const Queue&);
+template void inclusive_sum(const int64_t*, int64_t, int64_t*, const Queue&);
 
 }  // namespace hpcrec::cuda

@@ -6,12 +6,23 @@ namespace hpcrec::cuda {
 
 // Notes where offsets [n + 1] do not begin at 0, fall, or do not end at `end`.
 void check_offsets(const int64_t* offsets, int64_t n, int64_t end, const Queue& queue);
-// Numbers the n keys and sorts them with their numbers, stably. Fewer than 2^31, as below.
-void sort_numbered(const int64_t* keys, int64_t n, int64_t* sorted, uint32_t* numbers, const Queue& queue);
-// Sorts n values by the lowest `bits` (1 to 32) bits of their keys, stably.
-void sort_pairs(const uint32_t* keys, const uint32_t* values, int64_t n, int bits, uint32_t* sorted_keys,
-                uint32_t* sorted_values, const Queue& queue);
-// out[i] = in[0] + ... + in[i]; may be in place.
-void inclusive_sum(const int64_t* in, int64_t n, int64_t* out, const Queue& queue);
+// Bits that values of [0, limit) take.
+inline int bits_below(int64_t limit) {
+  int bits = 1;
+  while (bits < 63 && (limit - 1) >> bits) ++bits;
+  return bits;
+}
+constexpr int narrow_bits = 32;  // keys of so many are sorted in half the memory
+// Sorts n keys, uint32_t or int64_t, with their numbers, stably. All keys are of [0, 2^bits), or any where `bits` are
+// all that there are; fewer bits take fewer passes. Fewer than 2^31 keys, as below.
+template <class Key>
+void sort_pairs(const Key* keys, const uint32_t* numbers, int64_t n, int bits, Key* sorted, uint32_t* sorted_numbers,
+                const Queue& queue);
+// The same of keys that are numbered as they come.
+template <class Key>
+void sort_numbered(const Key* keys, int64_t n, int bits, Key* sorted, uint32_t* numbers, const Queue& queue);
+// out[i] = in[0] + ... + in[i], modulo 2^64; may be in place.
+// Of int64_t or uint32_t.
+template <class Word> void inclusive_sum(const Word* in, int64_t n, Word* out, const Queue& queue);
 
 }  // namespace hpcrec::cuda

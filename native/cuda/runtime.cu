@@ -61,6 +61,12 @@ void copy_to_host(void* to, const void* from, int64_t bytes, cudaStream_t stream
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize, bytes copied", bytes);
 }
 
+void copy_to_device(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return;
+  const auto size = static_cast<size_t>(bytes);
+  check(cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync, bytes", bytes);
+}
+
 #else
 
 int multiprocessors() {
@@ -84,6 +90,10 @@ void zero(void* memory, int64_t bytes, cudaStream_t) {
 
 void copy_to_host(void* to, const void* from, int64_t bytes, cudaStream_t) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+void copy_to_device(void* to, const void* from, int64_t bytes, cudaStream_t) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 #endif

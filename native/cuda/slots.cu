@@ -241,12 +241,6 @@ __global__ void __launch_bounds__(block_threads, 1)
 Spread spread_of(const Slots& map) {
   return {static_cast<uint64_t>(map.capacity / ways), mix(map.seed)};
 }
-int bits_below(uint64_t limit) {
-  int bits = 1;
-  while (limit > uint64_t{1} << bits) ++bits;
-  return bits;
-}
-
 }  // namespace
 
 void find_slots(const Slots& map, const int64_t* ids, int64_t n, int64_t* slots, const Queue& queue) {
@@ -275,8 +269,8 @@ int64_t admit_slots(const Slots& map, U* uses, const int64_t* ids, int64_t n, in
   zero(count.data(), sizeof(unsigned long long), queue.stream);
   launch("admit_slots: missing", take_missing, blocks_for(n), 1, block_threads, queue.stream, spread, ids, n,
          words.data(), ends.data(), sets.data(), numbers.data());
-  sort_pairs(sets.data(), numbers.data(), n_missing, bits_below(spread.n_sets), sorted_sets.data(),
-             sorted_numbers.data(), queue);
+  sort_pairs(sets.data(), numbers.data(), n_missing, bits_below(static_cast<int64_t>(spread.n_sets)),
+             sorted_sets.data(), sorted_numbers.data(), queue);
   const int64_t n_warps = (n_missing + misses_a_warp - 1) / misses_a_warp;
   launch("admit_slots: insert", insert_each<U>, blocks_for(n_warps * all_lanes), 1, block_threads, queue.stream,
          map.ids, uses, Misses{sorted_sets.data(), sorted_numbers.data(), n_missing},

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "hpcrec/chunks.h"
+#include "hpcrec/fm.h"
 #include "hpcrec/halves.h"
 #include "hpcrec/id_map.h"
 #include "hpcrec/ids.h"
@@ -241,6 +242,34 @@ template <class T> void bind_interaction(nb::module_& m) {
         });
       },
       "first"_a.none(), "block"_a, "gradient"_a, "first_gradient"_a.noconvert().none(), "block_gradient"_a.noconvert());
+}
+
+template <class T> using Vectors3 = nb::ndarray<T, nb::ndim<3>, nb::device::cpu>;
+// Vectors [B, F, D] of any strides but that of the columns; an axis of one has none.
+template <class T> hpcrec::Strided<T> strided(const Vectors3<T>& array) {
+  return {array.data(), array.shape(0) > 1 ? array.stride(0) : 0, array.shape(1) > 1 ? array.stride(1) : 0};
+}
+template <class T> hpcrec::FmSums<T> fm_sums_of(const Vectors3<const T>& vectors) {
+  return {strided(vectors), static_cast<int64_t>(vectors.shape(0)), static_cast<int64_t>(vectors.shape(1)),
+          static_cast<int64_t>(vectors.shape(2))};
+}
+
+template <class T> void bind_fm(nb::module_& m) {
+  m.def(
+      "fm_sums",
+      [](Vectors3<const T> vectors, Out<T> sums, Out<T> squares) {
+        const auto in = fm_sums_of<T>(vectors);
+        without_gil([&] { hpcrec::fm_sums(in, sums.data(), squares.data()); });
+      },
+      "vectors"_a, "sums"_a.noconvert(), "squares"_a.noconvert());
+  m.def(
+      "fm_sums_backward",
+      [](Vectors3<const T> vectors, In<T> sums_gradient, In<T> squares_gradient, Vectors3<T> gradient) {
+        const auto in = fm_sums_of<T>(vectors);
+        without_gil(
+            [&] { hpcrec::fm_sums_backward(in, sums_gradient.data(), squares_gradient.data(), strided(gradient)); });
+      },
+      "vectors"_a, "sums_gradient"_a, "squares_gradient"_a, "gradient"_a.noconvert());
 }
 
 void bind_ids(nb::module_& m) {
@@ -604,4 +633,6 @@ NB_MODULE(_native, m) {
   bind_learn<double>(m);
   bind_interaction<float>(m);
   bind_interaction<double>(m);
+  bind_fm<float>(m);
+  bind_fm<double>(m);
 }

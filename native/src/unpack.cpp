@@ -4,41 +4,14 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "hpcrec/packed.h"
 #include "hpcrec/parallel.h"
+#include "hpcrec/unpack_check.h"
 
 namespace hpcrec {
 namespace {
-
-[[noreturn]] void refuse(int64_t piece, const std::string& found) {
-  throw std::invalid_argument("asked[" + std::to_string(piece) + "]: " + found);
-}
-
-bool inside(int64_t at, int64_t n, int64_t item, int64_t size) {
-  return at >= 0 && n >= 0 && at % item == 0 && at <= size && n <= (size - at) / item;
-}
-
-// Packed numbers take a byte a block at least: their number is bounded before it is added to others.
-bool inside_packed(int64_t at, int64_t n_bytes, int64_t n, int64_t size) {
-  return inside(at, n_bytes, 1, size) && n >= 0 && n / packed_block <= n_bytes;
-}
-
-void check(const Asked& a, int64_t i, int64_t size) {
-  if (a.coding < Coding::plain || a.coding > Coding::table) refuse(i, "its coding is not known");
-  const bool plain = a.coding == Coding::plain;
-  if (!(plain ? inside(a.ids_at, a.n_ids, 8, size) : inside_packed(a.ids_at, a.ids_bytes, a.n_ids, size)))
-    refuse(i, "its ids are not inside the message");
-  const bool has_lengths =
-      plain ? inside(a.lengths_at, a.n_bags, 4, size) : inside_packed(a.lengths_at, a.lengths_bytes, a.n_bags, size);
-  if (a.lengths_at >= 0 ? !has_lengths : a.n_bags != a.n_ids)
-    refuse(i, "its lengths are not inside the message, or missing");
-  if (a.coding == Coding::table && (a.n_distinct < (a.n_ids > 0) || a.n_distinct > a.n_ids))
-    refuse(i, "its table has more rows than it has ids, or none");
-}
 
 // Ids and starts may be anything: they are added as what cannot overflow, and looked at by those who read rows there.
 
@@ -112,7 +85,7 @@ bool write_offsets(const Asked& a, const uint8_t* message, int64_t k, int64_t* t
 void unpack(const uint8_t* message, int64_t size, const Asked* asked, int64_t n, int64_t width, const Joined& to) {
   std::vector<int64_t> ids(n + 1, 0), bags(n + 1, 0), tables(n + 1, 0);
   for (int64_t i = 0; i < n; ++i) {
-    check(asked[i], i, size);
+    check_asked(asked[i], i, size);
     ids[i + 1] = ids[i] + asked[i].n_ids;
     bags[i + 1] = bags[i] + asked[i].n_bags;
     tables[i + 1] = tables[i] + (asked[i].coding == Coding::table ? asked[i].n_distinct : 0);
@@ -128,8 +101,8 @@ void unpack(const uint8_t* message, int64_t size, const Asked* asked, int64_t n,
       if (to.gradient_start) write_starts(to.gradient_start + bags[i], a.n_bags, a.gradient_at, width);
     }
   });
-  if (bad_ids >= 0) refuse(bad_ids, "its packed ids are damaged");
-  if (bad_lengths >= 0) refuse(bad_lengths, "its lengths do not add up to its ids");
+  if (bad_ids >= 0) refuse_asked(bad_ids, "its packed ids are damaged");
+  if (bad_lengths >= 0) refuse_asked(bad_lengths, "its lengths do not add up to its ids");
   to.offsets[bags[n]] = ids[n];
 }
 

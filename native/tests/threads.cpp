@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "hpcrec/fm.h"
 #include "hpcrec/halves.h"
 #include "hpcrec/id_map.h"
 #include "hpcrec/ids.h"
@@ -352,6 +353,22 @@ template <class T> void products(Random& random) {
   });
 }
 
+template <class T> void fm_kernels(Random& random) {
+  const int64_t n_samples = 700, n_features = 9, width = 40;
+  const Reals<T> vectors = reals<T>(random, n_features * n_samples * width);
+  same("fm_sums and its backward", [&] {
+    const hpcrec::FmSums<T> in{{vectors.data(), width, n_samples * width}, n_samples, n_features, width};
+    Reals<T> sums(n_samples * width), squares(n_samples), gradient(vectors.size());
+    hpcrec::fm_sums(in, sums.data(), squares.data());
+    hpcrec::fm_sums_backward(in, sums.data(), squares.data(), {gradient.data(), width, n_samples * width});
+    Bits bits;
+    bits.add(sums);
+    bits.add(squares);
+    bits.add(gradient);
+    return bits;
+  });
+}
+
 template <class T> void row_kernels(Random& random, int64_t width) {
   const int64_t n_rows = 700, n_vectors = 900;
   const Reals<T> rows = reals<T>(random, n_rows * width);
@@ -502,6 +519,8 @@ int main(int argc, char** argv) {
     two_callers(random);
     products<float>(random);
     products<double>(random);
+    fm_kernels<float>(random);
+    fm_kernels<double>(random);
     for (const int64_t width : {1, 8, 33, 64}) {
       row_kernels<float>(random, width);
       row_kernels<double>(random, width);

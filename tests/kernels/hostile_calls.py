@@ -102,6 +102,23 @@ def maximum_backward(rng: np.random.Generator) -> Call:
     return Call(kernels.pooled_max_backward, arguments, ("out",))
 
 
+def fm(rng: np.random.Generator) -> Call:
+    n, n_features, width, dtype = sizes(rng)
+    vectors = floats(rng, (n, n_features, width), dtype)
+    arguments = {"vectors": vectors, "sums": np.zeros((n, width), dtype), "squares": np.zeros(n, dtype)}
+    return Call(kernels.fm_sums, arguments, ("sums", "squares"))
+
+
+def fm_backward(rng: np.random.Generator) -> Call:
+    n, n_features, width, dtype = sizes(rng)
+    vectors = floats(rng, (n_features, n, width), dtype).transpose(1, 0, 2)
+    arguments = {
+        "vectors": vectors, "sums_gradient": floats(rng, (n, width), dtype),
+        "squares_gradient": floats(rng, n, dtype), "gradient": np.zeros_like(vectors),
+    }  # fmt: skip
+    return Call(kernels.fm_sums_backward, arguments, ("gradient",))
+
+
 def contiguous(array: np.ndarray | None) -> np.ndarray | None:
     return None if array is None else np.ascontiguousarray(array)
 
@@ -407,9 +424,9 @@ def read_positions(rng: np.random.Generator) -> Call:
 
 
 CALLS = (
-    gather, beside_gather, maximum, maximum_backward, copy, merge, update, merge_update, beside_merge_update,
-    squared_norm, group, dedup, partition, permute, hash_ids, init_rows, take_bags, packed_bytes, pack_numbers,
-    unpack_numbers, fletcher32, read_chunks, write_halves, read_halves, threshold_of, select_above,
+    gather, beside_gather, maximum, maximum_backward, fm, fm_backward, copy, merge, update, merge_update,
+    beside_merge_update, squared_norm, group, dedup, partition, permute, hash_ids, init_rows, take_bags, packed_bytes,
+    pack_numbers, unpack_numbers, fletcher32, read_chunks, write_halves, read_halves, threshold_of, select_above,
     select_largest, select_with_feedback, scatter, gather_positions, positions_bytes, write_positions, read_positions,
 )  # fmt: skip
 

@@ -24,16 +24,17 @@ from hpcrec.kernels.device_calls import WRITTEN
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_DEVICE = (
-    calls.gather, calls.beside_gather, calls.copy, calls.merge, calls.update, calls.merge_update,
-    calls.beside_merge_update, calls.squared_norm, calls.group, calls.dedup, calls.partition, calls.permute,
-    calls.hash_ids, calls.init_rows, calls.write_halves, calls.read_halves, calls.threshold_of, calls.select_above,
-    calls.select_largest, calls.select_with_feedback, calls.scatter, calls.gather_positions, calls.write_positions,
-    calls.read_positions,
+    calls.gather, calls.beside_gather, calls.maximum, calls.maximum_backward, calls.fm, calls.fm_backward, calls.copy,
+    calls.merge, calls.update, calls.merge_update, calls.beside_merge_update, calls.squared_norm, calls.group,
+    calls.dedup, calls.partition, calls.permute, calls.hash_ids, calls.init_rows, calls.write_halves, calls.read_halves,
+    calls.threshold_of, calls.select_above, calls.select_largest, calls.select_with_feedback, calls.scatter,
+    calls.gather_positions, calls.write_positions, calls.read_positions, calls.packed_bytes, calls.pack_numbers,
+    calls.unpack_numbers,
 )  # fmt: skip
 TAKES_ANY = (
-    calls.squared_norm, calls.group, calls.dedup, calls.hash_ids, calls.init_rows, calls.write_halves,
-    calls.read_halves, calls.threshold_of, calls.select_above, calls.select_largest, calls.select_with_feedback,
-    calls.read_positions,
+    calls.fm, calls.fm_backward, calls.squared_norm, calls.group, calls.dedup, calls.hash_ids, calls.init_rows,
+    calls.write_halves, calls.read_halves, calls.threshold_of, calls.select_above, calls.select_largest,
+    calls.select_with_feedback, calls.read_positions, calls.packed_bytes, calls.pack_numbers, calls.unpack_numbers,
 )  # fmt: skip
 WIDE = (130, 256, 260, 512, 1000)  # rows of several packs a lane, and of more than a lane holds
 
@@ -162,6 +163,60 @@ def test_segments_that_overlap_are_refused(segments: list[int]) -> None:
             kernels.merge(grouping, gradients, starts, 4)
 
 
+@pytest.mark.parametrize("n", [1, 31, 64, 100, 511, 4096, 4097, 9000])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_values_that_begin_at_no_pack_are_marked_and_taken(n: int, shift: int) -> None:
+    module, rng = importlib.import_module("hpcrec._emulated"), np.random.default_rng(n)
+    faults, count = torch.zeros(1, dtype=torch.int32), -(-n // 64)
+    for with_gradient in (False, True):
+        values = torch.from_numpy(rng.standard_normal(n + shift).astype(np.float32))[shift:]
+        gradient = torch.from_numpy(rng.standard_normal(n + shift).astype(np.float32))[shift:]
+        marks = torch.full((count,), -1, dtype=torch.int64)
+        wanted = values + gradient if with_gradient else values.clone()
+        chosen = np.flatnonzero(np.abs(wanted.numpy()) >= np.float32(0.7))
+        if with_gradient:
+            k = module.mark_sum(gradient, values, 0.7, marks, 0, faults)
+        else:
+            k = module.mark_above(values, 0.7, marks, 0, faults)
+        assert k == chosen.size
+        bits = np.unpackbits(marks.numpy().view(np.uint8), bitorder="little")
+        assert np.flatnonzero(bits).tolist() == chosen.tolist()
+        positions, taken = torch.empty(k, dtype=torch.int64), torch.empty(k)
+        take = module.cut_marked if with_gradient else module.take_marked
+        take(values, marks, positions, taken, 0, faults)
+        assert positions.tolist() == chosen.tolist()
+        assert torch.equal(taken, wanted[chosen])
+        if with_gradient:
+            wanted[chosen] = 0
+        assert torch.equal(values, wanted)
+        assert not faults.any()
+        if k:
+            take(values, marks, positions[1:], taken[1:], 0, faults)
+            assert faults.item() == 128
+            faults.zero_()
+
+
+@pytest.mark.parametrize("order", ["", "reversed"])
+@pytest.mark.parametrize("starts", [[0, 8, 0, 3], [2, 2, 1], [0, 2, 4, 6, 2], [7, 8, 4, 0]])
+def test_targets_that_overlap_in_part_are_refused(starts: list[int], order: str, monkeypatch) -> None:
+    """Every element that is written has one group of lanes that writes it: so what overlaps in part has none."""
+    monkeypatch.setenv("HPCREC_EMULATED_ORDER", order)
+    for backend in DEVICES:
+        kernels.use(backend)
+        source, target = np.ones(4 * len(starts), np.float32), np.zeros(12, np.float32)
+        with pytest.raises(ValueError, match="target_start: vectors that are added overlap, and do not begin at one"):
+            kernels.copy_vectors(source, target, 4, target_start=np.array(starts), accumulate=True)
+
+
+@pytest.mark.parametrize(("bad", "message"), [({"source_start": -1}, "a start"), ({"target_start": 9}, "a start")])
+def test_bad_starts_of_what_is_added_are_refused(bad: dict[str, int], message: str) -> None:
+    for backend in DEVICES:
+        kernels.use(backend)
+        starts = {name: np.array([0, 4, bad.get(name, 0), 4, 8]) for name in ("source_start", "target_start")}
+        with pytest.raises(ValueError, match=message):
+            kernels.copy_vectors(np.ones(12), np.zeros(12), 4, **starts, accumulate=True)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available() or shutil.which("nvcc") is None, reason="no GPU, or no nvcc")
 def test_a_machine_with_both_tests_its_gpu() -> None:
     assert torch.cuda.get_device_capability() < (8, 0) or "cuda" in DEVICES
@@ -201,4 +256,4 @@ def test_compiles_without_warnings_spills_or_stacks() -> None:
     command = [sys.executable, str(ROOT / "tools/cuda_report.py"), "sm_90"]
     report = subprocess.run(command, capture_output=True, text=True)
     assert report.returncode == 0, report.stdout + report.stderr
-    assert "gather_bags<float, 4>" in report.stdout
+    assert "pool_each<float, 4, Gather<float>" in report.stdout

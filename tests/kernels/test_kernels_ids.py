@@ -68,6 +68,29 @@ def test_group_of_any_ids(ids):
     assert (ids[order] == np.repeat(unique, np.diff(segments))).all()
 
 
+@pytest.mark.parametrize("n", [4095, 4096, 5000])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (0, 1), (0, 2), (0, 1000), (0, 2**31), (2**31 - 50, 2**31 + 50), (2**32 - 50, 2**32), (2**32 - 50, 2**32 + 50),
+        (0, 2**40), (2**62, 2**63 - 1), (2**63 - 9, 2**63 - 1), (-5, 5), (-(2**63), -(2**63) + 9),
+        (-(2**63), 2**63 - 1),
+    ],
+)  # fmt: skip
+def test_ids_of_few_and_many_bits(low, high, n):
+    """A device sorts many ids by as many bits as they have."""
+    rng = np.random.default_rng(n)
+    ids = rng.integers(low, high, n, endpoint=True)
+    ids[[7, n - 1]] = low, high
+    offsets = np.r_[0, np.sort(rng.integers(0, n, n // 3)), n, n].astype(np.int64)
+    grouping, in_bags, (distinct, inverse) = same_from_all(
+        lambda: (tuple(kernels.group(ids)), tuple(kernels.group(ids, offsets)), kernels.dedup(ids))
+    )
+    assert (distinct == np.unique(ids)).all()
+    assert (distinct[inverse] == ids).all()
+    assert (in_bags[2] == np.searchsorted(offsets, grouping[2], side="right") - 1).all()
+
+
 @pytest.mark.parametrize("n_bags", [7, 40, 3000])
 @pytest.mark.parametrize("n", [0, 1, 6, 1000])
 def test_group_names_bags_among_empty_ones(n, n_bags):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from all_backends import DEVICES
 
 from hpcrec import kernels
 
@@ -37,13 +38,32 @@ def test_native_is_the_definition(dtype, with_first, n, width, n_samples):
     given = arrays(n_samples, n - with_first, width, dtype, with_first)
     kernels.use("reference")
     wanted = both(*given)
-    kernels.use("native")
-    for found, value in zip(both(*given), wanted, strict=True):
-        scale = max(1.0, np.abs(value).max(initial=0))
-        np.testing.assert_allclose(found, value, rtol=0, atol=RELATIVE[dtype] * scale)
+    for backend in ("native", *DEVICES):
+        kernels.use(backend)
+        close(both(*given), wanted, dtype)
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
+def close(found, wanted, dtype):
+    for a, b in zip(found, wanted, strict=True):
+        scale = max(1.0, np.abs(b).max(initial=0))
+        np.testing.assert_allclose(a, b, rtol=0, atol=RELATIVE[dtype] * scale)
+
+
+@pytest.mark.parametrize("dtype", RELATIVE)
+@pytest.mark.parametrize("with_first", [True, False])
+@pytest.mark.parametrize("n", [16, 17, 28, 29, 32, 33, 64, 65, 100])
+@pytest.mark.parametrize("width", [8, 15, 16, 17, 31, 32, 33, 100, 256, 512])
+def test_a_device_multiplies_squares_of_any_number_of_vectors(dtype, with_first, n, width):
+    """A warp has 32 vectors at a time, and 16 or 32 columns."""
+    given = arrays(2, n - with_first, width, dtype, with_first)
+    kernels.use("reference")
+    wanted = both(*given)
+    for backend in DEVICES:
+        kernels.use(backend)
+        close(both(*given), wanted, dtype)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference", *DEVICES])
 def test_loops(backend):
     """Element by element, with one first vector and two of the block."""
     kernels.use(backend)
@@ -72,7 +92,9 @@ def test_same_bits_for_any_number_of_threads(dtype, n, width):
             assert found.tobytes() == value.tobytes()
 
 
-def test_a_sample_has_the_same_bits_in_any_batch():
+@pytest.mark.parametrize("backend", ["native", *DEVICES])
+def test_a_sample_has_the_same_bits_in_any_batch(backend):
+    kernels.use(backend)
     first, block, gradient = arrays(7, 26, 16, np.float32, with_first=True)
     whole = both(first, block, gradient)
     for part in (slice(0, 2), slice(2, 7)):

@@ -106,23 +106,43 @@ def test_copy_native_is_reference(width, dtype):
                 assert (same_from_all(run) != before).any()
 
 
-@pytest.mark.parametrize("width", [1, 3, 16, 100, 128])
-def test_copy_accumulates_repeated_targets_in_order(width):
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 3, 4, 8, 16, 32, 64, 100, 128, 256, 512])
+def test_copy_accumulates_repeated_targets_in_order(width, dtype):
     rng = np.random.default_rng(3)
-    n = 4000
-    source = (rng.standard_normal(n * width) * 10.0 ** rng.integers(-4, 5, n * width)).astype(np.float32)
-    target_start = rng.integers(0, 5, n) * width
+    n = 40_000 // width + 40
+    source = (rng.standard_normal(n * width) * 10.0 ** rng.integers(-4, 5, n * width)).astype(dtype)
+    before, scale = rng.standard_normal(40 * width + 50).astype(dtype), rng.standard_normal(n).astype(dtype)
+    targets = rng.permutation(np.arange(40) * (width + 1))  # most begin at no multiple of anything
+    target_start = targets[np.minimum(rng.geometric(0.3, n) - 1, 39)]
+    source_start = rng.permutation(n) * width
+    for options in (
+        {},
+        {"scale": scale},
+        {"source_start": source_start},
+        {"source_start": source_start, "scale": scale},
+    ):
 
+        def run(options=options):
+            target = before.copy()
+            kernels.copy_vectors(source, target, width, target_start=target_start, accumulate=True, **options)
+            return target
+
+        wanted = before.copy()
+        for v in range(n):
+            from_ = options["source_start"][v] if "source_start" in options else v * width
+            x = source[from_ : from_ + width]
+            wanted[target_start[v] :][:width] += options["scale"][v] * x if "scale" in options else x
+        assert (same_from_all(run) == wanted).all()
+
+
+def test_copy_accumulates_nothing():
     def run():
-        target = np.zeros(5 * width, np.float32)
-        kernels.copy_vectors(source, target, width, target_start=target_start, accumulate=True)
+        target, none = np.full(4, 7.0), np.zeros(0, np.int64)
+        kernels.copy_vectors(np.zeros(0), target, 4, source_start=none, target_start=none, accumulate=True)
         return target
 
-    found = same_from_all(run).reshape(5, width)
-    wanted = np.zeros((5, width), np.float32)
-    for v in range(n):
-        wanted[target_start[v] // width] += source[v * width : (v + 1) * width]
-    assert (found == wanted).all()
+    assert (same_from_all(run) == 7).all()
 
 
 def test_plain_copy():

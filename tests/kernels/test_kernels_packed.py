@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from all_backends import same_from_all
+from all_backends import DEVICES, same_from_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -45,7 +45,7 @@ def round_trip(numbers: np.ndarray, *, rising: bool, n_bytes: int) -> np.ndarray
 @settings(max_examples=150, deadline=None)
 @given(numbers_of())
 def test_numbers_come_back(numbers):
-    for backend in ("native", "reference"):
+    for backend in ("native", "reference", *DEVICES):
         kernels.use(backend)
         assert kernels.packed_bytes(numbers)[0] == bytes_of(numbers)
     np.testing.assert_array_equal(round_trip(numbers, rising=False, n_bytes=bytes_of(numbers)), numbers)
@@ -56,7 +56,7 @@ def test_numbers_come_back(numbers):
 def test_rising_numbers_come_back_in_the_bytes_of_their_gaps(numbers):
     for some in (np.unique(numbers), numbers):  # those that do not rise come back too, and take more
         n_bytes = bytes_of(np.diff(some, prepend=-1) - 1)
-        for backend in ("native", "reference"):
+        for backend in ("native", "reference", *DEVICES):
             kernels.use(backend)
             assert kernels.packed_bytes(some) == (bytes_of(some), n_bytes)
         np.testing.assert_array_equal(round_trip(some, rising=True, n_bytes=n_bytes), some)
@@ -76,14 +76,14 @@ def test_every_width(bits):
 @given(st.binary(max_size=80), st.integers(0, 400), st.booleans())
 def test_any_bytes_are_refused_or_numbers(raw, n, rising):
     packed, ended = np.frombuffer(raw, np.uint8), []
-    for backend in ("native", "reference"):
+    for backend in ("native", "reference", *DEVICES):
         kernels.use(backend)
         try:
             ended.append(kernels.unpack_numbers(packed, n, rising=rising).tolist())
         except ValueError as error:
-            assert f"its {len(raw)} bytes are not {n} numbers" in str(error)
+            assert backend in DEVICES or f"its {len(raw)} bytes are not {n} numbers" in str(error)
             ended.append(None)
-    assert ended[0] == ended[1]
+    assert all(other == ended[0] for other in ended)
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
@@ -100,4 +100,25 @@ def test_refusals(backend):
         kernels.unpack_numbers(np.zeros(1, np.uint8), 129, rising=False)
     for width in (57, 63, 65, 255):
         with pytest.raises(ValueError, match="are not 1 numbers"):
+            kernels.unpack_numbers(np.array([width] + [0] * 8, np.uint8), 1, rising=False)
+
+
+@pytest.mark.parametrize("n", [128 * 4096 - 1, 128 * 4096 + 1, 128 * 9000])
+def test_more_blocks_than_a_device_adds_up_at_a_time(n):
+    numbers = np.cumsum(np.random.default_rng(n).integers(0, 9, n) ** 4)
+    n_bytes = kernels.packed_bytes(numbers)[1]
+    np.testing.assert_array_equal(round_trip(numbers, rising=True, n_bytes=n_bytes), numbers)
+
+
+@pytest.mark.parametrize("backend", DEVICES)
+def test_refusals_of_a_device(backend):
+    kernels.use(backend)
+    three = np.array([2**56 - 1, 0, 1])
+    for n_bytes in (0, 1, 21, 23, 99):
+        with pytest.raises(ValueError, match="numbers do not take the"):
+            kernels.pack_numbers(three, np.zeros(n_bytes, np.uint8), rising=False)
+    with pytest.raises(ValueError, match="numbers do not take the 1 bytes of out"):
+        kernels.pack_numbers(three[:0], np.zeros(1, np.uint8), rising=False)
+    for width in (57, 63, 65, 255):
+        with pytest.raises(ValueError, match="packed: the bytes are not so many numbers"):
             kernels.unpack_numbers(np.array([width] + [0] * 8, np.uint8), 1, rising=False)

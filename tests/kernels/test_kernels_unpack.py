@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
-from all_backends import assert_same_bits, same_from_all
+from all_backends import DEVICES, assert_same_bits, same_from_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,14 +78,14 @@ def test_bags_are_joined(pieces, coding):
 
 def test_what_is_not_wanted_is_left_out():
     message, asked, _ = message_of(np.random.default_rng(0), [(4, 3)])
-    for backend in ("native", "reference"):
+    for backend in ("native", "reference", *DEVICES):
         kernels.use(backend)
         found = kernels.unpack(message, asked, 4, values=False, gradients=False)
         assert found.value_start is None
         assert found.gradient_start is None
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("backend", ["native", "reference", *DEVICES])
 @pytest.mark.parametrize(
     ("column", "value", "error"),
     [
@@ -110,7 +110,7 @@ def test_refusals(backend, column, value, error):
         kernels.unpack(message, asked, 4)
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("backend", ["native", "reference", *DEVICES])
 @pytest.mark.parametrize("coding", CODINGS[1:])
 @pytest.mark.parametrize(
     ("column", "value", "error"),
@@ -141,7 +141,7 @@ def test_refusals_of_what_is_packed(backend, coding, column, value, error):
         kernels.unpack(message, asked, 4)
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("backend", ["native", "reference", *DEVICES])
 @pytest.mark.parametrize(
     ("n_distinct", "error"), [(0, "more rows"), (99, "more rows"), (-1, "more rows"), (2, "damaged")]
 )
@@ -156,7 +156,7 @@ def test_refusals_of_tables(backend, n_distinct, error):
 def test_claims_that_wrap_around_are_refused_before_anything_is_written():
     message, asked, _ = message_of(np.random.default_rng(1), [(40, 0)] * 5, kernels.Coding.PACKED)
     asked[:4, [1, 3]] = 1 << 62  # their sum is that of the last piece
-    for backend in ("native", "reference"):
+    for backend in ("native", "reference", *DEVICES):
         kernels.use(backend)
         with pytest.raises(ValueError, match="its ids are not inside"):
             kernels.unpack(message, asked, 4)
@@ -174,13 +174,14 @@ def test_damaged_messages_are_refused_or_read_alike(seed, coding, data):
         near = int(asked.flat[at]) + data.draw(st.integers(-9, 9))
         asked.flat[at] = data.draw(st.sampled_from([near, 0, -1, 2**31, 2**62, -(2**63), 2**63 - 1]))
     ended = []
-    for backend in ("native", "reference"):
+    for backend in ("native", "reference", *DEVICES):
         kernels.use(backend)
         try:
             with np.errstate(over="ignore"):
                 ended.append(kernels.unpack(message, asked, 4))
         except ValueError:
             ended.append(None)
-    assert (ended[0] is None) == (ended[1] is None)
-    if ended[0] is not None:
-        assert_same_bits(astuple(ended[0]), astuple(ended[1]))
+    for other in ended[1:]:
+        assert (ended[0] is None) == (other is None)
+        if ended[0] is not None:
+            assert_same_bits(astuple(other), astuple(ended[0]))

@@ -108,6 +108,9 @@ def test_where_torch_itself_multiplies():
     for a, b in ((x.double(), weight.double()), (x[:0], weight)):
         assert type(product(a, b).grad_fn).__name__ == "MmBackward0"
         assert torch.equal(product(a, b), a @ b)
+    elsewhere = product(x.to("meta"), weight.to("meta"))  # of another device, where nothing of the host's would do
+    assert (elsewhere.device.type, elsewhere.shape) == ("meta", (3, 2))
+    assert type(elsewhere.grad_fn).__name__ == "MmBackward0"
     torch.backends.mkldnn.enabled = False
     try:
         assert type(product(x, weight).grad_fn).__name__ == "MmBackward0"

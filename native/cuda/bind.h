@@ -1,4 +1,5 @@
-// What bindings of the device's kernels are written with.
+// What all bindings of the device's kernels share: arrays in device memory (on the host, where emulated), a stream, and
+// a word for faults. Shapes and types are checked in hpcrec/kernels/, contents by the kernels.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -11,6 +12,7 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace hpcrec::bindings {
 #ifdef HPCREC_EMULATED
 using Where = nb::device::cpu;
 #else
@@ -28,7 +30,7 @@ template <class A> auto pointer(const Maybe<A>& array) -> decltype(array->data()
 template <class A> int64_t size(const A& array) {
   return static_cast<int64_t>(array.size());
 }
-inline hpcrec::cuda::Queue queue(uintptr_t stream, const Faults& faults) {
+inline cuda::Queue queue(uintptr_t stream, const Faults& faults) {
   return {reinterpret_cast<cudaStream_t>(stream), reinterpret_cast<unsigned*>(faults.data())};
 }
 template <class F> auto without_gil(F&& f) {
@@ -36,5 +38,10 @@ template <class F> auto without_gil(F&& f) {
   return f();
 }
 
-// Those that have a file of their own.
+// Each of a file of its own.
+void bind_lookup(nb::module_& m);
+void bind_messages(nb::module_& m);
+void bind_packed(nb::module_& m);
 void bind_slots(nb::module_& m);
+
+}  // namespace hpcrec::bindings

@@ -1,10 +1,11 @@
 // Bindings of the device's slot map.
-#include "bindings.h"
+#include "bind.h"
 #include "slots.h"
 
+namespace hpcrec::bindings {
 namespace {
 
-hpcrec::cuda::Slots slots_of(const Out<int64_t>& held, uint64_t seed) {
+cuda::Slots slots_of(const Out<int64_t>& held, uint64_t seed) {
   return {held.data(), size(held), seed};
 }
 
@@ -15,8 +16,8 @@ template <class U> void bind_uses(nb::module_& m) {
       [](Out<int64_t> held, Out<U> uses, uint64_t seed, Ids ids, int32_t clock, int32_t keep_from, Out<int64_t> slots,
          Out<int64_t> evicted, uintptr_t stream, Faults faults) {
         return without_gil([&] {
-          return hpcrec::cuda::admit_slots(slots_of(held, seed), uses.data(), ids.data(), size(ids), clock, keep_from,
-                                           slots.data(), evicted.data(), queue(stream, faults));
+          return cuda::admit_slots(slots_of(held, seed), uses.data(), ids.data(), size(ids), clock, keep_from,
+                                   slots.data(), evicted.data(), queue(stream, faults));
         });
       },
       "held"_a.noconvert(), "uses"_a.noconvert(), "seed"_a, "ids"_a, "clock"_a, "keep_from"_a, "slots"_a.noconvert(),
@@ -25,7 +26,7 @@ template <class U> void bind_uses(nb::module_& m) {
       "touch_slots",
       [](Out<U> uses, Ids slots, int32_t clock, uintptr_t stream, Faults faults) {
         without_gil([&] {
-          hpcrec::cuda::touch_slots(uses.data(), size(uses), slots.data(), size(slots), clock, queue(stream, faults));
+          cuda::touch_slots(uses.data(), size(uses), slots.data(), size(slots), clock, queue(stream, faults));
         });
       },
       "uses"_a.noconvert(), "slots"_a, "clock"_a, "stream"_a, "faults"_a.noconvert());
@@ -40,7 +41,7 @@ void bind_slots(nb::module_& m) {
       "find_slots",
       [](Out<int64_t> held, uint64_t seed, Ids ids, Out<int64_t> slots, uintptr_t stream, Faults faults) {
         without_gil([&] {
-          hpcrec::cuda::find_slots(slots_of(held, seed), ids.data(), size(ids), slots.data(), queue(stream, faults));
+          cuda::find_slots(slots_of(held, seed), ids.data(), size(ids), slots.data(), queue(stream, faults));
         });
       },
       "held"_a.noconvert(), "seed"_a, "ids"_a, "slots"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
@@ -48,8 +49,10 @@ void bind_slots(nb::module_& m) {
       "remove_slots",
       [](Out<int64_t> held, uint64_t seed, Ids ids, Out<int64_t> slots, uintptr_t stream, Faults faults) {
         without_gil([&] {
-          hpcrec::cuda::remove_slots(slots_of(held, seed), ids.data(), size(ids), slots.data(), queue(stream, faults));
+          cuda::remove_slots(slots_of(held, seed), ids.data(), size(ids), slots.data(), queue(stream, faults));
         });
       },
       "held"_a.noconvert(), "seed"_a, "ids"_a, "slots"_a.noconvert(), "stream"_a, "faults"_a.noconvert());
 }
+
+}  // namespace hpcrec::bindings
