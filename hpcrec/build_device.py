@@ -39,14 +39,20 @@ def make_place(config: Config, topology: Topology) -> Place:
     if not topology.is_dense or wanted == "cpu":
         return Place(autocast=autocast)
     if wanted == "emulated":
-        return Place(emulated(), autocast)
+        return Place(emulated(), autocast, kernels.device("emulated"))
     if not torch.cuda.is_available():
         raise MissingError(
             f"dense.device is 'cuda', but there is no GPU that torch {torch.__version__} can use on host "
             f"{topology.host_of[topology.rank]} of rank {topology.rank}. See `hpcrec doctor`, or set "
             "dense.device = 'cpu'"
         )
-    return Place(torch.device("cuda", _turn(topology, torch.cuda.device_count())), autocast)
+    number = _turn(topology, torch.cuda.device_count())
+    try:
+        device = kernels.device("cuda")
+        device.select(number)
+    except MissingError:  # built where there was no nvcc: the host assembles what the model receives
+        device = None
+    return Place(torch.device("cuda", number), autocast, device)
 
 
 def _turn(topology: Topology, devices: int) -> int:

@@ -106,7 +106,7 @@ class Ingredients:
             reads_ids=config.exchange.ids == "read",
             load=load,
             reduction=self.reduction(layout),
-            put=self.dense.place_of.put,
+            where=self.dense.place_of,
         )
         return Engine(
             policy=Sync(exchange, timer=self.timer, ahead=config.exchange.prefetch > 0),

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hpcrec import kernels
+
 _HOST = torch.device("cpu")
 
 
@@ -25,10 +27,13 @@ class Place:
     ----------
     device : torch.device
     autocast : bool
+    assembler : Device or None
+        Whose kernels assemble the model's inputs, in its memory; None: the host's do, in its own.
     """
 
     device: torch.device = _HOST
     autocast: bool = False
+    assembler: kernels.Device | None = None
 
     @property
     def is_host(self) -> bool:
@@ -51,10 +56,14 @@ class Place:
             torch.__future__.set_swap_module_params_on_conversion(swaps)
 
     def put(self, tensor: Tensor) -> Tensor:
-        """A tensor of the host there: itself, or a copy through pinned memory."""
-        if self.device.type == "cuda":
+        """A tensor there: itself, or a copy, of one of the host through pinned memory."""
+        if self.device.type == "cuda" and tensor.device.type == "cpu":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor.to(self.device)
+
+    def take(self, tensor: Tensor) -> Any:
+        """A tensor as an array: of the device that assembles inputs, or of the host."""
+        return tensor.detach().cpu().numpy() if self.assembler is None else self.assembler.took(tensor)
 
 
 def emulated() -> torch.device:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcrec import kernels
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.collect import CopyMoves, PoolMoves
 from hpcrec.exchange.forms import Collected, Starts
@@ -17,6 +18,7 @@ from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout, LeafGroup, Partial
 from hpcrec.exchange.moves import Move, PartialMove
 from hpcrec.exchange.split import Splitter
+from hpcrec.exchange.staged import Mover, brought, written
 from hpcrec.exchange.wire import Coded, Piece, compact, cumulative, message_bytes, write_message
 from hpcrec.types import Bags, Floats, Ints
 
@@ -48,23 +50,28 @@ class Asked:
     filled: Sequence[bool]
 
     def assemble(
-        self, received: Floats, groups: Sequence[LeafGroup]
+        self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]
     ) -> tuple[list[Floats], list[tuple[Partial, Floats]]]:
-        """Leaves [B, F, D] and partial results [B, P], from the values that came."""
-        leaves = [
-            (np.empty if filled else np.zeros)((self.n_samples, len(g.lookups), g.width), received.dtype)
-            for g, filled in zip(groups, self.filled, strict=True)
-        ]
-        for move in self.moves:
-            move.forward(received, leaves)
-        return leaves, [(p.of, p.take(received)) for p in self.partials]
+        """Leaves [B, F, D] and partial results [B, P], from the values that came: the device's, if there is one."""
+        n = int(self.value_bytes_R.sum()) // received.itemsize
+        with brought(device, received, n, 0) as values:
+            leaves = [
+                kernels.room_beside(values, (self.n_samples, len(g.lookups), g.width), received.dtype) for g in groups
+            ]
+            for leaf, filled in zip(leaves, self.filled, strict=True):
+                if not filled:
+                    leaf.fill(0.0)
+            for move in self.moves:
+                move.forward(values, leaves)
+            return leaves, [(p.of, p.take(values)) for p in self.partials]
 
-    def disassemble(self, found: Gradients, gradients: Floats) -> None:
-        """Writes the gradients of both into the messages."""
-        for move in self.moves:
-            move.backward(found.leaves, gradients)
-        for partial, gradient_BP in zip(self.partials, found.partials, strict=True):
-            partial.give(gradient_BP, gradients)
+    def disassemble(self, device: kernels.Device | None, found: Gradients, sent: Floats, behind: int) -> None:
+        """Writes the gradients of both into the messages, behind which are so many elements more."""
+        with written(device, sent, behind) as gradients:
+            for move in self.moves:
+                move.backward(found.leaves, gradients)
+            for partial, gradient_BP in zip(self.partials, found.partials, strict=True):
+                partial.give(gradient_BP, gradients)
 
 
 class Asker:
@@ -85,6 +92,8 @@ class Asker:
         World ranks on other hosts, to which ids are written in fewer bytes at the price of more time.
     sent : callable, optional
         Holder -> numbers of its partial results that it sends to this rank; default: all.
+    device : Device, optional
+        Whose kernels assemble what comes: positions are brought there as ids are asked for, ahead of the step.
     """
 
     def __init__(
@@ -98,10 +107,12 @@ class Asker:
         dtype: np.dtype,
         far: AbstractSet[int] = frozenset(),
         sent: Callable[[int], Sequence[int]] | None = None,
+        device: kernels.Device | None = None,
     ) -> None:
         self._splitter = splitter
         self._layout = layout
         self._replicas = replicas
+        self._device = device
         self._size = size
         self._pad = pad
         self._dtype = np.dtype(dtype)
@@ -157,6 +168,9 @@ class Asker:
             n == n_samples * len(group.lookups) * group.width
             for n, group in zip(written, self._layout.groups, strict=True)
         ]
+        if self._device is not None:
+            with self._device.aside():
+                moves = [Mover(self._device).move(m) for m in moves]
         return Asked(id_bytes_R, value_bytes_R, gradient_bytes_R, moves, partials, n_samples, filled), message
 
     def _encode(self, pieces: Mapping[tuple[int, int], Piece], room: Room) -> tuple[np.ndarray, Ints]:

@@ -33,7 +33,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
-from torch import Tensor
 
 from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.topology import Topology
@@ -53,6 +52,7 @@ from hpcrec.exchange.route import Reading, Route
 from hpcrec.exchange.serve import Holder
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.substitute import Slice
+from hpcrec.exchange.tensors import Here, Where
 from hpcrec.exchange.thresholds import Thresholded
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, GlobalIds
@@ -87,8 +87,8 @@ class Exchange:
         Where what is asked of this rank's rows is counted.
     reduction : Reduction, optional
         Which owners add partial results; default: none.
-    put : callable, optional
-        Takes a tensor of the host to where the model is; default: it is on the host.
+    where : Where, optional
+        Where the model has its tensors; default: on the host.
 
     Attributes
     ----------
@@ -117,10 +117,10 @@ class Exchange:
         reads_ids: bool = False,
         load: Load | None = None,
         reduction: Reduction | None = None,
-        put: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+        where: Where | None = None,
     ) -> None:
         self.layout = layout
-        self._put = put
+        self._where = where or Here()
         self._operators = operators
         self.store = store
         self.dtype = np.dtype(dtype)
@@ -146,6 +146,7 @@ class Exchange:
                 dtype=dtype,
                 far=topology.far,
                 sent=lambda holder: self.reduction.sent(holder, rank),
+                device=self._where.assembler,
             )
         self._reads_ids = reads_ids
         if self.held:
@@ -260,8 +261,8 @@ class Exchange:
         if asked is None:
             return None
         with self._timer("assemble"):
-            leaves, partials = asked.assemble(received, self.layout.groups)
-        return Inputs(leaves, partials, self.layout, self._operators, train=route.train, put=self._put)
+            leaves, partials = asked.assemble(self._where.assembler, received, self.layout.groups)
+        return Inputs(leaves, partials, self.layout, self._operators, train=route.train, where=self._where)
 
     def gradients(self, route: Route, found: Gradients | None, *, step: int, lr_scale: float) -> None:
         """Phase ``gradients``; collective. Rows and their optimizers have stepped when it returns.
@@ -282,7 +283,7 @@ class Exchange:
         if asked is not None:
             assert found is not None
             with self._timer("disassemble"):
-                asked.disassemble(found, sent)
+                asked.disassemble(self._where.assembler, found, sent, behind // self.dtype.itemsize)
         with self._timer("gradients"):
             due_R = zeros_R if served is None else served.gradient_bytes_R
             received = self._codec.gradients(sent, sent_R, due_R, behind, route.kept)

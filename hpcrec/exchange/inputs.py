@@ -3,7 +3,7 @@
 Knows torch and operators; does not know where rows live or what crosses.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcrec.exchange.layout import Layout, Partial
+from hpcrec.exchange.tensors import Where, tensor_of
 from hpcrec.operators.base import Learned, Operator, over, unflatten
 from hpcrec.types import Floats, Lookup
 
@@ -36,8 +37,8 @@ class Inputs(Mapping[str, Tensor]):
     operators : mapping of str to Operator
     train : bool
         Whether the leaves collect gradients.
-    put : callable
-        Takes a tensor of the host to where the model is.
+    where : Where
+        Where the model has its tensors.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class Inputs(Mapping[str, Tensor]):
         operators: Mapping[str, Operator],
         *,
         train: bool,
-        put: Callable[[Tensor], Tensor],
+        where: Where,
     ) -> None:
         self._layout = layout
         self._operators = operators
         self._results: dict[str, Tensor] = {}
-        self.leaves = [put(torch.from_numpy(leaf)).requires_grad_(train) for leaf in leaves]
-        self.partials = [(of, put(torch.from_numpy(part)).requires_grad_(train)) for of, part in partials]
+        self._where = where
+        self.leaves = [where.put(tensor_of(leaf)).requires_grad_(train) for leaf in leaves]
+        self.partials = [(of, where.put(tensor_of(part)).requires_grad_(train)) for of, part in partials]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._results:
@@ -107,7 +109,13 @@ class Inputs(Mapping[str, Tensor]):
 
     def gradients(self) -> Gradients:
         """Gradients; zeros where the loss does not depend on something."""
-        return Gradients([_gradient(leaf) for leaf in self.leaves], [_gradient(part) for _, part in self.partials])
+        return Gradients(
+            [self._gradient(leaf) for leaf in self.leaves], [self._gradient(part) for _, part in self.partials]
+        )
+
+    def _gradient(self, leaf: Tensor) -> Floats:
+        found: Floats = self._where.take(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous())
+        return found
 
     def _pooled(self, lookups: Sequence[Lookup]) -> Tensor:
         """These lookups of their leaf, in order: [B, F, D]; a view where they lie together."""
@@ -118,8 +126,3 @@ class Inputs(Mapping[str, Tensor]):
         if positions == list(range(first, first + len(positions))):
             return leaf if len(positions) == leaf.shape[1] else leaf[:, first : first + len(positions)]
         return leaf.index_select(1, torch.tensor(positions, device=leaf.device))
-
-
-def _gradient(leaf: Tensor) -> Floats:
-    found = torch.zeros(leaf.shape, dtype=leaf.dtype) if leaf.grad is None else leaf.grad.contiguous().cpu()
-    return found.numpy()

@@ -106,7 +106,7 @@ class MaxMove:
     def forward(self, values: Floats, leaves: Sequence[Floats]) -> None:
         """Values -> leaf: the largest of the parts."""
         n = len(self.value_start)
-        parts_ND = np.empty((n, self.width), values.dtype)
+        parts_ND = kernels.room_beside(values, (n, self.width), values.dtype)
         kernels.copy_vectors(values, parts_ND.reshape(-1), self.width, source_start=self.value_start)
         leaf = leaves[self.group].reshape(-1)
         kernels.pooled_max(
@@ -116,7 +116,7 @@ class MaxMove:
     def backward(self, leaf_gradients: Sequence[Floats], gradients: Floats) -> None:
         """Leaf gradient -> gradients of the parts: zero, column by column, for all but the one that won."""
         assert self.winners is not None, "this step was routed for evaluation"
-        parts_ND = np.empty((len(self.value_start), self.width), gradients.dtype)
+        parts_ND = kernels.room_beside(gradients, (len(self.value_start), self.width), gradients.dtype)
         leaf = leaf_gradients[self.group].reshape(-1)
         kernels.pooled_max_backward(self.winners, self.offsets, leaf, parts_ND, source_start=self.leaf_start)
         kernels.copy_vectors(parts_ND.reshape(-1), gradients, self.width, target_start=self.gradient_start)
@@ -188,7 +188,7 @@ class PoolMove:
             assert self.row_of is not None
             rows, index = self.table_rows, self.row_of[self.index]
         else:
-            rows, index = np.empty((self.n_unique, self.width), values.dtype), self.index
+            rows, index = kernels.room_beside(values, (self.n_unique, self.width), values.dtype), self.index
             for slab in self.slabs:
                 kernels.copy_vectors(
                     values,
@@ -210,7 +210,7 @@ class PoolMove:
         assert self.grouping is not None, "this step was routed for evaluation"
         source, source_start, weights = leaf_gradients[self.group].reshape(-1), self.leaf_start, self.scale
         if self.winners is not None:
-            ids_KD = np.empty((len(self.index), self.width), source.dtype)
+            ids_KD = kernels.room_beside(source, (len(self.index), self.width), source.dtype)
             kernels.pooled_max_backward(self.winners, self.offsets, source, ids_KD, source_start=source_start)
             source, source_start = ids_KD.reshape(-1), np.arange(len(ids_KD)) * self.width
         elif self.weights is not None:

@@ -1,9 +1,9 @@
-"""A holder's messages and what says where things are in them, in the memory of the device that has the rows.
+"""Messages, and what says where things are in them, in the memory of the device that has the rows, or the model.
 
-Messages cross between ranks in the host's memory. Of a holder whose rows are a device's each is copied once: values
-when they are all there, gradients before any is read; vectors and gradients that stay behind them are in the device's
-memory alone. Arrays of positions are copied as ids arrive, ahead of the step. Without a device nothing is copied.
-Knows arrays; knows no rows and no MPI.
+Messages cross between ranks in the host's memory. Each that a device's kernels write or read is copied once: when it is
+all there, or before any of it is read; vectors and gradients that stay behind messages are in the device's memory
+alone. Arrays of positions are copied as ids are asked for or arrive, ahead of the step. Without a device nothing is
+copied. Knows arrays; knows no rows and no MPI.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.exchange.moves import Move, PoolMove
 from hpcrec.exchange.work import ArenaWork
 from hpcrec.types import Floats
 
@@ -66,6 +67,12 @@ class Mover:
             return work
         maxima = work.maxima and replace(work.maxima, **self._fields(work.maxima))
         return replace(work, **self._fields(work), maxima=maxima)
+
+    def move(self, move: Move) -> Move:
+        """One of a dense rank's; those that pool rows themselves compute with positions, which stay on the host."""
+        if self._device is None or isinstance(move, PoolMove):
+            return move
+        return replace(move, **self._fields(move))
 
     def _fields(self, of: Any) -> dict[str, Array]:
         found = {field.name: getattr(of, field.name) for field in fields(of)}

@@ -9,7 +9,7 @@ from hpcrec.kernels.backend import active, device, get_threads, set_threads, use
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.chunks import fletcher32, read_chunks
 from hpcrec.kernels.device import Device
-from hpcrec.kernels.device_array import DeviceArray
+from hpcrec.kernels.device_array import DeviceArray, room_beside
 from hpcrec.kernels.fm import fm_sums, fm_sums_backward
 from hpcrec.kernels.halves import HALF_BLOCK, half_bytes, read_halves, write_halves
 from hpcrec.kernels.id_map import MOST_ROWS, Admitted, IdMap, IdState
@@ -86,6 +86,7 @@ __all__ = [
     "read_halves",
     "read_positions",
     "reserved_zeros",
+    "room_beside",
     "scatter_add",
     "select_above",
     "select_largest",

@@ -113,6 +113,11 @@ class DeviceArray:
         self.device.copy_to_host(self.tensor.reshape(-1), out.reshape(-1))
 
 
+def room_beside(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """A new array of undefined contents in the memory that has another."""
+    return array.device.empty(shape, dtype) if isinstance(array, DeviceArray) else np.empty(shape, dtype)
+
+
 def device_of(*given: Any) -> "DeviceCalls | None":
     """The device of the first of these arrays, or of those in these tuples and dicts, that is on one; else None."""
     for thing in given:

@@ -11,6 +11,7 @@ import numpy as np
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
 from hpcrec.kernels.beside import BesideStep
+from hpcrec.kernels.device_array import room_beside
 from hpcrec.kernels.reference import Grouping
 from hpcrec.kernels.rules import rule_of, state_shapes, step_numbers
 from hpcrec.types import Floats, Ints, OptimizerSpec
@@ -81,7 +82,7 @@ def merge(
     _check_occurrences(grouping, gradients, source_start, weights, dtype)
     shape = (grouping.unique.size, width)
     if out is None:
-        out = np.empty(shape, dtype)
+        out = room_beside(gradients, shape, dtype)
     else:
         checks.floats("out", out, shape, dtype, write=True)
         _check_apart(

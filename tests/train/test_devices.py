@@ -46,22 +46,25 @@ def close(found: Any, wanted: Any, atol: float = 1e-10) -> None:
 
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("device", ["emulated", "cuda"])
-def test_a_model_elsewhere_learns_the_same(folder: Path, device: str) -> None:
-    if device == "cuda":
-        device_or_skip(device)
+def test_a_model_elsewhere_learns_the_same(folder: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its inputs are assembled, and their gradients taken apart, by that device's kernels."""
+    there, called = device_or_skip(device), set()
+    run = there.call
+    monkeypatch.setattr(there, "call", lambda name, *args: (called.add(name), run(name, *args))[1])
     write_data(folder / "data.h5")
     roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
     for (name, sections), topology in zip(CASES.items(), roles, strict=False):
         wanted, found = (train(config_of(folder, d, topology=topology, **sections)) for d in ("cpu", device))
         close(found, wanted)
         assert wanted[2], name
+    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:  # always dense
+        assert "copy_vectors" in called, called
 
 
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("device", ["emulated", "cuda"])
 def test_saved_there_goes_on_here_and_is_evaluated_alike(folder: Path, device: str) -> None:
-    if device == "cuda":
-        device_or_skip(device)
+    device_or_skip(device)
     write_data(folder / "data.h5")
     data = {"train": str(folder / "data.h5"), "test": str(folder / "data.h5"), "chunk": 8, "window": 3}
 
