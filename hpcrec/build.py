@@ -14,7 +14,7 @@ import torch
 
 from hpcrec import kernels
 from hpcrec.build_dense import DenseSide
-from hpcrec.build_device import make_device, make_place
+from hpcrec.build_device import crosses_directly, make_device, make_place
 from hpcrec.build_engine import Ingredients
 from hpcrec.build_exchange import Auto
 from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
@@ -80,6 +80,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         store=store,
         dense=dense,
         timer=timer,
+        direct=crosses_directly(config, world, place),
     )
     auto = Auto(given) if offers.free else None
     engine = given.placed(offers.layout({}), store) if auto is None else auto.engine

@@ -3,7 +3,9 @@
 import torch
 
 from hpcrec import kernels
+from hpcrec.comm.gpu import takes_gpu_memory
 from hpcrec.comm.topology import Topology
+from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.dense.place import Place, emulated
 from hpcrec.errors import MissingError
@@ -53,6 +55,15 @@ def make_place(config: Config, topology: Topology) -> Place:
     except MissingError:  # built where there was no nvcc: the host assembles what the model receives
         device = None
     return Place(torch.device("cuda", number), autocast, device)
+
+
+def crosses_directly(config: Config, world: World, place: Place) -> bool:
+    """Whether messages cross from GPU to GPU by MPI; collective, the same on every rank."""
+    here = config.store.name == "gpu" or place.assembler is not None
+    known = world.main.allgather((here, takes_gpu_memory()))
+    wanted = config.exchange.gpu_messages
+    possible = wanted == "on" or (wanted == "auto" and all(takes for _, takes in known))
+    return possible and any(there for there, _ in known) and config.exchange.codec != "dct"
 
 
 def _turn(topology: Topology, devices: int) -> int:

@@ -32,7 +32,7 @@ from hpcrec.types import TableSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Ingredients:
-    """What an exchange is built of."""
+    """What an exchange is built of; ``direct``: messages cross from GPU to GPU."""
 
     config: Config
     world: World
@@ -43,6 +43,7 @@ class Ingredients:
     store: RowStore | None
     dense: DenseSide
     timer: Timer
+    direct: bool
 
     @property
     def weighted(self) -> set[str]:
@@ -107,6 +108,7 @@ class Ingredients:
             load=load,
             reduction=self.reduction(layout),
             where=self.dense.place_of,
+            direct=self.direct,
         )
         return Engine(
             policy=Sync(exchange, timer=self.timer, ahead=config.exchange.prefetch > 0),

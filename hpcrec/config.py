@@ -248,6 +248,10 @@ class ExchangeConfig:
     """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
     windows: Flag = True
     """Ranks of one host pass ids and vectors through shared memory; false sends messages. Changes no result."""
+    gpu_messages: Literal["auto", "on", "off"] = "auto"
+    """Whether values and gradients cross from GPU to GPU by MPI, or are copied to and from the host's memory. auto:
+    where the MPI library says that it takes a GPU's memory. on: without asking it. Not with codec dct. Changes no
+    result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -664,6 +668,11 @@ def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:
         )
     if config.dense.autocast != "none" and config.dense.device == "emulated":
         yield "dense.autocast", "is set, but dense.device is 'emulated', which has no autocast. Remove one of them."
+    if config.exchange.gpu_messages == "on" and config.exchange.codec == "dct":
+        yield (
+            "exchange.gpu_messages",
+            "is 'on', but the host writes exchange.codec = 'dct'. Remove one of them.",
+        )
     for key, is_set in (("device", config.store.device != "cuda"), ("memory_bytes", bool(config.store.memory_bytes))):
         if config.store.name != "gpu" and is_set:
             value = getattr(config.store, key)

@@ -169,6 +169,22 @@ class Collectives:
                 windows.swap(recv, sent_at_R, recv_at_R, recv_bytes_R)
         return recv.view(send.dtype)
 
+    def alltoallv_between(self, send: Any, send_bytes_R: Ints, recv: Any, recv_bytes_R: Ints, tag: str) -> None:
+        """The same between buffers that MPI takes as they are, perhaps in a GPU's memory; through MPI alone.
+
+        Raises
+        ------
+        HpcrecError
+            More than one call can move.
+        """
+        sent_at_R, recv_at_R = self._places(send_bytes_R, "send"), self._places(recv_bytes_R, "receive")
+        self.ledger.add(tag, self._ranks_R, send_bytes_R)
+        with self.lane.inside(tag):
+            self.comm.Alltoallv(
+                [send, send_bytes_R // UNIT_BYTES, sent_at_R // UNIT_BYTES, self._unit],
+                [recv, recv_bytes_R // UNIT_BYTES, recv_at_R // UNIT_BYTES, self._unit],
+            )
+
     def allreduce(self, values: NDArray[Any], tag: str = "control", op: str = "sum") -> NDArray[Any]:
         """Sum or maximum over the ranks."""
         out = np.empty_like(values)

@@ -53,7 +53,7 @@ class Asked:
         self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]
     ) -> tuple[list[Floats], list[tuple[Partial, Floats]]]:
         """Leaves [B, F, D] and partial results [B, P], from the values that came: the device's, if there is one."""
-        n = int(self.value_bytes_R.sum()) // received.itemsize
+        n = int(self.value_bytes_R.sum()) // received.dtype.itemsize
         with brought(device, received, n, 0) as values:
             leaves = [
                 kernels.room_beside(values, (self.n_samples, len(g.lookups), g.width), received.dtype) for g in groups

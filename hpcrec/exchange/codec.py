@@ -37,8 +37,8 @@ class Kept:
 class Codec(Protocol):
     """How floats cross between some ranks. Sizes are those of the floats in memory, whole units (``comm``)."""
 
-    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
-        """Where the messages of the next ``alltoallv`` are written, and room behind them; see ``Collectives``."""
+    def message(self, bytes_R: Ints, behind_bytes: int = 0, tag: str = "values") -> Floats:
+        """Where the messages of the next phase, ``tag``, are written, and room behind them; see ``Collectives``."""
 
     def values(
         self, sent: Floats, sent_R: Ints, due_R: Ints, spans: Spans | None, *, train: bool
@@ -89,7 +89,7 @@ class Plain(Elementwise):
         self._collectives = collectives
         self._dtype = np.dtype(dtype)
 
-    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
+    def message(self, bytes_R: Ints, behind_bytes: int = 0, tag: str = "values") -> Floats:  # noqa: ARG002
         """See ``Codec``."""
         return self._collectives.message(bytes_R, self._dtype, behind_bytes)
 
@@ -111,7 +111,7 @@ class Halves(Elementwise):
         self._collectives = collectives
         self._kind = kind
 
-    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
+    def message(self, bytes_R: Ints, behind_bytes: int = 0, tag: str = "values") -> Floats:  # noqa: ARG002
         """See ``Codec``. Not shared memory: what is written there is what it makes of this."""
         room = np.empty(int(bytes_R.sum()) + behind_bytes, np.uint8)
         clear_padding(room, bytes_R)
@@ -121,12 +121,12 @@ class Halves(Elementwise):
         """See ``Codec``."""
         wire_R, wire_due_R = self._wire_bytes(sent_R), self._wire_bytes(due_R)
         message = self._collectives.message(wire_R, np.uint8)
-        for floats, written in _pieces(sent_R, wire_R):
+        for floats, written in pieces_of(sent_R, wire_R):
             values = sent[floats]
             kernels.write_halves(values, message[written][: self._exact(len(values))], self._kind)
         came = self._collectives.alltoallv(message, wire_R, wire_due_R, tag)
         received = np.empty((int(due_R.sum()) + behind_bytes) // _FLOAT_BYTES, np.float32)
-        for floats, written in _pieces(due_R, wire_due_R):
+        for floats, written in pieces_of(due_R, wire_due_R):
             values = received[floats]
             kernels.read_halves(came[written][: self._exact(len(values))], values, self._kind)
         return received
@@ -153,7 +153,7 @@ def wire_item_bytes(name: str, dtype: np.dtype[Any]) -> float:
 _FLOAT_BYTES = 4
 
 
-def _pieces(bytes_R: Ints, wire_R: Ints) -> list[tuple[slice, slice]]:
+def pieces_of(bytes_R: Ints, wire_R: Ints) -> list[tuple[slice, slice]]:
     """Of each rank's message that is not empty: its floats, and its bytes on the wire."""
     floats, written = (cumulative(bytes_R) // _FLOAT_BYTES).tolist(), cumulative(wire_R).tolist()
     places = zip(floats, floats[1:], written, written[1:], strict=False)

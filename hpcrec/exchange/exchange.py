@@ -41,7 +41,7 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
 from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.ask import Asker
-from hpcrec.exchange.codec import Codec, make_codec
+from hpcrec.exchange.codecs import codec_for
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.layout import Layout, Leg
 from hpcrec.exchange.masks import Thresholding, make_masks
@@ -53,7 +53,6 @@ from hpcrec.exchange.serve import Holder
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.substitute import Slice
 from hpcrec.exchange.tensors import Here, Where
-from hpcrec.exchange.thresholds import Thresholded
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, GlobalIds
 
@@ -89,6 +88,8 @@ class Exchange:
         Which owners add partial results; default: none.
     where : Where, optional
         Where the model has its tensors; default: on the host.
+    direct : bool
+        Messages cross from and to devices' memory; the same on every rank.
 
     Attributes
     ----------
@@ -118,6 +119,7 @@ class Exchange:
         load: Load | None = None,
         reduction: Reduction | None = None,
         where: Where | None = None,
+        direct: bool = False,
     ) -> None:
         self.layout = layout
         self._where = where or Here()
@@ -154,9 +156,8 @@ class Exchange:
                 split(set(self.held)), layout, rank, topology.dense, size=self._size, pad=padded_bytes
             )
         self._norms = ColumnNorms(world, layout, self.dtype)
-        self._codec: Codec = make_codec(codec, world.main, self.dtype)
-        if thresholding is not None:
-            self._codec = Thresholded(world.main, self.masks, codec, thresholding)
+        devices = (None if store is None else store.device, self._where.assembler) if direct else None
+        self._codec = codec_for(world.main, codec, self.dtype, self.masks, thresholding, devices)
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
 
     def _serving(self, store: RowStore, leg: Leg, weighted: set[str], load: Load | None) -> Holder:
@@ -279,7 +280,7 @@ class Exchange:
         zeros_R = np.zeros(self._size, np.int64)
         sent_R = zeros_R if asked is None else asked.gradient_bytes_R
         behind = 0 if served is None else served.gradients_behind * self.dtype.itemsize
-        sent = self._codec.message(sent_R, behind)
+        sent = self._codec.message(sent_R, behind, "gradients")
         if asked is not None:
             assert found is not None
             with self._timer("disassemble"):

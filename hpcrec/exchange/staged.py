@@ -27,6 +27,10 @@ def written(device: kernels.Device | None, message: Floats, behind: int) -> Iter
     if device is None:
         yield message
         return
+    if isinstance(message, kernels.DeviceArray):  # it crosses from there
+        with device.together():
+            yield message
+        return
     there = device.zeros(message.size, message.dtype)  # padding crosses too
     with device.together():
         yield there
@@ -39,6 +43,10 @@ def brought(device: kernels.Device | None, message: Floats, n: int, behind: int)
     """What to read a message of ``n`` elements from, with room for ``behind`` more."""
     if device is None:
         yield message
+        return
+    if isinstance(message, kernels.DeviceArray):
+        with device.together():
+            yield message
         return
     there = device.empty(n + behind, message.dtype)
     there[:n] = message[:n]

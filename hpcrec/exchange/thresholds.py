@@ -63,7 +63,7 @@ class Thresholded:
         self._masks = masks
         self._how = how
 
-    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
+    def message(self, bytes_R: Ints, behind_bytes: int = 0, tag: str = "values") -> Floats:  # noqa: ARG002
         """See ``Codec``."""
         return self._whole.message(bytes_R, behind_bytes)
 

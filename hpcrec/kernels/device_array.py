@@ -77,9 +77,10 @@ class DeviceArray:
         found = self.device.to_host(self.tensor)
         return found if dtype is None else found.astype(dtype)
 
-    def reshape(self, *shape: int) -> "DeviceArray":
-        """The same elements in another shape."""
-        return DeviceArray(self.device, self.tensor.reshape(shape))
+    def reshape(self, *shape: int | tuple[int, ...]) -> "DeviceArray":
+        """The same elements in another shape, given as NumPy takes it."""
+        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        return DeviceArray(self.device, self.tensor.reshape(wanted))  # type: ignore[arg-type]
 
     def view(self, dtype: np.dtype[Any] | type) -> "DeviceArray":
         """The same bytes as elements of another type."""

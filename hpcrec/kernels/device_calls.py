@@ -201,6 +201,13 @@ class DeviceCalls:
         """Room for a result: where ``like`` is."""
         return self.empty(shape, dtype) if isinstance(like, DeviceArray) else np.empty(shape, dtype)
 
+    def wait(self) -> None:
+        """Waits for all that is queued."""
+        import torch
+
+        if self._place != "cpu":
+            torch.cuda.synchronize(self._place)
+
     def took(self, tensor: "Tensor") -> DeviceArray:
         """A tensor of this device, or of another, as an array of it; without a copy where it is there already."""
         return DeviceArray(self, tensor.detach().to(self._place).contiguous())

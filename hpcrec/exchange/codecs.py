@@ -1,0 +1,36 @@
+"""Which codec an exchange has. Knows all of them; does not know what they write."""
+
+from typing import Any
+
+import numpy as np
+
+from hpcrec import kernels
+from hpcrec.comm.collectives import Collectives
+from hpcrec.exchange.codec import Codec, make_codec
+from hpcrec.exchange.direct import Direct
+from hpcrec.exchange.masks import Masks, Thresholding
+from hpcrec.exchange.thresholds import Thresholded
+
+
+def codec_for(
+    collectives: Collectives,
+    kind: str,
+    dtype: np.dtype[Any],
+    masks: Masks | None,
+    thresholding: Thresholding | None,
+    direct: tuple[kernels.Device | None, kernels.Device | None] | None,
+) -> Codec:
+    """The codec that writes values as ``kind``.
+
+    Parameters
+    ----------
+    masks : Masks or None
+        Of a holder whose vectors are thresholded.
+    thresholding : Thresholding or None
+    direct : (Device or None, Device or None), or None
+        Where messages cross from and to devices' memory: that of this rank's rows, and of its model's inputs.
+    """
+    if thresholding is not None:
+        assert direct is None, "the host thresholds"
+        return Thresholded(collectives, masks, kind, thresholding)
+    return make_codec(kind, collectives, dtype) if direct is None else Direct(collectives, kind, dtype, *direct)
