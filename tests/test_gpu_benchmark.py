@@ -136,6 +136,45 @@ def test_shares_and_rates_are_of_the_same_round() -> None:
     assert tuple(row) == bench.KEYS
 
 
+class Event:
+    """Of a clock that only the timed calls move."""
+
+    now = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = Event.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end) -> float:
+        return end.at - self.at
+
+
+def test_events_bracket_the_calls_alone(monkeypatch) -> None:
+    machine = bench.Machine("emulated", quick=True)
+    machine.emulated = False
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    calls = {"short": 0, "long": 0, "before": 0}
+
+    def takes(name: str, ms: float) -> None:
+        calls[name] += 1
+        Event.now += ms
+
+    works = {
+        "short": bench.Work(run=lambda: takes("short", 2.0), work="", n_ids=4),
+        "long": bench.Work(run=lambda: takes("long", 20.0), work="", before=lambda: takes("before", 7.0)),
+    }
+    timed = machine.time(works)
+    assert (timed.rounds.median("short"), timed.rounds.median("long")) == (2.0, 20.0)
+    assert timed.ids_per_s("short") == 2000 and timed.status == "measured"
+    # two calls to see how long they take, then a round to warm up and one that counts, of 10 ms at least
+    assert calls == {"short": 2 + 2 * 5, "long": 2 + 2, "before": 4}
+
+
 def test_ids_have_the_workloads_law() -> None:
     machine = bench.Machine("emulated", quick=True)
     counts = np.sort(np.bincount(machine.zipf_ids(1000, 20000).numpy(), minlength=1000))[::-1]

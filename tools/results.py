@@ -60,7 +60,8 @@ def page() -> str:
             parts.append(f"| {claim['id']} | {value} | {unit} | {claim['goal'] or ''} | {holds} |\n")
         skipped = Counter(row["reason"] for row in result["rows"] if row.get("status") == "skipped")
         parts += [f"\nNot measured, {reason}: {n} rows.\n" for reason, n in skipped.items()]
-        parts.append("\n" + rows_table([row for row in result["rows"] if row.get("status") != "skipped"]))
+        rows = [row for row in result["rows"] if row.get("status") != "skipped"]
+        parts.append("\n" + rows_table(rows) if rows else "")
     return "".join(parts)
 
 
