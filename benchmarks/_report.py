@@ -44,13 +44,16 @@ def asked(
     return [(part, path if part == parts[0] else beside[part]) for part in found]
 
 
-def claim(name: str, value: float | None, unit: str, goal: str | None = None) -> dict[str, Any]:
-    """A claim; ``goal`` is like ``>= 0.97``, None where there is none."""
+def claim(
+    name: str, value: float | None, unit: str, goal: str | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    """A claim; ``goal`` is like ``>= 0.97``, None where there is none; ``reason`` says why it has no value."""
     holds = None
     if goal is not None and value is not None:
         sign, limit = goal.split()
         holds = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}[sign](value, float(limit))
-    return {"id": name, "value": value, "unit": unit, "goal": goal, "holds": holds}
+    found = {"id": name, "value": value, "unit": unit, "goal": goal, "holds": holds}
+    return found if reason is None else found | {"reason": reason}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -59,12 +62,17 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def finish(
-    name: str, rows: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]], path: Path | None
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    claims: Sequence[Mapping[str, Any]],
+    path: Path | None,
+    beside: Mapping[str, Any] | None = None,
 ) -> None:
-    """Prints the claims and, if asked, writes the JSON."""
+    """Prints the claims and, if asked, writes the JSON; ``beside``: what else is to be said of the machine."""
     for item in claims:
         value = "none" if item["value"] is None else f"{item['value']:.4g}"
         said = {True: "holds", False: "FALLS SHORT", None: "not measured"}[item["holds"]]
+        said += f" ({item['reason']})" if "reason" in item else ""
         goal = "" if item["goal"] is None else f"  goal {item['goal']}: {said}"
         print(f"{item['id']:56} {value:>10} {item['unit']}{goal}")
     if path is None:
@@ -72,7 +80,7 @@ def finish(
     result = {
         "name": name,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine(),
+        "machine": {**machine(), **(beside or {})},
         "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES}, "commit": commit()},
         "rows": list(rows),
         "claims": list(claims),

@@ -6,6 +6,7 @@ With ``--check`` it writes nothing and fails where the page is not what the JSON
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,14 +48,20 @@ def page() -> str:
         command = COMMANDS.get(path.stem, f"python benchmarks/{name}.py{EXTRA.get(path.stem, '')}")
         parts.append(f"\n## {path.stem}\n\n`{command}`, {result['when'][:10]}, ")
         parts.append(f"{machine['cores']} cores of {machine['cpu']}, {machine['system']}, ")
+        if "gpu" in machine:
+            parts.append(f"{machine['gpu'] or 'no GPU'}, ")
         parts.append(", ".join(f"{k} {v}" for k, v in versions.items() if k in ("python", "torch", "numpy", "commit")))
         parts.append(".\n\n| claim | value | unit | goal | holds |\n|---|---:|---|---|---|\n")
         for claim in result["claims"]:
-            value = "none" if claim["value"] is None else f"{claim['value']:.4g}"
+            none = f"unmeasured: {claim['reason']}" if "reason" in claim else "none"
+            value = none if claim["value"] is None else f"{claim['value']:.4g}"
             holds = {True: "yes", False: "**no**", None: ""}[claim["holds"]]
             unit = claim["unit"] + (f", commit {claim['commit']}" if "commit" in claim else "")
             parts.append(f"| {claim['id']} | {value} | {unit} | {claim['goal'] or ''} | {holds} |\n")
-        parts.append("\n" + rows_table(result["rows"]))
+        skipped = Counter(row["reason"] for row in result["rows"] if row.get("status") == "skipped")
+        parts += [f"\nNot measured, {reason}: {n} rows.\n" for reason, n in skipped.items()]
+        rows = [row for row in result["rows"] if row.get("status") != "skipped"]
+        parts.append("\n" + rows_table(rows) if rows else "")
     return "".join(parts)
 
 
