@@ -8,12 +8,13 @@
 from hpcrec.kernels.backend import active, get_threads, set_threads, use
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.chunks import fletcher32, read_chunks
+from hpcrec.kernels.half_rows import ROW_KINDS, HalfRows
 from hpcrec.kernels.halves import HALF_BLOCK, half_bytes, read_halves, write_halves
 from hpcrec.kernels.id_map import MOST_ROWS, Admitted, IdMap, IdState
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
-from hpcrec.kernels.lookup import copy_vectors, pooled_gather
+from hpcrec.kernels.lookup import copy_vectors, from_half_rows, pooled_gather, to_half_rows
 from hpcrec.kernels.maximum import pooled_max, pooled_max_backward
 from hpcrec.kernels.memory import aligned_empty, reserved_zeros
 from hpcrec.kernels.packed import pack_numbers, packed_bytes, unpack_numbers
@@ -33,11 +34,13 @@ from hpcrec.kernels.threshold import select_above, select_largest, select_with_f
 __all__ = [
     "HALF_BLOCK",
     "MOST_ROWS",
+    "ROW_KINDS",
     "Admitted",
     "Beside",
     "BesideStep",
     "Coding",
     "Grouping",
+    "HalfRows",
     "IdMap",
     "IdState",
     "PositionCoding",
@@ -50,6 +53,7 @@ __all__ = [
     "dot_interaction_backward",
     "expand",
     "fletcher32",
+    "from_half_rows",
     "gather",
     "get_threads",
     "group",
@@ -81,6 +85,7 @@ __all__ = [
     "state_values",
     "take_bags",
     "threshold_of",
+    "to_half_rows",
     "unpack",
     "unpack_numbers",
     "unpermute",

@@ -17,6 +17,7 @@ from hpcrec.errors import MissingError
 from hpcrec.kernels import native, native_messages
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.device_messages import DeviceMessages
+from hpcrec.kernels.half_rows import HalfRows, Rows, kind_argument, memory, rounding_arguments
 from hpcrec.kernels.reference import Grouping
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
@@ -36,6 +37,8 @@ FAULTS = {
 WRITTEN = {
     "pooled_gather": (3,),
     "copy_vectors": (1,),
+    "to_half_rows": (2,),
+    "from_half_rows": (1,),
     "merge": (6,),
     "squared_norm": (1,),
     "update": (0, 9, 10),
@@ -121,7 +124,7 @@ class Device(DeviceMessages):
         import torch
 
         module = self.module()
-        there = [torch.tensor(a, device=self._place) if isinstance(a, np.ndarray) else a for a in args]
+        there = [torch.tensor(_signed(a), device=self._place) if isinstance(a, np.ndarray) else a for a in args]
         faults = torch.zeros(1, dtype=torch.int32, device=self._place)
         stream = torch.cuda.current_stream().cuda_stream if self._place == "cuda" else 0
         returned = getattr(module, name)(*there, stream, faults)
@@ -130,12 +133,12 @@ class Device(DeviceMessages):
             raise ValueError(f"{name}: " + "; ".join(text for bit, text in FAULTS.items() if found & bit))
         for at in WRITTEN[name]:
             if args[at] is not None:
-                args[at][...] = there[at].cpu().numpy()
+                _signed(args[at])[...] = there[at].cpu().numpy()
         return returned
 
     def pooled_gather(
         self,
-        rows: Floats,
+        rows: Rows,
         index: Ints,
         offsets: Ints,
         out: Floats,
@@ -146,7 +149,18 @@ class Device(DeviceMessages):
     ) -> None:
         """See the reference."""
         narrow, start = (None, None) if beside is None else (beside.rows.reshape(-1), beside.start)
-        self._call("pooled_gather", rows, index, offsets, out, out_start, weights, scale, narrow, start)
+        self._call(
+            "pooled_gather", memory(rows), index, offsets, out, out_start, weights, scale, narrow, start,
+            *kind_argument(rows),
+        )  # fmt: skip
+
+    def to_half_rows(self, rows: Floats, first_row: int, out: HalfRows) -> None:
+        """See the reference."""
+        self._call("to_half_rows", rows, first_row, out.bits, *rounding_arguments(out, 0))
+
+    def from_half_rows(self, rows: HalfRows, out: Floats) -> None:
+        """See the reference."""
+        self._call("from_half_rows", rows.bits, out, *kind_argument(rows))
 
     def copy_vectors(
         self,
@@ -222,7 +236,7 @@ class Device(DeviceMessages):
         self,
         rule: str,
         numbers: StepNumbers,
-        rows: Floats,
+        rows: Rows,
         states: dict[str, Floats],
         unique: Ints,
         merged: Floats,
@@ -230,13 +244,16 @@ class Device(DeviceMessages):
         total_width: int,
     ) -> None:
         """See the reference."""
-        self._call("update", rows, unique, merged, *_numbers(rule, numbers, total_width), *_pair(rule, states), norm)
+        self._call(
+            "update", memory(rows), unique, merged, *_numbers(rule, numbers, total_width), *_pair(rule, states), norm,
+            *rounding_arguments(rows, numbers.step),
+        )  # fmt: skip
 
     def merge_update(
         self,
         rule: str,
         numbers: StepNumbers,
-        rows: Floats,
+        rows: Rows,
         states: dict[str, Floats],
         grouping: Grouping,
         gradients: Floats,
@@ -246,13 +263,18 @@ class Device(DeviceMessages):
     ) -> None:
         """See the reference."""
         self._call(
-            "merge_update", rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
-            *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states),
+            "merge_update", memory(rows), grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
+            *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states), *rounding_arguments(rows, numbers.step),
         )  # fmt: skip
         if beside is not None:
             narrow, its = beside
             self.merge_update(rule, its, narrow.rows, narrow.states, grouping, gradients, narrow.source_start,
                               weights, None)  # fmt: skip
+
+
+def _signed(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory, of a type that torch has."""
+    return array.view(np.int16) if array.dtype == np.uint16 else array
 
 
 def _numbers(rule: str, n: StepNumbers, width: int) -> tuple[int, float, float, float, float, float]:

@@ -1,18 +1,24 @@
-"""Kernels that move rows: pooled gather, and copy of vectors between flat buffers.
+"""Kernels that move rows: pooled gather, copy of vectors between flat buffers, and rows of halves made and read.
 
 Buffers are flat because that is what travels: vectors of several tables and widths lie in one of them, each beginning
 where its ``start`` says. What the vectors mean is known above. After an error the contents of outputs are undefined.
 Shapes: N rows, D width, K ids, V vectors.
 """
 
+from typing import Literal
+
+import numpy as np
+
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
 from hpcrec.kernels.beside import Beside
+from hpcrec.kernels.half_rows import HalfRows, Rows, memory
+from hpcrec.kernels.memory import aligned_empty
 from hpcrec.types import Floats, Ints
 
 
 def pooled_gather(
-    rows: Floats,
+    rows: Rows,
     index: Ints,
     offsets: Ints,
     out: Floats,
@@ -26,7 +32,8 @@ def pooled_gather(
 
     Parameters
     ----------
-    rows : float32 or float64 [N, D]
+    rows : float32, float64 or HalfRows [N, D]
+        ``like rows`` is float32 for those of halves, which are read exactly.
     index : int64 [K]
         In ``[0, N)``.
     offsets : int64 [V + 1]
@@ -48,8 +55,7 @@ def pooled_gather(
         A type or shape is wrong, an index, offset or start points outside its array, or ``out`` shares memory with
         another argument.
     """
-    dtype = checks.floats("rows", rows, (None, None)).dtype
-    checks.width_of("width of rows", rows.shape[1])
+    dtype = checks.rows("rows", rows)
     checks.ints("index", index)
     if checks.ints("offsets", offsets).size == 0:
         raise checks.fail("offsets", offsets, "int64[V + 1]")
@@ -61,7 +67,8 @@ def pooled_gather(
         checks.floats("weights", weights, (index.size,), dtype)
     if scale is not None:
         checks.floats("scale", scale, (n_vectors,), dtype)
-    checks.apart("out", out, rows=rows, index=index, offsets=offsets, out_start=out_start, weights=weights, scale=scale)
+    read = {"rows": memory(rows), "index": index, "offsets": offsets, "out_start": out_start}
+    checks.apart("out", out, **read, weights=weights, scale=scale)
     if beside is not None:
         checks.floats("beside.rows", beside.rows, (None, 1), dtype)
         checks.ints("beside.start", beside.start, n_vectors)
@@ -118,3 +125,53 @@ def copy_vectors(
         "target", target, source=source, source_start=source_start, target_start=target_start, scale=scale
     )  # fmt: skip
     backend().copy_vectors(source, target, width, n, source_start, target_start, bool(accumulate), scale)
+
+
+def to_half_rows(
+    rows: Floats, kind: Literal["bf16", "fp16"], *, seed: int | None = 0, first_row: int = 0
+) -> HalfRows:
+    """Rows of halves that are these, rounded: stochastically, or to the nearest where ``seed`` is None.
+
+    Parameters
+    ----------
+    rows : float32 [N, D]
+    kind : str
+        ``bf16`` or ``fp16``; see ``HalfRows``, which gets the seed too.
+    seed : int or None
+        The random bits are those of step 0.
+    first_row : int
+        Row i draws the bits of row ``first_row + i``: of a table that is converted piece by piece.
+
+    Returns
+    -------
+    HalfRows [N, D]
+        New and aligned.
+
+    Raises
+    ------
+    ValueError
+        A type or shape is wrong, or the kind is not known.
+    """
+    checks.half_kind("kind", kind)
+    checks.floats("rows", rows, (None, None), checks.FLOAT32)
+    first_row = checks.whole("first_row", first_row, 0, checks.LARGEST - len(rows))
+    out = HalfRows(aligned_empty(rows.shape, np.uint16), kind, seed)
+    checks.rows("rows", out)
+    backend().to_half_rows(rows, first_row, out)
+    return out
+
+
+def from_half_rows(rows: HalfRows) -> Floats:
+    """Rows of halves as float32 [N, D], exactly; what ``to_half_rows`` of the same kind makes the same halves of.
+
+    Raises
+    ------
+    ValueError
+        ``rows`` are none of halves, or a type or shape is wrong.
+    """
+    if not isinstance(rows, HalfRows):
+        raise ValueError(f"rows is {type(rows).__name__}; needed are HalfRows")
+    checks.rows("rows", rows)
+    out = aligned_empty(rows.shape, np.float32)
+    backend().from_half_rows(rows, out)
+    return out

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hpcrec.errors import MissingError
 from hpcrec.kernels.beside import Beside, BesideStep
+from hpcrec.kernels.half_rows import HalfRows, Rows, kind_argument, memory, rounding_arguments
 from hpcrec.kernels.reference import Grouping, Unpacked
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
@@ -76,7 +77,7 @@ def module() -> ModuleType:
 
 
 def pooled_gather(
-    rows: Floats,
+    rows: Rows,
     index: Ints,
     offsets: Ints,
     out: Floats,
@@ -87,11 +88,23 @@ def pooled_gather(
 ) -> None:
     """See the reference."""
     narrow, start = (None, None) if beside is None else (beside.rows.reshape(-1), beside.start)
-    module().pooled_gather(rows, index, offsets, out, out_start, weights, scale, narrow, start)
+    module().pooled_gather(
+        memory(rows), index, offsets, out, out_start, weights, scale, narrow, start, *kind_argument(rows)
+    )
+
+
+def to_half_rows(rows: Floats, first_row: int, out: HalfRows) -> None:
+    """See the reference."""
+    module().to_half_rows(rows, first_row, out.bits, *rounding_arguments(out, 0))
+
+
+def from_half_rows(rows: HalfRows, out: Floats) -> None:
+    """See the reference."""
+    module().from_half_rows(rows.bits, out, *kind_argument(rows))
 
 
 def pooled_max(
-    rows: Floats,
+    rows: Rows,
     index: Ints,
     offsets: Ints,
     out: Floats,
@@ -99,7 +112,7 @@ def pooled_max(
     winners: NDArray[np.int32] | None,
 ) -> None:
     """See the reference."""
-    module().pooled_max(rows, index, offsets, out, out_start, winners)
+    module().pooled_max(memory(rows), index, offsets, out, out_start, winners, *kind_argument(rows))
 
 
 def pooled_max_backward(
@@ -230,7 +243,7 @@ def _pair(rule: str, states: dict[str, Floats]) -> tuple[Floats | None, Floats |
 def update(
     rule: str,
     numbers: StepNumbers,
-    rows: Floats,
+    rows: Rows,
     states: dict[str, Floats],
     unique: Ints,
     merged: Floats,
@@ -240,13 +253,16 @@ def update(
     """See the reference."""
     code, n = RULES[rule].code, numbers
     state1, state2 = _pair(rule, states)
-    module().update(rows, unique, merged, code, n.rate, n.eps, n.rest1, n.rest2, total_width, state1, state2, norm)
+    module().update(
+        memory(rows), unique, merged, code, n.rate, n.eps, n.rest1, n.rest2, total_width, state1, state2, norm,
+        *rounding_arguments(rows, n.step),
+    )  # fmt: skip
 
 
 def merge_update(
     rule: str,
     numbers: StepNumbers,
-    rows: Floats,
+    rows: Rows,
     states: dict[str, Floats],
     grouping: Grouping,
     gradients: Floats,
@@ -256,13 +272,19 @@ def merge_update(
 ) -> None:
     """See the reference."""
     narrow = None
-    if beside is not None:
+    if beside is not None and not isinstance(rows, HalfRows):
         its = beside[0]
         narrow = its.rows, its.source_start, *_numbers(rule, beside[1], 1), *_pair(rule, its.states)
     module().merge_update(
-        rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
-        *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states), narrow,
+        memory(rows), grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
+        *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states),
+        *(rounding_arguments(rows, numbers.step) or (narrow,)),
     )  # fmt: skip
+    if beside is not None and isinstance(rows, HalfRows):
+        its, its_numbers = beside
+        merge_update(
+            rule, its_numbers, its.rows, its.states, grouping, gradients, its.source_start, weights, None
+        )  # fmt: skip
 
 
 def _numbers(rule: str, n: StepNumbers, width: int) -> tuple[int, float, float, float, float, float]:
