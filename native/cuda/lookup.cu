@@ -11,8 +11,8 @@ constexpr int64_t bags_a_group = 8;  // whose rows are asked for one after the o
 
 // Sums of consecutive bags. Rows are asked for `rows_ahead` at a time, whatever bag they are of, and the indices of the
 // next as many meanwhile: a bag of one row costs no wait of its own.
-template <class T, int N>
-__global__ void __launch_bounds__(block_threads, 1) gather_bags(Gather<T> c, Layout layout, unsigned* faults) {
+template <class T, class E, int N>
+__global__ void __launch_bounds__(block_threads, 1) gather_bags(Gather<T, E> c, Layout layout, unsigned* faults) {
   const Member me(layout);
   const int64_t first = me.group * bags_a_group;
   if (first == 0 && (c.offsets[0] != 0 || c.offsets[c.n_vectors] != c.n_ids)) note(faults, bad_offsets);
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(block_threads, 1) gather_bags(Gather<T> c, Lay
   const auto finish = [&] {
     const int64_t start = c.out_start ? c.out_start[v] : v * c.width;
     if (!fits(start, c.width, c.out_size)) note(faults, bad_start);
-    else if (mine) store_anywhere<T, N>(c.out + start + column, c.scale ? scaled(sum, c.scale[v]) : sum);
+    else if (mine) store_packs<T, N>(c.out + start + column, c.scale ? scaled(sum, c.scale[v]) : sum);
     sum = zeros<T, N>();
     if (++v < last) {
       const int64_t next = c.offsets[v + 1];
@@ -44,13 +44,13 @@ __global__ void __launch_bounds__(block_threads, 1) gather_bags(Gather<T> c, Lay
     for (int i = 0; i < rows_ahead; ++i) ids[i] = index_at(k + i);
   }
   while (good && k < stop) {
-    Pack<T, N> rows[rows_ahead];
+    Pack<E, N> rows[rows_ahead];
     T weights[rows_ahead];
 #pragma unroll
     for (int i = 0; i < rows_ahead; ++i) {
       const bool there = k + i < stop && below(ids[i], c.n_rows);
       if (k + i < stop && !there) note(faults, bad_index);
-      rows[i] = there && mine ? load<T, N>(c.rows + ids[i] * c.width + column) : zeros<T, N>();
+      rows[i] = there && mine ? load<E, N>(c.rows + ids[i] * c.width + column) : zeros<E, N>();
       weights[i] = c.weights && k + i < stop ? c.weights[k + i] : T{1};
     }
 #pragma unroll
@@ -89,10 +89,10 @@ __global__ void __launch_bounds__(block_threads, 1) copy_each(Copy<T> c, Layout 
   store_anywhere<T, N>(c.target + to + column, x);
 }
 
-template <class T, int N> void gather_with(const Gather<T>& c, const Queue& queue) {
+template <int N, class T, class E> void gather_with(const Gather<T, E>& c, const Queue& queue) {
   const Layout layout = layout_of(c.width, N);
   const int64_t bags_a_block = layout.groups(block_threads) * bags_a_group;
-  launch("pooled_gather", gather_bags<T, N>, c.n_vectors / bags_a_block + 1, tiles_of(layout, N), block_threads,
+  launch("pooled_gather", gather_bags<T, E, N>, c.n_vectors / bags_a_block + 1, tiles_of(layout, N), block_threads,
          queue.stream, c, layout, queue.faults);
 }
 
@@ -105,13 +105,15 @@ template <class T, int N> void copy_with(const Copy<T>& c, const Queue& queue) {
 
 }  // namespace
 
-template <class T> void pooled_gather(const Gather<T>& c, const Queue& queue) {
-  if (packable(c.rows, c.width, sizeof(T))) gather_with<T, most_packed<T>>(c, queue);
-  else gather_with<T, 1>(c, queue);
+template <class T, class E> void pooled_gather(const Gather<T, E>& c, const Queue& queue) {
+  const bool packs_of_8_bytes = c.width % most_packed<T> == 0 && reinterpret_cast<uintptr_t>(c.rows) % 8 == 0;
+  if (packable(c.rows, c.width, sizeof(E))) gather_with<most_packed<E>>(c, queue);
+  else if (sizeof(E) == 2 && packs_of_8_bytes) gather_with<most_packed<T>>(c, queue);
+  else gather_with<1>(c, queue);
   if (!c.beside) return;
-  gather_with<T, 1>({c.beside, c.index, c.offsets, c.beside_start, c.weights, c.scale, c.out, c.n_beside, 1, c.n_ids,
-                     c.n_vectors, c.out_size, nullptr, nullptr, 0},
-                    queue);
+  gather_with<1>(Gather<T>{c.beside, c.index, c.offsets, c.beside_start, c.weights, c.scale, c.out, c.n_beside, 1,
+                           c.n_ids, c.n_vectors, c.out_size, nullptr, nullptr, 0},
+                 queue);
 }
 
 template <class T> void copy_vectors(const Copy<T>& c, const Queue& queue) {
@@ -121,6 +123,8 @@ template <class T> void copy_vectors(const Copy<T>& c, const Queue& queue) {
 
 template void pooled_gather(const Gather<float>&, const Queue&);
 template void pooled_gather(const Gather<double>&, const Queue&);
+template void pooled_gather(const Gather<float, Bf16>&, const Queue&);
+template void pooled_gather(const Gather<float, Fp16>&, const Queue&);
 template void copy_vectors(const Copy<float>&, const Queue&);
 template void copy_vectors(const Copy<double>&, const Queue&);
 

@@ -100,8 +100,10 @@ template <> HPCREC_ANYWHERE inline uint16_t stochastic_half<Fp16>(float x, uint3
   return finished<Fp16>(x, (value + (random >> (16 - kept))) >> kept);
 }
 
-// All rows written as halves, and read.
+// Rows `ids`, and all rows, read and written.
+void read_rows(const HalfRows& rows, const int64_t* ids, int64_t n, int64_t width, float* out);
+void write_rows(const HalfRows& rows, const int64_t* ids, int64_t n, int64_t width, const float* from);
 void to_half_rows(const float* rows, int64_t n, int64_t width, int64_t first_row, const HalfRows& out);
-void from_half_rows(const uint16_t* bits, HalfKind kind, int64_t n, float* out);
+void from_half_rows(const uint16_t* bits, HalfKind kind, int64_t n, float* out);  // n elements
 
 }  // namespace hpcrec

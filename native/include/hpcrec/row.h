@@ -5,6 +5,11 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+#include "hpcrec/half_rows.h"
 
 namespace hpcrec {
 
@@ -41,7 +46,38 @@ template <class T> struct Lanes<T, 1> {
   using Part = T;  // GCC keeps a vector of one in memory
 };
 
-// Running sum of rows, from +0, one rounding a product and one an addition.
+// N consecutive elements of a row, as lanes of T.
+template <class T, int N> HPCREC_INLINE typename Lanes<T, N>::Part lanes_at(const T* from) {
+  typename Lanes<T, N>::Part x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+template <class T, int N> HPCREC_INLINE typename Lanes<float, N>::Part lanes_at(const Bf16* from) {
+  typename Lanes<float, N>::Part x;
+  if constexpr (N == 1) {
+    x = widened(*from);
+  } else {
+    using Words = typename Lanes<uint32_t, N>::Part;
+    typename Lanes<uint16_t, N>::Part halves;
+    std::memcpy(&halves, from, sizeof halves);
+    const Words words = __builtin_convertvector(halves, Words) << 16;
+    std::memcpy(&x, &words, sizeof x);
+  }
+  return x;
+}
+template <class T, int N> HPCREC_INLINE typename Lanes<float, N>::Part lanes_at(const Fp16* from) {
+#ifdef __F16C__
+  if constexpr (N == 8) return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  if constexpr (N == 4) return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#endif
+  float elements[N];
+  for (int i = 0; i < N; ++i) elements[i] = widened(from[i]);
+  typename Lanes<float, N>::Part x;
+  std::memcpy(&x, elements, sizeof x);
+  return x;
+}
+
+// Running sum of rows, of T or of halves, from +0, one rounding a product and one an addition.
 template <class T, int W> class Sum {
   static constexpr int n_lanes = W * sizeof(T) < 32 ? W : 32 / sizeof(T);
   static constexpr int n_parts = W / n_lanes;
@@ -54,21 +90,13 @@ template <class T, int W> class Sum {
 #pragma GCC unroll 64
     for (int i = 0; i < n_parts; ++i) part_[i] = Part{};
   }
-  void add(const T* row) {
+  template <class E> void add(const E* row) {
 #pragma GCC unroll 64
-    for (int i = 0; i < n_parts; ++i) {
-      Part x;
-      std::memcpy(&x, row + i * n_lanes, sizeof x);
-      part_[i] += x;
-    }
+    for (int i = 0; i < n_parts; ++i) part_[i] += lanes_at<T, n_lanes>(row + i * n_lanes);
   }
-  void add(const T* row, T weight) {
+  template <class E> void add(const E* row, T weight) {
 #pragma GCC unroll 64
-    for (int i = 0; i < n_parts; ++i) {
-      Part x;
-      std::memcpy(&x, row + i * n_lanes, sizeof x);
-      part_[i] += weight * x;
-    }
+    for (int i = 0; i < n_parts; ++i) part_[i] += weight * lanes_at<T, n_lanes>(row + i * n_lanes);
   }
   void add(const Sum& other) {
 #pragma GCC unroll 64
@@ -94,15 +122,15 @@ template <class T> class Sum<T, 0> {
 
  public:
   Sum(T* memory, int64_t width) : sum_(memory), width_(width) { std::memset(sum_, 0, sizeof(T) * width); }
-  void add(const T* __restrict row) {
+  template <class E> void add(const E* __restrict row) {
     T* __restrict sum = sum_;
 #pragma omp simd
-    for (int64_t d = 0; d < width_; ++d) sum[d] += row[d];
+    for (int64_t d = 0; d < width_; ++d) sum[d] += widened(row[d]);
   }
-  void add(const T* __restrict row, T weight) {
+  template <class E> void add(const E* __restrict row, T weight) {
     T* __restrict sum = sum_;
 #pragma omp simd
-    for (int64_t d = 0; d < width_; ++d) sum[d] += weight * row[d];
+    for (int64_t d = 0; d < width_; ++d) sum[d] += weight * widened(row[d]);
   }
   void add(const Sum& other) { add(other.sum_); }
   void store(T* to) const {
