@@ -29,19 +29,24 @@ __device__ __forceinline__ void write_columns(const HalfRows& rows, int64_t id, 
                                               const Pack<float, N>& x) {
   const uint64_t key = key_of_row(rows.draws, id);
   uint32_t random[N];
+  if constexpr (N == 1) {
+    random[0] = random_of_column(key, column);
+  } else {
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (N == 1) random[i] = random_of_column(key, column);
-    else if (i % 2 == 0) random[i] = random_word(key, static_cast<uint32_t>((column + i) / 2));
-    else random[i] = random[i - 1] >> 16;
+    for (int i = 0; i < N; i += 2) {
+      const uint32_t word = random_word(key, static_cast<uint32_t>((column + i) / 2));
+      random[i] = word & 0xffff;
+      random[i + 1] = word >> 16;
+    }
   }
   Pack<uint16_t, N> bits;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const uint32_t own = random[i] & 0xffff;
+    uint32_t half;
     if (rows.kind == HalfKind::fp16)
-      bits.x[i] = rows.nearest ? nearest_half<Fp16>(x.x[i]) : stochastic_half<Fp16>(x.x[i], own);
-    else bits.x[i] = rows.nearest ? nearest_half<Bf16>(x.x[i]) : stochastic_half<Bf16>(x.x[i], own);
+      half = rows.nearest ? nearest_half<Fp16>(x.x[i]) : stochastic_half<Fp16>(x.x[i], random[i]);
+    else half = rows.nearest ? nearest_half<Bf16>(x.x[i]) : stochastic_half<Bf16>(x.x[i], random[i]);
+    bits.x[i] = static_cast<uint16_t>(half);
   }
   store<uint16_t, N>(rows.bits + at + column, bits);
 }

@@ -103,8 +103,8 @@ def numbers(rng: np.random.Generator, n: int) -> np.ndarray:
     near = ALL_BITS.astype(np.uint32).reshape(-1) << 16
     ties = np.concatenate([near + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]).view(np.float32)
     halves = ALL_BITS.reshape(-1).view(np.float16).astype(np.float32)
-    middle = (halves[:-1] + halves[1:]) / np.float32(2)
     with np.errstate(all="ignore"):
+        middle = (halves[:-1] + halves[1:]) / np.float32(2)
         around = [np.nextafter(middle, np.float32(side)) for side in (-np.inf, np.inf)]
     small = (rng.standard_normal(n) * 2.0 ** rng.uniform(-50, -12, n)).astype(np.float32)
     found = np.concatenate([any_bits, ties, halves, middle, *around, small])

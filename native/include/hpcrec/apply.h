@@ -1,5 +1,6 @@
 // What the updates share: merged gradients given to their rows by an optimizer.
 #pragma once
+#include "hpcrec/half_batch.h"
 #include "hpcrec/merge.h"
 #include "hpcrec/optimizer.h"
 
@@ -57,11 +58,11 @@ struct ApplyHalves {
     const int64_t width = W ? W : target.width;
     const int64_t* ids = target.unique + u;
     Spare<float, W> spare(width);
-    read_rows(target.rows, ids, n, width, spare.rows);
+    read_rows<W>(target.rows, ids, n, width, spare.rows);
     with_optimizer(how, width, [&](const auto& optimizer) {
       optimizer.template apply<W>(ids, u, n, Copied<float>{spare.rows, width}, g);
     });
-    write_rows(target.rows, ids, n, width, spare.rows);
+    write_rows<W>(target.rows, ids, n, width, spare.rows);
   }
 };
 

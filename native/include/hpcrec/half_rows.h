@@ -70,28 +70,29 @@ template <> struct HalfLimits<Bf16> {
 template <class E> HPCREC_ANYWHERE inline uint32_t bounded(uint32_t magnitude) {
   return magnitude < HalfLimits<E>::largest ? magnitude : HalfLimits<E>::largest;
 }
-template <class E> HPCREC_ANYWHERE inline uint16_t finished(float x, uint32_t rounded) {
+template <class E> HPCREC_ANYWHERE inline uint32_t finished(float x, uint32_t rounded) {
   const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffff;
   const uint32_t value = magnitude >= infinite_bits ? HalfLimits<E>::infinite : rounded;
-  return static_cast<uint16_t>(magnitude > infinite_bits ? HalfLimits<E>::nan : value | (bits >> 16 & 0x8000));
+  return magnitude > infinite_bits ? HalfLimits<E>::nan : value | (bits >> 16 & 0x8000);
 }
 
-template <class E> HPCREC_ANYWHERE uint16_t nearest_half(float x);
-template <> HPCREC_ANYWHERE inline uint16_t nearest_half<Bf16>(float x) {
+// The 16 bits of the number of a kind that is nearest.
+template <class E> HPCREC_ANYWHERE uint32_t nearest_half(float x);
+template <> HPCREC_ANYWHERE inline uint32_t nearest_half<Bf16>(float x) {
   const uint32_t magnitude = bounded<Bf16>(magnitude_of(x));
   return finished<Bf16>(x, (magnitude + 0x7fff + (magnitude >> 16 & 1)) >> 16);
 }
-template <> HPCREC_ANYWHERE inline uint16_t nearest_half<Fp16>(float x) {
+template <> HPCREC_ANYWHERE inline uint32_t nearest_half<Fp16>(float x) {
   return finished<Fp16>(x, half_magnitude(bounded<Fp16>(magnitude_of(x))));
 }
 
-// Up with the probability that the part below the last place gives, by 16 random bits; exactly so where that part has
-// no more bits, else by its upper 16.
-template <class E> HPCREC_ANYWHERE uint16_t stochastic_half(float x, uint32_t random);
-template <> HPCREC_ANYWHERE inline uint16_t stochastic_half<Bf16>(float x, uint32_t random) {
+// The 16 bits of one of the two numbers around: up with the probability that the part below the last place gives, by 16
+// random bits; exactly so where that part has no more bits, else by its upper 16.
+template <class E> HPCREC_ANYWHERE uint32_t stochastic_half(float x, uint32_t random);
+template <> HPCREC_ANYWHERE inline uint32_t stochastic_half<Bf16>(float x, uint32_t random) {
   return finished<Bf16>(x, (bounded<Bf16>(magnitude_of(x)) + random) >> 16);
 }
-template <> HPCREC_ANYWHERE inline uint16_t stochastic_half<Fp16>(float x, uint32_t random) {
+template <> HPCREC_ANYWHERE inline uint32_t stochastic_half<Fp16>(float x, uint32_t random) {
   const uint32_t magnitude = bounded<Fp16>(magnitude_of(x)), exponent = magnitude >> 23;
   const bool subnormal = magnitude < least_normal;
   const uint32_t below = subnormal ? 126 - exponent : 13;  // bits below the last place of a half
@@ -100,9 +101,7 @@ template <> HPCREC_ANYWHERE inline uint16_t stochastic_half<Fp16>(float x, uint3
   return finished<Fp16>(x, (value + (random >> (16 - kept))) >> kept);
 }
 
-// Rows `ids`, and all rows, read and written.
-void read_rows(const HalfRows& rows, const int64_t* ids, int64_t n, int64_t width, float* out);
-void write_rows(const HalfRows& rows, const int64_t* ids, int64_t n, int64_t width, const float* from);
+// All rows, read and written.
 void to_half_rows(const float* rows, int64_t n, int64_t width, int64_t first_row, const HalfRows& out);
 void from_half_rows(const uint16_t* bits, HalfKind kind, int64_t n, float* out);  // n elements
 
