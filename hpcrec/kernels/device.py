@@ -263,8 +263,9 @@ class Device(DeviceMessages):
     ) -> None:
         """See the reference."""
         self._call(
-            "merge_update", memory(rows), grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
-            *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states), *rounding_arguments(rows, numbers.step),
+            "merge_update", memory(rows), grouping.unique, grouping.segments, grouping.order, source_start, weights,
+            gradients, *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states),
+            *rounding_arguments(rows, numbers.step),
         )  # fmt: skip
         if beside is not None:
             narrow, its = beside

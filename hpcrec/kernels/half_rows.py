@@ -58,7 +58,7 @@ def memory(rows: Rows) -> NDArray[Any]:
 
 def draws(rows: HalfRows, step: int) -> int | None:
     """Names the random bits of a step; None where rows are rounded to the nearest."""
-    return None if rows.seed is None else int(mix(mix(word(rows.seed)) ^ word(step))[0])
+    return None if rows.seed is None else int(mix(mix(word(int(rows.seed))) ^ word(int(step)))[0])
 
 
 def kind_argument(rows: Rows) -> tuple[int, ...]:

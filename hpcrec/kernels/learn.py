@@ -6,6 +6,8 @@ known above. After an error the contents of rows and states are undefined.
 Shapes: N rows, D width, K occurrences, U unique rows.
 """
 
+from functools import partial
+
 import numpy as np
 
 from hpcrec.kernels import checks
@@ -189,4 +191,10 @@ def merge_update(
         read["beside.source_start"] = beside.source_start
         narrow = beside, step_numbers(beside.spec, lr=beside.lr, step=step)
     _check_apart(written, **read)
-    backend().merge_update(spec.name, numbers, rows, states, grouping, gradients, source_start, weights, narrow)
+    run = partial(backend().merge_update, spec.name)
+    if narrow is None or not isinstance(rows, HalfRows):
+        run(numbers, rows, states, grouping, gradients, source_start, weights, narrow)
+    else:
+        its, its_numbers = narrow
+        run(numbers, rows, states, grouping, gradients, source_start, weights, None)
+        run(its_numbers, its.rows, its.states, grouping, gradients, its.source_start, weights, None)

@@ -127,9 +127,7 @@ def copy_vectors(
     backend().copy_vectors(source, target, width, n, source_start, target_start, bool(accumulate), scale)
 
 
-def to_half_rows(
-    rows: Floats, kind: Literal["bf16", "fp16"], *, seed: int | None = 0, first_row: int = 0
-) -> HalfRows:
+def to_half_rows(rows: Floats, kind: Literal["bf16", "fp16"], *, seed: int | None = 0, first_row: int = 0) -> HalfRows:
     """Rows of halves that are these, rounded: stochastically, or to the nearest where ``seed`` is None.
 
     Parameters

@@ -251,11 +251,9 @@ def update(
     total_width: int,
 ) -> None:
     """See the reference."""
-    code, n = RULES[rule].code, numbers
-    state1, state2 = _pair(rule, states)
     module().update(
-        memory(rows), unique, merged, code, n.rate, n.eps, n.rest1, n.rest2, total_width, state1, state2, norm,
-        *rounding_arguments(rows, n.step),
+        memory(rows), unique, merged, *_numbers(rule, numbers, total_width), *_pair(rule, states), norm,
+        *rounding_arguments(rows, numbers.step),
     )  # fmt: skip
 
 
@@ -272,19 +270,14 @@ def merge_update(
 ) -> None:
     """See the reference."""
     narrow = None
-    if beside is not None and not isinstance(rows, HalfRows):
+    if beside is not None:
         its = beside[0]
         narrow = its.rows, its.source_start, *_numbers(rule, beside[1], 1), *_pair(rule, its.states)
     module().merge_update(
         memory(rows), grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
         *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states),
-        *(rounding_arguments(rows, numbers.step) or (narrow,)),
+        *(rounding_arguments(rows, numbers.step) or (narrow,)),  # of halves, there is nothing beside
     )  # fmt: skip
-    if beside is not None and isinstance(rows, HalfRows):
-        its, its_numbers = beside
-        merge_update(
-            rule, its_numbers, its.rows, its.states, grouping, gradients, its.source_start, weights, None
-        )  # fmt: skip
 
 
 def _numbers(rule: str, n: StepNumbers, width: int) -> tuple[int, float, float, float, float, float]:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
 from hpcrec.kernels.beside import Beside, BesideStep
+from hpcrec.kernels.half_rows import Rows
 from hpcrec.kernels.reference_bags import Coding, Unpacked, take_bags, unpack
 from hpcrec.kernels.reference_chunks import fletcher32, read_chunks
-from hpcrec.kernels.half_rows import Rows
 from hpcrec.kernels.reference_half_rows import from_half_rows, read_rows, to_half_rows, write_rows
 from hpcrec.kernels.reference_interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.reference_maximum import pooled_max, pooled_max_backward

@@ -14,7 +14,7 @@ from all_backends import assert_same_bits, bags, same_from_all, scattered_starts
 from test_kernels_learn import OPTIMIZERS, SPECS, Occurrences, states_of
 
 from hpcrec import kernels
-from hpcrec.kernels import HalfRows
+from hpcrec.kernels import HalfRows, reference_half_rows
 from hpcrec.kernels.backend import BACKENDS
 from hpcrec.types import OptimizerSpec
 
@@ -201,6 +201,20 @@ def test_stochastic_is_right_on_average(kind: str) -> None:
     assert np.abs(error).max() > 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_random_number_counts_once(kind: str) -> None:
+    """Of all 2^16 of them, as many send a value up as the upper 16 bits of the part below its last place say."""
+    values = numbers(np.random.default_rng(8), 3000).reshape(-1)
+    values = values[np.abs(values) < LARGEST[kind]][::997]
+    every = np.tile(np.arange(2**16, dtype=np.uint16), (8, 1))
+    for chosen in values[: values.size // 8 * 8].reshape(-1, 8, 1):
+        found = reference_half_rows.rounded(np.broadcast_to(chosen, every.shape), kind, every)
+        unit = last_places(chosen.astype(np.float64), kind)
+        read = np.abs(kernels.from_half_rows(HalfRows(found, kind)).astype(np.float64))
+        ups = (read > np.floor(np.abs(chosen) / unit) * unit).sum(axis=1)
+        assert (ups == np.floor(np.abs(chosen[:, 0]) / unit[:, 0] % 1.0 * 2**16)).all()
+
+
 def test_elements_draw_apart() -> None:
     """Neighbours, rows and steps go up independently: counts over them are as of coins."""
     values = np.full((400, 64), 1 + 2.0**-9, np.float32)  # a quarter of bf16's last place
@@ -284,9 +298,7 @@ def test_updates_are_those_of_float32_then_rounded(width: int, kind: str, seed: 
 
         def fused(rows=rows, states=states, o=o, spec=spec):
             new, moved = copied(rows), copy.deepcopy(states)
-            kernels.merge_update(
-                spec, new, moved, o.grouping, o.gradients, o.starts, weights=o.weights, lr=0.3, step=4
-            )
+            kernels.merge_update(spec, new, moved, o.grouping, o.gradients, o.starts, weights=o.weights, lr=0.3, step=4)
             return {"rows": new.bits, **moved}
 
         def separate(rows=rows, states=states, o=o, spec=spec):
@@ -421,7 +433,10 @@ def read_only(bits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (HalfRows(np.zeros((9, 4), np.float16), "fp16"), r"rows.bits is float16\[9, 4\]; needed is .* uint16\[any, any"),
+        (
+            HalfRows(np.zeros((9, 4), np.float16), "fp16"),
+            r"rows.bits is float16\[9, 4\]; needed is .* uint16\[any, any",
+        ),
         (HalfRows(np.zeros((4, 9), np.uint16).T, "bf16"), "rows.bits is .* not contiguous"),
         (HalfRows(np.zeros(36, np.uint16), "bf16"), r"rows.bits is uint16\[36\]"),
         (HalfRows(np.zeros((9, 4), np.uint16), "fp32"), "rows.kind is 'fp32'; allowed are bf16, fp16"),
@@ -450,9 +465,9 @@ def test_others_refuse(backend: str) -> None:
     spec, out = OptimizerSpec(name="sgd"), np.zeros(4, np.float32)
     with pytest.raises(ValueError, match="out is float64"):
         kernels.pooled_gather(rows, ids, offsets, np.zeros(4))
-    with pytest.raises(ValueError, match="beside.rows is float64"):
+    with pytest.raises(ValueError, match=r"beside\.rows is float64"):
         kernels.pooled_gather(rows, ids, offsets, out, beside=kernels.Beside(np.zeros((9, 1)), np.zeros(1, np.int64)))
-    with pytest.raises(ValueError, match="beside.rows is HalfRows"):
+    with pytest.raises(ValueError, match=r"beside\.rows is HalfRows"):
         narrow = HalfRows(np.zeros((9, 1), np.uint16), "bf16")
         kernels.pooled_gather(rows, ids, offsets, out, beside=kernels.Beside(narrow, np.zeros(1, np.int64)))
     with pytest.raises(ValueError, match=r"index\[1\] is 9|an index is outside"):
@@ -460,7 +475,9 @@ def test_others_refuse(backend: str) -> None:
     with pytest.raises(ValueError, match="out shares memory with rows"):
         kernels.pooled_gather(rows, ids, offsets, rows.bits.reshape(-1).view(np.float32)[:4])
     with pytest.raises(ValueError, match="rows shares memory with merged"):
-        kernels.update(spec, rows, {}, ids[:1], rows.bits.reshape(-1).view(np.float32)[:4].reshape(1, 4), lr=1.0, step=1)
+        kernels.update(
+            spec, rows, {}, ids[:1], rows.bits.reshape(-1).view(np.float32)[:4].reshape(1, 4), lr=1.0, step=1
+        )
     with pytest.raises(ValueError, match="merged is float64"):
         kernels.update(spec, rows, {}, ids, np.zeros((2, 4)), lr=1.0, step=1)
     with pytest.raises(ValueError, match="step is -1"):
@@ -471,7 +488,7 @@ def test_others_refuse(backend: str) -> None:
         kernels.to_half_rows(np.zeros((2, 4)), "bf16")
     with pytest.raises(ValueError, match="first_row is -1"):
         kernels.to_half_rows(np.zeros((2, 4), np.float32), "bf16", first_row=-1)
-    with pytest.raises(TypeError, match="rows.seed is 2.5; it must be an integer"):
+    with pytest.raises(TypeError, match=r"rows\.seed is 2\.5; it must be an integer"):
         kernels.to_half_rows(np.zeros((2, 4), np.float32), "bf16", seed=2.5)
     with pytest.raises(ValueError, match="rows is ndarray; needed are HalfRows"):
         kernels.from_half_rows(np.zeros((2, 4), np.float32))
