@@ -321,6 +321,29 @@ def test_updates_are_those_of_float32_then_rounded(width: int, kind: str, seed: 
         assert_same_bits({key: found[key] for key in its_states}, its_states)
 
 
+@pytest.mark.parametrize("width", [3, 16, 600])
+@pytest.mark.parametrize("kind", KINDS)
+def test_update_of_a_column_sharded_table(kind: str, width: int) -> None:
+    """Row-wise Adagrad, by norms over all columns."""
+    rng, spec, unique = np.random.default_rng(9), SPECS["rowwise_adagrad"], np.array([1, 4, 5])
+    rows, merged = half_rows(rng, 7, width, kind), rng.standard_normal((3, width)).astype(np.float32)
+    given = {"squared_norm": rng.random(3).astype(np.float32), "total_width": 4 * width, "lr": 0.2, "step": 6}
+
+    def run(table):
+        state = {"accumulator": np.full(7, 0.5, np.float32)}
+        kernels.update(spec, table, state, unique, merged, **given)
+        return state["accumulator"]
+
+    def moved():
+        new = copied(rows)
+        return {"state": run(new), "rows": new.bits}
+
+    found, whole = same_from_all(moved), kernels.from_half_rows(rows)
+    assert_same_bits(found["state"], run(whole))
+    wanted = rounded(whole[unique], kind, step_bits(rows, 6, unique))
+    assert (kernels.from_half_rows(HalfRows(found["rows"], kind))[unique] == wanted).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [1, 10, 64, 130, 512, 1030])
 def test_long_sums_and_any_order_of_threads(width: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
