@@ -18,7 +18,6 @@ from hpcrec.kernels.half_rows import HalfBits, HalfRows, Rows, draws
 from hpcrec.kernels.reference_mix import mix, word
 from hpcrec.types import Floats, Ints
 
-RANDOM_BITS = 16
 Words = NDArray[np.uint32]
 
 
@@ -84,10 +83,9 @@ def _nearest_fp16(magnitudes: Words) -> Words:
 
 
 def _stochastic_fp16(magnitudes: Words, random: HalfBits) -> Words:
-    """A significand whose last place, that of a half, has 13 bits below it; more where the half is subnormal."""
-    exponents, subnormal = magnitudes >> 23, magnitudes < 0x38800000  # 2^-14
-    below = np.where(subnormal, 126 - exponents, 13).astype(np.uint32)
-    kept = np.minimum(below, np.uint32(RANDOM_BITS))
-    dropped = np.minimum(below - kept, np.uint32(31))  # the significand's 24 bits, at the latest
-    values = np.where(subnormal, (magnitudes & 0x7FFFFF | 0x800000) >> dropped, magnitudes - np.uint32(0x38000000))
-    return (values + (random.astype(np.uint32) >> (np.uint32(RANDOM_BITS) - kept))) >> kept
+    """13 bits are below the last place of a half; below that of a subnormal one, 2^-24, the 16 down to 2^-40 count."""
+    least_normal = np.uint32(0x38800000)  # 2^-14
+    normal = (magnitudes - np.uint32(0x38000000) + (random >> 3)) >> 13
+    small = np.minimum(magnitudes, least_normal).view(np.float32)
+    subnormal = ((small * np.float32(2.0**40)).astype(np.uint32) + random) >> 16
+    return np.where(magnitudes < least_normal, subnormal, normal)

@@ -93,12 +93,12 @@ template <> HPCREC_ANYWHERE inline uint32_t stochastic_half<Bf16>(float x, uint3
   return finished<Bf16>(x, (bounded<Bf16>(magnitude_of(x)) + random) >> 16);
 }
 template <> HPCREC_ANYWHERE inline uint32_t stochastic_half<Fp16>(float x, uint32_t random) {
-  const uint32_t magnitude = bounded<Fp16>(magnitude_of(x)), exponent = magnitude >> 23;
-  const bool subnormal = magnitude < least_normal;
-  const uint32_t below = subnormal ? 126 - exponent : 13;  // bits below the last place of a half
-  const uint32_t kept = below < 16 ? below : 16, dropped = below - kept < 31 ? below - kept : 31;
-  const uint32_t value = subnormal ? ((magnitude & 0x7fffff) | 0x800000) >> dropped : magnitude - bias_change;
-  return finished<Fp16>(x, (value + (random >> (16 - kept))) >> kept);
+  const uint32_t magnitude = bounded<Fp16>(magnitude_of(x)),
+                 small = magnitude < least_normal ? magnitude : least_normal;
+  const uint32_t normal = (magnitude - bias_change + (random >> 3)) >> 13;
+  // In units of 2^-40, 16 bits below the last place of a subnormal half; what is below them is cut off.
+  const uint32_t subnormal = (static_cast<uint32_t>(static_cast<int32_t>(float_of(small) * 0x1p40f)) + random) >> 16;
+  return finished<Fp16>(x, magnitude < least_normal ? subnormal : normal);
 }
 
 // All rows, read and written.

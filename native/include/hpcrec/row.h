@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#ifdef __F16C__
+#if defined(__F16C__) && defined(__AVX2__)
+#define HPCREC_READS_8_HALVES
 #include <immintrin.h>
 #endif
 
@@ -53,6 +54,12 @@ template <class T, int N> HPCREC_INLINE typename Lanes<T, N>::Part lanes_at(cons
   return x;
 }
 template <class T, int N> HPCREC_INLINE typename Lanes<float, N>::Part lanes_at(const Bf16* from) {
+#ifdef HPCREC_READS_8_HALVES
+  if constexpr (N == 8) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+  }
+#endif
   typename Lanes<float, N>::Part x;
   if constexpr (N == 1) {
     x = widened(*from);
@@ -66,7 +73,7 @@ template <class T, int N> HPCREC_INLINE typename Lanes<float, N>::Part lanes_at(
   return x;
 }
 template <class T, int N> HPCREC_INLINE typename Lanes<float, N>::Part lanes_at(const Fp16* from) {
-#ifdef __F16C__
+#ifdef HPCREC_READS_8_HALVES
   if constexpr (N == 8) return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   if constexpr (N == 4) return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 #endif
