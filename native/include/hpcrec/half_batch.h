@@ -10,7 +10,8 @@ template <class E> HPCREC_INLINE void read_elements(const E* __restrict from, in
   constexpr int lanes = 8;
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto x = lanes_at<float, lanes>(from + i);
+    typename Lanes<float, lanes>::Part x;
+    read_lanes<float, lanes>(from + i, x);
     std::memcpy(out + i, &x, sizeof x);
   }
   for (; i < n; ++i) out[i] = widened(from[i]);

@@ -47,41 +47,32 @@ template <class T> struct Lanes<T, 1> {
   using Part = T;  // GCC keeps a vector of one in memory
 };
 
-// N consecutive elements of a row, as lanes of T.
-template <class T, int N> HPCREC_INLINE typename Lanes<T, N>::Part lanes_at(const T* from) {
-  typename Lanes<T, N>::Part x;
+// N consecutive elements of a row, as lanes of T. Not returned: where registers are smaller, that would be another ABI.
+template <class T, int N> HPCREC_INLINE void read_lanes(const T* from, typename Lanes<T, N>::Part& x) {
   std::memcpy(&x, from, sizeof x);
-  return x;
 }
-template <class T, int N> HPCREC_INLINE typename Lanes<float, N>::Part lanes_at(const Bf16* from) {
+template <class T, int N> HPCREC_INLINE void read_lanes(const Bf16* from, typename Lanes<float, N>::Part& x) {
 #ifdef HPCREC_READS_8_HALVES
   if constexpr (N == 8) {
     const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    return;
   }
-#endif
-  typename Lanes<float, N>::Part x;
-  if constexpr (N == 1) {
-    x = widened(*from);
-  } else {
-    using Words = typename Lanes<uint32_t, N>::Part;
-    typename Lanes<uint16_t, N>::Part halves;
-    std::memcpy(&halves, from, sizeof halves);
-    const Words words = __builtin_convertvector(halves, Words) << 16;
-    std::memcpy(&x, &words, sizeof x);
-  }
-  return x;
-}
-template <class T, int N> HPCREC_INLINE typename Lanes<float, N>::Part lanes_at(const Fp16* from) {
-#ifdef HPCREC_READS_8_HALVES
-  if constexpr (N == 8) return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  if constexpr (N == 4) return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 #endif
   float elements[N];
   for (int i = 0; i < N; ++i) elements[i] = widened(from[i]);
-  typename Lanes<float, N>::Part x;
   std::memcpy(&x, elements, sizeof x);
-  return x;
+}
+template <class T, int N> HPCREC_INLINE void read_lanes(const Fp16* from, typename Lanes<float, N>::Part& x) {
+#ifdef HPCREC_READS_8_HALVES
+  if constexpr (N == 8) {
+    x = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return;
+  }
+#endif
+  float elements[N];
+  for (int i = 0; i < N; ++i) elements[i] = widened(from[i]);
+  std::memcpy(&x, elements, sizeof x);
 }
 
 // Running sum of rows, of T or of halves, from +0, one rounding a product and one an addition.
@@ -99,11 +90,19 @@ template <class T, int W> class Sum {
   }
   template <class E> void add(const E* row) {
 #pragma GCC unroll 64
-    for (int i = 0; i < n_parts; ++i) part_[i] += lanes_at<T, n_lanes>(row + i * n_lanes);
+    for (int i = 0; i < n_parts; ++i) {
+      Part x;
+      read_lanes<T, n_lanes>(row + i * n_lanes, x);
+      part_[i] += x;
+    }
   }
   template <class E> void add(const E* row, T weight) {
 #pragma GCC unroll 64
-    for (int i = 0; i < n_parts; ++i) part_[i] += weight * lanes_at<T, n_lanes>(row + i * n_lanes);
+    for (int i = 0; i < n_parts; ++i) {
+      Part x;
+      read_lanes<T, n_lanes>(row + i * n_lanes, x);
+      part_[i] += weight * x;
+    }
   }
   void add(const Sum& other) {
 #pragma GCC unroll 64
@@ -132,21 +131,29 @@ template <class T> class Sum<T, 0> {
     int64_t first = 0;
     if constexpr (std::is_same_v<E, Fp16>) {  // compilers do not find the instruction that reads 8 of them
       for (; first + 8 <= width_; first += 8) {
-        const auto x = lanes_at<T, 8>(sum + first) + term(lanes_at<T, 8>(row + first));
-        std::memcpy(sum + first, &x, sizeof x);
+        typename Lanes<T, 8>::Part x, total;
+        read_lanes<T, 8>(row + first, x);
+        read_lanes<T, 8>(sum + first, total);
+        term(x);
+        total += x;
+        std::memcpy(sum + first, &total, sizeof total);
       }
     }
 #pragma omp simd
-    for (int64_t d = first; d < width_; ++d) sum[d] += term(widened(row[d]));
+    for (int64_t d = first; d < width_; ++d) {
+      T x = widened(row[d]);
+      term(x);
+      sum[d] += x;
+    }
   }
 
  public:
   Sum(T* memory, int64_t width) : sum_(memory), width_(width) { std::memset(sum_, 0, sizeof(T) * width); }
   template <class E> void add(const E* row) {
-    add_terms(row, [](auto x) { return x; });
+    add_terms(row, [](auto&) {});
   }
   template <class E> void add(const E* row, T weight) {
-    add_terms(row, [weight](auto x) { return weight * x; });
+    add_terms(row, [weight](auto& x) { x = weight * x; });
   }
   void add(const Sum& other) { add(other.sum_); }
   void store(T* to) const {
