@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.errors import MissingError
-from hpcrec.kernels.device_array import DeviceArray
+from hpcrec.kernels.device_array import DeviceArray, tensor_type
 from hpcrec.kernels.staging import Staging
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ FAULTS = {
 # Which arguments of a kernel it writes, by their place.
 WRITTEN = {
     "pooled_gather": (3,),
+    "to_half_rows": (2,),
+    "from_half_rows": (1,),
     "copy_vectors": (1,),
     "pooled_max": (3, 5),
     "pooled_max_backward": (3,),
@@ -153,22 +155,22 @@ class DeviceCalls:
 
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> Any:
         """A new ``DeviceArray`` of undefined contents; it may stand wherever one of NumPy's may, so has any type."""
-        return DeviceArray(self, self._tensor(shape, dtype))
+        return DeviceArray(self, self._tensor(shape, dtype), dtype)
 
     def zeros(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> Any:
         """A new array of zeros."""
-        return DeviceArray(self, self._tensor(shape, dtype).zero_())
+        return DeviceArray(self, self._tensor(shape, dtype).zero_(), dtype)
 
     def array(self, host: NDArray[Any]) -> Any:
         """A copy of an array of the host."""
-        return DeviceArray(self, self.to_device(host))
+        return DeviceArray(self, self.to_device(host), host.dtype)
 
     def _tensor(self, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> "Tensor":
         import torch
 
         self.module()
         try:
-            return torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name), device=self._place)
+            return torch.empty(shape, dtype=getattr(torch, tensor_type(dtype).name), device=self._place)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error).split(". ")[0]) from None
 
@@ -194,7 +196,8 @@ class DeviceCalls:
 
     def where(self, array: DeviceArray, value: int, *, equal: bool) -> Any:
         """Places, int64 and ascending, where a flat array has that value, or another."""
-        found = array.tensor == value if equal else array.tensor != value
+        element = array.element(value)
+        found = array.tensor == element if equal else array.tensor != element
         return DeviceArray(self, found.nonzero()[:, 0].contiguous())
 
     def new(self, like: Any, shape: int | tuple[int, ...], dtype: np.dtype[Any] | type) -> Any:
