@@ -64,6 +64,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/dense/horovod.py", "horovod.torch"): "optional: the package imports, and other reducers run, without it",
     ("hpcrec/kernels/device_array.py", "torch"): "kernels of the host run without it",
     ("hpcrec/kernels/device_calls.py", "torch"): "kernels of the host run without it",
+    ("hpcrec/kernels/device_memory.py", "torch"): "kernels of the host run without it",
     ("hpcrec/kernels/staging.py", "torch"): "kernels of the host run without it",
     ("hpcrec/dense/place.py", "torch._lazy.ts_backend"): "only for a device that is emulated",
     ("hpcrec/train/telemetry.py", "tensorboardX"): "only for run.tensorboard; takes 0.2 s",

@@ -11,12 +11,13 @@ from hpcrec.kernels.chunks import fletcher32, read_chunks
 from hpcrec.kernels.device import Device
 from hpcrec.kernels.device_array import DeviceArray, room_beside
 from hpcrec.kernels.fm import fm_sums, fm_sums_backward
+from hpcrec.kernels.half_rows import ROW_KINDS, HalfRows
 from hpcrec.kernels.halves import HALF_BLOCK, half_bytes, read_halves, write_halves
 from hpcrec.kernels.id_map import MOST_ROWS, Admitted, IdMap, IdState
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
-from hpcrec.kernels.lookup import copy_vectors, pooled_gather
+from hpcrec.kernels.lookup import copy_vectors, from_half_rows, pooled_gather, to_half_rows
 from hpcrec.kernels.maximum import pooled_max, pooled_max_backward
 from hpcrec.kernels.memory import aligned_empty, reserved_zeros
 from hpcrec.kernels.packed import pack_numbers, packed_bytes, unpack_numbers
@@ -40,6 +41,7 @@ __all__ = [
     "MOST_ROWS",
     "MOST_SLOTS",
     "NO_ID",
+    "ROW_KINDS",
     "WAYS",
     "Admitted",
     "Beside",
@@ -48,6 +50,7 @@ __all__ = [
     "Device",
     "DeviceArray",
     "Grouping",
+    "HalfRows",
     "IdMap",
     "IdState",
     "Placed",
@@ -65,6 +68,7 @@ __all__ = [
     "fletcher32",
     "fm_sums",
     "fm_sums_backward",
+    "from_half_rows",
     "gather",
     "get_threads",
     "group",
@@ -97,6 +101,7 @@ __all__ = [
     "state_values",
     "take_bags",
     "threshold_of",
+    "to_half_rows",
     "unpack",
     "unpack_numbers",
     "unpermute",

@@ -14,6 +14,7 @@ class Beside(NamedTuple):
     Attributes
     ----------
     rows : float32 or float64 [N, 1]
+        float32 beside rows of halves.
     start : int64 [V]
         Element of the output where each bag's vector, one element, lies.
     """
@@ -30,6 +31,7 @@ class BesideStep(NamedTuple):
     spec : OptimizerSpec
         Of the same name; its ``lr`` is not read: schedules decide ``lr``.
     rows : float32 or float64 [N, 1]
+        float32 beside rows of halves.
     states : dict of str to like rows
     source_start : int64 [S]
         Element of the gradients where that of source s lies.

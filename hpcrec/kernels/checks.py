@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.kernels.device_array import DeviceArray
+from hpcrec.kernels.half_rows import ROW_KINDS, HalfRows, Rows
 from hpcrec.types import Floats, Ints
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
+FLOAT32, UINT16 = np.dtype(np.float32), np.dtype(np.uint16)
 LARGEST = 2**63 - 1
 WIDEST = 2**31 - 1  # elements a row, and parts: more could overflow sizes in native code
 
@@ -110,6 +112,29 @@ def vectors(
             f"axis is contiguous and not empty{', of vectors that lie apart' if write else ''}"
         )
     return writable(name, array) if write else array
+
+
+def rows(name: str, array: Rows, *, write: bool = False) -> np.dtype:
+    """[N, D] of floats or of halves. Returns the type in which kernels compute with them."""
+    if isinstance(array, HalfRows):
+        bits, dtype = array.bits, FLOAT32
+        if not (plain(bits) and bits.dtype == UINT16 and bits.ndim == 2):
+            raise fail(f"{name}.bits", bits, "uint16[any, any]")
+        half_kind(f"{name}.kind", array.kind)
+        if array.seed is not None:
+            whole(f"{name}.seed", array.seed, -LARGEST - 1, 2 * LARGEST + 1)
+        if write:
+            writable(f"{name}.bits", bits)
+    else:
+        bits, dtype = array, floats(name, array, (None, None), write=write).dtype
+    width_of(f"width of {name}", bits.shape[1])
+    return dtype
+
+
+def half_kind(name: str, kind: str) -> None:
+    """A kind of half rows."""
+    if kind not in ROW_KINDS:
+        raise ValueError(f"{name} is {kind!r}; allowed are {', '.join(ROW_KINDS)}")
 
 
 def numbers(name: str, array: NDArray[Any], dtypes: Sequence[np.dtype]) -> NDArray[Any]:

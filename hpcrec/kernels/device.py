@@ -16,6 +16,7 @@ from hpcrec.kernels.device_array import DeviceArray
 from hpcrec.kernels.device_lookup import DeviceLookup
 from hpcrec.kernels.device_messages import DeviceMessages
 from hpcrec.kernels.device_slots import SlotMap
+from hpcrec.kernels.half_rows import Rows, memory, rounding_arguments
 from hpcrec.kernels.reference import Grouping
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
@@ -103,7 +104,7 @@ class Device(DeviceLookup, DeviceMessages):
         self,
         rule: str,
         numbers: StepNumbers,
-        rows: Floats,
+        rows: Rows,
         states: dict[str, Floats],
         unique: Ints,
         merged: Floats,
@@ -111,13 +112,16 @@ class Device(DeviceLookup, DeviceMessages):
         total_width: int,
     ) -> None:
         """See the reference."""
-        self.call("update", rows, unique, merged, *_numbers(rule, numbers, total_width), *_pair(rule, states), norm)
+        self.call(
+            "update", memory(rows), unique, merged, *_numbers(rule, numbers, total_width), *_pair(rule, states), norm,
+            *rounding_arguments(rows, numbers.step),
+        )  # fmt: skip
 
     def merge_update(
         self,
         rule: str,
         numbers: StepNumbers,
-        rows: Floats,
+        rows: Rows,
         states: dict[str, Floats],
         grouping: Grouping,
         gradients: Floats,
@@ -127,8 +131,9 @@ class Device(DeviceLookup, DeviceMessages):
     ) -> None:
         """See the reference."""
         self.call(
-            "merge_update", rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
-            *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states),
+            "merge_update", memory(rows), grouping.unique, grouping.segments, grouping.order, source_start, weights,
+            gradients, *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states),
+            *rounding_arguments(rows, numbers.step),
         )  # fmt: skip
         if beside is not None:
             narrow, its = beside

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from hpcrec.kernels.beside import Beside
 from hpcrec.kernels.device_calls import DeviceCalls
+from hpcrec.kernels.half_rows import HalfRows, Rows, kind_argument, memory, rounding_arguments
 from hpcrec.types import Floats, Ints
 
 
@@ -13,7 +14,7 @@ class DeviceLookup(DeviceCalls):
 
     def pooled_gather(
         self,
-        rows: Floats,
+        rows: Rows,
         index: Ints,
         offsets: Ints,
         out: Floats,
@@ -24,7 +25,18 @@ class DeviceLookup(DeviceCalls):
     ) -> None:
         """See the reference."""
         narrow, start = (None, None) if beside is None else (beside.rows.reshape(-1), beside.start)
-        self.call("pooled_gather", rows, index, offsets, out, out_start, weights, scale, narrow, start)
+        self.call(
+            "pooled_gather", memory(rows), index, offsets, out, out_start, weights, scale, narrow, start,
+            *kind_argument(rows),
+        )  # fmt: skip
+
+    def to_half_rows(self, rows: Floats, first_row: int, out: HalfRows) -> None:
+        """See the reference."""
+        self.call("to_half_rows", rows, first_row, out.bits, *rounding_arguments(out, 0))
+
+    def from_half_rows(self, rows: HalfRows, out: Floats) -> None:
+        """See the reference."""
+        self.call("from_half_rows", rows.bits, out, *kind_argument(rows))
 
     def copy_vectors(
         self,
@@ -42,7 +54,7 @@ class DeviceLookup(DeviceCalls):
 
     def pooled_max(
         self,
-        rows: Floats,
+        rows: Rows,
         index: Ints,
         offsets: Ints,
         out: Floats,
@@ -50,7 +62,7 @@ class DeviceLookup(DeviceCalls):
         winners: NDArray[np.int32] | None,
     ) -> None:
         """See the reference."""
-        self.call("pooled_max", rows, index, offsets, out, out_start, winners)
+        self.call("pooled_max", memory(rows), index, offsets, out, out_start, winners, *kind_argument(rows))
 
     def pooled_max_backward(
         self, winners: NDArray[np.int32], offsets: Ints, gradients: Floats, out: Floats, source_start: Ints | None

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 from hpcrec.kernels import checks, native_id_map, reference_id_map
 from hpcrec.kernels.backend import active
-from hpcrec.kernels.reference import WORD
 from hpcrec.kernels.reference_id_map import IdState
+from hpcrec.kernels.reference_mix import WORD
 from hpcrec.types import Ints
 
 __all__ = ["MOST_ROWS", "Admitted", "IdMap", "IdState"]

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
-from hpcrec.kernels.reference import WORD, Grouping, Unpacked
+from hpcrec.kernels.reference import Grouping, Unpacked
+from hpcrec.kernels.reference_mix import WORD
 from hpcrec.kernels.reference_packed import PACKED_BLOCK
 from hpcrec.types import Floats, Ints
 

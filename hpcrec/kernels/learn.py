@@ -6,12 +6,15 @@ known above. After an error the contents of rows and states are undefined.
 Shapes: N rows, D width, K occurrences, U unique rows.
 """
 
+from functools import partial
+
 import numpy as np
 
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
 from hpcrec.kernels.beside import BesideStep
 from hpcrec.kernels.device_array import room_beside
+from hpcrec.kernels.half_rows import HalfRows, Rows, memory
 from hpcrec.kernels.reference import Grouping
 from hpcrec.kernels.rules import rule_of, state_shapes, step_numbers
 from hpcrec.types import Floats, Ints, OptimizerSpec
@@ -37,14 +40,16 @@ def _check_apart(written: dict[str, Floats], **read: Floats | Ints | None) -> No
         checks.apart(name, array, **rest, **read)
 
 
-def _check_rows(spec: OptimizerSpec, rows: Floats, states: dict[str, Floats]) -> None:
-    dtype = checks.floats("rows", rows, (None, None), write=True).dtype
-    checks.width_of("width of rows", rows.shape[1])
+def _check_rows(spec: OptimizerSpec, rows: Rows, states: dict[str, Floats], step: int) -> np.dtype:
+    dtype = checks.rows("rows", rows, write=True)
+    if isinstance(rows, HalfRows):
+        checks.whole("step", step, 0)  # its random bits are drawn
     shapes = state_shapes(spec, *rows.shape)
     if states.keys() != shapes.keys():
         raise ValueError(f"states are {sorted(states)}; optimizer {spec.name} needs {sorted(shapes)}")
     for name, shape in shapes.items():
         checks.floats(f"state {name}", states[name], shape, dtype, write=True)
+    return dtype
 
 
 def merge(
@@ -102,7 +107,7 @@ def squared_norm(merged: Floats) -> Floats:
 
 def update(
     spec: OptimizerSpec,
-    rows: Floats,
+    rows: Rows,
     states: dict[str, Floats],
     unique: Ints,
     merged: Floats,
@@ -118,7 +123,9 @@ def update(
     ----------
     spec : OptimizerSpec
         Its ``lr`` is not read: schedules decide ``lr``.
-    rows : float32 or float64 [N, D]
+    rows : float32, float64 or HalfRows [N, D]
+        Those of halves move as float32 rows would, and are then rounded as ``HalfRows`` says; ``like rows`` is float32
+        for them.
     states : dict of str to like rows
         Shapes as ``state_shapes`` gives them.
     unique : int64 [U]
@@ -127,7 +134,7 @@ def update(
         Gradients, summed by row.
     lr : float
     step : int
-        Global step, counted from 1; read by Adam only.
+        Global step, counted from 1; read by Adam, and by rows of halves, which draw other random bits in each.
     squared_norm : like rows [U], optional
         Row-wise Adagrad of a table whose columns are sharded: the squared norm over all of its columns.
     total_width : int, optional
@@ -139,23 +146,23 @@ def update(
         The optimizer is not known, a state is missing, a type or shape is wrong, a row is outside the table, or rows
         or a state share memory with another argument.
     """
-    _check_rows(spec, rows, states)
+    dtype = _check_rows(spec, rows, states, step)
     checks.ints("unique", unique)
-    checks.floats("merged", merged, (unique.size, rows.shape[1]), rows.dtype)
+    checks.floats("merged", merged, (unique.size, rows.shape[1]), dtype)
     if squared_norm is not None:
-        checks.floats("squared_norm", squared_norm, (unique.size,), rows.dtype)
+        checks.floats("squared_norm", squared_norm, (unique.size,), dtype)
     if spec.name != "rowwise_adagrad" and (squared_norm is not None or total_width is not None):
         raise ValueError(f"squared_norm and total_width are row-wise Adagrad's; the optimizer is {spec.name}")
     width = rows.shape[1] if total_width is None else checks.positive("total_width", total_width)
-    _check_apart({"rows": rows, **states}, unique=unique, merged=merged, squared_norm=squared_norm)
+    _check_apart({"rows": memory(rows), **states}, unique=unique, merged=merged, squared_norm=squared_norm)
     numbers = step_numbers(spec, lr=lr, step=step)
-    run = backend(rows, states, unique, merged, squared_norm).update
+    run = backend(memory(rows), states, unique, merged, squared_norm).update
     run(spec.name, numbers, rows, states, unique, merged, squared_norm, width)
 
 
 def merge_update(
     spec: OptimizerSpec,
-    rows: Floats,
+    rows: Rows,
     states: dict[str, Floats],
     grouping: Grouping,
     gradients: Floats,
@@ -169,23 +176,29 @@ def merge_update(
     """``merge`` and ``update`` in one pass, with the same bits and no array between them.
 
     ``grouping`` groups the occurrences' rows in ``[0, N)``; the other parameters are those of the two. ``beside``, a
-    table of width 1 that was asked for the same rows, moves as by a second call, in the same pass.
+    table of width 1 that was asked for the same rows, moves as by a second call, in the same pass. Beside rows of
+    halves it is float32, too, and the pass is a second one.
     """
     rule_of(spec)
-    _check_rows(spec, rows, states)
-    _check_occurrences(grouping, gradients, source_start, weights, rows.dtype)
-    written = {"rows": rows, **states}
+    dtype = _check_rows(spec, rows, states, step)
+    _check_occurrences(grouping, gradients, source_start, weights, dtype)
+    written = {"rows": memory(rows), **states}
     read = {"gradients": gradients, "source_start": source_start, "weights": weights, **grouping._asdict()}
     numbers = step_numbers(spec, lr=lr, step=step)
     narrow = None
     if beside is not None:
         if beside.spec.name != spec.name:
             raise ValueError(f"the optimizer beside is {beside.spec.name}; it must be {spec.name}, as that of the rows")
-        _check_rows(beside.spec, checks.floats("beside.rows", beside.rows, (None, 1), rows.dtype), beside.states)
+        _check_rows(beside.spec, checks.floats("beside.rows", beside.rows, (None, 1), dtype), beside.states, step)
         checks.ints("beside.source_start", beside.source_start, source_start.size)
         written |= {"beside.rows": beside.rows, **{f"beside.{name}": state for name, state in beside.states.items()}}
         read["beside.source_start"] = beside.source_start
         narrow = beside, step_numbers(beside.spec, lr=beside.lr, step=step)
     _check_apart(written, **read)
-    run = backend(*written.values(), *read.values()).merge_update
-    run(spec.name, numbers, rows, states, grouping, gradients, source_start, weights, narrow)
+    run = partial(backend(*written.values(), *read.values()).merge_update, spec.name)
+    if narrow is None or not isinstance(rows, HalfRows):
+        run(numbers, rows, states, grouping, gradients, source_start, weights, narrow)
+    else:
+        its, its_numbers = narrow
+        run(numbers, rows, states, grouping, gradients, source_start, weights, None)
+        run(its_numbers, its.rows, its.states, grouping, gradients, its.source_start, weights, None)

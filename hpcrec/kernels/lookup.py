@@ -1,18 +1,25 @@
-"""Kernels that move rows: pooled gather, and copy of vectors between flat buffers.
+"""Kernels that move rows: pooled gather, copy of vectors between flat buffers, and rows of halves made and read.
 
 Buffers are flat because that is what travels: vectors of several tables and widths lie in one of them, each beginning
 where its ``start`` says. What the vectors mean is known above. After an error the contents of outputs are undefined.
 Shapes: N rows, D width, K ids, V vectors.
 """
 
+from typing import Any, Literal
+
+import numpy as np
+
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
 from hpcrec.kernels.beside import Beside
+from hpcrec.kernels.device_array import device_of
+from hpcrec.kernels.half_rows import HalfBits, HalfRows, Rows, memory
+from hpcrec.kernels.memory import aligned_empty
 from hpcrec.types import Floats, Ints
 
 
 def pooled_gather(
-    rows: Floats,
+    rows: Rows,
     index: Ints,
     offsets: Ints,
     out: Floats,
@@ -26,7 +33,8 @@ def pooled_gather(
 
     Parameters
     ----------
-    rows : float32 or float64 [N, D]
+    rows : float32, float64 or HalfRows [N, D]
+        ``like rows`` is float32 for those of halves, which are read exactly.
     index : int64 [K]
         In ``[0, N)``.
     offsets : int64 [V + 1]
@@ -48,8 +56,7 @@ def pooled_gather(
         A type or shape is wrong, an index, offset or start points outside its array, or ``out`` shares memory with
         another argument.
     """
-    dtype = checks.floats("rows", rows, (None, None)).dtype
-    checks.width_of("width of rows", rows.shape[1])
+    dtype = checks.rows("rows", rows)
     checks.ints("index", index)
     if checks.ints("offsets", offsets).size == 0:
         raise checks.fail("offsets", offsets, "int64[V + 1]")
@@ -61,12 +68,13 @@ def pooled_gather(
         checks.floats("weights", weights, (index.size,), dtype)
     if scale is not None:
         checks.floats("scale", scale, (n_vectors,), dtype)
-    checks.apart("out", out, rows=rows, index=index, offsets=offsets, out_start=out_start, weights=weights, scale=scale)
+    read = {"rows": memory(rows), "index": index, "offsets": offsets, "out_start": out_start}
+    checks.apart("out", out, **read, weights=weights, scale=scale)
     if beside is not None:
         checks.floats("beside.rows", beside.rows, (None, 1), dtype)
         checks.ints("beside.start", beside.start, n_vectors)
         checks.apart("out", out, **{"beside.rows": beside.rows, "beside.start": beside.start})
-    run = backend(rows, index, offsets, out, out_start, weights, scale, beside).pooled_gather
+    run = backend(memory(rows), index, offsets, out, out_start, weights, scale, beside).pooled_gather
     run(rows, index, offsets, out, out_start, weights, scale, beside)
 
 
@@ -121,3 +129,57 @@ def copy_vectors(
     )  # fmt: skip
     run = backend(source, target, source_start, target_start, scale).copy_vectors
     run(source, target, width, n, source_start, target_start, bool(accumulate), scale)
+
+
+def to_half_rows(rows: Floats, kind: Literal["bf16", "fp16"], *, seed: int | None = 0, first_row: int = 0) -> HalfRows:
+    """Rows of halves that are these, rounded: stochastically, or to the nearest where ``seed`` is None.
+
+    Parameters
+    ----------
+    rows : float32 [N, D]
+    kind : str
+        ``bf16`` or ``fp16``; see ``HalfRows``, which gets the seed too.
+    seed : int or None
+        The random bits are those of step 0.
+    first_row : int
+        Row i draws the bits of row ``first_row + i``: of a table that is converted piece by piece.
+
+    Returns
+    -------
+    HalfRows [N, D]
+        New, aligned, and where ``rows`` are.
+
+    Raises
+    ------
+    ValueError
+        A type or shape is wrong, or the kind is not known.
+    """
+    checks.half_kind("kind", kind)
+    checks.floats("rows", rows, (None, None), checks.FLOAT32)
+    first_row = checks.whole("first_row", first_row, 0, checks.LARGEST - len(rows))
+    out = HalfRows(_like(rows, np.uint16), kind, seed)
+    checks.rows("rows", out)
+    backend(rows).to_half_rows(rows, first_row, out)
+    return out
+
+
+def from_half_rows(rows: HalfRows) -> Floats:
+    """Rows of halves as float32 [N, D], exactly; what ``to_half_rows`` of the same kind makes the same halves of.
+
+    Raises
+    ------
+    ValueError
+        ``rows`` are none of halves, or a type or shape is wrong.
+    """
+    if not isinstance(rows, HalfRows):
+        raise ValueError(f"rows is {type(rows).__name__}; needed are HalfRows")
+    checks.rows("rows", rows)
+    out = _like(rows.bits, np.float32)
+    backend(rows.bits).from_half_rows(rows, out)
+    return out
+
+
+def _like(array: Floats | HalfBits, dtype: type) -> Any:
+    """Aligned room of the same shape, where the array is."""
+    device = device_of(array)
+    return aligned_empty(array.shape, dtype) if device is None else device.empty(array.shape, dtype)

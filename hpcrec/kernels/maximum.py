@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from hpcrec.kernels import checks
 from hpcrec.kernels.backend import backend
 from hpcrec.kernels.device_array import DeviceArray
+from hpcrec.kernels.half_rows import Rows, memory
 from hpcrec.types import Floats, Ints
 
 
 def pooled_max(
-    rows: Floats,
+    rows: Rows,
     index: Ints,
     offsets: Ints,
     out: Floats,
@@ -27,7 +28,8 @@ def pooled_max(
 
     Parameters
     ----------
-    rows : float32 or float64 [N, D]
+    rows : float32, float64 or HalfRows [N, D]
+        ``like rows`` is float32 for those of halves.
     index : int64 [K]
         In ``[0, N)``; K below 2^31.
     offsets : int64 [V + 1]
@@ -45,20 +47,20 @@ def pooled_max(
         A type or shape is wrong, an index, offset or start points outside its array, or an output shares memory with
         another argument.
     """
-    dtype = checks.floats("rows", rows, (None, None)).dtype
-    checks.width_of("width of rows", rows.shape[1])
+    dtype = checks.rows("rows", rows)
     n_vectors = _n_bags(offsets)
     if checks.ints("index", index).size > checks.WIDEST:
         raise ValueError(f"index has {index.size} ids; places in bags are int32, so at most {checks.WIDEST} fit")
     checks.floats("out", out, (None,), dtype, write=True)
     if out_start is not None:
         checks.ints("out_start", out_start, n_vectors)
-    read = {"rows": rows, "index": index, "offsets": offsets, "out_start": out_start}
+    read = {"rows": memory(rows), "index": index, "offsets": offsets, "out_start": out_start}
     if winners is not None:
         checks.writable("winners", _winners(winners, n_vectors, rows.shape[1]))
         checks.apart("winners", winners, out=out, **read)
     checks.apart("out", out, **read)
-    backend(rows, index, offsets, out, out_start, winners).pooled_max(rows, index, offsets, out, out_start, winners)
+    run = backend(memory(rows), index, offsets, out, out_start, winners).pooled_max
+    run(rows, index, offsets, out, out_start, winners)
 
 
 def pooled_max_backward(

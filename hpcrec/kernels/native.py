@@ -1,82 +1,25 @@
-"""The native module ``hpcrec._native``: loading it, and its kernels under the reference's names and signatures.
+"""The native module's kernels of rows, ids and vectors, under their references' names and signatures.
 
-OpenMP: a process must have one runtime, or two thread pools fight for the cores; torch brings its own. So the module is
-compiled with OpenMP but linked to no runtime, and finds its symbols in the one that is loaded here: torch's, without
-importing torch; where there is no torch, the system's. Knows nothing of what the kernels compute.
+What loads the module is in ``native_module``. Knows nothing of what the kernels compute.
 """
 
-import ctypes
-import ctypes.util
-import importlib
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrec.errors import MissingError
 from hpcrec.kernels.beside import Beside, BesideStep
+from hpcrec.kernels.half_rows import HalfRows, Rows, kind_argument, memory, rounding_arguments
+from hpcrec.kernels.native_module import available, load_error, module
 from hpcrec.kernels.reference import Grouping, Unpacked
 from hpcrec.kernels.rules import RULES, StepNumbers
 from hpcrec.types import Floats, Ints
 
-
-def openmp_runtime() -> str | None:
-    """Path or name of the OpenMP runtime to share: torch's, else the system's, else None."""
-    spec = importlib.util.find_spec("torch")
-    for package in spec.submodule_search_locations or () if spec else ():
-        for folder in (Path(package) / "lib", Path(package).parent / "torch.libs"):
-            found = sorted(folder.glob("libgomp*.so*"))
-            if found:
-                return str(found[0])
-    return ctypes.util.find_library("gomp")
-
-
-def _load() -> ModuleType | MissingError:
-    """The module, or the error that says how to get it."""
-    runtime = openmp_runtime()
-    try:
-        if runtime is not None:
-            ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
-        return importlib.import_module("hpcrec._native")
-    except (ImportError, OSError) as error:
-        return MissingError(
-            f"hpcrec's native kernels cannot be loaded ({error}; OpenMP runtime: {runtime or 'none found'}). "
-            "Build them with `make setup` in a checkout, or `pip install .`; "
-            "or run the NumPy definitions: hpcrec.kernels.use('reference')"
-        )
-
-
-_loaded = _load()
-
-
-def available() -> bool:
-    """Whether the native module could be loaded."""
-    return isinstance(_loaded, ModuleType)
-
-
-def load_error() -> MissingError | None:
-    """Why the native module could not be loaded; None where it was."""
-    return _loaded if isinstance(_loaded, MissingError) else None
-
-
-def module() -> ModuleType:
-    """The native module.
-
-    Raises
-    ------
-    MissingError
-        It was not built, or its OpenMP runtime is missing.
-    """
-    if isinstance(_loaded, MissingError):
-        raise _loaded
-    return _loaded
+__all__ = ["available", "load_error", "module"]
 
 
 def pooled_gather(
-    rows: Floats,
+    rows: Rows,
     index: Ints,
     offsets: Ints,
     out: Floats,
@@ -87,11 +30,23 @@ def pooled_gather(
 ) -> None:
     """See the reference."""
     narrow, start = (None, None) if beside is None else (beside.rows.reshape(-1), beside.start)
-    module().pooled_gather(rows, index, offsets, out, out_start, weights, scale, narrow, start)
+    module().pooled_gather(
+        memory(rows), index, offsets, out, out_start, weights, scale, narrow, start, *kind_argument(rows)
+    )
+
+
+def to_half_rows(rows: Floats, first_row: int, out: HalfRows) -> None:
+    """See the reference."""
+    module().to_half_rows(rows, first_row, out.bits, *rounding_arguments(out, 0))
+
+
+def from_half_rows(rows: HalfRows, out: Floats) -> None:
+    """See the reference."""
+    module().from_half_rows(rows.bits, out, *kind_argument(rows))
 
 
 def pooled_max(
-    rows: Floats,
+    rows: Rows,
     index: Ints,
     offsets: Ints,
     out: Floats,
@@ -99,7 +54,7 @@ def pooled_max(
     winners: NDArray[np.int32] | None,
 ) -> None:
     """See the reference."""
-    module().pooled_max(rows, index, offsets, out, out_start, winners)
+    module().pooled_max(memory(rows), index, offsets, out, out_start, winners, *kind_argument(rows))
 
 
 def pooled_max_backward(
@@ -230,7 +185,7 @@ def _pair(rule: str, states: dict[str, Floats]) -> tuple[Floats | None, Floats |
 def update(
     rule: str,
     numbers: StepNumbers,
-    rows: Floats,
+    rows: Rows,
     states: dict[str, Floats],
     unique: Ints,
     merged: Floats,
@@ -238,15 +193,16 @@ def update(
     total_width: int,
 ) -> None:
     """See the reference."""
-    code, n = RULES[rule].code, numbers
-    state1, state2 = _pair(rule, states)
-    module().update(rows, unique, merged, code, n.rate, n.eps, n.rest1, n.rest2, total_width, state1, state2, norm)
+    module().update(
+        memory(rows), unique, merged, *_numbers(rule, numbers, total_width), *_pair(rule, states), norm,
+        *rounding_arguments(rows, numbers.step),
+    )  # fmt: skip
 
 
 def merge_update(
     rule: str,
     numbers: StepNumbers,
-    rows: Floats,
+    rows: Rows,
     states: dict[str, Floats],
     grouping: Grouping,
     gradients: Floats,
@@ -260,8 +216,9 @@ def merge_update(
         its = beside[0]
         narrow = its.rows, its.source_start, *_numbers(rule, beside[1], 1), *_pair(rule, its.states)
     module().merge_update(
-        rows, grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
-        *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states), narrow,
+        memory(rows), grouping.unique, grouping.segments, grouping.order, source_start, weights, gradients,
+        *_numbers(rule, numbers, rows.shape[1]), *_pair(rule, states),
+        *(rounding_arguments(rows, numbers.step) or (narrow,)),  # of halves, there is nothing beside
     )  # fmt: skip
 
 

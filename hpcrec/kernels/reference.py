@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
 from hpcrec.kernels.beside import Beside, BesideStep
+from hpcrec.kernels.half_rows import Rows
 from hpcrec.kernels.reference_bags import Coding, Unpacked, take_bags, unpack
 from hpcrec.kernels.reference_chunks import fletcher32, read_chunks
 from hpcrec.kernels.reference_fm import fm_sums, fm_sums_backward
+from hpcrec.kernels.reference_half_rows import from_half_rows, read_rows, to_half_rows, write_rows
 from hpcrec.kernels.reference_interaction import dot_interaction, dot_interaction_backward
 from hpcrec.kernels.reference_maximum import pooled_max, pooled_max_backward
+from hpcrec.kernels.reference_mix import GOLDEN, Words, mix, word
 from hpcrec.kernels.reference_packed import pack_numbers, packed_bytes, unpack_numbers
 from hpcrec.kernels.rules import StepNumbers
 from hpcrec.types import Floats, Ints
@@ -28,17 +31,13 @@ from hpcrec.types import Floats, Ints
 # Definitions of this backend that have a file of their own.
 __all__ = [
     "Coding", "Unpacked", "dot_interaction", "dot_interaction_backward", "fletcher32", "fm_sums", "fm_sums_backward",
-    "pack_numbers", "packed_bytes", "pooled_max", "pooled_max_backward", "read_chunks", "take_bags", "unpack",
-    "unpack_numbers",
+    "from_half_rows", "pack_numbers", "packed_bytes", "pooled_max", "pooled_max_backward", "read_chunks", "take_bags",
+    "to_half_rows", "unpack", "unpack_numbers",
 ]  # fmt: skip
 
 BLOCK = 128
 LANES = 16
 ROUNDS = 4
-GOLDEN = 0x9E3779B97F4A7C15
-WORD = 2**64 - 1
-
-Words = NDArray[np.uint64]
 
 
 class Grouping(NamedTuple):
@@ -74,7 +73,7 @@ def _sum_bags(terms: Callable[[Ints], Floats], offsets: Ints, width: int, dtype:
 
 
 def pooled_gather(
-    rows: Floats,
+    rows: Rows,
     index: Ints,
     offsets: Ints,
     out: Floats,
@@ -90,9 +89,10 @@ def pooled_gather(
     to = checks.starts("out_start", out_start, len(offsets) - 1, width, out.size)
 
     def terms(k: Ints) -> Floats:
-        return rows[index[k]] if weights is None else weights[k, None] * rows[index[k]]
+        terms_ND = read_rows(rows, index[k])
+        return terms_ND if weights is None else weights[k, None] * terms_ND
 
-    sums_VD = _sum_bags(terms, offsets, width, rows.dtype)
+    sums_VD = _sum_bags(terms, offsets, width, out.dtype)
     out[to[:, None] + np.arange(width)] = sums_VD if scale is None else scale[:, None] * sums_VD
     if beside is not None:
         pooled_gather(beside.rows, index, offsets, out, beside.start, weights, scale, None)
@@ -146,26 +146,13 @@ def partition(part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
     return np.bincount(part, minlength=n_parts).astype(np.int64), np.argsort(part, kind="stable").astype(np.int64)
 
 
-def mix(x: Words) -> Words:
-    """One step of splitmix64 (Steele, Lea and Flood, 2014): a bijection of 64-bit words."""
-    x = x + np.uint64(GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def _word(value: int) -> Words:
-    """A Python integer modulo 2^64, as an array of one: NumPy warns when scalars wrap around, and not for arrays."""
-    return np.array([value & WORD], np.uint64)
-
-
 def _feistel(x: Words, rows: int, seed: int, inverse: bool) -> Words:
     """A bijection of ``[0, 4^h)``, the smallest such range that holds ``rows``: h bits a half, ``ROUNDS`` rounds."""
     half = next(h for h in range(1, 33) if 4**h >= rows)
     shift, mask = np.uint64(half), np.uint64(2**half - 1)
     left, right = x >> shift, x & mask
     for turn in reversed(range(ROUNDS)) if inverse else range(ROUNDS):
-        key = mix(_word(seed + GOLDEN * turn))
+        key = mix(word(seed + GOLDEN * turn))
         if inverse:
             left, right = right ^ (mix(left + key) & mask), left
         else:
@@ -184,17 +171,17 @@ def permute(ids: Ints, rows: int, seed: int, inverse: bool) -> Ints:
 
 def hash_ids(ids: Ints, rows: int, seed: int) -> Ints:
     """High word of ``mix(id ^ mix(seed)) * rows``."""
-    x = mix(ids.view(np.uint64) ^ mix(_word(seed)))
+    x = mix(ids.view(np.uint64) ^ mix(word(seed)))
     low_bits, shift = np.uint64(2**32 - 1), np.uint64(32)
     a, b = x >> shift, x & low_bits
-    c, d = _word(rows >> 32), _word(rows & (2**32 - 1))
+    c, d = word(rows >> 32), word(rows & (2**32 - 1))
     carry = ((a * d & low_bits) + (b * c & low_bits) + (b * d >> shift)) >> shift
     return (a * c + (a * d >> shift) + (b * c >> shift) + carry).astype(np.int64)
 
 
 def init_rows(seed: int, ids: Ints, width: int, column_start: int, scale: float, dtype: np.dtype) -> Floats:
     """``(2 u - 1) * scale`` in float64, u the top 53 bits of a word made from (seed, id, column)."""
-    keys_N = mix(ids.view(np.uint64) ^ mix(_word(seed)))
+    keys_N = mix(ids.view(np.uint64) ^ mix(word(seed)))
     columns_D = np.arange(column_start, column_start + width).astype(np.uint64) * np.uint64(GOLDEN)
     u_ND = (mix(keys_N[:, None] + columns_D) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return ((2.0 * u_ND - 1.0) * scale).astype(dtype)
@@ -242,7 +229,7 @@ def squared_norm(merged: Floats) -> Floats:
 def update(
     rule: str,
     numbers: StepNumbers,
-    rows: Floats,
+    rows: Rows,
     states: dict[str, Floats],
     unique: Ints,
     merged: Floats,
@@ -251,32 +238,34 @@ def update(
 ) -> None:
     """One step of the touched rows. The order of operations is the definition."""
     checks.require_below("unique", unique, len(rows))
-    scalar = rows.dtype.type
+    scalar = merged.dtype.type
+    row_UD = read_rows(rows, unique)
     rate, eps = scalar(numbers.rate), scalar(numbers.eps)
     g_UD = merged
     if rule == "sgd":
-        rows[unique] -= rate * g_UD
+        row_UD -= rate * g_UD
     elif rule == "adagrad":
         sums_UD = states["accumulator"][unique] + g_UD * g_UD
         states["accumulator"][unique] = sums_UD
-        rows[unique] -= rate * g_UD / (np.sqrt(sums_UD) + eps)
+        row_UD -= rate * g_UD / (np.sqrt(sums_UD) + eps)
     elif rule == "rowwise_adagrad":
         squares_U = squared_norm(g_UD) if norm is None else norm
         sums_U = states["accumulator"][unique] + squares_U / scalar(total_width)
         states["accumulator"][unique] = sums_U
-        rows[unique] -= (rate / (np.sqrt(sums_U) + eps))[:, None] * g_UD
+        row_UD -= (rate / (np.sqrt(sums_U) + eps))[:, None] * g_UD
     elif rule == "adam":
         m_UD, v_UD = states["exp_avg"][unique], states["exp_avg_sq"][unique]
         m_UD += (g_UD - m_UD) * scalar(numbers.rest1)
         v_UD += (g_UD * g_UD - v_UD) * scalar(numbers.rest2)
         states["exp_avg"][unique], states["exp_avg_sq"][unique] = m_UD, v_UD
-        rows[unique] -= rate * (m_UD / (np.sqrt(v_UD) + eps))
+        row_UD -= rate * (m_UD / (np.sqrt(v_UD) + eps))
+    write_rows(rows, unique, row_UD, numbers.step)
 
 
 def merge_update(
     rule: str,
     numbers: StepNumbers,
-    rows: Floats,
+    rows: Rows,
     states: dict[str, Floats],
     grouping: Grouping,
     gradients: Floats,
@@ -285,7 +274,7 @@ def merge_update(
     beside: tuple[BesideStep, StepNumbers] | None,
 ) -> None:
     """Merge, then update; the same of what is beside."""
-    merged = np.empty((grouping.unique.size, rows.shape[1]), rows.dtype)
+    merged = np.empty((grouping.unique.size, rows.shape[1]), gradients.dtype)
     merge(grouping, gradients, source_start, rows.shape[1], weights, merged)
     update(rule, numbers, rows, states, grouping.unique, merged, None, rows.shape[1])
     if beside is not None:

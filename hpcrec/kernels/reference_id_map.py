@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcrec.kernels.reference import GOLDEN, WORD, mix
+from hpcrec.kernels.reference_mix import GOLDEN, WORD, mix
 from hpcrec.types import Ints
 
 

@@ -4,11 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.kernels import checks
+from hpcrec.kernels.half_rows import Rows
+from hpcrec.kernels.reference_half_rows import read_rows
 from hpcrec.types import Floats, Ints
 
 
 def pooled_max(
-    rows: Floats,
+    rows: Rows,
     index: Ints,
     offsets: Ints,
     out: Floats,
@@ -20,11 +22,11 @@ def pooled_max(
     checks.require_offsets("offsets", offsets, index.size)
     checks.require_below("index", index, len(rows))
     to = checks.starts("out_start", out_start, lengths.size, width, out.size)
-    largest_VD = np.zeros((lengths.size, width), rows.dtype)
+    largest_VD = np.zeros((lengths.size, width), out.dtype)
     winners_VD = np.zeros((lengths.size, width), np.int32)
     place, bags = 0, np.flatnonzero(lengths)
     while bags.size:
-        new, old = rows[index[offsets[bags] + place]], largest_VD[bags]
+        new, old = read_rows(rows, index[offsets[bags] + place]), largest_VD[bags]
         wins = (new > old) | (np.isnan(new) & ~np.isnan(old)) if place else np.ones(new.shape, bool)
         largest_VD[bags] = np.where(wins, new, old)
         winners_VD[bags] = np.where(wins, place, winners_VD[bags])

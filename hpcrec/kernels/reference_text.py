@@ -8,7 +8,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrec.kernels.reference import mix
+from hpcrec.kernels.reference_mix import mix
 from hpcrec.types import Floats, Ints
 
 GOOD, EMPTY, BAD = 0, 1, 2  # states of a value

@@ -32,12 +32,16 @@ RULES = {
 
 @dataclass(frozen=True, kw_only=True)
 class StepNumbers:
-    """Scalars of one step. ``rate`` is the learning rate, or Adam's step size; ``rest`` is 1 - beta."""
+    """Scalars of one step. ``rate`` is the learning rate, or Adam's step size; ``rest`` is 1 - beta.
+
+    ``step`` counts from 1; of it the random bits are drawn by which half rows are rounded.
+    """
 
     rate: float
     eps: float
     rest1: float
     rest2: float
+    step: int
 
 
 def rule_of(spec: OptimizerSpec) -> Rule:
@@ -55,13 +59,13 @@ def rule_of(spec: OptimizerSpec) -> Rule:
 
 
 def step_numbers(spec: OptimizerSpec, *, lr: float, step: int) -> StepNumbers:
-    """Scalars for global step ``step``, counted from 1 (only Adam reads it)."""
+    """Scalars for global step ``step``, counted from 1 (read by Adam, and where rows are rounded)."""
     rate = lr
     if spec.name == "adam":
         if step < 1:
             raise ValueError(f"step is {step}; Adam counts steps from 1")
         rate = lr * math.sqrt(1.0 - spec.beta2**step) / (1.0 - spec.beta1**step)
-    return StepNumbers(rate=rate, eps=spec.eps, rest1=1.0 - spec.beta1, rest2=1.0 - spec.beta2)
+    return StepNumbers(rate=rate, eps=spec.eps, rest1=1.0 - spec.beta1, rest2=1.0 - spec.beta2, step=step)
 
 
 def state_shapes(spec: OptimizerSpec, n_rows: int, width: int) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from hpcrec.kernels import checks, reference_slots
 from hpcrec.kernels.device import Device
 from hpcrec.kernels.device_array import DeviceArray
-from hpcrec.kernels.reference import WORD
+from hpcrec.kernels.reference_mix import WORD
 from hpcrec.kernels.reference_slots import NO_ID, USES, WAYS
 from hpcrec.types import Ints
 

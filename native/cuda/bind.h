@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "device.h"
+#include "hpcrec/half_rows.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -36,6 +37,12 @@ inline cuda::Queue queue(uintptr_t stream, const Faults& faults) {
 template <class F> auto without_gil(F&& f) {
   nb::gil_scoped_release release;
   return f();
+}
+
+// Calls f with an element of the kind.
+template <class F> void with_half(int kind, F&& f) {
+  if (static_cast<HalfKind>(kind) == HalfKind::fp16) f(Fp16{});
+  else f(Bf16{});
 }
 
 // Each of a file of its own.

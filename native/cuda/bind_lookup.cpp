@@ -18,26 +18,51 @@ template <class T> FmSums<T> fm_sums_of(const Vectors3<const T>& vectors) {
           static_cast<int64_t>(vectors.shape(2))};
 }
 
+// Rows of E, float or half, come as B, of as many bytes: bits as int16, because torch has no uint16 to speak of.
+template <class T, class E, class B>
+Gather<T, E> gather(const In<B>& rows, const Ids& index, const Ids& offsets, const Out<T>& out,
+                    const Maybe<Ids>& out_start, const Maybe<In<T>>& weights, const Maybe<In<T>>& scale,
+                    const Maybe<In<T>>& beside, const Maybe<Ids>& beside_start) {
+  static_assert(sizeof(E) == sizeof(B));
+  return {reinterpret_cast<const E*>(rows.data()),
+          index.data(),
+          offsets.data(),
+          pointer(out_start),
+          pointer(weights),
+          pointer(scale),
+          out.data(),
+          static_cast<int64_t>(rows.shape(0)),
+          static_cast<int64_t>(rows.shape(1)),
+          size(index),
+          size(offsets) - 1,
+          size(out),
+          pointer(beside),
+          pointer(beside_start),
+          beside ? size(*beside) : 0};
+}
+template <class T, class E, class B>
+Largest<T, E> largest(const In<B>& rows, const Ids& index, const Ids& offsets, const Out<T>& out,
+                      const Maybe<Ids>& out_start, const Maybe<Out<int32_t>>& winners) {
+  static_assert(sizeof(E) == sizeof(B));
+  return {reinterpret_cast<const E*>(rows.data()),
+          index.data(),
+          offsets.data(),
+          pointer(out_start),
+          out.data(),
+          pointer(winners),
+          static_cast<int64_t>(rows.shape(0)),
+          static_cast<int64_t>(rows.shape(1)),
+          size(index),
+          size(offsets) - 1,
+          size(out)};
+}
+
 template <class T> void bind(nb::module_& m) {
   m.def(
       "pooled_gather",
       [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<In<T>> weights, Maybe<In<T>> scale,
          Maybe<In<T>> beside, Maybe<Ids> beside_start, uintptr_t stream, Faults faults) {
-        const Gather<T> call{rows.data(),
-                             index.data(),
-                             offsets.data(),
-                             pointer(out_start),
-                             pointer(weights),
-                             pointer(scale),
-                             out.data(),
-                             static_cast<int64_t>(rows.shape(0)),
-                             static_cast<int64_t>(rows.shape(1)),
-                             size(index),
-                             size(offsets) - 1,
-                             size(out),
-                             pointer(beside),
-                             pointer(beside_start),
-                             beside ? size(*beside) : 0};
+        const auto call = gather<T, T>(rows, index, offsets, out, out_start, weights, scale, beside, beside_start);
         without_gil([&] { cuda::pooled_gather(call, queue(stream, faults)); });
       },
       "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "weights"_a.none(), "scale"_a.none(),
@@ -64,17 +89,7 @@ template <class T> void bind(nb::module_& m) {
       "pooled_max",
       [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<Out<int32_t>> winners,
          uintptr_t stream, Faults faults) {
-        const Largest<T> call{rows.data(),
-                              index.data(),
-                              offsets.data(),
-                              pointer(out_start),
-                              out.data(),
-                              pointer(winners),
-                              static_cast<int64_t>(rows.shape(0)),
-                              static_cast<int64_t>(rows.shape(1)),
-                              size(index),
-                              size(offsets) - 1,
-                              size(out)};
+        const auto call = largest<T, T>(rows, index, offsets, out, out_start, winners);
         without_gil([&] { cuda::pooled_max(call, queue(stream, faults)); });
       },
       "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "winners"_a.noconvert().none(),
@@ -96,6 +111,34 @@ template <class T> void bind(nb::module_& m) {
       },
       "winners"_a, "offsets"_a, "gradients"_a, "out"_a.noconvert(), "source_start"_a.none(), "stream"_a,
       "faults"_a.noconvert());
+}
+
+void bind_half_lookup(nb::module_& m) {
+  using Bits = In<int16_t>;
+  using Floats = Maybe<In<float>>;
+  m.def(
+      "pooled_gather",
+      [](Bits rows, Ids index, Ids offsets, Out<float> out, Maybe<Ids> out_start, Floats weights, Floats scale,
+         Floats beside, Maybe<Ids> beside_start, int kind, uintptr_t stream, Faults faults) {
+        with_half(kind, [&](auto element) {
+          const auto call = gather<float, decltype(element)>(rows, index, offsets, out, out_start, weights, scale,
+                                                             beside, beside_start);
+          without_gil([&] { cuda::pooled_gather(call, queue(stream, faults)); });
+        });
+      },
+      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "weights"_a.none(), "scale"_a.none(),
+      "beside"_a.none(), "beside_start"_a.none(), "kind"_a, "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "pooled_max",
+      [](Bits rows, Ids index, Ids offsets, Out<float> out, Maybe<Ids> out_start, Maybe<Out<int32_t>> winners, int kind,
+         uintptr_t stream, Faults faults) {
+        with_half(kind, [&](auto element) {
+          const auto call = largest<float, decltype(element)>(rows, index, offsets, out, out_start, winners);
+          without_gil([&] { cuda::pooled_max(call, queue(stream, faults)); });
+        });
+      },
+      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "winners"_a.noconvert().none(),
+      "kind"_a, "stream"_a, "faults"_a.noconvert());
 }
 
 template <class T> void bind_fm(nb::module_& m) {
@@ -152,6 +195,7 @@ template <class T> void bind_interaction(nb::module_& m) {
 void bind_lookup(nb::module_& m) {
   bind<float>(m);
   bind<double>(m);
+  bind_half_lookup(m);
   bind_interaction<float>(m);
   bind_interaction<double>(m);
   bind_fm<float>(m);

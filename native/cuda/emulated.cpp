@@ -1,6 +1,7 @@
 // The CUDA sources as C++, over the emulator: one unit, so that there is one of each.
 #include "accumulate.cu"
 #include "fm.cu"
+#include "half_rows.cu"
 #include "ids.cu"
 #include "interaction.cu"
 #include "join.cu"

@@ -4,6 +4,7 @@
 // wider than the group's packs is cut into tiles of columns, which are worked on apart: blocks of another grid row.
 #pragma once
 #include "device.h"
+#include "hpcrec/half_rows.h"
 
 namespace hpcrec::cuda {
 
@@ -82,14 +83,26 @@ template <class T, int N> __device__ __forceinline__ void store_anywhere(T* to, 
   }
   store<T, N>(to, pack);
 }
-// sum += x, or sum += weight * x: each product and each sum rounds once (no contraction, by the compiler's flags).
-template <class T, int N> __device__ __forceinline__ void add(Pack<T, N>& sum, const Pack<T, N>& x) {
+// The same in packs of 16 bytes, which a vector may begin on where a larger pack may not.
+template <class T, int N> __device__ __forceinline__ void store_packs(T* to, const Pack<T, N>& pack) {
+  constexpr int M = N < most_packed<T> ? N : most_packed<T>;
 #pragma unroll
-  for (int i = 0; i < N; ++i) sum.x[i] += x.x[i];
+  for (int first = 0; first < N; first += M) {
+    Pack<T, M> part;
+#pragma unroll
+    for (int i = 0; i < M; ++i) part.x[i] = pack.x[first + i];
+    store_anywhere<T, M>(to + first, part);
+  }
 }
-template <class T, int N> __device__ __forceinline__ void add(Pack<T, N>& sum, const Pack<T, N>& x, T weight) {
+// sum += x, or sum += weight * x: each product and each sum rounds once (no contraction, by the compiler's flags).
+// x may be of halves.
+template <class T, class E, int N> __device__ __forceinline__ void add(Pack<T, N>& sum, const Pack<E, N>& x) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) sum.x[i] += weight * x.x[i];
+  for (int i = 0; i < N; ++i) sum.x[i] += widened(x.x[i]);
+}
+template <class T, class E, int N> __device__ __forceinline__ void add(Pack<T, N>& sum, const Pack<E, N>& x, T weight) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum.x[i] += weight * widened(x.x[i]);
 }
 template <class T, int N> __device__ __forceinline__ Pack<T, N> scaled(const Pack<T, N>& x, T scale) {
   Pack<T, N> y;

@@ -110,15 +110,15 @@ template <class T> struct Write {
 };
 
 // ... or into the rows, by an optimizer's step.
-template <class T> struct Step {
-  Target<T> target;
+template <class T, class Rows = T*> struct Step {
+  Target<T, Rows> target;
   Learning<T> how;
 
   template <int N, int C>
   __device__ void take(int64_t u, const Columns<T, N, C>& sum, const Layout& layout, const Member& me, T* memory,
                        unsigned* faults) const {
     const int64_t id = target.unique[u];
-    if (below(id, target.n_rows)) step_row<T, N, C>(target.rows, id, u, how, sum, layout, me, memory);
+    if (below(id, target.n_rows)) step_row<T, N, C>(target.rows, id, 0, u, how, sum, layout, me, memory);
     else note(faults, bad_unique);
   }
 };
@@ -196,9 +196,9 @@ __global__ void __launch_bounds__(block_threads, 1)
   }
 }
 
-template <class T, int N, int C>
+template <class T, int N, int C, class Rows>
 __global__ void __launch_bounds__(block_threads, 1)
-    step_rows(Step<T> step, const T* merged, Layout layout, unsigned* faults) {
+    step_rows(Step<T, Rows> step, const T* merged, Layout layout, unsigned* faults) {
   __shared__ T memory[block_threads * N * C];
   const Member me(layout);
   const int64_t u = me.group;
@@ -265,24 +265,28 @@ void sum_into(const Occurrences<T>& from, const Taker& taker, unsigned grid_y, c
          queue.stream, from, taker, layout, more, queue.faults);
 }
 
-template <class T> bool packable_rows(const Target<T>& to, const Learning<T>& how) {
+// Rows of halves are moved in packs of as many elements as states have in 16 bytes.
+template <class T, class Rows> bool packable_rows(const Target<T, Rows>& to, const Learning<T>& how) {
   const auto good = [&](const T* array) { return !array || packable(array, to.width, sizeof(T)); };
   const bool per_element = how.rule == Rule::adagrad || how.rule == Rule::adam;
-  return good(to.rows) && (!per_element || (good(how.state1) && good(how.state2)));
+  if (per_element && !(good(how.state1) && good(how.state2))) return false;
+  if constexpr (std::is_same_v<Rows, HalfRows>)
+    return to.width % most_packed<T> == 0 && reinterpret_cast<uintptr_t>(to.rows.bits) % 8 == 0;
+  else return good(to.rows);
 }
 
 // Rows that are too wide for a group's registers: a step of each element, the norms found before.
-template <class T>
+template <class T, class Rows>
 __global__ void __launch_bounds__(block_threads, 1)
-    step_elements(Target<T> to, const T* merged, Learning<T> how, const T* norm, unsigned* faults) {
+    step_elements(Target<T, Rows> to, const T* merged, Learning<T> how, const T* norm, unsigned* faults) {
   const int64_t u = blockIdx.x;
   const int64_t id = to.unique[u];
   if (!below(id, to.n_rows)) {
     note(faults, bad_unique);
     return;
   }
-  const Layout one{1, 1};
-  const Member alone(one);
+  const Layout lone{to.width, 1};
+  const Member alone(lone);
   Learning<T> its = how;
   its.norm = nullptr;
   T row_rate = 0;
@@ -297,39 +301,41 @@ __global__ void __launch_bounds__(block_threads, 1)
   for (int64_t d = threadIdx.x; d < to.width; d += blockDim.x) {
     Columns<T, 1, 1> g;
     g.part[0].x[0] = merged[u * to.width + d];
-    step_row<T, 1, 1>(to.rows, id * to.width + d, u, its, g, one, alone, nullptr);
+    step_row<T, 1, 1>(to.rows, id, d, u, its, g, lone, alone, nullptr);
   }
 }
 
-template <class T> void step_wide(const Target<T>& to, const T* merged, const Learning<T>& how, const Queue& queue) {
+template <class T, class Rows>
+void step_wide(const Target<T, Rows>& to, const T* merged, const Learning<T>& how, const Queue& queue) {
   const bool own_norm = how.rule == Rule::rowwise_adagrad && !how.norm;
   Scratch<T> norm(own_norm ? to.n_unique : 0, queue.stream);
   if (own_norm) squared_norms(merged, to.n_unique, to.width, norm.data(), queue);
-  launch("update of wide rows", step_elements<T>, to.n_unique, 1, block_threads, queue.stream, to, merged, how,
+  launch("update of wide rows", step_elements<T, Rows>, to.n_unique, 1, block_threads, queue.stream, to, merged, how,
          own_norm ? static_cast<const T*>(norm.data()) : how.norm, queue.faults);
 }
 
-template <class T, int N>
-void update_with(const Target<T>& to, const T* merged, const Learning<T>& how, const Queue& queue) {
+template <int N, class T, class Rows>
+void update_with(const Target<T, Rows>& to, const T* merged, const Learning<T>& how, const Queue& queue) {
   const Layout layout = layout_of(to.width, N);
   const int64_t groups = layout.groups(block_threads);
   with_parts(tiles_of(layout, N), [&](auto parts) {
     constexpr int C = decltype(parts)::value;
     if constexpr (C > 0) {
-      launch("update", step_rows<T, N, C>, (to.n_unique + groups - 1) / groups, 1, block_threads, queue.stream,
-             Step<T>{to, how}, merged, layout, queue.faults);
+      launch("update", step_rows<T, N, C, Rows>, (to.n_unique + groups - 1) / groups, 1, block_threads, queue.stream,
+             Step<T, Rows>{to, how}, merged, layout, queue.faults);
     } else {
       step_wide(to, merged, how, queue);
     }
   });
 }
 
-template <class T, int N>
-void merge_update_with(const Target<T>& to, const Occurrences<T>& from, const Learning<T>& how, const Queue& queue) {
+template <int N, class T, class Rows>
+void merge_update_with(const Target<T, Rows>& to, const Occurrences<T>& from, const Learning<T>& how,
+                       const Queue& queue) {
   with_parts(tiles_of(layout_of(to.width, N), N), [&](auto parts) {
     constexpr int C = decltype(parts)::value;
     if constexpr (C > 0) {
-      sum_into<T, N, C>(from, Step<T>{to, how}, 1, queue);
+      sum_into<T, N, C>(from, Step<T, Rows>{to, how}, 1, queue);
     } else {
       Scratch<T> merged(from.n_unique * from.width, queue.stream);
       merge(from, merged.data(), queue);
@@ -354,24 +360,29 @@ template <class T> void squared_norms(const T* merged, int64_t n, int64_t width,
          merged, n, width, out);
 }
 
-template <class T> void update(const Target<T>& to, const T* merged, const Learning<T>& how, const Queue& queue) {
-  if (packable_rows(to, how)) update_with<T, most_packed<T>>(to, merged, how, queue);
-  else update_with<T, 1>(to, merged, how, queue);
+template <class T, class Rows>
+void update(const Target<T, Rows>& to, const T* merged, const Learning<T>& how, const Queue& queue) {
+  if (packable_rows(to, how)) update_with<most_packed<T>>(to, merged, how, queue);
+  else update_with<1>(to, merged, how, queue);
 }
 
-template <class T>
-void merge_update(const Target<T>& to, const Occurrences<T>& from, const Learning<T>& how, const Queue& queue) {
-  if (packable_rows(to, how)) merge_update_with<T, most_packed<T>>(to, from, how, queue);
-  else merge_update_with<T, 1>(to, from, how, queue);
+template <class T, class Rows>
+void merge_update(const Target<T, Rows>& to, const Occurrences<T>& from, const Learning<T>& how, const Queue& queue) {
+  if (packable_rows(to, how)) merge_update_with<most_packed<T>>(to, from, how, queue);
+  else merge_update_with<1>(to, from, how, queue);
 }
 
-#define HPCREC_LEARN(T)                                                               \
-  template void merge(const Occurrences<T>&, T*, const Queue&);                       \
-  template void squared_norms(const T*, int64_t, int64_t, T*, const Queue&);          \
-  template void update(const Target<T>&, const T*, const Learning<T>&, const Queue&); \
-  template void merge_update(const Target<T>&, const Occurrences<T>&, const Learning<T>&, const Queue&);
+#define HPCREC_UPDATE(T, Rows)                                                              \
+  template void update(const Target<T, Rows>&, const T*, const Learning<T>&, const Queue&); \
+  template void merge_update(const Target<T, Rows>&, const Occurrences<T>&, const Learning<T>&, const Queue&);
+#define HPCREC_LEARN(T)                                                      \
+  template void merge(const Occurrences<T>&, T*, const Queue&);              \
+  template void squared_norms(const T*, int64_t, int64_t, T*, const Queue&); \
+  HPCREC_UPDATE(T, T*)
 HPCREC_LEARN(float)
 HPCREC_LEARN(double)
+HPCREC_UPDATE(float, HalfRows)
 #undef HPCREC_LEARN
+#undef HPCREC_UPDATE
 
 }  // namespace hpcrec::cuda

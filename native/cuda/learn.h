@@ -7,8 +7,10 @@ namespace hpcrec::cuda {
 
 template <class T> void merge(const Occurrences<T>& from, T* merged, const Queue& queue);
 template <class T> void squared_norms(const T* merged, int64_t n, int64_t width, T* out, const Queue& queue);
-template <class T> void update(const Target<T>& target, const T* merged, const Learning<T>& how, const Queue& queue);
-template <class T>
-void merge_update(const Target<T>& target, const Occurrences<T>& from, const Learning<T>& how, const Queue& queue);
+template <class T, class Rows>
+void update(const Target<T, Rows>& target, const T* merged, const Learning<T>& how, const Queue& queue);
+template <class T, class Rows>
+void merge_update(const Target<T, Rows>& target, const Occurrences<T>& from, const Learning<T>& how,
+                  const Queue& queue);
 
 }  // namespace hpcrec::cuda

@@ -15,15 +15,15 @@ template <class T, int N> class Adding {
   Pack<T, N> sum_;
 
  public:
-  explicit Adding(const Gather<T>& c) : weights_(c.weights), scale_(c.scale) {}
+  template <class E> explicit Adding(const Gather<T, E>& c) : weights_(c.weights), scale_(c.scale) {}
   __device__ void begin() { sum_ = zeros<T, N>(); }
   __device__ T weight(int64_t k) const { return weights_ ? weights_[k] : T{1}; }
-  __device__ void take(const Pack<T, N>& row, T its_weight) {
+  template <class E> __device__ void take(const Pack<E, N>& row, T its_weight) {
     if (weights_) add(sum_, row, its_weight);
     else add(sum_, row);
   }
   __device__ void write(T* to, int64_t v, int64_t) const {
-    store_anywhere<T, N>(to, scale_ ? scaled(sum_, scale_[v]) : sum_);
+    store_packs<T, N>(to, scale_ ? scaled(sum_, scale_[v]) : sum_);
   }
 };
 
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(block_threads, 1) copy_each(Copy<T> c, Layout 
   store_anywhere<T, N>(c.target + to + column, x);
 }
 
-template <class T, int N> void gather_with(const Gather<T>& c, const Queue& queue) {
-  pool_bags<T, N>("pooled_gather", c, Adding<T, N>(c), queue);
+template <int N, class T, class E> void gather_with(const Gather<T, E>& c, const Queue& queue) {
+  pool_bags<N>("pooled_gather", c, Adding<T, N>(c), queue);
 }
 
 template <class T, int N> void copy_with(const Copy<T>& c, const Queue& queue) {
@@ -61,13 +61,12 @@ template <class T, int N> void copy_with(const Copy<T>& c, const Queue& queue) {
 
 }  // namespace
 
-template <class T> void pooled_gather(const Gather<T>& c, const Queue& queue) {
-  if (packable(c.rows, c.width, sizeof(T))) gather_with<T, most_packed<T>>(c, queue);
-  else gather_with<T, 1>(c, queue);
+template <class T, class E> void pooled_gather(const Gather<T, E>& c, const Queue& queue) {
+  with_pack<T>(c.rows, c.width, [&](auto n) { gather_with<decltype(n)::value>(c, queue); });
   if (!c.beside) return;
-  gather_with<T, 1>({c.beside, c.index, c.offsets, c.beside_start, c.weights, c.scale, c.out, c.n_beside, 1, c.n_ids,
-                     c.n_vectors, c.out_size, nullptr, nullptr, 0},
-                    queue);
+  gather_with<1>(Gather<T>{c.beside, c.index, c.offsets, c.beside_start, c.weights, c.scale, c.out, c.n_beside, 1,
+                           c.n_ids, c.n_vectors, c.out_size, nullptr, nullptr, 0},
+                 queue);
 }
 
 template <class T> void copy_vectors(const Copy<T>& c, const Queue& queue) {
@@ -78,6 +77,8 @@ template <class T> void copy_vectors(const Copy<T>& c, const Queue& queue) {
 
 template void pooled_gather(const Gather<float>&, const Queue&);
 template void pooled_gather(const Gather<double>&, const Queue&);
+template void pooled_gather(const Gather<float, Bf16>&, const Queue&);
+template void pooled_gather(const Gather<float, Fp16>&, const Queue&);
 template void copy_vectors(const Copy<float>&, const Queue&);
 template void copy_vectors(const Copy<double>&, const Queue&);
 

@@ -5,7 +5,7 @@
 
 namespace hpcrec::cuda {
 
-template <class T> void pooled_gather(const Gather<T>& call, const Queue& queue);
+template <class T, class E> void pooled_gather(const Gather<T, E>& call, const Queue& queue);
 template <class T> void copy_vectors(const Copy<T>& call, const Queue& queue);
 
 }  // namespace hpcrec::cuda

@@ -16,17 +16,17 @@ template <class T, int N> class Exceeding {
   int32_t place_;
 
  public:
-  explicit Exceeding(const Largest<T>& c) : winners_(c.winners), width_(c.width) {}
+  template <class E> explicit Exceeding(const Largest<T, E>& c) : winners_(c.winners), width_(c.width) {}
   __device__ void begin() {
     largest_ = zeros<T, N>();
     winner_ = zeros<int32_t, N>();
     place_ = 0;
   }
   __device__ T weight(int64_t) const { return T{1}; }
-  __device__ void take(const Pack<T, N>& row, T) {
+  template <class E> __device__ void take(const Pack<E, N>& row, T) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const T x = row.x[i], y = largest_.x[i];
+      const T x = widened(row.x[i]), y = largest_.x[i];
       const bool wins = place_ == 0 || x > y || (x != x && y == y);
       largest_.x[i] = wins ? x : y;
       winner_.x[i] = wins ? place_ : winner_.x[i];
@@ -34,8 +34,8 @@ template <class T, int N> class Exceeding {
     ++place_;
   }
   __device__ void write(T* to, int64_t v, int64_t column) const {
-    store_anywhere<T, N>(to, largest_);
-    if (winners_) store_anywhere<int32_t, N>(winners_ + v * width_ + column, winner_);
+    store_packs<T, N>(to, largest_);
+    if (winners_) store_packs<int32_t, N>(winners_ + v * width_ + column, winner_);
   }
 };
 
@@ -66,10 +66,6 @@ __global__ void __launch_bounds__(block_threads, 1) spread_bags(LargestBackward<
   }
 }
 
-template <class T, int N> void largest_with(const Largest<T>& c, const Queue& queue) {
-  pool_bags<T, N>("pooled_max", c, Exceeding<T, N>(c), queue);
-}
-
 template <class T, int N> void spread_with(const LargestBackward<T>& c, const Queue& queue) {
   const Layout layout = layout_of(c.width, N);
   const int64_t groups = layout.groups(block_threads);
@@ -79,9 +75,11 @@ template <class T, int N> void spread_with(const LargestBackward<T>& c, const Qu
 
 }  // namespace
 
-template <class T> void pooled_max(const Largest<T>& c, const Queue& queue) {
-  if (packable(c.rows, c.width, sizeof(T))) largest_with<T, most_packed<T>>(c, queue);
-  else largest_with<T, 1>(c, queue);
+template <class T, class E> void pooled_max(const Largest<T, E>& c, const Queue& queue) {
+  with_pack<T>(c.rows, c.width, [&](auto n) {
+    constexpr int N = decltype(n)::value;
+    pool_bags<N>("pooled_max", c, Exceeding<T, N>(c), queue);
+  });
 }
 
 template <class T> void pooled_max_backward(const LargestBackward<T>& c, const Queue& queue) {
@@ -91,6 +89,8 @@ template <class T> void pooled_max_backward(const LargestBackward<T>& c, const Q
 
 template void pooled_max(const Largest<float>&, const Queue&);
 template void pooled_max(const Largest<double>&, const Queue&);
+template void pooled_max(const Largest<float, Bf16>&, const Queue&);
+template void pooled_max(const Largest<float, Fp16>&, const Queue&);
 template void pooled_max_backward(const LargestBackward<float>&, const Queue&);
 template void pooled_max_backward(const LargestBackward<double>&, const Queue&);
 

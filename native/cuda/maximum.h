@@ -5,7 +5,7 @@
 
 namespace hpcrec::cuda {
 
-template <class T> void pooled_max(const Largest<T>& call, const Queue& queue);
+template <class T, class E> void pooled_max(const Largest<T, E>& call, const Queue& queue);
 template <class T> void pooled_max_backward(const LargestBackward<T>& call, const Queue& queue);
 
 }  // namespace hpcrec::cuda

@@ -2,6 +2,7 @@
 // stream, and a word for faults, in. What each kernel computes is written in hpcrec/kernels/reference.py; shapes and
 // types are checked in hpcrec/kernels/, contents by the kernels, which note in the word what they refused.
 #include "bind.h"
+#include "half_rows.h"
 #include "ids.h"
 #include "learn.h"
 
@@ -40,6 +41,16 @@ hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, do
           pointer(state1),
           pointer(state2),
           pointer(norm)};
+}
+
+// Bits come as int16: torch has no uint16 to speak of.
+hpcrec::HalfRows half_rows(const Out<int16_t>& rows, int kind, bool nearest, uint64_t draws) {
+  return {reinterpret_cast<uint16_t*>(rows.data()), static_cast<hpcrec::HalfKind>(kind), nearest, draws};
+}
+hpcrec::Target<float, hpcrec::HalfRows> half_target(const Out<int16_t>& rows, const Ids& unique, int kind, bool nearest,
+                                                    uint64_t draws) {
+  return {half_rows(rows, kind, nearest, draws), unique.data(), static_cast<int64_t>(rows.shape(0)), size(unique),
+          static_cast<int64_t>(rows.shape(1))};
 }
 
 template <class T> void bind(nb::module_& m) {
@@ -87,6 +98,60 @@ template <class T> void bind(nb::module_& m) {
       "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
       "state2"_a.noconvert().none(), "stream"_a, "faults"_a.noconvert());
 }
+
+void bind_half_rows(nb::module_& m) {
+  using Bits = In<int16_t>;
+  using Written = Out<int16_t>;
+  using Floats = Maybe<In<float>>;
+  m.def(
+      "update",
+      [](Written rows, Ids unique, In<float> merged, int rule, double rate, double eps, double rest1, double rest2,
+         double total_width, Maybe<Out<float>> state1, Maybe<Out<float>> state2, Floats norm, int kind, bool nearest,
+         uint64_t draws, uintptr_t stream, Faults faults) {
+        const auto to = half_target(rows, unique, kind, nearest, draws);
+        const auto how = learning<float>(rule, rate, eps, rest1, rest2, total_width, state1, state2, norm);
+        without_gil([&] { hpcrec::cuda::update(to, merged.data(), how, queue(stream, faults)); });
+      },
+      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a,
+      "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none(), "kind"_a, "nearest"_a, "draws"_a,
+      "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "merge_update",
+      [](Written rows, Ids unique, Ids segments, Ids order, Ids source_start, Floats weights, In<float> gradients,
+         int rule, double rate, double eps, double rest1, double rest2, double total_width, Maybe<Out<float>> state1,
+         Maybe<Out<float>> state2, int kind, bool nearest, uint64_t draws, uintptr_t stream, Faults faults) {
+        const auto to = half_target(rows, unique, kind, nearest, draws);
+        const auto from = occurrences<float>(segments, order, source_start, weights, gradients, to.width);
+        const auto how = learning<float>(rule, rate, eps, rest1, rest2, total_width, state1, state2, {});
+        without_gil([&] { hpcrec::cuda::merge_update(to, from, how, queue(stream, faults)); });
+      },
+      "rows"_a.noconvert(), "unique"_a, "segments"_a, "order"_a, "source_start"_a, "weights"_a.none(), "gradients"_a,
+      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
+      "state2"_a.noconvert().none(), "kind"_a, "nearest"_a, "draws"_a, "stream"_a, "faults"_a.noconvert());
+  m.def(
+      "to_half_rows",
+      [](In<float> rows, int64_t first_row, Written out, int kind, bool nearest, uint64_t draws, uintptr_t stream,
+         Faults faults) {
+        const auto to = half_rows(out, kind, nearest, draws);
+        without_gil([&] {
+          hpcrec::cuda::to_half_rows(rows.data(), static_cast<int64_t>(rows.shape(0)),
+                                     static_cast<int64_t>(rows.shape(1)), first_row, to, queue(stream, faults));
+        });
+      },
+      "rows"_a, "first_row"_a, "out"_a.noconvert(), "kind"_a, "nearest"_a, "draws"_a, "stream"_a,
+      "faults"_a.noconvert());
+  m.def(
+      "from_half_rows",
+      [](Bits rows, Out<float> out, int kind, uintptr_t stream, Faults faults) {
+        without_gil([&] {
+          hpcrec::cuda::from_half_rows(reinterpret_cast<const uint16_t*>(rows.data()),
+                                       static_cast<hpcrec::HalfKind>(kind), size(rows), out.data(),
+                                       queue(stream, faults));
+        });
+      },
+      "rows"_a, "out"_a.noconvert(), "kind"_a, "stream"_a, "faults"_a.noconvert());
+}
+
 template <class T> void bind_init_rows(nb::module_& m) {
   m.def(
       "init_rows",
@@ -160,6 +225,7 @@ NB_MODULE(_cuda, m) {
   bind<double>(m);
   bind_init_rows<float>(m);
   bind_init_rows<double>(m);
+  bind_half_rows(m);
   bind_ids(m);
   bind_lookup(m);
   bind_messages(m);

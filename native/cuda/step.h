@@ -2,8 +2,8 @@
 #pragma once
 #include <cmath>
 
+#include "half_packs.h"
 #include "hpcrec/learn.h"
-#include "lanes.h"
 
 namespace hpcrec::cuda {
 
@@ -58,10 +58,11 @@ __device__ T squared_norm(const Columns<T, N, C>& g, const Layout& layout, const
   return fold(sums);
 }
 
-// Moves row `id` by its merged gradient g. `u` is its place among the step's rows.
-template <class T, int N, int C>
-__device__ void step_row(T* rows, int64_t id, int64_t u, const Learning<T>& how, const Columns<T, N, C>& g,
-                         const Layout& layout, const Member& me, T* memory) {
+// Moves row `id`, from column `first` on, by its merged gradient g. `u` is its place among the step's rows. Rows are an
+// array of T, or HalfRows.
+template <class T, int N, int C, class Rows>
+__device__ void step_row(const Rows& rows, int64_t id, int64_t first, int64_t u, const Learning<T>& how,
+                         const Columns<T, N, C>& g, const Layout& layout, const Member& me, T* memory) {
   const int64_t at = id * layout.width;
   T row_rate = 0;
   if (how.rule == Rule::rowwise_adagrad) {
@@ -73,10 +74,10 @@ __device__ void step_row(T* rows, int64_t id, int64_t u, const Learning<T>& how,
   }
 #pragma unroll
   for (int c = 0; c < C; ++c) {
-    const int64_t column = column_of<N>(layout, me, c);
+    const int64_t column = first + column_of<N>(layout, me, c);
     if (column >= layout.width) continue;
     const Pack<T, N>& x = g.part[c];
-    Pack<T, N> row = load<T, N>(rows + at + column);
+    Pack<T, N> row = read_columns<T, N>(rows, at, column);
     if (how.rule == Rule::sgd) {
 #pragma unroll
       for (int i = 0; i < N; ++i) row.x[i] -= how.rate * x.x[i];
@@ -102,7 +103,7 @@ __device__ void step_row(T* rows, int64_t id, int64_t u, const Learning<T>& how,
       store<T, N>(how.state1 + at + column, m);
       store<T, N>(how.state2 + at + column, v);
     }
-    store<T, N>(rows + at + column, row);
+    write_columns<T, N>(rows, id, at, column, row);
   }
 }
 

@@ -8,10 +8,10 @@
 namespace hpcrec {
 namespace {
 
-template <class T, int W, bool BESIDE> void gather_range(const Gather<T>& c, Range mine) {
+template <int W, bool BESIDE, class T, class E> void gather_range(const Gather<T, E>& c, Range mine) {
   if (mine.first == mine.last) return;
   const int64_t width = W ? W : c.width;
-  const int64_t ahead = rows_ahead<T>(width), last_id = c.offsets[mine.last] - 1;
+  const int64_t ahead = rows_ahead<E>(width), last_id = c.offsets[mine.last] - 1;
   const int64_t* __restrict index = c.index;
   for (int64_t k = c.offsets[mine.first]; k <= std::min(c.offsets[mine.first] + ahead - 1, last_id); ++k)
     prefetch_row<W>(c.rows + index[k] * width, width);
@@ -24,7 +24,7 @@ template <class T, int W, bool BESIDE> void gather_range(const Gather<T>& c, Ran
       const int64_t next = index[std::min(k + ahead, last_id)];
       prefetch_row<W>(c.rows + next * width, width);
       if constexpr (BESIDE) __builtin_prefetch(c.beside + next, 0, 3);
-      const T* row = c.rows + index[k] * width;
+      const E* row = c.rows + index[k] * width;
       if (c.weights) sum.add(row, c.weights[k]);
       else sum.add(row);
       if constexpr (BESIDE) beside += c.weights ? c.weights[k] * c.beside[index[k]] : c.beside[index[k]];
@@ -62,7 +62,7 @@ template <class T, int W> void copy_range(const Copy<T>& c, Range mine, int64_t 
 
 }  // namespace
 
-template <class T> void pooled_gather(const Gather<T>& c) {
+template <class T, class E> void pooled_gather(const Gather<T, E>& c) {
   const int64_t n_rows = c.beside ? std::min(c.n_rows, c.n_beside) : c.n_rows;
   std::atomic<bool> good{c.offsets[0] == 0 && c.offsets[c.n_vectors] == c.n_ids};
   parallel_pieces(good ? team((c.n_ids + c.n_vectors) * c.width) : 1, [&](int piece, int pieces) {
@@ -75,8 +75,8 @@ template <class T> void pooled_gather(const Gather<T>& c) {
       return;
     }
     with_width<T>(c.width, [&](auto w) {
-      if (c.beside) gather_range<T, decltype(w)::value, true>(c, mine);
-      else gather_range<T, decltype(w)::value, false>(c, mine);
+      if (c.beside) gather_range<decltype(w)::value, true>(c, mine);
+      else gather_range<decltype(w)::value, false>(c, mine);
     });
   });
   if (good) return;
@@ -119,6 +119,8 @@ template <class T> void copy_vectors(const Copy<T>& c) {
 
 template void pooled_gather(const Gather<float>&);
 template void pooled_gather(const Gather<double>&);
+template void pooled_gather(const Gather<float, Bf16>&);
+template void pooled_gather(const Gather<float, Fp16>&);
 template void copy_vectors(const Copy<float>&);
 template void copy_vectors(const Copy<double>&);
 

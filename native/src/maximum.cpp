@@ -10,10 +10,10 @@
 namespace hpcrec {
 namespace {
 
-template <class T, int W, bool WINNERS> void largest_range(const Largest<T>& c, Range mine) {
+template <int W, bool WINNERS, class T, class E> void largest_range(const Largest<T, E>& c, Range mine) {
   if (mine.first == mine.last) return;
   const int64_t width = W ? W : c.width;
-  const int64_t ahead = rows_ahead<T>(width), last_id = c.offsets[mine.last] - 1;
+  const int64_t ahead = rows_ahead<E>(width), last_id = c.offsets[mine.last] - 1;
   const int64_t* __restrict index = c.index;
   for (int64_t v = mine.first; v < mine.last; ++v) {
     T* __restrict out = c.out + (c.out_start ? c.out_start[v] : v * width);
@@ -24,15 +24,16 @@ template <class T, int W, bool WINNERS> void largest_range(const Largest<T>& c, 
       std::memset(out, 0, sizeof(T) * width);
       continue;
     }
-    std::memcpy(out, c.rows + index[first] * width, sizeof(T) * width);
+    const E* begin = c.rows + index[first] * width;
+    for (int64_t d = 0; d < width; ++d) out[d] = widened(begin[d]);
     for (int64_t k = first; k < end; ++k) {
       prefetch_row<W>(c.rows + index[std::min(k + ahead, last_id)] * width, width);
       if (k == first) continue;
-      const T* __restrict row = c.rows + index[k] * width;
+      const E* __restrict row = c.rows + index[k] * width;
       const int32_t place = static_cast<int32_t>(k - first);
 #pragma omp simd
       for (int64_t d = 0; d < width; ++d) {
-        const T x = row[d], y = out[d];
+        const T x = widened(row[d]), y = out[d];
         const bool wins = (x > y) | ((x != x) & (y == y));
         out[d] = wins ? x : y;
         if constexpr (WINNERS) winner[d] = wins ? place : winner[d];
@@ -68,7 +69,7 @@ template <class T> void spread_range(const LargestBackward<T>& c, Range mine) {
 
 }  // namespace
 
-template <class T> void pooled_max(const Largest<T>& c) {
+template <class T, class E> void pooled_max(const Largest<T, E>& c) {
   std::atomic<bool> good{c.offsets[0] == 0 && c.offsets[c.n_vectors] == c.n_ids};
   parallel_pieces(good ? team((c.n_ids + c.n_vectors) * c.width) : 1, [&](int piece, int pieces) {
     const Range mine = share_bags(c.offsets, c.n_vectors, piece, pieces);
@@ -79,8 +80,8 @@ template <class T> void pooled_max(const Largest<T>& c) {
       return;
     }
     with_width<T>(c.width, [&](auto w) {
-      if (c.winners) largest_range<T, decltype(w)::value, true>(c, mine);
-      else largest_range<T, decltype(w)::value, false>(c, mine);
+      if (c.winners) largest_range<decltype(w)::value, true>(c, mine);
+      else largest_range<decltype(w)::value, false>(c, mine);
     });
   });
   if (good) return;
@@ -113,6 +114,8 @@ template <class T> void pooled_max_backward(const LargestBackward<T>& c) {
 
 template void pooled_max(const Largest<float>&);
 template void pooled_max(const Largest<double>&);
+template void pooled_max(const Largest<float, Bf16>&);
+template void pooled_max(const Largest<float, Fp16>&);
 template void pooled_max_backward(const LargestBackward<float>&);
 template void pooled_max_backward(const LargestBackward<double>&);
 

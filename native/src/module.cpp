@@ -82,6 +82,59 @@ hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, do
           pointer(norm)};
 }
 
+hpcrec::HalfRows half_rows(const Out<uint16_t>& rows, int kind, bool nearest, uint64_t draws) {
+  return {rows.data(), static_cast<hpcrec::HalfKind>(kind), nearest, draws};
+}
+hpcrec::Target<float, hpcrec::HalfRows> half_target(const Out<uint16_t>& rows, const Ids& unique, int kind,
+                                                    bool nearest, uint64_t draws) {
+  return {half_rows(rows, kind, nearest, draws), unique.data(), static_cast<int64_t>(rows.shape(0)), size(unique),
+          static_cast<int64_t>(rows.shape(1))};
+}
+// Calls f with an element of the kind.
+template <class F> void with_half(int kind, F&& f) {
+  if (static_cast<hpcrec::HalfKind>(kind) == hpcrec::HalfKind::fp16) f(hpcrec::Fp16{});
+  else f(hpcrec::Bf16{});
+}
+
+template <class T, class E, class B>
+hpcrec::Gather<T, E> gather(const In<B>& rows, const Ids& index, const Ids& offsets, const Out<T>& out,
+                            const Maybe<Ids>& out_start, const Maybe<In<T>>& weights, const Maybe<In<T>>& scale,
+                            const Maybe<In<T>>& beside, const Maybe<Ids>& beside_start) {
+  static_assert(sizeof(E) == sizeof(B));
+  return {reinterpret_cast<const E*>(rows.data()),
+          index.data(),
+          offsets.data(),
+          pointer(out_start),
+          pointer(weights),
+          pointer(scale),
+          out.data(),
+          static_cast<int64_t>(rows.shape(0)),
+          static_cast<int64_t>(rows.shape(1)),
+          size(index),
+          size(offsets) - 1,
+          size(out),
+          pointer(beside),
+          pointer(beside_start),
+          beside ? size(*beside) : 0};
+}
+
+template <class T, class E, class B>
+hpcrec::Largest<T, E> largest(const In<B>& rows, const Ids& index, const Ids& offsets, const Out<T>& out,
+                              const Maybe<Ids>& out_start, const Maybe<Out<int32_t>>& winners) {
+  static_assert(sizeof(E) == sizeof(B));
+  return {reinterpret_cast<const E*>(rows.data()),
+          index.data(),
+          offsets.data(),
+          pointer(out_start),
+          out.data(),
+          pointer(winners),
+          static_cast<int64_t>(rows.shape(0)),
+          static_cast<int64_t>(rows.shape(1)),
+          size(index),
+          size(offsets) - 1,
+          size(out)};
+}
+
 // Rows, source starts, rule, rate, eps, rest1, rest2, total width, states of the table beside.
 template <class T>
 using BesideStep = std::tuple<Out<T>, Ids, int, double, double, double, double, double, Maybe<Out<T>>, Maybe<Out<T>>>;
@@ -91,21 +144,7 @@ template <class T> void bind_lookup(nb::module_& m) {
       "pooled_gather",
       [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<In<T>> weights, Maybe<In<T>> scale,
          Maybe<In<T>> beside, Maybe<Ids> beside_start) {
-        const hpcrec::Gather<T> call{rows.data(),
-                                     index.data(),
-                                     offsets.data(),
-                                     pointer(out_start),
-                                     pointer(weights),
-                                     pointer(scale),
-                                     out.data(),
-                                     static_cast<int64_t>(rows.shape(0)),
-                                     static_cast<int64_t>(rows.shape(1)),
-                                     size(index),
-                                     size(offsets) - 1,
-                                     size(out),
-                                     pointer(beside),
-                                     pointer(beside_start),
-                                     beside ? size(*beside) : 0};
+        const auto call = gather<T, T>(rows, index, offsets, out, out_start, weights, scale, beside, beside_start);
         without_gil([&] { hpcrec::pooled_gather(call); });
       },
       "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "weights"_a.none(), "scale"_a.none(),
@@ -131,17 +170,7 @@ template <class T> void bind_lookup(nb::module_& m) {
   m.def(
       "pooled_max",
       [](In<T> rows, Ids index, Ids offsets, Out<T> out, Maybe<Ids> out_start, Maybe<Out<int32_t>> winners) {
-        const hpcrec::Largest<T> call{rows.data(),
-                                      index.data(),
-                                      offsets.data(),
-                                      pointer(out_start),
-                                      out.data(),
-                                      pointer(winners),
-                                      static_cast<int64_t>(rows.shape(0)),
-                                      static_cast<int64_t>(rows.shape(1)),
-                                      size(index),
-                                      size(offsets) - 1,
-                                      size(out)};
+        const auto call = largest<T, T>(rows, index, offsets, out, out_start, winners);
         without_gil([&] { hpcrec::pooled_max(call); });
       },
       "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "winners"_a.noconvert().none());
@@ -218,6 +247,76 @@ template <class T> void bind_learn(nb::module_& m) {
       "rows"_a.noconvert(), "unique"_a, "segments"_a, "order"_a, "source_start"_a, "weights"_a.none(), "gradients"_a,
       "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
       "state2"_a.noconvert().none(), "beside"_a.none());
+}
+
+void bind_half_rows(nb::module_& m) {
+  using Bits = In<uint16_t>;
+  using Written = Out<uint16_t>;
+  using Floats = Maybe<In<float>>;
+  m.def(
+      "pooled_gather",
+      [](Bits rows, Ids index, Ids offsets, Out<float> out, Maybe<Ids> out_start, Floats weights, Floats scale,
+         Floats beside, Maybe<Ids> beside_start, int kind) {
+        with_half(kind, [&](auto element) {
+          const auto call = gather<float, decltype(element)>(rows, index, offsets, out, out_start, weights, scale,
+                                                             beside, beside_start);
+          without_gil([&] { hpcrec::pooled_gather(call); });
+        });
+      },
+      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "weights"_a.none(), "scale"_a.none(),
+      "beside"_a.none(), "beside_start"_a.none(), "kind"_a);
+  m.def(
+      "pooled_max",
+      [](Bits rows, Ids index, Ids offsets, Out<float> out, Maybe<Ids> out_start, Maybe<Out<int32_t>> winners,
+         int kind) {
+        with_half(kind, [&](auto element) {
+          const auto call = largest<float, decltype(element)>(rows, index, offsets, out, out_start, winners);
+          without_gil([&] { hpcrec::pooled_max(call); });
+        });
+      },
+      "rows"_a, "index"_a, "offsets"_a, "out"_a.noconvert(), "out_start"_a.none(), "winners"_a.noconvert().none(),
+      "kind"_a);
+  m.def(
+      "update",
+      [](Written rows, Ids unique, In<float> merged, int rule, double rate, double eps, double rest1, double rest2,
+         double total_width, Maybe<Out<float>> state1, Maybe<Out<float>> state2, Floats norm, int kind, bool nearest,
+         uint64_t draws) {
+        const auto to = half_target(rows, unique, kind, nearest, draws);
+        const auto how = learning<float>(rule, rate, eps, rest1, rest2, total_width, state1, state2, norm);
+        without_gil([&] { hpcrec::update(to, merged.data(), how); });
+      },
+      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a,
+      "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none(), "kind"_a, "nearest"_a, "draws"_a);
+  m.def(
+      "merge_update",
+      [](Written rows, Ids unique, Ids segments, Ids order, Ids source_start, Floats weights, In<float> gradients,
+         int rule, double rate, double eps, double rest1, double rest2, double total_width, Maybe<Out<float>> state1,
+         Maybe<Out<float>> state2, int kind, bool nearest, uint64_t draws) {
+        const auto to = half_target(rows, unique, kind, nearest, draws);
+        const auto from = occurrences<float>(segments, order, source_start, weights, gradients, to.width);
+        const auto how = learning<float>(rule, rate, eps, rest1, rest2, total_width, state1, state2, {});
+        without_gil([&] { hpcrec::merge_update(to, from, how); });
+      },
+      "rows"_a.noconvert(), "unique"_a, "segments"_a, "order"_a, "source_start"_a, "weights"_a.none(), "gradients"_a,
+      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
+      "state2"_a.noconvert().none(), "kind"_a, "nearest"_a, "draws"_a);
+  m.def(
+      "to_half_rows",
+      [](In<float> rows, int64_t first_row, Written out, int kind, bool nearest, uint64_t draws) {
+        const auto to = half_rows(out, kind, nearest, draws);
+        without_gil([&] {
+          hpcrec::to_half_rows(rows.data(), static_cast<int64_t>(rows.shape(0)), static_cast<int64_t>(rows.shape(1)),
+                               first_row, to);
+        });
+      },
+      "rows"_a, "first_row"_a, "out"_a.noconvert(), "kind"_a, "nearest"_a, "draws"_a);
+  m.def(
+      "from_half_rows",
+      [](Bits rows, Out<float> out, int kind) {
+        without_gil(
+            [&] { hpcrec::from_half_rows(rows.data(), static_cast<hpcrec::HalfKind>(kind), size(rows), out.data()); });
+      },
+      "rows"_a, "out"_a.noconvert(), "kind"_a);
 }
 
 template <class T> hpcrec::Vectors<T> vectors(const Maybe<In<T>>& first, const In<T>& block) {
@@ -622,6 +721,7 @@ NB_MODULE(_native, m) {
   bind_ids(m);
   bind_packed(m);
   bind_halves(m);
+  bind_half_rows(m);
   bind_threshold(m);
   bind_positions(m);
   bind_id_map(m);

@@ -15,9 +15,9 @@ template <class T, int W, class Taker> bool take_all(const T* merged, int64_t n,
     const int64_t most = batch_rows<T>(width);
     for (int64_t u = mine.first; u < std::min(mine.first + most, mine.last); ++u) taker.template prefetch<W>(u);
     for (int64_t u = mine.first; u < mine.last; u += most) {
-      const int64_t n = std::min(most, mine.last - u);
+      const int64_t n_rows = std::min(most, mine.last - u);
       for (int64_t next = u + most; next < std::min(u + 2 * most, mine.last); ++next) taker.template prefetch<W>(next);
-      taker.template take<W>(u, n, merged + u * (W ? W : width));
+      taker.template take<W>(u, n_rows, merged + u * (W ? W : width));
     }
   });
   return good;
@@ -32,6 +32,16 @@ template <class T> void update(const Target<T>& target, const T* merged, const L
     with_width<T>(target.width, [&](auto w) {
       good = take_all<T, decltype(w)::value>(merged, target.n_unique, target.width, taker);
     });
+  });
+  if (good) return;
+  require_below("unique", target.unique, target.n_unique, target.n_rows);
+  refuse_changed("update");
+}
+
+void update(const Target<float, HalfRows>& target, const float* merged, const Learning<float>& how) {
+  bool good = false;
+  with_width<float>(target.width, [&](auto w) {
+    good = take_all<float, decltype(w)::value>(merged, target.n_unique, target.width, ApplyHalves{target, how});
   });
   if (good) return;
   require_below("unique", target.unique, target.n_unique, target.n_rows);

@@ -369,6 +369,38 @@ template <class T> void fm_kernels(Random& random) {
   });
 }
 
+// Rows of halves: made, moved both ways, pooled both ways and read.
+template <class E>
+void half_row_kernels(const hpcrec::Occurrences<float>& from, const Ints& unique, const Ints& index,
+                      const Ints& offsets, const Reals<float>& rows, hpcrec::HalfKind kind) {
+  const int64_t width = from.width, n_rows = static_cast<int64_t>(rows.size()) / width;
+  const int64_t n_vectors = static_cast<int64_t>(offsets.size()) - 1, n_ids = static_cast<int64_t>(index.size());
+  for (const auto rule : {hpcrec::Rule::sgd, hpcrec::Rule::adagrad, hpcrec::Rule::rowwise_adagrad, hpcrec::Rule::adam})
+    same("rows of halves", [&] {
+      std::vector<uint16_t> bits_of_rows(rows.size());
+      const hpcrec::HalfRows halves{bits_of_rows.data(), kind, false, 7};
+      hpcrec::to_half_rows(rows.data(), n_rows, width, 0, halves);
+      Reals<float> state1(rows.size(), 1), state2(rows.size(), 1), merged(from.n_unique * width);
+      const hpcrec::Target<float, hpcrec::HalfRows> target{halves, unique.data(), n_rows, from.n_unique, width};
+      const hpcrec::Learning<float> how{rule,          0.1f,          1e-8f,  0.1f, 0.01f, static_cast<float>(width),
+                                        state1.data(), state2.data(), nullptr};
+      hpcrec::merge_update(target, from, how);
+      hpcrec::merge(from, merged.data());
+      hpcrec::update(target, merged.data(), how);
+      const auto* elements = reinterpret_cast<const E*>(bits_of_rows.data());
+      Reals<float> sums(n_vectors * width), largest(n_vectors * width), read(rows.size());
+      hpcrec::pooled_gather(hpcrec::Gather<float, E>{elements, index.data(), offsets.data(), nullptr, nullptr, nullptr,
+                                                     sums.data(), n_rows, width, n_ids, n_vectors, n_vectors * width,
+                                                     nullptr, nullptr, 0});
+      hpcrec::pooled_max(hpcrec::Largest<float, E>{elements, index.data(), offsets.data(), nullptr, largest.data(),
+                                                   nullptr, n_rows, width, n_ids, n_vectors, n_vectors * width});
+      hpcrec::from_half_rows(bits_of_rows.data(), kind, n_rows * width, read.data());
+      Bits bits;
+      for (const auto* found : {&state1, &state2, &sums, &largest, &read}) bits.add(*found);
+      return bits;
+    });
+}
+
 template <class T> void row_kernels(Random& random, int64_t width) {
   const int64_t n_rows = 700, n_vectors = 900;
   const Reals<T> rows = reals<T>(random, n_rows * width);
@@ -469,6 +501,10 @@ template <class T> void row_kernels(Random& random, int64_t width) {
         bits.add(state2);
         return bits;
       });
+  if constexpr (std::is_same_v<T, float>) {
+    half_row_kernels<hpcrec::Bf16>(from, unique, index, offsets, rows, hpcrec::HalfKind::bf16);
+    half_row_kernels<hpcrec::Fp16>(from, unique, index, offsets, rows, hpcrec::HalfKind::fp16);
+  }
   hpcrec::Occurrences<T> both = from;
   Ints beside_start(n_ids);
   for (int64_t k = 0; k < n_ids; ++k) beside_start[k] = starts[k] + width - 1;

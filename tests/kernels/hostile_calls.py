@@ -210,6 +210,47 @@ def beside_merge_update(rng: np.random.Generator) -> Call:
     return Call(run, arguments, (*call.written, "narrow", *its))
 
 
+def of_halves(make: Callable[[np.random.Generator], Call]) -> Callable[[np.random.Generator], Call]:
+    """The same call with rows of halves; float64 becomes float32."""
+
+    def half_call(rng: np.random.Generator) -> Call:
+        call = make(rng)
+        single = {k: as_single(a) for k, a in call.arguments.items()}
+        bits = rng.integers(0, 2**16, single.pop("rows").shape, np.uint16)
+        arguments = {**single, "bits": bits, "kind": str(rng.choice(["bf16", "fp16"])), "seed": int(rng.integers(9))}
+        if rng.random() < 0.3:
+            arguments["seed"] = None
+        written = tuple("bits" if name == "rows" else name for name in call.written)
+        return Call(lambda bits, kind, seed, **rest: call.function(rows=kernels.HalfRows(bits, kind, seed), **rest),
+                    arguments, written)  # fmt: skip
+
+    half_call.__name__ = f"half_{make.__name__}"
+    return half_call
+
+
+def as_single(value: Any) -> Any:
+    return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float64 else value
+
+
+half_gather, half_maximum = of_halves(gather), of_halves(maximum)
+half_update, half_merge_update = of_halves(update), of_halves(merge_update)
+
+
+def to_half_rows(rng: np.random.Generator) -> Call:
+    n, n_rows, width, _ = sizes(rng)
+    kind, seed = str(rng.choice(["bf16", "fp16"])), int(rng.integers(9)) if rng.random() < 0.7 else None
+    rows = edge_value(rng, floats(rng, (n_rows * n, width), np.float32))
+    arguments = {"rows": rows, "first_row": int(rng.integers(0, 99))}
+    return Call(lambda **given: kernels.to_half_rows(kind=kind, seed=seed, **given).bits, arguments)
+
+
+def from_half_rows(rng: np.random.Generator) -> Call:
+    n, n_rows, width, _ = sizes(rng)
+    kind = str(rng.choice(["bf16", "fp16"]))
+    bits = rng.integers(0, 2**16, (n_rows * n, width), np.uint16)
+    return Call(lambda bits: kernels.from_half_rows(kernels.HalfRows(bits, kind)), {"bits": bits})
+
+
 def squared_norm(rng: np.random.Generator) -> Call:
     n, _, width, dtype = sizes(rng)
     return Call(kernels.squared_norm, {"merged": floats(rng, (n, width), dtype)})
@@ -428,6 +469,7 @@ CALLS = (
     beside_merge_update, squared_norm, group, dedup, partition, permute, hash_ids, init_rows, take_bags, packed_bytes,
     pack_numbers, unpack_numbers, fletcher32, read_chunks, write_halves, read_halves, threshold_of, select_above,
     select_largest, select_with_feedback, scatter, gather_positions, positions_bytes, write_positions, read_positions,
+    half_gather, half_maximum, half_update, half_merge_update, to_half_rows, from_half_rows,
 )  # fmt: skip
 
 

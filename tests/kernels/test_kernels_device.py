@@ -29,12 +29,14 @@ ON_DEVICE = (
     calls.dedup, calls.partition, calls.permute, calls.hash_ids, calls.init_rows, calls.write_halves, calls.read_halves,
     calls.threshold_of, calls.select_above, calls.select_largest, calls.select_with_feedback, calls.scatter,
     calls.gather_positions, calls.write_positions, calls.read_positions, calls.packed_bytes, calls.pack_numbers,
-    calls.unpack_numbers,
+    calls.unpack_numbers, calls.half_gather, calls.half_maximum, calls.half_update, calls.half_merge_update,
+    calls.to_half_rows, calls.from_half_rows,
 )  # fmt: skip
 TAKES_ANY = (
     calls.fm, calls.fm_backward, calls.squared_norm, calls.group, calls.dedup, calls.hash_ids, calls.init_rows,
     calls.write_halves, calls.read_halves, calls.threshold_of, calls.select_above, calls.select_largest,
     calls.select_with_feedback, calls.read_positions, calls.packed_bytes, calls.pack_numbers, calls.unpack_numbers,
+    calls.to_half_rows, calls.from_half_rows,
 )  # fmt: skip
 WIDE = (130, 256, 260, 512, 1000)  # rows of several packs a lane, and of more than a lane holds
 
@@ -256,4 +258,4 @@ def test_compiles_without_warnings_spills_or_stacks() -> None:
     command = [sys.executable, str(ROOT / "tools/cuda_report.py"), "sm_90"]
     report = subprocess.run(command, capture_output=True, text=True)
     assert report.returncode == 0, report.stdout + report.stderr
-    assert "pool_each<float, 4, Gather<float>" in report.stdout
+    assert "pool_each<float, float, 4, Gather<float, float>" in report.stdout

@@ -14,6 +14,7 @@ from hpcrec import kernels
 from hpcrec.kernels.backend import BACKENDS
 from hpcrec.kernels.device_array import DeviceArray
 from hpcrec.kernels.staging import Staging
+from hpcrec.types import OptimizerSpec
 
 on_devices = pytest.mark.parametrize("name", DEVICES)
 
@@ -111,6 +112,57 @@ def test_rows_are_read_and_set_by_slice_and_number(name: str) -> None:
     out = np.zeros(24)
     rows.copy_to(out)
     assert_same_bits(out, wanted.reshape(-1))
+
+
+@on_devices
+def test_unsigned_elements_of_16_bits_are_kept(name: str) -> None:
+    device = BACKENDS[name]
+    wanted = np.array([[0, 1], [2**15, 2**16 - 1], [7, 40000]], np.uint16)
+    bits = device.array(wanted)
+    assert (bits.dtype, bits.nbytes) == (np.uint16, 12)
+    assert bits.reshape(-1).dtype == bits[1:].dtype == bits[np.array([2])].dtype == np.uint16
+    assert_same_bits(np.asarray(bits), wanted)
+    assert_same_bits(np.asarray(bits.view(np.uint8).view(np.uint16)), wanted)
+    assert_same_bits(np.asarray(device.where(bits.reshape(-1), 40000, equal=True)), np.array([5]))
+    bits[:1], bits[np.array([1]), slice(1, 2)] = 65000, np.array([[50000]], np.uint16)
+    wanted[:1], wanted[1, 1] = 65000, 50000
+    assert_same_bits(np.asarray(bits), wanted)
+    bits.fill(2**16 - 2)
+    assert (np.asarray(bits) == 2**16 - 2).all()
+    out = np.zeros((3, 4), np.uint16)
+    bits.copy_to(out[:, :2].reshape(-1))
+    device.copy_to_host(bits.tensor, out[:, ::2])  # gaps between
+    assert out.tolist() == [[2**16 - 2, 0, 2**16 - 2, 0]] * 3
+
+
+@on_devices
+@pytest.mark.parametrize("kind", kernels.ROW_KINDS)
+def test_half_rows_are_on_the_device(name: str, kind: Any) -> None:
+    device, rng = BACKENDS[name], np.random.default_rng(2)
+    floats = rng.normal(size=(9, 12)).astype(np.float32)
+    index, offsets = rng.integers(0, 9, 20), np.array([0, 3, 3, 20])
+    here = kernels.to_half_rows(floats, kind, seed=3)
+    there = kernels.to_half_rows(device.array(floats), kind, seed=3)
+    assert isinstance(there.bits, DeviceArray)
+    assert (there.shape, there.nbytes, len(there), there[2:4].shape) == ((9, 12), 216, 9, (2, 12))
+    spec = OptimizerSpec(name="adagrad")
+    grouping, starts = kernels.group(index), np.arange(20) * 12
+    gradients = rng.normal(size=240).astype(np.float32)
+    found = []
+    for rows in (here, there):
+        state = np.ones((9, 12), np.float32)
+        states = {"accumulator": state if rows is here else device.array(state)}
+        kernels.merge_update(spec, rows, states, grouping, gradients, starts, lr=0.1, step=5)
+        sums, largest, winners = np.zeros(36, np.float32), np.zeros(36, np.float32), np.zeros((3, 12), np.int32)
+        kernels.pooled_gather(rows, index, offsets, sums)
+        kernels.pooled_max(rows, index, offsets, largest, winners=winners)
+        some = kernels.from_half_rows(rows[2:4])
+        assert isinstance(some, DeviceArray) == (rows is there)
+        found.append((np.asarray(rows.bits), np.asarray(states["accumulator"]), sums, largest, winners,
+                      np.asarray(some), np.asarray(rows[index].bits)))  # fmt: skip
+    for a, b in zip(*found, strict=True):
+        assert_same_bits(b, a)
+    assert not np.array_equal(found[0][0], np.asarray(kernels.to_half_rows(floats, kind, seed=3).bits))
 
 
 @on_devices

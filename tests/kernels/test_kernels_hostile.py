@@ -59,7 +59,7 @@ def promises_nothing(call: Call) -> bool:
     arguments = call.arguments
     if arguments.get("accumulate"):
         return False
-    rows = arguments.get("rows")
+    rows = arguments.get("bits", arguments.get("rows"))
     width = rows.shape[1] if "out_start" in arguments and np.ndim(rows) == 2 else arguments.get("width", 1)
     places = (arguments.get(name) for name in ("unique", "out_start", "target_start"))
     gaps = (np.diff(np.sort(a)) for a in places if isinstance(a, np.ndarray) and a.dtype == np.int64 and a.ndim == 1)

@@ -11,7 +11,7 @@ import pytest
 
 from hpcrec import kernels
 from hpcrec.errors import MissingError
-from hpcrec.kernels import backend, native
+from hpcrec.kernels import backend, native, native_module
 
 RUN = """
 def run():
@@ -123,7 +123,7 @@ def test_two_python_threads_at_once():
 def test_fallback_warns_once(monkeypatch, recwarn):
     ids = np.array([4, 4, 2])
     monkeypatch.setattr(backend, "_active", None)
-    monkeypatch.setattr(native, "_loaded", MissingError("not built; `make setup`"))
+    monkeypatch.setattr(native_module, "_loaded", MissingError("not built; `make setup`"))
     with pytest.warns(RuntimeWarning, match="make setup"):
         assert kernels.dedup(ids)[0].tolist() == [2, 4]
     assert kernels.active() == "reference"
@@ -139,8 +139,8 @@ def test_a_module_without_its_runtime_says_how_to_build(monkeypatch):
     def refuse(name):
         raise ImportError(f"No module named {name}")
 
-    monkeypatch.setattr(native.importlib, "import_module", refuse)
-    error = native._load()
+    monkeypatch.setattr(native_module.importlib, "import_module", refuse)
+    error = native_module._load()
     assert isinstance(error, MissingError)
     assert "make setup" in str(error)
     assert "pip install ." in str(error)

@@ -19,12 +19,17 @@ HPCREC_ANYWHERE inline uint16_t to_bf16(float x) {
   return static_cast<uint16_t>((bits & 0x7fffffff) > infinite_bits ? upper | 0x40 : nearest);
 }
 
-// To nearest even; of magnitudes up to 1.
-HPCREC_ANYWHERE inline uint16_t to_half(float x) {
-  const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffff;
+// The magnitude of a half, to nearest even; of that of a float32 up to 65504.
+HPCREC_ANYWHERE inline uint32_t half_magnitude(uint32_t magnitude) {
   const uint32_t normal = (magnitude - bias_change + 0xfff + (magnitude >> 13 & 1)) >> 13;
   const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);  // in units of 2^-24, as 0.5 has them
-  return static_cast<uint16_t>((magnitude < least_normal ? subnormal : normal) | (bits >> 16 & 0x8000));
+  return magnitude < least_normal ? subnormal : normal;
+}
+
+// To nearest even; of magnitudes up to 65504.
+HPCREC_ANYWHERE inline uint16_t to_half(float x) {
+  const uint32_t bits = bits_of(x);
+  return static_cast<uint16_t>(half_magnitude(bits & 0x7fffffff) | (bits >> 16 & 0x8000));
 }
 
 // Any half, NaN and infinities too.

@@ -3,6 +3,8 @@
 #pragma once
 #include <cstdint>
 
+#include "hpcrec/half_rows.h"
+
 namespace hpcrec {
 
 // Occurrences of one sum: long sums are cut into blocks of this many, so that one hot row can occupy every thread.
@@ -18,8 +20,9 @@ template <class T> struct Occurrences {
   const int64_t* beside_start;  // [n_sources], of the gradients of a table of width 1 beside; or null
 };
 
-template <class T> struct Target {
-  T* rows;                // [n_rows, width]
+// Rows are in an array of T, or are HalfRows, which are computed with as T.
+template <class T, class Rows = T*> struct Target {
+  Rows rows;              // [n_rows, width]
   const int64_t* unique;  // [n_unique], distinct
   int64_t n_rows, n_unique, width;
 };
@@ -39,6 +42,8 @@ template <class T> void merge(const Occurrences<T>& from, T* merged);
 template <class T> void squared_norms(const T* merged, int64_t n, int64_t width, T* out);
 template <class T> void update(const Target<T>& target, const T* merged, const Learning<T>& how);
 template <class T> void merge_update(const Target<T>& target, const Occurrences<T>& from, const Learning<T>& how);
+void update(const Target<float, HalfRows>& target, const float* merged, const Learning<float>& how);
+void merge_update(const Target<float, HalfRows>& target, const Occurrences<float>& from, const Learning<float>& how);
 // The same rows of two tables, the second of width 1, by the same rule.
 template <class T>
 void merge_update(const Target<T>& target, const Occurrences<T>& from, const Learning<T>& how, const Target<T>& beside,

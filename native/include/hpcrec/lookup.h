@@ -5,8 +5,9 @@
 
 namespace hpcrec {
 
-template <class T> struct Gather {
-  const T* rows;             // [n_rows, width]
+// Rows of E, float or half, are summed as T.
+template <class T, class E = T> struct Gather {
+  const E* rows;             // [n_rows, width]
   const int64_t* index;      // [n_ids]
   const int64_t* offsets;    // [n_vectors + 1]
   const int64_t* out_start;  // [n_vectors] or null
@@ -29,7 +30,7 @@ template <class T> struct Copy {
   bool accumulate;
 };
 
-template <class T> void pooled_gather(const Gather<T>& call);
+template <class T, class E> void pooled_gather(const Gather<T, E>& call);
 template <class T> void copy_vectors(const Copy<T>& call);
 
 }  // namespace hpcrec

@@ -4,8 +4,9 @@
 
 namespace hpcrec {
 
-template <class T> struct Largest {
-  const T* rows;             // [n_rows, width]
+// Rows of E, float or half, are compared as T.
+template <class T, class E = T> struct Largest {
+  const E* rows;             // [n_rows, width]
   const int64_t* index;      // [n_ids]
   const int64_t* offsets;    // [n_vectors + 1]
   const int64_t* out_start;  // [n_vectors] or null
@@ -23,7 +24,7 @@ template <class T> struct LargestBackward {
   int64_t width, n_ids, n_vectors, gradients_size;
 };
 
-template <class T> void pooled_max(const Largest<T>& call);
+template <class T, class E> void pooled_max(const Largest<T, E>& call);
 template <class T> void pooled_max_backward(const LargestBackward<T>& call);
 
 }  // namespace hpcrec

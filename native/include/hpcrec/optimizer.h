@@ -1,7 +1,8 @@
 // Optimizers, one struct each: how rows move, given the gradient summed over the step's occurrences of each id.
 //   prefetch<W>(n)                   asks for row n's state
 //   apply<W>(ids, u, n, rows, g)     updates rows ids[0 .. n), n at most most_batch_rows, from g, the merged gradients
-//                                    from the u-th on; W is the width, or 0: this->width
+//                                    from the u-th on; W is the width, or 0: this->width. rows.row(i, at) is row
+//                                    ids[i]: in the table, where it begins at `at`, or a copy of it
 // Each operation rounds as the NumPy definition does: no fused multiply-add, sqrt and / correctly rounded.
 #pragma once
 #include <cmath>
@@ -51,11 +52,25 @@ template <int W, class T> inline T squared_norm(const T* g, int64_t width) {
   return lane[0];
 }
 
+// Where the rows of a batch are.
+template <class T> struct InTable {
+  T* rows;  // [N, width]
+  T* row(int64_t, int64_t at) const { return rows + at; }
+};
+template <class T> struct Copied {
+  T* rows;  // [n, width]
+  int64_t width;
+  T* row(int64_t i, int64_t) const { return rows + i * width; }
+};
+
 // Calls f(at, row, g, columns) for each of n rows, `at` its place in the table: that of its state too.
-template <int W, class T, class F>
-HPCREC_INLINE void for_rows(const int64_t* ids, int64_t n, int64_t width, T* rows, const T* g, F&& f) {
+template <int W, class T, class Rows, class F>
+HPCREC_INLINE void for_rows(const int64_t* ids, int64_t n, int64_t width, const Rows& rows, const T* g, F&& f) {
   const int64_t n_columns = W ? W : width;
-  for (int64_t i = 0; i < n; ++i) f(ids[i] * n_columns, rows + ids[i] * n_columns, g + i * n_columns, n_columns);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t at = ids[i] * n_columns;
+    f(at, rows.row(i, at), g + i * n_columns, n_columns);
+  }
 }
 
 template <class T> struct Sgd {
@@ -63,7 +78,8 @@ template <class T> struct Sgd {
   int64_t width;
 
   template <int W> HPCREC_INLINE void prefetch(int64_t) const {}
-  template <int W> void apply(const int64_t* ids, int64_t, int64_t n, T* rows, const T* merged) const {
+  template <int W, class Rows>
+  void apply(const int64_t* ids, int64_t, int64_t n, const Rows& rows, const T* merged) const {
     for_rows<W>(ids, n, width, rows, merged, [=](int64_t, T* __restrict row, const T* __restrict g, int64_t columns) {
 #pragma omp simd
       for (int64_t d = 0; d < columns; ++d) row[d] -= lr * g[d];
@@ -79,7 +95,8 @@ template <class T> struct Adagrad {
   template <int W> HPCREC_INLINE void prefetch(int64_t n) const {
     prefetch_row<W, true>(accumulator + n * width, width);
   }
-  template <int W> void apply(const int64_t* ids, int64_t, int64_t n, T* rows, const T* merged) const {
+  template <int W, class Rows>
+  void apply(const int64_t* ids, int64_t, int64_t n, const Rows& rows, const T* merged) const {
     for_rows<W>(ids, n, width, rows, merged,
                 [=](int64_t at, T* __restrict row, const T* __restrict g, int64_t columns) {
                   T* __restrict sum = accumulator + at;
@@ -101,7 +118,8 @@ template <class T> struct RowwiseAdagrad {
 
   template <int W> HPCREC_INLINE void prefetch(int64_t n) const { __builtin_prefetch(accumulator + n, 1, 3); }
   // Roots and quotients are taken of many rows at a time: one after the other they take longer than the rows.
-  template <int W> void apply(const int64_t* ids, int64_t u, int64_t n, T* rows, const T* merged) const {
+  template <int W, class Rows>
+  void apply(const int64_t* ids, int64_t u, int64_t n, const Rows& rows, const T* merged) const {
     const int64_t n_columns = W ? W : width;
     T sum[most_batch_rows], rate[most_batch_rows];
     for (int64_t i = 0; i < n; ++i) sum[i] = norm ? norm[u + i] : squared_norm<W>(merged + i * n_columns, n_columns);
@@ -111,7 +129,7 @@ template <class T> struct RowwiseAdagrad {
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) rate[i] = lr / (std::sqrt(sum[i]) + eps);
     for (int64_t i = 0; i < n; ++i) {
-      T* __restrict row = rows + ids[i] * n_columns;
+      T* __restrict row = rows.row(i, ids[i] * n_columns);
       const T* __restrict g = merged + i * n_columns;
 #pragma omp simd
       for (int64_t d = 0; d < n_columns; ++d) row[d] -= rate[i] * g[d];
@@ -130,7 +148,8 @@ template <class T> struct Adam {
     prefetch_row<W, true>(exp_avg + n * width, width);
     prefetch_row<W, true>(exp_avg_sq + n * width, width);
   }
-  template <int W> void apply(const int64_t* ids, int64_t, int64_t n, T* rows, const T* merged) const {
+  template <int W, class Rows>
+  void apply(const int64_t* ids, int64_t, int64_t n, const Rows& rows, const T* merged) const {
     for_rows<W>(ids, n, width, rows, merged,
                 [=](int64_t at, T* __restrict row, const T* __restrict g, int64_t columns) {
                   T* __restrict m = exp_avg + at;

@@ -5,6 +5,12 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#if defined(__F16C__) && defined(__AVX2__)
+#define HPCREC_READS_8_HALVES
+#include <immintrin.h>
+#endif
+
+#include "hpcrec/half_rows.h"
 
 namespace hpcrec {
 
@@ -41,7 +47,35 @@ template <class T> struct Lanes<T, 1> {
   using Part = T;  // GCC keeps a vector of one in memory
 };
 
-// Running sum of rows, from +0, one rounding a product and one an addition.
+// N consecutive elements of a row, as lanes of T. Not returned: where registers are smaller, that would be another ABI.
+template <class T, int N> HPCREC_INLINE void read_lanes(const T* from, typename Lanes<T, N>::Part& x) {
+  std::memcpy(&x, from, sizeof x);
+}
+template <class T, int N> HPCREC_INLINE void read_lanes(const Bf16* from, typename Lanes<float, N>::Part& x) {
+#ifdef HPCREC_READS_8_HALVES
+  if constexpr (N == 8) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    return;
+  }
+#endif
+  float elements[N];
+  for (int i = 0; i < N; ++i) elements[i] = widened(from[i]);
+  std::memcpy(&x, elements, sizeof x);
+}
+template <class T, int N> HPCREC_INLINE void read_lanes(const Fp16* from, typename Lanes<float, N>::Part& x) {
+#ifdef HPCREC_READS_8_HALVES
+  if constexpr (N == 8) {
+    x = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return;
+  }
+#endif
+  float elements[N];
+  for (int i = 0; i < N; ++i) elements[i] = widened(from[i]);
+  std::memcpy(&x, elements, sizeof x);
+}
+
+// Running sum of rows, of T or of halves, from +0, one rounding a product and one an addition.
 template <class T, int W> class Sum {
   static constexpr int n_lanes = W * sizeof(T) < 32 ? W : 32 / sizeof(T);
   static constexpr int n_parts = W / n_lanes;
@@ -54,19 +88,19 @@ template <class T, int W> class Sum {
 #pragma GCC unroll 64
     for (int i = 0; i < n_parts; ++i) part_[i] = Part{};
   }
-  void add(const T* row) {
+  template <class E> void add(const E* row) {
 #pragma GCC unroll 64
     for (int i = 0; i < n_parts; ++i) {
       Part x;
-      std::memcpy(&x, row + i * n_lanes, sizeof x);
+      read_lanes<T, n_lanes>(row + i * n_lanes, x);
       part_[i] += x;
     }
   }
-  void add(const T* row, T weight) {
+  template <class E> void add(const E* row, T weight) {
 #pragma GCC unroll 64
     for (int i = 0; i < n_parts; ++i) {
       Part x;
-      std::memcpy(&x, row + i * n_lanes, sizeof x);
+      read_lanes<T, n_lanes>(row + i * n_lanes, x);
       part_[i] += weight * x;
     }
   }
@@ -92,17 +126,34 @@ template <class T> class Sum<T, 0> {
   T* sum_;
   int64_t width_;
 
+  template <class E, class F> HPCREC_INLINE void add_terms(const E* __restrict row, F&& term) {
+    T* __restrict sum = sum_;
+    int64_t first = 0;
+    if constexpr (std::is_same_v<E, Fp16>) {  // compilers do not find the instruction that reads 8 of them
+      for (; first + 8 <= width_; first += 8) {
+        typename Lanes<T, 8>::Part x, total;
+        read_lanes<T, 8>(row + first, x);
+        read_lanes<T, 8>(sum + first, total);
+        term(x);
+        total += x;
+        std::memcpy(sum + first, &total, sizeof total);
+      }
+    }
+#pragma omp simd
+    for (int64_t d = first; d < width_; ++d) {
+      T x = widened(row[d]);
+      term(x);
+      sum[d] += x;
+    }
+  }
+
  public:
   Sum(T* memory, int64_t width) : sum_(memory), width_(width) { std::memset(sum_, 0, sizeof(T) * width); }
-  void add(const T* __restrict row) {
-    T* __restrict sum = sum_;
-#pragma omp simd
-    for (int64_t d = 0; d < width_; ++d) sum[d] += row[d];
+  template <class E> void add(const E* row) {
+    add_terms(row, [](auto&) {});
   }
-  void add(const T* __restrict row, T weight) {
-    T* __restrict sum = sum_;
-#pragma omp simd
-    for (int64_t d = 0; d < width_; ++d) sum[d] += weight * row[d];
+  template <class E> void add(const E* row, T weight) {
+    add_terms(row, [weight](auto& x) { x = weight * x; });
   }
   void add(const Sum& other) { add(other.sum_); }
   void store(T* to) const {
