@@ -99,6 +99,26 @@ WRONG = {
         "[exchange]\nform = 'pooed'",
         ['exchange.form is "pooed"', '"pooled", "rows"', 'Did you mean "pooled"?'],
     ),
+    "a GPU's memory for rows that are not there": (
+        "[store]\nmemory_bytes = 1000000",
+        ["store.memory_bytes is 1000000", "store.name is 'dram'", "Remove one of them"],
+    ),
+    "an emulated store that is not one": (
+        "[store]\ndevice = 'emulated'",
+        ["store.device is 'emulated'", "store.name is 'dram'"],
+    ),
+    "products of float64 in bfloat16": (
+        "[dense]\nautocast = 'bf16'\n[train]\ndtype = 'float64'",
+        ["dense.autocast is 'bf16'", "train.dtype is 'float64'"],
+    ),
+    "products of an emulated device in bfloat16": (
+        "[dense]\nautocast = 'bf16'\ndevice = 'emulated'",
+        ["dense.autocast is set", "dense.device is 'emulated'"],
+    ),
+    "thresholded vectors from GPU to GPU": (
+        "[exchange]\ngpu_messages = 'on'\ncodec = 'dct'",
+        ["exchange.gpu_messages is 'on'", "exchange.codec = 'dct'"],
+    ),
     "a codec of nobody": ("[exchange]\ncodec = 'fp8'", ['exchange.codec is "fp8"', '"fp32", "bf16", "fp16", "dct"']),
     "halves of float64": (
         "[exchange]\ncodec = 'bf16'\n[train]\ndtype = 'float64'",
