@@ -107,7 +107,8 @@ class DeviceMemory:
     def to_device(self, host: NDArray[Any]) -> "Tensor":
         """A copy in the device's memory, queued."""
         there = self._tensor(host.shape, host.dtype)
-        self._staging.to_device(np.ascontiguousarray(host), there)
+        with self._guard():  # of the GPU whose stream the copies are noted in
+            self._staging.to_device(np.ascontiguousarray(host), there)
         return there
 
     def to_host(self, there: "Tensor") -> NDArray[Any]:
