@@ -13,6 +13,7 @@ from torch import nn
 
 from hpcrec.build_tables import DTYPES
 from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.failure import agree
 from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.dense.allreduce import make_allreduce
@@ -90,8 +91,13 @@ class DenseSide:
             wholes = {}  # of each group one: none could be trained for all dense ranks
         self._name_of = {weight: name for name, weight in wholes.items()}
         _same_everywhere(model, wholes, world)
-        for module in (model, *(other.model for other in (others or {}).values())) if world.topology.is_dense else ():
-            place.move(module)
+        error = None
+        try:
+            for module in (model, *(other.model for other in (others or {}).values())):
+                place.move(module)
+        except Exception as caught:
+            error = caught
+        agree(world.main, error)  # what follows is collective
         self.slices = Slices(world.main, wholes, self._optimizer_for)
         self.part = None if world.dense is None else self._part(config, model, world, others or {})
         self._first = world.topology.is_dense and world.topology.dense_index == 0
@@ -99,7 +105,9 @@ class DenseSide:
     def _part(self, config: Config, model: nn.Module, world: World, others: Mapping[int, Other]) -> DensePart:
         assert world.group is not None
         plain = make_allreduce(config.dense.reducer, world.group)
-        staged = not (self.place_of.is_host or (plain.takes_gpu and config.dense.compression == "none"))
+        where = (plain.takes_gpu, self.place_of.identity)
+        direct = config.dense.compression == "none" and _sums_there(world.group.allgather(where))
+        staged = not (self.place_of.is_host or direct)
         dct = None
         if config.dense.compression == "dct":
             dct = Thresholded(plain, world.group, DctOptions(**asdict(config.dense.dct)))
@@ -164,6 +172,12 @@ class DenseSide:
             weight.grad = None
         part.reducer, part.optimizer = self._reducer_for(part.trained), self._optimizer_for(part.trained)
         load_optimizer_state(part.optimizer, part.trained, {n: state[n] for n, _ in part.trained})
+
+
+def _sums_there(ranks: Sequence[tuple[bool, str | None]]) -> bool:
+    """Whether all these may hand their gradients to NCCL: all can, and each has a GPU of its own, which it asks for."""
+    gpus = [gpu for takes, gpu in ranks if takes and gpu is not None]
+    return len(set(gpus)) == len(ranks)
 
 
 def _item_bytes(config: Config, sizes: Sequence[int], world: World) -> float:

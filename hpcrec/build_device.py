@@ -25,7 +25,7 @@ def make_device(config: Config, topology: Topology) -> kernels.Device | None:
         device = kernels.device(config.store.device)
     except MissingError as error:
         raise MissingError(f"store.name is 'gpu', but {error}. Or set store.name = 'dram'") from None
-    device.select(_turn(topology, device.count))
+    device.select(_turn(config, topology, device.count))
     return device
 
 
@@ -48,7 +48,8 @@ def make_place(config: Config, topology: Topology) -> Place:
             f"{topology.host_of[topology.rank]} of rank {topology.rank}. See `hpcrec doctor`, or set "
             "dense.device = 'cpu'"
         )
-    number = _turn(topology, torch.cuda.device_count())
+    number = _turn(config, topology, torch.cuda.device_count())
+    torch.cuda.set_device(number)
     try:
         device = kernels.device("cuda")
         device.select(number)
@@ -66,6 +67,11 @@ def crosses_directly(config: Config, world: World, place: Place) -> bool:
     return possible and any(there for there, _ in known) and config.exchange.codec != "dct"
 
 
-def _turn(topology: Topology, devices: int) -> int:
-    """Ranks of a host take its devices in turn."""
-    return topology.host_ranks.index(topology.rank) % devices
+def _turn(config: Config, topology: Topology, devices: int) -> int:
+    """Ranks of a host that use GPUs take them in turn."""
+
+    def uses(rank: int) -> bool:
+        holds = rank in topology.owners or rank in topology.dense  # copies are on dense ranks
+        return (config.store.name == "gpu" and holds) or (config.dense.device == "cuda" and rank in topology.dense)
+
+    return [rank for rank in topology.host_ranks if uses(rank)].index(topology.rank) % devices

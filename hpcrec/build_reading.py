@@ -30,7 +30,7 @@ def open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sessi
             topology=TopologyConfig(mode="fused", **threads),
             exchange=_without_auto(config.exchange),
             # nothing is reduced, so Horovod need not be there; of several groups, the first one's model is read
-            dense=DenseConfig(reducer="mpi", optimizer=config.dense.optimizer),
+            dense=DenseConfig(reducer="mpi", optimizer=config.dense.optimizer, autocast=config.dense.autocast),
             embedding=replace(config.embedding, tables=tables),
             store=StoreConfig(),
         ),

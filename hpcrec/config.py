@@ -668,6 +668,9 @@ def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:
         )
     if config.dense.autocast != "none" and config.dense.device == "emulated":
         yield "dense.autocast", "is set, but dense.device is 'emulated', which has no autocast. Remove one of them."
+    on_gpus = config.store.name == "gpu" or config.dense.device != "cpu"
+    if config.exchange.gpu_messages == "on" and not on_gpus:
+        yield "exchange.gpu_messages", "is 'on', but neither rows (store.name) nor model (dense.device) are on GPUs."
     if config.exchange.gpu_messages == "on" and config.exchange.codec == "dct":
         yield (
             "exchange.gpu_messages",

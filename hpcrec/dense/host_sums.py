@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hpcrec import kernels
 from hpcrec.dense.reducer import Allreduce
 
 
@@ -23,9 +24,11 @@ class HostSums:
     def __init__(self, sums: Allreduce) -> None:
         self._sums = sums
         self._copies: dict[str, torch.Tensor] = {}
+        self._threads = kernels.get_threads()
 
     def start(self, flat: torch.Tensor, name: str) -> Any:
         """See ``Allreduce``."""
+        kernels.set_threads(self._threads)  # a GPU's backward calls from a thread of its own
         copy = self.copy_of(flat, name)
         # Waits for the gradients. Of torch's devices not all can write into memory that is there already.
         copy.copy_(flat if flat.is_cuda else flat.cpu())

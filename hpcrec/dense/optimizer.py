@@ -104,16 +104,21 @@ def load_optimizer_state(
                 f"{sorted(expected)}. Set dense.optimizer and dense.options to those of the checkpoint."
             )
         if held:
-            optimizer.state[parameter] = {key: _copy(value, parameter, name, key) for key, value in held.items()}
+            optimizer.state[parameter] = {
+                key: _copy(value, parameter, name, key, optimizer.defaults) for key, value in held.items()
+            }
         else:
             optimizer.state[parameter] = dict(fresh.get(parameter, {}))
 
 
-def _copy(value: torch.Tensor | float, parameter: nn.Parameter, name: str, key: str) -> torch.Tensor | float:
+def _copy(
+    value: torch.Tensor | float, parameter: nn.Parameter, name: str, key: str, options: Mapping[str, Any]
+) -> torch.Tensor | float:
     if not isinstance(value, torch.Tensor):
         return value
-    if value.ndim == 0:  # step counts stay where torch keeps them: on the CPU
-        return value.clone()
+    if value.ndim == 0:  # step counts are where torch keeps them: on the CPU, unless its kernels read them
+        there = options.get("fused") or options.get("capturable")
+        return value.to(parameter.device, copy=True) if there else value.clone()
     if value.shape != parameter.shape:
         raise CheckpointError(
             f"dense optimizer state {key!r} of {name!r} has shape {tuple(value.shape)} in the checkpoint, the "
@@ -124,8 +129,9 @@ def _copy(value: torch.Tensor | float, parameter: nn.Parameter, name: str, key: 
 
 def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
     """Names of the state that this optimizer keeps, found by stepping one like it once."""
-    probe = nn.Parameter(torch.ones(2, 2))
-    probe.grad = torch.ones(2, 2)
+    device = optimizer.param_groups[0]["params"][0].device
+    probe = nn.Parameter(torch.ones(2, 2, device=device))
+    probe.grad = torch.ones(2, 2, device=device)
     twin = _alike(optimizer, [probe])
     twin.step()
     return {key for key, value in twin.state.get(probe, {}).items() if value is not None}

@@ -7,6 +7,7 @@ Under autocast matrix products take and give bfloat16, by torch's own list of wh
 and sums, and the loss are what they are without.
 """
 
+import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,13 @@ class Place:
     def is_host(self) -> bool:
         """Whether tensors are in the host's memory, where NumPy sees them."""
         return self.device.type == "cpu"
+
+    @property
+    def identity(self) -> str | None:
+        """Which GPU it is, of all there are; None where it is none."""
+        if self.device.type != "cuda":
+            return None
+        return f"{platform.node()} {torch.cuda.get_device_properties(self.device).uuid}"
 
     def casting(self) -> AbstractContextManager[Any]:
         """What the model and the loss run in."""

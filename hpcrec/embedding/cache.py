@@ -10,6 +10,7 @@ by number; knows no ids, and not what a step does. Source: [MTrainS], whose cach
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.errors import HpcrecError
 from hpcrec.types import Floats, Ints
 
 BLOCK_ROWS = 1 << 16  # rows that are copied at once: bounds the memory beside them
@@ -39,15 +41,12 @@ class Held:
         Places in ``rows`` of those that found no slot.
     late : int64 [L]
         Places of those that a step under way changes behind the slots: they are loaded after it.
-    clock : int
-        Of its admission.
     """
 
     rows: Ints
     slots: Ints
     changes: bool
     behind: Ints
-    clock: int
     late: Ints = field(default_factory=lambda: _NONE)
 
 
@@ -98,6 +97,8 @@ class RowCache:
         self._loaded: Held | None = None  # and not finished
         self._waiting: list[Held] = []  # admitted, and not loaded
         self._lock = RLock()
+        self._broken = False
+        device.wait()
 
     @property
     def rows(self) -> Any:
@@ -118,17 +119,26 @@ class RowCache:
 
     def admit(self, rows: Any, *, changes: bool) -> Held:
         """Gives slots to a step's distinct rows [U], of the device, and loads what can be had by now."""
-        with self._lock:
+        with self._whole():
             return self._admit(rows, changes=changes)
 
     def _admit(self, rows: Any, *, changes: bool) -> Held:
         self._clock += 1
         before = self._loaded
+        for other in (*self._waiting, *(() if before is None else (before,))):  # theirs stay, and no others
+            self._map.touch(other.slots[(other.slots >= 0) & (other.slots < self._n_slots)], self._clock)
         had = np.asarray(self._map.find(rows))
-        kept = [self._clock, *(held.clock for held in self._waiting), *(() if before is None else (before.clock,))]
-        placed = self._map.admit(rows, self._clock, keep_from=min(kept))
+        placed = self._map.admit(rows, self._clock)
+        try:
+            return self._take_in(rows, placed, had, before, changes=changes)
+        except BaseException:
+            self._broken = True  # slots are given, and not filled
+            raise
+
+    def _take_in(self, rows: Any, placed: kernels.Placed, had: Ints, before: Held | None, *, changes: bool) -> Held:
+        """Writes back what has to go, and loads what has come."""
         numbers, slots, evicted = np.asarray(rows), np.asarray(placed.slots), np.asarray(placed.evicted)
-        held = Held(numbers, slots, changes, np.flatnonzero(slots < 0), self._clock)
+        held = Held(numbers, slots, changes, np.flatnonzero(slots < 0))
         gone, new = np.flatnonzero(evicted != kernels.NO_ID), np.flatnonzero((had < 0) & (slots >= 0))
         gone = gone[self._dirty[slots[gone]]]
         self._store(evicted[gone], slots[gone])
@@ -145,19 +155,20 @@ class RowCache:
 
     def load(self, held: Held) -> None:
         """Loads the rest: every row of the step is at its slot now. A step before it that was not finished is over."""
-        with self._lock:
+        with self._whole():
             self._end()
             self._waiting.remove(held)
+            self._fit(self._n_slots + len(held.behind))
             if held.changes:
                 self._dirty[held.slots[held.slots >= 0]] = True
-            self._fit(self._n_slots + len(held.behind))
+            assert len(held.behind) == (held.slots < 0).sum(), "the others have slots"
             held.slots[held.behind] = self._n_slots + np.arange(len(held.behind))
             self._load(held.rows[held.behind], held.slots[held.behind])
             self._loaded = held
 
     def finish(self) -> None:
         """The step has changed its rows: those behind the slots go back to the host."""
-        with self._lock:
+        with self._whole():
             held = self._loaded
             if held is not None and held.changes:
                 self._store(held.rows[held.behind], held.slots[held.behind])
@@ -185,7 +196,7 @@ class RowCache:
 
     def flush(self) -> None:
         """Writes to the host what it has not: then its rows are as they should be."""
-        with self._lock:
+        with self._whole():
             numbers, slots = (np.asarray(a) for a in self._map.items())
             dirty = self._dirty[slots]
             self._store(numbers[dirty], slots[dirty])
@@ -201,6 +212,19 @@ class RowCache:
         with self._lock:
             self._map.clear()
             self._waiting.clear()
+            self._device.wait()  # others go on in streams of their own
+            self._broken = False
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """One call at a time; none where rows are not what the map says."""
+        with self._lock:
+            if self._broken:
+                raise HpcrecError(
+                    "rows could not be brought into the GPU's cache (see the first error), so those that are there "
+                    "are not known any more. Go on from the last checkpoint."
+                )
+            yield
 
     # Copies.
 
@@ -227,10 +251,12 @@ class RowCache:
         if n_rows <= len(self.rows):
             return
         n_rows += (n_rows - self._n_slots) // 4  # the next step's are not quite as many
-        for name, array in self._there.items():
-            grown = self._device.empty((n_rows, *array.shape[1:]), array.dtype)
-            grown[: self._n_slots] = array[: self._n_slots]
-            self._there[name] = grown
+        self.flush()
+        numbers, slots = (np.asarray(a) for a in self._map.items())
+        for name, host in self._host.items():
+            del self._there[name]  # a copy beside it would be twice the cache
+            self._there[name] = self._device.empty((n_rows, *host.shape[1:]), host.dtype)
+        self._load(numbers, slots)
 
 
 def _width(array: Floats) -> int:

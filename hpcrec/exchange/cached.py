@@ -8,12 +8,15 @@ want of arenas; knows no MPI.
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 from hpcrec import kernels
 from hpcrec.embedding.arena import Arena
 from hpcrec.embedding.cache import Held
 from hpcrec.exchange.work import ArenaWork, Served
+
+_MOST_ADMITTED = 2  # a training step, and an evaluation before it
 
 
 class CacheFeed:
@@ -30,6 +33,7 @@ class CacheFeed:
         self._caches = [arena.cache for arena in arenas if arena.cache is not None]
         self._device = device
         self._read: list[Served] = []
+        self._lock = Lock()  # of that: another thread routes
         self._admitted: dict[int, list[Held]] = {}  # by the identity of what was served
         self._running: Future[None] | None = None
         threads = kernels.get_threads()
@@ -38,7 +42,8 @@ class CacheFeed:
     def note(self, served: Served) -> None:
         """A step that will be answered, in this order; its rows are known."""
         if self._cached:
-            self._read.append(served)
+            with self._lock:
+                self._read.append(served)
 
     def ready(self, served: Served) -> None:
         """Brings the step's rows to where it finds them, and tells its works where that is."""
@@ -60,18 +65,25 @@ class CacheFeed:
 
         An evaluation comes before steps of the training that were routed already; else steps are answered in order.
         """
-        trains = _trains(served)
-        while any(other is served for other in self._read):
-            other = next(o for o in self._read if trains or not _trains(o))
-            self._read = [o for o in self._read if o is not other]
+        trains, over = _trains(served), list[Served]()
+        with self._lock:
+            while any(other is served for other in self._read):
+                over.append(next(o for o in self._read if trains or not _trains(o)))
+                self._read = [o for o in self._read if o is not over[-1]]
+        for other in over:
             if other is not served:
-                for cache, held in zip(self._caches, self._admitted.pop(id(other), ()), strict=False):
-                    cache.drop(held)
+                self._drop(other)
+
+    def _drop(self, served: Served) -> None:
+        for cache, held in zip(self._caches, self._admitted.pop(id(served), ()), strict=False):
+            cache.drop(held)
 
     def ahead(self) -> None:
         """Begins to bring the rows of the step that comes next, if it is known by now."""
-        if self._pool is not None and self._read and not self._admitted:
-            coming = self._read[0]
+        with self._lock:
+            coming = next((served for served in self._read if id(served) not in self._admitted), None)
+        # an evaluation may come before a step that waits
+        if self._pool is not None and coming is not None and len(self._admitted) < _MOST_ADMITTED:
 
             def admit() -> None:
                 self._admitted[id(coming)] = self._admit(coming)
@@ -84,6 +96,14 @@ class CacheFeed:
             self.wait()
         for cache in self._caches:
             cache.finish()
+
+    def close(self) -> None:
+        """No step comes any more; the caches serve others."""
+        if self._pool is not None:
+            self.wait()
+            for served in self._read:
+                self._drop(served)
+            self._pool.shutdown()
 
     def wait(self) -> None:
         """Nothing is being brought any more."""

@@ -5,6 +5,7 @@ memory. Not through shared memory within hosts: there the library copies from GP
 what they are for.
 """
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,12 @@ class Direct:
         return received
 
     def _cross(self, sent: Any, sent_R: Ints, received: Any, due_R: Ints, tag: str) -> None:
-        for array in (sent, received):
-            if isinstance(array, kernels.DeviceArray):
-                array.device.wait()  # MPI knows no streams
-        self._collectives.alltoallv_between(_buffer(sent), sent_R, _buffer(received), due_R, tag)
+        with ExitStack() as there:
+            for array in (sent, received):
+                if isinstance(array, kernels.DeviceArray):
+                    array.device.wait()  # MPI knows no streams
+                    there.enter_context(array.device.guard())
+            self._collectives.alltoallv_between(_buffer(sent), sent_R, _buffer(received), due_R, tag)
 
     def _exact(self, floats: slice) -> int:
         return kernels.half_bytes(floats.stop - floats.start, self._kind)

@@ -176,11 +176,6 @@ class Exchange:
         )
 
     @property
-    def load(self) -> Load | None:
-        """What training has asked of this rank's rows; None where it holds none."""
-        return None if self._holder is None else self._holder.load
-
-    @property
     def slices(self) -> list[Slice]:
         """Parts of operators' dense parameters that are used on this rank, which is to train them."""
         return [] if self._holder is None else self._holder.slices
@@ -212,6 +207,11 @@ class Exchange:
         reading = reading or Reading((0,) * self._size, counted=train)
         with self._counting(reading.counted):
             return self._route(batch, ids, reading, train=train, stop=stop)
+
+    def close(self) -> None:
+        """No step comes any more."""
+        if self._holder is not None:
+            self._holder.close()
 
     def _counting(self, counted: bool) -> AbstractContextManager[None]:
         return nullcontext() if counted else self._world.ledger.paused()

@@ -102,7 +102,10 @@ class Holder:
         for an id may get the row that another has until the step before. ``received`` is not to change until then.
         """
         with nullcontext() if self.store.device is None else self.store.device.aside():
-            return self._read(received, bytes_R, sets, train=train)
+            served = self._read(received, bytes_R, sets, train=train)
+        if served.find is None:
+            self._feed.note(served)
+        return served
 
     def _read(self, received: np.ndarray, bytes_R: Ints, sets: Sequence[int] | None, *, train: bool) -> Served:
         began_s = time.thread_time()
@@ -146,7 +149,6 @@ class Holder:
         if served.find is not None:
             served.works, served.find = served.find(), None
             served.beside = pairs_of(self.store.arenas, served.works)
-            self._feed.note(served)
 
     def _works(
         self, received: np.ndarray, headers: Sequence[Header], places: tuple[Ints, Ints], ids_at: int, *, train: bool
@@ -181,6 +183,7 @@ class Holder:
         began_s = time.thread_time()
         if served.find is not None:
             self._find(served)
+            self._feed.note(served)
             self.load.add_time("find", began_s)
             began_s = time.thread_time()
         self._feed.ready(served)
@@ -192,6 +195,10 @@ class Holder:
         self._feed.ahead()
         if all(work.grouping is not None for work in served.works):  # else it is an evaluation
             self.load.add_time("gather", began_s)
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+        self._feed.close()
 
     def write(self, served: Served, values: Floats) -> None:
         """Puts the partial results into the values messages."""

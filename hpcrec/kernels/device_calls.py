@@ -119,7 +119,7 @@ class DeviceCalls(DeviceMemory):
 
         module = self.module()
         calls = getattr(self._local, "calls", None)
-        with self._guard():
+        with self.guard():
             there = [self._there(a) for a in args]
             faults = self._tensor(1, np.int32).zero_() if calls is None else self._local.faults
             stream = torch.cuda.current_stream().cuda_stream if self._place != "cpu" else 0

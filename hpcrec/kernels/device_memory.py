@@ -72,8 +72,14 @@ class DeviceMemory:
     # Memory.
 
     def select(self, number: int) -> None:
-        """Which GPU it is, of those that torch sees, from now on: before any array is made. The emulator is one."""
+        """Which GPU it is, of those that torch sees, from now on: before any array is made. The emulator is one.
+
+        It is torch's current one too, of this thread: nothing is to be begun on another.
+        """
         if self._place != "cpu":
+            import torch
+
+            torch.cuda.set_device(number)
             self._place = f"cuda:{number}"
 
     @property
@@ -107,7 +113,7 @@ class DeviceMemory:
     def to_device(self, host: NDArray[Any]) -> "Tensor":
         """A copy in the device's memory, queued."""
         there = self._tensor(host.shape, host.dtype)
-        with self._guard():  # of the GPU whose stream the copies are noted in
+        with self.guard():  # of the GPU whose stream the copies are noted in
             self._staging.to_device(np.ascontiguousarray(host), there)
         return there
 
@@ -122,7 +128,7 @@ class DeviceMemory:
         if not host.flags.c_contiguous:
             host[...] = self.to_host(there)
             return
-        with self._guard():
+        with self.guard():
             self._staging.to_host(there, host)
 
     def where(self, array: DeviceArray, value: int, *, equal: bool) -> Any:
@@ -136,17 +142,18 @@ class DeviceMemory:
         return self.empty(shape, dtype) if isinstance(like, DeviceArray) else np.empty(shape, dtype)
 
     def wait(self) -> None:
-        """Waits for all that is queued."""
+        """Waits for what this thread has queued."""
         import torch
 
         if self._place != "cpu":
-            torch.cuda.synchronize(self._place)
+            torch.cuda.current_stream(self._place).synchronize()
 
     def took(self, tensor: "Tensor") -> DeviceArray:
         """A tensor of this device, or of another, as an array of it; without a copy where it is there already."""
         return DeviceArray(self, tensor.detach().to(self._place).contiguous())
 
-    def _guard(self) -> AbstractContextManager[Any]:
+    def guard(self) -> AbstractContextManager[Any]:
+        """What work of this thread on the device has to be in: threads begin at torch's first GPU."""
         import torch
 
         return torch.cuda.device(self._place) if self._place != "cpu" else nullcontext()
@@ -161,6 +168,8 @@ class DeviceMemory:
 
         if not hasattr(self._local, "stream"):
             self._local.stream = torch.cuda.Stream(self._place)
-        with torch.cuda.stream(self._local.stream):
-            yield
-        self._local.stream.synchronize()
+        try:
+            with torch.cuda.stream(self._local.stream):
+                yield
+        finally:  # what is made there is used, and freed, by other threads
+            self._local.stream.synchronize()

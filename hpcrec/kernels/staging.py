@@ -42,7 +42,8 @@ class Staging:
             return
         source, target = host.reshape(-1).view(np.uint8), there.reshape(-1).view(torch.uint8)
         if host.nbytes <= self._small:
-            target.copy_(torch.tensor(source))
+            given = source if source.flags.writeable else source.copy()
+            target.copy_(torch.from_numpy(given), non_blocking=True)  # read before it returns: see SMALL_BYTES
             return
         for turn, start in enumerate(range(0, len(source), self._bytes)):
             part = source[start : start + self._bytes]

@@ -83,3 +83,4 @@ class Sync:
         """See ``Policy``."""
         if self._router is not None:
             self._router.shutdown()
+        self._exchange.close()
