@@ -130,7 +130,8 @@ def _held(tables: dict[str, TableSpec], families: Sequence[Family], rank: int) -
             start, stop = family.part_columns(tables[name].width, part)
             if start < stop:
                 rows, optimizer = family.part_rows(part), tables[name].optimizer.name
-                held.append(HeldRows(rows=rows, width=stop - start, optimizer=optimizer))
+                copied = family.kind == "replicate"
+                held.append(HeldRows(rows=rows, width=stop - start, optimizer=optimizer, copied=copied))
     return held
 
 

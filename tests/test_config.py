@@ -115,8 +115,12 @@ WRONG = {
         "[dense]\nautocast = 'bf16'\ndevice = 'emulated'",
         ["dense.autocast is set", "dense.device is 'emulated'"],
     ),
+    "messages between GPUs that nothing is on": (
+        "[exchange]\ngpu_messages = 'on'",
+        ["exchange.gpu_messages is 'on'", "store.name", "dense.device"],
+    ),
     "thresholded vectors from GPU to GPU": (
-        "[exchange]\ngpu_messages = 'on'\ncodec = 'dct'",
+        "[store]\nname = 'gpu'\n[exchange]\ngpu_messages = 'on'\ncodec = 'dct'",
         ["exchange.gpu_messages is 'on'", "exchange.codec = 'dct'"],
     ),
     "a codec of nobody": ("[exchange]\ncodec = 'fp8'", ['exchange.codec is "fp8"', '"fp32", "bf16", "fp16", "dct"']),

@@ -32,6 +32,7 @@ class DeviceMemory:
     def __init__(self, name: str, place: str) -> None:
         self._name, self._place = name, place
         self._module: ModuleType | None = None
+        self._available: bool | None = None
         self._staging = Staging(place)
         self._local = threading.local()
 
@@ -63,11 +64,13 @@ class DeviceMemory:
 
     def available(self) -> bool:
         """Whether its kernels can run here."""
-        try:
-            self.module()
-        except MissingError:
-            return False
-        return True
+        if self._available is None:  # asked in every step
+            try:
+                self.module()
+                self._available = True
+            except MissingError:
+                self._available = False
+        return self._available
 
     # Memory.
 

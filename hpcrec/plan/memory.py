@@ -40,7 +40,7 @@ _WEIGHED_COPIES = 3  # at a holder, of vectors that meet dense parameters: side 
 _HELD = ("rows", "optimizer state")
 _SORT_BYTES_AN_ID = 32  # on a GPU while rows are sorted: keys and places, twice
 _PLACE_BYTES_AN_ID = 48  # of rows that are cached: distinct rows, their slots, what went for them, where each id is
-_PINNED_BYTES = 4 * 8 * MiB  # two buffers of each of two threads (kernels.staging)
+_PINNED_BYTES = 3 * 2 * 8 * MiB  # two buffers of each thread: steps, routes, rows ahead (kernels.staging)
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
 
@@ -59,7 +59,7 @@ class RankMemory:
     @property
     def held_bytes(self) -> int:
         """Rows and optimizer state, wherever they are."""
-        return sum(terms.get(name, 0) for terms in (self.terms, self.gpu_terms) for name in _HELD)
+        return sum(t.get(name, 0) for t in (self.terms, self.gpu_terms) for name in (*_HELD, "copies"))
 
 
 def rank_memory(
@@ -156,19 +156,28 @@ def rank_memory(
         crossing = written or Written(item_bytes=item_bytes)
         wire_bytes = max(crossing.wire_bytes(*held_elements), crossing.wire_bytes(*asked_elements))
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
-    gpu_terms = _to_gpu(terms, traffic, routes * lookups, item_bytes, gpu_bytes) if on_gpu and held else {}
+    gpu_terms = _to_gpu(terms, held, traffic, routes * lookups, item_bytes, gpu_bytes) if on_gpu and held else {}
     return RankMemory(*({name: round(n) for name, n in where.items()} for where in (terms, gpu_terms)))
 
 
 def _to_gpu(
-    terms: dict[str, float], traffic: HolderTraffic, routes: int, item_bytes: int, gpu_bytes: int | None
+    terms: dict[str, float],
+    held: Sequence[HeldRows],
+    traffic: HolderTraffic,
+    routes: int,
+    item_bytes: int,
+    gpu_bytes: int | None,
 ) -> dict[str, float]:
     """Takes what is in a GPU's memory, or copied through pinned memory, out of the host's terms, or adds it there."""
-    if gpu_bytes is not None and sum(terms[name] for name in _HELD) > gpu_bytes:
-        gpu: dict[str, float] = {"cached rows": gpu_bytes}
-        traffic_ids = _PLACE_BYTES_AN_ID * traffic.ids
-        terms["cached rows"] = traffic_ids
-        gpu["places"] = routes * traffic_ids
+    copies = [h for h in held if h.copied]  # are not cached
+    own_bytes = sum(h.rows * row_bytes(h.width, h.optimizer, item_bytes) for h in held if not h.copied)
+    if gpu_bytes is not None and own_bytes > gpu_bytes:
+        copied = sum(h.rows * h.width for h in copies) * item_bytes, sum(state_bytes(h, item_bytes) for h in copies)
+        gpu: dict[str, float] = {"cached rows": gpu_bytes, "copies": sum(copied)}
+        for name, n_bytes in zip(_HELD, copied, strict=True):
+            terms[name] -= n_bytes
+        terms["places"] = _PLACE_BYTES_AN_ID * traffic.ids
+        gpu["places"] = routes * terms["places"]
     else:
         gpu = {name: terms.pop(name) for name in _HELD}
     asked = traffic.ids * _ROUTE_BYTES_AN_ID + traffic.bags * _ROUTE_BYTES_A_BAG

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class HeldRows:
-    """A part of a table: its shape and the name of its optimizer."""
+    """A part of a table: its shape, the name of its optimizer, and whether it is a copy of the whole on dense ranks."""
 
     rows: int
     width: int
     optimizer: str
+    copied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,12 @@
 """The cache of rows: any sequence of steps leaves what main memory alone would have, whatever the cache's size."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from hpcrec.embedding.cache import RowCache
+from hpcrec.errors import HpcrecError
 from tests.devices import device_or_skip
 
 
@@ -105,3 +108,88 @@ def test_what_was_only_read_is_not_written(name: str) -> None:
         s.cache.load(s.admit(s.rows_of(60), changes=False))
         s.cache.finish()
     s.cache.flush()
+
+
+def test_a_step_that_waits_keeps_its_own_rows_alone() -> None:
+    """Evaluations come between: what they leave behind goes as ever."""
+    hits = []
+    for waits in (False, True):
+        s = Steps("emulated", 4000, 256, seed=3)
+        first = s.admit(np.arange(30)) if waits else None
+        for batch in range(40):
+            hot = 40 * (batch // 4) + np.arange(100)  # drifts
+            s.cache.load(s.admit(hot, changes=False))
+        if first is not None:
+            s.cache.load(first)
+            s.work(first)
+            s.cache.finish()
+            s.same()
+        hits.append((s.cache.counts.found / s.cache.counts.asked, s.cache.counts.behind))
+    assert hits[0][0] - hits[1][0] < 0.1, hits
+    assert hits[1][1] < 0.05 * s.cache.counts.asked
+
+
+def test_room_behind_the_slots_is_had_without_a_copy_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Steps("emulated", 300, 32)
+    held = s.admit(np.arange(32))
+    s.cache.load(held)
+    s.work(held)
+    s.cache.finish()
+    alive: list[int] = []
+    empty = s.device.empty
+
+    def counted(shape, dtype):
+        alive.append(sum(name in s.cache._there for name in ("", "accumulator")))
+        return empty(shape, dtype)
+
+    monkeypatch.setattr(s.device, "empty", counted)
+    held = s.admit(np.arange(200))
+    alive.clear()
+    s.cache.load(held)
+    assert max(alive[:2]) == 1, "an array is let go before the one in its place is had"
+    s.work(held)
+    s.cache.finish()
+    s.same()
+
+
+def test_rows_that_could_not_be_brought_are_not_taken_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Steps("emulated", 300, 64)
+    held = s.admit(np.arange(60))
+    s.cache.load(held)
+    s.work(held)
+    s.cache.finish()
+
+    def fails(*_: object) -> None:
+        raise MemoryError("no more")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(s.cache, "_load", fails)
+        with pytest.raises(MemoryError, match="no more"):
+            s.admit(np.arange(100, 160))
+    with pytest.raises(HpcrecError, match="could not be brought into the GPU's cache"):
+        s.cache.flush()
+    with pytest.raises(HpcrecError, match="Go on from the last checkpoint"):
+        s.admit(np.arange(3))
+    s.cache.clear()
+    s.host[:], s.state[:] = s.wanted  # as a checkpoint would
+    held = s.admit(np.arange(50))
+    s.cache.load(held)
+    s.work(held)
+    s.cache.finish()
+    s.same()
+
+
+def test_another_thread_admits_beside_a_step() -> None:
+    s = Steps("emulated", 500, 64, seed=9)
+    with ThreadPoolExecutor(1) as pool:
+        coming = s.admit(s.rows_of(120))
+        for _ in range(25):
+            held = coming
+            s.cache.load(held)
+            rows = s.rows_of(120)
+            later = pool.submit(s.admit, rows)
+            s.work(held)
+            coming = later.result()
+            s.cache.finish()
+    s.cache.load(coming)
+    s.same()

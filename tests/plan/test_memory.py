@@ -65,13 +65,27 @@ def test_terms_by_hand():
     assert rank_memory(held, traffic, None, item_bytes=8, ahead=1, shared=0.0).terms["rows"] == 128_000_320
     there = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.0, base_bytes=7, on_gpu=True)
     moved = {name: n for name, n in found.terms.items() if name not in ("rows", "optimizer state")}
-    assert there.terms == {**moved, "pinned memory": 32 << 20} and there.held_bytes == found.held_bytes
+    assert there.terms == {**moved, "pinned memory": 48 << 20} and there.held_bytes == found.held_bytes
     assert there.gpu_terms == {
         "rows": 64_000_160,
         "optimizer state": 4_000_320,
         "routes": 3 * (3000 * 40 + 1000 * 16) + 3000 * 32,
         "vectors": 3 * 4 * 16_000,
     }
+    copy = HeldRows(rows=1000, width=8, optimizer="adagrad", copied=True)
+    some = {"item_bytes": 4, "ahead": 1, "shared": 0.0, "base_bytes": 7, "on_gpu": True}
+    cached = rank_memory([*held, copy], traffic, None, gpu_bytes=10**6, **some)
+    assert cached.terms == {**found.terms, "pinned memory": 48 << 20, "places": 48 * 3000}
+    assert cached.gpu_terms == {
+        "cached rows": 10**6,
+        "copies": 64_000,
+        "places": 3 * 48 * 3000,
+        "routes": there.gpu_terms["routes"],
+        "vectors": there.gpu_terms["vectors"],
+    }
+    assert cached.held_bytes == found.held_bytes + 64_000
+    # copies are not cached, so they do not count towards what may be
+    assert "rows" in rank_memory([copy], traffic, None, gpu_bytes=10, **some).gpu_terms
     shared = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.75, base_bytes=7)
     assert shared.total_bytes - found.total_bytes == shared.terms["message windows"]
     assert shared.terms["message windows"] == 2 * 0.75 * (4 * 3000 + 1000) + 2 * 1.75 * 4 * 16_000
