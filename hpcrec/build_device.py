@@ -68,10 +68,9 @@ def crosses_directly(config: Config, world: World, place: Place) -> bool:
 
 
 def _turn(config: Config, topology: Topology, devices: int) -> int:
-    """Ranks of a host that use GPUs take them in turn."""
-
-    def uses(rank: int) -> bool:
-        holds = rank in topology.owners or rank in topology.dense  # copies are on dense ranks
-        return (config.store.name == "gpu" and holds) or (config.dense.device == "cuda" and rank in topology.dense)
-
-    return [rank for rank in topology.host_ranks if uses(rank)].index(topology.rank) % devices
+    """Ranks of a host take its devices in turn: first those that surely use one, then those that may have copies."""
+    rows = topology.owners if config.store.name == "gpu" else ()
+    models = topology.dense if config.dense.device == "cuda" else ()
+    use = [rank for rank in topology.host_ranks if rank in rows or rank in models]
+    may = [rank for rank in topology.host_ranks if rank not in use]
+    return [*use, *may].index(topology.rank) % devices

@@ -13,23 +13,21 @@ from hpcrec.config import validate
 from hpcrec.dense.host_sums import HostSums
 
 
-def turns(devices: int, **sections: Any) -> list[int | None]:
-    """Of eight ranks of one host: which device each takes; None where it uses none."""
-    config = validate({"data": {"train": "x.h5"}, "model": {"name": "lr"}, "run": {"folder": "r"}, **sections}, "test")
-    found: list[int | None] = []
-    for rank in range(8):
-        try:
-            found.append(build_device._turn(config, topology_of(config, [0] * 8, rank), devices))
-        except ValueError:
-            found.append(None)
-    return found
+def turns(devices: int, **sections: Any) -> list[int]:
+    """Of eight ranks of one host: which device each would take."""
+    given = {"data": {"train": "x.h5"}, "model": {"name": "lr"}, "run": {"folder": "r"}, **sections}
+    config = validate(given, "test")
+    return [build_device._turn(config, topology_of(config, [0] * 8, rank), devices) for rank in range(8)]
 
 
 def test_ranks_that_use_gpus_take_them_in_turn() -> None:
     split = {"mode": "split", "owners": [0, 2, 4, 6], "dense": [1, 3, 5, 7]}
-    assert turns(4, dense={"device": "cuda"}, topology=split) == [None, 0, None, 1, None, 2, None, 3]
+    assert turns(4, dense={"device": "cuda"}, topology=split)[1::2] == [0, 1, 2, 3]
+    assert turns(4, store={"name": "gpu"}, topology=split)[::2] == [0, 1, 2, 3]
+    assert turns(4, store={"name": "gpu"}, topology=split)[1::2] == [0, 1, 2, 3]  # for copies
     assert turns(4, dense={"device": "cuda"}) == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert turns(3, store={"name": "gpu"}, topology=split) == [0, 1, 2, 0, 1, 2, 0, 1]
+    both = {"store": {"name": "gpu"}, "dense": {"device": "cuda"}}
+    assert turns(3, **both, topology=split) == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize(

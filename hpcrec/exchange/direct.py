@@ -12,12 +12,11 @@ import numpy as np
 
 from hpcrec import kernels
 from hpcrec.comm.collectives import Collectives, padded_bytes
-from hpcrec.exchange.codec import Kept, pieces_of
-from hpcrec.exchange.work import Spans
+from hpcrec.exchange.codec import Elementwise, pieces_of
 from hpcrec.types import Floats, Ints
 
 
-class Direct:
+class Direct(Elementwise):
     """A ``Codec``.
 
     Parameters
@@ -46,25 +45,9 @@ class Direct:
         device = self._holder if tag == "values" else self._model
         return self._room(device, int(bytes_R.sum()) + behind_bytes, self._dtype)
 
-    def values(
-        self,
-        sent: Floats,
-        sent_R: Ints,
-        due_R: Ints,
-        spans: Spans | None,  # noqa: ARG002
-        *,
-        train: bool,  # noqa: ARG002
-    ) -> tuple[Floats, Kept | None]:
-        """See ``Codec``."""
-        return self._alltoallv(sent, sent_R, due_R, "values", self._model, 0), None
-
-    def gradients(self, sent: Floats, sent_R: Ints, due_R: Ints, behind_bytes: int, kept: Kept | None) -> Floats:  # noqa: ARG002
-        """See ``Codec``."""
-        return self._alltoallv(sent, sent_R, due_R, "gradients", self._holder, behind_bytes)
-
-    def _alltoallv(
-        self, sent: Any, sent_R: Ints, due_R: Ints, tag: str, device: kernels.Device | None, behind_bytes: int
-    ) -> Any:
+    def alltoallv(self, sent: Floats, sent_R: Ints, due_R: Ints, tag: str, behind_bytes: int = 0) -> Floats:
+        """See ``Elementwise``."""
+        device = self._model if tag == "values" else self._holder
         received = self._room(device, int(due_R.sum()) + behind_bytes, self._dtype)
         if self._kind == "fp32":
             self._cross(sent, sent_R, received, due_R, tag)
