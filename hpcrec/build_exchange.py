@@ -42,9 +42,12 @@ class Auto:
         Choices since this process began to train, as ``summary.json`` has them: one wherever forms changed.
     told : list of dict
         What was found whenever it was counted, for the log.
+    before_moving : callable
+        Called before rows are moved: nobody reads them beside the steps any more.
     """
 
     engine: Engine
+    before_moving: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, given: Ingredients) -> None:
         self.history: list[dict[str, Any]] = []
@@ -194,6 +197,7 @@ class Auto:
         assert engine is not None, "no rank has failed"
         if before is not None:
             if anew:
+                self.before_moving()
                 sets = given.world.topology.table_sets
                 then, now = (families_in(sets, given.offers.families_with(c.replicated)) for c in (before, choice))
                 copied = {name_in(n, name) for n in range(sets) for name in (*before.replicated, *choice.replicated)}

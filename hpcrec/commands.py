@@ -29,7 +29,8 @@ from hpcrec.errors import HpcrecError
 from hpcrec.train import report, telemetry
 from hpcrec.train.checkpoint_files import checkpoints_in
 from hpcrec.train.compression import compression, vectors
-from hpcrec.train.loop import Loop, LoopOptions, Outcome
+from hpcrec.train.loop import Loop, Outcome
+from hpcrec.train.loop_options import LoopOptions
 from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
 
@@ -162,6 +163,7 @@ def _loop_options(config: Config) -> LoopOptions:
         eval_every=config.train.eval_every,
         eval_batches=config.train.eval_batches,
         checkpoint_every=config.checkpoint.every,
+        background=config.checkpoint.background,
         keep=config.checkpoint.keep,
         keep_best=bool(config.checkpoint.keep_best),
         resume=config.checkpoint.resume,

@@ -432,6 +432,9 @@ class CheckpointConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     every: Count = 0
     """Steps between checkpoints; 0: only after training."""
+    background: Flag = True
+    """Whether training goes on while a checkpoint is written; otherwise it waits for it. Takes memory for rows that
+    change meanwhile (docs/checkpoint.md), and MPI_THREAD_MULTIPLE."""
     keep: Positive = 2
     """Newest checkpoints that are kept."""
     keep_best: Flag | None = None

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
+from hpcrec.comm.aside import Aside
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
 from hpcrec.comm.progress import Progress
@@ -55,6 +56,8 @@ class World:
         All ranks: the main thread's collectives.
     route : Collectives
         All ranks: the routing thread's collectives, which must not mix with the main thread's.
+    aside : Aside or None
+        All ranks: small things that a thread of files says; None where MPI lets no other thread communicate.
     owners, dense : Collectives or None
         Only on ranks of that role.
     group : Collectives or None
@@ -97,6 +100,7 @@ class World:
         )
         assert main is not None and route is not None
         self.main, self.route = main, route
+        self.aside = Aside(comm) if self.threads_may_communicate else None
         self.host_owners = self._per_host(comm, owners, members, windows=windows)
         self.group, self.across = self._grouped(comm, members) if groups > 1 else (self.dense, None)
         watched = stall is not None and comm.size > 1 and (stall.report_s or stall.abort_s)
@@ -191,6 +195,8 @@ class World:
         for part in (self.across, group, self.host_owners, self.dense, self.owners, self.route, self.main):
             if part is not None:
                 part.close()
+        if self.aside is not None:
+            self.aside.close()
 
 
 def versions() -> dict[str, str]:

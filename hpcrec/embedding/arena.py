@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hpcrec import kernels
 from hpcrec.embedding.cache import RowCache
+from hpcrec.embedding.frozen import FrozenRows
 from hpcrec.embedding.shards import Family
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 
@@ -56,6 +59,8 @@ class Arena:
     parts : list of Part
     cache : RowCache or None
         What steps work in, where rows and states are the host's and are cached in a device's memory.
+    frozen : FrozenRows or None
+        Rows as they were, while a checkpoint of them is written.
     """
 
     width: int
@@ -65,6 +70,39 @@ class Arena:
     states: dict[str, Floats]
     parts: list[Part] = field(default_factory=list)
     cache: RowCache | None = None
+    frozen: FrozenRows | None = None
+
+    def will_change(self, rows: Any) -> None:
+        """These distinct rows [U] are about to change where they lie: not in the cache."""
+        frozen = self.frozen  # another thread may thaw it meanwhile
+        if frozen is not None:
+            frozen.keep(rows)
+
+    def freeze(self, rows: Sequence[slice | Ints], spill: Path, budget_bytes: int) -> None:
+        """Until ``thaw``, ``read`` gives each of these rows once, as it is now, on another thread than the steps'.
+
+        Of rows that change meanwhile, what does not fit into so much memory goes to the file ``spill``.
+        """
+        if rows:
+            wanted = np.zeros(len(self.rows), bool)
+            for some in rows:
+                wanted[some] = True
+            if self.cache is not None:
+                self.cache.flush()
+            self.frozen = FrozenRows({"": self.rows, **self.states}, wanted, spill, budget_bytes)
+
+    def thaw(self) -> None:
+        """What was frozen is read, or will not be."""
+        if self.frozen is not None:
+            self.frozen.close()
+            self.frozen = None
+
+    def read(self, rows: slice | Ints) -> tuple[Floats, dict[str, Floats]]:
+        """Rows and their states, the host's; as they were, where they are frozen. ``cache.flush`` comes before."""
+        if self.frozen is not None:
+            states = self.frozen.take(rows)
+            return states.pop(""), states
+        return np.asarray(self.rows[rows]), {n: np.asarray(s[rows]) for n, s in self.states.items()}
 
     @property
     def step_rows(self) -> Floats:
@@ -80,6 +118,7 @@ class Arena:
         """Sets rows by number, and their states; between steps."""
         if self.cache is not None:
             self.cache.forget(where)
+        self.will_change(where)
         self.rows[where] = rows
         for name, value in states.items():
             self.states[name][where] = value

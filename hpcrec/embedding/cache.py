@@ -9,7 +9,7 @@ by number; knows no ids, and not what a step does. Source: [MTrainS], whose cach
 ``finish`` if it has changed its rows; or ``drop``. All else is for between steps. One call at a time: others wait.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
@@ -83,10 +83,13 @@ class RowCache:
     Attributes
     ----------
     counts : CacheCounts
+    will_change : callable
+        Told which of the host's rows [U] are about to be written.
     """
 
     def __init__(self, device: kernels.Device, rows: Floats, states: dict[str, Floats], slots: int) -> None:
         self.counts = CacheCounts()
+        self.will_change: Callable[[Ints], None] = _nobody_told
         self._device = device
         self._host = {"": rows, **states}
         self._n_slots = slots
@@ -236,6 +239,7 @@ class RowCache:
             self._there[name][slots[some]] = room
 
     def _store(self, numbers: Ints, slots: Ints) -> None:
+        self.will_change(numbers)
         for name, some in self._blocks(numbers):
             host, width = self._host[name], _width(self._host[name])
             found = np.asarray(self._there[name][slots[some]]).reshape(-1)
@@ -257,6 +261,10 @@ class RowCache:
             del self._there[name]  # a copy beside it would be twice the cache
             self._there[name] = self._device.empty((n_rows, *host.shape[1:]), host.dtype)
         self._load(numbers, slots)
+
+
+def _nobody_told(rows: Ints) -> None:
+    del rows
 
 
 def _width(array: Floats) -> int:

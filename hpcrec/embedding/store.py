@@ -7,6 +7,7 @@ into use. Knows rows and optimizer state; does not know who asks for them.
 
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -18,8 +19,10 @@ from hpcrec.embedding.room import bytes_of, cache_for, fresh_room, spare_room
 from hpcrec.embedding.shards import Family, table_seed
 from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
+from hpcrec.units import MiB
 
-BLOCK_ROWS = 1 << 16  # rows initialised, exported or loaded at once: bounds the memory beside the rows
+BLOCK_ROWS = 1 << 16  # rows made, exported or loaded at once: bounds the memory beside the rows
+KEPT_BYTES = 64 * MiB  # of rows that change while they are exported, before a file takes them; thrice that for a moment
 
 
 def row_states(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
@@ -86,6 +89,7 @@ class RowStore:
                 assert device is not None and room_bytes is not None, "it is cached"
                 its_bytes = room_bytes * bytes_of(*shape, self.dtype) // own_bytes
                 arena.cache = cache_for(device, arena.rows, arena.states, its_bytes)
+                arena.cache.will_change = arena.will_change
             self.arenas.append(arena)
         self._where = {p.table: (arena, p) for arena in self.arenas for p in arena.parts}
 
@@ -170,8 +174,6 @@ class RowStore:
     def _parts_of(self, family: str) -> list[tuple[Arena, Part]]:
         return [self._where[table] for table in self.dynamic[family].family.tables]
 
-    # All tables.
-
     def find(self, table: str) -> tuple[int, Part] | None:
         """Number of the arena that holds part of ``table``, and the part; None where this rank holds none of it."""
         if table not in self._where:
@@ -213,20 +215,32 @@ class RowStore:
     ) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
         """Ids, rows and states of this rank's part of ``table``, in blocks; ``known``: of a dynamic one, where had."""
         arena, part = self._where[table]
-        if arena.cache is not None:
+        if arena.cache is not None and arena.frozen is None:
             arena.cache.flush()
         if part.family.dynamic is not None:
             known = known or self.dynamic[part.family.name].save()
             for start in range(0, len(known.ids), BLOCK_ROWS):
                 where = known.rows[start : start + BLOCK_ROWS] + part.base
-                ids = known.ids[start : start + BLOCK_ROWS]
-                yield ids, np.asarray(arena.rows[where]), {n: np.asarray(s[where]) for n, s in arena.states.items()}
+                yield known.ids[start : start + BLOCK_ROWS], *arena.read(where)
             return
         for start in range(0, part.rows, BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, part.rows)
-            here = slice(part.base + start, part.base + stop)
-            states = {n: np.asarray(s[here]) for n, s in arena.states.items()}
-            yield part.ids(start, stop), np.asarray(arena.rows[here]), states
+            yield part.ids(start, stop), *arena.read(slice(part.base + start, part.base + stop))
+
+    def freeze(self, tables: Mapping[str, kernels.IdState | None], spill: Path) -> None:
+        """Until ``thaw``, each row of these tables is exported once, as it is now, on another thread than the steps'.
+
+        Of dynamic tables comes what is known now. Files ``spill`` take what memory does not of rows that change.
+        """
+        for number, arena in enumerate(self.arenas):
+            mine = [p for p in arena.parts if p.table in tables and self._where[p.table][0] is arena]
+            rows = [slice(p.base, p.base + p.rows) if (k := tables[p.table]) is None else p.base + k.rows for p in mine]
+            arena.freeze(rows, spill.with_name(f"{spill.name}-{number}"), KEPT_BYTES // len(self.arenas))
+
+    def thaw(self) -> None:
+        """Ends it."""
+        for arena in self.arenas:
+            arena.thaw()
 
     def load(self, table: str, ids: Ints, rows: Floats, states: Mapping[str, Floats], columns: tuple[int, int]) -> int:
         """Takes over those of ``ids`` and ``columns`` that this rank holds; returns how many rows.

@@ -73,6 +73,8 @@ def learn(
     for a, (arena, work) in enumerate(zip(arenas, served.works, strict=True)):
         assert work.grouping is not None, "this step was routed for evaluation"
         lr = arena.spec.lr * lr_scale
+        if arena.cache is None and len(work.index):
+            arena.will_change(work.grouping.unique)
         if a in split:
             merged, total = split[a]
             for part, span in _spans(arena, work):

@@ -9,7 +9,6 @@ need can be imported from here. Legend: ``U`` ids in a part or block, ``D`` its 
 """
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.data.files import sync
 from hpcrec.data.hdf5_out import Output
-from hpcrec.errors import CheckpointError
+from hpcrec.errors import CheckpointError, HpcrecError
 from hpcrec.train import checkpoint_files as files
 from hpcrec.train.checkpoint_dense import DenseState, dense_file, snapshot_file, write_dense, write_snapshot
 from hpcrec.train.checkpoint_files import (
@@ -32,12 +31,10 @@ from hpcrec.train.checkpoint_files import (
     steps_in,
     unmark_best,
 )
-from hpcrec.train.checkpoint_parts import Admission, TableBlock, write_admission
+from hpcrec.train.checkpoint_parts import Admission, Block, TableBlock, write_admission, write_part
 from hpcrec.train.checkpoint_reader import Checkpoint, find_checkpoint
 from hpcrec.train.checkpoint_residuals import Unsent, file_name, write_unsent
 from hpcrec.train.ranks import on_root
-from hpcrec.types import Floats, Ints
-from hpcrec.units import KiB
 
 __all__ = [
     "Checkpoint",
@@ -54,10 +51,6 @@ __all__ = [
     "unmark_best",
 ]
 
-_HDF5_CHUNK_BYTES = 256 * KiB
-
-Block = tuple[Ints, Floats, Mapping[str, Floats]]
-
 
 class CheckpointWriter:
     """Writes one checkpoint; all ranks together.
@@ -73,13 +66,18 @@ class CheckpointWriter:
         Steps done.
     ranks : Ranks, optional
         Collectives of the ranks that write; one rank by default.
+
+    Attributes
+    ----------
+    hidden : Path
+        Where files are until they are a checkpoint; made by ``begin``.
     """
 
     def __init__(self, folder: Path, step: int, ranks: Ranks | None = None) -> None:
         self.folder = Path(folder)
         self.step = step
         self._ranks = ranks or Alone()
-        self._hidden = files.hidden_folder(self.folder, step)
+        self.hidden = files.hidden_folder(self.folder, step)
         self._written: dict[str, dict[str, Any]] = {}
         self._failure: str | None = None
 
@@ -99,6 +97,7 @@ class CheckpointWriter:
         part: int,
         blocks: Iterable[Block],
         *,
+        n_ids: int,
         rows: int,
         width: int,
         columns: tuple[int, int],
@@ -114,6 +113,8 @@ class CheckpointWriter:
             Its number, which no other part of the table has.
         blocks : iterable of (ids [U], rows [U, D], states by name [U] or [U, D])
             As ``RowStore.export`` gives them.
+        n_ids : int
+            In all of them.
         rows, width : int
             Shape of the whole table; the most rows of a dynamic one.
         columns : (int, int)
@@ -125,31 +126,17 @@ class CheckpointWriter:
         admission : Admission, optional
             What is known of them, in the order of the blocks' ids; of one of the tables that have the same ids.
         """
+        facts = {"table": table, "rows": rows, "width": width, "column_start": columns[0], "column_stop": columns[1]}
+        facts |= {"dynamic": True} if dynamic else {"hashed": hashed}
+
+        def describe(file: h5py.File) -> None:
+            file.attrs.update(facts)
+            if admission is not None:
+                write_admission(file, admission)
 
         def write(path: Path) -> None:
             path.parent.mkdir(exist_ok=True)
-            with Output(path) as output:
-                file = output.file
-                file.attrs.update(
-                    {
-                        "table": table,
-                        "rows": rows,
-                        "width": width,
-                        "column_start": columns[0],
-                        "column_stop": columns[1],
-                    }
-                )
-                file.attrs.update({"dynamic": True} if dynamic else {"hashed": hashed})
-                if admission is not None:
-                    write_admission(file, admission)
-                file.create_group("state")
-                for ids, values, states in blocks:
-                    assert values.shape == (len(ids), columns[1] - columns[0]), (values.shape, len(ids), columns)
-                    _append(file, "ids", np.asarray(ids, np.int64))
-                    _append(file, "rows", values)
-                    for name, state in states.items():
-                        _append(file, f"state/{files.quoted(name)}", state)
-                    output.check()  # a full disk is told before the next block is fetched
+            write_part(path, describe, blocks, n_ids)
 
         self._write(f"{files.quoted(table)}/part-{part}.h5", write)
 
@@ -182,19 +169,25 @@ class CheckpointWriter:
         text = json.dumps({**state, "step": self.step}, indent=1, default=_as_json)
         self._write(files.STATE, lambda path: _write_text(path, text + "\n"))
 
-    def commit(self) -> Path:
+    def commit(self, ranks: Ranks | None = None) -> Path:
         """Makes what was written a checkpoint, whole and on disk; collective. Returns its folder.
+
+        Parameters
+        ----------
+        ranks : Ranks, optional
+            Other collectives of the same ranks, for another thread than that of ``begin``.
 
         Raises
         ------
         CheckpointError
             A rank could not write its files; on every rank. Earlier checkpoints are untouched.
         """
-        parts = self._ranks.allgather((self._written, self._failure))
+        ranks = ranks or self._ranks
+        parts = ranks.allgather((self._written, self._failure))
         failure = next((f"rank {i}: {text}" for i, (_, text) in enumerate(parts) if text), None)
         if failure is not None:
-            if self._ranks.rank == 0:
-                shutil.rmtree(self._hidden, ignore_errors=True)
+            if ranks.rank == 0:
+                shutil.rmtree(self.hidden, ignore_errors=True)
             raise CheckpointError(f"the checkpoint of step {self.step} could not be written: {failure}")
         everything: dict[str, dict[str, Any]] = {}
         for written, _ in parts:
@@ -204,10 +197,10 @@ class CheckpointWriter:
         assert files.STATE in everything, "write_state() was not called on any rank"
 
         def finish() -> None:
-            files.write_manifest(self._hidden, self.step, everything)
+            files.write_manifest(self.hidden, self.step, everything)
             files.publish(self.folder, self.step)
 
-        on_root(self._ranks, finish)
+        on_root(ranks, finish)
         return files.step_folder(self.folder, self.step)
 
     def prune(self, keep: int, protect: Iterable[int] = ()) -> None:
@@ -226,25 +219,13 @@ class CheckpointWriter:
     def _write(self, name: str, write: Callable[[Path], None]) -> None:
         if self._failure is not None:
             return
-        path = self._hidden / name
+        path = self.hidden / name
         try:
             write(path)
             sync(path)
             self._written[name] = files.fingerprint(path)
-        except (OSError, RuntimeError) as error:  # HDF5 reports some failures of the disk as RuntimeError
+        except (OSError, RuntimeError, HpcrecError) as error:  # HDF5 reports some failures of the disk as RuntimeError
             self._failure = f"{path}: {error}"
-
-
-def _append(file: h5py.File, name: str, values: Floats) -> None:
-    if name not in file:
-        row_bytes = values.dtype.itemsize * math.prod(values.shape[1:])
-        chunk = (max(1, _HDF5_CHUNK_BYTES // max(row_bytes, 1)), *values.shape[1:])
-        file.create_dataset(name, data=values, maxshape=(None, *values.shape[1:]), chunks=chunk)
-        return
-    dataset = file[name]
-    start = len(dataset)
-    dataset.resize(start + len(values), axis=0)
-    dataset[start:] = values
 
 
 def _write_text(path: Path, text: str) -> None:

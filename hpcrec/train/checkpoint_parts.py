@@ -6,7 +6,8 @@ Legend: ``U`` ids in a part or block, ``D`` its columns, ``P`` ids that wait for
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcrec.data.hdf5_filled import Filled, Shape
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
 from hpcrec.types import Floats, Ints
+
+Block = tuple[Ints, Floats, Mapping[str, Floats]]
 
 _ATTRIBUTES = ("table", "rows", "width", "column_start", "column_stop")
 _NUMBERS = ("clock", "evicted", "refused")
@@ -159,6 +163,23 @@ def listed(names: Iterable[str]) -> str:
 def state_said(name: str, n_dims: int) -> str:
     """A state as messages call it: optimizers may use one name for a number a row and for one a value."""
     return f"{name} (one number a {'row' if n_dims == 1 else 'value'})"
+
+
+def write_part(path: Path, describe: Callable[[h5py.File], None], blocks: Iterable[Block], n_ids: int) -> None:
+    """Writes ids, rows and states of a part, block by block; ``describe`` writes what else is in the file."""
+    coming = iter(blocks)
+    first = next(coming, None)
+    shapes: dict[str, Shape] = {}
+    if first is not None:
+        ids, rows, states = first
+        arrays = {"ids": ids, "rows": rows, **{f"state/{files.quoted(name)}": state for name, state in states.items()}}
+        shapes = {name: ((n_ids, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+    with Filled(path, shapes, describe) as file:
+        for ids, rows, states in () if first is None else itertools.chain([first], coming):
+            file.append("ids", np.asarray(ids, np.int64))
+            file.append("rows", rows)
+            for name, state in states.items():
+                file.append(f"state/{files.quoted(name)}", state)
 
 
 def write_admission(file: h5py.File, admission: Admission) -> None:

@@ -7,7 +7,7 @@ Every rank runs it; rank 0 writes. Knows when; how a step is done is for ``sessi
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,45 +19,16 @@ from hpcrec.train import saved, state
 from hpcrec.train.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
 from hpcrec.train.compression import Kept, density, evaluated_otherwise
 from hpcrec.train.dynamic_state import LOGGED, figures
+from hpcrec.train.loop_options import LoopOptions
 from hpcrec.train.metrics import RunningMetrics
 from hpcrec.train.ranks import on_root
 from hpcrec.train.resume import resumed_from
 from hpcrec.train.saved import Progress
+from hpcrec.train.saver import Saver
 from hpcrec.train.session import Session
 from hpcrec.train.telemetry import Telemetry
 
 RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopOptions:
-    """When to do what; the fields are those of ``[train]`` and ``[checkpoint]``.
-
-    Attributes
-    ----------
-    log_every, eval_every, eval_batches, checkpoint_every : int or None
-        In steps, or batches; 0 means only at the end.
-    keep : int
-    keep_best : bool
-    resume : str
-        ``auto``, ``never`` or the path of a checkpoint.
-    patience : int or None
-        Evaluations without improvement that end the run; None: no early stopping.
-    min_delta : float
-    metric : str
-        What is to improve.
-    """
-
-    log_every: int
-    eval_every: int
-    eval_batches: int | None
-    checkpoint_every: int
-    keep: int
-    keep_best: bool
-    resume: str
-    patience: int | None
-    min_delta: float
-    metric: str
 
 
 @dataclass(frozen=True)
@@ -94,6 +65,7 @@ class Loop:
         self._session = session
         self._folder = folder
         self._options = options
+        self._saver = Saver(session, folder, background=options.background)
         self._progress = Progress()
         self._running = RunningMetrics()
         self._saved_at = self._judged_at = -1
@@ -147,6 +119,7 @@ class Loop:
         if not session.stopped and "validation" in session.parts.splits and self._judged_at != session.step:
             self._judge()
         self.save()
+        self._saver.wait()
         dynamic = figures(session)  # of the last step, whichever is evaluated
         evaluation = None if session.stopped else self._final_evaluation()
         return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress, dynamic)
@@ -278,16 +251,20 @@ class Loop:
         if self._saved_at == session.step:
             return
         with session.parts.timer("checkpoint"), session.parts.world.ledger.paused():
-            state.save(session, self._folder, {"progress": self._progress.__dict__, "ran_on": self._ran_on()})
-            on_root(session.parts.world.main, self._mark_and_prune)
+            extra = {"progress": self._progress.__dict__, "ran_on": self._ran_on()}
+            self._saver.save(extra, self._mark_and_prune(session.step))
         self._saved_at = session.step
 
-    def _mark_and_prune(self) -> None:
-        """Notes the best checkpoint before the one that was best may go. On one rank."""
-        step, value = self._progress.best_step, self._progress.best_value
-        if self._options.keep_best and step == self._session.step and value is not None:
-            mark_best(self._folder, step, self._options.metric, value)
-        prune(self._folder, self._options.keep, [] if step is None else [step])
+    def _mark_and_prune(self, step: int) -> Callable[[], None]:
+        """What rank 0 does when this step's checkpoint is whole: the best one is noted before the one before may go."""
+        best, value, options = self._progress.best_step, self._progress.best_value, self._options
+
+        def do() -> None:
+            if options.keep_best and best == step and value is not None:
+                mark_best(self._folder, step, options.metric, value)
+            prune(self._folder, options.keep, [] if best is None else [best])
+
+        return do
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

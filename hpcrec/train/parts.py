@@ -133,6 +133,7 @@ class Chooses(Protocol):
     engine: Engine
     history: list[dict[str, Any]]
     told: list[dict[str, Any]]
+    before_moving: Callable[[], None]
 
     def begin(self, step: int) -> None:
         """Steps follow from this one on."""

@@ -13,18 +13,16 @@ import numpy as np
 from hpcrec.dense.dct_choose import Counts
 from hpcrec.dense.residuals import Piece, Residuals
 from hpcrec.errors import CheckpointError
-from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
+from hpcrec.train.checkpoint import Checkpoint
 from hpcrec.train.checkpoint_residuals import Unsent
 from hpcrec.train.parts import Parts
 from hpcrec.types import Floats
 
 
-def save_residuals(parts: Parts, writer: CheckpointWriter) -> None:
-    """Writes what this rank has unsent, if it thresholds."""
-    if parts.dense is not None and parts.dense.dct is not None:
-        topology, dct = parts.world.topology, parts.dense.dct
-        unsent = Unsent(dct.residuals, dct.counts, dct.density)
-        writer.write_residuals(unsent, part=topology.dense_index, ranks=len(topology.dense))
+def unsent_of(parts: Parts) -> Unsent | None:
+    """What this rank has unsent, if it thresholds; the reducer's own arrays."""
+    dct = None if parts.dense is None else parts.dense.dct
+    return None if dct is None else Unsent(dct.residuals, dct.counts, dct.density)
 
 
 def load_residuals(parts: Parts, checkpoint: Checkpoint) -> None:

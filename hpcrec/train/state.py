@@ -12,16 +12,17 @@ import numpy as np
 import torch
 
 from hpcrec.comm.failure import agree
-from hpcrec.dense.optimizer import load_optimizer_state, optimizer_state
+from hpcrec.dense.optimizer import load_optimizer_state
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import row_states
 from hpcrec.errors import CheckpointError
 from hpcrec.train import saved
 from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
 from hpcrec.train.checkpoint_dense import check_values
-from hpcrec.train.dynamic_state import admission_of, load_dynamic, named
+from hpcrec.train.dynamic_state import load_dynamic
+from hpcrec.train.image import parts_of
 from hpcrec.train.parts import Parts
-from hpcrec.train.residual_state import load_residuals, save_residuals
+from hpcrec.train.residual_state import load_residuals
 from hpcrec.train.session import Session
 
 
@@ -33,57 +34,10 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
     extra : dict
         What else a resumed run needs to know, JSON-like.
     """
-    parts, world, topology = session.parts, session.parts.world, session.topology
-    writer = CheckpointWriter(folder, session.step, world.main)
+    writer = CheckpointWriter(folder, session.step, session.parts.world.main)
     writer.begin()
-    if parts.store is not None:
-        for table in parts.store.tables:
-            found = parts.store.find(table)
-            assert found is not None
-            part = found[1]
-            if part.family.kind == "replicate" and part.number > 0:
-                continue  # every copy is the same
-            family, rows = part.family, parts.tables[table].rows
-            if family.dynamic is None:
-                blocks, admission = parts.store.export(table), None
-            else:
-                held = parts.store.dynamic[family.name]
-                known = held.save()
-                blocks = parts.store.export(table, known)
-                admission = admission_of(held, known) if table == named(parts.store, held) else None
-            writer.write_table_part(
-                table,
-                part.number,
-                blocks,
-                rows=rows,
-                width=part.width,
-                columns=part.columns,
-                dynamic=family.dynamic is not None,
-                hashed=family.hashed,
-                admission=admission,
-            )
-    away = parts.slices.gather() if parts.slices.away else {}
-    if parts.dense is not None and topology.place == 0:
-        dense = parts.dense
-        trained = dict(dense.named_parameters)
-        others = {n: t.cpu().numpy() for n, t in dense.model.state_dict().items() if n not in trained}
-        writer.write_dense(
-            {n: p.detach().cpu().numpy() for n, p in trained.items()},
-            {**optimizer_state(dense.optimizer, dense.trained), **away},
-            others,
-            group=topology.group,
-        )
-        if dense.codistillation is not None and dense.codistillation.taken:  # all other groups have the same of one
-            of = (topology.group + 1) % topology.groups
-            writer.write_snapshot(of, dense.codistillation.snapshot(of))
-    save_residuals(parts, writer)
-    remembered = parts.engine.masks
-    by_rank = world.main.allgather({} if remembered is None else remembered.saved())
-    if any(by_rank):
-        extra = {**extra, "thresholds": by_rank}
-    wire_T2 = world.total_wire_bytes()
-    if topology.rank == 0:
-        writer.write_state({**_identity(session), **_skipped(session), "wire_bytes": wire_T2.tolist(), **extra})
+    for write in parts_of(session, {**identity(session), **extra}):
+        write(writer)
     return writer.commit()
 
 
@@ -126,7 +80,7 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     return checkpoint.state
 
 
-def _identity(session: Session) -> dict[str, Any]:
+def identity(session: Session) -> dict[str, Any]:
     """What must be equal for a run to go on as if it had not stopped."""
     order, dataset = session.parts.splits["train"].order, session.parts.splits["train"].dataset
     return {
@@ -140,10 +94,6 @@ def _identity(session: Session) -> dict[str, Any]:
         "groups": session.topology.groups,
         "share_embeddings": not session.topology.own_tables,
     }
-
-
-def _skipped(session: Session) -> dict[str, int]:
-    return {"skipped_steps": session.guard.skipped, "skipped_in_a_row": session.guard.in_a_row}
 
 
 _KEYS = {
@@ -186,7 +136,7 @@ def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
                 f"hashed tables find their rows; this is {session.parts.seed}. Set it back."
             )
         return
-    for key in _identity(session):
+    for key in identity(session):
         _check_same(session, checkpoint, key)
 
 
@@ -199,7 +149,7 @@ def _of_other_groups(session: Session, checkpoint: Checkpoint) -> list[str]:
 
 
 def _check_same(session: Session, checkpoint: Checkpoint, key: str) -> None:
-    then, now = checkpoint.state.get(key, _UNSAID.get(key)), _identity(session)[key]
+    then, now = checkpoint.state.get(key, _UNSAID.get(key)), identity(session)[key]
     if then != now:
         raise CheckpointError(
             f"{checkpoint.folder}: was written with {_KEYS[key]} = {then!r}, this run has {now!r}, so it cannot go "

@@ -324,7 +324,7 @@ def make_checkpoint(run: Path) -> None:
     for part, ids in enumerate(np.split(np.arange(40), 2)):
         states = {k: rng.random((20, *shape[1:]), dtype=np.float32) for k, shape in STATES.items()}
         block = (ids, rng.random((20, 3), dtype=np.float32), states)
-        writer.write_table_part("user", part, [block], rows=40, width=3, columns=(0, 3))
+        writer.write_table_part("user", part, [block], n_ids=20, rows=40, width=3, columns=(0, 3))
     values = {name: rng.random(shape).astype(np.float32) for name, shape in DENSE.items()}
     writer.write_dense(values, {"a.weight": {"step": 7.0, "exp_avg": values["a.weight"]}}, {"c": 3})
     writer.write_state({"seed": 1, "progress": {}})

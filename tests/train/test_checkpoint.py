@@ -55,7 +55,7 @@ def save(folder, step, *, parts=(("user", 0),), seed=0, best=None):
     writer.begin()
     for name, part in parts:
         data = blocks(rows, states, np.arange(ROWS), (0, WIDTH))
-        writer.write_table_part(name, part, data, rows=ROWS, width=WIDTH, columns=(0, WIDTH))
+        writer.write_table_part(name, part, data, n_ids=ROWS, rows=ROWS, width=WIDTH, columns=(0, WIDTH))
     parameters = {"top.weight": np.full((2, 3), step, np.float32)}
     writer.write_dense(parameters, {"top.weight": {"step": float(step)}}, {"top.mean": np.zeros(3, np.float32), "n": 4})
     writer.write_state({"epoch": 0})
@@ -96,7 +96,7 @@ def test_rows_and_states_come_back_bit_for_bit(tmp_path, parts, monkeypatch):
     writer.begin()
     for part, (ids, columns) in enumerate(parts):
         data = blocks(rows, states, ids, columns)
-        writer.write_table_part("wide/user.id", part, data, rows=ROWS, width=WIDTH, columns=columns)
+        writer.write_table_part("wide/user.id", part, data, n_ids=len(ids), rows=ROWS, width=WIDTH, columns=columns)
     writer.write_state({"epoch": 2, "ledger": np.arange(3), "auc": np.float32(0.5)})
     assert writer.commit() == tmp_path / "checkpoints/step-7"
     checkpoint = find_checkpoint(tmp_path)
@@ -156,7 +156,8 @@ def test_ranks_write_their_own_parts_and_one_failure_is_everybodys(tmp_path):
         writer.begin()
     for rank, writer in enumerate(writers):
         data = blocks(rows, states, np.arange(rank, ROWS, 2), (0, WIDTH))
-        writer.write_table_part("user", rank, data, rows=ROWS, width=WIDTH, columns=(0, WIDTH))
+        n_ids = len(range(rank, ROWS, 2))
+        writer.write_table_part("user", rank, data, n_ids=n_ids, rows=ROWS, width=WIDTH, columns=(0, WIDTH))
     writers[1].write_state({})
     together = [(w._written, w._failure) for w in writers]
     for writer in writers:
@@ -168,7 +169,8 @@ def test_ranks_write_their_own_parts_and_one_failure_is_everybodys(tmp_path):
     for writer in writers:
         writer.begin()
     (tmp_path / "checkpoints/.step-6.tmp/user").write_text("in the way")
-    writers[1].write_table_part("user", 1, blocks(rows, states, np.arange(9), (0, 6)), rows=9, width=6, columns=(0, 6))
+    data = blocks(rows, states, np.arange(9), (0, 6))
+    writers[1].write_table_part("user", 1, data, n_ids=9, rows=9, width=6, columns=(0, 6))
     writers[1].write_state({})
     together = [(w._written, w._failure) for w in writers]
     for writer in writers:
@@ -359,7 +361,7 @@ def test_a_table_that_is_not_all_there_is_refused(tmp_path):
     writer = CheckpointWriter(tmp_path, 1)
     writer.begin()
     data = blocks(rows, states, np.arange(ROWS - 1), (0, WIDTH))
-    writer.write_table_part("user", 0, data, rows=ROWS, width=WIDTH, columns=(0, WIDTH))
+    writer.write_table_part("user", 0, data, n_ids=ROWS - 1, rows=ROWS, width=WIDTH, columns=(0, WIDTH))
     writer.write_state({})
     checkpoint = Checkpoint(writer.commit())
     with pytest.raises(CheckpointError, match=r"hold 5994 values, the table has 1000 x 6 = 6000"):

@@ -30,7 +30,7 @@ def saved(folder: Path, ranks: int = 3, tables: tuple[str, ...] = ()) -> Checkpo
     writer.begin()
     for name in tables:
         ids = np.arange(4)
-        writer.write_table_part(name, 0, [(ids, np.ones((4, 2)), {})], rows=4, width=2, columns=(0, 2))
+        writer.write_table_part(name, 0, [(ids, np.ones((4, 2)), {})], n_ids=4, rows=4, width=2, columns=(0, 2))
     for part in range(ranks):
         writer.write_residuals(unsent_of(part), part=part, ranks=ranks)
     writer.write_state({})

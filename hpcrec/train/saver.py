@@ -1,0 +1,114 @@
+"""Checkpoints of a session, one after the other: written at once, or by a thread while steps go on.
+
+One is written at a time: to save again is to wait for the last one first, and to learn there, on every rank alike, if
+it failed. Knows a session, and when things are written; what is written is for ``image``.
+"""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpcrec.comm.ranks import Ranks
+from hpcrec.embedding.store import RowStore
+from hpcrec.errors import ConfigError
+from hpcrec.train import state
+from hpcrec.train.checkpoint import CheckpointWriter
+from hpcrec.train.image import Write, frozen_parts_of
+from hpcrec.train.ranks import on_root
+from hpcrec.train.session import Session
+
+
+class Saver:
+    """Of one run.
+
+    Parameters
+    ----------
+    session : Session
+    folder : Path
+        The run's.
+    background : bool
+        Whether steps go on while a checkpoint is written.
+
+    Raises
+    ------
+    ConfigError
+        They cannot, with this MPI library; on every rank.
+    """
+
+    def __init__(self, session: Session, folder: Path, *, background: bool) -> None:
+        self._session = session
+        self._folder = folder
+        self._background = background
+        self._thread: threading.Thread | None = None
+        self._store: RowStore | None = None  # whose rows the thread reads
+        self._failure: BaseException | None = None
+        if background and session.parts.world.aside is None:
+            raise ConfigError(
+                "checkpoint.background is true, but this MPI library does not let two threads communicate at once "
+                "(MPI_THREAD_MULTIPLE). Set checkpoint.background = false, or use an MPI with thread support."
+            )
+        if session.parts.auto is not None:
+            session.parts.auto.before_moving = self.wait
+
+    def save(self, extra: dict[str, Any], then: Callable[[], None]) -> None:
+        """Writes a checkpoint of the session as it is now; collective.
+
+        Parameters
+        ----------
+        extra : dict
+            As for ``state.save``.
+        then : callable
+            What rank 0 does when it is whole.
+
+        Raises
+        ------
+        CheckpointError
+            This one cannot be written, or the last one could not; on every rank.
+        """
+        self.wait()
+        session, aside = self._session, self._session.parts.world.aside
+        if not self._background:
+            state.save(session, self._folder, extra)
+            on_root(session.parts.world.main, then)
+            return
+        writer = CheckpointWriter(self._folder, session.step, session.parts.world.main)
+        writer.begin()
+        self._store = session.parts.store
+        writes = frozen_parts_of(session, {**state.identity(session), **extra}, writer)
+        assert aside is not None, "or it would have been refused"
+        self._thread = threading.Thread(
+            target=self._write, args=(writer, writes, aside, then), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def _write(self, writer: CheckpointWriter, writes: list[Write], aside: Ranks, then: Callable[[], None]) -> None:
+        try:
+            for write in writes:
+                write(writer)
+            self._thaw()
+            writer.commit(aside)
+            on_root(aside, then)
+        except BaseException as error:  # whoever waits raises it
+            self._failure = error
+
+    def wait(self) -> None:
+        """The last checkpoint is whole.
+
+        Raises
+        ------
+        CheckpointError
+            It is not; on every rank.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._thaw()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _thaw(self) -> None:
+        if self._store is not None:
+            self._store.thaw()
+            self._store = None
