@@ -8,6 +8,7 @@ Legend: ``U`` ids in a block, ``D`` its columns.
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrec.comm.ranks import Alone, Ranks
@@ -37,6 +38,15 @@ from hpcrec.train.ranks import on_root
 from hpcrec.types import Floats
 
 _BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Ids ``[start, stop)`` of a table's part."""
+
+    path: Path
+    start: int
+    stop: int
 
 
 class Checkpoint:
@@ -111,17 +121,38 @@ class Checkpoint:
         CheckpointError
             No such table.
         """
+        for stretch in self.stretches(table):
+            yield self.block(stretch)
+
+    def stretches(self, table: str) -> list[Stretch]:
+        """What a table's blocks are to be read from, in order.
+
+        Raises
+        ------
+        CheckpointError
+            No such table.
+        """
+        found = []
         for path in self._paths(table):
-            with opened(path) as file:
-                columns = (int(file.attrs["column_start"]), int(file.attrs["column_stop"]))
-                states = {files.unquoted(name): dataset for name, dataset in file.get("state", {}).items()}
-                n_ids = len(file["ids"]) if "ids" in file else 0
-                for start in range(0, n_ids, _BLOCK_ROWS):
-                    here = slice(start, min(start + _BLOCK_ROWS, n_ids))
-                    found = {name: dataset[here] for name, dataset in states.items()}
-                    block = TableBlock(ids=file["ids"][here], rows=file["rows"][here], states=found, columns=columns)
-                    check_block(block, None if is_dynamic(file) else int(file.attrs["rows"]))
-                    yield block
+            n_ids = part_facts(path)["n_ids"]
+            found += [Stretch(path, at, min(at + _BLOCK_ROWS, n_ids)) for at in range(0, n_ids, _BLOCK_ROWS)]
+        return found
+
+    def block(self, stretch: Stretch) -> TableBlock:
+        """The block of a stretch.
+
+        Raises
+        ------
+        CheckpointError
+            The file is not as it should be.
+        """
+        with opened(stretch.path) as file:
+            here = slice(stretch.start, stretch.stop)
+            states = {files.unquoted(name): dataset[here] for name, dataset in file.get("state", {}).items()}
+            columns = (int(file.attrs["column_start"]), int(file.attrs["column_stop"]))
+            block = TableBlock(ids=file["ids"][here], rows=file["rows"][here], states=states, columns=columns)
+            check_block(block, None if is_dynamic(file) else int(file.attrs["rows"]))
+            return block
 
     def part_paths(self, table: str) -> tuple[Path, ...]:
         """Files of a table's parts, always in the same order.

@@ -4,16 +4,19 @@ Every owner takes the ids that are dealt to it, whoever saved them. Knows the st
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import h5py
 import numpy as np
 
+from hpcrec.comm.failure import agree
 from hpcrec.embedding.dynamic import DynamicFigures, DynamicRows, IdState
 from hpcrec.embedding.store import BLOCK_ROWS, RowStore
 from hpcrec.errors import CheckpointError
 from hpcrec.train.checkpoint import Checkpoint
 from hpcrec.train.checkpoint_parts import PENDING, Admission, opened, read_admission
+from hpcrec.train.deal import dealt_rows
 from hpcrec.train.session import Session
 from hpcrec.types import Ints
 
@@ -54,36 +57,57 @@ def admission_of(held: DynamicRows, known: IdState) -> Admission:
     )
 
 
-def load_dynamic(store: RowStore, checkpoint: Checkpoint) -> None:
-    """Takes over the rows of dynamic tables, and goes on from what was known of their ids.
+def load_dynamic(session: Session, checkpoint: Checkpoint) -> None:
+    """Takes over the rows of dynamic tables, and goes on from what was known of their ids; collective.
 
     Raises
     ------
     CheckpointError
-        An id is there twice, or not in all tables that are read by the same ids, or there is no room for it.
+        An id is there twice, or not in all tables that are read by the same ids, or there is no room for it; on every
+        rank.
     """
-    for held in store.dynamic.values():
-        first = named(store, held)
-        held.load(*_joined(checkpoint, first, held))
-        n_ids = None
-        for table in (first, *(t for t in held.family.tables if t != first)):
-            values_U, n_values = (
-                np.zeros(len(held), np.int64),
-                0,
-            )  # of each row, and of all ids, those of other owners too
-            for block in checkpoint.table_parts(table):
-                n_columns = block.columns[1] - block.columns[0]
-                rows = held.find(block.ids)
-                values_U += n_columns * np.bincount(rows[rows < held.spare], minlength=len(held))
-                n_values += n_columns * len(block.ids)
-                store.load(table, block.ids, block.rows, block.states, block.columns)
-            width = _width(store, table)
-            n_ids = n_values // width if n_ids is None else n_ids
-            if (values_U != width).any() or n_values != n_ids * width:
-                raise CheckpointError(
-                    f"{checkpoint.folder}: table {table!r} has not one row for each id of {first!r}, which is read by "
-                    "the same ids. See docs/checkpoint.md."
-                )
+    store, main, error = session.parts.store, session.parts.world.main, None
+    held = {} if store is None else store.dynamic
+    try:
+        for of in held.values():
+            of.load(*_joined(checkpoint, _named(session, of), of))
+    except Exception as caught:
+        error = caught
+    agree(main, error)
+    dealt_to: dict[str, float] = {}  # ids, by family
+    dynamic = {name: spec.width for name, spec in session.parts.tables.items() if spec.dynamic is not None}
+    for table in sorted(
+        dynamic, key=lambda name: -dynamic[name]
+    ):  # of a family the one that it is named by comes first
+        mine = next((of for of in held.values() if table in of.family.tables), None)
+        n_ids, wrong = _load_table(session, checkpoint, table, mine), None
+        if mine is not None and dealt_to.setdefault(mine.family.name, n_ids) != n_ids:
+            wrong = CheckpointError(
+                f"{checkpoint.folder}: table {table!r} has not one row for each id of {_named(session, mine)!r}, which "
+                "is read by the same ids. See docs/checkpoint.md."
+            )
+        agree(main, wrong)
+
+
+def _load_table(session: Session, checkpoint: Checkpoint, table: str, held: DynamicRows | None) -> float:
+    """Takes over one table's rows; returns ids that were dealt to this rank, NaN where one has not a whole row."""
+    if held is None:
+        for _ in dealt_rows(session, checkpoint, table):
+            raise AssertionError("rows are dealt to those that hold them")
+        return 0
+    assert session.parts.store is not None, "it holds them"
+    values_U, n_values, width = np.zeros(len(held), np.int64), 0, session.parts.tables[table].width
+    for dealt in dealt_rows(session, checkpoint, table):
+        rows, n_columns = held.find(dealt.ids), dealt.columns[1] - dealt.columns[0]
+        values_U += n_columns * np.bincount(rows[rows < held.spare], minlength=len(held))
+        n_values += n_columns * len(dealt.ids)
+        session.parts.store.load(table, dealt.ids, dealt.rows, dealt.states, dealt.columns)
+    return n_values / width if (values_U == width).all() else math.nan  # which equals nothing, itself included
+
+
+def _named(session: Session, held: DynamicRows) -> str:
+    assert session.parts.store is not None, "it holds them"
+    return named(session.parts.store, held)
 
 
 def named(store: RowStore, held: DynamicRows) -> str:

@@ -19,6 +19,7 @@ from hpcrec.errors import CheckpointError
 from hpcrec.train import saved
 from hpcrec.train.checkpoint import Checkpoint, CheckpointWriter
 from hpcrec.train.checkpoint_dense import check_values
+from hpcrec.train.deal import dealt_rows
 from hpcrec.train.dynamic_state import load_dynamic
 from hpcrec.train.image import parts_of
 from hpcrec.train.parts import Parts
@@ -59,7 +60,12 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
         _check(session, checkpoint, resume=resume)
         if resume:
             wire_bytes, skipped = saved.wire_bytes(checkpoint), saved.skipped(checkpoint)
+    except Exception as caught:
+        error = caught
+    agree(session.parts.world.main, error)
+    with session.parts.world.ledger.paused():
         _load_rows(session, checkpoint)
+    try:
         if session.parts.dense is not None or session.parts.slices.own:
             _load_dense(session.parts, checkpoint)
         if session.parts.dense is not None and session.parts.dense.codistillation is not None:
@@ -176,15 +182,14 @@ def _snapshots(session: Session, checkpoint: Checkpoint) -> dict[int, Mapping[st
 
 
 def _load_rows(session: Session, checkpoint: Checkpoint) -> None:
+    """Takes over what this rank holds; collective."""
     store = session.parts.store
-    if store is None:
-        return
-    load_dynamic(store, checkpoint)
-    for table in store.tables:
-        found = store.find(table)
-        assert found is not None
-        for block in () if found[1].family.dynamic is not None else checkpoint.table_parts(table):
-            store.load(table, block.ids, block.rows, block.states, block.columns)
+    for table, spec in session.parts.tables.items():
+        if spec.dynamic is None:
+            for dealt in dealt_rows(session, checkpoint, table):
+                assert store is not None, "rows are dealt to those that hold them"
+                store.load(table, dealt.ids, dealt.rows, dealt.states, dealt.columns)
+    load_dynamic(session, checkpoint)
 
 
 def _load_dense(parts: Parts, checkpoint: Checkpoint) -> None:
