@@ -164,6 +164,7 @@ def _loop_options(config: Config) -> LoopOptions:
         eval_batches=config.train.eval_batches,
         checkpoint_every=config.checkpoint.every,
         background=config.checkpoint.background,
+        full_every=config.checkpoint.full_every,
         keep=config.checkpoint.keep,
         keep_best=bool(config.checkpoint.keep_best),
         resume=config.checkpoint.resume,

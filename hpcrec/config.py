@@ -435,8 +435,11 @@ class CheckpointConfig:
     background: Flag = True
     """Whether training goes on while a checkpoint is written; otherwise it waits for it. Takes memory for rows that
     change meanwhile (docs/checkpoint.md), and MPI_THREAD_MULTIPLE."""
+    full_every: Positive = 1
+    """Every so many-th checkpoint has all rows; those between have the rows that have changed since, and need that one
+    besides. Dynamic tables are always whole."""
     keep: Positive = 2
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints that are kept, and what they need."""
     keep_best: Flag | None = None
     """Whether the checkpoint with the best validation is kept besides; by default where there is validation data."""
     resume: Text = "auto"

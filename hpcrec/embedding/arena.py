@@ -1,6 +1,6 @@
 """Arenas: the arrays that rows and optimizer state of several tables share. Knows arrays; not who asks for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from hpcrec.embedding.cache import RowCache
 from hpcrec.embedding.frozen import FrozenRows
 from hpcrec.embedding.shards import Family
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
+
+BLOCK_ROWS = 1 << 16  # rows made, exported or loaded at once: bounds the memory beside the rows
+Picked = kernels.IdState | Ints | None  # ids of a dynamic table with their rows; rows of another's part; all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +37,8 @@ class Part:
         """Where the next part begins."""
         return self.base + self.rows + (self.family.dynamic is not None)
 
-    def ids(self, start: int, stop: int) -> Ints:
-        """Row numbers in the whole table of this part's rows ``[start, stop)``; not of a dynamic table."""
-        local = np.arange(start, stop, dtype=np.int64)
+    def ids(self, local: Ints) -> Ints:
+        """Row numbers in the whole table of these rows of this part; not of a dynamic table."""
         if self.family.kind != "row":
             return local
         dealt = local * self.family.row_parts + self.number
@@ -61,6 +63,8 @@ class Arena:
         What steps work in, where rows and states are the host's and are cached in a device's memory.
     frozen : FrozenRows or None
         Rows as they were, while a checkpoint of them is written.
+    changed : bool [N] or None
+        Rows that have changed since ``track``; None where nobody asks. Of cached ones, those that were written back.
     """
 
     width: int
@@ -71,22 +75,25 @@ class Arena:
     parts: list[Part] = field(default_factory=list)
     cache: RowCache | None = None
     frozen: FrozenRows | None = None
+    changed: np.ndarray | None = None
 
     def will_change(self, rows: Any) -> None:
         """These distinct rows [U] are about to change where they lie: not in the cache."""
         frozen = self.frozen  # another thread may thaw it meanwhile
         if frozen is not None:
             frozen.keep(rows)
+        if self.changed is not None:
+            self.changed[np.asarray(rows)] = True
 
-    def freeze(self, rows: Sequence[slice | Ints], spill: Path, budget_bytes: int) -> None:
+    def freeze(self, picked: Sequence[tuple[Part, Picked]], spill: Path, budget_bytes: int) -> None:
         """Until ``thaw``, ``read`` gives each of these rows once, as it is now, on another thread than the steps'.
 
         Of rows that change meanwhile, what does not fit into so much memory goes to the file ``spill``.
         """
-        if rows:
+        if picked:
             wanted = np.zeros(len(self.rows), bool)
-            for some in rows:
-                wanted[some] = True
+            for part, some in picked:
+                wanted[_rows_of(part, some)] = True
             if self.cache is not None:
                 self.cache.flush()
             self.frozen = FrozenRows({"": self.rows, **self.states}, wanted, spill, budget_bytes)
@@ -103,6 +110,21 @@ class Arena:
             states = self.frozen.take(rows)
             return states.pop(""), states
         return np.asarray(self.rows[rows]), {n: np.asarray(s[rows]) for n, s in self.states.items()}
+
+    def export(self, part: Part, picked: Picked) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
+        """Ids, rows and states of a part, in blocks: of all its rows, or of those that are picked."""
+        if self.cache is not None and self.frozen is None:
+            self.cache.flush()
+        rows = _rows_of(part, picked)
+        n_rows = part.rows if isinstance(rows, slice) else len(rows)
+        for start in range(0, n_rows, BLOCK_ROWS):
+            stop = min(start + BLOCK_ROWS, n_rows)
+            here = slice(part.base + start, part.base + stop) if isinstance(rows, slice) else rows[start:stop]
+            if isinstance(picked, kernels.IdState):
+                ids = picked.ids[start:stop]
+            else:
+                ids = part.ids(np.arange(start, stop) if picked is None else picked[start:stop])
+            yield ids, *self.read(here)
 
     @property
     def step_rows(self) -> Floats:
@@ -122,6 +144,13 @@ class Arena:
         self.rows[where] = rows
         for name, value in states.items():
             self.states[name][where] = value
+
+
+def _rows_of(part: Part, picked: Picked) -> slice | Ints:
+    """Rows of the arena."""
+    if picked is None:
+        return slice(part.base, part.base + part.rows)
+    return part.base + (picked.rows if isinstance(picked, kernels.IdState) else picked)
 
 
 def parts_of(

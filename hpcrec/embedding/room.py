@@ -66,20 +66,24 @@ def fresh_room(
 
 
 def spare_room(
-    n_rows: int, width: int, spec: OptimizerSpec, dtype: np.dtype, device: kernels.Device | None = None
+    tables: str, n_rows: int, width: int, spec: OptimizerSpec, dtype: np.dtype, device: kernels.Device | None = None
 ) -> Room:
-    """Zeros for rows that may come; on the host they take memory as they do, on a device all at once.
+    """Zeros for rows of these tables that may come; on the host they take memory as they do, on a device all at once.
 
     Raises
     ------
     ConfigError
-        The device has not so much memory.
-    MemoryError
-        The host has no addresses for so much.
+        The device has not so much memory, or the host no addresses for so much.
     """
     if device is None:
         shapes = {"": (n_rows, width), **kernels.state_shapes(spec, n_rows, width)}
-        made = {name: kernels.reserved_zeros(shape, dtype) for name, shape in shapes.items()}
+        try:
+            made = {name: kernels.reserved_zeros(shape, dtype) for name, shape in shapes.items()}
+        except MemoryError as error:
+            raise ConfigError(
+                f"embedding.tables: {n_rows} rows of dynamic tables ({tables}) cannot be had: {error}. Lower their "
+                "dynamic.capacity, or use more owners."
+            ) from None
         return made.pop(""), made
     rows, states = fresh_room(n_rows, width, spec, dtype, device)
     for array in (rows, *states.values()):

@@ -12,16 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.arena import Arena, Part, parts_of
+from hpcrec.embedding.arena import BLOCK_ROWS, Arena, Part, Picked, parts_of
 from hpcrec.embedding.cache import CacheCounts
 from hpcrec.embedding.dynamic import DynamicRows
 from hpcrec.embedding.room import bytes_of, cache_for, fresh_room, spare_room
 from hpcrec.embedding.shards import Family, table_seed
-from hpcrec.errors import CheckpointError, ConfigError
+from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 from hpcrec.units import MiB
 
-BLOCK_ROWS = 1 << 16  # rows made, exported or loaded at once: bounds the memory beside the rows
 KEPT_BYTES = 64 * MiB  # of rows that change while they are exported, before a file takes them; thrice that for a moment
 
 
@@ -116,7 +115,9 @@ class RowStore:
         for part in parts:
             for start in range(0, part.rows, BLOCK_ROWS):
                 stop = min(start + BLOCK_ROWS, part.rows)
-                rows[part.base + start : part.base + stop] = self._initial(part, part.ids(start, stop), device)
+                rows[part.base + start : part.base + stop] = self._initial(
+                    part, part.ids(np.arange(start, stop)), device
+                )
         return Arena(width=width, total_width=total_width, spec=spec, rows=rows, states=states, parts=parts)
 
     def _initial(self, part: Part, ids: Ints, device: kernels.Device | None = None) -> Floats:
@@ -140,15 +141,8 @@ class RowStore:
     def _reserve(
         self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec, device: kernels.Device | None
     ) -> Arena:
-        n_rows = parts[-1].end
-        try:
-            rows, states = spare_room(n_rows, width, spec, self.dtype, device)
-        except MemoryError as error:
-            tables = ", ".join(p.table for p in parts)
-            raise ConfigError(
-                f"embedding.tables: {n_rows} rows of dynamic tables ({tables}) cannot be had: {error}. Lower their "
-                "dynamic.capacity, or use more owners."
-            ) from None
+        tables = ", ".join(part.table for part in parts)
+        rows, states = spare_room(tables, parts[-1].end, width, spec, self.dtype, device)
         return Arena(width=width, total_width=total_width, spec=spec, rows=rows, states=states, parts=parts)
 
     def start_rows(self, family: str, rows: Ints, ids: Ints) -> None:
@@ -210,32 +204,38 @@ class RowStore:
     def _in_use(self, part: Part) -> int:
         return part.rows if part.family.dynamic is None else len(self.dynamic[part.family.name])
 
-    def export(
-        self, table: str, known: kernels.IdState | None = None
-    ) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
-        """Ids, rows and states of this rank's part of ``table``, in blocks; ``known``: of a dynamic one, where had."""
+    def export(self, table: str, picked: Picked = None) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
+        """Ids, rows and states of this rank's part of ``table``, in blocks; all of them, or those that were picked."""
         arena, part = self._where[table]
-        if arena.cache is not None and arena.frozen is None:
+        if part.family.dynamic is not None and picked is None:
+            picked = self.dynamic[part.family.name].save()
+        return arena.export(part, picked)
+
+    def changed(self, table: str) -> Ints:
+        """Rows of this rank's part of ``table`` that have changed since ``track``."""
+        arena, part = self._where[table]
+        assert arena.changed is not None, "track() was called"
+        if arena.cache is not None:
             arena.cache.flush()
-        if part.family.dynamic is not None:
-            known = known or self.dynamic[part.family.name].save()
-            for start in range(0, len(known.ids), BLOCK_ROWS):
-                where = known.rows[start : start + BLOCK_ROWS] + part.base
-                yield known.ids[start : start + BLOCK_ROWS], *arena.read(where)
-            return
-        for start in range(0, part.rows, BLOCK_ROWS):
-            stop = min(start + BLOCK_ROWS, part.rows)
-            yield part.ids(start, stop), *arena.read(slice(part.base + start, part.base + stop))
+        return np.flatnonzero(arena.changed[part.base : part.base + part.rows])
 
-    def freeze(self, tables: Mapping[str, kernels.IdState | None], spill: Path) -> None:
-        """Until ``thaw``, each row of these tables is exported once, as it is now, on another thread than the steps'.
+    def track(self) -> None:
+        """From now on it is known which rows change."""
+        for arena in self.arenas:
+            arena.changed = np.zeros(len(arena.rows), bool)
 
-        Of dynamic tables comes what is known now. Files ``spill`` take what memory does not of rows that change.
+    def freeze(self, tables: Mapping[str, Picked], spill: Path) -> None:
+        """Until ``thaw``, each row that is picked is exported once, as it is now, on another thread than the steps'.
+
+        Files ``spill`` take what memory does not of rows that change meanwhile.
         """
         for number, arena in enumerate(self.arenas):
             mine = [p for p in arena.parts if p.table in tables and self._where[p.table][0] is arena]
-            rows = [slice(p.base, p.base + p.rows) if (k := tables[p.table]) is None else p.base + k.rows for p in mine]
-            arena.freeze(rows, spill.with_name(f"{spill.name}-{number}"), KEPT_BYTES // len(self.arenas))
+            arena.freeze(
+                [(part, tables[part.table]) for part in mine],
+                spill.with_name(f"{spill.name}-{number}"),
+                KEPT_BYTES // len(self.arenas),
+            )
 
     def thaw(self) -> None:
         """Ends it."""

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from hpcrec.comm.world import World
+from hpcrec.embedding.arena import BLOCK_ROWS
 from hpcrec.embedding.shards import Family
-from hpcrec.embedding.store import BLOCK_ROWS, RowStore
+from hpcrec.embedding.store import RowStore
 from hpcrec.types import TableSpec
 
 

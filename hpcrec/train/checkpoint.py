@@ -31,8 +31,9 @@ from hpcrec.train.checkpoint_files import (
     steps_in,
     unmark_best,
 )
+from hpcrec.train.checkpoint_find import find_checkpoint
 from hpcrec.train.checkpoint_parts import Admission, Block, TableBlock, write_admission, write_part
-from hpcrec.train.checkpoint_reader import Checkpoint, find_checkpoint
+from hpcrec.train.checkpoint_reader import Checkpoint
 from hpcrec.train.checkpoint_residuals import Unsent, file_name, write_unsent
 from hpcrec.train.ranks import on_root
 
@@ -66,6 +67,9 @@ class CheckpointWriter:
         Steps done.
     ranks : Ranks, optional
         Collectives of the ranks that write; one rank by default.
+    base : int, optional
+        Step of a checkpoint of the same run with all rows: of declared tables this one has those that changed since,
+        in parts that are cut alike.
 
     Attributes
     ----------
@@ -73,10 +77,11 @@ class CheckpointWriter:
         Where files are until they are a checkpoint; made by ``begin``.
     """
 
-    def __init__(self, folder: Path, step: int, ranks: Ranks | None = None) -> None:
+    def __init__(self, folder: Path, step: int, ranks: Ranks | None = None, base: int | None = None) -> None:
         self.folder = Path(folder)
         self.step = step
         self._ranks = ranks or Alone()
+        self._base = base
         self.hidden = files.hidden_folder(self.folder, step)
         self._written: dict[str, dict[str, Any]] = {}
         self._failure: str | None = None
@@ -197,7 +202,8 @@ class CheckpointWriter:
         assert files.STATE in everything, "write_state() was not called on any rank"
 
         def finish() -> None:
-            files.write_manifest(self.hidden, self.step, everything)
+            base = None if self._base is None else files.named_base(self.folder, self._base)
+            files.write_manifest(self.hidden, self.step, everything, base)
             files.publish(self.folder, self.step)
 
         on_root(ranks, finish)

@@ -10,6 +10,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,7 +20,7 @@ from hpcrec.data.files import sync, write_text
 from hpcrec.errors import CheckpointError
 
 FORMAT = "hpcrec checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION, VERSION_WITH_BASE = 1, 2
 MANIFEST = "manifest.json"
 DENSE = "dense.h5"
 RESIDUALS = "residuals-"  # and the number of a dense rank
@@ -77,10 +78,24 @@ def fingerprint(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def write_manifest(folder: Path, step: int, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Makes a folder a checkpoint: lists every file in it."""
+def write_manifest(
+    folder: Path, step: int, files: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any] | None = None
+) -> None:
+    """Makes a folder a checkpoint: lists every file in it, and names the ``base`` that it needs besides."""
     manifest = {"format": FORMAT, "version": FORMAT_VERSION, "step": step, "files": dict(sorted(files.items()))}
+    if base is not None:
+        manifest |= {"version": VERSION_WITH_BASE, "base": base}
     write_text(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def named_base(run: Path, step: int) -> dict[str, Any]:
+    """What a manifest says of the checkpoint that it needs: the step, and the checksum of that one's manifest."""
+    return {"step": step, "sha256": fingerprint(step_folder(run, step) / MANIFEST)["sha256"]}
+
+
+def base_of(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
+    """The folder of the checkpoint that one needs besides: it is beside it."""
+    return folder.parent / f"step-{manifest['base']['step']}" if manifest.get("base") else None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -96,18 +111,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         found = (manifest["format"], manifest["version"])
         files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-        if type(manifest["step"]) is not int or manifest["step"] < 0:
-            raise ValueError(f"step {manifest['step']!r}")
+        base = manifest.get("base")
+        for step in (manifest["step"], *(() if base is None else (base["step"], len(base["sha256"])))):
+            if type(step) is not int or step < 0:
+                raise ValueError(f"step {step!r}")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}), so {folder} is no checkpoint.") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        said = f"is not the manifest of a checkpoint ({error!r}). See docs/checkpoint.md."
+        raise CheckpointError(f"{path}: {said}") from error
+    if found != (FORMAT, FORMAT_VERSION if base is None else VERSION_WITH_BASE):
         raise CheckpointError(
-            f"{path}: is not the manifest of a checkpoint ({error!r}). See docs/checkpoint.md."
-        ) from error
-    if found != (FORMAT, FORMAT_VERSION):
-        raise CheckpointError(
-            f"{path}: format {found[0]!r}, version {found[1]!r}. Allowed: {FORMAT!r}, version {FORMAT_VERSION}. "
-            "Read it with the hpcrec that wrote it."
+            f"{path}: format {found[0]!r}, version {found[1]!r}. Allowed: {FORMAT!r}, version {FORMAT_VERSION}, or "
+            f"{VERSION_WITH_BASE} with a base. Read it with the hpcrec that wrote it."
         )
     if STATE not in files:
         raise CheckpointError(f"{path}: lists no {STATE}, which every checkpoint has. See docs/checkpoint.md.")
@@ -183,15 +199,24 @@ def set_aside(run: Path, step: int) -> Path:
 
 
 def prune(run: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
-    """Removes all but the newest ``keep`` checkpoints and those to protect; returns the steps removed. On one rank."""
+    """Removes all but the newest ``keep``, those to protect, and what they need; returns the steps removed."""
     steps = steps_in(run)
-    removed = sorted(set(steps[: max(len(steps) - keep, 0)]) - set(protect))
+    kept = {*steps[max(len(steps) - keep, 0) :], *protect} & set(steps)
+    kept |= {step for step in map(partial(_base_step, run), kept) if step is not None}
+    removed = sorted(set(steps) - kept)
     for step in removed:
         hidden = hidden_folder(run, step)
         step_folder(run, step).rename(hidden)
         sync(hidden.parent)
         shutil.rmtree(hidden)
     return removed
+
+
+def _base_step(run: Path, step: int) -> int | None:
+    try:
+        return (read_manifest(step_folder(run, step)).get("base") or {}).get("step")
+    except CheckpointError:  # a damaged one needs none
+        return None
 
 
 def mark_best(run: Path, step: int, metric: str, value: float) -> None:
@@ -257,4 +282,17 @@ def problem(path: Path, ranks: Ranks) -> str | None:
         except CheckpointError as error:
             found = str(error).rstrip(".")
     manifest, found = ranks.bcast((manifest, found))
-    return found or damage(path, manifest, ranks)
+    found = found or damage(path, manifest, ranks)
+    if found is None and (base := base_of(path, manifest)) is not None:
+        found = ranks.bcast(_base_problem(path, manifest, base) if ranks.rank == 0 else None) or problem(base, ranks)
+    return found
+
+
+def _base_problem(path: Path, manifest: Mapping[str, Any], base: Path) -> str | None:
+    """Whether the checkpoint that one needs is there, the same as then, and needs none itself."""
+    try:
+        same = fingerprint(base / MANIFEST)["sha256"] == manifest["base"]["sha256"]
+    except OSError as error:
+        return f"{path} needs {base}, which cannot be read ({error.strerror})"
+    fits = same and "base" not in read_manifest(base)
+    return None if fits else f"{path} needs {base}, which is not the one that it was written with"

@@ -6,12 +6,12 @@ Knows arrays and files; does not know the model, the shard map or MPI. The forma
 Legend: ``U`` ids in a block, ``D`` its columns.
 """
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcrec.comm.ranks import Alone, Ranks
+import numpy as np
+
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
 from hpcrec.train.checkpoint_dense import (
@@ -34,19 +34,19 @@ from hpcrec.train.checkpoint_parts import (
     state_said,
 )
 from hpcrec.train.checkpoint_residuals import Unsent, file_name, parts_in, read_unsent
-from hpcrec.train.ranks import on_root
-from hpcrec.types import Floats
+from hpcrec.types import Floats, Ints
 
 _BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Ids ``[start, stop)`` of a table's part."""
+    """Ids ``[start, stop)`` of a table's part; without those of the part ``newer``, where there is one."""
 
     path: Path
     start: int
     stop: int
+    newer: Path | None = None
 
 
 class Checkpoint:
@@ -59,6 +59,8 @@ class Checkpoint:
         Steps done.
     state : dict
         What ``write_state`` was given, and ``step``.
+    base : Checkpoint or None
+        The one that has the rows that this one has not.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,6 +71,9 @@ class Checkpoint:
         self._parts: dict[str, list[Path]] = {}
         self._files = frozenset(manifest["files"])
         self._residuals = parts_in(manifest["files"])
+        base = files.base_of(self.folder, manifest)
+        self.base = None if base is None else Checkpoint(base)
+        self._newer: tuple[Path, Ints] | None = None  # ids of a part of this one, rising
         for name in manifest["files"]:
             table, slash, _ = name.rpartition("/")
             if slash:
@@ -125,27 +130,55 @@ class Checkpoint:
             yield self.block(stretch)
 
     def stretches(self, table: str) -> list[Stretch]:
-        """What a table's blocks are to be read from, in order.
+        """What a table's blocks are to be read from, in order; those of the base last.
 
         Raises
         ------
         CheckpointError
             No such table.
         """
-        found = []
+        found, dynamic = [], False
         for path in self._paths(table):
-            n_ids = part_facts(path)["n_ids"]
+            facts = part_facts(path)
+            n_ids, dynamic = facts["n_ids"], facts["dynamic"]
             found += [Stretch(path, at, min(at + _BLOCK_ROWS, n_ids)) for at in range(0, n_ids, _BLOCK_ROWS)]
+        if self.base is None or dynamic:  # all rows of a dynamic table are here
+            return found
+        for older in self.base.stretches(table):
+            newer = self.folder / older.path.relative_to(self.base.folder)
+            if newer not in self._paths(table):
+                raise CheckpointError(
+                    f"{self.folder}: has no {newer.name} of table {table!r}, which {self.base.folder} has. Parts are "
+                    "cut alike; see docs/checkpoint.md."
+                )
+            found.append(replace(older, newer=newer))
         return found
 
     def block(self, stretch: Stretch) -> TableBlock:
-        """The block of a stretch.
+        """The block of a stretch, without ids that are in the part ``newer``.
 
         Raises
         ------
         CheckpointError
             The file is not as it should be.
         """
+        block = self._block(stretch)
+        if stretch.newer is None:
+            return block
+        newer = self._ids_of(stretch.newer)
+        at = np.searchsorted(newer, block.ids).clip(max=max(len(newer) - 1, 0))
+        left = np.flatnonzero(newer[at] != block.ids) if len(newer) else slice(None)
+        states = {name: values[left] for name, values in block.states.items()}
+        return replace(block, ids=block.ids[left], rows=block.rows[left], states=states)
+
+    def _ids_of(self, path: Path) -> Ints:
+        """Ids of a part, rising; of the last one they are kept."""
+        if self._newer is None or self._newer[0] != path:
+            with opened(path) as file:
+                self._newer = path, np.sort(file["ids"][:]) if "ids" in file else np.zeros(0, np.int64)
+        return self._newer[1]
+
+    def _block(self, stretch: Stretch) -> TableBlock:
         with opened(stretch.path) as file:
             here = slice(stretch.start, stretch.stop)
             states = {files.unquoted(name): dataset[here] for name, dataset in file.get("state", {}).items()}
@@ -214,7 +247,9 @@ class Checkpoint:
                     "checkpoint was trained with."
                 )
             covered += found["n_ids"] * (found["column_stop"] - found["column_start"])
-        if covered != declared * width and not found["dynamic"]:
+        if self.base is not None and not found["dynamic"]:
+            self.base.check_table(table, rows=rows, width=width, states=states, dynamic=dynamic, hashed=hashed)
+        elif covered != declared * width and not found["dynamic"]:
             raise CheckpointError(
                 f"{self.folder}: the parts of table {table!r} hold {covered} values, the table has "
                 f"{declared} x {width} = {declared * width}. Every id and column must be in exactly one part; see "
@@ -256,35 +291,3 @@ class Checkpoint:
                 "embedding.share and model that the checkpoint was trained with."
             )
         return self._parts[table]
-
-
-def find_checkpoint(folder: Path, which: str = "last", ranks: Ranks | None = None) -> Checkpoint:
-    """A checkpoint whose files are as its manifest says; collective, the ranks share the reading.
-
-    Parameters
-    ----------
-    folder : Path
-        A run's folder.
-    which : str
-        ``last`` (a damaged newer one is named in a warning and the next older taken), ``best``, or the path of a
-        checkpoint's folder.
-    ranks : Ranks, optional
-        Collectives of the ranks that call this; one rank by default.
-
-    Raises
-    ------
-    CheckpointError
-        There is none, or none that is whole; on every rank.
-    """
-    ranks = ranks or Alone()
-    folder = Path(folder)
-    candidates: list[Path] = on_root(ranks, lambda: files.candidates(folder, which))
-    problems: list[str] = []
-    for path in candidates:
-        problem = files.problem(path, ranks)
-        if problem is None:
-            if problems and ranks.rank == 0:
-                warnings.warn(f"damaged checkpoint passed over, {path.name} used: {'; '.join(problems)}", stacklevel=2)
-            return Checkpoint(path)
-        problems.append(problem)
-    raise CheckpointError(f"no whole checkpoint: {'; '.join(problems)}. Start from another one, or train anew.")

@@ -11,8 +11,9 @@ import h5py
 import numpy as np
 
 from hpcrec.comm.failure import agree
+from hpcrec.embedding.arena import BLOCK_ROWS
 from hpcrec.embedding.dynamic import DynamicFigures, DynamicRows, IdState
-from hpcrec.embedding.store import BLOCK_ROWS, RowStore
+from hpcrec.embedding.store import RowStore
 from hpcrec.errors import CheckpointError
 from hpcrec.train.checkpoint import Checkpoint
 from hpcrec.train.checkpoint_parts import PENDING, Admission, opened, read_admission

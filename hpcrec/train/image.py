@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hpcrec.dense.optimizer import optimizer_state
-from hpcrec.embedding.arena import Part
+from hpcrec.embedding.arena import Part, Picked
 from hpcrec.embedding.store import RowStore
 from hpcrec.train.checkpoint import CheckpointWriter
 from hpcrec.train.dynamic_state import admission_of, named
@@ -23,30 +23,34 @@ from hpcrec.train.session import Session
 Write = Callable[[CheckpointWriter], None]
 
 
-def parts_of(session: Session, state: dict[str, Any]) -> list[Write]:
+def parts_of(session: Session, state: dict[str, Any], *, some: bool = False) -> list[Write]:
     """Writes of this rank, before the next step; collective.
 
     Parameters
     ----------
     state : dict
         What ``state.json`` is to hold beside what is counted here.
+    some : bool
+        Of declared tables, only rows that have changed since ``store.track``.
     """
-    return [*_tables(session.parts, None), *_others(session, state)]
+    return [*_tables(session.parts, None, some=some), *_others(session, state)]
 
 
-def frozen_parts_of(session: Session, state: dict[str, Any], writer: CheckpointWriter) -> list[Write]:
+def frozen_parts_of(
+    session: Session, state: dict[str, Any], writer: CheckpointWriter, *, some: bool = False
+) -> list[Write]:
     """The same, for a thread beside the steps to come: whoever has done them calls ``store.thaw``."""
-    return [*_tables(session.parts, writer), *(_copied(write) for write in _others(session, state))]
+    return [*_tables(session.parts, writer, some=some), *(_copied(write) for write in _others(session, state))]
 
 
-def _tables(parts: Parts, writer: CheckpointWriter | None) -> list[Write]:
+def _tables(parts: Parts, writer: CheckpointWriter | None, *, some: bool) -> list[Write]:
     """Of the rows; frozen, where there is a writer."""
     store = parts.store
     if store is None:
         return []
     held = {family: (rows, rows.save()) for family, rows in store.dynamic.items()}
     writes: list[Write] = []
-    tables = {}
+    tables: dict[str, Picked] = {}
     for table in store.tables:
         found = store.find(table)
         assert found is not None
@@ -57,9 +61,9 @@ def _tables(parts: Parts, writer: CheckpointWriter | None) -> list[Write]:
         if part.family.dynamic is not None:
             rows, known = held[part.family.name]
             admission = admission_of(rows, known) if table == named(store, rows) else None
-        tables[table] = known
+        tables[table] = picked = store.changed(table) if known is None and some else known
         facts: dict[str, Any] = {
-            "n_ids": part.rows if known is None else len(known.ids),
+            "n_ids": len(known.ids) if known is not None else part.rows if picked is None else len(picked),
             "rows": parts.tables[table].rows,
             "width": part.width,
             "columns": part.columns,
@@ -67,14 +71,14 @@ def _tables(parts: Parts, writer: CheckpointWriter | None) -> list[Write]:
             "hashed": part.family.hashed,
             "admission": admission,
         }
-        writes.append(partial(_write_table, store, part, known, facts))
+        writes.append(partial(_write_table, store, part, picked, facts))
     if writer is not None:
         store.freeze(tables, writer.hidden / f"kept-{parts.world.topology.rank}")
     return writes
 
 
-def _write_table(store: RowStore, part: Part, known: Any, facts: dict[str, Any], writer: CheckpointWriter) -> None:
-    writer.write_table_part(part.table, part.number, store.export(part.table, known), **facts)
+def _write_table(store: RowStore, part: Part, picked: Picked, facts: dict[str, Any], writer: CheckpointWriter) -> None:
+    writer.write_table_part(part.table, part.number, store.export(part.table, picked), **facts)
 
 
 def _others(session: Session, state: dict[str, Any]) -> list[Write]:

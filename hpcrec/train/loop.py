@@ -65,7 +65,7 @@ class Loop:
         self._session = session
         self._folder = folder
         self._options = options
-        self._saver = Saver(session, folder, background=options.background)
+        self._saver = Saver(session, folder, background=options.background, full_every=options.full_every)
         self._progress = Progress()
         self._running = RunningMetrics()
         self._saved_at = self._judged_at = -1

@@ -12,7 +12,7 @@ class LoopOptions:
     log_every, eval_every, eval_batches, checkpoint_every : int or None
         In steps, or batches; 0 means only at the end.
     background, keep_best : bool
-    keep : int
+    full_every, keep : int
     resume : str
         ``auto``, ``never`` or the path of a checkpoint.
     patience : int or None
@@ -27,6 +27,7 @@ class LoopOptions:
     eval_batches: int | None
     checkpoint_every: int
     background: bool
+    full_every: int
     keep: int
     keep_best: bool
     resume: str

@@ -14,7 +14,7 @@ from hpcrec.embedding.store import RowStore
 from hpcrec.errors import ConfigError
 from hpcrec.train import state
 from hpcrec.train.checkpoint import CheckpointWriter
-from hpcrec.train.image import Write, frozen_parts_of
+from hpcrec.train.image import Write, frozen_parts_of, parts_of
 from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
 
@@ -29,6 +29,8 @@ class Saver:
         The run's.
     background : bool
         Whether steps go on while a checkpoint is written.
+    full_every : int
+        How many checkpoints in a row have one with all rows among them; the others have what changed since that.
 
     Raises
     ------
@@ -36,10 +38,13 @@ class Saver:
         They cannot, with this MPI library; on every rank.
     """
 
-    def __init__(self, session: Session, folder: Path, *, background: bool) -> None:
+    def __init__(self, session: Session, folder: Path, *, background: bool, full_every: int) -> None:
         self._session = session
         self._folder = folder
         self._background = background
+        self._full_every = full_every
+        self._base: int | None = None  # step of the last checkpoint with all rows, where it is known what changed since
+        self._since_base = 0
         self._thread: threading.Thread | None = None
         self._store: RowStore | None = None  # whose rows the thread reads
         self._failure: BaseException | None = None
@@ -49,7 +54,7 @@ class Saver:
                 "(MPI_THREAD_MULTIPLE). Set checkpoint.background = false, or use an MPI with thread support."
             )
         if session.parts.auto is not None:
-            session.parts.auto.before_moving = self.wait
+            session.parts.auto.before_moving = self._before_moving
 
     def save(self, extra: dict[str, Any], then: Callable[[], None]) -> None:
         """Writes a checkpoint of the session as it is now; collective.
@@ -68,19 +73,43 @@ class Saver:
         """
         self.wait()
         session, aside = self._session, self._session.parts.world.aside
+        base = self._next_base()
+        writer = CheckpointWriter(self._folder, session.step, session.parts.world.main, base=base)
+        writer.begin()
+        self._store, said = session.parts.store, {**state.identity(session), **extra}
         if not self._background:
-            state.save(session, self._folder, extra)
+            for write in parts_of(session, said, some=base is not None):
+                write(writer)
+            self._track(base)
+            writer.commit()
             on_root(session.parts.world.main, then)
             return
-        writer = CheckpointWriter(self._folder, session.step, session.parts.world.main)
-        writer.begin()
-        self._store = session.parts.store
-        writes = frozen_parts_of(session, {**state.identity(session), **extra}, writer)
+        writes = frozen_parts_of(session, said, writer, some=base is not None)
+        self._track(base)
         assert aside is not None, "or it would have been refused"
         self._thread = threading.Thread(
             target=self._write, args=(writer, writes, aside, then), name="checkpoint", daemon=True
         )
         self._thread.start()
+
+    def _next_base(self) -> int | None:
+        """Which checkpoint the next one needs besides; None: it will have all rows."""
+        if self._base in (None, self._session.step) or self._since_base + 1 >= self._full_every:
+            return None
+        self._since_base += 1
+        return self._base
+
+    def _track(self, base: int | None) -> None:
+        """After all rows are picked, it is known what changes from now on."""
+        if base is None and self._full_every > 1:
+            self._base, self._since_base = self._session.step, 0
+            if self._session.parts.store is not None:
+                self._session.parts.store.track()
+
+    def _before_moving(self) -> None:
+        """Rows will be in other places, where it is not known which have changed."""
+        self.wait()
+        self._base = None
 
     def _write(self, writer: CheckpointWriter, writes: list[Write], aside: Ranks, then: Callable[[], None]) -> None:
         try:

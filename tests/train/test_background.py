@@ -13,11 +13,13 @@ from pytest_mpi import parallel_assert
 from hpcrec import commands
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.config import Config
-from hpcrec.embedding import store
+from hpcrec.embedding import arena, store
 from hpcrec.embedding.frozen import FrozenRows
+from hpcrec.exchange import migrate
 from hpcrec.train import saver
-from hpcrec.train.checkpoint_reader import find_checkpoint
+from hpcrec.train.checkpoint_find import find_checkpoint
 from tests.devices import device_or_skip
+from tests.exchange.test_auto import in_sequence
 from tests.train.runs import config_for, write_data
 from tests.train.test_equivalence import roles_for
 from tests.train.test_kills import values_in
@@ -37,7 +39,11 @@ CASES: dict[str, dict[str, Any]] = {
         "embedding": {"optimizer": {"name": "adam", "lr": 0.01}},
         "dense": {"optimizer": {"name": "Adam", "lr": 0.01}},
     },
-    "copies that come and go": {"exchange": {"form": "auto", "replicate_rows": 30, "auto_every": 5, "auto_steps": 2}},
+    "copies that come and go": {
+        "model": {"name": "deepfm"},
+        "exchange": {"form": "auto", "auto_every": 5, "auto_steps": 1},
+        "embedding": {"optimizer": {"name": "adam", "lr": 0.1}},
+    },
     "dynamic": {"embedding": {"tables": {"user": {"dynamic": {"capacity": 12, "evict": "lru"}}}}},
     "thresholded": {"dense": {"compression": "dct", "dct": {"density": 0.3}}, "train": {"dtype": "float32"}},
     "on a device": {"store": {"name": "gpu", "device": "emulated"}},
@@ -69,10 +75,12 @@ def test_what_is_written_beside_steps_is_what_there_was(
     size = MPI.COMM_WORLD.size
     topology = roles_for(size)[len(case) % len(roles_for(size))]
     kept, behind = [0], [0]
+    in_sequence(monkeypatch)
     with monkeypatch.context() as patched:
         slow_down(patched, kept, behind)
         done = commands.train(config_of(folder, "beside", True, topology=topology, **sections))
     assert done == ExitCodes.FINISHED
+    in_sequence(monkeypatch)
     assert commands.train(config_of(folder, "waiting", False, topology=topology, **sections)) == ExitCodes.FINISHED
     parallel_assert(max(MPI.COMM_WORLD.allgather(behind[0])) >= 2, msg="no step was made while one was written")
     parallel_assert(max(MPI.COMM_WORLD.allgather(kept[0])) > 0, msg="no row changed while it was written")
@@ -102,7 +110,8 @@ def slow_down(patched: pytest.MonkeyPatch, kept: list[int], behind: list[int]) -
         behind[0] += self._session.step >= given[0].step + 2
         write(self, *given)
 
-    patched.setattr(store, "BLOCK_ROWS", 4)
+    for module in (arena, migrate):
+        patched.setattr(module, "BLOCK_ROWS", 4)
     patched.setattr(store, "KEPT_BYTES", 600)
     patched.setattr(FrozenRows, "take", slowly)
     patched.setattr(FrozenRows, "keep", counted)

@@ -1,0 +1,180 @@
+"""One rank of ``benchmarks/checkpoint.py``: steps with and without checkpoints beside them, writing and loading.
+
+    python benchmarks/on_ranks/saving.py CONFIG --window-s S --windows N --rounds N --out FILE
+
+Knows a session and its saver; what the figures are claimed to be is for ``benchmarks/checkpoint.py``.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from hpcrec.build import open_session
+from hpcrec.comm.collectives import Collectives
+from hpcrec.config import load_config
+from hpcrec.train import state
+from hpcrec.train.checkpoint import find_checkpoint
+from hpcrec.train.saver import Saver
+from hpcrec.train.session import Session
+
+_PIECE_BYTES = 4 << 20
+_SAMPLE_S = 0.01
+
+
+def main() -> None:
+    """Measures, and writes what was found."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--window-s", type=float, required=True)
+    parser.add_argument("--windows", type=int, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    config = load_config(arguments.config)
+    run = Path(config.run.folder)
+    with open_session(config) as session:
+        main = session.parts.world.main
+        steps = session.steps()
+        for _ in range(20):
+            next(steps).run()
+        saver = Saver(session, run, background=True, full_every=1)
+        beside = [steps_beside(session, steps, saver, arguments.window_s) for _ in range(arguments.windows)]
+        files = [path for path in (run / f"checkpoints/step-{beside[-1]['step']}").rglob("*") if path.is_file()]
+        n_bytes = sum(path.stat().st_size for path in files)
+        mine = files[main.rank :: main.size]
+        disk = [disk_writing(run, n_bytes, session) for _ in range(arguments.rounds)]
+        writing = [once(session, lambda: (saver.save({}, nothing), saver.wait())) for _ in range(arguments.rounds)]
+        reading, loading = [], []
+        for _ in range(arguments.rounds):
+            forget(files)
+            reading.append(once(session, lambda: read(mine)))
+            forget(files)
+            loading.append(once(session, lambda: load(session, run, main)))
+        if main.rank == 0:
+            found = {"ranks": main.size, "bytes": n_bytes, "beside": beside, "disk_s": disk, "writing_s": writing}
+            arguments.out.write_text(json.dumps({**found, "reading_s": reading, "loading_s": loading}))
+
+
+def steps_beside(session: Session, steps: Iterator[Any], saver: Saver, window_s: float) -> dict[str, Any]:
+    """A window of steps alone, and one in which a checkpoint is written; in turn which comes first."""
+    out: dict[str, Any] = {}
+    for saves in (False, True) if session.step % 2 else (True, False):
+        with sampled() as memory:
+            done, began_s = 0, time.perf_counter()
+            if saves:
+                out["step"] = session.step
+                saver.save({}, nothing)
+                out["stopped_s"] = time.perf_counter() - began_s
+            while agreed_less(session, time.perf_counter() - began_s, window_s):
+                for _ in range(5):
+                    next(steps).run()
+                done += 5
+            took_s = time.perf_counter() - began_s
+            saver.wait()
+        name = "with" if saves else "without"
+        out |= {f"{name}_per_s": done / took_s, f"{name}_bytes": most(session, memory)}
+        if saves:
+            out["whole_after_s"] = time.perf_counter() - began_s
+    return out
+
+
+def agreed_less(session: Session, took_s: float, window_s: float) -> bool:
+    """Whether rank 0 goes on: all do what it does."""
+    return bool(session.parts.world.main.bcast(took_s < window_s))
+
+
+def most(session: Session, memory: list[int]) -> int:
+    """Of the rank that took most."""
+    return max(session.parts.world.main.allgather(max(memory)))
+
+
+@contextlib.contextmanager
+def sampled() -> Iterator[list[int]]:
+    """Memory of this process that only it has, every now and then."""
+    taken, ended = [anonymous_bytes()], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_SAMPLE_S):
+            taken.append(anonymous_bytes())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        ended.set()
+        thread.join()
+
+
+def anonymous_bytes() -> int:
+    """Pages of files are left out: the system takes them back when it wants."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("this system does not say RssAnon")
+
+
+def once(session: Session, work: Any) -> float:
+    """Seconds until all ranks have done it."""
+    session.parts.world.main.barrier()
+    began_s = time.perf_counter()
+    work()
+    session.parts.world.main.barrier()
+    return time.perf_counter() - began_s
+
+
+def disk_writing(run: Path, n_bytes: int, session: Session) -> float:
+    """Seconds for so many bytes, in one file a rank, one piece after the other, and flushed at the end."""
+    path = run / f"disk-{session.topology.rank}"
+    piece = os.urandom(_PIECE_BYTES)
+
+    def write() -> None:
+        file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        for _ in range(n_bytes // session.topology.size // _PIECE_BYTES):
+            os.write(file, piece)
+        os.fsync(file)
+        os.close(file)
+
+    took_s = once(session, write)
+    path.unlink()
+    return took_s
+
+
+def forget(files: list[Path]) -> None:
+    """Asks the system to read these from the disk again."""
+    for path in files:
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def read(files: list[Path]) -> None:
+    """One piece after the other."""
+    room = bytearray(_PIECE_BYTES)
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(room):
+                pass
+
+
+def load(session: Session, run: Path, main: Collectives) -> None:
+    """As a run that goes on: checksums are looked at, and everything is taken over."""
+    state.load(session, find_checkpoint(run, "last", main), resume=False)
+
+
+def nothing() -> None:
+    """After a checkpoint."""
+
+
+if __name__ == "__main__":
+    main()
