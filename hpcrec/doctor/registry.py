@@ -1,6 +1,6 @@
 """The checks, in the order in which they are made: what others rest on comes first."""
 
-from hpcrec.doctor import folder, machine, network, plan, software
+from hpcrec.doctor import folder, hosts, machine, network, plan, software
 from hpcrec.doctor.base import Check
 
 CHECKS = (
@@ -15,6 +15,7 @@ CHECKS = (
     Check(name="clocks", measure=network.measure_clocks, judge=network.judge_clocks),
     Check(name="alltoallv", measure=network.measure_contents, judge=network.judge_contents),
     Check(name="pairs", measure=network.measure_pairs, judge=network.judge_pairs),
+    Check(name="hosts", measure=hosts.measure_hosts, judge=hosts.judge_hosts),
     Check(name="folder", measure=folder.measure_folder, judge=folder.judge_folder),
 )
 CONFIG_CHECKS = (

@@ -35,6 +35,12 @@ def swaps(slow: float = 1.0) -> list[dict[int, list[float]]]:
     return [{n: list(times[rank]) for n in SIZES} for rank in range(3)]
 
 
+def links(n: int = 3, **slow: float) -> list[dict[str, list[list[float | None]]]]:
+    """What three ranks know of links between ``n`` hosts: 1.0 GB/s, but for ``slow``, by name: ``_0_2=0.1``."""
+    gbs = [[None if a == b else slow.get(f"_{a}_{b}", 1.0) for b in range(n)] for a in range(n)]
+    return [{"gbs": gbs}] * 3
+
+
 def three(good: dict, bad: dict | None = None) -> list[dict]:
     """Two answers that are good and the last rank's, with what is bad in it."""
     return [good, good, {**good, **(bad or {})}]
@@ -61,6 +67,7 @@ FAULTS = [
     ("limits", three(LIMITS, {"locked": 65536}), "warn", "locked memory", "65.54 kB on rank 2 on node2"),
     ("limits", three(LIMITS, {"address": 10**9}), "warn", "address space", "1.00 GB on rank 2 on node2"),
     ("clocks", [[0.0, 0.001, 9.0]] * 3, "warn", "clocks", "+9.0 s against the others on rank 2 on node2"),
+    ("hosts", links(2, _0_1=0.2), "warn", "slow link", "node1 to node2: 0.20 GB/s, back 1.00 GB/s"),
     ("folder", three(FOLDER, {"error": "Read-only file system"}), "FAIL", "folder", "rank 2 on node2 cannot write th"),
     ("folder", three(FOLDER, {"unseen": [0]}), "FAIL", "folder", "rank 2 on node2 does not see what rank 0 on node1 w"),
     ("folder", three(FOLDER, {"free": 10**6}), "warn", "folder", "1.00 MB free"),
@@ -94,6 +101,7 @@ FINE = {
     "clocks": [[0.0, 0.001, -0.001]] * 3,
     "alltoallv": three(CONTENTS),
     "pairs": swaps(),
+    "hosts": links(2),
     "folder": three(FOLDER),
     "allreduce": three(SUM),
 }

@@ -1,5 +1,6 @@
 """The checks on ranks, with a fault on one of them: injected where a check meets the machine, found and named by it."""
 
+import contextlib
 import json
 import os
 import time
@@ -25,7 +26,11 @@ WORLD = MPI.COMM_WORLD
 
 
 class Faulty(Probe):
-    """A probe whose last rank has a fault: ``threads``, ``clock``, ``corrupt`` or ``slow`` (to rank 0)."""
+    """A probe whose last rank has a fault: ``threads``, ``clock``, ``corrupt`` or ``slow`` (to rank 0).
+
+    Or a slow network between pretended hosts: ``link`` (what the first host sends to the last) or ``host`` (all that
+    the last host sends).
+    """
 
     fault = ""
 
@@ -52,17 +57,35 @@ class Faulty(Probe):
         if self.fault == "slow" and {peer, self.rank} == {0, self.size - 1}:
             time.sleep(0.02)
 
+    @contextlib.contextmanager
+    def meeting(self, other_host):
+        with super().meeting(other_host) as meeting:
+            pair, last = {self.host_of[self.rank], other_host}, max(self.host_of)
+            slow = {"link": 0 if pair == {0, last} else None, "host": last}.get(self.fault)
+            yield meeting if meeting is None else _Slowed(meeting, slow)
+
+
+class _Slowed:
+    """A meeting of two hosts of which one sends a hundred times slower."""
+
+    def __init__(self, meeting, slow):
+        self.meeting, self.slow, self.links = meeting, slow, meeting.links
+
+    def send_s(self, source_host, to_each_bytes):
+        return self.meeting.send_s(source_host, to_each_bytes) * (100 if source_host == self.slow else 1)
+
 
 def shared(path: Path) -> Path:
     """Rank 0's path on every rank."""
     return Path(WORLD.bcast(str(path)))
 
 
-def examined(names, *, fault="", folder=None, as_json=False, root=None, config=None, limit_s=60.0):
+def examined(names, *, fault="", folder=None, as_json=False, root=None, config=None, limit_s=60.0, host_of=None):
     """Exit code and what was said, on every rank."""
     said = []
     probe = Faulty()
     probe.fault = fault
+    probe.host_of = host_of or probe.host_of
 
     def make_site() -> Site:
         site = Site(probe=probe, environment={}, folder=folder or Path(), host=f"node{probe.rank}", config=config)
@@ -116,6 +139,33 @@ def test_a_slow_pair_is_named_and_only_that() -> None:
     slow = [line for line in said.splitlines() if "slow pair" in line]
     words = "rank 0 on node0 and rank 2 on node2"
     parallel_assert(code == 0 and any(words in line for line in slow), msg=said)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_links_between_hosts() -> None:
+    """Ranks of one machine play hosts: each for itself, and two on a host."""
+    size = WORLD.size
+    code, said = examined(["hosts"], host_of=tuple(range(size)), as_json=True)
+    found = [f["data"] for f in json.loads(said)["findings"] if f["level"] == "ok"]
+    parallel_assert(code == 0 and len(found) == (size > 1), msg=said)
+    if size > 1:
+        gbs = found[0]["gbs"]
+        measured = all((gbs[a][b] is None) == (a == b) for a in range(size) for b in range(size))
+        positive = all(v > 0 for row in gbs for v in row if v is not None)
+        parallel_assert(measured and positive and found[0]["hosts"] == [f"node{r}" for r in range(size)], msg=said)
+    code, said = examined(["hosts"], host_of=tuple(r // 2 for r in range(size)))
+    parallel_assert(code == 0 and ("1 pairs of 2 hosts" in said) == (size > 2), msg=said)
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_a_slow_network_is_named() -> None:
+    hosts, last = tuple(range(WORLD.size)), WORLD.size - 1
+    code, said = examined(["hosts"], fault="link", host_of=hosts)
+    words = f"warn  slow link       node0 to node{last}: 0."
+    parallel_assert(code == 0 and words in said and f"node{last} sends" not in said, msg=said)
+    code, said = examined(["hosts"], fault="host", host_of=hosts)
+    words = f"slow host       node{last} sends" if last > 1 else "slow link       node1 to node0"
+    parallel_assert(code == 0 and words in said, msg=said)
 
 
 @pytest.mark.parallel([2, 3])
