@@ -82,6 +82,9 @@ class Site:
         ``/``, below which ``proc``, ``sys`` and ``dev`` are.
     config : Config or None
         Of the run to come.
+    found : dict
+        On rank 0, what judgements leave for later ones, in seconds: ``checkpoint_s``, to write a checkpoint, and
+        ``every_s``, between two of them; only what is known.
     """
 
     probe: Probe
@@ -91,6 +94,7 @@ class Site:
     hosts: list[str] = field(default_factory=list)
     root: Path = Path("/")
     config: Config | None = None
+    found: dict[str, float] = field(default_factory=dict)
 
     def who(self, ranks: Iterable[int]) -> str:
         """``rank 2 on node7``; several ranks by host, the first few of them."""

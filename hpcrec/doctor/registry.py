@@ -1,6 +1,6 @@
 """The checks, in the order in which they are made: what others rest on comes first."""
 
-from hpcrec.doctor import folder, hosts, machine, network, plan, software
+from hpcrec.doctor import allocation, folder, hosts, machine, network, plan, software
 from hpcrec.doctor.base import Check
 
 CHECKS = (
@@ -23,5 +23,8 @@ CONFIG_CHECKS = (
     Check(name="data", measure=plan.measure_data, judge=plan.judge_data),
     Check(name="memory of a run", measure=plan.measure_need, judge=plan.judge_need),
 )
-# Last: Horovod's threads would share the cores with what is measured before.
-LAST_CHECKS = (Check(name="allreduce", measure=network.measure_sums, judge=network.judge_sums),)
+# Last: the allocation is judged by what checkpoints take; Horovod's threads would share cores with what is measured.
+LAST_CHECKS = (
+    Check(name="allocation", measure=allocation.measure_allocation, judge=allocation.judge_allocation),
+    Check(name="allreduce", measure=network.measure_sums, judge=network.judge_sums),
+)
