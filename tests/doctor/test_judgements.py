@@ -9,6 +9,7 @@ import pytest
 
 from hpcrec.doctor import machine, software
 from hpcrec.doctor.base import Finding, fail, odd_ones, ok, warn
+from hpcrec.doctor.disk import Speed
 from hpcrec.doctor.registry import CHECKS, CONFIG_CHECKS, LAST_CHECKS
 from tests.doctor.site import fake_root, judged, only, site_of
 
@@ -24,7 +25,12 @@ LIMITS = {
     "files": 4096, "processes": None, "locked": None, "address": None, "data": None, "shm": 10**9,
     "fabric": True, "root": False,
 }  # fmt: skip
-FOLDER = {"error": None, "unseen": [], "bytes": 10**6, "locks": True, "free": 10**12, "write_s": 0.1}
+FOLDER = {"error": None, "unseen": [], "bytes": 10**6, "locks": True, "free": 10**12, "write_s": 0.1, "renamed": True}
+SPEED = Speed(bytes=10**9, slowest_s=1.0, gbs_of_host={0: 0.5, 1: 0.5}, cached=0.0, errors={})
+BROKEN = Speed(bytes=0, slowest_s=0.0, gbs_of_host={}, cached=None, errors={2: "No space left on device"})
+DISK = {"folder": "/runs", "kind": "nfs4", "write": SPEED, "read": SPEED, "free": 10**12, "inodes": 10**6}
+DISK |= {"needs": None, "why": "", "samples_per_s": None}
+DATA = {"folder": "/data.h5", "kind": "nfs4", "read": SPEED, "bytes": 10**9, "needs": None, "samples_per_s": None}
 SUM = {"reducer": "horovod", "set_up_s": 0.1, "took_s": 0.001, "right": True, "facts": {"mpi_built": True}}
 CONTENTS = {"wrong": [], "took_s": {"MPI": {64: 1e-4}, "shared memory": {64: 1e-5}}, "without_windows": ""}
 JOB = {"environment": {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2"}, "threads": 2, "now_s": 0.0}
@@ -76,6 +82,13 @@ FAULTS = [
     ("folder", three(FOLDER, {"error": "Read-only file system"}), "FAIL", "folder", "rank 2 on node2 cannot write th"),
     ("folder", three(FOLDER, {"unseen": [0]}), "FAIL", "folder", "rank 2 on node2 does not see what rank 0 on node1 w"),
     ("folder", three(FOLDER, {"free": 10**6}), "warn", "folder", "1.00 MB free"),
+    ("folder", three(FOLDER, {"renamed": False}), "FAIL", "folder", "rank 2 on node2 does not see a folder under the"),
+    ("disk of the run", [{**DISK, "write": BROKEN}] * 3, "FAIL", "disk of the run", "cannot write to it: No space lef"),
+    ("disk of the run", [{**DISK, "why": "no data"}] * 3, "warn", "checkpoint", "its size is not known: no data"),
+    ("disk of the run", three(DISK, {"inodes": 7}), "warn", "files", "/runs: room for 7 more files"),
+    ("local scratch", [{**DISK, "read": BROKEN}] * 3, "FAIL", "local scratch", "rank 2 on node2 cannot read from it"),
+    ("local scratch", [{"folder": None, "without": [2]}] * 3, "warn", "local scratch", "set for rank 2 on node2, but"),
+    ("disk of data", [{**DATA, "read": BROKEN}] * 3, "FAIL", "disk of data", "/data.h5: rank 2 on node2 cannot read f"),
     ("alltoallv", three(CONTENTS, {"wrong": [(0, 64, "MPI")]}), "FAIL", "alltoallv", "64 B by MPI"),
     ("alltoallv", three(CONTENTS, {"wrong": [(0, 64, "shared memory")]}), "FAIL", "alltoallv", "by shared memory"),
     ("allocation", [{**JOB, "threads": 4}] * 3, "warn", "threads", "4 for 2 cpus a task on every rank"),
@@ -109,6 +122,9 @@ FINE = {
     "pairs": swaps(),
     "hosts": links(2),
     "folder": three(FOLDER),
+    "disk of the run": three(DISK),
+    "local scratch": three(DISK),
+    "disk of data": three(DATA),
     "allocation": [JOB] * 3,
     "allreduce": three(SUM),
 }

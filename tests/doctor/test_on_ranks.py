@@ -80,7 +80,9 @@ def shared(path: Path) -> Path:
     return Path(WORLD.bcast(str(path)))
 
 
-def examined(names, *, fault="", folder=None, as_json=False, root=None, config=None, limit_s=60.0, host_of=None):
+def examined(
+    names, *, fault="", folder=None, as_json=False, root=None, config=None, limit_s=60.0, host_of=None, **more
+):
     """Exit code and what was said, on every rank."""
     said = []
     probe = Faulty()
@@ -88,7 +90,9 @@ def examined(names, *, fault="", folder=None, as_json=False, root=None, config=N
     probe.host_of = host_of or probe.host_of
 
     def make_site() -> Site:
-        site = Site(probe=probe, environment={}, folder=folder or Path(), host=f"node{probe.rank}", config=config)
+        site = Site(
+            probe=probe, environment={}, folder=folder or Path(), host=f"node{probe.rank}", config=config, **more
+        )
         return site if root is None else replace(site, root=root)
 
     checks = [CHECK[name] if isinstance(name, str) else name for name in names]
@@ -195,6 +199,45 @@ def test_folders(tmp_path, monkeypatch) -> None:
     code, said = examined(["folder"], folder=own)
     words = "does not see what rank"
     parallel_assert(code == 1 and words in said and "all hosts share" in said, msg=said)
+
+
+@pytest.mark.parallel([2, 3])
+def test_a_new_name_that_a_host_does_not_see(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(folders, "_VISIBLE_S", 0.3)
+    last = WORLD.size - 1
+    if WORLD.rank == last:
+        monkeypatch.setattr(folders, "_new_name_holds", lambda _: False)
+    code, said = examined(["folder"], folder=shared(tmp_path))
+    words = f"rank {last} on node{last} does not see a folder under the new name"
+    parallel_assert(code == 1 and words in said, msg=said)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_speeds_of_disks(tmp_path) -> None:
+    folder, size = shared(tmp_path), WORLD.size
+    write_data(folder / "data.h5", samples=30_000)
+    config = config_for(folder, checkpoint={"every": 100}, topology={"mode": "fused"})
+    names = ["disk of the run", "local scratch", "disk of data"]
+    more = {"folder": folder, "config": config, "host_of": tuple(range(size)), "as_json": True}
+    code, said = examined(names, scratch=folder, samples_per_s=130.0, **more)
+    found = {f["what"]: f for f in json.loads(said)["findings"]}
+    parallel_assert(code == 0 and {*names, "checkpoint", "reading"} <= set(found), msg=said)
+    for name in names:
+        data = found[name]["data"]
+        parallel_assert(data["read"]["gbs"] > 0 and len(data["read"]["gbs_by_host"]) == size, msg=said)
+        parallel_assert(name == "disk of data" or data["write"]["bytes"] >= 2**20 * size // 64, msg=said)
+    seconds = found["checkpoint"]["data"]["every_s"]
+    parallel_assert(abs(seconds - 100 * 13 / 130.0) < 1e-9, msg=said)
+    parallel_assert(sorted(p.name for p in folder.iterdir()) == ["data.h5"], msg="something was left behind")
+    code, said = examined(names[:1], checkpoint_s=1e-9, **{**more, "as_json": False})
+    parallel_assert(
+        code == 0 and "warn  checkpoint" in said and "1e-09 s are allowed (--checkpoint-s)" in said, msg=said
+    )
+    last = size - 1
+    away = folder / "none" if WORLD.rank == last else folder
+    code, said = examined(["local scratch"], scratch=away, as_json=False)
+    who = f"rank {last} on node{last}"
+    parallel_assert(code == 1 and f"{who} cannot write to it: [Errno 2] No such file" in said, msg=said)
 
 
 @pytest.mark.parallel([2, 3])
