@@ -136,9 +136,7 @@ def test_what_a_run_asks_of_disks(tmp_path, hosts):
     assert dense > 0 and dense % 8 == 0 and len(needs.checkpoint_bytes) == len(hosts)
     assert needs.sample_bytes == (tmp_path / "data.h5").stat().st_size / 70
     assert needs.readers == tuple(range(len(hosts))) and needs.whole
-    copies = config_for(
-        tmp_path, topology={"mode": "fused"}, embedding={"tables": {"user": {"placement": "replicate"}}}
-    )
+    copies = config_for(tmp_path, topology={"mode": "fused"}, embedding={"tables": {"user": {"shard": "replicate"}}})
     assert sum(disk_needs(copies, hosts).checkpoint_bytes) == rows + dense
 
 
