@@ -262,7 +262,7 @@ def _speeds(what: str, answer: dict[str, Any], site: Site) -> Iterator[Finding]:
     parts = [f"write {write.gbs:.3f} GB/s (on disk, fsync)"] if write is not None else []
     if read is not None:
         parts.append(f"read {read.gbs:.3f} GB/s ({_from(read.cached, answer['kind'])})")
-    together = f"{size} ranks on {hosts} hosts at once" if size > 1 else "one rank"
+    together = f"{size} ranks on {hosts} host{'s' * (hosts > 1)} at once" if size > 1 else "one rank"
     found = f"{answer['folder']} ({answer['kind']}): {together} {', '.join(parts)}"
     data = {
         does: {"gbs": s.gbs, "gbs_by_host": list(s.gbs_of_host.values()), "bytes": s.bytes, "cached": s.cached}
