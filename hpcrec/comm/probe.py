@@ -4,10 +4,11 @@ Gathers by polling, so that whoever watches the time can say which rank has not 
 judges nothing.
 """
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -84,6 +85,22 @@ class Probe:
         """Sends to a rank and receives as much from it."""
         self.comm.Sendrecv(send, peer, _SWAP_TAG, recv, peer, _SWAP_TAG)
 
+    @contextlib.contextmanager
+    def meeting(self, other_host: int | None) -> Iterator["Meeting | None"]:
+        """The ranks of this host and of another, who name each other's host; collective over all ranks.
+
+        None, inside the block as outside, for a host that meets no other.
+        """
+        own = self.host_of[self.rank]
+        met = other_host is not None
+        number = min(own, other_host) if other_host is not None else MPI.UNDEFINED
+        comm = self.comm.Split(number, self.rank)
+        try:
+            yield Meeting(comm, [h for h in self.host_of if h in (own, other_host)]) if met else None
+        finally:
+            if met:
+                comm.Free()
+
     def alltoallv(self, send: NDArray[Any], send_bytes_R: Ints, recv_bytes_R: Ints, *, windows: bool) -> NDArray[Any]:
         """As a step does it: see ``Collectives.alltoallv``; ``windows``: through shared memory within hosts."""
         part = self._shared if windows else self._plain
@@ -135,6 +152,42 @@ class Probe:
         self._shared.close()
         self._plain.close()
         self.comm.Free()
+
+
+class Meeting:
+    """The ranks of two hosts, on a communicator of their own.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+    host_of : list of int
+        Host number of each of its ranks.
+    """
+
+    def __init__(self, comm: MPI.Comm, host_of: list[int]) -> None:
+        self._comm = comm
+        self._host_of = host_of
+        self.host = host_of[comm.rank]
+
+    def send_s(self, source_host: int, to_each_bytes: int) -> float:
+        """Seconds of an all-to-all in which every rank of a host sends to every rank of the other, and nobody else.
+
+        From when all of them are ready to when the last one has what is due; the same on every rank.
+        """
+        sends = self.host == source_host
+        sizes = [to_each_bytes * (sends and h != self.host) for h in self._host_of]
+        due = [to_each_bytes * (h != self.host and h == source_host) for h in self._host_of]
+        send, recv = np.zeros(sum(sizes), np.uint8), np.zeros(sum(due), np.uint8)
+        self._comm.Barrier()
+        began_s = time.perf_counter()
+        self._comm.Alltoallv([send, sizes, MPI.BYTE], [recv, due, MPI.BYTE])
+        took_s: float = self._comm.allreduce(time.perf_counter() - began_s, op=MPI.MAX)
+        return took_s
+
+    def links(self) -> int:
+        """Pairs of ranks of different hosts."""
+        own = self._host_of.count(self.host)
+        return own * (len(self._host_of) - own)
 
 
 def pair_rounds(size: int, rank: int) -> list[int | None]:

@@ -82,6 +82,15 @@ class Site:
         ``/``, below which ``proc``, ``sys`` and ``dev`` are.
     config : Config or None
         Of the run to come.
+    scratch : Path or None
+        Folder on the disk of each host; None: as the environment says.
+    samples_per_s : float or None
+        That the run is to handle; None: as an earlier run in its folder did, if there is one.
+    checkpoint_s : float
+        Longest that writing a checkpoint should take.
+    found : dict
+        On rank 0, what judgements leave for later ones, in seconds: ``checkpoint_s``, to write a checkpoint, and
+        ``every_s``, between two of them; only what is known.
     """
 
     probe: Probe
@@ -91,6 +100,10 @@ class Site:
     hosts: list[str] = field(default_factory=list)
     root: Path = Path("/")
     config: Config | None = None
+    scratch: Path | None = None
+    samples_per_s: float | None = None
+    checkpoint_s: float = 120.0
+    found: dict[str, float] = field(default_factory=dict)
 
     def who(self, ranks: Iterable[int]) -> str:
         """``rank 2 on node7``; several ranks by host, the first few of them."""

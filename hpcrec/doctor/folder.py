@@ -34,6 +34,7 @@ def measure_folder(site: Site) -> dict[str, Any]:
         "locks": None,
         "free": None,
         "write_s": 0.0,
+        "renamed": True,
     }
 
     def attempt(step: Callable[[], Any]) -> None:
@@ -55,6 +56,10 @@ def measure_folder(site: Site) -> dict[str, Any]:
     for other in dict.fromkeys([*others, *first_of_host]):
         if wrote[other] and not _seen(place, other, n_bytes):
             answer["unseen"].append(other)
+    if probe.rank == 0:
+        attempt(lambda: _rename(place))
+    probe.barrier()
+    answer["renamed"] = _within(lambda: _new_name_holds(place)) if all(wrote) else None
     attempt(lambda: answer.update(locks=_locks(place / str(probe.rank)), free=_free_bytes(place)))
     probe.barrier()
     with contextlib.suppress(OSError):  # what is left is named in the finding, if it cannot be written either
@@ -73,16 +78,51 @@ def _write(place: Path, rank: int, n_bytes: int) -> None:
 
 
 def _seen(place: Path, rank: int, n_bytes: int) -> bool:
-    until_s = time.monotonic() + _VISIBLE_S
     expected = random_bytes(n_bytes, rank).tobytes()
+
+    def read() -> bool:
+        list(place.iterdir())  # makes a network file system look again
+        return (place / str(rank)).read_bytes() == expected
+
+    return _within(read)
+
+
+def _within(holds: Callable[[], bool]) -> bool:
+    """Whether something comes to hold in a little while; an error is not yet."""
+    until_s = time.monotonic() + _VISIBLE_S
     while True:
         with contextlib.suppress(OSError):
-            list(place.iterdir())  # makes a network file system look again
-            if (place / str(rank)).read_bytes() == expected:
+            if holds():
                 return True
         if time.monotonic() > until_s:
             return False
         time.sleep(0.1)
+
+
+def _rename(place: Path) -> None:
+    """As a checkpoint gets its name: a folder under a hidden name, its file over an older one, then renamed."""
+    hidden = place / ".hidden"
+    hidden.mkdir()
+    for name, text in (("file", "old"), ("new", "new")):
+        (hidden / name).write_text(text)
+        _sync(hidden / name)
+    (hidden / "new").replace(hidden / "file")
+    _sync(hidden)
+    hidden.rename(place / "named")
+    _sync(place)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _new_name_holds(place: Path) -> bool:
+    names = {path.name for path in place.iterdir()}
+    return ".hidden" not in names and (place / "named" / "file").read_text() == "new"
 
 
 def _locks(path: Path) -> bool:
@@ -117,7 +157,14 @@ def judge_folder(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Find
             + (f"; so do {len(blind) - 1} more" if len(blind) > 1 else ""),
             "give a folder on a file system that all hosts share (--folder DIR); checkpoints are written by all ranks",
         )
-    if bad or blind:
+    unnamed = [rank for rank, a in enumerate(answers) if a["renamed"] is False]
+    if unnamed and not blind and not bad:
+        yield fail(
+            "folder",
+            f"{site.folder}: {site.who(unnamed)} does not see a folder under the new name that rank 0 gave it",
+            "give a folder where renaming is seen everywhere (--folder DIR): whole checkpoints are renamed",
+        )
+    if bad or blind or unnamed:
         return
     free = min(a["free"] for a in answers)
     if free < _FREE_BYTES:
@@ -128,4 +175,8 @@ def judge_folder(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Find
     seen = "written and seen by every rank" if len(answers) > 1 else "written"
     if free >= _FREE_BYTES:
         room = format_bytes(free)
-        yield ok("folder", f"{site.folder}: {seen}, {format_bytes(rate)}/s to disk, {room} free; locking {locks}")
+        yield ok(
+            "folder",
+            f"{site.folder}: {seen}, {format_bytes(rate)}/s to disk, {room} free; renaming and "
+            f"fsync of folders work, locking {locks}",
+        )

@@ -3,9 +3,10 @@
 Reads ``proc`` and ``sys`` below ``Site.root``, and this process's limits.
 """
 
+import itertools
 import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,18 @@ _UNLIMITED = 1 << 60
 # ---- cores -----------------------------------------------------------------------------------------------------------
 
 
+def threads_of(site: Site) -> int:
+    """Threads that a rank will have: the configuration's, else the environment's; 0 where neither says."""
+    given = site.environment.get("OMP_NUM_THREADS", "")
+    threads = int(given) if given.isdigit() else 0
+    if site.config is None:
+        return threads
+    return max(site.config.topology.owner_threads, site.config.topology.dense_threads) or threads
+
+
 def measure_cores(site: Site) -> dict[str, Any]:
     """Cores that this rank may use, threads that it will, and cores that the host has for this job."""
-    given = site.environment.get("OMP_NUM_THREADS", "")
-    threads = int(given) if given.isdigit() and int(given) else 0
-    if site.config is not None:
-        t = site.config.topology
-        threads = max(t.owner_threads, t.dense_threads) or threads
+    threads = threads_of(site)
     allotted = site.environment.get("SLURM_CPUS_ON_NODE", "")
     here = int(allotted) if allotted.isdigit() else os.cpu_count() or 1
     return {"cores": frozenset(os.sched_getaffinity(0)), "threads": threads, "host": here}
@@ -77,25 +83,50 @@ def judge_cores(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Findi
 
 
 def measure_memory(site: Site) -> dict[str, Any]:
-    """Main memory, what of it is free, and what the job's cgroup allows."""
+    """Main memory, what of it is free, what the job's cgroup and Slurm allow a host, and what one process may have."""
     info = {}
     for line in (text_of(site.root / "proc/meminfo") or "").splitlines():
         name, _, rest = line.partition(":")
         info[name] = int(rest.split()[0]) * KiB
-    return {"total": info["MemTotal"], "available": info["MemAvailable"], "cgroup": cgroup_limit_bytes(site.root)}
+    processes = [soft_limit(which) for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    return {
+        "total": info["MemTotal"],
+        "available": info["MemAvailable"],
+        "cgroup": cgroup_limit_bytes(site.root),
+        "slurm": slurm_limit_bytes(site.environment),
+        "process": min((n for n in processes if n is not None), default=None),
+    }
+
+
+def slurm_limit_bytes(environment: Mapping[str, str]) -> int | None:
+    """What a Slurm job may use on a node, enforced by a cgroup or by Slurm's own polling; None: all, or no Slurm."""
+
+    def count(name: str) -> int:
+        text = environment.get(name, "")
+        return int(text) if text.isdigit() else 0
+
+    a_node_mb = count("SLURM_MEM_PER_NODE") or max(
+        count("SLURM_MEM_PER_CPU") * count("SLURM_CPUS_ON_NODE"),
+        count("SLURM_MEM_PER_GPU") * count("SLURM_GPUS_ON_NODE"),
+    )
+    return a_node_mb * MiB or None  # Slurm's MB
 
 
 def cgroup_limit_bytes(root: Path) -> int | None:
-    """The least limit of this process's cgroup and those above it; None where there is none."""
+    """The least limit of this process's cgroup and those above it; None where there is none.
+
+    ``memory.high`` counts too: above it a process is not killed, but slowed until it hardly runs.
+    """
     limits = []
     for line in (text_of(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory") and "memory" not in controllers.split(","):
             continue
         base = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        names = ("memory.limit_in_bytes",) if controllers else ("memory.max", "memory.high")
         parts = [p for p in path.split("/") if p and p != ".."]
-        for depth in range(len(parts) + 1):  # in a container the path may be the host's: then only the top is there
+        # in a container the path may be the host's: then only the top is there
+        for depth, name in itertools.product(range(len(parts) + 1), names):
             found = text_of(base.joinpath(*parts[:depth]) / name) or ""
             if found.isdigit() and int(found) < _UNLIMITED:
                 limits.append(int(found))
@@ -104,7 +135,12 @@ def cgroup_limit_bytes(root: Path) -> int | None:
 
 def limit_bytes(answer: dict[str, Any]) -> int:
     """What the job may use of a host's memory."""
-    return min(answer["total"], answer["cgroup"] or answer["total"])
+    return min([answer["total"], *(answer[key] for key in ("cgroup", "slurm") if answer[key])])
+
+
+def _limits_text(answer: dict[str, Any]) -> str:
+    said = {"cgroup": "cgroup limit", "slurm": "Slurm's limit", "process": "a process's limit (ulimit -v, -d)"}
+    return ", ".join(f"{text} {format_bytes(answer[k])}" for k, text in said.items() if answer[k])
 
 
 def judge_memory(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Finding]:
@@ -113,9 +149,10 @@ def judge_memory(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Find
     for ranks in site.by_host().values():
         a = answers[ranks[0]]
         share = min(limit_bytes(a), a["available"]) / len(ranks)
+        share = min([share, *(answers[r]["process"] for r in ranks if answers[r]["process"])])
         shares[ranks[0]] = share
         if share < _BASE_BYTES:
-            why = "" if a["cgroup"] is None else f", limit {format_bytes(a['cgroup'])} (cgroup)"
+            why = ", ".join(["", *filter(None, [_limits_text(a)])])
             yield fail(
                 "memory",
                 f"{format_bytes(a['available'])} free of {format_bytes(a['total'])}{why} on {site.hosts[ranks[0]]}, "
@@ -125,7 +162,7 @@ def judge_memory(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Find
     if min(shares.values()) >= _BASE_BYTES:
         rank = min(shares, key=lambda r: shares[r])
         a = answers[rank]
-        limit = "no cgroup limit" if a["cgroup"] is None else f"cgroup limit {format_bytes(a['cgroup'])}"
+        limit = _limits_text(a) or "no limit of a cgroup or of Slurm"
         yield ok(
             "memory",
             f"{format_bytes(a['total'])}, {limit}, {format_bytes(a['available'])} free: {format_bytes(shares[rank])} "
@@ -145,6 +182,7 @@ def measure_limits(site: Site) -> dict[str, Any]:
         "processes": soft_limit(resource.RLIMIT_NPROC),
         "locked": soft_limit(resource.RLIMIT_MEMLOCK),
         "address": soft_limit(resource.RLIMIT_AS),
+        "data": soft_limit(resource.RLIMIT_DATA),
         "shm": None if room is None else room.f_bavail * room.f_frsize,
         "fabric": (site.root / "sys/class/infiniband").is_dir(),
         "root": os.geteuid() == 0,
@@ -193,6 +231,9 @@ def judge_limits(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Find
         problems.append(
             warn("address space", found, "ulimit -v unlimited: large tables are mapped before they are used")
         )
+    if bad := low("data", _UNLIMITED):
+        found = f"{format_bytes(answers[bad[0]]['data'])} on {site.who(bad)}"
+        problems.append(warn("data segment", found, "ulimit -d unlimited: it counts the memory that tables are in"))
     yield from problems
     if not problems:
         a = answers[0]

@@ -87,6 +87,16 @@ def judge_need(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Findin
     predicted = answers[0]["predicted"]
     by_rank = [p.total_bytes for p in predicted]
     short = False
+    tight = [r for r, a in enumerate(answers) if a["process"] and by_rank[r] > a["process"]]
+    if tight:
+        short, rank = True, tight[0]
+        yield fail(
+            what,
+            f"{site.who(tight)} may have {format_bytes(answers[rank]['process'])} (ulimit -v, -d) and will need "
+            f"{format_bytes(by_rank[rank])}",
+            "ulimit -v unlimited and ulimit -d unlimited, before the launch and on every host",
+            bytes_by_rank=by_rank,
+        )
     for ranks in site.by_host().values():
         has = min(limit_bytes(answers[ranks[0]]), answers[ranks[0]]["available"])
         need = sum(by_rank[r] for r in ranks)

@@ -9,6 +9,7 @@ import pytest
 
 from hpcrec.doctor import machine, software
 from hpcrec.doctor.base import Finding, fail, odd_ones, ok, warn
+from hpcrec.doctor.disk import Speed
 from hpcrec.doctor.registry import CHECKS, CONFIG_CHECKS, LAST_CHECKS
 from tests.doctor.site import fake_root, judged, only, site_of
 
@@ -19,13 +20,20 @@ SOFTWARE = {
     "mpi_library": "Open MPI v5", "mpi_standard": "3.1", "mpi_threads": "multiple", "cpu": "A",
 }  # fmt: skip
 CORES = {"cores": frozenset({0, 1}), "threads": 1, "host": 2}
-MEMORY = {"total": 64 * 10**9, "available": 60 * 10**9, "cgroup": None}
+MEMORY = {"total": 64 * 10**9, "available": 60 * 10**9, "cgroup": None, "slurm": None, "process": None}
 LIMITS = {
-    "files": 4096, "processes": None, "locked": None, "address": None, "shm": 10**9, "fabric": True, "root": False,
+    "files": 4096, "processes": None, "locked": None, "address": None, "data": None, "shm": 10**9,
+    "fabric": True, "root": False,
 }  # fmt: skip
-FOLDER = {"error": None, "unseen": [], "bytes": 10**6, "locks": True, "free": 10**12, "write_s": 0.1}
+FOLDER = {"error": None, "unseen": [], "bytes": 10**6, "locks": True, "free": 10**12, "write_s": 0.1, "renamed": True}
+SPEED = Speed(bytes=10**9, slowest_s=1.0, gbs_of_host={0: 0.5, 1: 0.5}, cached=0.0, errors={})
+BROKEN = Speed(bytes=0, slowest_s=0.0, gbs_of_host={}, cached=None, errors={2: "No space left on device"})
+DISK = {"folder": "/runs", "kind": "nfs4", "write": SPEED, "read": SPEED, "free": 10**12, "inodes": 10**6}
+DISK |= {"needs": None, "why": "", "samples_per_s": None}
+DATA = {"folder": "/data.h5", "kind": "nfs4", "read": SPEED, "bytes": 10**9, "needs": None, "samples_per_s": None}
 SUM = {"reducer": "horovod", "set_up_s": 0.1, "took_s": 0.001, "right": True, "facts": {"mpi_built": True}}
 CONTENTS = {"wrong": [], "took_s": {"MPI": {64: 1e-4}, "shared memory": {64: 1e-5}}, "without_windows": ""}
+JOB = {"environment": {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2"}, "threads": 2, "now_s": 0.0}
 SIZES = (1024, 65536, 4 * 2**20)
 
 
@@ -33,6 +41,12 @@ def swaps(slow: float = 1.0) -> list[dict[int, list[float]]]:
     """Swap times of three ranks; ``slow`` multiplies those of ranks 0 and 2."""
     times = [[0.0, 1e-5, 1e-5 * slow], [1e-5, 0.0, 1e-5], [1e-5 * slow, 1e-5, 0.0]]
     return [{n: list(times[rank]) for n in SIZES} for rank in range(3)]
+
+
+def links(n: int = 3, **slow: float) -> list[dict[str, list[list[float | None]]]]:
+    """What three ranks know of links between ``n`` hosts: 1.0 GB/s, but for ``slow``, by name: ``_0_2=0.1``."""
+    gbs = [[None if a == b else slow.get(f"_{a}_{b}", 1.0) for b in range(n)] for a in range(n)]
+    return [{"gbs": gbs}] * 3
 
 
 def three(good: dict, bad: dict | None = None) -> list[dict]:
@@ -54,18 +68,30 @@ FAULTS = [
     ("cores", three(CORES, {"cores": frozenset({0}), "threads": 2}), "warn", "cores", "1 core for 2 threads on rank 2"),
     ("cores", three(CORES, {"host": 8}), "warn", "cores", "the ranks on node2 may use 2 of its 8 cores"),
     ("memory", three(MEMORY, {"available": 10**8}), "FAIL", "memory", "100.00 MB free of 64.00 GB on node2, for 1"),
-    ("memory", three(MEMORY, {"cgroup": 2 * 10**8}), "FAIL", "memory", "limit 200.00 MB (cgroup) on node2"),
+    ("memory", three(MEMORY, {"cgroup": 2 * 10**8}), "FAIL", "memory", "64.00 GB, cgroup limit 200.00 MB on node2"),
+    ("memory", three(MEMORY, {"slurm": 2 * 10**8}), "FAIL", "memory", "64.00 GB, Slurm's limit 200.00 MB on node2"),
+    ("memory", three(MEMORY, {"process": 2 * 10**8}), "FAIL", "memory", "ulimit -v, -d) 200.00 MB on node2"),
     ("limits", three(LIMITS, {"files": 64}), "FAIL", "open files", "64 on rank 2 on node2; 3 ranks may need 2"),
     ("limits", three(LIMITS, {"processes": 10}), "FAIL", "processes", "10 on rank 2 on node2"),
     ("limits", three(LIMITS, {"shm": 10**6}), "FAIL", "shared memory", "1.00 MB free in /dev/shm on rank 2 on node2"),
     ("limits", three(LIMITS, {"locked": 65536}), "warn", "locked memory", "65.54 kB on rank 2 on node2"),
     ("limits", three(LIMITS, {"address": 10**9}), "warn", "address space", "1.00 GB on rank 2 on node2"),
+    ("limits", three(LIMITS, {"data": 10**9}), "warn", "data segment", "1.00 GB on rank 2 on node2"),
     ("clocks", [[0.0, 0.001, 9.0]] * 3, "warn", "clocks", "+9.0 s against the others on rank 2 on node2"),
+    ("hosts", links(2, _0_1=0.2), "warn", "slow link", "node1 to node2: 0.20 GB/s, back 1.00 GB/s"),
     ("folder", three(FOLDER, {"error": "Read-only file system"}), "FAIL", "folder", "rank 2 on node2 cannot write th"),
     ("folder", three(FOLDER, {"unseen": [0]}), "FAIL", "folder", "rank 2 on node2 does not see what rank 0 on node1 w"),
     ("folder", three(FOLDER, {"free": 10**6}), "warn", "folder", "1.00 MB free"),
+    ("folder", three(FOLDER, {"renamed": False}), "FAIL", "folder", "rank 2 on node2 does not see a folder under the"),
+    ("disk of the run", [{**DISK, "write": BROKEN}] * 3, "FAIL", "disk of the run", "cannot write to it: No space lef"),
+    ("disk of the run", [{**DISK, "why": "no data"}] * 3, "warn", "checkpoint", "its size is not known: no data"),
+    ("disk of the run", three(DISK, {"inodes": 7}), "warn", "files", "/runs: room for 7 more files"),
+    ("local scratch", [{**DISK, "read": BROKEN}] * 3, "FAIL", "local scratch", "rank 2 on node2 cannot read from it"),
+    ("local scratch", [{"folder": None, "without": [2]}] * 3, "warn", "local scratch", "set for rank 2 on node2, but"),
+    ("disk of data", [{**DATA, "read": BROKEN}] * 3, "FAIL", "disk of data", "/data.h5: rank 2 on node2 cannot read f"),
     ("alltoallv", three(CONTENTS, {"wrong": [(0, 64, "MPI")]}), "FAIL", "alltoallv", "64 B by MPI"),
     ("alltoallv", three(CONTENTS, {"wrong": [(0, 64, "shared memory")]}), "FAIL", "alltoallv", "by shared memory"),
+    ("allocation", [{**JOB, "threads": 4}] * 3, "warn", "threads", "4 for 2 cpus a task on every rank"),
     ("allreduce", three(SUM, {"right": False}), "FAIL", "allreduce", "horovod sums wrongly on rank 2 on node2"),
     ("allreduce", three(SUM, {"facts": {"mpi_built": False}}), "FAIL", "horovod", "built without MPI on rank 2 on"),
     ("allreduce", [{**SUM, "reducer": "mpi", "missing": "none"}] * 3, "warn", "horovod", "none"),
@@ -94,7 +120,12 @@ FINE = {
     "clocks": [[0.0, 0.001, -0.001]] * 3,
     "alltoallv": three(CONTENTS),
     "pairs": swaps(),
+    "hosts": links(2),
     "folder": three(FOLDER),
+    "disk of the run": three(DISK),
+    "local scratch": three(DISK),
+    "disk of data": three(DATA),
+    "allocation": [JOB] * 3,
     "allreduce": three(SUM),
 }
 
@@ -168,6 +199,36 @@ def test_memory_is_the_least_limit_above_this_process(tmp_path):
     assert machine.measure_memory(site)["cgroup"] == 7 * 10**9
     (tmp_path / "sys/fs/cgroup/memory/slurm/memory.limit_in_bytes").write_text(str(2**63 - 4096))  # v1's "none"
     assert machine.measure_memory(site)["cgroup"] is None
+    (tmp_path / "sys/fs/cgroup/x").mkdir()
+    (tmp_path / "sys/fs/cgroup/x/memory.max").write_text("9000000000")
+    (tmp_path / "sys/fs/cgroup/x/memory.high").write_text("8000000000")
+    assert machine.measure_memory(site)["cgroup"] == 8 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("environment", "mib"),
+    [
+        ({}, None),
+        ({"SLURM_MEM_PER_NODE": "5000"}, 5000),
+        ({"SLURM_MEM_PER_NODE": "0", "SLURM_CPUS_ON_NODE": "4"}, None),  # all of the node's
+        ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_ON_NODE": "4"}, 4000),
+        ({"SLURM_MEM_PER_GPU": "1000", "SLURM_GPUS_ON_NODE": "2", "SLURM_CPUS_ON_NODE": "4"}, 2000),
+        ({"SLURM_MEM_PER_CPU": "1000"}, None),
+    ],
+)
+def test_memory_that_slurm_gives(environment, mib):
+    assert machine.slurm_limit_bytes(environment) == (None if mib is None else mib * 2**20)
+    share = {**MEMORY, "slurm": machine.slurm_limit_bytes(environment)}
+    assert machine.limit_bytes(share) == (64 * 10**9 if mib is None else mib * 2**20)
+
+
+def test_what_a_process_may_have(tmp_path, monkeypatch):
+    limits = {resource.RLIMIT_AS: 3 * 10**9, resource.RLIMIT_DATA: 2 * 10**9}
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (limits.get(which, -1), -1))
+    found = machine.measure_memory(site_of(["a"], root=fake_root(tmp_path)))
+    assert found["process"] == 2 * 10**9
+    fine = only(judged(CHECK["memory"], [found], ["a"]), "ok")
+    assert "limit (ulimit -v, -d) 2.00 GB" in fine.found and "free: 2.00 GB for each rank on a" in fine.found
 
 
 def test_limits_are_this_process_s(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The checks on ranks, with a fault on one of them: injected where a check meets the machine, found and named by it."""
 
+import contextlib
 import json
 import os
 import time
@@ -25,7 +26,11 @@ WORLD = MPI.COMM_WORLD
 
 
 class Faulty(Probe):
-    """A probe whose last rank has a fault: ``threads``, ``clock``, ``corrupt`` or ``slow`` (to rank 0)."""
+    """A probe whose last rank has a fault: ``threads``, ``clock``, ``corrupt`` or ``slow`` (to rank 0).
+
+    Or a slow network between pretended hosts: ``link`` (what the first host sends to the last) or ``host`` (all that
+    the last host sends).
+    """
 
     fault = ""
 
@@ -52,20 +57,42 @@ class Faulty(Probe):
         if self.fault == "slow" and {peer, self.rank} == {0, self.size - 1}:
             time.sleep(0.02)
 
+    @contextlib.contextmanager
+    def meeting(self, other_host):
+        with super().meeting(other_host) as meeting:
+            pair, last = {self.host_of[self.rank], other_host}, max(self.host_of)
+            slow = {"link": 0 if pair == {0, last} else None, "host": last}.get(self.fault)
+            yield meeting if meeting is None else _Slowed(meeting, slow)
+
+
+class _Slowed:
+    """A meeting of two hosts of which one sends a hundred times slower."""
+
+    def __init__(self, meeting, slow):
+        self.meeting, self.slow, self.links = meeting, slow, meeting.links
+
+    def send_s(self, source_host, to_each_bytes):
+        return self.meeting.send_s(source_host, to_each_bytes) * (100 if source_host == self.slow else 1)
+
 
 def shared(path: Path) -> Path:
     """Rank 0's path on every rank."""
     return Path(WORLD.bcast(str(path)))
 
 
-def examined(names, *, fault="", folder=None, as_json=False, root=None, config=None, limit_s=60.0):
+def examined(
+    names, *, fault="", folder=None, as_json=False, root=None, config=None, limit_s=60.0, host_of=None, **more
+):
     """Exit code and what was said, on every rank."""
     said = []
     probe = Faulty()
     probe.fault = fault
+    probe.host_of = host_of or probe.host_of
 
     def make_site() -> Site:
-        site = Site(probe=probe, environment={}, folder=folder or Path(), host=f"node{probe.rank}", config=config)
+        site = Site(
+            probe=probe, environment={}, folder=folder or Path(), host=f"node{probe.rank}", config=config, **more
+        )
         return site if root is None else replace(site, root=root)
 
     checks = [CHECK[name] if isinstance(name, str) else name for name in names]
@@ -118,6 +145,33 @@ def test_a_slow_pair_is_named_and_only_that() -> None:
     parallel_assert(code == 0 and any(words in line for line in slow), msg=said)
 
 
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_links_between_hosts() -> None:
+    """Ranks of one machine play hosts: each for itself, and two on a host."""
+    size = WORLD.size
+    code, said = examined(["hosts"], host_of=tuple(range(size)), as_json=True)
+    found = [f["data"] for f in json.loads(said)["findings"] if f["level"] == "ok"]
+    parallel_assert(code == 0 and len(found) == (size > 1), msg=said)
+    if size > 1:
+        gbs = found[0]["gbs"]
+        measured = all((gbs[a][b] is None) == (a == b) for a in range(size) for b in range(size))
+        positive = all(v > 0 for row in gbs for v in row if v is not None)
+        parallel_assert(measured and positive and found[0]["hosts"] == [f"node{r}" for r in range(size)], msg=said)
+    code, said = examined(["hosts"], host_of=tuple(r // 2 for r in range(size)))
+    parallel_assert(code == 0 and ("1 pairs of 2 hosts" in said) == (size > 2), msg=said)
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_a_slow_network_is_named() -> None:
+    hosts, last = tuple(range(WORLD.size)), WORLD.size - 1
+    code, said = examined(["hosts"], fault="link", host_of=hosts)
+    words = f"warn  slow link       node0 to node{last}: 0."
+    parallel_assert(code == 0 and words in said and f"node{last} sends" not in said, msg=said)
+    code, said = examined(["hosts"], fault="host", host_of=hosts)
+    words = f"slow host       node{last} sends" if last > 1 else "slow link       node1 to node0"
+    parallel_assert(code == 0 and words in said, msg=said)
+
+
 @pytest.mark.parallel([2, 3])
 def test_a_version_that_differs(monkeypatch) -> None:
     real = software.telemetry.versions
@@ -145,6 +199,45 @@ def test_folders(tmp_path, monkeypatch) -> None:
     code, said = examined(["folder"], folder=own)
     words = "does not see what rank"
     parallel_assert(code == 1 and words in said and "all hosts share" in said, msg=said)
+
+
+@pytest.mark.parallel([2, 3])
+def test_a_new_name_that_a_host_does_not_see(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(folders, "_VISIBLE_S", 0.3)
+    last = WORLD.size - 1
+    if WORLD.rank == last:
+        monkeypatch.setattr(folders, "_new_name_holds", lambda _: False)
+    code, said = examined(["folder"], folder=shared(tmp_path))
+    words = f"rank {last} on node{last} does not see a folder under the new name"
+    parallel_assert(code == 1 and words in said, msg=said)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_speeds_of_disks(tmp_path) -> None:
+    folder, size = shared(tmp_path), WORLD.size
+    write_data(folder / "data.h5", samples=30_000)
+    config = config_for(folder, checkpoint={"every": 100}, topology={"mode": "fused"})
+    names = ["disk of the run", "local scratch", "disk of data"]
+    more = {"folder": folder, "config": config, "host_of": tuple(range(size)), "as_json": True}
+    code, said = examined(names, scratch=folder, samples_per_s=130.0, **more)
+    found = {f["what"]: f for f in json.loads(said)["findings"]}
+    parallel_assert(code == 0 and {*names, "checkpoint", "reading"} <= set(found), msg=said)
+    for name in names:
+        data = found[name]["data"]
+        parallel_assert(data["read"]["gbs"] > 0 and len(data["read"]["gbs_by_host"]) == size, msg=said)
+        parallel_assert(name == "disk of data" or data["write"]["bytes"] >= 2**20 * size // 64, msg=said)
+    seconds = found["checkpoint"]["data"]["every_s"]
+    parallel_assert(abs(seconds - 100 * 13 / 130.0) < 1e-9, msg=said)
+    parallel_assert(sorted(p.name for p in folder.iterdir()) == ["data.h5"], msg="something was left behind")
+    code, said = examined(names[:1], checkpoint_s=1e-9, **{**more, "as_json": False})
+    parallel_assert(
+        code == 0 and "warn  checkpoint" in said and "1e-09 s are allowed (--checkpoint-s)" in said, msg=said
+    )
+    last = size - 1
+    away = folder / "none" if WORLD.rank == last else folder
+    code, said = examined(["local scratch"], scratch=away, as_json=False)
+    who = f"rank {last} on node{last}"
+    parallel_assert(code == 1 and f"{who} cannot write to it: [Errno 2] No such file" in said, msg=said)
 
 
 @pytest.mark.parallel([2, 3])
