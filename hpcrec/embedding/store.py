@@ -262,24 +262,24 @@ class RowStore:
         """
         arena, part = self._where[table]
         local, mine = self._places(table, part, ids)
-        if mine is not None:
-            local, rows = local[mine], rows[mine]
-            states = {n: s[mine] for n, s in states.items()}
         start, stop = max(columns[0], part.columns[0]), min(columns[1], part.columns[1])
         if start >= stop:
             return 0
-        source = slice(start - columns[0], stop - columns[0])
-        target = slice(start - part.columns[0], stop - part.columns[0])
-        where = local + part.base
+        values = {"": rows, **{name: states[name] for name in arena.states}}
+        if mine is not None and not mine.all():
+            local, values = local[mine], {name: of[mine] for name, of in values.items()}
+        where, cut = local + part.base, slice(start - columns[0], stop - columns[0])
         if arena.cache is not None:
             arena.cache.flush()
             arena.cache.clear()
-        arena.rows[where, target] = rows[:, source]
-        for name, state in arena.states.items():
-            if state.ndim == 2:
-                state[where, target] = states[name][:, source]
+        for name, of in values.items():
+            held = arena.states[name] if name else arena.rows
+            if held.ndim == 1:
+                held[where] = of
+            elif stop - start == held.shape[1]:  # whole rows, which are put by far faster
+                held[where] = of[:, cut]
             else:
-                state[where] = states[name]
+                held[where, start - part.columns[0] : stop - part.columns[0]] = of[:, cut]
         return len(local) * (stop - start)
 
     def _places(self, table: str, part: Part, ids: Ints) -> tuple[Ints, np.ndarray | None]:

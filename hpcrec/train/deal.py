@@ -91,7 +91,8 @@ def _parted(block: TableBlock, parts_R: Sequence[Part | None]) -> dict[int, Deal
         here: slice | np.ndarray = slice(None)
         if part.family.kind == "row":
             number_U = part.family.deal(block.ids)[0] if number_U is None else number_U
-            here = np.flatnonzero(number_U == part.number)
+            chosen = number_U == part.number
+            here = slice(None) if chosen.all() else np.flatnonzero(chosen)
         ids = block.ids[here]
         if start >= stop or not len(ids):
             continue
