@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcrec.cli_checkpoint import checkpoint
 from hpcrec.cli_data import data
 from hpcrec.cli_doctor import doctor
 from hpcrec.cli_options import CONTEXT, HELP, Anything, File, Target, examples
@@ -168,6 +169,7 @@ def _as_list(value: Any) -> Any:
 command_line.add_command(prepare)
 command_line.add_command(data, "data")
 command_line.add_command(doctor)
+command_line.add_command(checkpoint, "checkpoint")
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------

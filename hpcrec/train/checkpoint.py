@@ -103,7 +103,7 @@ class CheckpointWriter:
         width: int,
         columns: tuple[int, int],
         dynamic: bool = False,
-        hashed: bool = False,
+        hashed: bool | None = False,
         admission: Admission | None = None,
     ) -> None:
         """Writes one part of a table, block by block.
@@ -121,7 +121,7 @@ class CheckpointWriter:
         dynamic : bool
             Whether ids have their rows as they came.
         hashed : bool
-            Whether row numbers are hashes of ids.
+            Whether row numbers are hashes of ids; None: not known.
         admission : Admission, optional
             What is known of them, in the order of the blocks' ids; of one of the tables that have the same ids.
         """
@@ -139,7 +139,7 @@ class CheckpointWriter:
                         "column_stop": columns[1],
                     }
                 )
-                file.attrs.update({"dynamic": True} if dynamic else {"hashed": hashed})
+                file.attrs.update({"dynamic": True} if dynamic else {} if hashed is None else {"hashed": hashed})
                 if admission is not None:
                     write_admission(file, admission)
                 file.create_group("state")

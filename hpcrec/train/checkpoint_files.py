@@ -126,11 +126,17 @@ def read_state(folder: Path) -> dict[str, Any]:
 def damage(folder: Path, manifest: Mapping[str, Any], ranks: Ranks) -> str | None:
     """What is wrong with a checkpoint's files, or None; collective: each rank reads its share of them."""
     mine = list(manifest["files"].items())[ranks.rank :: ranks.size]
-    found = next((text for name, entry in mine if (text := _file_damage(folder / name, entry))), None)
+    found = next((text for name, entry in mine if (text := file_damage(folder / name, entry))), None)
     return next((text for text in ranks.allgather(found) if text), None)
 
 
-def _file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
+def damages(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """All that is wrong with a checkpoint's files."""
+    return [text for name, entry in manifest["files"].items() if (text := file_damage(folder / name, entry))]
+
+
+def file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
+    """What is wrong with a file, held to its entry in the manifest, or None."""
     try:
         n_bytes = path.stat().st_size
         if n_bytes != entry["bytes"]:
