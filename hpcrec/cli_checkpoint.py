@@ -5,13 +5,15 @@ Knows options and how findings are printed; the work is ``hpcrec.checkpoints``' 
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from hpcrec.cli_options import Anything, examples
+from hpcrec.cli_options import EXPORT, LAUNCHERS, Anything, checkpoint_option, examples, run_config, set_option
+from hpcrec.errors import ConfigError
 from hpcrec.units import format_bytes
 
 _SHOWN = 20  # values of a dense part that are listed
@@ -55,7 +57,7 @@ def inspect(path: Path, as_json: bool) -> None:
 @click.argument("paths", nargs=-1, required=True, type=Anything)
 @scratch_option
 def verify(paths: Sequence[Path], scratch: Path | None) -> int:
-    """Read the checkpoints at PATHS whole and list all that is wrong.
+    """Read the checkpoints at PATHS whole and list all that is wrong. Of an export, checks sizes and checksums.
 
     Checks sizes and checksums, that every id and column is in exactly one part, that optimizer states are complete, and
     that values are finite. Ends with status 1 if anything is wrong.
@@ -64,6 +66,9 @@ def verify(paths: Sequence[Path], scratch: Path | None) -> int:
 
     bad = 0
     for path in paths:
+        if (path / EXPORT).is_file():
+            bad += _verify_export(path)
+            continue
         verdict = check(path, scratch)
         bad += bool(verdict.problems)
         if not verdict.problems:
@@ -74,6 +79,17 @@ def verify(paths: Sequence[Path], scratch: Path | None) -> int:
         for problem in verdict.problems:
             click.echo(f"hpcrec: error: {problem}", err=True)
     return 1 if bad else 0
+
+
+def _verify_export(path: Path) -> bool:
+    from hpcrec.serving.folder import damages
+
+    found = damages(path)
+    for problem in found:
+        click.echo(f"hpcrec: error: {problem}", err=True)
+    if not found:
+        click.echo(f"{path}: ok, an export")
+    return bool(found)
 
 
 @checkpoint.command(
@@ -136,6 +152,50 @@ def convert(
     wanted = Conversion(parts=parts, shard=shard, dtype=dtype, without_optimizer=without_optimizer)
     written = write(path, out, wanted, scratch)
     click.echo(f"{written.folder}: step {written.step}, {len(written.tables)} tables")
+
+
+@checkpoint.command(
+    short_help="Write a trained model so that it can be served.",
+    epilog=examples(
+        "hpcrec checkpoint export runs/quickstart model",
+        "hpcrec predict model --data data/quickstart/test.h5 --out predictions.h5",
+    ),
+)
+@click.argument("run", type=Anything)
+@click.argument("out", type=Folder)
+@checkpoint_option
+@click.option(
+    "--embeddings",
+    type=click.Choice(["safetensors", "hdf5"]),
+    default="safetensors",
+    show_default=True,
+    help="Files of the tables.",
+)
+@set_option
+def export(run: Path, out: Path, checkpoint: str, embeddings: str, overrides: Sequence[str]) -> None:
+    """Write the model of RUN, a run folder or the TOML file that made it, as the new folder OUT.
+
+    OUT has the dense part as a graph of torch (torch.export) and each table as a file, and says in export.json what
+    they mean. 'hpcrec predict OUT' and hpcrec.serving.Exported predict with it, without MPI.
+    """
+    from hpcrec.build_export import export as write
+
+    written = write(run_config(run, overrides), out, checkpoint=checkpoint, embeddings=embeddings)
+    size = format_bytes(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))
+    click.echo(f"{written}: {size}")
+
+
+def predict_exported(folder: Path, data: Path, out: Path, environment: Mapping[str, str]) -> None:
+    """``hpcrec predict`` of an export: on one process; refuses options that concern runs."""
+    context = click.get_current_context()
+    for name, option in (("checkpoint", "--checkpoint"), ("overrides", "--set")):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{folder} is an export, which {option} is not for: it is of one checkpoint.")
+    if any(environment.get(name, "1") != "1" for name in LAUNCHERS):
+        raise ConfigError(f"predict: {folder} is an export; start it without 'hpcrec run', mpirun or srun.")
+    from hpcrec.serving.predict import predict_data
+
+    click.echo(f"{out}: {predict_data(folder, data, out)} predictions")
 
 
 def _as_json(value: Any) -> Any:

@@ -134,7 +134,7 @@ def together(pieces: list[TableBlock], facts: TableFacts, start: int | None, sto
                 f"{bad.sum()} ids have columns that are {said}, the first of them id {ids[first]}, column "
                 f"{int(np.flatnonzero(wrong[first])[0])}"
             )
-    if start is not None and stop is not None and len(ids) != stop - start:
+    if not facts.dynamic and start is not None and stop is not None and len(ids) != stop - start:
         here = np.zeros(stop - start, bool)
         here[ids - start] = True
         problems.append(f"{(~here).sum()} ids are in no part, the first of them id {start + int(np.argmin(here))}")

@@ -237,7 +237,7 @@ class RowStore:
             Row numbers in the whole table; of a dynamic table ids, of which those that have a row here are taken.
         rows : float [U, columns[1] - columns[0]]
         states : mapping of str to float [U, ...]
-            Per-element states have the columns of ``rows``.
+            Per-element states have the columns of ``rows``. May be empty: then states stay as they are.
         columns : (int, int)
             The columns of the whole table that ``rows`` covers.
 
@@ -261,7 +261,7 @@ class RowStore:
             arena.cache.flush()
             arena.cache.clear()
         arena.rows[where, target] = rows[:, source]
-        for name, state in arena.states.items():
+        for name, state in arena.states.items() if states else ():
             if state.ndim == 2:
                 state[where, target] = states[name][:, source]
             else:

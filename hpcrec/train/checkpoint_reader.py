@@ -133,6 +133,16 @@ class Checkpoint:
         """
         return tuple(self._paths(table))
 
+    def without_states(self, table: str) -> bool:
+        """Whether no part of a table has optimizer states: enough to read it, not to train on.
+
+        Raises
+        ------
+        CheckpointError
+            No such table.
+        """
+        return not any(part_facts(path)["states"] for path in self._paths(table))
+
     def check_table(
         self,
         table: str,

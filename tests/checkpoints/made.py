@@ -16,7 +16,7 @@ from hpcrec.train.checkpoint_parts import Admission
 from hpcrec.train.checkpoint_residuals import Unsent
 
 ROWS, WIDTH = 50, 6
-DYNAMIC_IDS = np.random.default_rng(0).permutation(np.array([-(2**63), 2**63 - 1, *range(-9, 30)], np.int64))
+DYNAMIC_IDS = np.random.default_rng(0).permutation(np.array([-(2**63), 2**63 - 1, *range(-9, 99, 3)], np.int64))
 
 
 def values_of(seed: int, ids: np.ndarray, width: int | None) -> np.ndarray:

@@ -144,7 +144,7 @@ def test_verify_finds(
     if ranges:
         request.getfixturevalue("small_ranges")
     found = write(tmp_path)
-    assert run("verify", found).output.startswith(f"{found}: ok, 3 tables, 100 rows, 8 files")
+    assert run("verify", found).output.startswith(f"{found}: ok, 3 tables, {ROWS + 9 + len(DYNAMIC_IDS)} rows, 8 files")
     change(found, name, damage)
     result = run("verify", tmp_path)
     assert result.return_value == 1
