@@ -8,7 +8,7 @@ Legend: ``U`` ids in a block or range, ``D`` its columns, ``W`` width of the tab
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +24,7 @@ from hpcrec.train.checkpoint_reader import Checkpoint
 from hpcrec.types import Ints
 from hpcrec.units import MiB
 
-RANGE_BYTES = 256 * MiB  # of rows and states put together at a time; about three times that is the memory
+RANGE_BYTES = 64 * MiB  # of rows and states put together at a time; up to five times that is the memory
 _SAMPLED_IDS = 1 << 20  # of a dynamic table, by which its ranges are cut
 
 Blocks = Callable[[], Iterable[TableBlock]]
@@ -116,24 +116,18 @@ def together(pieces: list[TableBlock], facts: TableFacts, start: int | None, sto
     dtype = pieces[0].rows.dtype if pieces else np.dtype(facts.dtype)
     rows = np.zeros((len(ids), facts.width), dtype)
     states = {n: np.zeros(rows.shape[: 1 if dims == 1 else 2], dtype) for n, dims in facts.states.items()}
-    times = np.zeros(rows.shape, np.uint8)  # that a value is there; two is many
+    times_of: dict[tuple[int, int], Ints] = {}  # by columns: how often each id is there
     for piece in pieces:
         at, columns = np.searchsorted(ids, piece.ids), slice(*piece.columns)
-        np.minimum(times + _times(at, len(ids), columns, facts.width), 2, out=times)
+        times_of.setdefault(piece.columns, np.zeros(len(ids), np.int64))
+        times_of[piece.columns] += np.bincount(at, minlength=len(ids))
         rows[at, columns] = piece.rows
         for name, values in piece.states.items():
             if values.ndim == 1:
                 states[name][at] = values
             else:
                 states[name][at, columns] = values
-    problems = []
-    for said, wrong in (("more than once", times > 1), ("in no part", times == 0)):
-        if (bad := wrong.any(1)).any():
-            first = int(np.flatnonzero(bad)[0])
-            problems.append(
-                f"{bad.sum()} ids have columns that are {said}, the first of them id {ids[first]}, column "
-                f"{int(np.flatnonzero(wrong[first])[0])}"
-            )
+    problems = _not_once(ids, times_of, facts.width)
     if not facts.dynamic and start is not None and stop is not None and len(ids) != stop - start:
         here = np.zeros(stop - start, bool)
         here[ids - start] = True
@@ -141,10 +135,25 @@ def together(pieces: list[TableBlock], facts: TableFacts, start: int | None, sto
     return IdRange(start, stop, TableBlock(ids=ids, rows=rows, states=states, columns=(0, facts.width)), problems)
 
 
-def _times(at: Ints, n_ids: int, columns: slice, width: int) -> np.ndarray:
-    out = np.zeros((n_ids, width), np.uint8)
-    out[:, columns] = np.minimum(np.bincount(at, minlength=n_ids), 2)[:, None]
-    return out
+def _not_once(ids_U: Ints, times_of: Mapping[tuple[int, int], Ints], width: int) -> list[str]:
+    """What is wrong where ids have not each column once; ``times_of``: how often each has some columns."""
+    cuts = sorted({0, width, *(cut for columns in times_of for cut in columns)})
+    pieces = [
+        (start, sum((n for (a, b), n in times_of.items() if a <= start < b), np.zeros(len(ids_U), np.int64)))
+        for start in cuts[:-1]
+    ]
+    problems = []
+    for said, is_wrong in (("more than once", lambda n: n > 1), ("in no part", lambda n: n == 0)):
+        bad_U = np.zeros(len(ids_U), bool)
+        for _, times in pieces:
+            bad_U |= is_wrong(times)
+        if bad_U.any():
+            first = int(np.argmax(bad_U))
+            column = next(start for start, times in pieces if is_wrong(times[first]))
+            problems.append(
+                f"{bad_U.sum()} ids have columns that are {said}, the first of them id {ids_U[first]}, column {column}"
+            )
+    return problems
 
 
 def whole(found: IdRange, checkpoint: Checkpoint, table: str) -> TableBlock:

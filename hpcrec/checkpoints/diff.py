@@ -23,6 +23,7 @@ from hpcrec.train.checkpoint_reader import Checkpoint
 from hpcrec.types import Floats, Ints
 
 _SHOWN_IDS = 5
+_COMPARED = 1 << 17  # values compared at a time
 
 
 @dataclass
@@ -44,6 +45,17 @@ class Values:
 
     def add(self, a: Floats, b: Floats, tolerance: float) -> np.ndarray:
         """Counts two arrays of one shape; where they differ."""
+        wrong = np.zeros(np.shape(a), bool)
+        if wrong.ndim == 0:
+            wrong[()] = self._add(np.asarray(a), np.asarray(b), tolerance)
+            return wrong
+        step = max(1, _COMPARED // max(1, int(np.prod(wrong.shape[1:]))))
+        for start in range(0, len(wrong), step):
+            here = slice(start, start + step)
+            wrong[here] = self._add(a[here], b[here], tolerance)
+        return wrong
+
+    def _add(self, a: Floats, b: Floats, tolerance: float) -> np.ndarray:
         x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
             by = np.abs(x - y)
