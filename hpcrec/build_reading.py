@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcrec.build import open_session
-from hpcrec.config import Config, DenseConfig, ExchangeConfig, Form, StoreConfig, TopologyConfig
+from hpcrec.build_tables import as_read
+from hpcrec.config import Config
 from hpcrec.train import state
 from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.checkpoint_files import checkpoints_in
@@ -21,26 +22,13 @@ def open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sessi
     """
     path = data or config.data.test or config.data.validation or config.data.train
     run = Path(config.run.folder)
-    tables = {name: replace(own, owners=None, parts=None) for name, own in config.embedding.tables.items()}
-    threads = {"owner_threads": config.topology.owner_threads, "dense_threads": config.topology.dense_threads}
-    session = open_session(
-        replace(
-            config,
-            data=replace(config.data, test=path),
-            topology=TopologyConfig(mode="fused", **threads),
-            exchange=_without_auto(config.exchange),
-            # nothing is reduced, so Horovod need not be there; of several groups, the first one's model is read
-            dense=DenseConfig(reducer="mpi", optimizer=config.dense.optimizer, autocast=config.dense.autocast),
-            embedding=replace(config.embedding, tables=tables),
-            store=StoreConfig(),
-        ),
-        reading=True,
-    )
+    session = open_session(as_read(replace(config, data=replace(config.data, test=path))), reading=True)
     main = session.parts.world.main
     if checkpoint == "best" and not on_root(main, (checkpoints_in(run) / "best.json").exists):
         checkpoint = "last"
     found = find_checkpoint(run, checkpoint, main)
     state.load(session, found, resume=False)
+    session.step = found.step  # what predictions are of
     if main.rank == 0 and config.exchange.codec == "dct" and config.exchange.dct.evaluate:
         auto = "auto" in (config.exchange.form, *config.exchange.forms.values())
         features, embedding = session.parts.splits["test"].dataset.features, config.embedding
@@ -48,11 +36,3 @@ def open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sessi
         whole = {f.name for f in features if embedding.share.get(f.name, f.name) in named}
         advise_reader(session, found, auto=auto, whole=whole)
     return session
-
-
-def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
-    """Nothing is counted to read a run. Forms change the order of sums, and what codec ``dct`` thresholds."""
-    defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_every", "auto_copies")}
-    fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
-    form: Form = "pooled" if exchange.form == "auto" else exchange.form
-    return replace(exchange, form=form, forms=fixed, **defaults)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpcrec.comm.topology import Topology, assign_roles
-from hpcrec.config import Config
+from hpcrec.config import Config, DenseConfig, ExchangeConfig, Form, StoreConfig, TopologyConfig
 from hpcrec.data import hashing
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.place import row_elements
@@ -30,6 +30,29 @@ DTYPES: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
     "float32": (np.dtype(np.float32), torch.float32),
     "float64": (np.dtype(np.float64), torch.float64),
 }
+
+
+def as_read(config: Config) -> Config:
+    """The configuration of a run by which it is read, on any ranks: what concerns others than these is left out."""
+    tables = {name: replace(own, owners=None, parts=None) for name, own in config.embedding.tables.items()}
+    threads = {"owner_threads": config.topology.owner_threads, "dense_threads": config.topology.dense_threads}
+    return replace(
+        config,
+        topology=TopologyConfig(mode="fused", **threads),
+        exchange=_without_auto(config.exchange),
+        # nothing is reduced, so Horovod need not be there; of several groups, the first one's model is read
+        dense=DenseConfig(reducer="mpi", optimizer=config.dense.optimizer, autocast=config.dense.autocast),
+        embedding=replace(config.embedding, tables=tables),
+        store=StoreConfig(),
+    )
+
+
+def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
+    """Nothing is counted to read a run. Forms change the order of sums, and what codec ``dct`` thresholds."""
+    defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_every", "auto_copies")}
+    fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
+    form: Form = "pooled" if exchange.form == "auto" else exchange.form
+    return replace(exchange, form=form, forms=fixed, **defaults)
 
 
 def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

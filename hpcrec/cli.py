@@ -13,25 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcrec.cli_checkpoint import checkpoint, predict_exported
 from hpcrec.cli_data import data
 from hpcrec.cli_doctor import doctor
-from hpcrec.cli_options import CONTEXT, HELP, Anything, File, Target, examples
+from hpcrec.cli_options import (
+    CONTEXT,
+    EXPORT,
+    HELP,
+    Anything,
+    File,
+    Target,
+    checkpoint_option,
+    examples,
+    run_config,
+    set_option,
+)
 from hpcrec.cli_prepare import check_prepare, prepare
 from hpcrec.errors import ConfigError, HpcrecError
 
 if TYPE_CHECKING:
     from hpcrec.config import Config
-
-set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the configuration; repeatable."
-)
-checkpoint_option = click.option(
-    "--checkpoint",
-    default="best",
-    show_default=True,
-    metavar="best|last|PATH",
-    help="Which checkpoint of the run; best is the last one where none was marked.",
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -110,7 +111,7 @@ def evaluate(run_or_config: Path, data: Path | None, checkpoint: str, overrides:
     rank = _start()
     from hpcrec import commands
 
-    config = _run_config(run_or_config, overrides)
+    config = run_config(run_or_config, overrides)
     found = commands.evaluate(config, data=None if data is None else str(data), checkpoint=checkpoint)
     if rank == 0:
         click.echo(json.dumps(found, indent=2, default=_as_list))
@@ -128,12 +129,16 @@ def evaluate(run_or_config: Path, data: Path | None, checkpoint: str, overrides:
 def predict(run: Path, data: Path, out: Path, checkpoint: str, overrides: Sequence[str]) -> None:
     """Write a trained model's probabilities for a data set, in its order.
 
-    RUN is a run folder, or the TOML file that made it.
+    RUN is a run folder, or the TOML file that made it; or an export ('hpcrec checkpoint export'), which takes one
+    process and no MPI.
     """
+    if (run / EXPORT).is_file():
+        predict_exported(run, data, out, os.environ)
+        return
     rank = _start()
     from hpcrec import commands
 
-    config = _run_config(run, overrides)
+    config = run_config(run, overrides)
     samples = commands.predict(config, data=str(data), out=out, checkpoint=checkpoint)
     if rank == 0:
         click.echo(f"{out}: {samples} predictions")
@@ -152,15 +157,6 @@ def _train_config(path: Path, overrides: Sequence[str], resume: str | None) -> "
     return load_config(path, [*overrides, *([] if resume is None else [f"checkpoint.resume={resume}"])])
 
 
-def _run_config(path: Path, overrides: Sequence[str]) -> "Config":
-    """The configuration of a run folder, or a file's."""
-    from hpcrec.config import load_config
-
-    if path.is_dir() and not (path / "config.toml").is_file():
-        raise ConfigError(f"{path}: has no config.toml, so it is no run folder. Give a run.folder, or a TOML file.")
-    return load_config(path / "config.toml" if path.is_dir() else path, overrides)
-
-
 def _as_list(value: Any) -> Any:
     return value.tolist()
 
@@ -168,6 +164,7 @@ def _as_list(value: Any) -> Any:
 command_line.add_command(prepare)
 command_line.add_command(data, "data")
 command_line.add_command(doctor)
+command_line.add_command(checkpoint, "checkpoint")
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------
@@ -238,7 +235,7 @@ def _check_before(arguments: Sequence[str]) -> None:
         if given["config_file"] is not None:
             _train_config(given["config_file"], given["overrides"], None)
     else:
-        _run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
+        run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
 
 
 # ---- config ----------------------------------------------------------------------------------------------------------

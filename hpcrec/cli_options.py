@@ -1,8 +1,15 @@
-"""What the commands of ``hpcrec`` have in common: types of arguments and examples in help texts."""
+"""What the commands of ``hpcrec`` have in common: arguments and options, and examples in help texts."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from hpcrec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpcrec.config import Config
 
 HELP = ["-h", "--help"]
 CONTEXT = {"help_option_names": HELP, "max_content_width": 100}
@@ -16,3 +23,24 @@ def examples(*lines: str) -> str:
 File = click.Path(exists=True, dir_okay=False, path_type=Path)
 Target = click.Path(dir_okay=False, path_type=Path)
 Anything = click.Path(exists=True, path_type=Path)
+EXPORT = "export.json"  # of an export, in its folder
+LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what they say how many ranks there are in
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the configuration; repeatable."
+)
+checkpoint_option = click.option(
+    "--checkpoint",
+    default="best",
+    show_default=True,
+    metavar="best|last|PATH",
+    help="Which checkpoint of the run; best is the last one where none was marked.",
+)
+
+
+def run_config(path: Path, overrides: Sequence[str]) -> "Config":
+    """The configuration of a run folder, or a file's."""
+    from hpcrec.config import load_config
+
+    if path.is_dir() and not (path / "config.toml").is_file():
+        raise ConfigError(f"{path}: has no config.toml, so it is no run folder. Give a run.folder, or a TOML file.")
+    return load_config(path / "config.toml" if path.is_dir() else path, overrides)

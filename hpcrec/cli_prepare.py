@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpcrec.cli_options import File, examples
+from hpcrec.cli_options import LAUNCHERS, File, examples
 from hpcrec.errors import ConfigError
 from hpcrec.units import MiB
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hpcrec.comm.collectives import Collectives
 
 F = TypeVar("F", bound=Callable[..., Any])
-_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what they say how many ranks there are in
 
 out_option = click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for train.h5 and the others."
@@ -178,7 +177,7 @@ def check_prepare(arguments: Sequence[str]) -> None:
 
 def _tasks() -> int:
     """Ranks that the launcher says it started; 1 without one."""
-    return next((int(os.environ[name]) for name in _LAUNCHERS if os.environ.get(name, "").isdigit()), 1)
+    return next((int(os.environ[name]) for name in LAUNCHERS if os.environ.get(name, "").isdigit()), 1)
 
 
 def _ranks() -> "Collectives | None":

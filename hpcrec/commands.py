@@ -5,7 +5,6 @@ Knows sessions and run folders; does not parse a command line (``cli``).
 
 import contextlib
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from hpcrec.config import (
     to_toml,
     with_absolute_paths,
 )
-from hpcrec.data.files import publish, temporary_beside, writing
-from hpcrec.data.hdf5_out import Output
+from hpcrec.data.files import writing
+from hpcrec.data.predictions import predictions
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError
 from hpcrec.train import report, telemetry
@@ -111,7 +110,7 @@ def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -
         dataset = session.parts.splits["test"].dataset
         shape = (dataset.samples,) if dataset.n_labels == 1 else (dataset.samples, dataset.n_labels)
         writes = topology.is_dense and topology.dense_index == 0
-        with _predictions(out, shape if writes else None) as output:
+        with predictions(out, shape) if writes else contextlib.nullcontext() as output:
             for first, _, logits in session.outputs("test"):
                 assert dense is not None
                 parts = dense.gather_arrays(torch.sigmoid(logits).to(torch.float32).numpy())
@@ -122,23 +121,6 @@ def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -
             if output is not None:
                 output.file.attrs.update({"data": str(dataset.path), "step": session.step})
         return dataset.samples
-
-
-@contextlib.contextmanager
-def _predictions(out: Path, shape: tuple[int, ...] | None) -> Iterator[Output | None]:
-    """The file for predictions of that shape, whole or absent; None where this rank writes none."""
-    if shape is None:
-        yield None
-        return
-    hidden = temporary_beside(out)
-    try:
-        with Output(hidden, out) as output:
-            output.file.create_dataset("prediction", shape, np.float32)
-            yield output
-        with writing(out):
-            publish(hidden, out)
-    finally:
-        hidden.unlink(missing_ok=True)
 
 
 def _prepare_folder(run: Path, config: Config) -> None:

@@ -251,7 +251,7 @@ class RowStore:
             Row numbers in the whole table; of a dynamic table ids, of which those that have a row here are taken.
         rows : float [U, columns[1] - columns[0]]
         states : mapping of str to float [U, ...]
-            Per-element states have the columns of ``rows``.
+            Per-element states have the columns of ``rows``. May be empty: then states stay as they are.
         columns : (int, int)
             The columns of the whole table that ``rows`` covers.
 
@@ -265,7 +265,7 @@ class RowStore:
         start, stop = max(columns[0], part.columns[0]), min(columns[1], part.columns[1])
         if start >= stop:
             return 0
-        values = {"": rows, **{name: states[name] for name in arena.states}}
+        values = {"": rows, **{name: states[name] for name in arena.states if states}}
         if mine is not None and not mine.all():
             local, values = local[mine], {name: of[mine] for name, of in values.items()}
         where, cut = local + part.base, slice(start - columns[0], stop - columns[0])

@@ -37,7 +37,7 @@ def added_relu(base_BY: Tensor, x_BX: Tensor, weight_YX: Tensor | None, bias_Y: 
     """
     if weight_YX is None:
         return torch.relu(base_BY + bias_Y)
-    x1 = torch.cat([x_BX, x_BX.new_ones(len(x_BX), 1)], 1)
+    x1 = torch.cat([x_BX, x_BX.new_ones(x_BX.shape[0], 1)], 1)
     return torch.addmm(base_BY, x1, torch.cat([weight_YX, bias_Y[:, None]], 1).t()).relu_()
 
 
@@ -62,6 +62,8 @@ def dot_interaction(first_BD: Tensor | None, block_BFD: Tensor, place_P: Tensor)
 
 
 def _by_kernel(x: Tensor) -> bool:
+    if torch.compiler.is_compiling():  # a graph is made of the formula
+        return False
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and kernels.active() == "native"
 
 

@@ -28,7 +28,8 @@ def product(x_BX: Tensor, weight_XY: Tensor) -> Tensor:
 def fits_onednn(*tensors: Tensor) -> bool:
     """Whether ``linear`` can be had of these: inputs, and what they meet."""
     return (
-        all(x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0 for x in tensors)
+        not torch.compiler.is_compiling()  # a graph is made of the formula
+        and all(x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0 for x in tensors)
         and tensors[0].ndim == 2
         and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")

@@ -17,6 +17,8 @@ from hpcrec.kernels.backend import BACKENDS
 
 def both_sums(pooled_BFD: Tensor) -> tuple[Tensor, Tensor]:
     """``(S_BD, Q_B)``: sum over f of ``v_f``, sum over f of ``|v_f|^2``."""
+    if torch.compiler.is_compiling():  # a graph is made of the formula
+        return pooled_BFD.sum(1), pooled_BFD.square().sum((1, 2))
     return _Sums.apply(pooled_BFD)
 
 

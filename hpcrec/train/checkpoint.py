@@ -107,7 +107,7 @@ class CheckpointWriter:
         width: int,
         columns: tuple[int, int],
         dynamic: bool = False,
-        hashed: bool = False,
+        hashed: bool | None = False,
         admission: Admission | None = None,
     ) -> None:
         """Writes one part of a table, block by block.
@@ -127,12 +127,12 @@ class CheckpointWriter:
         dynamic : bool
             Whether ids have their rows as they came.
         hashed : bool
-            Whether row numbers are hashes of ids.
+            Whether row numbers are hashes of ids; None: not known.
         admission : Admission, optional
             What is known of them, in the order of the blocks' ids; of one of the tables that have the same ids.
         """
         facts = {"table": table, "rows": rows, "width": width, "column_start": columns[0], "column_stop": columns[1]}
-        facts |= {"dynamic": True} if dynamic else {"hashed": hashed}
+        facts |= {"dynamic": True} if dynamic else {} if hashed is None else {"hashed": hashed}
 
         def describe(file: h5py.File) -> None:
             file.attrs.update(facts)

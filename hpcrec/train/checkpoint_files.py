@@ -142,11 +142,12 @@ def read_state(folder: Path) -> dict[str, Any]:
 def damage(folder: Path, manifest: Mapping[str, Any], ranks: Ranks) -> str | None:
     """What is wrong with a checkpoint's files, or None; collective: each rank reads its share of them."""
     mine = list(manifest["files"].items())[ranks.rank :: ranks.size]
-    found = next((text for name, entry in mine if (text := _file_damage(folder / name, entry))), None)
+    found = next((text for name, entry in mine if (text := file_damage(folder / name, entry))), None)
     return next((text for text in ranks.allgather(found) if text), None)
 
 
-def _file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
+def file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
+    """What is wrong with a file, held to its entry in the manifest, or None."""
     try:
         n_bytes = path.stat().st_size
         if n_bytes != entry["bytes"]:
@@ -271,28 +272,3 @@ def candidates(folder: Path, which: str) -> list[Path]:
             )
         return [step_folder(folder, best["step"])]
     return [Path(which)]
-
-
-def problem(path: Path, ranks: Ranks) -> str | None:
-    """What is wrong with a checkpoint, None where it is whole; collective: each rank reads its share of the files."""
-    manifest, found = None, None
-    if ranks.rank == 0:
-        try:
-            manifest = read_manifest(path)
-        except CheckpointError as error:
-            found = str(error).rstrip(".")
-    manifest, found = ranks.bcast((manifest, found))
-    found = found or damage(path, manifest, ranks)
-    if found is None and (base := base_of(path, manifest)) is not None:
-        found = ranks.bcast(_base_problem(path, manifest, base) if ranks.rank == 0 else None) or problem(base, ranks)
-    return found
-
-
-def _base_problem(path: Path, manifest: Mapping[str, Any], base: Path) -> str | None:
-    """Whether the checkpoint that one needs is there, the same as then, and needs none itself."""
-    try:
-        same = fingerprint(base / MANIFEST)["sha256"] == manifest["base"]["sha256"]
-    except OSError as error:
-        return f"{path} needs {base}, which cannot be read ({error.strerror})"
-    fits = same and "base" not in read_manifest(base)
-    return None if fits else f"{path} needs {base}, which is not the one that it was written with"

@@ -7,10 +7,8 @@ Legend: ``U`` ids in a block, ``D`` its columns.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
@@ -25,28 +23,14 @@ from hpcrec.train.checkpoint_dense import (
 )
 from hpcrec.train.checkpoint_parts import (
     TableBlock,
-    check_block,
     check_kind,
-    is_dynamic,
     listed,
-    opened,
     part_facts,
     state_said,
 )
 from hpcrec.train.checkpoint_residuals import Unsent, file_name, parts_in, read_unsent
+from hpcrec.train.checkpoint_stretch import BLOCK_ROWS, Newer, Stretch
 from hpcrec.types import Floats, Ints
-
-_BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Ids ``[start, stop)`` of a table's part; without those of the part ``newer``, where there is one."""
-
-    path: Path
-    start: int
-    stop: int
-    newer: Path | None = None
 
 
 class Checkpoint:
@@ -73,7 +57,7 @@ class Checkpoint:
         self._residuals = parts_in(manifest["files"])
         base = files.base_of(self.folder, manifest)
         self.base = None if base is None else Checkpoint(base)
-        self._newer: tuple[Path, Ints] | None = None  # ids of a part of this one, rising
+        self._newer = Newer()
         for name in manifest["files"]:
             table, slash, _ = name.rpartition("/")
             if slash:
@@ -137,55 +121,39 @@ class Checkpoint:
         CheckpointError
             No such table.
         """
-        found, dynamic = [], False
+        found = []
         for path in self._paths(table):
-            facts = part_facts(path)
-            n_ids, dynamic = facts["n_ids"], facts["dynamic"]
-            found += [Stretch(path, at, min(at + _BLOCK_ROWS, n_ids)) for at in range(0, n_ids, _BLOCK_ROWS)]
-        if self.base is None or dynamic:  # all rows of a dynamic table are here
-            return found
-        for older in self.base.stretches(table):
-            newer = self.folder / older.path.relative_to(self.base.folder)
+            n_ids = part_facts(path)["n_ids"]
+            found += [Stretch(path, at, min(at + BLOCK_ROWS, n_ids)) for at in range(0, n_ids, BLOCK_ROWS)]
+        base = self.holder(table)
+        for older in () if base is self else base.stretches(table):
+            newer = self.folder / older.path.relative_to(base.folder)
             if newer not in self._paths(table):
                 raise CheckpointError(
-                    f"{self.folder}: has no {newer.name} of table {table!r}, which {self.base.folder} has. Parts are "
+                    f"{self.folder}: has no {newer.name} of table {table!r}, which {base.folder} has. Parts are "
                     "cut alike; see docs/checkpoint.md."
                 )
             found.append(replace(older, newer=newer))
         return found
 
     def block(self, stretch: Stretch) -> TableBlock:
-        """The block of a stretch, without ids that are in the part ``newer``.
+        """The block of a stretch.
 
         Raises
         ------
         CheckpointError
             The file is not as it should be.
         """
-        block = self._block(stretch)
-        if stretch.newer is None:
-            return block
-        newer = self._ids_of(stretch.newer)
-        at = np.searchsorted(newer, block.ids).clip(max=max(len(newer) - 1, 0))
-        left = np.flatnonzero(newer[at] != block.ids) if len(newer) else slice(None)
-        states = {name: values[left] for name, values in block.states.items()}
-        return replace(block, ids=block.ids[left], rows=block.rows[left], states=states)
+        return self._newer.block(stretch)
 
-    def _ids_of(self, path: Path) -> Ints:
-        """Ids of a part, rising; of the last one they are kept."""
-        if self._newer is None or self._newer[0] != path:
-            with opened(path) as file:
-                self._newer = path, np.sort(file["ids"][:]) if "ids" in file else np.zeros(0, np.int64)
-        return self._newer[1]
+    def ids(self, stretch: Stretch) -> Ints:
+        """The ids of ``block``."""
+        return self._newer.ids(stretch)
 
-    def _block(self, stretch: Stretch) -> TableBlock:
-        with opened(stretch.path) as file:
-            here = slice(stretch.start, stretch.stop)
-            states = {files.unquoted(name): dataset[here] for name, dataset in file.get("state", {}).items()}
-            columns = (int(file.attrs["column_start"]), int(file.attrs["column_stop"]))
-            block = TableBlock(ids=file["ids"][here], rows=file["rows"][here], states=states, columns=columns)
-            check_block(block, None if is_dynamic(file) else int(file.attrs["rows"]))
-            return block
+    def holder(self, table: str) -> "Checkpoint":
+        """Whose parts together have each row of a table once: the base, or this one."""
+        dynamic = any(part_facts(path)["dynamic"] for path in self._paths(table))
+        return self if self.base is None or dynamic else self.base
 
     def part_paths(self, table: str) -> tuple[Path, ...]:
         """Files of a table's parts, always in the same order.
@@ -196,6 +164,16 @@ class Checkpoint:
             No such table.
         """
         return tuple(self._paths(table))
+
+    def without_states(self, table: str) -> bool:
+        """Whether no part of a table has optimizer states: enough to read it, not to train on.
+
+        Raises
+        ------
+        CheckpointError
+            No such table.
+        """
+        return not any(part_facts(path)["states"] for path in self.holder(table).part_paths(table))
 
     def check_table(
         self,

@@ -16,7 +16,7 @@ from hpcrec.comm.failure import agree
 from hpcrec.embedding.arena import Part
 from hpcrec.embedding.store import row_states
 from hpcrec.train.checkpoint import Checkpoint, TableBlock
-from hpcrec.train.checkpoint_reader import Stretch
+from hpcrec.train.checkpoint_stretch import Stretch
 from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
 from hpcrec.types import Floats, Ints
@@ -47,7 +47,8 @@ def dealt_rows(session: Session, checkpoint: Checkpoint, table: str) -> Iterator
     parts_R: list[Part | None] = main.allgather(None if found is None else found[1])
     stretches = on_root(main, lambda: checkpoint.stretches(table))
     shares_R = _shares(stretches, parts_R)
-    states = row_states(session.parts.tables[table].optimizer)
+    kept = row_states(session.parts.tables[table].optimizer)
+    states = {} if on_root(main, lambda: checkpoint.without_states(table)) else kept  # who trains was refused before
     names = {name: len(shape) == 2 for name, shape in states.items()}
     mine = iter(shares_R[main.rank])
     for _ in range(max(len(share) for share in shares_R)):

@@ -7,6 +7,7 @@ from hpcrec.comm.ranks import Ranks
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
 from hpcrec.train.checkpoint import Checkpoint, find_checkpoint, remove_leftovers, steps_in
+from hpcrec.train.checkpoint_find import problem_of
 from hpcrec.train.ranks import on_root
 
 
@@ -39,7 +40,7 @@ def resumed_from(folder: Path, which: str, ranks: Ranks) -> Checkpoint | None:
 
 
 def _set_aside(folder: Path, newer: int, step: int, which: str, ranks: Ranks) -> None:
-    problem = files.problem(files.step_folder(folder, newer), ranks)
+    problem = problem_of(files.step_folder(folder, newer), ranks)
     if problem is None:
         raise CheckpointError(
             f"checkpoint.resume is {which}, of step {step}, but {folder} has a newer checkpoint (step {newer}), which "

@@ -123,6 +123,8 @@ def _check(session: Session, checkpoint: Checkpoint, *, resume: bool) -> None:
     checkpoint.check_tables(session.parts.tables, [] if resume else _of_other_groups(session, checkpoint))
     for name, table in session.parts.tables.items():
         states, dynamic = row_states(table.optimizer), table.dynamic is not None
+        if not resume and checkpoint.without_states(name):
+            states = {}
         checkpoint.check_table(
             name, rows=table.rows, width=table.width, states=states, dynamic=dynamic, hashed=table.hashed
         )

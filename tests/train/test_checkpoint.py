@@ -90,7 +90,7 @@ PARTITIONS = {
 
 @pytest.mark.parametrize("parts", PARTITIONS.values(), ids=PARTITIONS)
 def test_rows_and_states_come_back_bit_for_bit(tmp_path, parts, monkeypatch):
-    monkeypatch.setattr(checkpoint_reader, "_BLOCK_ROWS", 128)
+    monkeypatch.setattr(checkpoint_reader, "BLOCK_ROWS", 128)
     rows, states = table()
     writer = CheckpointWriter(tmp_path, 7)
     writer.begin()

@@ -13,6 +13,10 @@ from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
 from hpcrec import commands
+from hpcrec.checkpoints.convert import Conversion, convert
+from hpcrec.checkpoints.diff import diff
+from hpcrec.checkpoints.look import look
+from hpcrec.checkpoints.verify import verify
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.config import Config
 from hpcrec.errors import CheckpointError
@@ -183,3 +187,20 @@ def test_parts_that_are_cut_otherwise_are_refused(three: Path) -> None:
     path.write_text(path.read_text().replace("part-0", "part-1"))
     with pytest.raises(CheckpointError, match=r"has no part-0.h5 of table 'user', which .*step-1 has"):
         values(Checkpoint(three / "checkpoints/step-3"))
+
+
+def test_the_tools_take_both_together(three: Path) -> None:
+    newer = three / "checkpoints/step-3"
+    assert verify(newer).problems == []
+    assert look(newer)["base"] == 1
+    assert look(newer)["tables"]["user"]["ids"] == 20
+    whole = convert(newer, three / "whole", Conversion(parts=3))
+    assert whole.base is None
+    np.testing.assert_array_equal(values(whole), values(Checkpoint(newer)))
+    assert diff(newer, three / "whole")["equal"]
+    found = diff(newer, three / "checkpoints/step-2")["tables"]["user"]
+    assert (found["ids"], found["rows_differ"]) == (20, 4)
+    data = bytearray((three / "checkpoints/step-1/user/part-0.h5").read_bytes())
+    data[-1] ^= 1
+    (three / "checkpoints/step-1/user/part-0.h5").write_bytes(data)
+    assert any("step-1/user/part-0.h5 has another checksum" in problem for problem in verify(newer).problems)
