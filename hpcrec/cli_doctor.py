@@ -41,7 +41,7 @@ def doctor(folder: Path, config_file: Path | None, overrides: Sequence[str], lim
         raise click.UsageError("--set changes a configuration: give --config FILE too.")
     from hpcrec.comm.start import start_unchecked
 
-    start_unchecked()
+    start_unchecked(os.environ)
     from hpcrec.config import load_config
     from hpcrec.doctor.command import run
 

@@ -121,7 +121,7 @@ def test_exit_codes_of_errors():
             code=(
                 "import hpcrec.cli as c, hpcrec.errors as e\n"
                 f"def fail(**_): raise e.{error}('too bad')\n"
-                "c.config_reference.callback = fail\n"
+                "c.config_group.commands['reference'].callback = fail\n"
                 "c.main(['config', 'reference'])"
             )
         )
@@ -158,7 +158,7 @@ def test_run_hands_the_command_line_to_the_launcher(config, monkeypatch):
         4,
         "--threads",
         2,
-        "--mpirun-option=--tag-output",
+        "--launcher-option=--tag-output",
         "--",
         "train",
         config,
