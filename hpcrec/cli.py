@@ -1,4 +1,4 @@
-"""The command ``hpcrec``: train, evaluate, predict, prepare, data, doctor, run, config.
+"""The command ``hpcrec``: train, evaluate, predict, prepare, data, doctor, run, submit, status, config.
 
 Parses a command line, checks the configuration and hands over. What a command needs is imported when it runs, so that
 ``--help`` is quick and ``hpcrec run`` does not start MPI itself. Knows no sessions, files or communicators.
@@ -18,6 +18,7 @@ from hpcrec.cli_data import data
 from hpcrec.cli_doctor import doctor
 from hpcrec.cli_options import CONTEXT, HELP, Anything, File, Target, examples, set_option
 from hpcrec.cli_prepare import check_prepare, prepare
+from hpcrec.cli_slurm import status, submit
 from hpcrec.errors import ConfigError, HpcrecError
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ command_line.add_command(prepare)
 command_line.add_command(data, "data")
 command_line.add_command(doctor)
 command_line.add_command(config_group)
+command_line.add_command(submit)
+command_line.add_command(status)
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------

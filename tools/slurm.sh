@@ -4,7 +4,7 @@
 #   tools/slurm.sh start     munged, slurmctld and a slurmd for each node; says which SLURM_CONF to export
 #   tools/slurm.sh stop      ends them, by their pid files; what they wrote stays until the next start
 #   tools/slurm.sh env       prints that export, for eval
-# NODES (5), CPUS (2) and MEMORY in MB (4000) are what each node claims to have. Where the kernel lets us, every node is
+# NODES (5), CPUS (4) and MEMORY in MB (4000) are what each node claims to have. Where the kernel lets us, every node is
 # a network of its own with a host name of its own, so that MPI sees several hosts; NODES_AS=loopback starts all nodes
 # on this host's name instead. All state is in one folder (HPCREC_SLURM); folders of different checkouts have different
 # names, ports and subnets, so that two may run at once.
@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 number=$(($(pwd -P | cksum | cut -d' ' -f1) % 200 + 20)) # of this checkout: in the subnet, in ports and in names
 state=${HPCREC_SLURM:-${TMPDIR:-/tmp}/hpcrec-slurm-$number}
-nodes=${NODES:-5} cpus=${CPUS:-2} memory=${MEMORY:-4000}
+nodes=${NODES:-5} cpus=${CPUS:-4} memory=${MEMORY:-4000}
 subnet=10.77.$number
 bridge=hr$number
 controller_port=$((30000 + number)) first_port=$((31000 + number * 20))
@@ -86,9 +86,9 @@ JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,requeue_delay=1
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,bf_resolution=1
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 JobRequeue=1
 KillWait=5
 MinJobAge=3600

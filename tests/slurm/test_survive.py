@@ -45,6 +45,14 @@ def reference(shared: Path) -> Run:
     return run
 
 
+@pytest.fixture(scope="module", autouse=True)
+def limited(shared: Path) -> Iterator[tuple[Run, BatchJob]]:
+    """A job that comes to its time limit, the shortest that there is, while the first tests run."""
+    run = Run(shared, "limited", held=True)
+    with job(shared, run, "split", *ONE_KIND, "--time=1", "--signal=B:USR1@5") as batch:
+        yield run, batch
+
+
 def hosts(batch: BatchJob) -> list[str]:
     """Nodes of a job, of all its parts."""
     parts = slurm("scontrol", "show", "job", batch.number).split("\n\n")
@@ -55,17 +63,6 @@ def hosts(batch: BatchJob) -> list[str]:
 def under_way(run: Run, batch: BatchJob) -> None:
     until(f"first checkpoint of {run.folder.name}", lambda: run.under_way() or batch.ended())
     assert batch.state == "RUNNING", batch.said()
-
-
-def test_signal_before_the_time_limit_requeues_and_goes_on(shared: Path, reference: Run) -> None:
-    run = Run(shared, "limit", held=True)
-    with job(shared, run, "split", *ONE_KIND, "--time=1", "--signal=B:USR1@5") as batch:
-        batch.wait_requeued()
-        run.let_go()
-        batch.wait_completed()
-        assert "requeued, for the 1. time" in batch.said() and "resumed from step" in batch.said()
-        assert "the ranks stop after this step and write a checkpoint" in batch.said()
-    run.check_equals(reference)
 
 
 def test_heterogeneous_job_is_one_run_and_goes_on_after_a_requeue(shared: Path, reference: Run) -> None:
@@ -86,16 +83,30 @@ def test_fused_job_trains_on_four_nodes_as_it_does_on_one(shared: Path) -> None:
     with job(shared, runs[0], "fused", *ONE_KIND, launcher="srun") as batch:
         batch.wait_completed()
         assert len(hosts(batch)) == 4
-    with job(shared, runs[1], "fused", "--nodes=1", "--ntasks-per-node=4", "--overcommit") as batch:
+    with job(shared, runs[1], "fused", "--nodes=1", "--ntasks-per-node=4", "--cpus-per-task=1") as batch:
         batch.wait_completed()
     runs[0].check_equals(runs[1])
+
+
+def test_signal_before_the_time_limit_requeues_and_goes_on(limited: tuple[Run, BatchJob], reference: Run) -> None:
+    run, batch = limited
+    batch.wait_requeued()
+    run.let_go()
+    batch.wait_completed()
+    assert "requeued, for the 1. time" in batch.said() and "resumed from step" in batch.said()
+    assert "the ranks stop after this step and write a checkpoint" in batch.said()
+    run.check_equals(reference)
 
 
 def test_preempted_job_goes_on(shared: Path, reference: Run) -> None:
     run = Run(shared, "preempted", held=True)
     with job(shared, run, "split", *ONE_KIND, launcher="srun") as batch:
         under_way(run, batch)
-        urgent = submit(["-p", "urgent", "--nodes=5", "--wrap", "sleep 1"], site(shared, "srun"), shared / "urgent.log")
+        urgent = submit(
+            ["-p", "urgent", "--nodes=5", "--exclusive", "--wrap", "sleep 1"],
+            site(shared, "srun"),
+            shared / "urgent.log",
+        )
         batch.wait_requeued()
         run.let_go()
         urgent.wait_completed()
