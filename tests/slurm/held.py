@@ -8,7 +8,7 @@ from torch import nn
 
 from hpcrec.models import block_operators
 
-HELD_S = 1.5  # a step of each dense rank
+HELD_S = 2.0  # a step of each dense rank
 
 
 class Held(nn.Module):

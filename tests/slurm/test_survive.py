@@ -47,9 +47,9 @@ def reference(shared: Path) -> Run:
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(shared: Path) -> Iterator[tuple[Run, BatchJob]]:
-    """A job that comes to its time limit, the shortest that there is, while the first tests run."""
+    """A job that comes near its time limit, of 2 minutes, while the first tests run."""
     run = Run(shared, "limited", held=True)
-    with job(shared, run, "split", *ONE_KIND, "--time=1", "--signal=B:USR1@5") as batch:
+    with job(shared, run, "split", *ONE_KIND, "--time=2", "--signal=B:USR1@60") as batch:
         yield run, batch
 
 
