@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.Abort:
         sys.exit(130)
     except HpcrecError as error:
-        if "mpi4py.MPI" in sys.modules:  # on ranks, comm.failure says it once and ends all of them
+        if sys.excepthook is not sys.__excepthook__:  # on ranks, comm.failure says it once and ends all of them
             raise
         click.echo(f"hpcrec: error: {error}", err=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)

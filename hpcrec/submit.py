@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -203,8 +203,14 @@ def queued(jobs: Sequence[str]) -> list[Queued] | None:
         return None
     if done.returncode:
         return None
-    rows = [Queued(*line.split("|")) for line in done.stdout.splitlines() if line.count("|") == form.count("|")]
-    return [row for row in rows if row.number.split("+")[0].split("_")[0] in jobs]
+    found: dict[str, Queued] = {}
+    for line in done.stdout.splitlines():
+        if line.count("|") == form.count("|"):
+            row = Queued(*line.split("|"))
+            number = row.number.split("+")[0].split("_")[0]  # of a part of a heterogeneous job, of a task of an array
+            nodes = ",".join(text for text in (found[number].nodes if number in found else "", row.nodes) if text)
+            found[number] = replace(row, number=number, nodes=nodes)
+    return [found[number] for number in jobs if number in found]
 
 
 def json_lines(path: Path) -> list[dict[str, object]]:

@@ -222,6 +222,8 @@ def test_state_by_the_queue(tmp_path, monkeypatch, squeue, state):
     assert (found.state, found.step, found.total_steps, found.checkpoint_step) == (state, 300, 1000, 200)
     assert found.attempts == 2
     assert found.log is not None and found.log.endswith("slurm-12.out")
+    if "12+1" in squeue:
+        assert (found.job, found.nodes) == ("12", "n1,n2")
     if state == "running":
         assert found.allocation_left == "1:23" and found.run_left_s == pytest.approx(350.0)
         assert "run left          about 00:05:50 at the last pace" in lines(tmp_path / "run")

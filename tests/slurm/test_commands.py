@@ -40,7 +40,7 @@ def test_submit_status_requeue_and_end(shared: Path) -> None:
         assert f"job {number} for {run.folder} is in the queue" in hpcrec(*command, code=1)
         under_way(run, batch)
         found = status(run)
-        assert (found["state"], found["job"], found["total_steps"]) == ("running", f"{number}+1", STEPS)
+        assert (found["state"], found["job"], found["total_steps"]) == ("running", number, STEPS)
         assert found["checkpoint_step"] > 0 and found["allocation_left"].startswith("4:")
         slurm("scancel", "--batch", "--signal=USR1", number)  # as ahead of the time limit
         batch.wait_requeued()
