@@ -14,14 +14,20 @@ elif ! command -v hpcrec > /dev/null; then
   exit 1
 fi
 
-# ---- launch: mpirun, or srun where 'srun --mpi=list' names pmix
-HPCREC_LAUNCHER=${HPCREC_LAUNCHER:-mpirun}
+# ---- launch: srun where Slurm speaks PMIx, else mpirun
+if [ -z "${HPCREC_LAUNCHER:-}" ]; then
+  HPCREC_LAUNCHER=mpirun
+  case $(srun --mpi=list 2>&1 || true) in *pmix*) HPCREC_LAUNCHER=srun ;; esac
+fi
 # Its further options, separated by spaces. Binding is chosen by hpcrec run: each rank on the cores of its task.
 HPCREC_LAUNCHER_OPTIONS=${HPCREC_LAUNCHER_OPTIONS:-}
 # Restarts from the last checkpoint inside a job, after a rank was killed or a node's process died.
 HPCREC_RESTARTS=${HPCREC_RESTARTS:-0}
 # Times that a job may requeue itself at its time limit.
 HPCREC_REQUEUES=${HPCREC_REQUEUES:-1000}
+
+# Seconds that a run gets to end after the warning ahead of the time limit, which comes 120 s before it.
+HPCREC_STOP_S=${HPCREC_STOP_S:-90}
 
 # ---- scratch: a folder on each node's own disk that data sets are copied to before the run; none by default
 HPCREC_SCRATCH=${HPCREC_SCRATCH:-}

@@ -15,6 +15,7 @@ ENV_SH = """
 HPCREC_LAUNCHER={launcher}
 # Nodes claim cores that this machine may not have, and all have the same ones.
 HPCREC_LAUNCHER_OPTIONS={binding}
+HPCREC_STOP_S=25
 export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1
 """
 
