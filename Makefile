@@ -14,7 +14,7 @@ QUICK ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup wheels data train test soak sanitize lint format bench clean clean-venv
+.PHONY: help setup wheels data train test slurm-test soak sanitize lint format bench clean clean-venv
 
 venv_folder := .venv$(if $(filter mpich,$(MPI)),-mpich)
 venv := . $(venv_folder)/bin/activate;
@@ -40,8 +40,11 @@ train: setup data     ## trains the quickstart model on NP ranks: runs/quickstar
 	@$(venv) rm -rf runs/quickstart; hpcrec run -n $(NP) -- train examples/quickstart/config.toml $(ARGS)
 	@echo "result: runs/quickstart/summary.json"
 
-test: setup           ## all tests but the slow ones: serial, then on 1 to 4 ranks
+test: setup           ## all tests but the slow ones: serial, on 1 to 4 ranks, on a Slurm where one can be had
 	@$(venv) python tools/run_tests.py $(ARGS)
+
+slurm-test: setup     ## those on a Slurm of 5 nodes; as root on Debian installed, started and stopped
+	@$(venv) python tools/run_tests.py --slurm only $(ARGS)
 
 soak: setup           ## the slow tests: the same properties at long counts; then all others with MPICH
 	@$(venv) python tools/run_tests.py --slow $(if $(MPI)$(ARGS),,--json benchmarks/results/soak.json) $(ARGS)

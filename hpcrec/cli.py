@@ -1,4 +1,4 @@
-"""The command ``hpcrec``: train, evaluate, predict, prepare, data, doctor, run, config.
+"""The command ``hpcrec``: train, evaluate, predict, prepare, data, doctor, run, submit, status, config.
 
 Parses a command line, checks the configuration and hands over. What a command needs is imported when it runs, so that
 ``--help`` is quick and ``hpcrec run`` does not start MPI itself. Knows no sessions, files or communicators.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcrec.cli_checkpoint import checkpoint, predict_exported
+from hpcrec.cli_config import config_group
 from hpcrec.cli_data import data
 from hpcrec.cli_doctor import doctor
 from hpcrec.cli_options import (
@@ -29,6 +30,7 @@ from hpcrec.cli_options import (
     set_option,
 )
 from hpcrec.cli_prepare import check_prepare, prepare
+from hpcrec.cli_slurm import status, submit
 from hpcrec.errors import ConfigError, HpcrecError
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.Abort:
         sys.exit(130)
     except HpcrecError as error:
-        if "mpi4py.MPI" in sys.modules:  # on ranks, comm.failure says it once and ends all of them
+        if sys.excepthook is not sys.__excepthook__:  # on ranks, comm.failure says it once and ends all of them
             raise
         click.echo(f"hpcrec: error: {error}", err=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
@@ -165,6 +167,9 @@ command_line.add_command(prepare)
 command_line.add_command(data, "data")
 command_line.add_command(doctor)
 command_line.add_command(checkpoint, "checkpoint")
+command_line.add_command(config_group)
+command_line.add_command(submit)
+command_line.add_command(status)
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------
@@ -182,12 +187,24 @@ command_line.add_command(checkpoint, "checkpoint")
 @click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Ranks to start.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads a rank; by default an equal part of the cores.")
 @click.option("--hostfile", type=click.Path(path_type=Path), help="Host file for mpirun, to run on several hosts.")
-@click.option("--mpirun-option", "options", multiple=True, metavar="OPTION", help="Handed to mpirun; repeatable.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["mpirun", "srun"]),
+    default="mpirun",
+    show_default=True,
+    help="srun in a Slurm job with PMIx: the only one over both parts of a heterogeneous job.",
+)
+@click.option("--launcher-option", "options", multiple=True, metavar="OPTION", help="Handed to it; repeatable.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(
-    ranks: int, threads: int | None, hostfile: Path | None, options: Sequence[str], arguments: tuple[str, ...]
+    ranks: int,
+    threads: int | None,
+    hostfile: Path | None,
+    launcher: str,
+    options: Sequence[str],
+    arguments: tuple[str, ...],
 ) -> int:
-    """Start 'hpcrec ARGUMENTS' on several ranks by mpirun, with binding, threads and signals that suit it.
+    """Start 'hpcrec ARGUMENTS' on several ranks by mpirun or srun, with binding, threads and signals that suit it.
 
     ARGUMENTS may also be a Python file of your own and its arguments. A command line of hpcrec's and its configuration
     are checked before anything is started.
@@ -204,6 +221,7 @@ def run(
         arguments,
         program=(sys.executable, "-u", *(() if own_loop else ("-m", "hpcrec"))),
         environment=os.environ,
+        launcher=launcher,
         threads=threads,
         hostfile=None if hostfile is None else str(hostfile),
         options=options,
@@ -236,58 +254,3 @@ def _check_before(arguments: Sequence[str]) -> None:
             _train_config(given["config_file"], given["overrides"], None)
     else:
         run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
-
-
-# ---- config ----------------------------------------------------------------------------------------------------------
-
-
-@command_line.group("config", short_help="Check or show configurations; print the reference of keys.")
-def config_group() -> None:
-    """Look at configurations: check one, show it whole, or print the reference of all keys."""
-
-
-@config_group.command(
-    "check", short_help="Check a configuration.", epilog=examples("hpcrec config check my.toml --set train.steps=100")
-)
-@click.argument("config", type=File)
-@set_option
-@click.option("-n", "ranks", type=click.IntRange(min=1), help="Ranks of the run; by default what [topology] counts.")
-def config_check(config: Path, overrides: Sequence[str], ranks: int | None) -> None:
-    """Check the TOML file CONFIG: unknown keys, wrong types, keys that do not go together.
-
-    Where its training data is at hand, also print the memory that each rank will need (docs/memory.md).
-    """
-    from hpcrec.config import load_config
-
-    checked = load_config(config, overrides)
-    click.echo(f"{config}: valid")
-    if not Path(checked.data.train).exists():
-        click.echo(f"memory a rank: not predicted, for data.train ({checked.data.train}) is not here")
-        return
-    from hpcrec.build_memory import memory_report
-
-    click.echo("\n".join(memory_report(checked, ranks)))
-
-
-@config_group.command(
-    "show", short_help="Print a configuration with every default.", epilog=examples("hpcrec config show my.toml")
-)
-@click.argument("config", type=File)
-@set_option
-def config_show(config: Path, overrides: Sequence[str]) -> None:
-    """Print the TOML file CONFIG with every default, as a run folder's config.toml has it."""
-    from hpcrec.config import load_config, to_toml
-
-    click.echo(to_toml(load_config(config, overrides)), nl=False)
-
-
-@config_group.command(
-    "reference",
-    short_help="Print every key and what is allowed.",
-    epilog=examples("hpcrec config reference > docs/configuration.md"),
-)
-def config_reference() -> None:
-    """Print every key with its default and what is allowed, as Markdown."""
-    from hpcrec.config import reference
-
-    click.echo(reference(), nl=False)

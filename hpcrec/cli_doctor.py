@@ -73,7 +73,7 @@ def doctor(
         raise click.UsageError(f"{name} is about a run: give its --config FILE too.")
     from hpcrec.comm.start import start_unchecked
 
-    start_unchecked()
+    start_unchecked(os.environ)
     from hpcrec.config import load_config
     from hpcrec.doctor.command import run
 

@@ -1,11 +1,11 @@
-"""Starts hpcrec on N ranks by the mpirun at hand, with the binding, threads and signals that a run needs.
+"""Starts hpcrec on N ranks by mpirun or srun, with the binding, threads and signals that a run needs.
 
 ``mpirun`` kills its ranks on TERM and INT before they can do anything, but passes USR1 on: so TERM and INT to the
-launcher become USR1 to the ranks, who write a checkpoint and leave with exit code 75. mpirun's own remarks on ranks
-that ended on purpose are taken out of stderr.
+launcher become USR1 to the ranks, who write a checkpoint and leave with exit code 75. Its own remarks on ranks that
+ended on purpose are taken out of stderr.
 
-Knows Open MPI's and MPICH's command lines, and nothing of what it starts. Imports no MPI: that would make the launcher
-a rank.
+Knows Open MPI's and MPICH's command lines (srun's is ``launch_slurm``'s), and nothing of what it starts. Imports no
+MPI: that would make the launcher a rank.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from hpcrec import launch_slurm
 from hpcrec.errors import ConfigError, MissingError
 from hpcrec.relay import relay
 
@@ -46,7 +47,7 @@ class Launch:
     threads : int or None
         OpenMP threads a rank; None takes ``OMP_NUM_THREADS`` of the environment, else an equal part of the cores.
     cores : int
-        Physical cores of this machine; what other hosts have is known to mpirun only.
+        Physical cores of this machine, times the nodes of a Slurm job; what other hosts have is known to mpirun only.
     hostfile : str or None
     options : tuple of str
         Further options for mpirun. Any about binding or mapping replaces all of ours.
@@ -73,12 +74,11 @@ def mpirun_line(
     ConfigError
         Fewer than one rank or thread.
     """
-    for name, value in (("-n", launch.ranks), ("--threads", launch.threads)):
-        if value is not None and value < 1:
-            raise ConfigError(f"hpcrec run: {name} is {value}. Allowed: 1 and more.")
+    _check_counts(launch.ranks, launch.threads)
     given = environment.get("OMP_NUM_THREADS", "")
     threads = launch.threads or (int(given) if given.isdigit() and int(given) else None)
-    threads = threads or max(1, launch.cores // launch.ranks)
+    allotted = next((group.threads for group in launch_slurm.groups_of(environment)), None)
+    threads = threads or allotted or max(1, launch.cores // launch.ranks)
     fits = launch.hostfile is not None or launch.ranks * threads <= launch.cores
     env = {"OMP_NUM_THREADS": str(threads)}
     argv = [launch.mpirun, "-n", str(launch.ranks)]
@@ -105,6 +105,7 @@ def run_command(
     arguments: Sequence[str],
     *,
     environment: Mapping[str, str],
+    launcher: str = "mpirun",
     threads: int | None = None,
     hostfile: str | None = None,
     options: Sequence[str] = (),
@@ -119,18 +120,20 @@ def run_command(
     ----------
     arguments : sequence of str
         What follows ``hpcrec`` on each rank.
-    options : sequence of str
-        Further options for mpirun, each one word or several (``"--map-by node"``).
     environment : mapping
         ``os.environ``, for the ranks.
+    launcher : str
+        ``mpirun``, or in a Slurm job ``srun``.
+    options : sequence of str
+        Further options for the launcher, each one word or several (``"--map-by node"``).
     program : sequence of str
         What ``arguments`` are for.
 
     Returns
     -------
     int
-        The ranks' exit code (0, 1, 2, 75, ...); 128 + n where mpirun ended by signal n. Where a rank did, 128 + n from
-        Open MPI, n from MPICH; of a rank that only vanishes MPICH may give 9, of those that it then kills.
+        The ranks' exit code (0, 1, 2, 75, ...); 128 + n where the launcher ended by signal n. Where a rank did, 128 + n
+        from Open MPI, n from MPICH; or that of ranks that then ended too: 9 from MPICH, 14 from srun.
 
     Raises
     ------
@@ -139,20 +142,10 @@ def run_command(
     MissingError
         No mpirun.
     """
-    if hostfile is not None and not Path(hostfile).is_file():
-        raise ConfigError(f"hpcrec run: --hostfile {hostfile} is not a file.")
-    mpirun = find_mpirun(environment)
-    launch = Launch(
-        mpirun=mpirun,
-        flavour=flavour_of(_version_text(mpirun)),
-        ranks=ranks,
-        threads=threads,
-        cores=physical_cores(),
-        hostfile=hostfile,
-        options=tuple(piece for option in options for piece in shlex.split(option)),
-        is_root=os.geteuid() == 0,
-    )
-    argv, more = mpirun_line(launch, [*program, *arguments], environment)
+    _check_counts(ranks, threads)
+    line = launch_slurm.found_srun_line if launcher == "srun" else _found_mpirun_line
+    words = [piece for option in options for piece in shlex.split(option)]
+    argv, more = line(ranks, [*program, *arguments], environment, threads=threads, hostfile=hostfile, options=words)
     print("hpcrec:", " ".join(f"{k}={v}" for k, v in more.items()), shlex.join(argv), file=sys.stderr, flush=True)
     # A session of its own: Ctrl-C in a terminal goes to the whole foreground group, and would reach mpirun as INT.
     with subprocess.Popen(
@@ -169,6 +162,39 @@ def run_command(
             raise
         relaying.join(timeout=2.0)
     return code if code >= 0 else 128 - code
+
+
+def _found_mpirun_line(
+    ranks: int,
+    program: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    threads: int | None,
+    hostfile: str | None,
+    options: Sequence[str],
+) -> tuple[list[str], dict[str, str]]:
+    """``mpirun_line`` with the mpirun and the machine at hand."""
+    if hostfile is not None and not Path(hostfile).is_file():
+        raise ConfigError(f"hpcrec run: --hostfile {hostfile} is not a file.")
+    launch_slurm.check_mpirun(environment)
+    mpirun = find_mpirun(environment)
+    launch = Launch(
+        mpirun=mpirun,
+        flavour=flavour_of(_version_text(mpirun)),
+        ranks=ranks,
+        threads=threads,
+        cores=physical_cores() * launch_slurm.nodes_of(environment),
+        hostfile=hostfile,
+        options=tuple(options),
+        is_root=os.geteuid() == 0,
+    )
+    return mpirun_line(launch, program, environment)
+
+
+def _check_counts(ranks: int, threads: int | None) -> None:
+    for name, value in (("-n", ranks), ("--threads", threads)):
+        if value is not None and value < 1:
+            raise ConfigError(f"hpcrec run: {name} is {value}. Allowed: 1 and more.")
 
 
 def find_mpirun(environment: Mapping[str, str]) -> str:

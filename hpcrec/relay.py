@@ -1,7 +1,8 @@
-"""Copies mpirun's stderr as it comes, without mpirun's remarks on ranks that ended on purpose.
+"""Copies a launcher's stderr as it comes, without its remarks on ranks that ended on purpose.
 
 A rank that fails says why itself, and exit code 75 is no failure; Open MPI cannot be told to be quiet about either
-without also losing the exit code. Knows how Open MPI frames its remarks, two lines of dashes, and MPICH's one line.
+without also losing the exit code. Knows how Open MPI frames its remarks, two lines of dashes, and the lines of
+MPICH and srun.
 """
 
 import os
@@ -15,8 +16,12 @@ _KNOWN = (
     re.compile(rb"MPI_ABORT was invoked on rank.*?(Errorcode:|with errorcode) +(1|2)\b", re.DOTALL),
     re.compile(rb"has exited due to process rank \d+.*calling\s+\"abort\"", re.DOTALL),
 )
-_KNOWN_LINE = re.compile(rb"Abort\((1|2)\) on node \d+ .*application called MPI_Abort")
-_BEGINNINGS = (b"-", b"Abort(")  # of a line that may be a remark
+_KNOWN_LINE = re.compile(
+    rb"Abort\((1|2)\) on node \d+ .*application called MPI_Abort"
+    rb"|srun: error: \S+: tasks? [\d,-]+: Exited with exit code (1|2|75)\n"
+    rb"|srun: cluster configuration lacks support for cpu binding\n"
+)
+_BEGINNINGS = (b"-", b"Abort(", b"srun: ")  # of a line that may be a remark
 _LONGEST_REMARK_LINES = 30
 _HOLD_S = 1.0
 

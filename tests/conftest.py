@@ -39,6 +39,11 @@ def ranks_of(item: pytest.Item) -> int:
     return next(int(name[9:-1]) for name in names if name.startswith("parallel[") and name[9:-1].isdigit())
 
 
+def speed_of(item: pytest.Item) -> str:
+    """Whether a test is for ``make soak`` or for every run."""
+    return "slow" if item.get_closest_marker("slow") else "fast"
+
+
 class Outcomes:
     """Writes what happens as it happens, so that a crash or a hang leaves it behind."""
 
@@ -50,7 +55,10 @@ class Outcomes:
         """Notes which rank counts the collected tests ask for, before any selection takes tests out."""
         everything = list(items)
         yield
-        asked = {(ranks_of(item), "slow" if item.get_closest_marker("slow") else "fast") for item in everything}
+        asked = {
+            ("slurm" if item.get_closest_marker("slurm") else str(ranks_of(item)), speed_of(item))
+            for item in everything
+        }
         for ranks, speed in sorted(asked):
             self._file.write(f"asks {ranks} {speed}\n")
 

@@ -121,7 +121,7 @@ def test_exit_codes_of_errors():
             code=(
                 "import hpcrec.cli as c, hpcrec.errors as e\n"
                 f"def fail(**_): raise e.{error}('too bad')\n"
-                "c.config_reference.callback = fail\n"
+                "c.config_group.commands['reference'].callback = fail\n"
                 "c.main(['config', 'reference'])"
             )
         )
@@ -136,7 +136,7 @@ def test_wrong_usage_is_exit_code_2(capsys, tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, commands):
-    code = f"import hpcrec.cli as c, pathlib; c._run_config(pathlib.Path({str(tmp_path)!r}), [])"
+    code = f"import hpcrec.cli_options as c, pathlib; c.run_config(pathlib.Path({str(tmp_path)!r}), [])"
     done = subprocess_of(code=code)
     assert "has no config.toml, so it is no run folder" in done.stderr
 
@@ -158,7 +158,7 @@ def test_run_hands_the_command_line_to_the_launcher(config, monkeypatch):
         4,
         "--threads",
         2,
-        "--mpirun-option=--tag-output",
+        "--launcher-option=--tag-output",
         "--",
         "train",
         config,

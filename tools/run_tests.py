@@ -1,5 +1,7 @@
 """Runs the whole test suite: serial tests in one pytest, then MPI tests in one mpirun for each rank count they ask for.
 
+Then those on a Slurm of several nodes, which as root on Debian is installed and started for them.
+
 ``make test`` calls it with the virtual environment's Python. Rank 0 is shown as it runs, the other ranks' output is
 kept apart and its end is shown when something fails. A run past its limit is asked for every rank's stacks (USR1,
 tests/conftest.py), then ended. Nothing that it starts outlives it. The last line is
@@ -19,11 +21,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+SLURM = -1  # in place of a number of ranks
 TAIL_LINES = 120  # of each other rank's output, shown on failure
 STACKS_S = 3.0  # between asking for the stacks and ending a run
 END_S = 10.0  # between asking a run to end and killing it
@@ -57,6 +61,7 @@ def main() -> int:
     args, pytest_args = parse()
     # The virtual environment's programs, whether or not it is active.
     os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", "")
+    speed = "slow" if args.slow else "fast"
     chosen = "slow" if args.slow else "not slow"
     limits = Limits(run_s=args.limit_s, test_s=args.test_limit_s)
     total: Counter[str] = Counter()
@@ -70,10 +75,15 @@ def main() -> int:
         rows.append({"part": name, "seconds": round(time.monotonic() - began_s), **counts})
 
     with tempfile.TemporaryDirectory(prefix="hpcrec-test-") as folder:
-        part("serial", 0, "not parallel")
-        asked = rank_counts(Path(folder) / "0", "slow" if args.slow else "fast")
-        for n in asked if args.ranks is None else args.ranks:
-            part(f"{n} rank" + "s" * (n > 1), n, f"parallel and parallel[{n}]")
+        if args.slurm != "only":
+            part("serial", 0, "not parallel and not slurm")
+            asked = rank_counts(Path(folder) / "0", speed)
+            for n in asked if args.ranks is None else args.ranks:
+                part(f"{n} rank" + "s" * (n > 1), n, f"parallel and parallel[{n}]")
+        everything = args.slurm == "too" and args.ranks is None and asks_slurm(Path(folder) / "0", speed)
+        if everything or args.slurm == "only":
+            with slurm_at_hand():
+                part("slurm", SLURM, "slurm")
     print("\ntime: " + ", ".join(f"{row['part']} {row['seconds']} s" for row in rows))
     if args.json:
         sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -91,6 +101,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what passed in which part here")
     parser.add_argument("--limit-s", type=float, help="seconds for each run (1800; 7200 with --slow)")
     parser.add_argument("--test-limit-s", type=float, help="seconds for each test (240; 1800 with --slow)")
+    parser.add_argument("--slurm", choices=["too", "only", "no"], default="too", help="the tests on a Slurm (too)")
     parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], help="only these counts: 2,3")
     args, pytest_args = parser.parse_known_args()
     args.limit_s = args.limit_s or (7200.0 if args.slow else 1800.0)
@@ -99,13 +110,13 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 
 
 def run_part(name: str, folder: Path, ranks: int, pytest_args: list[str], limits: Limits) -> Counter[str]:
-    """One pytest run, on ``ranks`` ranks or without MPI (0); returns how many tests passed, failed and were skipped."""
+    """One pytest run, on ``ranks`` ranks or without MPI (0 and below); returns how many tests had which outcome."""
     folder.mkdir()
     colour = "yes" if sys.stdout.isatty() else "no"
     command = [sys.executable, "-m", "pytest", "-q", f"--color={colour}", f"--outcomes={folder}"]
     # The watch here ends a test that hangs: pytest's own would end one rank, and mpirun the others without stacks.
     command += ["-o", "faulthandler_timeout=0", "-m", *pytest_args]
-    if ranks:
+    if ranks > 0:
         command = [*mpirun(ranks), "sh", "-c", KEEP_APART, str(folder), *command]
     print(f"\n=== tests: {name}", flush=True)
     status = watched(command, folder, limits)
@@ -116,6 +127,28 @@ def run_part(name: str, folder: Path, ranks: int, pytest_args: list[str], limits
         show_others(folder, ranks)
         print(f"=== tests: {name}: failed, exit status {status}\n    " + shlex.join(command), flush=True)
     return counts
+
+
+@contextlib.contextmanager
+def slurm_at_hand() -> Iterator[None]:
+    """A Slurm while the block lasts, where this machine lets us have one; there a test may not skip.
+
+    Not with another MPI than Open MPI: srun starts ranks by PMIx.
+    """
+    script = str(ROOT / "tools" / "slurm.sh")
+    ours = os.geteuid() == 0 and Path("/etc/debian_version").exists() and "--oversubscribe" in mpirun(1)
+    if not ours:
+        yield
+        return
+    try:
+        for verb in ("install", "start"):
+            subprocess.run([script, verb], check=False, stdin=subprocess.DEVNULL)
+        said = subprocess.run([script, "env"], check=True, capture_output=True, text=True).stdout
+        os.environ["SLURM_CONF"] = said.strip().partition("=")[2]
+        os.environ["HPCREC_SLURM_TESTS"] = "required"
+        yield
+    finally:
+        subprocess.run([script, "stop"], check=False, stdin=subprocess.DEVNULL)
 
 
 def mpirun(ranks: int) -> list[str]:
@@ -208,10 +241,15 @@ def lines_of(folder: Path, rank: int) -> list[list[str]]:
     return [line.split(" ", 1) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def asks_slurm(folder: Path, speed: str) -> bool:
+    """Whether any test is to run on a Slurm."""
+    return f"slurm {speed}" in [rest for word, rest in lines_of(folder, 0) if word == "asks"]
+
+
 def rank_counts(folder: Path, speed: str) -> list[int]:
     """Rank counts that any test asks for, so that none is left out."""
     asks = [rest.split() for word, rest in lines_of(folder, 0) if word == "asks"]
-    return sorted({int(ranks) for ranks, its_speed in asks if its_speed == speed and ranks != "0"})
+    return sorted({int(ranks) for ranks, its_speed in asks if its_speed == speed and ranks not in ("0", "slurm")})
 
 
 def on_rank(folder: Path, rank: int) -> dict[str, str]:

@@ -3,12 +3,17 @@
 import ctypes
 import functools
 import gc
+import time
 from collections.abc import Mapping
 
 from mpi4py import MPI
 
 from hpcrec.comm import failure
 from hpcrec.comm.world import check_launch
+
+# Under Slurm's PMIx ranks leave MPI_Init one after another, and in Open MPI 5 a rank that has not yet left crashes at a
+# message of one that has (its issue 12495): 10 of 60 starts of 4 ranks on 4 nodes without this wait, 0 of 60 with it.
+_LATE_S = 0.3
 
 
 def start(environment: Mapping[str, str]) -> int:
@@ -25,14 +30,16 @@ def start(environment: Mapping[str, str]) -> int:
         The launcher started several tasks, each of which believes to be alone.
     """
     keep_freed_memory()
-    rank = start_unchecked()
+    rank = start_unchecked(environment)
     failure.watch()
     check_launch(MPI.COMM_WORLD, dict(environment))
     return rank
 
 
-def start_unchecked() -> int:
+def start_unchecked(environment: Mapping[str, str]) -> int:
     """The same for a program that looks at the launch itself, and that a signal may end at once."""
+    if "SLURM_STEP_ID" in environment:
+        time.sleep(_LATE_S)
     failure.install(MPI.COMM_WORLD)
     return int(MPI.COMM_WORLD.rank)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcrec import launch_slurm
 from hpcrec.errors import ConfigError, MissingError
 from hpcrec.launch import Launch, find_mpirun, flavour_of, mpirun_line, physical_cores, run_command
 from hpcrec.relay import RemarkFilter, relay
@@ -157,3 +158,73 @@ np.ones(20_000_000, np.uint8)
 assert faults() - before < 100, faults() - before
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3", "SLURM_JOB_NUM_NODES": "2"}
+TWO_PARTS = {
+    **JOB,
+    "SLURM_HET_SIZE": "2",
+    "SLURM_NTASKS_HET_GROUP_0": "2",
+    "SLURM_CPUS_PER_TASK_HET_GROUP_0": "8",
+    "SLURM_NTASKS_HET_GROUP_1": "4",
+}
+
+
+def srun(ranks, environment, **more):
+    return " ".join(launch_slurm.srun_line("srun", ranks, PROGRAM, environment, **more))
+
+
+def test_srun_starts_the_tasks_of_a_job():
+    program = " ".join(PROGRAM)
+    assert srun(4, JOB) == (
+        "srun --mpi=pmix --export=ALL --wait=30 -n 4 --cpus-per-task 3 --cpu-bind=cores env OMP_NUM_THREADS=3 "
+        + program
+    )
+    line = srun(2, JOB, threads=2, options=["--cpu-bind=none", "-l"])
+    assert line.endswith("-n 2 --cpus-per-task 2 --cpu-bind=none -l env OMP_NUM_THREADS=2 " + program)
+    without = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "OMP_NUM_THREADS": "5"}
+    assert srun(1, without).endswith("-n 1 --cpu-bind=cores env OMP_NUM_THREADS=5 " + program)
+    with pytest.raises(ConfigError, match=r"-n is 5\. Allowed: 1 to 4\."):
+        srun(5, JOB)
+
+
+def test_srun_starts_one_world_over_both_parts_of_a_heterogeneous_job():
+    program = " ".join(PROGRAM)
+    assert srun(6, {**TWO_PARTS, "OMP_NUM_THREADS": "2"}) == (
+        "srun --mpi=pmix --export=ALL --wait=30 "
+        f"--het-group=0 -n 2 --cpus-per-task 8 --cpu-bind=cores env OMP_NUM_THREADS=8 {program} : "
+        f"--het-group=1 -n 4 --cpu-bind=cores env OMP_NUM_THREADS=2 {program}"
+    )
+    with pytest.raises(ConfigError, match=r"-n is 2\. Allowed: 2 \+ 4 = 6, all tasks of a heterogeneous job"):
+        srun(2, TWO_PARTS)
+    with pytest.raises(ConfigError, match=r"job of 2 parts, of which mpirun sees the first alone. Use --launcher srun"):
+        run_command(6, [], environment=TWO_PARTS)
+
+
+def test_srun_needs_a_job_with_pmix(tmp_path):
+    command = tmp_path / "srun"
+    command.write_text("#!/bin/sh\necho 'MPI plugin types are... none pmi2'\n")
+    command.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"no SLURM_JOB_ID"):
+        run_command(1, [], environment={"PATH": str(tmp_path)}, launcher="srun")
+    with pytest.raises(MissingError, match=r"no PMIx \(MPI plugin types are... none pmi2\)"):
+        launch_slurm.find_srun({**JOB, "PATH": str(tmp_path)})
+    with pytest.raises(MissingError, match="no srun in PATH"):
+        launch_slurm.find_srun({**JOB, "PATH": str(tmp_path / "nothing")})
+    with pytest.raises(ConfigError, match="srun takes the nodes of its job"):
+        run_command(1, [], environment=JOB, launcher="srun", hostfile="hosts")
+
+
+def test_mpirun_takes_cores_and_threads_from_the_job():
+    argv, env = line(JOB, cores=16)
+    assert argv.endswith("--map-by slot:pe=3 --bind-to core") and env["OMP_NUM_THREADS"] == "3"
+    assert line({**JOB, "OMP_NUM_THREADS": "2"}, cores=16)[1]["OMP_NUM_THREADS"] == "2"
+    assert (launch_slurm.nodes_of(JOB), launch_slurm.nodes_of({})) == (2, 1)
+
+
+def test_remarks_of_srun_on_ends_on_purpose_are_taken_out():
+    purpose = b"srun: error: n1: task 0: Exited with exit code 75\n"
+    purpose += b"srun: error: n[2-3]: tasks 1-2,4: Exited with exit code 1\n"
+    news = b"srun: error: n4: task 3: Killed\nsrun: error: n4: task 3: Exited with exit code 14\n"
+    remarks = RemarkFilter()
+    assert remarks.feed(purpose + news + b"srun: cluster configuration lacks support for cpu binding\n") == news

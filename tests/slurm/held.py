@@ -1,0 +1,32 @@
+"""A user's model whose training steps take long for as long as a file is there: runs that tests can interrupt."""
+
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hpcrec.models import block_operators
+
+HELD_S = 2.0  # a step of each dense rank
+
+
+class Held(nn.Module):
+    """A linear layer with dropout, whose random state a resumed run has to get right. ``hold`` is the file."""
+
+    def __init__(self, features, n_dense, *, width, n_labels=1, pooling=None, hold=""):
+        super().__init__()
+        self.operators = block_operators(features, width, pooling)
+        self.hidden = nn.Linear(len(features) * width + n_dense, 8)
+        self.dropout = nn.Dropout(0.2)
+        self.out = nn.Linear(8, 1)
+        self.hold = Path(hold)
+
+    def forward(self, inputs, dense):
+        if self.training and self.hold.exists():
+            time.sleep(HELD_S)
+        hidden = torch.relu(self.hidden(torch.cat([inputs["block"].flatten(1), dense], 1)))
+        return self.out(self.dropout(hidden))[:, 0]
+
+
+build = Held

@@ -1,0 +1,58 @@
+"""Training runs that tests interrupt: their configurations, and what a finished one must be equal to."""
+
+import json
+from pathlib import Path
+
+from hpcrec.config import to_toml
+from tests.slurm.cluster import last_checkpoint, summary
+from tests.train.runs import config_for
+from tests.train.test_kills import check_equal
+
+STEPS, EVERY = 45, 3
+HERE = Path(__file__).resolve().parent
+
+
+class Run:
+    """A run of its own folder below ``shared``; ``held`` is slow until ``let_go``."""
+
+    def __init__(self, shared: Path, name: str, *, held: bool, mode: str = "split") -> None:
+        self.folder = shared / name
+        self.hold = shared / f"{name}.hold"
+        if held:
+            self.hold.touch()
+        self.config = shared / f"{name}.toml"
+        wanted = config_for(
+            shared,
+            data={name: str(shared / f"{name}.h5") for name in ("train", "validation")},
+            topology={"mode": mode, "owner_threads": 1, "dense_threads": 1, **self._roles(mode)},
+            model={"name": "held:build", "folder": str(HERE), "options": {"hold": str(self.hold)}},
+            embedding={"optimizer": {"name": "rowwise_adagrad", "lr": 0.1}, "tables": {"user": {"shard": "row"}}},
+            dense={"reducer": "mpi", "optimizer": {"name": "Adam", "lr": 0.05}},
+            schedule={"kind": "cosine", "warmup_steps": 5},
+            train={"dtype": "float32", "steps": STEPS, "eval_every": 9, "log_every": 5},
+            checkpoint={"every": EVERY, "keep": 2},
+            run={"folder": str(self.folder), "tensorboard": False, "progress": False},
+        )
+        self.config.write_text(to_toml(wanted))
+
+    @staticmethod
+    def _roles(mode: str) -> dict[str, int]:
+        return {"owners": 2, "dense": 2} if mode == "split" else {}
+
+    def under_way(self) -> bool:
+        """Whether it has a checkpoint, and steps to go."""
+        return 0 < last_checkpoint(self.folder) < STEPS
+
+    def let_go(self) -> None:
+        self.hold.unlink()
+
+    def check_equals(self, reference: "Run") -> None:
+        """The last checkpoint, bit for bit, and what the summaries count."""
+        last = f"checkpoints/step-{STEPS}"
+        check_equal(self.folder / last, reference.folder / last)
+        mine, theirs = summary(self.folder), summary(reference.folder)
+        assert mine["status"] == theirs["status"] == "finished"
+        for key in ("steps", "samples", "skipped_steps", "eval"):
+            assert mine[key] == theirs[key], key
+        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        assert sorted({line["step"] for line in lines if "loss" in line})[-1] == STEPS
