@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from hpcrec.comm.board import FOLDER
 from hpcrec.errors import ConfigError, MissingError
-from hpcrec.relay import relay
+from hpcrec.relay import Heard, relay
 
 _KILL_AFTER_S = 5.0
 _ROOT_PERMISSION = {
@@ -84,7 +85,7 @@ def mpirun_line(
     argv = [launch.mpirun, "-n", str(launch.ranks)]
     binds_itself = any(option.split("=")[0] in _OWN_BINDING for option in launch.options)
     if launch.flavour == "openmpi":
-        argv += ["-x", "OMP_NUM_THREADS"]
+        argv += ["-x", "OMP_NUM_THREADS", *(["-x", FOLDER] if FOLDER in environment else [])]
         argv += ["--hostfile", launch.hostfile] if launch.hostfile else []
         if not binds_itself:
             argv += ["--map-by", f"slot:pe={threads}", "--bind-to", "core"] if fits else []
@@ -109,6 +110,7 @@ def run_command(
     hostfile: str | None = None,
     options: Sequence[str] = (),
     program: Sequence[str] = (sys.executable, "-u", "-m", "hpcrec"),
+    heard: Heard | None = None,
 ) -> int:
     """Runs ``hpcrec ARGUMENTS`` on ``ranks`` ranks; returns the exit code for the caller to exit with.
 
@@ -125,6 +127,8 @@ def run_command(
         ``os.environ``, for the ranks.
     program : sequence of str
         What ``arguments`` are for.
+    heard : Heard, optional
+        Filled with what is heard of the job.
 
     Returns
     -------
@@ -154,15 +158,17 @@ def run_command(
     )
     argv, more = mpirun_line(launch, [*program, *arguments], environment)
     print("hpcrec:", " ".join(f"{k}={v}" for k, v in more.items()), shlex.join(argv), file=sys.stderr, flush=True)
+    heard = Heard() if heard is None else heard
     # A session of its own: Ctrl-C in a terminal goes to the whole foreground group, and would reach mpirun as INT.
     with subprocess.Popen(
         argv, env={**environment, **more}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        relaying = threading.Thread(target=relay, args=(process.stderr.fileno(), sys.stderr.fileno()), daemon=True)
+        ends = (process.stderr.fileno(), sys.stderr.fileno())
+        relaying = threading.Thread(target=relay, args=(*ends, heard), daemon=True)
         relaying.start()
         try:
-            with _signals_to(process):
+            with _signals_to(process, heard):
                 code = process.wait()
         except BaseException:
             _end_group(process)
@@ -229,16 +235,18 @@ def _version_text(mpirun: str) -> str:
 
 
 @contextlib.contextmanager
-def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _signals_to(process: subprocess.Popen[bytes], heard: Heard) -> Iterator[None]:
     """Passes signals on for as long as the block lasts."""
     interrupts = 0
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         nonlocal interrupts
         interrupts += number == signal.SIGINT
+        heard.stopping = True
         if process.poll() is not None:
             return
         if interrupts > 1:
+            heard.killing = True
             _note("killing the ranks")
             _end_group(process)
         else:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from mpi4py import MPI
 
-from hpcrec.comm import failure
+from hpcrec.comm import board, failure
 from hpcrec.comm.world import check_launch
 
 
@@ -27,6 +27,7 @@ def start(environment: Mapping[str, str]) -> int:
     keep_freed_memory()
     rank = start_unchecked()
     failure.watch()
+    board.open_board(environment.get(board.FOLDER), rank, MPI.COMM_WORLD.size)
     check_launch(MPI.COMM_WORLD, dict(environment))
     return rank
 
