@@ -7,24 +7,24 @@ Parses a command line, checks the configuration and hands over. What a command n
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcrec.cli_config import config_group
 from hpcrec.cli_data import data
 from hpcrec.cli_doctor import doctor
-from hpcrec.cli_options import CONTEXT, HELP, Anything, File, Target, examples
+from hpcrec.cli_options import CONTEXT, HELP, Anything, File, Target, examples, set_option
 from hpcrec.cli_prepare import check_prepare, prepare
 from hpcrec.errors import ConfigError, HpcrecError
 
 if TYPE_CHECKING:
     from hpcrec.config import Config
+    from hpcrec.relay import Heard
 
-set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the configuration; repeatable."
-)
+RESTARTS_HELP = "Start a training run that fails again, from its newest checkpoint, up to N times."
 checkpoint_option = click.option(
     "--checkpoint",
     default="best",
@@ -89,7 +89,7 @@ def train(config: Path, overrides: Sequence[str], resume: str | None) -> int:
     _start()
     from hpcrec import commands
 
-    return int(commands.train(_train_config(config, overrides, resume)))
+    return int(commands.train(_train_config(config, overrides, resume), job=os.environ.get("SLURM_JOB_ID")))
 
 
 @command_line.command(
@@ -168,6 +168,7 @@ def _as_list(value: Any) -> Any:
 command_line.add_command(prepare)
 command_line.add_command(data, "data")
 command_line.add_command(doctor)
+command_line.add_command(config_group)
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------
@@ -178,6 +179,7 @@ command_line.add_command(doctor)
     short_help="Start one of the others on several ranks.",
     epilog=examples(
         "hpcrec run -n 4 -- train my.toml --set train.batch_size=8192",
+        "hpcrec run -n 4 --restarts 3 -- train my.toml",
         "hpcrec run -n 2 --threads 8 -- evaluate runs/quickstart",
         "hpcrec run -n 4 -- examples/own_loop/train.py examples/quickstart/config.toml",
     ),
@@ -185,44 +187,68 @@ command_line.add_command(doctor)
 @click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Ranks to start.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads a rank; by default an equal part of the cores.")
 @click.option("--hostfile", type=click.Path(path_type=Path), help="Host file for mpirun, to run on several hosts.")
+@click.option("--restarts", type=click.IntRange(min=0), default=0, metavar="N", help=RESTARTS_HELP)
 @click.option("--mpirun-option", "options", multiple=True, metavar="OPTION", help="Handed to mpirun; repeatable.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(
-    ranks: int, threads: int | None, hostfile: Path | None, options: Sequence[str], arguments: tuple[str, ...]
+    ranks: int,
+    threads: int | None,
+    hostfile: Path | None,
+    restarts: int,
+    options: Sequence[str],
+    arguments: tuple[str, ...],
 ) -> int:
     """Start 'hpcrec ARGUMENTS' on several ranks by mpirun, with binding, threads and signals that suit it.
 
     ARGUMENTS may also be a Python file of your own and its arguments. A command line of hpcrec's and its configuration
     are checked before anything is started.
+
+    Where a rank is killed, the whole job ends, and it is said which rank died first, where it was, and where the others
+    were (docs/failure.md). With --restarts, a training run then goes on from its newest checkpoint.
     """
-    _check_before(arguments)
+    config = _check_before(arguments)
+    if restarts and config is None:
+        raise click.UsageError(f"--restarts {restarts}: only train can go on, not {arguments[0]!r}. Leave it out.")
     if threads is not None and arguments[0] in _TRAINED:
         for role in ("owner", "dense"):
             arguments = (*arguments, "--set", f"topology.{role}_threads={threads}")
     from hpcrec.launch import run_command
+    from hpcrec.restarts import Run, on_several_hosts, run_attempts
 
-    own_loop = arguments[0].endswith(".py")
-    return run_command(
-        ranks,
+    own_loop, hosts = arguments[0].endswith(".py"), None if hostfile is None else str(hostfile)
+
+    def start(arguments: Sequence[str], environment: Mapping[str, str], heard: "Heard") -> int:
+        return run_command(
+            ranks,
+            arguments,
+            program=(sys.executable, "-u", *(() if own_loop else ("-m", "hpcrec"))),
+            environment=environment,
+            threads=threads,
+            hostfile=hosts,
+            options=options,
+            heard=heard,
+        )
+
+    return run_attempts(
+        start,
         arguments,
-        program=(sys.executable, "-u", *(() if own_loop else ("-m", "hpcrec"))),
         environment=os.environ,
-        threads=threads,
-        hostfile=None if hostfile is None else str(hostfile),
-        options=options,
+        run=None if config is None else Run(Path(config.run.folder).absolute(), config.checkpoint.resume),
+        restarts=restarts,
+        several_hosts=on_several_hosts(hosts, os.environ),
     )
 
 
 _TRAINED = {"train": train, "evaluate": evaluate, "predict": predict}  # take --set topology
 
 
-def _check_before(arguments: Sequence[str]) -> None:
-    """Refuses here, once, what every rank would refuse."""
+def _check_before(arguments: Sequence[str]) -> "Config | None":
+    """Refuses here, once, what every rank would refuse; returns the configuration of a run that is to be trained."""
     name, *rest = arguments
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise click.UsageError(f"{name} is not a file.")
-        return
+        return None
     wanted = {**_TRAINED, "prepare": prepare, "doctor": doctor}
     if name not in wanted:
         raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)} or a Python file, not {name!r}.")
@@ -230,67 +256,13 @@ def _check_before(arguments: Sequence[str]) -> None:
         raise click.UsageError(f"For help on it: hpcrec {name} --help")
     if name == "prepare":
         check_prepare(rest)
-        return
+        return None
     given = wanted[name].make_context(f"hpcrec {name}", list(rest)).params
     if name == "train":
-        _train_config(given["config"], given["overrides"], given["resume"])
-    elif name == "doctor":
+        return _train_config(given["config"], given["overrides"], given["resume"])
+    if name == "doctor":
         if given["config_file"] is not None:
             _train_config(given["config_file"], given["overrides"], None)
     else:
         _run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
-
-
-# ---- config ----------------------------------------------------------------------------------------------------------
-
-
-@command_line.group("config", short_help="Check or show configurations; print the reference of keys.")
-def config_group() -> None:
-    """Look at configurations: check one, show it whole, or print the reference of all keys."""
-
-
-@config_group.command(
-    "check", short_help="Check a configuration.", epilog=examples("hpcrec config check my.toml --set train.steps=100")
-)
-@click.argument("config", type=File)
-@set_option
-@click.option("-n", "ranks", type=click.IntRange(min=1), help="Ranks of the run; by default what [topology] counts.")
-def config_check(config: Path, overrides: Sequence[str], ranks: int | None) -> None:
-    """Check the TOML file CONFIG: unknown keys, wrong types, keys that do not go together.
-
-    Where its training data is at hand, also print the memory that each rank will need (docs/memory.md).
-    """
-    from hpcrec.config import load_config
-
-    checked = load_config(config, overrides)
-    click.echo(f"{config}: valid")
-    if not Path(checked.data.train).exists():
-        click.echo(f"memory a rank: not predicted, for data.train ({checked.data.train}) is not here")
-        return
-    from hpcrec.build_memory import memory_report
-
-    click.echo("\n".join(memory_report(checked, ranks)))
-
-
-@config_group.command(
-    "show", short_help="Print a configuration with every default.", epilog=examples("hpcrec config show my.toml")
-)
-@click.argument("config", type=File)
-@set_option
-def config_show(config: Path, overrides: Sequence[str]) -> None:
-    """Print the TOML file CONFIG with every default, as a run folder's config.toml has it."""
-    from hpcrec.config import load_config, to_toml
-
-    click.echo(to_toml(load_config(config, overrides)), nl=False)
-
-
-@config_group.command(
-    "reference",
-    short_help="Print every key and what is allowed.",
-    epilog=examples("hpcrec config reference > docs/configuration.md"),
-)
-def config_reference() -> None:
-    """Print every key with its default and what is allowed, as Markdown."""
-    from hpcrec.config import reference
-
-    click.echo(reference(), nl=False)
+    return None

@@ -16,3 +16,6 @@ def examples(*lines: str) -> str:
 File = click.Path(exists=True, dir_okay=False, path_type=Path)
 Target = click.Path(dir_okay=False, path_type=Path)
 Anything = click.Path(exists=True, path_type=Path)
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the configuration; repeatable."
+)

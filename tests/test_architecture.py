@@ -45,14 +45,18 @@ ALLOWED = {
     "build_memory": "build_tables config data exchange operators embedding plan comm",
     "doctor": "build_memory config train dense data kernels comm",
     "relay": "",
-    "launch": "relay",
+    "launch": "relay comm",  # comm: the name of the variable that ranks find their boards by
+    "last_words": "comm",
+    "rank_watch": "last_words relay comm",
+    "restarts": "rank_watch last_words relay train comm",
     "commands": "build_reading build config train data embedding comm",
     "cli_options": "",
+    "cli_config": "cli_options config build_memory",
     "cli_data": "cli_options data",
     "cli_doctor": "cli_options doctor config comm",
     "cli_prepare": "cli_options data comm",
-    "cli": "cli_options cli_data cli_doctor cli_prepare commands systems build build_memory config plan data launch "
-    "comm",
+    "cli": "cli_options cli_config cli_data cli_doctor cli_prepare commands systems build config plan data restarts "
+    "launch relay comm",
     "__main__": "cli",
     "__init__": "build train",
 }
@@ -73,7 +77,8 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli.py", "hpcrec.comm.start"): "starts MPI, which `hpcrec run` and `--help` must not",
     ("hpcrec/cli.py", "hpcrec.commands"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
-    ("hpcrec/cli.py", "hpcrec.build_memory"): "imports torch, only for `hpcrec config check`",
+    ("hpcrec/cli_config.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
+    ("hpcrec/cli_config.py", "hpcrec.build_memory"): "imports torch, only for `hpcrec config check`",
     ("hpcrec/cli_doctor.py", "hpcrec.comm.start"): "starts MPI, which `--help` must not",
     ("hpcrec/cli_doctor.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli_doctor.py", "hpcrec.doctor.command"): "imports MPI and torch, after comm.start",
@@ -82,6 +87,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli_data.py", "hpcrec.data.inspect"): "imports h5py, only for `hpcrec data inspect`",
     ("hpcrec/cli_data.py", "hpcrec.data.verify"): "imports h5py, only for `hpcrec data verify`",
     ("hpcrec/cli.py", "hpcrec.launch"): "only for `hpcrec run`",
+    ("hpcrec/cli.py", "hpcrec.restarts"): "only for `hpcrec run`",
 }
 # Reads of the environment, by file: why. Everywhere else a setting is an argument.
 ENVIRONMENT: dict[str, str] = {
