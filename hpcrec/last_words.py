@@ -44,8 +44,8 @@ class LastWords:
 
     Attributes
     ----------
-    line : str
-        The rank that died first, in one line.
+    line, brief : str
+        The rank that died first, in one line: with its place, and how and at which step alone.
     positions : tuple of str
         Where the other ranks were.
     step : int or None
@@ -53,6 +53,7 @@ class LastWords:
     """
 
     line: str
+    brief: str
     positions: tuple[str, ...]
     step: int | None
 
@@ -116,7 +117,8 @@ def last_words(
         line += f"; {_HINTS[signal.Signals(number)]}"
     line += "" if sure else " (by the positions of the others: mpirun does not say which rank was the first)"
     step = max((b.step for b in boards.values() if b.step is not None), default=None)
-    return LastWords(line, tuple(_positions(boards, first, died_s)), step)
+    brief = f"rank {first} {how}" + ("" if left is None or left.step is None else f" at step {left.step}")
+    return LastWords(line, brief, tuple(_positions(boards, first, died_s)), step)
 
 
 def _first(

@@ -95,8 +95,7 @@ def run_attempts(
             _say(f"not started again: that was restart {restarts} of {restarts} ({now.reason})")
             return code
         more, failed = _going_on(run, before), now
-        place = f"the checkpoint of step {now.newest}" if now.newest >= 0 else "the beginning: there is no checkpoint"
-        _say(f"restart {number + 1} of {restarts}, from {place}: {now.reason}")
+        _say(f"restart {number + 1} of {restarts}, {_place(run, more, now.newest)}: {now.reason}")
     raise AssertionError("unreachable")
 
 
@@ -113,10 +112,17 @@ def _going_on(run: Run, before: tuple[object, int]) -> Sequence[str]:
     return ("--resume", "auto") if _newest(run.folder) > before[1] else ()
 
 
+def _place(run: Run, more: Sequence[str], newest: int) -> str:
+    """Where a restart starts from, in words."""
+    if run.resume != "auto" and not more:
+        return "as at first (nothing is saved yet)"
+    return f"from the checkpoint of step {newest}" if newest >= 0 else "from the beginning (nothing is saved yet)"
+
+
 def _failure(run: Run, code: int, words: LastWords | None, boards: Mapping[int, Left]) -> _Failure:
     step = max((left.step for left in boards.values() if left.step is not None), default=None)
     if words is not None:
-        reason = words.line
+        reason = words.brief
     else:
         told = min((left for left in boards.values() if left.error), key=lambda left: left.ended_s or 0.0, default=None)
         reason = f"exit status {code}" if told is None else f"rank {told.rank}: {told.error.splitlines()[0]}"

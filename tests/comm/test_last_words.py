@@ -152,7 +152,7 @@ def test_the_rank_that_mpirun_names_is_told_with_its_place_and_the_others_positi
         "step 5, collective 'values' on communicator 'main': ranks 0, 1 waited 1 s for ranks 2, 3",
         "step 4, in no collective: rank 3",
     )
-    assert words.step == 5
+    assert (words.step, words.brief) == (5, "rank 2 was killed by signal 9 (SIGKILL) at step 5")
     found = last_words(boards, [], Remark(2, signal=9), 137, "memory.events of node7")
     assert found is not None and found.line.endswith("; memory ran out meanwhile, says memory.events of node7")
 
