@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import h5py
 import numpy as np
@@ -213,7 +213,7 @@ class Restarted:
                 return found
         return {}
 
-    def turns(self, limit_s: float = 60.0) -> Iterator[dict[int, int]]:
+    def turns(self, limit_s: float = 200.0) -> Iterator[dict[int, int]]:
         """The ranks' processes, again and again, until the command ends."""
         until = time.monotonic() + limit_s
         while self.process.poll() is None:
@@ -222,48 +222,56 @@ class Restarted:
                 yield found
             time.sleep(0.001)
 
-    def kill(self, pid: int) -> None:
+    def kill(self, pid: int) -> bool:
+        """Kills a process; says whether it still was there."""
         self._killed.add(pid)
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
 
     def kill_once_saved(self, rank: int, step: int, *, writing: bool) -> bool:
         """Kills a rank once there is a checkpoint of that step; ``writing``: while the next one is written."""
         for pids in self.turns():
             newest = max(steps_in(self.run), default=-1)
             if newest >= step and (not writing or list((self.run / "checkpoints").glob(".step-*"))):
-                self.kill(pids[rank])
-                return True
+                return self.kill(pids[rank])
         return False
 
     def kill_after(self, rank: int, seconds: float) -> bool:
         """Kills a rank so long after the ranks have started."""
         for pids in self.turns():
             time.sleep(seconds)
-            self.kill(pids[rank])
-            return True
+            return self.kill(pids[rank])
         return False
 
     def end(self) -> tuple[int, str]:
-        try:
-            _, err = self.process.communicate(timeout=200)
-        finally:
-            for pid in self.pids().values():
-                self.kill(pid)
-            self.process.kill()
-            self.process.communicate()
+        """Waits for the end of the command; returns its exit code and what it said."""
+        _, err = self.process.communicate(timeout=200)
         assert not list(self._boards.glob("hpcrec-boards-*"))
         return self.process.returncode, err
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves nothing behind where a test fails: mpirun ends the other ranks."""
+        if self.process.poll() is None:
+            self.process.kill()
+            for pid in self.pids().values():
+                self.kill(pid)
+            self.process.communicate()
 
 
 def test_a_run_that_is_killed_is_started_again_until_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     data_in(tmp_path)
     whole = whole_run(tmp_path, "split")
     wanted = config(tmp_path, "restarted", "split", keep=2)
-    job = Restarted(tmp_path / "job", wanted, restarts=3)
-    assert job.kill_once_saved(2, 9, writing=False)
-    assert job.kill_once_saved(0, 21, writing=True)
-    code, err = job.end()
+    with Restarted(tmp_path / "job", wanted, restarts=3) as job:
+        assert job.kill_once_saved(2, 9, writing=False)
+        assert job.kill_once_saved(0, 21, writing=True)
+        code, err = job.end()
     assert code == 0, err
     assert len(re.findall(r"hpcrec: error: rank [02] on .* was killed by signal 9 \(SIGKILL\) at step ", err)) == 2, err
     assert err.count("hpcrec: restart 1 of 3, from the checkpoint of step ") == 1
@@ -289,17 +297,14 @@ def test_killed_at_random_instants_and_started_again_equals_uninterrupted(
         runs += 1
         wanted, code = config(tmp_path, f"restarted-{runs}", mode, 2, saving), -1
         while code != 0:  # it gives up where it fails twice at one step, which chance may bring: then by hand
-            job = Restarted(tmp_path / "job", wanted, restarts=6)
-            for number in range(6):
-                rank = choice.choice([0, 1, 2])
-                writes = number % 2 == 0
-                newest = max(steps_in(job.run), default=-1)
-                at = choice.randrange(max(newest, 0), STEPS)
-                kill = (
-                    job.kill_once_saved(rank, at, writing=True) if writes else job.kill_after(rank, choice.random() * 4)
-                )
-                kills += kill
-            code, err = job.end()
+            with Restarted(tmp_path / "job", wanted, restarts=6) as job:
+                for number in range(6):
+                    rank, newest = choice.choice([0, 1, 2]), max(steps_in(job.run), default=0)
+                    if number % 2 == 0:
+                        kills += job.kill_once_saved(rank, choice.randint(newest, STEPS), writing=True)
+                    else:
+                        kills += job.kill_after(rank, choice.random() * 4)
+                code, err = job.end()
             assert code in (0, *KILLED), err
             if code != 0:
                 assert "not started again: it failed twice" in err, err
