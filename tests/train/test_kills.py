@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,7 +52,33 @@ PLACES = {
 }
 # What the soak is run with besides, by name: keys of [checkpoint]. The uninterrupted run has the same.
 WAYS_TO_SAVE: dict[str, dict[str, Any]] = {"plain": {}}
+KILLS = 5  # of a test of the soak, of which there are so many that it has 100 (a test may take 4 minutes)
 KILLED = (128 + 9, 9)  # by Open MPI's launcher, by MPICH's
+
+
+Wholes = Callable[[str, str], Path]
+
+
+def soaked(test: Callable[..., None]) -> Callable[..., None]:
+    """A test of the soak: for both modes, each way to save, and five seeds."""
+    for name, values in (("seed", range(5)), ("saving", WAYS_TO_SAVE), ("mode", ["split", "fused"])):
+        test = pytest.mark.parametrize(name, values)(test)
+    return pytest.mark.slow(test)
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
+    """Uninterrupted runs, by mode and way to save; each is made once."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def run(mode: str, saving: str) -> Path:
+        if (mode, saving) not in made:
+            folder = tmp_path_factory.mktemp("whole")
+            data_in(folder)
+            made[mode, saving] = whole_run(folder, mode, saving)
+        return made[mode, saving]
+
+    return run
 
 
 def config(folder: Path, run: str, mode: str, keep: int, saving: str = "plain") -> Config:
@@ -284,33 +310,31 @@ def test_a_run_that_is_killed_is_started_again_until_it_ends_with_the_same_bits(
     assert "<h2>Attempts</h2>" in page and page.count("3 ranks on ") == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("saving", WAYS_TO_SAVE)
-@pytest.mark.parametrize("mode", ["split", "fused"])
+@soaked
 def test_killed_at_random_instants_and_started_again_equals_uninterrupted(
-    tmp_path: Path, mode: str, saving: str
+    tmp_path: Path, wholes: Wholes, mode: str, saving: str, seed: int
 ) -> None:
     data_in(tmp_path)
-    whole = whole_run(tmp_path, mode, saving)
-    choice, kills, runs = random.Random(11), 0, 0
-    while kills < 25:
-        runs += 1
-        wanted, code = config(tmp_path, f"restarted-{runs}", mode, 2, saving), -1
-        while code != 0:  # it gives up where it fails twice at one step, which chance may bring: then by hand
-            with Restarted(tmp_path / "job", wanted, restarts=6) as job:
-                for number in range(6):
-                    rank, newest = choice.choice([0, 1, 2]), max(steps_in(job.run), default=0)
-                    if number % 2 == 0:
-                        kills += job.kill_once_saved(rank, choice.randint(newest, STEPS), writing=True)
-                    else:
-                        kills += job.kill_after(rank, choice.random() * 4)
-                code, err = job.end()
-            assert code in (0, *KILLED), err
-            if code != 0:
-                assert "not started again: it failed twice" in err, err
-            check_left(job.run, whole)
-        check_finished(job.run, whole)
-    assert kills >= 25
+    whole, choice, kills, code = wholes(mode, saving), random.Random(100 + seed), 0, -1
+    wanted = config(tmp_path, "restarted", mode, 2, saving)
+    while code != 0:  # it gives up where it fails twice at one step, which chance may bring: then by hand
+        with Restarted(tmp_path / "job", wanted, restarts=6) as job:
+            for number in range(6):
+                if kills == KILLS:
+                    break
+                rank, newest = choice.choice([0, 1, 2]), max(steps_in(job.run), default=0)
+                if number % 2 == 0:
+                    at = choice.randint(newest, min(newest + 3 * EVERY, STEPS))
+                    kills += job.kill_once_saved(rank, at, writing=True)
+                else:
+                    kills += job.kill_after(rank, choice.random() * 4)
+            code, err = job.end()
+        assert code in (0, *KILLED), err
+        if code != 0:
+            assert "not started again: it failed twice" in err, err
+        check_left(job.run, whole)
+    check_finished(job.run, whole)
+    assert kills >= 1
 
 
 def data_in(folder: Path) -> None:
@@ -330,14 +354,12 @@ def test_killed_at_a_place_and_at_a_time_and_resumed_equals_uninterrupted(tmp_pa
     assert chain(tmp_path, "killed", "split", whole, 0, random.Random(0)) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("saving", WAYS_TO_SAVE)
-@pytest.mark.parametrize("mode", ["split", "fused"])
-def test_killed_at_random_instants_and_resumed_equals_uninterrupted(tmp_path: Path, mode: str, saving: str) -> None:
+@soaked
+def test_killed_at_random_instants_and_resumed_equals_uninterrupted(
+    tmp_path: Path, wholes: Wholes, mode: str, saving: str, seed: int
+) -> None:
     data_in(tmp_path)
-    whole = whole_run(tmp_path, mode, saving)
-    choice, kills, runs = random.Random(7), 0, 0
-    while kills < 25:
+    whole, choice, kills, runs = wholes(mode, saving), random.Random(seed), 0, 0
+    while kills < KILLS:
         runs += 1
-        kills += chain(tmp_path, f"killed-{runs}", mode, whole, 5, choice, saving)
-    assert kills >= 25
+        kills += chain(tmp_path, f"killed-{runs}", mode, whole, KILLS - kills, choice, saving)
