@@ -52,7 +52,7 @@ PLACES = {
 }
 # What the soak is run with besides, by name: keys of [checkpoint]. The uninterrupted run has the same.
 WAYS_TO_SAVE: dict[str, dict[str, Any]] = {"plain": {}}
-KILLS = 5  # of a test of the soak, of which there are so many that it has 100 (a test may take 4 minutes)
+KILLS = 3  # of a test of the soak, of which there are enough for 100 (a test may take 4 minutes)
 KILLED = (128 + 9, 9)  # by Open MPI's launcher, by MPICH's
 
 
@@ -60,8 +60,8 @@ Wholes = Callable[[str, str], Path]
 
 
 def soaked(test: Callable[..., None]) -> Callable[..., None]:
-    """A test of the soak: for both modes, each way to save, and five seeds."""
-    for name, values in (("seed", range(5)), ("saving", WAYS_TO_SAVE), ("mode", ["split", "fused"])):
+    """A test of the soak: for both modes, each way to save, and nine seeds."""
+    for name, values in (("seed", range(9)), ("saving", WAYS_TO_SAVE), ("mode", ["split", "fused"])):
         test = pytest.mark.parametrize(name, values)(test)
     return pytest.mark.slow(test)
 
