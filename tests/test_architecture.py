@@ -50,7 +50,11 @@ ALLOWED = {
     "build_export": "build_tables serving checkpoints config train data operators embedding comm",
     "relay": "",
     "launch_slurm": "",
-    "launch": "relay launch_slurm",
+    "launch_found": "",
+    "launch": "relay launch_found launch_slurm comm",  # comm: the name of the variable that ranks find their boards by
+    "last_words": "comm",
+    "rank_watch": "last_words relay comm",
+    "restarts": "rank_watch last_words relay train comm",
     "submit": "",
     "status": "submit toml",
     "commands": "build_reading build config train data embedding comm",
@@ -62,7 +66,7 @@ ALLOWED = {
     "cli_prepare": "cli_options data comm",
     "cli_slurm": "cli_options submit status config build_memory",
     "cli": "cli_options cli_checkpoint cli_config cli_data cli_doctor cli_prepare cli_slurm commands systems build "
-    "config plan data launch comm",
+    "config plan data restarts launch relay comm",
     "__main__": "cli",
     "__init__": "build train",
 }
@@ -105,6 +109,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli_data.py", "hpcrec.data.inspect"): "imports h5py, only for `hpcrec data inspect`",
     ("hpcrec/cli_data.py", "hpcrec.data.verify"): "imports h5py, only for `hpcrec data verify`",
     ("hpcrec/cli.py", "hpcrec.launch"): "only for `hpcrec run`",
+    ("hpcrec/cli.py", "hpcrec.restarts"): "only for `hpcrec run`",
 }
 # Reads of the environment, by file: why. Everywhere else a setting is an argument.
 ENVIRONMENT: dict[str, str] = {

@@ -119,9 +119,9 @@ def test_exit_codes_of_errors():
     for error, code in [("ConfigError", 2), ("CheckpointError", 1), ("HpcrecError", 1)]:
         done = subprocess_of(
             code=(
-                "import hpcrec.cli as c, hpcrec.errors as e\n"
+                "import hpcrec.cli as c, hpcrec.cli_config as g, hpcrec.errors as e\n"
                 f"def fail(**_): raise e.{error}('too bad')\n"
-                "c.config_group.commands['reference'].callback = fail\n"
+                "g.config_reference.callback = fail\n"
                 "c.main(['config', 'reference'])"
             )
         )

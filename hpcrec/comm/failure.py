@@ -27,6 +27,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from hpcrec import errors
+from hpcrec.comm import board
 from hpcrec.errors import ConfigError, HpcrecError
 
 _TOGETHER_S = 1.5  # ranks that fail by the same cause arrive within this; one that fails alone ends the job after it
@@ -109,6 +110,7 @@ class _LastWords:
         if not self._once.acquire(blocking=False):
             time.sleep(_FORWARDED_S + _LAST_RESORT_S)  # another thread is about to end the job, and needs the process
             os._exit(int(exit_code(error)))
+        board.mine().end(_text(error))
         if isinstance(error, KeyboardInterrupt):
             self._end(f"{self._who} interrupted\n", 128 + signal.SIGINT)
         foreseen = isinstance(error, HpcrecError)
@@ -130,6 +132,7 @@ class _LastWords:
     def on_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit or not self._once.acquire(blocking=False):
             return
+        board.mine().end(f"{args.exc_type.__name__}" if args.exc_value is None else _text(args.exc_value))
         if isinstance(args.exc_value, HpcrecError):
             self._end(self._line(args.exc_value), exit_code(args.exc_value))
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
@@ -156,6 +159,7 @@ def end_job(comm: Any, text: str, code: int) -> NoReturn:
 
     Not at once, so that it is read, and what other ranks have just said.
     """
+    board.mine().end(text.strip() or "it ended the job")
     say(text)
     time.sleep(_FORWARDED_S)
     if threading.current_thread() is threading.main_thread():
@@ -271,7 +275,7 @@ def _kind(error: Exception) -> str:
     return next((k.__name__ for k in type(error).__mro__ if k.__module__ == errors.__name__), "HpcrecError")
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     return str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}"
 
 

@@ -1,12 +1,14 @@
 """What this rank has come to: its step and, for each communicator, which collective it is in and since when.
 
-Written by the threads that communicate, a few attributes a collective and no lock (under 1 microsecond); read by
-``comm.stall``, which compares ranks. The collectives of a communicator come in the same order on every rank, so a count
-of them says who has arrived. Knows no MPI.
+Written by the threads that communicate, a few attributes a collective and no lock (under 1 microsecond), and copied to
+the rank's board, which outlives it (``comm.board``); read by ``comm.stall``, which compares ranks. The collectives of a
+communicator come in the same order on every rank, so a count of them says who has arrived. Knows no MPI.
 """
 
 import time
 from collections.abc import Sequence
+
+from hpcrec.comm import board
 
 
 class Lane:
@@ -27,9 +29,11 @@ class Lane:
         When that wait began, or ended, by ``time.monotonic``.
     """
 
-    __slots__ = ("count", "name", "ranks", "since_s", "tag", "waiting")
+    __slots__ = ("_row", "_tags", "count", "name", "ranks", "since_s", "tag", "waiting")
 
-    def __init__(self, name: str, ranks: Sequence[int]) -> None:
+    def __init__(self, name: str, ranks: Sequence[int], row: board.Row | None = None) -> None:
+        self._row: board.Row = [0.0] * 4 if row is None else row
+        self._tags = board.mine().tags
         self.name = name
         self.ranks = tuple(ranks)
         self.count = 0
@@ -40,26 +44,29 @@ class Lane:
     def started(self) -> int:
         """Counts a collective; returns its number, for ``waits``."""
         self.count += 1
+        self._row[0] = self.count
         return self.count
 
     def waits(self, number: int, tag: str) -> "Lane":
         """A context manager: this rank waits for the collective's end as long as the block lasts."""
+        row = self._row
         self.tag = tag
-        self.since_s = time.monotonic()  # before ``waiting``: a reader never sees a new wait with an old time
-        self.waiting = number
+        row[2] = self._tags[tag]
+        self.since_s = row[3] = time.monotonic()  # before ``waiting``: a reader sees no new wait with an old time
+        self.waiting = row[1] = number
         return self
 
     def inside(self, tag: str) -> "Lane":
         """The same for a collective that returns when it is done."""
-        self.count += 1
-        return self.waits(self.count, tag)
+        return self.waits(self.started(), tag)
 
     def __enter__(self) -> "Lane":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.waiting = 0
-        self.since_s = time.monotonic()
+        row = self._row
+        self.waiting = row[1] = 0
+        self.since_s = row[3] = time.monotonic()
 
 
 class Progress:
@@ -67,16 +74,26 @@ class Progress:
 
     Attributes
     ----------
-    step : int
-        Steps done.
     lanes : dict of str to Lane
     """
 
     def __init__(self) -> None:
-        self.step = 0
+        self._step = 0
         self.lanes: dict[str, Lane] = {}
+        self._board = board.mine()
+        self._board.clear_lanes()
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = step
+        self._board.set_step(step)
 
     def lane(self, name: str, ranks: Sequence[int]) -> Lane:
         """A new lane."""
-        self.lanes[name] = Lane(name, ranks)
+        self.lanes[name] = Lane(name, ranks, self._board.lane(name))
         return self.lanes[name]

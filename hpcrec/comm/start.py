@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from mpi4py import MPI
 
-from hpcrec.comm import failure
+from hpcrec.comm import board, failure
 from hpcrec.comm.world import check_launch
 
 # Under Slurm's PMIx ranks leave MPI_Init one after another, and in Open MPI 5 a rank that has not yet left crashes at a
@@ -32,6 +32,7 @@ def start(environment: Mapping[str, str]) -> int:
     keep_freed_memory()
     rank = start_unchecked(environment)
     failure.watch()
+    board.open_board(environment.get(board.FOLDER), rank, MPI.COMM_WORLD.size)
     check_launch(MPI.COMM_WORLD, dict(environment))
     return rank
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
+from hpcrec.comm import board
 from hpcrec.comm.aside import Aside
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
@@ -93,6 +94,7 @@ class World:
         )
         self.ledger = Ledger(comm.rank, host_of)
         self.progress = Progress()
+        board.mine().set_role(board.describe_role(owner=comm.rank in owners, dense=comm.rank in dense))
         members = {"main": tuple(range(comm.size)), "route": tuple(range(comm.size)), "owners": owners, "dense": dense}
         main, route, self.owners, self.dense = (
             self._part(comm, name, ranks, windows=windows and name in ("main", "route"))

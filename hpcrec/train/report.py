@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrec.data.files import write_text
+from hpcrec.train import attempts
 from hpcrec.train.telemetry import read_metrics
 from hpcrec.units import format_bytes
 
@@ -37,12 +38,18 @@ def write_report(folder: Path, summary: Mapping[str, Any]) -> Path:
     config = folder / "config.toml"
     path = folder / "report.html"
     text = config.read_text(encoding="utf-8") if config.exists() else ""
-    write_text(path, page(folder.absolute().name, summary, read_metrics(folder), text))
+    write_text(path, page(folder.absolute().name, summary, read_metrics(folder), text, attempts.rows(folder)))
     return path
 
 
-def page(title: str, summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], config: str) -> str:
-    """The page as text."""
+def page(
+    title: str,
+    summary: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    config: str,
+    took: Sequence[tuple[str, ...]] = (),
+) -> str:
+    """The page as text; ``took`` are the rows of the run's attempts."""
     body = [f"<h1>{html.escape(title)}: {html.escape(str(summary['status']))}</h1>", _table(quality_rows(summary))]
     for name in ("loss", "auc", "logloss"):
         if chart := line_chart(name, series(lines, name)):
@@ -60,6 +67,8 @@ def page(title: str, summary: Mapping[str, Any], lines: Sequence[Mapping[str, An
     body += ["<h2>Owners</h2>", _table(owner_rows(summary), OWNER_HEADS), _table(imbalance_rows(summary))]
     if summary["dynamic_tables"]:
         body += ["<h2>Dynamic tables</h2>", _table(dynamic_rows(summary), DYNAMIC_HEADS)]
+    if took:
+        body += ["<h2>Attempts</h2>", _table(took, attempts.ROW_HEADS)]
     body += ["<h2>Topology</h2>", _table((k, str(v)) for k, v in _pairs(summary, "topology"))]
     body += ["<h2>Versions</h2>", _table((k, str(v)) for k, v in _pairs(summary, "versions"))]
     body += ["<h2>Configuration</h2>", f"<pre>{html.escape(config)}</pre>"]
@@ -91,6 +100,10 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("steps", f"{summary['steps']:,}"),
         ("samples", f"{summary['samples']:,}"),
     ]
+    tries = summary["attempts"]
+    if tries["number"] > 1:
+        lost = f"{tries['lost_steps']:,} steps done again, {_duration(tries['lost_s'])}"
+        rows.append(("attempts", f"{tries['number']}, {_duration(tries['total_s'])} in all; {lost} of them lost"))
     found = dict(summary["eval"])
     rows += [("evaluated", f"step {found.pop('step'):,}")] if "step" in found else []
     rows += [(name, _number(value)) for name, value in found.items() if value is not None]
@@ -98,6 +111,14 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
     step_ms = throughput["step_ms"]
     return [*rows, ("step", f"{step_ms['p50']:.3g} ms median, {step_ms['p95']:.3g} ms 95th percentile")]
+
+
+def _duration(seconds_s: float) -> str:
+    """``4000`` -> ``'1 h 6 min'``."""
+    if seconds_s < 60:
+        return f"{seconds_s:.3g} s"
+    minutes = round(seconds_s / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def _number(value: float | Sequence[float | None]) -> str:

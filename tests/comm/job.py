@@ -31,6 +31,12 @@ LAUNCHER = (
 environment=os.environ, program=(sys.executable, '-u', sys.argv[2])))"
 )
 
+WATCHED = (  # the same, with the launcher's last words
+    "import os, sys; from hpcrec.launch import run_command; from hpcrec.restarts import run_attempts; "
+    "sys.exit(run_attempts(lambda a, e, h: run_command(int(sys.argv[1]), a, environment=e, heard=h, "
+    "program=(sys.executable, '-u', sys.argv[2])), sys.argv[3:], environment=os.environ))"
+)
+
 
 @dataclass
 class Ended:
@@ -43,13 +49,13 @@ class Ended:
 class Job:
     """``body`` on ``ranks`` ranks; it calls ``ready()`` once it is under way."""
 
-    def __init__(self, tmp_path, body, ranks=3):
+    def __init__(self, tmp_path, body, ranks=3, launcher=LAUNCHER):
         self.flag = tmp_path / "ready"
         self.script = tmp_path / "body.py"
         self.script.write_text(PREAMBLE + textwrap.dedent(body))
         without_mpi = {k: v for k, v in os.environ.items() if not k.startswith(("PMIX_", "OMPI_COMM", "PRTE_MCA"))}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(ranks), str(self.script), str(self.flag)],
+            [sys.executable, "-c", launcher, str(ranks), str(self.script), str(self.flag)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -10,8 +10,9 @@ import pytest
 
 from hpcrec import launch_slurm
 from hpcrec.errors import ConfigError, MissingError
-from hpcrec.launch import Launch, find_mpirun, flavour_of, mpirun_line, physical_cores, run_command
-from hpcrec.relay import RemarkFilter, relay
+from hpcrec.launch import Launch, mpirun_line, run_command
+from hpcrec.launch_found import find_mpirun, flavour_of, physical_cores
+from hpcrec.relay import Heard, RemarkFilter, relay
 
 PROGRAM = ["python", "-m", "hpcrec", "train"]
 
@@ -135,7 +136,9 @@ def test_relay_passes_on_what_is_held_once_nothing_follows():
     os.write(write, b"x\n" + STOPPED + RULE)
     os.close(write)
     handler = signal.getsignal(signal.SIGINT)
-    relay(source, target)
+    heard = Heard()
+    relay(source, target, heard)
+    assert heard.tail == b"x\n" + STOPPED + RULE and not heard.stopping
     os.close(target)
     assert os.read(read, 1000) == b"x\n" + RULE
     for fd in (source, read):

@@ -24,6 +24,7 @@ def summary(**changes):
         "steps": 100,
         "samples": 204_800,
         "skipped_steps": 0,
+        "attempts": {"number": 3, "total_s": 4000.0, "lost_steps": 1200, "lost_s": 45.6},
         "eval": {"auc": 0.79, "attainable_auc": 0.8, "logloss": 0.4, "normalized_entropy": 0.9, "calibration": 1.0},
         "throughput": {"samples_per_s": 12345.6, "step_ms": {"p50": 3.0, "p95": 5.0}},
         "wire_bytes": {"values": {"same_host": 2_000_000, "cross_host": 500}},
@@ -142,8 +143,8 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples skipped_steps eval throughput wire_bytes dense_compression exchange_thresholds exchange "
-        "phase_s peak_rss_bytes owners imbalance dynamic_tables topology versions"
+        "status steps samples skipped_steps attempts eval throughput wire_bytes dense_compression exchange_thresholds "
+        "exchange phase_s peak_rss_bytes owners imbalance dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
@@ -230,6 +231,10 @@ def test_a_chart_needs_two_points_and_stands_equal_values():
 def test_the_table_for_the_terminal():
     lines = report.text_table(summary()).splitlines()
     assert lines[0].split() == ["status", "finished"]
+    (tries,) = [line for line in lines if line.startswith("attempts")]
+    assert tries.endswith("  3, 1 h 7 min in all; 1,200 steps done again, 45.6 s of them lost")
+    once = {"number": 1, "total_s": 9.0, "lost_steps": 0, "lost_s": 0.0}
+    assert "attempts" not in report.text_table(summary(attempts=once))
     assert any(line.split() == ["samples/s", "12,346"] for line in lines)
     assert any(line.startswith("sent: values") and "2.00 MB same host, 500 B across hosts" in line for line in lines)
     assert [line.split()[1] for line in lines if line.startswith("time:")] == ["values", "forward"]

@@ -1,0 +1,190 @@
+"""The attempts that one run took: attempts.jsonl in its folder, over any number of jobs, kills and restarts.
+
+A line says when an attempt began or ended, and at which step. One that is killed says nothing of its end: the launcher
+says it then, or the next attempt, by the last that is found of it. Knows files of a run's folder, neither sessions nor
+ranks, and imports nothing heavy, for the launcher reads it too.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hpcrec.data.files import writing
+
+FILE = "attempts.jsonl"
+ENDS = ("finished", "stopped", "failed", "killed")
+
+
+def now() -> str:
+    """The time of day as the file has it: ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def begin(run: Path, at: str, step: int, ranks: int, hosts: Sequence[str], job: str | None) -> None:
+    """Adds that an attempt began, and first the end of the one before where that has none. On one rank.
+
+    Parameters
+    ----------
+    at : str
+        When, as ``now``.
+    step : int
+        Steps done before: what earlier attempts did past it has to be done again, and counts as lost.
+    job : str or None
+        Slurm's number of the job.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written; as of ``end``.
+    """
+    events = read(run)
+    if step == 0 and events and events[-1].get("status") == "finished":  # the run before this one, done with
+        (run / FILE).unlink()
+        events = []
+    if events and events[-1]["event"] == "begin":
+        seen_s, seen = _last_seen(run, events[-1])
+        end(run, seen, "killed", _iso(seen_s))
+        events = read(run)
+    lost_steps, lost_s = _lost(run, events, step)
+    whole = {"event": "begin", "at": at, "step": step, "ranks": ranks, "hosts": list(hosts), "job": job}
+    _append(run, {**whole, "lost_steps": lost_steps, "lost_s": lost_s})
+
+
+def end(run: Path, step: int, status: str, at: str | None = None) -> None:
+    """Adds that the attempt under way ended; does nothing where its end is told, or none is under way.
+
+    Parameters
+    ----------
+    step : int
+        Steps done.
+    status : str
+        One of ``ENDS``.
+    at : str, optional
+        When; now by default.
+    """
+    events = read(run)
+    if events and events[-1]["event"] == "begin":
+        _append(run, {"event": "end", "at": at or now(), "step": step, "status": status})
+
+
+def read(run: Path) -> list[dict[str, Any]]:
+    """The events so far; a line that was cut short by a kill is left out."""
+    return [event for event in _lines(Path(run) / FILE) if event.get("event") in ("begin", "end")]
+
+
+def last_begin(run: Path) -> dict[str, Any] | None:
+    """When the newest attempt began, and where."""
+    return next((event for event in reversed(read(run)) if event["event"] == "begin"), None)
+
+
+def figures(run: Path) -> dict[str, Any]:
+    """What summary.json says of a run's attempts: how many, seconds of all, and what was done more than once."""
+    events = read(run)
+    begins = [event for event in events if event["event"] == "begin"]
+    return {
+        "number": len(begins),
+        "total_s": round(sum(to_s - from_s for from_s, to_s in _spans(events)), 3),
+        "lost_steps": sum(event["lost_steps"] for event in begins),
+        "lost_s": round(sum(event["lost_s"] for event in begins), 3),
+    }
+
+
+def rows(run: Path) -> list[tuple[str, ...]]:
+    """Each attempt for a reader: when it began, from which step to which, how it ended, on what."""
+    found: list[tuple[str, ...]] = []
+    events = read(run)
+    for i, event in enumerate(events):
+        if event["event"] == "begin":
+            after = events[i + 1] if i + 1 < len(events) and events[i + 1]["event"] == "end" else {}
+            steps = f"{event['step']:,} to {after['step']:,}" if after else f"from {event['step']:,}"
+            hosts = f"{event['ranks']} ranks on {', '.join(event['hosts'])}"
+            job = "" if event["job"] is None else f"job {event['job']}"
+            began = event["at"].partition(".")[0].replace("T", " ")
+            found.append((began, steps, after.get("status", "under way"), hosts, job))
+    return found
+
+
+ROW_HEADS = ("began (UTC)", "steps", "", "", "")
+
+
+def _append(run: Path, event: dict[str, Any]) -> None:
+    path = run / FILE
+    with writing(path):
+        cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+        with path.open("a", encoding="utf-8") as file:
+            file.write(("\n" if cut else "") + json.dumps(event) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file of JSON objects; of a file that is not there, none."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def _spans(events: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Beginning and end of each attempt, in seconds since the epoch; one under way lasts until now."""
+    spans = []
+    for i, event in enumerate(events):
+        if event["event"] == "begin":
+            ended = i + 1 < len(events) and events[i + 1]["event"] == "end"
+            to_s = _seconds(events[i + 1]["at"]) if ended else datetime.now(UTC).timestamp()
+            spans.append((_seconds(event["at"]), max(to_s, _seconds(event["at"]))))
+    return spans
+
+
+def _lost(run: Path, events: Sequence[dict[str, Any]], step: int) -> tuple[int, float]:
+    """Steps, and seconds, of earlier attempts that an attempt from ``step`` on has to do again."""
+    if not events:
+        return 0, 0.0
+    steps = max(events[-1]["step"] - step, 0)
+    if not steps:
+        return 0, 0.0
+    since_s = _saved_s(run, step)
+    seconds_s = sum(max(to_s - max(from_s, since_s), 0.0) for from_s, to_s in _spans(events))
+    begins = [event for event in events if event["event"] == "begin" and _seconds(event["at"]) >= since_s]
+    return steps, round(max(seconds_s - sum(event["lost_s"] for event in begins), 0.0), 3)
+
+
+def _last_seen(run: Path, begun: dict[str, Any]) -> tuple[float, int]:
+    """When an attempt was last heard of, and after how many steps: by its metrics and its checkpoints."""
+    seen = [(_seconds(begun["at"]), int(begun["step"]))]
+    seen += [
+        (float(line["time"]), line["step"])
+        for line in _lines(run / "metrics.jsonl")
+        if isinstance(line.get("time"), int | float) and isinstance(line.get("step"), int)
+    ]
+    names = [folder.name.removeprefix("step-") for folder in (run / "checkpoints").glob("step-*")]
+    seen += [(_saved_s(run, int(name)), int(name)) for name in names if name.isdecimal()]
+    since_s = seen[0][0]
+    seen = [(at_s, step) for at_s, step in seen if at_s >= since_s]
+    return max(at_s for at_s, _ in seen), max(step for _, step in seen)
+
+
+def _saved_s(run: Path, step: int) -> float:
+    """When the checkpoint of a step was whole, in seconds since the epoch; 0 where there is none."""
+    try:
+        return (run / "checkpoints" / f"step-{step}" / "manifest.json").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _seconds(at: str) -> float:
+    return datetime.fromisoformat(at).timestamp()
+
+
+def _iso(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
