@@ -28,6 +28,7 @@ from tests.exchange.test_auto import in_sequence
 from tests.train.runs import config_for, write_data
 from tests.train.test_background import CASES
 from tests.train.test_equivalence import roles_for
+from tests.train.test_kills import contents
 
 STEPS, EVERY = 14, 2
 
@@ -36,21 +37,6 @@ def config_of(folder: Path, run: str, **sections: dict[str, Any]) -> Config:
     wanted = {**sections, "train": {"steps": STEPS, **sections.get("train", {})}}
     checkpoint = {"every": EVERY, "keep": 99, **sections.get("checkpoint", {})}
     return config_for(folder, **{**wanted, "checkpoint": checkpoint, "run": {"folder": str(folder / run)}})
-
-
-def contents(folder: Path) -> dict[str, Any]:
-    """Every value of every table, by id and column; each must be there once."""
-    checkpoint = find_checkpoint(folder.parent.parent, str(folder))
-    out: dict[str, Any] = {}
-    for table in checkpoint.tables:
-        seen: dict[tuple[int, int], Any] = {}
-        for block in checkpoint.table_parts(table):
-            for i, number in enumerate(block.ids.tolist()):
-                states = {n: s[i].tobytes() for n, s in sorted(block.states.items())}
-                assert (number, block.columns[0]) not in seen, (table, number)
-                seen[number, block.columns[0]] = block.rows[i].tobytes(), states
-        out[table] = seen
-    return out
 
 
 def manifest(folder: Path) -> dict[str, Any]:
