@@ -104,6 +104,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             dense_optimizer=config.dense.optimizer.name,
             on_gpu=config.store.name == "gpu",
             gpu_bytes=config.store.memory_bytes,
+            saves=config.checkpoint.every + config.train.eval_every > 0 if config.checkpoint.background else None,
         )
         for rank in range(topology.size)
     ]

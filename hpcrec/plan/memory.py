@@ -41,6 +41,7 @@ _HELD = ("rows", "optimizer state")
 _SORT_BYTES_AN_ID = 32  # on a GPU while rows are sorted: keys and places, twice
 _PLACE_BYTES_AN_ID = 48  # of rows that are cached: distinct rows, their slots, what went for them, where each id is
 _PINNED_BYTES = 3 * 2 * 8 * MiB  # two buffers of each thread: steps, routes, rows ahead (kernels.staging)
+_KEPT_BYTES = 3 * 64 * MiB  # of rows that change while a checkpoint is written, as they are sorted (embedding.store)
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
 
@@ -81,6 +82,7 @@ def rank_memory(
     base_bytes: int = OWNER_BASE_BYTES,
     on_gpu: bool = False,
     gpu_bytes: int | None = None,
+    saves: bool | None = None,
 ) -> RankMemory:
     """The memory of one rank.
 
@@ -117,6 +119,8 @@ def rank_memory(
         Whether rows are in a GPU's memory (``store.name``).
     gpu_bytes : int, optional
         How much of it they may have (``store.memory_bytes``); where they take more, they are cached there.
+    saves : bool, optional
+        Whether steps go on while a thread writes checkpoints; None: no thread does.
     """
     routes = ahead + 2  # being used, those ahead, one being made
     block_rows = min(BLOCK_ROWS, max((h.rows for h in held), default=0))
@@ -132,10 +136,11 @@ def rank_memory(
         "process": base_bytes,
     }
     held_elements = traffic.elements, traffic.kept
-    asked_elements = (0.0, 0.0) if dense is None else (dense.samples * dense.leaf_elements, dense.kept)
+    asked_elements = (dense.samples * dense.leaf_elements, dense.kept) if dense else (0.0, 0.0)
     if written is not None:
         terms |= written_terms(written, item_bytes, held_elements, asked_elements)
     some = {"ids read": read_bytes, "sums among owners": _SUM_COPIES * item_bytes * added_elements}
+    some["saving"] = 0 if saves is None else _saving_bytes(held, item_bytes, steps=saves)
     terms |= {name: n for name, n in some.items() if n} | dict(auto or {})
     if held_ids:
         terms["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID
@@ -148,16 +153,20 @@ def rank_memory(
     maxima_bytes = _maxima_bytes(traffic, item_bytes) + (0 if dense is None else _maxima_bytes(dense, item_bytes))
     if maxima_bytes:
         terms["max pooling"] = maxima_bytes
-    if dense is not None:
-        terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes, lookups=lookups)
+    terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes, lookups=lookups) if dense else {}
     if shared:  # both who writes a message and who reads it have its pages, and keep them, on both sides
         ids_bytes = shared * _message_bytes(traffic) + (0 if dense is None else _message_bytes(dense))
-        # values or gradients, whichever are more: they use the same sides in turn
-        crossing = written or Written(item_bytes=item_bytes)
+        crossing = written or Written(item_bytes=item_bytes)  # values or gradients, whichever are more, in turn
         wire_bytes = max(crossing.wire_bytes(*held_elements), crossing.wire_bytes(*asked_elements))
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
     gpu_terms = _to_gpu(terms, held, traffic, routes * lookups, item_bytes, gpu_bytes) if on_gpu and held else {}
     return RankMemory(*({name: round(n) for name, n in where.items()} for where in (terms, gpu_terms)))
+
+
+def _saving_bytes(held: Sequence[HeldRows], item_bytes: int, *, steps: bool) -> int:
+    """A mark a row, and copies of those that steps change meanwhile."""
+    kept_bytes = sum(h.rows * (row_bytes(h.width, h.optimizer, item_bytes) + _ID_BYTES) for h in held)
+    return sum(h.rows for h in held) + (min(_KEPT_BYTES, kept_bytes) if steps else 0)
 
 
 def _to_gpu(

@@ -124,9 +124,25 @@ def test_what_tables_of_each_group_add(tmp_path):
     asked = ["dense.codistillation.groups=2", "dense.codistillation.share_embeddings=false"]
     own = predict_memory(load_config(path, asked), [0] * 4)[0].terms
     factors = {name: own[name] / n for name, n in shared.items() if own[name] != n}
-    assert factors.keys() <= {"rows", "optimizer state", "routes", "asking"}
-    assert factors["rows"] == factors["optimizer state"] == 2 and factors["asking"] == pytest.approx(2, abs=1e-6)
+    assert factors.keys() <= {"rows", "optimizer state", "routes", "asking", "saving"}
+    assert factors["saving"] == factors["rows"] == factors["optimizer state"] == 2 and factors[
+        "asking"
+    ] == pytest.approx(2, abs=1e-6)
     assert 1 < factors["routes"] < 2
+
+
+def test_what_saving_beside_steps_adds(tmp_path):
+    """A mark for each row; and where steps go on meanwhile, at most all rows once more, with their ids, or 192 MiB."""
+    path = write_run(tmp_path, 1000, model='name = "dlrm"\nwidth = 32')
+    every, optimizer = "checkpoint.every=5", 'embedding.optimizer.name="adagrad"'
+    for settings, a_row in (
+        (["checkpoint.background=false"], 0), ([], 1), ([every, optimizer], 1 + 2 * 4 * 32 + 8),
+    ):  # fmt: skip
+        terms = predict_memory(load_config(path, [optimizer, *settings]), [0])[0].terms
+        assert terms.get("saving", 0) == a_row * terms["rows"] / (4 * 32)
+    large = [HeldRows(rows=10_000_000, width=32, optimizer="adagrad")]
+    found = rank_memory(large, HolderTraffic(), None, item_bytes=4, ahead=1, shared=0.0, saves=True).terms
+    assert found["saving"] == 10_000_000 + 192 * 2**20
 
 
 def test_what_thresholding_adds(tmp_path):
