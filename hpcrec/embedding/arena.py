@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hpcrec import kernels
 from hpcrec.embedding.cache import RowCache
@@ -14,7 +15,8 @@ from hpcrec.embedding.shards import Family
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 
 BLOCK_ROWS = 1 << 16  # rows made, exported or loaded at once: bounds the memory beside the rows
-Picked = kernels.IdState | Ints | None  # ids of a dynamic table with their rows; rows of another's part; all
+Mask = npt.NDArray[np.bool_]
+Picked = kernels.IdState | Mask | None  # ids of a dynamic table with their rows; which rows of another's part; all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,10 @@ class Arena:
         if picked:
             wanted = np.zeros(len(self.rows), bool)
             for part, some in picked:
-                wanted[_rows_of(part, some)] = True
+                if isinstance(some, kernels.IdState):
+                    wanted[part.base + some.rows] = True
+                else:
+                    wanted[part.base : part.base + part.rows] = True if some is None else some
             if self.cache is not None:
                 self.cache.flush()
             self.frozen = FrozenRows({"": self.rows, **self.states}, wanted, spill, budget_bytes)
@@ -115,16 +120,15 @@ class Arena:
         """Ids, rows and states of a part, in blocks: of all its rows, or of those that are picked."""
         if self.cache is not None and self.frozen is None:
             self.cache.flush()
-        rows = _rows_of(part, picked)
-        n_rows = part.rows if isinstance(rows, slice) else len(rows)
+        n_rows = len(picked.ids) if isinstance(picked, kernels.IdState) else part.rows
         for start in range(0, n_rows, BLOCK_ROWS):
-            stop = min(start + BLOCK_ROWS, n_rows)
-            here = slice(part.base + start, part.base + stop) if isinstance(rows, slice) else rows[start:stop]
+            here = slice(start, min(start + BLOCK_ROWS, n_rows))
             if isinstance(picked, kernels.IdState):
-                ids = picked.ids[start:stop]
-            else:
-                ids = part.ids(np.arange(start, stop) if picked is None else picked[start:stop])
-            yield ids, *self.read(here)
+                yield picked.ids[here], *self.read(part.base + picked.rows[here])
+            elif picked is None:
+                yield part.ids(np.arange(start, here.stop)), *self.read(slice(part.base + start, part.base + here.stop))
+            elif len(rows := start + np.flatnonzero(picked[here])):
+                yield part.ids(rows), *self.read(part.base + rows)
 
     @property
     def step_rows(self) -> Floats:
@@ -144,13 +148,6 @@ class Arena:
         self.rows[where] = rows
         for name, value in states.items():
             self.states[name][where] = value
-
-
-def _rows_of(part: Part, picked: Picked) -> slice | Ints:
-    """Rows of the arena."""
-    if picked is None:
-        return slice(part.base, part.base + part.rows)
-    return part.base + (picked.rows if isinstance(picked, kernels.IdState) else picked)
 
 
 def parts_of(

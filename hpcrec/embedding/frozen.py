@@ -5,11 +5,12 @@ copied is what was changed since, once a row, and not the table. Copies beyond a
 rows by number; does not know what reads them.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -31,6 +32,47 @@ class _Run:
         return self.rows.nbytes + sum(v.nbytes for v in self.values.values())
 
 
+@dataclass(frozen=True)
+class _Written:
+    """Where a run's arrays are in the file: offset, type and shape of its rows, and of its values by name."""
+
+    rows: "_Place"
+    values: dict[str, "_Place"]
+
+
+_Place = tuple[int, np.dtype[Any], tuple[int, ...]]
+
+
+class _File:
+    """Runs in a file, which is made with the first one; one descriptor, however many there are."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._n_bytes = 0
+        self._mapped: np.ndarray = np.zeros(0, np.uint8)
+
+    def write(self, run: _Run) -> _Written:
+        with self.path.open("ab") as file:
+            return _Written(self._put(file, run.rows), {name: self._put(file, v) for name, v in run.values.items()})
+
+    def _put(self, file: IO[bytes], array: np.ndarray) -> _Place:
+        at = self._n_bytes
+        file.write(np.ascontiguousarray(array).data)
+        self._n_bytes += array.nbytes
+        return at, array.dtype, array.shape
+
+    def read(self, written: _Written) -> _Run:
+        """Without a copy; one thread reads."""
+        return _Run(self._get(written.rows), {name: self._get(place) for name, place in written.values.items()})
+
+    def _get(self, place: _Place) -> np.ndarray:
+        at, dtype, shape = place
+        end = at + math.prod(shape) * dtype.itemsize
+        if end > len(self._mapped):
+            self._mapped = np.memmap(self.path, np.uint8, "r")
+        return self._mapped[at:end].view(dtype).reshape(shape)
+
+
 class FrozenRows:
     """Of one arena. ``keep`` is the step's thread's, ``take`` another one's; each row is taken once.
 
@@ -43,29 +85,35 @@ class FrozenRows:
     spill : Path
         The file for copies beyond the budget; made when there are any.
     budget_bytes : int
-        Of memory for copies. Some more are used for a moment when they are sorted.
+        Of memory for copies. Up to twice as much more is used for a moment when they are sorted.
     """
 
     def __init__(self, arrays: Mapping[str, Any], wanted: np.ndarray, spill: Path, budget_bytes: int) -> None:
         self._arrays = dict(arrays)
-        self._done = np.logical_not(wanted, out=wanted)  # taken, or copied
-        self._spill, self._budget_bytes, self._spilled_bytes = spill, budget_bytes, 0
+        self._wanted = wanted  # and neither taken nor copied
+        self._file, self._budget_bytes = _File(spill), budget_bytes
+        row_bytes = 8 + sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in self._arrays.values())
+        self._most_rows = max(1, budget_bytes // 4 // row_bytes)  # copied at once
         self._fresh: list[_Run] = []  # in the order in which they came
         self._fresh_bytes = 0
-        self._runs: list[_Run] = []
-        self._lock = Lock()  # of what is done and what is fresh: held for a moment
+        self._runs: list[_Run | _Written] = []
+        self._lock = Lock()  # of what is wanted and what is fresh: held for a moment
         self._sorting = Lock()  # of runs
         self._failure: OSError | None = None
 
     def keep(self, rows: Any) -> None:
         """Copies those of these distinct rows [U] that nobody has taken or copied; they are about to change."""
         numbers = np.asarray(rows)
+        for start in range(0, len(numbers), self._most_rows):
+            self._keep(numbers[start : start + self._most_rows])
+
+    def _keep(self, numbers: Ints) -> None:
         with self._lock:
-            new = numbers[~self._done[numbers]]
+            new = numbers[self._wanted[numbers]]
             if not len(new) or self._failure is not None:
                 return
             run = _Run(new, {name: _picked(array, new) for name, array in self._arrays.items()})
-            self._done[new] = True
+            self._wanted[new] = False
             self._fresh.append(run)
             self._fresh_bytes += run.n_bytes
             full = self._fresh_bytes > self._budget_bytes // 4
@@ -73,7 +121,7 @@ class FrozenRows:
             self._sort()
 
     def take(self, rows: slice | Ints) -> Values:
-        """Values of these rows as they were.
+        """Values of these rows, all of them wanted, as they were.
 
         Raises
         ------
@@ -82,26 +130,27 @@ class FrozenRows:
         """
         found = {name: _picked(array, rows) for name, array in self._arrays.items()}
         with self._lock:
-            kept = np.flatnonzero(self._done[rows])
-            self._done[rows] = True
+            kept = np.flatnonzero(~self._wanted[rows])
+            self._wanted[rows] = False
         if len(kept):
             self._sort()
-            if self._failure is not None:
-                raise HpcrecError(
-                    f"{self._spill}: rows that changed while a checkpoint was written cannot be kept there "
-                    f"({self._failure.strerror}). Free space there, or set checkpoint.background = false."
-                )
-            with self._sorting:
-                for run in self._runs:
-                    _fill(found, run, rows, kept)
+        with self._sorting:
+            runs, failure = list(self._runs), self._failure
+        if failure is not None:
+            raise HpcrecError(
+                f"{self._file.path}: rows that change while a checkpoint is written cannot be kept there "
+                f"({failure.strerror}). Mend that, or set checkpoint.background = false."
+            )
+        for run in runs if len(kept) else ():  # outside the lock, which a step may wait for
+            _fill(found, self._file.read(run) if isinstance(run, _Written) else run, rows, kept)
         return found
 
     def close(self) -> None:
         """Everything is taken, or will not be: copies go."""
         with self._sorting, self._lock:
-            self._done[:] = True
+            self._wanted = np.zeros(len(self._wanted), bool)
             self._fresh, self._runs = [], []
-            self._spill.unlink(missing_ok=True)
+            self._file.path.unlink(missing_ok=True)
 
     def _sort(self) -> None:
         """Makes one run of what is fresh, of similar ones one, and takes them to the file where they are too much."""
@@ -110,28 +159,18 @@ class FrozenRows:
                 fresh, self._fresh, self._fresh_bytes = self._fresh, [], 0
             if not fresh:
                 return
-            self._runs.append(_joined(fresh))
-            in_memory = [run for run in self._runs if not isinstance(run.rows, np.memmap)]
+            in_memory = [run for run in self._runs if isinstance(run, _Run)]
+            written = [run for run in self._runs if isinstance(run, _Written)]
+            in_memory.append(_joined(fresh))
             if sum(run.n_bytes for run in in_memory) > self._budget_bytes // 2:
-                on_disk = [run for run in self._runs if isinstance(run.rows, np.memmap)]
                 try:
-                    self._runs = [*on_disk, self._written(_joined(in_memory))]
+                    written.append(self._file.write(_joined(in_memory)))
                 except OSError as error:  # whoever takes rows says so
-                    self._failure, self._runs = error, []
-                return
-            while len(self._runs) > 1 and _alike(*self._runs[-2:]):
-                self._runs[-2:] = [_joined(self._runs[-2:])]
-
-    def _written(self, run: _Run) -> _Run:
-        """The same, in the file."""
-        arrays: dict[str, Any] = {"rows": run.rows, **{"/" + name: v for name, v in run.values.items()}}
-        with self._spill.open("ab") as file:
-            for array in arrays.values():
-                file.write(np.ascontiguousarray(array).data)
-        for name, array in arrays.items():
-            arrays[name] = np.memmap(self._spill, array.dtype, "r", self._spilled_bytes, array.shape)
-            self._spilled_bytes += array.nbytes
-        return _Run(arrays.pop("rows"), {name[1:]: array for name, array in arrays.items()})
+                    self._failure, written = error, []
+                in_memory = []
+            while len(in_memory) > 1 and len(in_memory[-1].rows) > len(in_memory[-2].rows) // 2:
+                in_memory[-2:] = [_joined(in_memory[-2:])]
+            self._runs = [*written, *in_memory]
 
 
 def _picked(array: Any, rows: slice | Ints) -> Floats:
@@ -140,10 +179,6 @@ def _picked(array: Any, rows: slice | Ints) -> Floats:
         return np.asarray(array[rows])
     picked: Floats = array[rows].copy() if isinstance(rows, slice) else array.take(rows, axis=0)
     return picked
-
-
-def _alike(one: _Run, other: _Run) -> bool:
-    return not isinstance(one.rows, np.memmap) and len(other.rows) > len(one.rows) // 2
 
 
 def _joined(runs: list[_Run]) -> _Run:

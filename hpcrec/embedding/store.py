@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.arena import BLOCK_ROWS, Arena, Part, Picked, parts_of
+from hpcrec.embedding.arena import BLOCK_ROWS, Arena, Mask, Part, Picked, parts_of
 from hpcrec.embedding.cache import CacheCounts
 from hpcrec.embedding.dynamic import DynamicRows
 from hpcrec.embedding.room import bytes_of, cache_for, fresh_room, spare_room
@@ -211,17 +211,17 @@ class RowStore:
             picked = self.dynamic[part.family.name].save()
         return arena.export(part, picked)
 
-    def changed(self, table: str) -> Ints:
-        """Rows of this rank's part of ``table`` that have changed since ``track``."""
+    def changed(self, table: str) -> Mask:
+        """Which rows of this rank's part of ``table`` have changed since ``track``."""
         arena, part = self._where[table]
         assert arena.changed is not None, "track() was called"
         if arena.cache is not None:
             arena.cache.flush()
-        return np.flatnonzero(arena.changed[part.base : part.base + part.rows])
+        return arena.changed[part.base : part.base + part.rows].copy()
 
     def track(self) -> None:
-        """From now on it is known which rows change."""
-        for arena in self.arenas:
+        """From now on it is known which rows of declared tables change."""
+        for arena in (a for a in self.arenas if a.parts[0].family.dynamic is None):
             arena.changed = np.zeros(len(arena.rows), bool)
 
     def freeze(self, tables: Mapping[str, Picked], spill: Path) -> None:
@@ -272,6 +272,7 @@ class RowStore:
         if arena.cache is not None:
             arena.cache.flush()
             arena.cache.clear()
+        arena.will_change(where)
         for name, of in values.items():
             held = arena.states[name] if name else arena.rows
             if held.ndim == 1:

@@ -70,11 +70,14 @@ def learn(
     lr_scale: float,
 ) -> None:
     """Steps the rows of every arena; ``norms`` are those over all columns, of the arenas that ``split`` has."""
+    for arena, work in zip(
+        arenas, served.works, strict=True
+    ):  # all before any: one arena's turn may step another's rows
+        if arena.cache is None and work.grouping is not None and len(work.index):
+            arena.will_change(work.grouping.unique)
     for a, (arena, work) in enumerate(zip(arenas, served.works, strict=True)):
         assert work.grouping is not None, "this step was routed for evaluation"
         lr = arena.spec.lr * lr_scale
-        if arena.cache is None and len(work.index):
-            arena.will_change(work.grouping.unique)
         if a in split:
             merged, total = split[a]
             for part, span in _spans(arena, work):

@@ -115,6 +115,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         for step in (manifest["step"], *(() if base is None else (base["step"], len(base["sha256"])))):
             if type(step) is not int or step < 0:
                 raise ValueError(f"step {step!r}")
+        if base is not None and base["step"] >= manifest["step"]:
+            raise ValueError(f"base of step {base['step']}, in one of step {manifest['step']}")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}), so {folder} is no checkpoint.") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -205,7 +207,7 @@ def prune(run: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
     kept = {*steps[max(len(steps) - keep, 0) :], *protect} & set(steps)
     kept |= {step for step in map(partial(_base_step, run), kept) if step is not None}
     removed = sorted(set(steps) - kept)
-    for step in removed:
+    for step in reversed(removed):  # a base goes after those that need it
         hidden = hidden_folder(run, step)
         step_folder(run, step).rename(hidden)
         sync(hidden.parent)

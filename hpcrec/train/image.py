@@ -61,9 +61,11 @@ def _tables(parts: Parts, writer: CheckpointWriter | None, *, some: bool) -> lis
         if part.family.dynamic is not None:
             rows, known = held[part.family.name]
             admission = admission_of(rows, known) if table == named(store, rows) else None
-        tables[table] = picked = store.changed(table) if known is None and some else known
+        mask = store.changed(table) if known is None and some else None
+        picked: Picked = known if mask is None else mask
+        tables[table] = picked
         facts: dict[str, Any] = {
-            "n_ids": len(known.ids) if known is not None else part.rows if picked is None else len(picked),
+            "n_ids": len(known.ids) if known is not None else part.rows if mask is None else int(mask.sum()),
             "rows": parts.tables[table].rows,
             "width": part.width,
             "columns": part.columns,

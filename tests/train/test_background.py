@@ -13,9 +13,10 @@ from pytest_mpi import parallel_assert
 from hpcrec import commands
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.config import Config
-from hpcrec.embedding import arena, store
+from hpcrec.embedding import arena, frozen, store
 from hpcrec.embedding.frozen import FrozenRows
 from hpcrec.exchange import migrate
+from hpcrec.models.deepfm import DeepFM, DeepFMOptions
 from hpcrec.train import saver
 from hpcrec.train.checkpoint_find import find_checkpoint
 from tests.devices import device_or_skip
@@ -26,6 +27,8 @@ from tests.train.test_kills import values_in
 
 STEPS = 14
 CASES: dict[str, dict[str, Any]] = {
+    "wide before its vectors": {"model": {"name": "deepfm"}},
+    "vectors before wide": {"model": {"name": "tests.train.test_background:narrow_last"}},
     "split by rows": {"embedding": {"tables": {"user": {"shard": "row"}, "item": {"shard": "row"}}}},
     "split by columns": {
         "embedding": {
@@ -49,6 +52,13 @@ CASES: dict[str, dict[str, Any]] = {
     "on a device": {"store": {"name": "gpu", "device": "emulated"}},
     "cached by a device": {"store": {"name": "gpu", "device": "emulated", "memory_bytes": 6000}},
 }
+
+
+def narrow_last(features: Any, n_dense: int, **options: Any) -> DeepFM:
+    """DeepFM whose tables of one column come last: a step of the vectors' rows steps theirs in the same pass."""
+    model = DeepFM(features, n_dense, options=DeepFMOptions(hidden=(8,)), **options)
+    model.operators = dict(reversed(model.operators.items()))
+    return model
 
 
 def config_of(folder: Path, run: str, background: bool, **sections: dict[str, Any]) -> Config:
@@ -99,9 +109,9 @@ def slow_down(patched: pytest.MonkeyPatch, kept: list[int], behind: list[int]) -
         return take(self, rows)
 
     def counted(self: FrozenRows, rows: Any) -> None:
-        before = int(self._done.sum())
+        before = int(self._wanted.sum())
         keep(self, rows)
-        kept[0] += int(self._done.sum()) - before
+        kept[0] += before - int(self._wanted.sum())
 
     def waiting(self: saver.Saver, *given: Any) -> None:
         until_s = time.monotonic() + 5
@@ -193,10 +203,36 @@ def test_copies_beyond_the_budget_go_to_a_file(tmp_path: Path) -> None:
         numbers = np.arange(start, start + 500)
         held.keep(numbers)
         rows[numbers] = -1
-    in_memory = sum(r.n_bytes for r in held._runs if not isinstance(r.rows, np.memmap)) + held._fresh_bytes
+    in_memory = sum(r.n_bytes for r in held._runs if isinstance(r, frozen._Run)) + held._fresh_bytes
     assert in_memory <= 32_000
     assert (tmp_path / "spill").stat().st_size >= 10_000 * 24 - 32_000
     np.testing.assert_array_equal(held.take(slice(0, 10_000))[""], was)
+
+
+def test_many_runs_in_the_file_take_one_descriptor_and_one_step_takes_no_more_than_the_budget(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    rows, state = rng.random((60_000, 4)), rng.random(60_000)
+    was = rows.copy(), state.copy()
+    held = FrozenRows({"": rows, "sum": state}, np.ones(60_000, bool), tmp_path / "spill", 8_000)
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    order, most_bytes = rng.permutation(60_000), 0
+    sort = held._sort
+
+    def looked() -> None:
+        nonlocal most_bytes
+        most_bytes = max(most_bytes, held._fresh_bytes)
+        sort()
+
+    held._sort = looked  # type: ignore[method-assign]
+    for some in np.split(order, [50_000]):  # most of them in one step
+        held.keep(some)
+        rows[some], state[some] = 0, 0
+    assert len(held._runs) > 300 and most_bytes < 2 * 8_000 // 4 + 100
+    for here in (slice(0, 30_000), np.arange(30_000, 60_000)[::-1]):
+        found = held.take(here)
+        np.testing.assert_array_equal(found[""], was[0][here])
+        np.testing.assert_array_equal(found["sum"], was[1][here])
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_before + 2
 
 
 def test_copies_that_cannot_be_kept_are_told_to_the_reader_alone(tmp_path: Path) -> None:
