@@ -113,28 +113,36 @@ class Checkpoint:
         for stretch in self.stretches(table):
             yield self.block(stretch)
 
-    def stretches(self, table: str) -> list[Stretch]:
-        """What a table's blocks are to be read from, in order; those of the base last.
+    def stretches(self, table: str, rows: int | None = None) -> list[Stretch]:
+        """What a table's blocks are to be read from, in order, of so many rows; those of the base last.
 
         Raises
         ------
         CheckpointError
             No such table.
         """
-        found = []
+        step, found = rows or BLOCK_ROWS, []
         for path in self._paths(table):
             n_ids = part_facts(path)["n_ids"]
-            found += [Stretch(path, at, min(at + BLOCK_ROWS, n_ids)) for at in range(0, n_ids, BLOCK_ROWS)]
+            found += [Stretch(path, at, min(at + step, n_ids)) for at in range(0, n_ids, step)]
         base = self.holder(table)
-        for older in () if base is self else base.stretches(table):
-            newer = self.folder / older.path.relative_to(base.folder)
-            if newer not in self._paths(table):
-                raise CheckpointError(
-                    f"{self.folder}: has no {newer.name} of table {table!r}, which {base.folder} has. Parts are "
-                    "cut alike; see docs/checkpoint.md."
-                )
-            found.append(replace(older, newer=newer))
-        return found
+        if base is self:
+            return found
+        self._check_alike(table, base)
+        return found + [
+            replace(older, newer=self.folder / older.path.relative_to(base.folder))
+            for older in base.stretches(table, step)
+        ]
+
+    def _check_alike(self, table: str, base: "Checkpoint") -> None:
+        """Whether the parts are cut as those of the base."""
+        mine, others = ({path.name: _columns(path) for path in of.part_paths(table)} for of in (self, base))
+        if mine != others:
+            name = min(mine.items() ^ others.items())[0]
+            raise CheckpointError(
+                f"{self.folder}: {name} of table {table!r} is not as in {base.folder}, which it needs: parts and their "
+                "columns are the same there; see docs/checkpoint.md."
+            )
 
     def block(self, stretch: Stretch) -> TableBlock:
         """The block of a stretch.
@@ -269,3 +277,8 @@ class Checkpoint:
                 "embedding.share and model that the checkpoint was trained with."
             )
         return self._parts[table]
+
+
+def _columns(path: Path) -> tuple[int, int]:
+    facts = part_facts(path)
+    return facts["column_start"], facts["column_stop"]

@@ -2,26 +2,29 @@
 
 Each block of a file is read by one rank, whatever the numbers of files and ranks: by the one that holds it, where the
 parts are as many as those of the table's placement now, else by all ranks in equal shares. It is sent on to whoever
-holds rows or columns of it. So everything is read once, by all ranks at once, in memory for a few blocks. Knows a
-checkpoint's blocks and who holds which part; does not know why they are loaded.
+holds rows or columns of it. So everything is read once, by all ranks at once; blocks are the smaller, the more ranks send
+to one. Knows a checkpoint's blocks and who holds which part; does not know why they are loaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpcrec.comm.collectives import Collectives, padded_bytes
+from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.failure import agree
 from hpcrec.embedding.arena import Part
 from hpcrec.embedding.store import row_states
 from hpcrec.train.checkpoint import Checkpoint, TableBlock
-from hpcrec.train.checkpoint_stretch import Stretch
+from hpcrec.train.checkpoint_stretch import BLOCK_ROWS, Stretch
 from hpcrec.train.ranks import on_root
 from hpcrec.train.session import Session
 from hpcrec.types import Floats, Ints
+from hpcrec.units import MiB
 
 _TAG = "control"  # nobody counts it: it is no step's
+_ROUND_BYTES = 32 * MiB  # that a rank sends or is sent at a time, about
+_LEAST_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -45,25 +48,40 @@ def dealt_rows(session: Session, checkpoint: Checkpoint, table: str) -> Iterator
     main, store = session.parts.world.main, session.parts.store
     found = None if store is None else store.find(table)
     parts_R: list[Part | None] = main.allgather(None if found is None else found[1])
-    stretches = on_root(main, lambda: checkpoint.stretches(table))
-    shares_R = _shares(stretches, parts_R)
-    kept = row_states(session.parts.tables[table].optimizer)
-    states = {} if on_root(main, lambda: checkpoint.without_states(table)) else kept  # who trains was refused before
-    names = {name: len(shape) == 2 for name, shape in states.items()}
+    spec, dtype = session.parts.tables[table], np.dtype(str(session.parts.dtype).removeprefix("torch."))
+    bare = on_root(main, lambda: checkpoint.without_states(table))  # who trains on it was refused before
+    names = {} if bare else {name: len(shape) == 2 for name, shape in row_states(spec.optimizer).items()}
+    row_bytes = 8 + dtype.itemsize * (spec.width + sum(spec.width if wide else 1 for wide in names.values()))
+    rows = _rows_a_round(parts_R, row_bytes)
+    shares_R = _shares(on_root(main, lambda: checkpoint.stretches(table, rows)), parts_R)
     mine = iter(shares_R[main.rank])
     for _ in range(max(len(share) for share in shares_R)):
-        block, error, to_R = None, None, dict[int, Dealt]()
+        error, to_R = None, dict[int, Dealt]()
         try:
             stretch = next(mine, None)
             if stretch is not None:
-                block = checkpoint.block(stretch)
-                to_R = _parted(block, parts_R)
+                to_R = _parted(_typed(checkpoint.block(stretch), dtype), parts_R)
         except Exception as caught:
             error = caught
         agree(main, error)
         if main.rank in to_R:
             yield to_R.pop(main.rank)
-        yield from _swapped(main, to_R, names)
+        yield from _swapped(main, to_R, names, dtype)
+
+
+def _rows_a_round(parts_R: Sequence[Part | None], row_bytes: int) -> int:
+    """Rows that each rank reads at once, so that no rank sends, or is sent, more than so much memory."""
+    holding = [part for part in parts_R if part is not None]
+    apart = 1 if holding[0].family.kind == "replicate" else len(holding)
+    sent, received = len(holding) // apart, len(parts_R) / apart  # times what a rank reads
+    return max(_LEAST_ROWS, min(BLOCK_ROWS, int(_ROUND_BYTES / (max(sent, received) * row_bytes))))
+
+
+def _typed(block: TableBlock, dtype: np.dtype) -> TableBlock:
+    """The same, in the types that messages have, whatever those of the file."""
+    states = {name: np.ascontiguousarray(values, dtype) for name, values in block.states.items()}
+    ids, rows = np.ascontiguousarray(block.ids, np.int64), np.ascontiguousarray(block.rows, dtype)
+    return replace(block, ids=ids, rows=rows, states=states)
 
 
 def _shares(stretches: Sequence[Stretch], parts_R: Sequence[Part | None]) -> list[list[Stretch]]:
@@ -103,42 +121,35 @@ def _parted(block: TableBlock, parts_R: Sequence[Part | None]) -> dict[int, Deal
     return to_R
 
 
-def _swapped(main: Collectives, to_R: Mapping[int, Dealt], names: Mapping[str, bool]) -> Iterator[Dealt]:
+def _swapped(
+    main: Collectives, to_R: Mapping[int, Dealt], names: Mapping[str, bool], dtype: np.dtype
+) -> Iterator[Dealt]:
     """What the others have for this rank."""
-    send_RM = np.zeros((main.size, 4), np.int64)  # ids, columns, bytes of a value
+    send_RM = np.zeros((main.size, 3), np.int64)  # ids, and columns
+    messages_R: list[np.ndarray] = [np.zeros(0, np.uint8)] * main.size
     for rank, dealt in to_R.items():
-        send_RM[rank] = len(dealt.ids), *dealt.columns, dealt.rows.itemsize
-    recv_RM = main.alltoall(send_RM, _TAG)
-    send_R, recv_R = _message_bytes(send_RM, names), _message_bytes(recv_RM, names)
-    message = np.zeros(int(send_R.sum()), np.uint8)
-    ends_R = np.cumsum(send_R)
-    for rank, dealt in to_R.items():
+        send_RM[rank] = len(dealt.ids), *dealt.columns
         pieces = [dealt.ids, dealt.rows, *(dealt.states[name] for name in names)]
-        data = np.concatenate([np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in pieces])
-        first = int(ends_R[rank] - send_R[rank])
-        message[first : first + len(data)] = data
-    received = main.alltoallv(message, send_R, recv_R, _TAG)
-    for (n, start, stop, item), message in zip(recv_RM, np.split(received, np.cumsum(recv_R)[:-1]), strict=True):
-        if n:
-            yield _read(message, int(n), (int(start), int(stop)), f"f{item}", names)
-
-
-def _message_bytes(told_RM: Ints, names: Mapping[str, bool]) -> Ints:
-    n_R, start_R, stop_R, item_R = told_RM.T
+        messages_R[rank] = np.concatenate([np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in pieces])
+    recv_RM = main.alltoall(send_RM, _TAG)
+    n_R, start_R, stop_R = recv_RM.T
     width_R = stop_R - start_R
     values_R = width_R + sum((width_R if wide else 1) for wide in names.values())
-    sizes_R: Ints = padded_bytes(n_R * (8 + item_R * values_R))
-    return sizes_R
+    send_R = np.array([len(message) for message in messages_R], np.int64)
+    swap = main.start_alltoallv(np.concatenate(messages_R), send_R, n_R * (8 + dtype.itemsize * values_R), _TAG)
+    swap.wait()
+    for n, start, stop, message in zip(n_R.tolist(), start_R.tolist(), stop_R.tolist(), swap.received, strict=True):
+        if n:
+            yield _read(message, n, (start, stop), dtype, names)
 
 
-def _read(message: np.ndarray, n: int, columns: tuple[int, int], kind: str, names: Mapping[str, bool]) -> Dealt:
-    dtype, width = np.dtype(kind), columns[1] - columns[0]
-    ids, at = message[: 8 * n].view(np.int64), 8 * n
+def _read(message: np.ndarray, n: int, columns: tuple[int, int], dtype: np.dtype, names: Mapping[str, bool]) -> Dealt:
+    width, at = columns[1] - columns[0], 8 * n
     rows = message[at : at + dtype.itemsize * n * width].view(dtype).reshape(n, width)
     at += rows.nbytes
     states = {}
     for name, wide in names.items():
-        shape = (n, width) if wide else (n,)
-        states[name] = message[at : at + dtype.itemsize * int(np.prod(shape))].view(dtype).reshape(shape)
-        at += states[name].nbytes
-    return Dealt(ids, rows, states, columns)
+        n_bytes = dtype.itemsize * n * (width if wide else 1)
+        states[name] = message[at : at + n_bytes].view(dtype).reshape((n, width) if wide else (n,))
+        at += n_bytes
+    return Dealt(message[: 8 * n].copy().view(np.int64), rows, states, columns)

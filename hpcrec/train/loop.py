@@ -118,7 +118,7 @@ class Loop:
             self._train()
         if not session.stopped and "validation" in session.parts.splits and self._judged_at != session.step:
             self._judge()
-        self.save()
+        self.save(last=True)
         self._saver.wait()
         dynamic = figures(session)  # of the last step, whichever is evaluated
         evaluation = None if session.stopped else self._final_evaluation()
@@ -245,14 +245,14 @@ class Loop:
             progress.misses += 1
         return options.patience is not None and progress.misses >= options.patience
 
-    def save(self) -> None:
+    def save(self, *, last: bool = False) -> None:
         """Writes a checkpoint unless this step has one, and removes those that are not to be kept; collective."""
         session = self._session
         if self._saved_at == session.step:
             return
         with session.parts.timer("checkpoint"), session.parts.world.ledger.paused():
             extra = {"progress": self._progress.__dict__, "ran_on": self._ran_on()}
-            self._saver.save(extra, self._mark_and_prune(session.step))
+            self._saver.save(extra, self._mark_and_prune(session.step), last=last)
         self._saved_at = session.step
 
     def _mark_and_prune(self, step: int) -> Callable[[], None]:

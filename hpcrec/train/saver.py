@@ -5,13 +5,14 @@ it failed. Knows a session, and when things are written; what is written is for 
 """
 
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hpcrec.comm.ranks import Ranks
 from hpcrec.embedding.store import RowStore
-from hpcrec.errors import ConfigError
+from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.train import state
 from hpcrec.train.checkpoint import CheckpointWriter
 from hpcrec.train.image import Write, frozen_parts_of, parts_of
@@ -56,7 +57,7 @@ class Saver:
         if session.parts.auto is not None:
             session.parts.auto.before_moving = self._before_moving
 
-    def save(self, extra: dict[str, Any], then: Callable[[], None]) -> None:
+    def save(self, extra: dict[str, Any], then: Callable[[], None], *, last: bool = False) -> None:
         """Writes a checkpoint of the session as it is now; collective.
 
         Parameters
@@ -65,13 +66,21 @@ class Saver:
             As for ``state.save``.
         then : callable
             What rank 0 does when it is whole.
+        last : bool
+            The run ends: that the one before could not be written is a warning, and this one is tried.
 
         Raises
         ------
         CheckpointError
             This one cannot be written, or the last one could not; on every rank.
         """
-        self.wait()
+        try:
+            self.wait()
+        except CheckpointError as error:  # of every rank
+            if not last:
+                raise
+            if self._session.topology.rank == 0:
+                warnings.warn(f"{error}; the last one is tried", stacklevel=2)
         session, aside = self._session, self._session.parts.world.aside
         base = self._next_base()
         writer = CheckpointWriter(self._folder, session.step, session.parts.world.main, base=base)

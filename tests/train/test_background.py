@@ -13,6 +13,7 @@ from pytest_mpi import parallel_assert
 from hpcrec import commands
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.config import Config
+from hpcrec.data import hdf5_filled
 from hpcrec.embedding import arena, frozen, store
 from hpcrec.embedding.frozen import FrozenRows
 from hpcrec.exchange import migrate
@@ -148,7 +149,6 @@ def test_what_cannot_be_written_beside_steps_ends_the_run_on_every_rank(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk is told by the next checkpoint, or the end; earlier ones are whole."""
-    from hpcrec.data import hdf5_filled
     from hpcrec.errors import CheckpointError
 
     write_data(folder / "data.h5")
@@ -167,6 +167,29 @@ def test_what_cannot_be_written_beside_steps_ends_the_run_on_every_rank(
     assert calls[0] > 0
     assert find_checkpoint(folder / "run").step == 4
     assert not list((folder / "run/checkpoints").glob("step-8"))
+
+
+@pytest.mark.parallel([1, 2])
+def test_the_last_checkpoint_is_tried_where_the_one_before_could_not_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    write_data(folder / "data.h5")
+    rank, size, pwrite = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, hdf5_filled.os.pwrite
+
+    def refuses(*given: Any) -> int:
+        saved = folder / "run/checkpoints"
+        if rank == size - 1 and (saved / "step-8").exists() and not (saved / ".step-14.tmp").exists():
+            raise OSError(28, "No space left on device")
+        return pwrite(*given)
+
+    monkeypatch.setattr(hdf5_filled.os, "pwrite", refuses)
+    assert commands.train(config_of(folder, "run", True, topology={"mode": "fused"})) == ExitCodes.FINISHED
+    told = [str(w.message) for w in recwarn if "could not be written" in str(w.message)]
+    assert len(told) == (rank == 0)
+    assert all("step 12" in text and text.endswith("the last one is tried") for text in told)
+    parallel_assert(
+        sorted(p.name for p in (folder / "run/checkpoints").glob("step-*")) == ["step-14", "step-4", "step-8"]
+    )
 
 
 def test_each_row_is_given_once_as_it_was_whatever_changes_meanwhile(tmp_path: Path) -> None:

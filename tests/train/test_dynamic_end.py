@@ -40,7 +40,7 @@ def config(folder: Path, run: str) -> Config:
         embedding={"share": {"history": "item"}, "tables": {t: {"dynamic": rules} for t, rules in RULES.items()}},
         dense={"reducer": "mpi", "optimizer": {"name": "Adam", "lr": 0.05}},
         train={"dtype": "float32", "batch_size": 13, "steps": STEPS, "eval_every": 10, "log_every": 7},
-        checkpoint={"every": EVERY, "keep": 100, "keep_best": False},
+        checkpoint={"every": EVERY, "keep": 100, "keep_best": False, "background": False},
         run={"folder": str(folder / run), "tensorboard": False, "progress": False},
     )
 
