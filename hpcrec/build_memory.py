@@ -105,6 +105,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             on_gpu=config.store.name == "gpu",
             gpu_bytes=config.store.memory_bytes,
             saves=config.checkpoint.every + config.train.eval_every > 0 if config.checkpoint.background else None,
+            marks=1 if config.checkpoint.full_every == 1 else 3,
         )
         for rank in range(topology.size)
     ]

@@ -83,6 +83,7 @@ def rank_memory(
     on_gpu: bool = False,
     gpu_bytes: int | None = None,
     saves: bool | None = None,
+    marks: int = 1,
 ) -> RankMemory:
     """The memory of one rank.
 
@@ -115,12 +116,11 @@ def rank_memory(
         torch's name of their optimizer.
     base_bytes : int
         Of the process itself.
-    on_gpu : bool
-        Whether rows are in a GPU's memory (``store.name``).
-    gpu_bytes : int, optional
-        How much of it they may have (``store.memory_bytes``); where they take more, they are cached there.
-    saves : bool, optional
-        Whether steps go on while a thread writes checkpoints; None: no thread does.
+    on_gpu, gpu_bytes : bool, int or None
+        Whether rows are in a GPU's memory (``store.name``), and how much of it they may have (``store.memory_bytes``):
+        where they take more, they are cached there.
+    saves, marks : bool or None, int
+        Whether steps go on while a thread writes checkpoints; None: no thread does. Bytes a row of who knows of it.
     """
     routes = ahead + 2  # being used, those ahead, one being made
     block_rows = min(BLOCK_ROWS, max((h.rows for h in held), default=0))
@@ -140,10 +140,9 @@ def rank_memory(
     if written is not None:
         terms |= written_terms(written, item_bytes, held_elements, asked_elements)
     some = {"ids read": read_bytes, "sums among owners": _SUM_COPIES * item_bytes * added_elements}
-    some["saving"] = 0 if saves is None else _saving_bytes(held, item_bytes, steps=saves)
+    some["saving"] = 0 if saves is None else _saving_bytes(held, item_bytes, marks, steps=saves)
+    some["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID if held_ids else 0
     terms |= {name: n for name, n in some.items() if n} | dict(auto or {})
-    if held_ids:
-        terms["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID
     if traffic.weights or (wholes and dense is None):
         terms["folded layers"] = item_bytes * (
             (wholes if dense is None else 0)
@@ -154,7 +153,7 @@ def rank_memory(
     if maxima_bytes:
         terms["max pooling"] = maxima_bytes
     terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes, lookups=lookups) if dense else {}
-    if shared:  # both who writes a message and who reads it have its pages, and keep them, on both sides
+    if shared:  # who writes a message and who reads it have its pages, and keep them, on both sides
         ids_bytes = shared * _message_bytes(traffic) + (0 if dense is None else _message_bytes(dense))
         crossing = written or Written(item_bytes=item_bytes)  # values or gradients, whichever are more, in turn
         wire_bytes = max(crossing.wire_bytes(*held_elements), crossing.wire_bytes(*asked_elements))
@@ -163,10 +162,10 @@ def rank_memory(
     return RankMemory(*({name: round(n) for name, n in where.items()} for where in (terms, gpu_terms)))
 
 
-def _saving_bytes(held: Sequence[HeldRows], item_bytes: int, *, steps: bool) -> int:
-    """A mark a row, and copies of those that steps change meanwhile."""
+def _saving_bytes(held: Sequence[HeldRows], item_bytes: int, marks: int, *, steps: bool) -> int:
+    """Marks of rows, and copies of those that steps change meanwhile."""
     kept_bytes = sum(h.rows * (row_bytes(h.width, h.optimizer, item_bytes) + _ID_BYTES) for h in held)
-    return sum(h.rows for h in held) + (min(_KEPT_BYTES, kept_bytes) if steps else 0)
+    return marks * sum(h.rows for h in held) + (min(_KEPT_BYTES, kept_bytes) if steps else 0)
 
 
 def _to_gpu(

@@ -2,8 +2,8 @@
 
 Each block of a file is read by one rank, whatever the numbers of files and ranks: by the one that holds it, where the
 parts are as many as those of the table's placement now, else by all ranks in equal shares. It is sent on to whoever
-holds rows or columns of it. So everything is read once, by all ranks at once; blocks are the smaller, the more ranks send
-to one. Knows a checkpoint's blocks and who holds which part; does not know why they are loaded.
+holds rows or columns of it. So everything is read once, by all ranks at once; blocks are the smaller, the more ranks
+send to one. Knows a checkpoint's blocks and who holds which part; does not know why they are loaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -136,7 +136,8 @@ def test_what_saving_beside_steps_adds(tmp_path):
     path = write_run(tmp_path, 1000, model='name = "dlrm"\nwidth = 32')
     every, optimizer = "checkpoint.every=5", 'embedding.optimizer.name="adagrad"'
     for settings, a_row in (
-        (["checkpoint.background=false"], 0), ([], 1), ([every, optimizer], 1 + 2 * 4 * 32 + 8),
+        (["checkpoint.background=false"], 0), ([], 1), (["checkpoint.full_every=4"], 3),
+        ([every, optimizer], 1 + 2 * 4 * 32 + 8),
     ):  # fmt: skip
         terms = predict_memory(load_config(path, [optimizer, *settings]), [0])[0].terms
         assert terms.get("saving", 0) == a_row * terms["rows"] / (4 * 32)
