@@ -1,6 +1,6 @@
 """Checkpoints of large tables: what steps lose beside one, and writing and loading against the disk's sequential rate.
 
-    python benchmarks/checkpoint.py [--quick] [--json FILE] [--folder DIR]
+    python benchmarks/checkpoint.py [--quick] [--json FILE] [--folder DIR] [--ranks 1,2]
 
 4 GB of rows and states and a checkpoint a minute; --quick: 256 MB, and one every 4 s, which is as many bytes a second.
 Steps alone and beside a checkpoint take turns. The disk's rate is taken in between: one file a rank, one piece after
@@ -53,12 +53,13 @@ tensorboard = false
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--folder", type=Path, help="on the file system that is measured; a temporary one by default")
+    parser.add_argument("--ranks", default="1,2", help="rank counts (1,2; with --quick 1); claims are of the first")
     arguments = parser.parse_args()
     quick = arguments.quick
     n_rows = (256 << 20 if quick else 4 << 30) // ROW_BYTES
     window_s, windows, rounds = (4.0, 3, 2) if quick else (60.0, 3, 3)
     rows = []
-    for ranks in (1,) if quick else (1, 2):
+    for ranks in [1] if quick else map(int, arguments.ranks.split(",")):
         with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
             folder = Path(name)
             prepare(folder, n_rows)
