@@ -5,7 +5,7 @@
 4 GB of rows and states and a checkpoint a minute; --quick: 256 MB, and one every 4 s, which is as many bytes a second.
 Steps alone and beside a checkpoint take turns. The disk's rate is taken in between: one file a rank, one piece after
 the other, flushed. Memory is what only the process has (RssAnon), of the rank that takes most. On one rank with one
-thread, so that the checkpoint has a core where there are two; and on two ranks.
+thread, bound to no core, so that the checkpoint has a core where there are two; and on two ranks.
 """
 
 import json
@@ -98,7 +98,20 @@ def measured(folder: Path, ranks: int, window_s: float, windows: int, rounds: in
     """One row: medians, and what they are of."""
     times = ["--window-s", str(window_s), "--windows", str(windows), "--rounds", str(rounds)]
     script, out = str(ROOT / "benchmarks/on_ranks/saving.py"), folder / "found.json"
-    hpcrec("run", "-n", str(ranks), "--", script, str(folder / "config.toml"), *times, "--out", str(out))
+    # A rank that is bound has one core for its steps and its checkpoint.
+    hpcrec(
+        "run",
+        "-n",
+        str(ranks),
+        "--launcher-option",
+        "--bind-to none",
+        "--",
+        script,
+        str(folder / "config.toml"),
+        *times,
+        "--out",
+        str(out),
+    )
     found = json.loads(out.read_text())
     beside = found["beside"]
     stall = [1 - pair["with_per_s"] / pair["without_per_s"] for pair in beside]
