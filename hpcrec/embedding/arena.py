@@ -14,7 +14,7 @@ from hpcrec.embedding.frozen import FrozenRows
 from hpcrec.embedding.shards import Family
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 
-BLOCK_ROWS = 1 << 16  # rows made, exported or loaded at once: bounds the memory beside the rows
+BLOCK_ROWS = 1 << 13  # rows made or exported at once: bounds the memory beside the rows, and stays in a cache
 Mask = npt.NDArray[np.bool_]
 Picked = kernels.IdState | Mask | None  # ids of a dynamic table with their rows; which rows of another's part; all
 

@@ -139,9 +139,9 @@ class CheckpointWriter:
             if admission is not None:
                 write_admission(file, admission)
 
-        def write(path: Path) -> None:
+        def write(path: Path) -> int:
             path.parent.mkdir(exist_ok=True)
-            write_part(path, describe, blocks, n_ids)
+            return write_part(path, describe, blocks, n_ids)
 
         self._write(f"{files.quoted(table)}/part-{part}.h5", write)
 
@@ -222,14 +222,15 @@ class CheckpointWriter:
 
         self._write(name, write)
 
-    def _write(self, name: str, write: Callable[[Path], None]) -> None:
+    def _write(self, name: str, write: Callable[[Path], int | None]) -> None:
+        """Writes a file; ``write`` returns its CRC-32, or it is read for that."""
         if self._failure is not None:
             return
         path = self.hidden / name
         try:
-            write(path)
+            crc32 = write(path)
             sync(path)
-            self._written[name] = files.fingerprint(path)
+            self._written[name] = files.fingerprint(path, crc32)
         except Exception as error:  # whatever it is, the other ranks learn of it in commit()
             self._failure = f"{path}: {error}"
 

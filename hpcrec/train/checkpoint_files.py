@@ -16,11 +16,12 @@ from typing import Any
 from urllib.parse import unquote
 
 from hpcrec.comm.ranks import Ranks
+from hpcrec.data import checksum
 from hpcrec.data.files import sync, write_text
 from hpcrec.errors import CheckpointError
 
 FORMAT = "hpcrec checkpoint"
-FORMAT_VERSION, VERSION_WITH_BASE = 1, 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 DENSE = "dense.h5"
 RESIDUALS = "residuals-"  # and the number of a dense rank
@@ -71,11 +72,9 @@ def steps_in(run: Path) -> list[int]:
 # ---- manifest --------------------------------------------------------------------------------------------------------
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file, as the manifest has them."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+def fingerprint(path: Path, crc32: int | None = None) -> dict[str, int]:
+    """Size and checksum of a file, as the manifest has them; it is read where the checksum is not given."""
+    return {"bytes": path.stat().st_size, "crc32": checksum.of_file(path) if crc32 is None else crc32}
 
 
 def write_manifest(
@@ -84,13 +83,24 @@ def write_manifest(
     """Makes a folder a checkpoint: lists every file in it, and names the ``base`` that it needs besides."""
     manifest = {"format": FORMAT, "version": FORMAT_VERSION, "step": step, "files": dict(sorted(files.items()))}
     if base is not None:
-        manifest |= {"version": VERSION_WITH_BASE, "base": base}
+        manifest["base"] = base
     write_text(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def named_base(run: Path, step: int) -> dict[str, Any]:
-    """What a manifest says of the checkpoint that it needs: the step, and the checksum of that one's manifest."""
-    return {"step": step, "sha256": fingerprint(step_folder(run, step) / MANIFEST)["sha256"]}
+    """What a manifest says of the checkpoint that it needs: the step, and a digest of that one's manifest."""
+    return {"step": step, "sha256": manifest_digest(step_folder(run, step))}
+
+
+def manifest_digest(folder: Path) -> str:
+    """Which checkpoint it is: no other one has the same, be it of the same step.
+
+    Raises
+    ------
+    OSError
+        It has no manifest.
+    """
+    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
 
 
 def base_of(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
@@ -110,23 +120,25 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         found = (manifest["format"], manifest["version"])
-        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        if found != (FORMAT, FORMAT_VERSION):
+            raise CheckpointError(
+                f"{path}: format {found[0]!r}, version {found[1]!r}. Allowed: {FORMAT!r}, version {FORMAT_VERSION}. "
+                "Read it with the hpcrec that wrote it."
+            )
+        files = {str(name): (int(entry["bytes"]), int(entry["crc32"])) for name, entry in manifest["files"].items()}
         base = manifest.get("base")
         for step in (manifest["step"], *(() if base is None else (base["step"], len(base["sha256"])))):
             if type(step) is not int or step < 0:
                 raise ValueError(f"step {step!r}")
         if base is not None and base["step"] >= manifest["step"]:
             raise ValueError(f"base of step {base['step']}, in one of step {manifest['step']}")
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}), so {folder} is no checkpoint.") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         said = f"is not the manifest of a checkpoint ({error!r}). See docs/checkpoint.md."
         raise CheckpointError(f"{path}: {said}") from error
-    if found != (FORMAT, FORMAT_VERSION if base is None else VERSION_WITH_BASE):
-        raise CheckpointError(
-            f"{path}: format {found[0]!r}, version {found[1]!r}. Allowed: {FORMAT!r}, version {FORMAT_VERSION}, or "
-            f"{VERSION_WITH_BASE} with a base. Read it with the hpcrec that wrote it."
-        )
     if STATE not in files:
         raise CheckpointError(f"{path}: lists no {STATE}, which every checkpoint has. See docs/checkpoint.md.")
     return dict(manifest)
@@ -154,7 +166,7 @@ def file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
         n_bytes = path.stat().st_size
         if n_bytes != entry["bytes"]:
             return f"{path} has {n_bytes} bytes, its manifest says {entry['bytes']}"
-        if fingerprint(path)["sha256"] != entry["sha256"]:
+        if checksum.of_file(path) != entry["crc32"]:
             return f"{path} has another checksum than its manifest says"
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"

@@ -62,7 +62,7 @@ def problem_of(path: Path, ranks: Ranks) -> str | None:
 def base_problem(path: Path, manifest: Mapping[str, Any], base: Path) -> str | None:
     """Whether the checkpoint that one needs is there, the same as then, and needs none itself."""
     try:
-        same = files.fingerprint(base / files.MANIFEST)["sha256"] == manifest["base"]["sha256"]
+        same = files.manifest_digest(base) == manifest["base"]["sha256"]
     except OSError as error:
         return f"{path} needs {base}, which cannot be read ({error.strerror})"
     fits = same and "base" not in files.read_manifest(base)

@@ -165,8 +165,8 @@ def state_said(name: str, n_dims: int) -> str:
     return f"{name} (one number a {'row' if n_dims == 1 else 'value'})"
 
 
-def write_part(path: Path, describe: Callable[[h5py.File], None], blocks: Iterable[Block], n_ids: int) -> None:
-    """Writes ids, rows and states of a part, block by block; ``describe`` writes what else is in the file."""
+def write_part(path: Path, describe: Callable[[h5py.File], None], blocks: Iterable[Block], n_ids: int) -> int:
+    """Writes ids, rows, states of a part, block by block, and ``describe`` what else is in it; returns its CRC-32."""
     coming = iter(blocks)
     first = next(coming, None)
     shapes: dict[str, Shape] = {}
@@ -180,6 +180,7 @@ def write_part(path: Path, describe: Callable[[h5py.File], None], blocks: Iterab
             file.append("rows", rows)
             for name, state in states.items():
                 file.append(f"state/{files.quoted(name)}", state)
+    return file.crc32
 
 
 def write_admission(file: h5py.File, admission: Admission) -> None:

@@ -108,7 +108,7 @@ def _parted(block: TableBlock, parts_R: Sequence[Part | None]) -> dict[int, Deal
             continue
         start, stop = max(block.columns[0], part.columns[0]), min(block.columns[1], part.columns[1])
         here: slice | np.ndarray = slice(None)
-        if part.family.kind == "row":
+        if part.family.kind == "row" and part.family.row_parts > 1:
             number_U = part.family.deal(block.ids)[0] if number_U is None else number_U
             chosen = number_U == part.number
             here = slice(None) if chosen.all() else np.flatnonzero(chosen)

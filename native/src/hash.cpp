@@ -7,18 +7,44 @@
 #include "hpcrec/parallel.h"
 
 namespace hpcrec {
+namespace {
+// Walks cycles until they are back below `bound`: still a bijection. Many at once, and those that have further to go
+// again: how far each goes cannot be guessed, and a core that guesses wrong waits longer than the walk takes.
+template <class Step> void walk(const int64_t* ids, Range mine, uint64_t bound, const Step& step, int64_t* out) {
+  constexpr int64_t many = 256;
+  uint64_t x[many];
+  int32_t left[many];
+  for (int64_t first = mine.first; first < mine.last; first += many) {
+    const int32_t n = static_cast<int32_t>(std::min(many, mine.last - first));
+    for (int32_t j = 0; j < n; ++j) {
+      x[j] = static_cast<uint64_t>(ids[first + j]);
+      left[j] = j;
+    }
+    for (int32_t n_left = n; n_left > 0;) {
+      int32_t still = 0;
+      for (int32_t i = 0; i < n_left; ++i) {
+        const int32_t j = left[i];
+        x[j] = step(x[j]);
+        left[still] = j;
+        still += x[j] >= bound;
+      }
+      n_left = still;
+    }
+    for (int32_t j = 0; j < n; ++j) out[first + j] = static_cast<int64_t>(x[j]);
+  }
+}
+}  // namespace
+
 void permute(const int64_t* ids, int64_t n, int64_t rows, uint64_t seed, bool inverse, int64_t* out) {
   if (!all_below(ids, n, rows)) require_below("ids", ids, n, rows);
   const uint64_t bound = static_cast<uint64_t>(rows);
   const Feistel net(bound, seed);
   parallel_pieces(team(n * 32), [&](int member, int members) {
     const Range mine = share(n, member, members);
-    for (int64_t k = mine.first; k < mine.last; ++k) {
-      uint64_t x = static_cast<uint64_t>(ids[k]);
-      do {  // walks the cycle until it is back below rows: still a bijection
-        x = inverse ? net.backward(x) : net.forward(x);
-      } while (x >= bound);
-      out[k] = static_cast<int64_t>(x);
+    if (inverse) {
+      walk(ids, mine, bound, [&](uint64_t x) { return net.backward(x); }, out);
+    } else {
+      walk(ids, mine, bound, [&](uint64_t x) { return net.forward(x); }, out);
     }
   });
 }
