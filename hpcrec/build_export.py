@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcrec.build_tables import DTYPES, as_read, make_model, make_offers
+from hpcrec.build_wire import Steps, on_wire
 from hpcrec.checkpoints.by_id import ranges_of, whole
 from hpcrec.checkpoints.tables import table_facts
 from hpcrec.comm.topology import Topology
@@ -67,13 +68,13 @@ def export(config: Config, out: Path, *, checkpoint: str = "best", embeddings: s
     config = as_read(config)
     with DataSet(config.data.train) as dataset:
         model, operators = make_model(config, dataset)
-        tables, families, _ = make_offers(config, dataset, operators, _ALONE, reading=True)
+        tables, families, offers = make_offers(config, dataset, operators, _ALONE, reading=True)
         found = find_checkpoint(run, checkpoint)
         _check(found, config, model, tables)
         state = found.dense()
         values = {**state.extra, **state.parameters}
         model.load_state_dict({name: torch.as_tensor(value) for name, value in values.items()})
-        facts = _facts(config, dataset, found, operators)
+        facts = _facts(config, dataset, found, operators, on_wire(config, offers, found))
     hidden = temporary_beside(out)
     try:
         with writing(out):
@@ -212,8 +213,14 @@ def _write_table(found: Checkpoint, spec: TableSpec, folder: Path, name: str) ->
 # ---- what is said of it ----------------------------------------------------------------------------------------------
 
 
-def _facts(config: Config, dataset: DataSet, found: Checkpoint, operators: Mapping[str, Operator]) -> dict[str, Any]:
-    inputs = inputs_of(operators)
+def _facts(
+    config: Config,
+    dataset: DataSet,
+    found: Checkpoint,
+    operators: Mapping[str, Operator],
+    wire: tuple[Steps, list[str]],
+) -> dict[str, Any]:
+    inputs, (steps, differences) = inputs_of(operators), wire
     read = dict.fromkeys(k.feature for k in inputs)
     return {
         "run": str(Path(config.run.folder)),
@@ -229,7 +236,11 @@ def _facts(config: Config, dataset: DataSet, found: Checkpoint, operators: Mappi
             {"name": f.name, "cardinality": f.cardinality, "weighted": f.weighted, "bag": dataset.jagged(f.name)}
             for f in (dataset.feature(name) for name in read)
         ],
-        "inputs": [{"feature": k.feature, "table": k.table, "pooling": k.pooling} for k in inputs],
+        "inputs": [
+            {"feature": k.feature, "table": k.table, "pooling": k.pooling, **steps.get((k.feature, k.table), {})}
+            for k in inputs
+        ],
+        "differences": differences,
         "operators": {
             name: {"kind": type(of).__name__, "reads": [inputs.index(k) for k in of.lookups]}
             for name, of in operators.items()

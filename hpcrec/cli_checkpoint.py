@@ -179,10 +179,13 @@ def export(run: Path, out: Path, checkpoint: str, embeddings: str, overrides: Se
     they mean. 'hpcrec predict OUT' and hpcrec.serving.Exported predict with it, without MPI.
     """
     from hpcrec.build_export import export as write
+    from hpcrec.serving.folder import read_facts
 
     written = write(run_config(run, overrides), out, checkpoint=checkpoint, embeddings=embeddings)
     size = format_bytes(sum(path.stat().st_size for path in written.rglob("*") if path.is_file()))
     click.echo(f"{written}: {size}")
+    for difference in read_facts(written)["differences"]:
+        click.echo(f"unlike 'hpcrec predict' of the run: {difference}")
 
 
 def predict_exported(folder: Path, data: Path, out: Path, environment: Mapping[str, str]) -> None:

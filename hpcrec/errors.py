@@ -6,7 +6,15 @@ caller may catch either. Knows nothing of MPI: how ranks fail together is ``comm
 
 
 class HpcrecError(Exception):
-    """Base of every error that hpcrec raises on purpose."""
+    """Base of every error that hpcrec raises on purpose.
+
+    Attributes
+    ----------
+    elsewhere : bool
+        Whether another rank raises what happened as it was, with more to say of it.
+    """
+
+    elsewhere = False
 
 
 class ConfigError(HpcrecError, ValueError):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcrec.comm.board import Left
+from hpcrec.comm.progress import WORKING
 from hpcrec.comm.stall_report import Standing, find_waits, listed
 
 _MOST_LINES = 24  # of positions
@@ -165,12 +166,14 @@ def _place(left: Left, at_s: float) -> str:
     inside = [
         f"in collective '{tag}' on communicator '{lane}' for {max(at_s - since_s, 0.0):.3g} s"
         for lane, (_, number, tag, since_s) in left.lanes.items()
-        if number
+        if number > 0
     ]
     if not inside and left.lanes:
-        lane, (_, _, tag, since_s) = max(left.lanes.items(), key=lambda item: item[1][3])
+        lanes = {name: lane for name, lane in left.lanes.items() if lane[1] != WORKING} or left.lanes
+        lane, (_, _, tag, since_s) = max(lanes.items(), key=lambda item: item[1][3])
         after = f", the last being '{tag}' on communicator '{lane}'" if tag else ""
         inside = [f"in no collective for {max(at_s - since_s, 0.0):.3g} s{after}"]
+    inside += [f"at work for a {tag}" for _, number, tag, _ in left.lanes.values() if number == WORKING]
     return f" at step {left.step}, {' and '.join(inside)}"
 
 
@@ -185,7 +188,7 @@ def _positions(boards: Mapping[int, Left], first: int, at_s: float) -> list[str]
     ]
     elsewhere: dict[str, list[int]] = {}
     for rank, left in boards.items():
-        if rank == first or (left.ended_s is None and any(number for _, number, _, _ in left.lanes.values())):
+        if rank == first or (left.ended_s is None and any(number > 0 for _, number, _, _ in left.lanes.values())):
             continue
         if left.ended_s is not None:
             where = f"had left by an error: {left.error.splitlines()[0]}" if left.error else "had left in order"

@@ -5,10 +5,14 @@ the rank's board, which outlives it (``comm.board``); read by ``comm.stall``, wh
 communicator come in the same order on every rank, so a count of them says who has arrived. Knows no MPI.
 """
 
+import threading
 import time
 from collections.abc import Sequence
 
 from hpcrec.comm import board
+
+ASIDE = "aside"  # the lane of the thread that works on files, which is in no other one: see ``comm.aside``
+WORKING = -1  # in place of the number of the collective that is waited in
 
 
 class Lane:
@@ -22,14 +26,17 @@ class Lane:
     count : int
         Collectives started so far.
     waiting : int
-        Number (from 1) of the collective that this rank waits in; 0 where it waits in none.
+        Number (from 1) of the collective that this rank waits in; 0 where it waits in none; ``WORKING`` where it works
+        for the next one and says so (``works``).
     tag : str
-        Of the collective that this rank waits or last waited in.
+        Of the collective that this rank waits or last waited in, or works for.
     since_s : float
-        When that wait began, or ended, by ``time.monotonic``.
+        When that wait began, or ended, or when that work last came on, by ``time.monotonic``.
+    worker : int or None
+        The thread that last said that it works.
     """
 
-    __slots__ = ("_row", "_tags", "count", "name", "ranks", "since_s", "tag", "waiting")
+    __slots__ = ("_row", "_tags", "count", "name", "ranks", "since_s", "tag", "waiting", "worker")
 
     def __init__(self, name: str, ranks: Sequence[int], row: board.Row | None = None) -> None:
         self._row: board.Row = [0.0] * 4 if row is None else row
@@ -40,6 +47,7 @@ class Lane:
         self.waiting = 0
         self.tag = ""
         self.since_s = time.monotonic()
+        self.worker: int | None = None
 
     def started(self) -> int:
         """Counts a collective; returns its number, for ``waits``."""
@@ -55,6 +63,18 @@ class Lane:
         self.since_s = row[3] = time.monotonic()  # before ``waiting``: a reader sees no new wait with an old time
         self.waiting = row[1] = number
         return self
+
+    def works(self, tag: str) -> None:
+        """This rank works for the next collective, and has come on just now: as long as it does, nobody waits in vain.
+
+        Until ``rests``, or a wait, it has to be said again and again: a rank that does not come on is a stall.
+        """
+        self.worker = threading.get_ident()
+        self.waits(WORKING, tag)
+
+    def rests(self) -> None:
+        """The end of such work, as of a wait."""
+        self.__exit__()
 
     def inside(self, tag: str) -> "Lane":
         """The same for a collective that returns when it is done."""
@@ -75,10 +95,13 @@ class Progress:
     Attributes
     ----------
     lanes : dict of str to Lane
+    role : str
+        What this rank is, in words.
     """
 
     def __init__(self) -> None:
         self._step = 0
+        self._role = ""
         self.lanes: dict[str, Lane] = {}
         self._board = board.mine()
         self._board.clear_lanes()
@@ -92,6 +115,16 @@ class Progress:
     def step(self, step: int) -> None:
         self._step = step
         self._board.set_step(step)
+
+    @property
+    def role(self) -> str:
+        """What this rank is, in words."""
+        return self._role
+
+    @role.setter
+    def role(self, role: str) -> None:
+        self._role = role
+        self._board.set_role(role)
 
     def lane(self, name: str, ranks: Sequence[int]) -> Lane:
         """A new lane."""

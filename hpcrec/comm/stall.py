@@ -4,7 +4,8 @@ Each rank has a thread that wakes about once a second, looks at ``comm.progress`
 threads, on a communicator of their own. A rank whose wait passes a limit tells the lowest rank that answers; that one
 asks every rank where it is and prints one report for all of them: each collective that is waited in, who has arrived
 and who has not. A rank that computes, sleeps or reads answers all the same; one that is stopped (SIGSTOP), or held up
-in native code that keeps Python's lock, does not, and is named as such.
+in native code that keeps Python's lock, does not, and is named as such. Work that is long and says that it comes on
+(``Lane.works``) is no stall for whoever waits for it, and one itself when it does not.
 
 Past the second limit the report comes with stacks and the job ends. Does not know what the collectives are for.
 """
@@ -21,8 +22,8 @@ from typing import Any
 from mpi4py import MPI
 
 from hpcrec.comm.failure import ExitCodes, attempt, end_job, say
-from hpcrec.comm.progress import Progress
-from hpcrec.comm.stall_report import Standing, describe, find_waits, stacks, where
+from hpcrec.comm.progress import ASIDE, WORKING, Progress
+from hpcrec.comm.stall_report import Standing, Wait, describe, find_held_up, find_waits, stacks, where
 
 _LONGEST_TICK_S = 1.0
 _BUSY_TICK_S = 0.02  # while an answer is awaited
@@ -87,6 +88,7 @@ class StallWatch:
         self.tick_s = min(_LONGEST_TICK_S, min(given) / 4)
         self._answer_s = _ANSWER_S + 2 * self.tick_s
         self._told: dict[str, tuple[int, int, float]] = {}  # lane -> (number, level, until when that will do)
+        self._reported: set[tuple[str, int, tuple[int, ...]]] = set()  # (lane, number, ranks missing)
         self._candidate = -1  # the rank that was told and has not asked yet; -1: none
         self._candidate_until_s = 0.0
         self._round: _Round | None = None
@@ -149,14 +151,27 @@ class StallWatch:
 
     def _standing(self, level: int) -> Standing:
         """Where this rank is; its waits count as taken up at this level from now on."""
-        now_s, lanes = time.monotonic(), {}
+        now_s, lanes, aside = time.monotonic(), {}, ""
         for name, lane in self._progress.lanes.items():
             number, seconds_s = lane.waiting, now_s - lane.since_s
             lanes[name] = (lane.count, number, lane.tag, seconds_s)
             if number and seconds_s >= self._limits.of(level) / 2:
-                self._told[name] = (number, level, now_s + _TELL_AGAIN_S if level == ABORT else float("inf"))
+                self._told[name] = (number, level, now_s + self._will_do_s(name, level))
+            if number == WORKING:
+                aside = where(lane.worker)
         self._candidate = -1
-        return Standing(self._progress.step, lanes, socket.gethostname(), where(), stacks() if level == ABORT else "")
+        everything = stacks() if level == ABORT else ""
+        role = self._progress.role
+        return Standing(self._progress.step, lanes, socket.gethostname(), where(), everything, role, aside)
+
+    def _will_do_s(self, lane: str, level: int) -> float:
+        """How long a wait that was taken up is not told again.
+
+        One for work that came on when it was looked at is none yet, and may become one.
+        """
+        if lane == ASIDE:
+            return min(_TELL_AGAIN_S, self._limits.of(level) / 4)
+        return _TELL_AGAIN_S if level == ABORT else float("inf")
 
     # Between ranks.
 
@@ -196,26 +211,42 @@ class StallWatch:
                 self._round.standings[source] = thing[1]
 
     def _report(self, done: _Round) -> None:
-        limit_s = self._limits.of(done.level)
         members = self._members if self._asks else dict.fromkeys(self._progress.lanes, (self._comm.rank,))
-        waits = find_waits(done.standings, members, limit_s / 2)
-        if not any(wait.seconds_s >= limit_s for wait in waits):
-            return  # it has ended in the meantime
+        level, waits = self._lasting(done, members)
+        if level == 0:
+            return  # it has ended in the meantime, or comes on
+        limit_s = self._limits.of(level)
         text, blamed = describe(waits, done.standings)
         if not self._asks:
             text += "\n  which ranks are missing is not known: this MPI has no MPI_THREAD_MULTIPLE"
-        if done.level == REPORT:
+        if level == REPORT:
             if self._limits.abort_s:
                 text += f"\n  after {self._limits.abort_s:g} s (run.stall_abort_s) the job is ended"
             say("".join(f"hpcrec: stall: {line}\n" for line in text.splitlines()))
             return
-        shown = [r for r in (*blamed[:_MOST_STACKS], waits[0].waiting[0]) if r in done.standings]
+        shown = [r for r in (*blamed[:_MOST_STACKS], *waits[0].waiting[:1]) if r in done.standings]
         traces = "".join(f"hpcrec: stacks of rank {r}:\n{done.standings[r].stacks}" for r in dict.fromkeys(shown))
         said = f"stalled past run.stall_abort_s = {limit_s:g}, the job is ended: {text}"
         say(f"{traces}hpcrec: error: {said}\n")
         if (note := self.note) is not None:
             attempt(lambda: note(said), _NOTE_S)
         end_job(self._comm, "", ExitCodes.ERROR)
+
+    def _lasting(self, done: _Round, members: Mapping[str, tuple[int, ...]]) -> tuple[int, list[Wait]]:
+        """The highest level that is due by what all ranks said, 0 where none is, and the waits to report."""
+        for level in (ABORT, REPORT):
+            limit_s = self._limits.of(level)
+            if not limit_s or level > done.level:
+                continue
+            waits = find_waits(done.standings, members, limit_s / 2)
+            waits += find_held_up(done.standings, members, waits, limit_s / 2)
+            due = {(w.lane, w.number, w.missing) for w in waits if w.seconds_s >= limit_s}
+            if due and level == ABORT:
+                return level, waits
+            if due - self._reported:
+                self._reported |= due
+                return level, waits
+        return 0, []
 
 
 def _run(watch: "weakref.ref[StallWatch]", ended: threading.Event) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcrec.comm.progress import ASIDE, WORKING
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -21,12 +23,14 @@ class Standing:
     step : int
         Steps done.
     lanes : dict of str to (count, number, tag, seconds)
-        By communicator: collectives started, the one waited in (0: none), its tag, seconds since it waits (or since
-        its last wait ended).
+        By communicator: collectives started, the one waited in (0: none, ``WORKING``: it works for the next), its tag,
+        seconds since it waits (since its last wait ended, since that work last came on).
     host, where : str
         Its host, and the line that its main thread is at.
     stacks : str
         Of all its threads; empty where they were not asked for.
+    role, aside : str
+        What it is, and the line that the thread is at that works on files; empty where there is none.
     """
 
     step: int
@@ -34,13 +38,19 @@ class Standing:
     host: str = ""
     where: str = ""
     stacks: str = ""
+    role: str = ""
+    aside: str = ""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """One collective that some ranks wait in, ``missing`` being those that have not come to it."""
+    """One collective that some ranks wait in, ``missing`` being those that have not come to it.
+
+    Where nobody waits in it yet, the missing ones are those whose work for it does not come on.
+    """
 
     lane: str
+    number: int
     tag: str
     step: int
     seconds_s: float
@@ -52,6 +62,8 @@ def find_waits(
     standings: Mapping[int, Standing], members: Mapping[str, Iterable[int]], at_least_s: float
 ) -> list[Wait]:
     """Every collective that ranks have waited in for some time, those with the longest waits first.
+
+    While all that are missing come on with their work for it, a wait is as long as the longest time that one did not.
 
     Parameters
     ----------
@@ -68,20 +80,46 @@ def find_waits(
         for rank in ranks:
             if rank in standings:
                 _, number, _, seconds_s = standings[rank].lanes[lane]
-                if number and seconds_s >= at_least_s:
+                if number > 0 and seconds_s >= at_least_s:
                     found.setdefault(number, []).append(rank)
         for number, waiting in found.items():
             first = standings[waiting[0]]
             missing = [r for r in ranks if r not in standings or standings[r].lanes[lane][0] < number]
             longest_s = max(standings[r].lanes[lane][3] for r in waiting)
-            waits.append(Wait(lane, first.lanes[lane][2], first.step, longest_s, tuple(waiting), tuple(missing)))
+            if missing and all(r in standings and standings[r].lanes[lane][1] == WORKING for r in missing):
+                longest_s = min(longest_s, max(standings[r].lanes[lane][3] for r in missing))
+            tag = first.lanes[lane][2]
+            if longest_s >= at_least_s:
+                waits.append(Wait(lane, number, tag, first.step, longest_s, tuple(waiting), tuple(missing)))
     return sorted(waits, key=lambda wait: -wait.seconds_s)
+
+
+def find_held_up(
+    standings: Mapping[int, Standing], members: Mapping[str, Iterable[int]], waits: list[Wait], at_least_s: float
+) -> list[Wait]:
+    """Work for a collective that has not come on for some time and that none of ``waits`` is for yet."""
+    found = []
+    for lane, ranks in members.items():
+        late: dict[int, list[int]] = {}  # number of the collective to come -> ranks
+        for rank in ranks:
+            if rank in standings:
+                count, number, _, seconds_s = standings[rank].lanes[lane]
+                waited_for = any(w.lane == lane and rank in w.missing for w in waits)
+                if number == WORKING and seconds_s >= at_least_s and not waited_for:
+                    late.setdefault(count + 1, []).append(rank)
+        for number, missing in late.items():
+            first = standings[missing[0]]
+            longest_s = max(standings[r].lanes[lane][3] for r in missing)
+            found.append(Wait(lane, number, first.lanes[lane][2], first.step, longest_s, (), tuple(missing)))
+    return found
 
 
 def describe(waits: list[Wait], standings: Mapping[int, Standing]) -> tuple[str, tuple[int, ...]]:
     """The report's lines, and the ranks that hold up the others: missing, and waiting for nobody."""
-    missing = sorted({rank for wait in waits for rank in wait.missing})
-    blamed = tuple(r for r in missing if r not in standings or not any(n for _, n, _, _ in standings[r].lanes.values()))
+    missing = {rank for wait in waits for rank in wait.missing}
+    blamed = tuple(
+        sorted({r for w in waits for r in w.missing if r not in standings or _is_free(standings[r], w.lane)})
+    )
     longest_s = max((wait.seconds_s for wait in waits), default=0.0)
     lines = [f"no progress for {longest_s:.3g} s. "]
     if blamed:
@@ -91,8 +129,12 @@ def describe(waits: list[Wait], standings: Mapping[int, Standing]) -> tuple[str,
     else:
         lines[0] += "Every rank has come to the collective, which does not end: look at the network."
     lines += [
-        f"  step {w.step}, collective '{w.tag}' on communicator '{w.lane}': {listed(w.waiting)} waited "
-        f"{w.seconds_s:.3g} s for {listed(w.missing) or 'its end'}"
+        f"  step {w.step}, collective '{w.tag}' on communicator '{w.lane}': "
+        + (
+            f"{listed(w.waiting)} waited {w.seconds_s:.3g} s for {listed(w.missing) or 'its end'}"
+            if w.waiting
+            else f"{listed(w.missing)} did not come on with the work for it for {w.seconds_s:.3g} s"
+        )
         for w in waits
     ]
     for rank in blamed:
@@ -100,12 +142,29 @@ def describe(waits: list[Wait], standings: Mapping[int, Standing]) -> tuple[str,
             lines.append(f"  rank {rank} does not answer: stopped, held up in native code, or its host is gone")
             continue
         standing = standings[rank]
-        idle_s = min((s for _, _, _, s in standing.lanes.values()), default=0.0)
-        lines.append(
-            f"  rank {rank} on {standing.host}: step {standing.step}, in no collective for {idle_s:.3g} s, its main "
-            f"thread is at {standing.where}"
-        )
+        role = f" ({standing.role})" if standing.role else ""
+        lines.append(f"  rank {rank} on {standing.host}{role}: step {standing.step}, {_place(standing)}")
     return "\n".join(lines), blamed
+
+
+def _is_free(standing: Standing, lane: str) -> bool:
+    """Whether the thread that a collective of ``lane`` waits for waits in none itself."""
+    return not any(n > 0 for name, (_, n, _, _) in standing.lanes.items() if (name == ASIDE) == (lane == ASIDE))
+
+
+def _place(standing: Standing) -> str:
+    """What a rank that is waited for does instead."""
+    parts = []
+    _, number, tag, since_s = standing.lanes.get(ASIDE, (0, 0, "", 0.0))
+    if number == WORKING:
+        parts.append(f"its {tag} thread came on {since_s:.3g} s ago and is at {standing.aside}")
+    others = [(n, s) for name, (_, n, _, s) in standing.lanes.items() if name != ASIDE]
+    if any(n for n, _ in others):
+        parts.append(f"its main thread is at {standing.where}")
+    else:
+        idle_s = min((s for _, s in others), default=0.0)
+        parts.append(f"in no collective for {idle_s:.3g} s, its main thread is at {standing.where}")
+    return "; ".join(parts)
 
 
 def listed(ranks: Iterable[int]) -> str:
@@ -121,9 +180,9 @@ def listed(ranks: Iterable[int]) -> str:
     return f"rank{'s' if many else ''} {', '.join(parts)}" if runs else ""
 
 
-def where() -> str:
-    """The line that the main thread is at."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+def where(ident: int | None = None) -> str:
+    """The line that a thread is at; the main one, where none is given."""
+    frame = sys._current_frames().get(ident or threading.main_thread().ident or 0)
     if frame is None:
         return "its end"
     path = Path(*Path(frame.f_code.co_filename).parts[-2:])

@@ -13,7 +13,7 @@ from hpcrec.comm import board
 from hpcrec.comm.aside import Aside
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
-from hpcrec.comm.progress import Progress
+from hpcrec.comm.progress import ASIDE, Progress
 from hpcrec.comm.stall import StallLimits, StallWatch
 from hpcrec.comm.topology import Topology
 from hpcrec.errors import HpcrecError
@@ -94,7 +94,7 @@ class World:
         )
         self.ledger = Ledger(comm.rank, host_of)
         self.progress = Progress()
-        board.mine().set_role(board.describe_role(owner=comm.rank in owners, dense=comm.rank in dense))
+        self.progress.role = board.describe_role(owner=comm.rank in owners, dense=comm.rank in dense)
         members = {"main": tuple(range(comm.size)), "route": tuple(range(comm.size)), "owners": owners, "dense": dense}
         main, route, self.owners, self.dense = (
             self._part(comm, name, ranks, windows=windows and name in ("main", "route"))
@@ -102,11 +102,16 @@ class World:
         )
         assert main is not None and route is not None
         self.main, self.route = main, route
-        self.aside = Aside(comm) if self.threads_may_communicate else None
+        self.aside = self._beside(comm, members) if self.threads_may_communicate else None
         self.host_owners = self._per_host(comm, owners, members, windows=windows)
         self.group, self.across = self._grouped(comm, members) if groups > 1 else (self.dense, None)
         watched = stall is not None and comm.size > 1 and (stall.report_s or stall.abort_s)
         self._watch = StallWatch(comm, self.progress, members, stall) if stall is not None and watched else None
+
+    def _beside(self, comm: MPI.Intracomm, members: dict[str, tuple[int, ...]]) -> Aside:
+        """``aside``; its ranks are added to ``members``, after those of the steps."""
+        members[ASIDE] = tuple(range(comm.size))
+        return Aside(comm, self.progress.lane(ASIDE, members[ASIDE]))
 
     def _per_host(
         self, comm: MPI.Intracomm, owners: tuple[int, ...], members: dict[str, tuple[int, ...]], *, windows: bool

@@ -134,23 +134,48 @@ class Exported:
             raise DataError(f"{where} has ids from {ids.min()} to {ids.max()}. Allowed: 0 to {limit - 1}.")
         return Column(ids.astype(np.int64, copy=False), offsets, column.weights)
 
-    def _pooled(self, column: Column, lookup: Mapping[str, str]) -> Tensor:
+    def _pooled(self, column: Column, lookup: Mapping[str, Any]) -> Tensor:
         """A vector for each sample: [B, D]."""
-        unique, place = np.unique(column.ids, return_inverse=True)
-        rows_UD = torch.from_numpy(self._tables[lookup["table"]].read(unique)).to(self._dtype)
         offsets = np.arange(len(column.ids) + 1) if column.offsets is None else np.asarray(column.offsets, np.int64)
-        mode, weights = lookup["pooling"], None
-        if column.weights is not None:  # which torch knows for sums alone
-            weights, mode = torch.from_numpy(np.asarray(column.weights)).to(self._dtype), "sum"
-        index, bounds = torch.from_numpy(place.reshape(-1)), torch.from_numpy(offsets)
-        if not len(unique):
-            return rows_UD.new_zeros(len(offsets) - 1, rows_UD.shape[1])
-        pooled_BD = functional.embedding_bag(
-            index, rows_UD, bounds, mode=mode, per_sample_weights=weights, include_last_offset=True
-        )
-        if column.weights is not None and lookup["pooling"] == "mean":
+        bounds = torch.from_numpy(offsets)
+        pooled_BD = _crossed(self._summed(column, lookup, bounds), lookup)
+        if lookup["pooling"] == "mean":  # sums cross, and whoever has them divides
             pooled_BD = pooled_BD / bounds.diff().clamp(min=1)[:, None]
         return pooled_BD
+
+    def _summed(self, column: Column, lookup: Mapping[str, Any], bounds: Tensor) -> Tensor:
+        """The sum of each bag, or its largest elements: [B, D]."""
+        unique, place = np.unique(column.ids, return_inverse=True)
+        rows_UD = torch.from_numpy(self._tables[lookup["table"]].read(unique)).to(self._dtype)
+        if not len(unique):
+            return rows_UD.new_zeros(len(bounds) - 1, rows_UD.shape[1])
+        weights = None if column.weights is None else torch.from_numpy(np.asarray(column.weights)).to(self._dtype)
+        return functional.embedding_bag(
+            torch.from_numpy(place.reshape(-1)),
+            _rounded(rows_UD, lookup.get("rows")),
+            bounds,
+            mode="max" if lookup["pooling"] == "max" else "sum",
+            per_sample_weights=weights,
+            include_last_offset=True,
+        )
+
+
+def _crossed(x_BD: Tensor, lookup: Mapping[str, Any]) -> Tensor:
+    """What is read of vectors that crossed as the run's do (``export.json``)."""
+    if "keep" in lookup or "tau" in lookup:
+        values = x_BD.numpy()
+        if "keep" in lookup:
+            positions, chosen = kernels.select_largest(values, int(lookup["keep"]))
+        else:
+            positions, chosen = kernels.select_above(values.reshape(-1), lookup["tau"])
+        x_BD = torch.zeros_like(x_BD)
+        x_BD.view(-1)[torch.from_numpy(positions)] = torch.from_numpy(chosen)
+    return _rounded(x_BD, lookup.get("vectors"))
+
+
+def _rounded(x: Tensor, written: str | None) -> Tensor:
+    """What is read of ``x`` where it was written so."""
+    return x if written is None else x.to(torch.bfloat16).to(x.dtype)
 
 
 def _samples(column: Column) -> int:

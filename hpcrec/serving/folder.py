@@ -13,7 +13,9 @@ from urllib.parse import quote
 from hpcrec.data.files import write_text
 from hpcrec.errors import CheckpointError
 
-FORMAT, FORMAT_VERSION = "hpcrec export", 1
+FORMAT = "hpcrec export"
+VERSIONS = (1, 2)  # 2: something is done to vectors, which a reader of 1 would leave out
+STEPS = ("keep", "tau", "rows", "vectors")  # what that is, of each input
 EXPORT, MODEL = "export.json", "model.pt2"
 SUFFIX = {"safetensors": ".safetensors", "hdf5": ".h5"}  # of a table's file, by the kind of embeddings
 _ENTRIES = ("dtype", "labels", "dense_inputs", "features", "inputs", "tables", "files", "step")
@@ -34,7 +36,8 @@ def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     """Writes ``export.json``, last of all files, with size and checksum of each of them."""
     there = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     files = {name: fingerprint(folder / name) for name in there}
-    everything = {"format": FORMAT, "version": FORMAT_VERSION, **facts, "files": files}
+    version = VERSIONS[any(step in lookup for lookup in facts["inputs"] for step in STEPS)]
+    everything = {"format": FORMAT, "version": version, **facts, "files": files}
     write_text(folder / EXPORT, json.dumps(everything, indent=1) + "\n")
 
 
@@ -56,9 +59,10 @@ def read_facts(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}), so {folder} is no export.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: is not of an export ({error!r}). See docs/checkpoint.md.") from error
-    if found != (FORMAT, FORMAT_VERSION):
+    if found[0] != FORMAT or found[1] not in VERSIONS:
         raise CheckpointError(
-            f"{path}: format {found[0]!r}, version {found[1]!r}. Allowed: {FORMAT!r}, version {FORMAT_VERSION}."
+            f"{path}: format {found[0]!r}, version {found[1]!r}. Allowed: {FORMAT!r}, version {VERSIONS[0]} or "
+            f"{VERSIONS[1]}."
         )
     if missing:
         raise CheckpointError(f"{path}: has no {missing[0]!r}. See docs/checkpoint.md.")

@@ -10,7 +10,7 @@ need can be imported from here. Legend: ``U`` ids in a part or block, ``D`` its 
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.data.files import sync
 from hpcrec.data.hdf5_out import Output
-from hpcrec.errors import CheckpointError
+from hpcrec.errors import CheckpointError, HpcrecError
 from hpcrec.train import checkpoint_files as files
 from hpcrec.train.checkpoint_dense import DenseState, dense_file, snapshot_file, write_dense, write_snapshot
 from hpcrec.train.checkpoint_files import (
@@ -70,6 +70,8 @@ class CheckpointWriter:
     base : int, optional
         Step of a checkpoint of the same run with all rows: of declared tables this one has those that changed since,
         in parts that are cut alike.
+    comes_on : callable, optional
+        Called again and again while files are written, for whoever looks whether this hangs.
 
     Attributes
     ----------
@@ -77,11 +79,19 @@ class CheckpointWriter:
         Where files are until they are a checkpoint; made by ``begin``.
     """
 
-    def __init__(self, folder: Path, step: int, ranks: Ranks | None = None, base: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        ranks: Ranks | None = None,
+        base: int | None = None,
+        comes_on: Callable[[], None] = lambda: None,
+    ) -> None:
         self.folder = Path(folder)
         self.step = step
         self._ranks = ranks or Alone()
         self._base = base
+        self._comes_on = comes_on
         self.hidden = files.hidden_folder(self.folder, step)
         self._written: dict[str, dict[str, Any]] = {}
         self._failure: str | None = None
@@ -141,7 +151,7 @@ class CheckpointWriter:
 
         def write(path: Path) -> int:
             path.parent.mkdir(exist_ok=True)
-            return write_part(path, describe, blocks, n_ids)
+            return write_part(path, describe, self._noted(blocks), n_ids)
 
         self._write(f"{files.quoted(table)}/part-{part}.h5", write)
 
@@ -228,11 +238,21 @@ class CheckpointWriter:
             return
         path = self.hidden / name
         try:
+            self._comes_on()
             crc32 = write(path)
+            self._comes_on()
             sync(path)
+            self._comes_on()
             self._written[name] = files.fingerprint(path, crc32)
         except Exception as error:  # whatever it is, the other ranks learn of it in commit()
-            self._failure = f"{path}: {error}"
+            foreseen = isinstance(error, OSError | HpcrecError)
+            self._failure = f"{path}: {error}" if foreseen else f"{path}: {type(error).__name__}: {error}"
+        self._comes_on()
+
+    def _noted(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        for block in blocks:
+            self._comes_on()
+            yield block
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from hpcrec.comm.failure import agree
 from hpcrec.comm.ranks import Ranks
 from hpcrec.errors import CheckpointError
 
@@ -15,15 +16,21 @@ def on_root(ranks: Ranks, work: Callable[[], T]) -> T:
     Raises
     ------
     CheckpointError
-        ``work`` failed on rank 0.
+        ``work`` could not be done on rank 0.
+    HpcrecError
+        It failed there by an error that nobody foresaw, which rank 0 raises as it is.
     """
-    result, error = None, None
+    result, error, unforeseen = None, None, None
     if ranks.rank == 0:
         try:
             result = work()
         except (OSError, CheckpointError) as caught:
             error = str(caught)
-    result, error = ranks.bcast((result, error))
+        except Exception as caught:
+            unforeseen = caught
+    result, error, told = ranks.bcast((result, error, None if unforeseen is None else repr(unforeseen)))
     if error is not None:
         raise CheckpointError(error)
+    if told is not None:
+        agree(ranks, unforeseen)
     return result

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcrec.comm.ranks import Ranks
+from hpcrec.comm.aside import Aside
+from hpcrec.comm.failure import agree
 from hpcrec.embedding.store import RowStore
 from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.train import state
@@ -83,7 +84,13 @@ class Saver:
                 warnings.warn(f"{error}; the last one is tried", stacklevel=2)
         session, aside = self._session, self._session.parts.world.aside
         base = self._next_base()
-        writer = CheckpointWriter(self._folder, session.step, session.parts.world.main, base=base)
+        writer = CheckpointWriter(
+            self._folder,
+            session.step,
+            session.parts.world.main,
+            base=base,
+            comes_on=aside.comes_on if self._background and aside is not None else lambda: None,
+        )
         writer.begin()
         self._store, said = session.parts.store, {**state.identity(session), **extra}
         if not self._background:
@@ -120,13 +127,19 @@ class Saver:
         self.wait()
         self._base = None
 
-    def _write(self, writer: CheckpointWriter, writes: list[Write], aside: Ranks, then: Callable[[], None]) -> None:
+    def _write(self, writer: CheckpointWriter, writes: list[Write], aside: Aside, then: Callable[[], None]) -> None:
         try:
-            for write in writes:
-                write(writer)
-            self._thaw()
-            writer.commit(aside)
-            on_root(aside, then)
+            with aside.working("checkpoint"):
+                problem = None
+                try:
+                    for write in writes:
+                        write(writer)
+                    self._thaw()
+                except Exception as caught:  # what the writer did not foresee: the others do not wait for it in commit
+                    problem = caught
+                agree(aside, problem)
+                writer.commit(aside)
+                on_root(aside, then)
         except BaseException as error:  # whoever waits raises it
             self._failure = error
 
@@ -137,6 +150,8 @@ class Saver:
         ------
         CheckpointError
             It is not; on every rank.
+        HpcrecError
+            The same by an error of one rank that nobody foresaw, which that rank raises as it is.
         """
         if self._thread is not None:
             self._thread.join()
@@ -144,6 +159,7 @@ class Saver:
             self._thaw()
         if self._failure is not None:
             failure, self._failure = self._failure, None
+            self._base = None  # it may have been that one
             raise failure
 
     def _thaw(self) -> None:

@@ -1,8 +1,10 @@
 """Exports: what they predict is what ``hpcrec predict`` of the run does, in one process and without MPI."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,73 @@ def test_predicts_as_the_run_does(folder: Path, name: str) -> None:
     run, exported = both(config, folder, folder / "other.h5", embeddings)
     assert run.dtype == exported.dtype == np.float32 and np.ptp(run) > 1e-3
     np.testing.assert_allclose(exported, run, rtol=0, atol=1e-6)
+
+
+WIRE: dict[str, tuple[dict[str, Any], str]] = {  # [exchange], and how the export differs from the run
+    "dct": ({"codec": "dct", "dct": {"density": 0.5, "values": "fp32"}}, ""),
+    "dct by feature": ({"codec": "dct", "dct": {"density": 0.5, "values": "fp32", "threshold": "feature"}}, ""),
+    "dct in bf16": ({"codec": "dct", "dct": {"density": 0.5, "values": "bf16"}}, ""),
+    "dct in training alone": ({"codec": "dct", "dct": {"density": 0.5, "values": "bf16", "evaluate": False}}, ""),
+    "dct of auto": ({"codec": "dct", "form": "auto", "auto_steps": 1, "dct": {"density": 0.5, "values": "fp32"}}, ""),
+    "dct of some": (
+        {"codec": "dct", "forms": {"user": "partial", "tag": "partial"}, "dct": {"density": 0.5, "values": "fp32"}},
+        "",
+    ),
+    "bf16": ({"codec": "bf16"}, ""),
+    "bf16, rows": ({"codec": "bf16", "form": "rows"}, ""),
+    "bf16, partial": ({"codec": "bf16", "form": "partial"}, "partial results of operators .* not rounded to bf16"),
+    "fp16": ({"codec": "fp16"}, "not rounded to fp16"),
+    "dct in fp16": ({"codec": "dct", "dct": {"density": 0.5}}, "not rounded to fp16"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:exchange.form is 'auto'")
+@pytest.mark.parallel([1])
+@pytest.mark.parametrize("model", ["deepfm", "dlrm"])
+@pytest.mark.parametrize("name", WIRE)
+def test_vectors_are_as_the_wire_leaves_them_in_the_run_or_it_is_said_how_not(
+    folder: Path, name: str, model: str
+) -> None:
+    write_data(folder / "data.h5")
+    write_data(folder / "other.h5", samples=333, seed=8)
+    exchange, unlike = WIRE[name]
+    config = trained(folder, model={"name": model}, exchange=exchange, embedding={"init_scale": 1.0})
+    run, exported = both(config, folder, folder / "other.h5", "safetensors")
+    facts = json.loads((folder / "export" / "export.json").read_text())
+    said = facts["differences"]
+    away = np.abs(exported - run).max()
+    done = {step for lookup in facts["inputs"] for step in ("keep", "tau", "vectors", "rows") if step in lookup}
+    assert facts["version"] == (2 if done else 1)
+    if unlike and not (name.startswith("bf16") and model == "dlrm"):  # none of its operators stays with owners
+        assert len(said) == 1 and re.search(unlike, said[0]) and 0 < away < 5e-2
+    else:
+        assert said == [] and away < 1e-6
+    for lookup in facts["inputs"]:  # vectors that are left whole, or not rounded
+        for step in done:
+            lookup.pop(step, None)
+    (folder / "export" / "export.json").write_text(json.dumps({**facts, "version": 1}))
+    if done:
+        predict_data(folder / "export", folder / "other.h5", folder / "whole.h5")
+        with h5py.File(folder / "whole.h5") as file:
+            assert np.abs(file["prediction"][()] - run).max() > 100 * max(1e-6, away * bool(unlike) / 100)
+
+
+@pytest.mark.parallel([1])
+def test_thresholds_that_a_checkpoint_lacks_are_told(folder: Path) -> None:
+    """Another density than that of training: the run finds those of each batch, as no export can."""
+    write_data(folder / "data.h5")
+    dct = {"density": 0.3, "values": "fp32", "threshold": "feature"}
+    config = trained(folder, exchange={"codec": "dct", "dct": dct})
+    other = replace(config, exchange=replace(config.exchange, dct=replace(config.exchange.dct, density=0.5)))
+    facts = json.loads((export(other, folder / "export", checkpoint="last") / "export.json").read_text())
+    assert facts["version"] == 1 and len(facts["differences"]) == 1
+    assert facts["differences"][0].startswith(
+        "vectors of user, item, history, tag are whole: the checkpoint lacks their thr"
+    )
+    (folder / "config.toml").write_text(to_toml(config))
+    arguments = ["export", str(folder / "config.toml"), str(folder / "told"), "--set", "exchange.dct.density=0.5"]
+    result = CliRunner().invoke(checkpoint, [*arguments, "--checkpoint", "last"])
+    assert result.exit_code == 0 and "unlike 'hpcrec predict' of the run: vectors of user, item" in result.output
 
 
 @pytest.mark.parallel([1])

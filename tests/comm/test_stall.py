@@ -2,7 +2,9 @@
 
 import re
 import signal
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 from job import Job
@@ -11,9 +13,9 @@ from pytest_mpi import parallel_assert
 
 from hpcrec.comm import stall
 from hpcrec.comm.failure import ExitCodes
-from hpcrec.comm.progress import Lane, Progress
+from hpcrec.comm.progress import ASIDE, WORKING, Lane, Progress
 from hpcrec.comm.stall import StallLimits, StallWatch
-from hpcrec.comm.stall_report import Standing, describe, find_waits, listed
+from hpcrec.comm.stall_report import Standing, describe, find_held_up, find_waits, listed
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 
@@ -48,6 +50,8 @@ def test_a_late_rank_is_shown_with_its_place_and_a_deadlock_is_called_one() -> N
     text, blamed = describe(find_waits(standings, MEMBERS, 30.0), standings)
     assert blamed == (3,)
     assert "rank 3 on node7: step 4, in no collective for 9 s, its main thread is at session.py:8 in run_step" in text
+    roles = {**standings, 3: replace(standings[3], role="owner")}
+    assert "rank 3 on node7 (owner): step 4" in describe(find_waits(roles, MEMBERS, 30.0), roles)[0]
     crossed = {0: standing(5, (9, 9, "ids", 60.0))} | {
         r: standing(5, (8, 0, "ids", 61.0), (3, 3, "dense", 60.0)) for r in (1, 2, 3)
     }
@@ -55,6 +59,45 @@ def test_a_late_rank_is_shown_with_its_place_and_a_deadlock_is_called_one() -> N
     assert blamed == () and "wait for each other" in text
     text, blamed = describe(find_waits({0: standing(5, (9, 9, "ids", 60.0))}, {"main": (0,)}, 30.0), {})
     assert blamed == () and "look at the network" in text
+
+
+def at_work(rank: int, aside: tuple[int, int, float], main: tuple[int, int, float] = (9, 0, 0.1)) -> Standing:
+    lanes = {"main": (*main[:2], "ids", main[2]), ASIDE: (*aside[:2], "checkpoint", aside[2])}
+    return Standing(8, lanes, f"node{rank}", "step.py:8 in run", "", "owner", "hdf5.py:9 in write")
+
+
+def test_work_that_comes_on_is_waited_for_and_work_that_does_not_is_a_stall() -> None:
+    members = {"main": (0, 1, 2), ASIDE: (0, 1, 2)}
+    waiting = {0: at_work(0, (3, 3, 90.0)), 1: at_work(1, (3, 3, 80.0))}
+    busy = {**waiting, 2: at_work(2, (2, WORKING, 0.5))}
+    waits = find_waits(busy, members, 30.0)
+    assert waits == [] == find_held_up(busy, members, waits, 30.0)
+    stuck = {**waiting, 2: at_work(2, (2, WORKING, 61.0), main=(10, 10, 0.2))}  # the steps beside it go on
+    waits = find_waits(stuck, members, 30.0)
+    assert [(w.lane, w.seconds_s, w.waiting, w.missing) for w in waits] == [(ASIDE, 61.0, (0, 1), (2,))]
+    assert find_held_up(stuck, members, waits, 30.0) == []
+    text, blamed = describe(waits, stuck)
+    assert blamed == (2,)
+    _, collective, place = text.splitlines()
+    assert collective == "  step 8, collective 'checkpoint' on communicator 'aside': ranks 0, 1 waited 61 s for rank 2"
+    assert place == (
+        "  rank 2 on node2 (owner): step 8, its checkpoint thread came on 61 s ago and is at hdf5.py:9 in write; its "
+        "main thread is at step.py:8 in run"
+    )
+    gone = {0: waiting[0], 1: at_work(1, (2, WORKING, 0.5))}  # rank 2 does not answer, whatever rank 1 does
+    assert [w.missing for w in find_waits(gone, members, 30.0)] == [(1, 2)]
+
+
+def test_work_of_all_ranks_that_does_not_come_on_is_a_stall_for_which_nobody_waits() -> None:
+    members = {"main": (0, 1), ASIDE: (0, 1)}
+    stuck = {rank: at_work(rank, (2, WORKING, 61.0), main=(9, 0, 60.0)) for rank in (0, 1)}
+    waits = find_held_up(stuck, members, find_waits(stuck, members, 30.0), 30.0)
+    text, blamed = describe(waits, stuck)
+    assert blamed == (0, 1) and text.startswith("no progress for 61 s. Waiting for ranks 0, 1.")
+    assert "collective 'checkpoint' on communicator 'aside': ranks 0, 1 did not come on with the work for it" in text
+    assert (
+        "came on 61 s ago and is at hdf5.py:9 in write; in no collective for 60 s, its main thread is at step" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,6 +148,48 @@ def test_a_late_rank_is_reported_once_and_the_run_goes_on(monkeypatch) -> None:
     parallel_assert(f"rank {late} on " in text and "in no collective" in text and "test_stall.py" in text, msg=text)
     world.close()
     parallel_assert(not world._watch._thread.is_alive())
+
+
+@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parametrize("stuck", ["one", "all"])
+def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, stuck) -> None:
+    comm, said = MPI.COMM_WORLD, []
+    monkeypatch.setattr(stall, "say", said.append)
+    world = World(comm, lambda host_of: assign_roles(host_of, mode="fused"), StallLimits(0.5, 60.0))
+    last, told = comm.size - 1, []
+    aside = world.aside
+    parallel_assert(aside is not None)
+
+    def write() -> None:
+        with aside.working("checkpoint"):
+            for _ in range(15):  # for three times the limit, while the others wait
+                if comm.rank == last or stuck == "all":
+                    time.sleep(0.1)
+                    aside.comes_on()
+            told.append(len(said))
+            if comm.rank == last or stuck == "all":
+                time.sleep(2.0)  # a disk that does not answer
+            aside.allgather(comm.rank)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    while any(comm.allgather(thread.is_alive())):
+        with world.main.lane.inside("ids"):  # steps go on
+            comm.Barrier()
+        time.sleep(0.01)
+    thread.join()
+    parallel_assert(comm.allgather(told) == [[0]] * comm.size, msg=str(told))
+    everything = comm.allgather(said)
+    parallel_assert([len(mine) for mine in everything] == [1] + [0] * (comm.size - 1), msg=str(everything))
+    text, blamed = everything[0][0], listed([last] if stuck == "one" else range(comm.size))
+    parallel_assert(
+        f"Waiting for {blamed}." in text and "collective 'checkpoint' on communicator 'aside'" in text, msg=text
+    )
+    parallel_assert(
+        f"rank {last} on " in text and "(owner and dense rank): step 0, its checkpoint thread" in text, msg=text
+    )
+    parallel_assert("test_stall.py" in text and " in write; " in text, msg=text)
+    world.close()
 
 
 @pytest.mark.parallel([2, 3])

@@ -43,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
         "embedding": {"optimizer": {"name": "adam", "lr": 0.01}},
         "dense": {"optimizer": {"name": "Adam", "lr": 0.01}},
     },
+    "replicated": {"embedding": {"tables": {t: {"shard": "replicate"} for t in ("user", "item")}}},
     "copies that come and go": {
         "model": {"name": "deepfm"},
         "exchange": {"form": "auto", "auto_every": 5, "auto_steps": 1},

@@ -4,6 +4,7 @@ Either way, and after a stall, the summary says that the run failed and why.
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,42 @@ def test_an_error_ends_every_rank_and_is_told_once(tmp_path: Path, mode: str, na
     assert f"[rank {rank} on " in ended.err and "MPI_ABORT" not in ended.err, ended.err
     assert ended.err.count("Traceback (most recent call last)") == 1, ended.err
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["status"] == "failed" and summary["error"] == f"KeyError: 'injected into {place}'"
+    said = summary["error"].removeprefix(f"rank {rank}: ")  # as other ranks tell an error of a thread that writes files
+    assert summary["status"] == "failed" and said == f"KeyError: 'injected into {place}'"
+
+
+WRITES = {  # steps that a run has left when it hangs, and what hangs
+    "a write beside steps": (400, "os:pwrite"),
+    "a write, all else being done": (11, "os:pwrite"),
+    "the end of a file": (11, "hpcrec.train.checkpoint:sync"),
+}
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("case", WRITES)
+def test_a_rank_that_hangs_in_a_write_beside_steps_is_a_stall(tmp_path: Path, case: str, rank: int) -> None:
+    write_data(tmp_path / "data.h5", samples=400)
+    steps, place = WRITES[case]
+    run = {"folder": str(tmp_path / "run"), "stall_report_s": 0.7, "stall_abort_s": 2.5}
+    tables = {table: {"shard": "row"} for table in ("user", "item", "tag")}
+    config = config_for(
+        tmp_path, run=run, train={"steps": steps}, checkpoint={"every": 10}, embedding={"tables": tables}
+    )
+    ended = launch(tmp_path / "job", config, Fault(rank, place, 1, "sleep")).end(limit_s=8.0)
+    assert ended.code == 1 and ended.err.count("hpcrec: error: stalled past") == 1, ended.err
+    lines = [line for line in ended.err.splitlines() if "collective 'checkpoint' on communicator 'aside'" in line]
+    assert [line.startswith("hpcrec: stall: ") for line in lines] == [True, False], (
+        ended.err
+    )  # a late start is told too
+    assert ended.err.count(f"Waiting for rank {rank}.") >= 2, ended.err
+    place = (
+        rf"rank {rank} on \S+ \(owner and dense rank\): step \d+, its checkpoint thread came on [\d.]+ s ago and is at "
+    )
+    assert len(re.findall(place, ended.err)) == 2, ended.err
+    assert "thread checkpoint:" in ended.err, ended.err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "failed" and f"Waiting for rank {rank}." in summary["error"]
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 2])
