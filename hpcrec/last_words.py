@@ -118,6 +118,7 @@ def last_words(
     line += "" if sure else " (by the positions of the others: mpirun does not say which rank was the first)"
     step = max((b.step for b in boards.values() if b.step is not None), default=None)
     brief = f"rank {first} {how}" + ("" if left is None or left.step is None else f" at step {left.step}")
+    brief += "" if sure else " (by the positions of the others)"
     return LastWords(line, brief, tuple(_positions(boards, first, died_s)), step)
 
 
@@ -134,6 +135,10 @@ def _first(
     if remark is not None and remark.signal is not None and (remark.rank in vanished or remark.rank not in boards):
         return remark.rank, True
     suspects = (dead[0][1] & vanished if dead else set()) or (vanished if first_word_s is None else set())
+    here = {boards[rank].host for _, ranks in deaths for rank in ranks if rank in boards}
+    elsewhere = {rank for rank in vanished if boards[rank].host not in here}
+    if suspects and dead:  # of other hosts nobody saw who ended when: this host's ranks may have been ended for one
+        suspects |= elsewhere
     if len(suspects) == 1 and dead:
         return min(suspects), True
     if remark is not None and (remark.rank in suspects or not boards):
