@@ -83,7 +83,7 @@ def run_attempts(
             return code
         now = _failure(run, code, words, boards)
         if now.step is not None and attempts.last_begin(run.folder) != before[0]:
-            status = "failed" if code == 1 else "killed"
+            status = "failed" if code == 1 and not heard.killing else "killed"
             attempts.end(run.folder, now.step, status)  # where the run itself has not said it
         if restarts == 0 or heard.stopping:
             return code

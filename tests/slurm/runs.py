@@ -1,6 +1,7 @@
 """Training runs that tests interrupt: their configurations, their jobs, what a finished one must be equal to."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,15 @@ class Run:
             assert mine[key] == theirs[key], key
         lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         assert sorted({line["step"] for line in lines if "loss" in line})[-1] == STEPS
+
+
+def data_in(shared: Path, name: str) -> Path:
+    """A folder with the data sets, and nothing else."""
+    folder = shared / name
+    folder.mkdir()
+    for data in ("train.h5", "validation.h5"):
+        shutil.copy(shared / data, folder)
+    return folder
 
 
 @contextmanager

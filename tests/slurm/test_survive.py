@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import BatchJob, site, slurm, submit, until
-from tests.slurm.runs import ONE_KIND, TWO_KINDS, Run, job, under_way
+from tests.slurm.cluster import SCRATCH, BatchJob, site, slurm, submit, until
+from tests.slurm.runs import ONE_KIND, TWO_KINDS, Run, data_in, job, under_way
 
 pytestmark = pytest.mark.slurm
 
@@ -23,8 +23,9 @@ def limited(shared: Path) -> Iterator[tuple[Run, BatchJob]]:
 
 
 def test_heterogeneous_job_is_one_run_and_goes_on_after_a_requeue(shared: Path, reference: Run) -> None:
-    run = Run(shared, "het", held=True)
-    with job(shared, run, "split-het", *TWO_KINDS, launcher="srun") as batch:
+    data = data_in(shared, "het-data")
+    run = Run(shared, "het", held=True, data=data)
+    with job(shared, run, "split-het", *TWO_KINDS, launcher="srun", HPCREC_SCRATCH=str(SCRATCH)) as batch:
         under_way(run, batch)
         slurm("scontrol", "requeue", batch.number)
         run.let_go()
@@ -32,6 +33,7 @@ def test_heterogeneous_job_is_one_run_and_goes_on_after_a_requeue(shared: Path, 
         batch.wait_completed()
         assert len(batch.hosts()) == 4
         assert "resumed from step" in batch.said()
+        assert batch.said().count(f"--data-copy {data}={SCRATCH}/hpcrec-{batch.number}-") == 4  # both parts, twice
     run.check_equals(reference)
 
 
