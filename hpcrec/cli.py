@@ -25,6 +25,7 @@ from hpcrec.cli_options import (
     File,
     Target,
     checkpoint_option,
+    data_copy_option,
     examples,
     run_config,
     set_option,
@@ -86,7 +87,8 @@ def command_line() -> None:
     help="Go on from the run folder's newest checkpoint if there is one (auto), start anew (never), or start from the "
     "checkpoint folder PATH. Default: checkpoint.resume of the configuration, which is auto unless it says otherwise.",
 )
-def train(config: Path, overrides: Sequence[str], resume: str | None) -> int:
+@data_copy_option
+def train(config: Path, overrides: Sequence[str], resume: str | None, copies: Sequence[tuple[str, str]]) -> int:
     """Train as the TOML file CONFIG says, into its run.folder.
 
     Runs on one rank; start it by 'hpcrec run', mpirun or srun for more. Stopped by a signal (TERM, INT, USR1), it
@@ -95,7 +97,8 @@ def train(config: Path, overrides: Sequence[str], resume: str | None) -> int:
     _start()
     from hpcrec import commands
 
-    return int(commands.train(_train_config(config, overrides, resume), job=os.environ.get("SLURM_JOB_ID")))
+    checked, job = _train_config(config, overrides, resume), os.environ.get("SLURM_JOB_ID")
+    return int(commands.train(checked, job=job, copies=copies))
 
 
 @command_line.command(
@@ -272,7 +275,11 @@ def _check_before(arguments: Sequence[str]) -> "Config | None":
         return None
     given = wanted[name].make_context(f"hpcrec {name}", list(rest)).params
     if name == "train":
-        return _train_config(given["config"], given["overrides"], given["resume"])
+        from hpcrec.config import with_copied_data
+
+        checked = _train_config(given["config"], given["overrides"], given["resume"])
+        with_copied_data(checked, given["copies"])
+        return checked
     if name == "doctor":
         if given["config_file"] is not None:
             _train_config(given["config_file"], given["overrides"], None)

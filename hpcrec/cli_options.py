@@ -28,6 +28,28 @@ LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the configuration; repeatable."
 )
+
+
+def _pairs(_context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> list[tuple[str, str]]:
+    """FOLDER=COPY taken apart, both absolute."""
+    found = []
+    for text in given:
+        folder, equals, copy = text.rpartition("=")  # a folder may be named day=3
+        if not (folder and equals and copy):
+            raise click.BadParameter(f"{text!r} is not FOLDER=COPY.")
+        found.append((str(Path(folder).absolute()), str(Path(copy).absolute())))
+    return found
+
+
+data_copy_option = click.option(
+    "--data-copy",
+    "copies",
+    multiple=True,
+    metavar="FOLDER=COPY",
+    callback=_pairs,
+    help="Read the data sets in FOLDER from COPY, a folder of the same files on each node; repeatable. The run folder "
+    "remembers FOLDER.",
+)
 checkpoint_option = click.option(
     "--checkpoint",
     default="best",

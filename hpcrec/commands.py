@@ -6,6 +6,7 @@ Knows sessions and run folders; does not parse a command line (``cli``).
 import contextlib
 import shutil
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hpcrec.config import (
     Config,
     to_toml,
     with_absolute_paths,
+    with_copied_data,
 )
 from hpcrec.data.files import writing
 from hpcrec.data.predictions import predictions
@@ -38,10 +40,15 @@ EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
 EVALUATED_BESIDE = ("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss")
 
 
-def train(config: Config, *, job: str | None = None) -> ExitCodes:
+def train(config: Config, *, job: str | None = None, copies: Sequence[tuple[str, str]] = ()) -> ExitCodes:
     """Trains as the configuration says, into its run folder; collective.
 
-    ``job`` is Slurm's number of the job, for the record of the run's attempts.
+    Parameters
+    ----------
+    job : str, optional
+        Slurm's number of the job, for the record of the run's attempts.
+    copies : sequence of (folder, copy)
+        Data sets in ``folder`` are read from ``copy``; the run folder remembers ``folder``, which outlives the job.
 
     Returns
     -------
@@ -50,7 +57,7 @@ def train(config: Config, *, job: str | None = None) -> ExitCodes:
     """
     config = with_absolute_paths(config)
     run, began = Path(config.run.folder), attempts.now()
-    with open_session(config) as session:
+    with open_session(with_copied_data(config, copies)) as session:
         root = session.topology.rank == 0
         on_root(session.parts.world.main, lambda: _prepare_folder(run, config))
         software = {**telemetry.versions(), **mpi_versions()}

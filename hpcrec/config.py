@@ -547,6 +547,25 @@ def with_absolute_paths(config: Config) -> Config:
     )
 
 
+def with_copied_data(config: Config, copies: Sequence[tuple[str, str]]) -> Config:
+    """The same with data sets of folders taken from copies of these; ``copies`` are pairs of folder and copy.
+
+    Raises
+    ------
+    ConfigError
+        A folder that no data set is in.
+    """
+    data = config.data
+    paths = {name: getattr(data, name) for name in ("train", "validation", "test") if getattr(data, name)}
+    for folder, copy in copies:
+        within = {name: Path(path) for name, path in paths.items() if Path(_absolute(path)).parent == Path(folder)}
+        if not within:
+            folders = ", ".join(dict.fromkeys(str(Path(_absolute(path)).parent) for path in paths.values()))
+            raise ConfigError(f"--data-copy {folder}={copy}: no data set is in {folder}. Allowed: {folders}.")
+        data = dataclasses.replace(data, **{name: str(Path(copy) / path.name) for name, path in within.items()})
+    return dataclasses.replace(config, data=data)
+
+
 def _absolute(path: str) -> str:
     return str(Path(path).absolute())
 

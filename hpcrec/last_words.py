@@ -20,6 +20,8 @@ _SAID_BY_RANKS = (0, 1, 2, 75)  # exit codes with a message or a checkpoint behi
 _BY_SIGNAL = re.compile(rb"process rank (\d+) with PID \d+ on node \S+\s+exited\s+on\s+signal\s+(\d+)")
 _BY_STATUS = re.compile(rb"Process name: \[[^\]]*,(\d+)\]\s+Exit code:\s+(\d+)")
 _BY_SRUN = re.compile(rb"srun: error: \S+: tasks? (\d+)[^:\n]*: (Exited with exit code (\d+)|[A-Z][A-Za-z ]+)")
+_SRUN_ABORTS = b"srun: Job step aborted"
+_LOST_ANOTHER = b"14"  # the exit status of a rank that Open MPI ends because it lost another, "Socket closed"
 _SIGNALS = {(signal.strsignal(number) or ""): int(number) for number in signal.valid_signals()}
 _HINTS = {
     signal.SIGKILL: "often a memory limit, the kernel's or Slurm's",
@@ -60,17 +62,20 @@ class LastWords:
 
 
 def remark_in(text: bytes) -> Remark | None:
-    """What mpirun's or srun's stderr says of a rank that ended badly."""
+    """What mpirun's or srun's stderr says of the first rank that ended badly, where it does."""
     if found := _BY_SIGNAL.search(text):
         return Remark(int(found[1]), signal=int(found[2]))
+    aborted = text.find(_SRUN_ABORTS)
     for found in _BY_SRUN.finditer(text):
-        if found[3] is not None:
-            return Remark(int(found[1]), status=int(found[3]))
         if (said := found[2].decode().strip()) == "Out Of Memory":
             return Remark(int(found[1]), signal=int(signal.SIGKILL), no_memory=True)
+        if 0 <= aborted < found.start() or found[3] == _LOST_ANOTHER:
+            continue  # srun may have killed it itself, or it gave up for another
+        if found[3] is not None:
+            return Remark(int(found[1]), status=int(found[3]))
         if said.removesuffix(" (core dumped)") in _SIGNALS:
             return Remark(int(found[1]), signal=_SIGNALS[said.removesuffix(" (core dumped)")])
-    if found := _BY_STATUS.search(text):
+    if (found := _BY_STATUS.search(text)) and found[2] != _LOST_ANOTHER:
         return Remark(int(found[1]), status=int(found[2]))
     return None
 
@@ -119,6 +124,7 @@ def last_words(
     line += "" if sure else " (by the positions of the others: mpirun does not say which rank was the first)"
     step = max((b.step for b in boards.values() if b.step is not None), default=None)
     brief = f"rank {first} {how}" + ("" if left is None or left.step is None else f" at step {left.step}")
+    brief += "" if sure else " (by the positions of the others)"
     return LastWords(line, brief, tuple(_positions(boards, first, died_s)), step)
 
 
@@ -135,6 +141,10 @@ def _first(
     if remark is not None and remark.signal is not None and (remark.rank in vanished or remark.rank not in boards):
         return remark.rank, True
     suspects = (dead[0][1] & vanished if dead else set()) or (vanished if first_word_s is None else set())
+    here = {boards[rank].host for _, ranks in deaths for rank in ranks if rank in boards}
+    elsewhere = {rank for rank in vanished if boards[rank].host not in here}
+    if suspects and dead:  # of other hosts nobody saw who ended when: this host's ranks may have been ended for one
+        suspects |= elsewhere
     if len(suspects) == 1 and dead:
         return min(suspects), True
     if remark is not None and (remark.rank in suspects or not boards):

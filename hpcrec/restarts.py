@@ -17,7 +17,7 @@ from hpcrec.train import attempts
 
 _AS_ASKED = (0, 2, 75)  # finished, cannot be run, stopped on request: another start would be no better
 # Where one of these is set, the launcher of ranks finds other hosts by itself.
-_OTHER_HOSTS = ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
+_OTHER_HOSTS = ("SLURM_HET_SIZE", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
 Start = Callable[[Sequence[str], Mapping[str, str], Heard], int]
 
@@ -83,7 +83,7 @@ def run_attempts(
             return code
         now = _failure(run, code, words, boards)
         if now.step is not None and attempts.last_begin(run.folder) != before[0]:
-            status = "failed" if code == 1 else "killed"
+            status = "failed" if code == 1 and not heard.killing else "killed"
             attempts.end(run.folder, now.step, status)  # where the run itself has not said it
         if restarts == 0 or heard.stopping:
             return code

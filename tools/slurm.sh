@@ -5,14 +5,14 @@
 #   tools/slurm.sh stop      ends them, by their pid files; what they wrote stays until the next start
 #   tools/slurm.sh env       prints that export, for eval
 # NODES (5), CPUS (4) and MEMORY in MB (4000) are what each node claims to have. Where the kernel lets us, every node is
-# a network of its own with a host name of its own, so that MPI sees several hosts; NODES_AS=loopback starts all nodes
-# on this host's name instead. All state is in one folder (HPCREC_SLURM); folders of different checkouts have different
+# a network of its own with a host name of its own, so that MPI sees several hosts, and has a disk of its own of SCRATCH
+# MB (8), the folder scratch of the state; NODES_AS=loopback starts all nodes on this host's name instead. All state is in one folder (HPCREC_SLURM); folders of different checkouts have different
 # names, ports and subnets, so that two may run at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 number=$(($(pwd -P | cksum | cut -d' ' -f1) % 200 + 20)) # of this checkout: in the subnet, in ports and in names
 state=${HPCREC_SLURM:-${TMPDIR:-/tmp}/hpcrec-slurm-$number}
-nodes=${NODES:-5} cpus=${CPUS:-4} memory=${MEMORY:-4000}
+nodes=${NODES:-5} cpus=${CPUS:-4} memory=${MEMORY:-4000} scratch=${SCRATCH:-8}
 subnet=10.77.$number
 bridge=hr$number
 controller_port=$((30000 + number)) first_port=$((31000 + number * 20))
@@ -120,15 +120,16 @@ can_be_apart() {
   ip link show "$bridge" > /dev/null 2>&1 || ip link add "$bridge" type bridge 2> /dev/null
 }
 
-# A process that sleeps holds a node's network, host name and view of /etc/hosts.
+# A process that sleeps holds a node's network, host name, view of /etc/hosts, and a disk of its own that is soon full.
 start_host() {
   local i=$1 pid file=$state/run/host.n$1.pid
   alive "$file" sleep && return 0
   rm -f "$file"
   # shellcheck disable=SC2016
   setsid unshare --net --uts --mount --propagation private bash -c \
-    'hostname "$1"; mount --bind "$2" /etc/hosts; echo $$ > "$3.new"; mv "$3.new" "$3"; exec sleep infinity' \
-    - "n$i" "$state/hosts" "$file" < /dev/null > /dev/null 2>&1 &
+    'hostname "$1"; mount --bind "$2" /etc/hosts; mount -t tmpfs -o size="$5" scratch "$4"; echo $$ > "$3.new"
+    mv "$3.new" "$3"; exec sleep infinity' \
+    - "n$i" "$state/hosts" "$file" "$state/scratch" "${scratch}M" < /dev/null > /dev/null 2>&1 &
   for _ in $(seq 1 100); do alive "$file" sleep && break || sleep 0.05; done
   pid=$(cat "$file")
   ip link add "$bridge-$i" type veth peer name eth0 netns "$pid"
@@ -141,7 +142,7 @@ start_host() {
 start() {
   [ "$(id -u)" -eq 0 ] || die "start needs root."
   have_slurm || die "no Slurm here; first: tools/slurm.sh install"
-  mkdir -p "$state"/{controller,spool,tmp,log,run,munge}
+  mkdir -p "$state"/{controller,spool,tmp,log,run,munge,scratch}
   chmod 755 "$state" "$state"/*
   local i up node=()
   apart=no
@@ -202,7 +203,7 @@ stop() {
   end_process "$state/run/munged.pid" munged
   for file in "$state"/run/host.*.pid; do [ ! -e "$file" ] || end_process "$file" sleep; done
   ! ip link show "$bridge" > /dev/null 2>&1 || ip link delete "$bridge"
-  rm -rf "$state/controller" "$state/spool" "$state/tmp" # jobs of an earlier start would go on in the next
+  rm -rf "$state/controller" "$state/spool" "$state/tmp" "$state/scratch" # jobs of an earlier start would go on in the next
 }
 
 case ${1:-} in

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,10 @@ def waiting(but: int, **changes) -> dict[int, Left]:
         (b"srun: error: n2: tasks 2-3: Segmentation fault (core dumped)\n", Remark(2, signal=11)),
         (b"srun: error: n2: task 5: Out Of Memory\n", Remark(5, signal=9, no_memory=True)),
         (b"srun: error: n2: task 5: Exited with exit code 3\n", Remark(5, status=3)),
+        (b"srun: error: n2: task 5: Exited with exit code 14\nsrun: error: n1: task 4: Killed\n", Remark(4, signal=9)),
+        (b"srun: Job step aborted: Waiting up to 7 s\nsrun: error: n2: task 1: Killed\n", None),  # by srun, perhaps
+        (b"srun: Job step aborted: W\nsrun: error: n2: task 5: Out Of Memory\n", Remark(5, signal=9, no_memory=True)),
+        (b"   Process name: [prterun-vm-1@1,3]\n   Exit code:    14\n", None),
         (b"srun: error: n2: task 5: Something Else\nloss 0.5\n", None),
         (b"", None),
     ],
@@ -185,6 +190,18 @@ def test_without_a_remark_the_order_of_ends_tells_and_else_who_was_waited_for() 
     assert found is not None and found.line.startswith("rank 2 on ")  # the last that was heard of it is the oldest
     alone = last_words({}, [], Remark(2, signal=9), 137)
     assert alone is not None and alone.line.startswith("rank 2 was killed by signal 9 (SIGKILL); often")
+
+
+def test_ranks_of_other_hosts_may_have_died_before_those_whose_ends_were_seen() -> None:
+    """Killed on node8; the launcher, on node7, sees only that its own rank was ended then."""
+    boards = {0: left(0, number=9), 1: left(1, number=9, host="node8"), 2: left(2, count=8, ago_s=2.0, host="node8")}
+    words = last_words(boards, [(NOW_S, {0})], None, 14)
+    assert words is not None and words.line.startswith("rank 2 on node8 (owner, process 102) vanished at step 5")
+    assert words.line.endswith("(by the positions of the others: mpirun does not say which rank was the first)")
+    assert words.brief == "rank 2 vanished at step 5 (by the positions of the others)"
+    here = {rank: replace(board, host="node7") for rank, board in boards.items()}
+    words = last_words(here, [(NOW_S, {0})], None, 14)
+    assert words is not None and words.brief == "rank 0 vanished at step 5"
 
 
 def test_nothing_is_said_where_ranks_have_said_it() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRATCH = Path(os.environ.get("SLURM_CONF", "")).parent / "scratch"  # a folder on each node's own disk, of 8 MB
 START_S = 180  # a job's start and its ranks', with other work on the machine
 ENV_SH = """
 . {root}/slurm/env.sh
@@ -17,6 +18,7 @@ HPCREC_LAUNCHER={launcher}
 HPCREC_LAUNCHER_OPTIONS={binding}
 HPCREC_STOP_S=25
 export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1
+{more}
 """
 
 
@@ -51,6 +53,12 @@ class BatchJob:
     def state(self) -> str:
         return self.field("JobState")
 
+    def hosts(self) -> list[str]:
+        """Its nodes, of all its parts."""
+        parts = slurm("scontrol", "show", "job", self.number).split("\n\n")
+        lists = [word.partition("=")[2] for part in parts for word in part.split() if word.startswith("NodeList=")]
+        return [node for text in lists for node in slurm("scontrol", "show", "hostnames", text).split()]
+
     @property
     def requeues(self) -> int:
         return int(self.field("Restarts"))
@@ -74,11 +82,12 @@ class BatchJob:
         subprocess.run(["scancel", self.number], capture_output=True, timeout=60)
 
 
-def site(folder: Path, launcher: str) -> Path:
-    """A site's env.sh for these nodes."""
+def site(folder: Path, launcher: str, **variables: str) -> Path:
+    """A site's env.sh for these nodes, with further variables of env.sh."""
     binding = "--cpu-bind=none" if launcher == "srun" else "'--bind-to none'"
-    path = folder / f"env-{launcher}.sh"
-    path.write_text(ENV_SH.format(root=ROOT, launcher=launcher, binding=binding))
+    more = "\n".join(f"{name}={value}" for name, value in variables.items())
+    path = folder / f"env-{'-'.join([launcher, *variables])}.sh"
+    path.write_text(ENV_SH.format(root=ROOT, launcher=launcher, binding=binding, more=more))
     return path
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import slurm
+from tests.slurm.runs import ONE_KIND, Run, job
 from tests.train.runs import write_data
 
 
@@ -41,3 +42,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_data(folder / "train.h5", samples=300, seed=3)
     write_data(folder / "validation.h5", samples=120, seed=4)
     return folder
+
+
+@pytest.fixture(scope="session")
+def reference(shared: Path) -> Run:
+    """The uninterrupted split run: 2 owners and 2 dense ranks on 4 nodes, by mpirun."""
+    run = Run(shared, "reference", held=False)
+    with job(shared, run, "split", *ONE_KIND) as batch:
+        batch.wait_completed()
+        assert len(batch.hosts()) == 4
+    return run

@@ -1,21 +1,30 @@
-"""Training runs that tests interrupt: their configurations, and what a finished one must be equal to."""
+"""Training runs that tests interrupt: their configurations, their jobs, what a finished one must be equal to."""
 
 import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from hpcrec.comm.board import Left, read_boards
 from hpcrec.config import to_toml
-from tests.slurm.cluster import last_checkpoint, summary
+from tests.slurm.cluster import BatchJob, last_checkpoint, site, submit, summary, until
 from tests.train.runs import config_for
 from tests.train.test_kills import check_equal
 
 STEPS, EVERY = 45, 3
 HERE = Path(__file__).resolve().parent
+ONE_KIND = ["--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=1"]
+TWO_KINDS = [
+    *["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--constraint=memory", "--mem=100", "--time=10", ":"],
+    *["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gres=none", "--time=10"],
+]
 
 
 class Run:
-    """A run of its own folder below ``shared``; ``held`` is slow until ``let_go``."""
+    """A run of its own folder below ``shared``; ``held`` is slow until ``let_go``. Data sets are in ``data``."""
 
-    def __init__(self, shared: Path, name: str, *, held: bool, mode: str = "split") -> None:
+    def __init__(self, shared: Path, name: str, *, held: bool, mode: str = "split", data: Path | None = None) -> None:
         self.folder = shared / name
         self.hold = shared / f"{name}.hold"
         if held:
@@ -23,7 +32,7 @@ class Run:
         self.config = shared / f"{name}.toml"
         wanted = config_for(
             shared,
-            data={name: str(shared / f"{name}.h5") for name in ("train", "validation")},
+            data={name: str((data or shared) / f"{name}.h5") for name in ("train", "validation")},
             topology={"mode": mode, "owner_threads": 1, "dense_threads": 1, **self._roles(mode)},
             model={"name": "held:build", "folder": str(HERE), "options": {"hold": str(self.hold)}},
             embedding={"optimizer": {"name": "rowwise_adagrad", "lr": 0.1}, "tables": {"user": {"shard": "row"}}},
@@ -43,6 +52,14 @@ class Run:
         """Whether it has a checkpoint, and steps to go."""
         return 0 < last_checkpoint(self.folder) < STEPS
 
+    def boards(self) -> dict[int, Left]:
+        """What the ranks of its attempt under way note, once all do."""
+        for folder in self.folder.glob(".boards-*"):
+            found = read_boards(folder)
+            if found and len(found) == found[0].ranks:
+                return found
+        return {}
+
     def let_go(self) -> None:
         self.hold.unlink()
 
@@ -56,3 +73,31 @@ class Run:
             assert mine[key] == theirs[key], key
         lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         assert sorted({line["step"] for line in lines if "loss" in line})[-1] == STEPS
+
+
+def data_in(shared: Path, name: str) -> Path:
+    """A folder with the data sets, and nothing else."""
+    folder = shared / name
+    folder.mkdir()
+    for data in ("train.h5", "validation.h5"):
+        shutil.copy(shared / data, folder)
+    return folder
+
+
+@contextmanager
+def job(
+    shared: Path, run: Run, script: str, *options: str, launcher: str = "mpirun", **variables: str
+) -> Iterator[BatchJob]:
+    """A job of a script for a run, with further variables of env.sh; gone after the block."""
+    log = shared / f"{run.folder.name}.log"
+    found = submit([*options, f"slurm/{script}.sbatch", str(run.config)], site(shared, launcher, **variables), log)
+    try:
+        yield found
+    finally:
+        found.cancel()
+        until(f"end of {found.number}", found.ended)
+
+
+def under_way(run: Run, batch: BatchJob) -> None:
+    until(f"first checkpoint of {run.folder.name}", lambda: run.under_way() or batch.ended())
+    assert batch.state == "RUNNING", batch.said()

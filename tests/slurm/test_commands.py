@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import ROOT, BatchJob, site, slurm, submit, until
-from tests.slurm.runs import STEPS, Run
-from tests.slurm.test_survive import under_way
+from tests.slurm.runs import STEPS, Run, under_way
 
 pytestmark = pytest.mark.slurm
 

@@ -4,45 +4,14 @@ Each on 4 of 5 nodes, one rank a node, from the scripts in slurm/; all are compa
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import BatchJob, site, slurm, submit, until
-from tests.slurm.runs import Run
+from tests.slurm.cluster import SCRATCH, BatchJob, site, slurm, submit, until
+from tests.slurm.runs import ONE_KIND, TWO_KINDS, Run, data_in, job, under_way
 
 pytestmark = pytest.mark.slurm
-ONE_KIND = ["--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=1"]
-TWO_KINDS = [
-    *["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--constraint=memory", "--mem=100", "--time=10", ":"],
-    *["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gres=none", "--time=10"],
-]
-
-
-@contextmanager
-def job(
-    shared: Path, run: Run, script: str, *options: str, launcher: str = "mpirun", extra: tuple[str, ...] = ()
-) -> Iterator[BatchJob]:
-    """A job of a script for a run, gone after the block."""
-    log = shared / f"{run.folder.name}.log"
-    arguments = [*options, f"slurm/{script}.sbatch", str(run.config), *extra]
-    found = submit(arguments, site(shared, launcher), log)
-    try:
-        yield found
-    finally:
-        found.cancel()
-        until(f"end of {found.number}", found.ended)
-
-
-@pytest.fixture(scope="module")
-def reference(shared: Path) -> Run:
-    """The uninterrupted split run: 2 owners and 2 dense ranks on 4 nodes, by mpirun."""
-    run = Run(shared, "reference", held=False)
-    with job(shared, run, "split", *ONE_KIND) as batch:
-        batch.wait_completed()
-        assert len(hosts(batch)) == 4
-    return run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,28 +22,18 @@ def limited(shared: Path) -> Iterator[tuple[Run, BatchJob]]:
         yield run, batch
 
 
-def hosts(batch: BatchJob) -> list[str]:
-    """Nodes of a job, of all its parts."""
-    parts = slurm("scontrol", "show", "job", batch.number).split("\n\n")
-    lists = [word.partition("=")[2] for part in parts for word in part.split() if word.startswith("NodeList=")]
-    return [node for text in lists for node in slurm("scontrol", "show", "hostnames", text).split()]
-
-
-def under_way(run: Run, batch: BatchJob) -> None:
-    until(f"first checkpoint of {run.folder.name}", lambda: run.under_way() or batch.ended())
-    assert batch.state == "RUNNING", batch.said()
-
-
 def test_heterogeneous_job_is_one_run_and_goes_on_after_a_requeue(shared: Path, reference: Run) -> None:
-    run = Run(shared, "het", held=True)
-    with job(shared, run, "split-het", *TWO_KINDS, launcher="srun") as batch:
+    data = data_in(shared, "het-data")
+    run = Run(shared, "het", held=True, data=data)
+    with job(shared, run, "split-het", *TWO_KINDS, launcher="srun", HPCREC_SCRATCH=str(SCRATCH)) as batch:
         under_way(run, batch)
         slurm("scontrol", "requeue", batch.number)
         run.let_go()
         batch.wait_requeued()
         batch.wait_completed()
-        assert len(hosts(batch)) == 4
+        assert len(batch.hosts()) == 4
         assert "resumed from step" in batch.said()
+        assert batch.said().count(f"--data-copy {data}={SCRATCH}/hpcrec-{batch.number}-") == 4  # both parts, twice
     run.check_equals(reference)
 
 
@@ -82,7 +41,7 @@ def test_fused_job_trains_on_four_nodes_as_it_does_on_one(shared: Path) -> None:
     runs = [Run(shared, name, held=False, mode="fused") for name in ("fused-4", "fused-1")]
     with job(shared, runs[0], "fused", *ONE_KIND, launcher="srun") as batch:
         batch.wait_completed()
-        assert len(hosts(batch)) == 4
+        assert len(batch.hosts()) == 4
     with job(shared, runs[1], "fused", "--nodes=1", "--ntasks-per-node=4", "--cpus-per-task=1") as batch:
         batch.wait_completed()
     runs[0].check_equals(runs[1])
@@ -133,13 +92,13 @@ def test_job_whose_node_goes_down_goes_on_on_others(shared: Path, reference: Run
     run = Run(shared, "down", held=True)
     with job(shared, run, "split", *ONE_KIND) as batch:
         under_way(run, batch)
-        lost = hosts(batch)[-1]
+        lost = batch.hosts()[-1]
         slurm("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
         try:
             batch.wait_requeued()
             run.let_go()
             batch.wait_completed()
-            assert lost not in hosts(batch)
+            assert lost not in batch.hosts()
             assert "resumed from step" in batch.said()
         finally:
             slurm("scontrol", "update", f"NodeName={lost}", "State=RESUME")

@@ -1,0 +1,97 @@
+"""What a job does by itself: stages data sets, starts a killed run again, ends and requeues one that hangs.
+
+Each on 4 nodes, one rank a node, from the scripts in slurm/; finished runs are compared with one uninterrupted run.
+"""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpcrec.config import load_config
+from hpcrec.train import attempts
+from tests.slurm.cluster import SCRATCH, slurm, until
+from tests.slurm.runs import ONE_KIND, Run, data_in, job, under_way
+
+pytestmark = pytest.mark.slurm
+
+
+def left_in_scratch() -> str:
+    """What is on the nodes' own disks."""
+    return slurm("srun", "--nodes=5", "--ntasks-per-node=1", "find", str(SCRATCH), "-mindepth", "1")
+
+
+def test_staged_job_trains_from_its_nodes_copies_and_leaves_none(shared: Path, reference: Run) -> None:
+    data = data_in(shared, "far")
+    run = Run(shared, "staged", held=True, data=data)
+    with job(shared, run, "split", *ONE_KIND, launcher="srun", HPCREC_SCRATCH=str(SCRATCH)) as batch:
+        under_way(run, batch)
+        slurm("scancel", "--batch", "--signal=USR1", batch.number)  # as ahead of the time limit
+        batch.wait_requeued()
+        until("second attempt", lambda: len(attempts.read(run.folder)) == 3)
+        data.rename(shared / "farther")  # nothing but the copies is left
+        run.let_go()
+        batch.wait_completed()
+        assert "resumed from step" in batch.said()
+    run.check_equals(reference)
+    assert left_in_scratch() == ""
+    assert load_config(run.folder / "config.toml").data == load_config(run.config).data  # which outlive the job
+
+
+def test_scratch_that_is_missing_or_too_small_ends_the_job_before_it_trains(shared: Path) -> None:
+    data = data_in(shared, "large")
+    (data / "more.h5").write_bytes(b"1" * (9 << 20))
+    run = Run(shared, "unstaged", held=False, data=data)
+    for scratch, why in [
+        (SCRATCH, f"takes no copy of {data}"),
+        (SCRATCH / "nosuch", "is no folder that can be written to"),
+    ]:
+        with job(shared, run, "split", *ONE_KIND, launcher="srun", HPCREC_SCRATCH=str(scratch)) as batch:
+            until(f"end of {batch.number}", batch.ended)
+            for node in batch.hosts():
+                assert f"{node}: HPCREC_SCRATCH={scratch} {why}" in batch.said()
+            assert "Name in env.sh a folder that is on each node" in batch.said()
+            assert f"job {batch.number}: not run, for its data sets were not copied" in batch.said()
+            assert (batch.state, batch.field("ExitCode")) == ("FAILED", "1:0")
+    assert not run.folder.exists() and left_in_scratch() == ""
+
+
+def test_job_starts_a_run_whose_rank_is_killed_again(shared: Path, reference: Run) -> None:
+    run = Run(shared, "killed", held=True)
+    with job(shared, run, "split", *ONE_KIND, launcher="srun", HPCREC_RESTARTS="2") as batch:
+        under_way(run, batch)
+        lost = run.boards()[3]
+        assert lost.host == batch.hosts()[3]  # not where the script and its launcher run
+        os.kill(lost.pid, signal.SIGKILL)
+        run.let_go()
+        batch.wait_completed()
+        assert batch.requeues == 0 and "restart 1 of 2, from the checkpoint of step" in batch.said()
+        assert "restart 2" not in batch.said()
+    # Where srun hears first of a rank that lost the killed one, both that were waited for may be it.
+    (told,) = re.findall(r"hpcrec: error: (.*)", batch.said())
+    surely = rf"rank 3 on {lost.host} \(dense rank, process {lost.pid}\) was killed by signal 9"
+    assert re.match(surely, told) or re.match(r"rank [23] on .*\(by the positions of the others", told), told
+    assert "ranks 0, 1 waited" in batch.said() and "for ranks 2, 3\n" in batch.said()
+    run.check_equals(reference)
+    begins = [event for event in attempts.read(run.folder) if event["event"] == "begin"]
+    assert [event["job"] for event in begins] == [batch.number] * 2
+    assert not list(run.folder.glob(".boards-*"))
+
+
+def test_warned_job_that_hangs_is_killed_requeued_and_goes_on(shared: Path, reference: Run) -> None:
+    run = Run(shared, "hung", held=True)
+    with job(shared, run, "split", *ONE_KIND, HPCREC_STOP_S="2") as batch:
+        under_way(run, batch)
+        hung = run.boards()[2].pid
+        os.kill(hung, signal.SIGSTOP)
+        run.let_go()
+        slurm("scancel", "--batch", "--signal=USR1", batch.number)  # as ahead of the time limit
+        batch.wait_requeued()
+        until("end of the stopped process", lambda: not Path(f"/proc/{hung}").exists())
+        batch.wait_completed()
+        assert "hpcrec: killing the ranks" in batch.said() and "resumed from step" in batch.said()
+    run.check_equals(reference)
+    ends = [event["status"] for event in attempts.read(run.folder) if event["event"] == "end"]
+    assert ends == ["killed", "finished"]
