@@ -52,15 +52,15 @@ class Outcomes:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Any:
-        """Notes which rank counts the collected tests ask for, before any selection takes tests out."""
+        """Notes which rank counts the collected tests ask for, and where, before any selection takes tests out."""
         everything = list(items)
         yield
         asked = {
-            ("slurm" if item.get_closest_marker("slurm") else str(ranks_of(item)), speed_of(item))
+            ("slurm" if item.get_closest_marker("slurm") else str(ranks_of(item)), speed_of(item), str(item.path))
             for item in everything
         }
-        for ranks, speed in sorted(asked):
-            self._file.write(f"asks {ranks} {speed}\n")
+        for ranks, speed, file in sorted(asked):
+            self._file.write(f"asks {ranks} {speed} {file}\n")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Notes that a test began: one without an outcome crashed or hung."""

@@ -43,9 +43,17 @@ def test_a_test_that_never_ended_failed(runner: ModuleType, tmp_path: Path) -> N
 
 
 def test_no_rank_count_is_left_out(runner: ModuleType, tmp_path: Path) -> None:
-    write(tmp_path, "asks 0 fast; asks 3 fast; asks 7 fast; asks 3 slow; asks 12 slow; began a; passed a")
-    assert runner.rank_counts(tmp_path, "fast") == [3, 7]
-    assert runner.rank_counts(tmp_path, "slow") == [3, 12]
+    fast = "asks 0 fast a.py; asks 7 fast a.py; asks 3 fast a.py; asks 3 fast b c.py"
+    write(tmp_path, f"{fast}; asks 3 slow a.py; asks 12 slow b c.py; asks slurm slow a.py; began a; passed a")
+    assert list(runner.rank_counts(tmp_path, "fast").items()) == [(3, ["a.py", "b c.py"]), (7, ["a.py"])]
+    assert list(runner.rank_counts(tmp_path, "slow").items()) == [(3, ["a.py"]), (12, ["b c.py"])]
+    assert [runner.asks_slurm(tmp_path, speed) for speed in ("fast", "slow")] == [False, True]
+
+
+def test_files_that_the_caller_names_are_taken(runner: ModuleType) -> None:
+    assert runner.names_files(["-k", "pooled", "tests/exchange"])
+    assert runner.names_files(["tests/test_run_tests.py::test_counts_the_worst_rank"])
+    assert not runner.names_files(["-k", "pooled", "--durations=5", "-x"])
 
 
 def test_a_hang_ends_with_stacks(runner: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

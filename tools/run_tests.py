@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,18 @@ def main() -> int:
     args, pytest_args = parse()
     # The virtual environment's programs, whether or not it is active.
     os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", "")
+    # Images of containers set it; here each of some hundred processes would compile every test and module anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     speed = "slow" if args.slow else "fast"
     chosen = "slow" if args.slow else "not slow"
     limits = Limits(run_s=args.limit_s, test_s=args.test_limit_s)
     total: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
 
-    def part(name: str, ranks: int, marks: str) -> None:
+    def part(name: str, ranks: int, marks: str, files: Sequence[str] = ()) -> None:
         began_s = time.monotonic()
-        found = run_part(name, Path(folder) / str(ranks), ranks, [f"{marks} and {chosen}", *pytest_args], limits)
+        selection = [f"{marks} and {chosen}", *pytest_args, *files]
+        found = run_part(name, Path(folder) / str(ranks), ranks, selection, limits)
         total.update(found)
         counts = {word: found[word] for word in ("passed", "failed", "skipped")}
         rows.append({"part": name, "seconds": round(time.monotonic() - began_s), **counts})
@@ -79,7 +82,9 @@ def main() -> int:
             part("serial", 0, "not parallel and not slurm")
             asked = rank_counts(Path(folder) / "0", speed)
             for n in asked if args.ranks is None else args.ranks:
-                part(f"{n} rank" + "s" * (n > 1), n, f"parallel and parallel[{n}]")
+                # No rank imports files in which nothing is for it; where the caller names files, those are taken.
+                files = [] if names_files(pytest_args) else asked.get(n, [])
+                part(f"{n} rank" + "s" * (n > 1), n, f"parallel and parallel[{n}]", files)
         everything = args.slurm == "too" and args.ranks is None and asks_slurm(Path(folder) / "0", speed)
         if everything or args.slurm == "only":
             with slurm_at_hand():
@@ -241,15 +246,29 @@ def lines_of(folder: Path, rank: int) -> list[list[str]]:
     return [line.split(" ", 1) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def asks(folder: Path, speed: str) -> list[tuple[str, str]]:
+    """What tests ask for (a rank count, ``slurm``), and a file with such tests: each pair once."""
+    found = [rest.split(" ", 2) for word, rest in lines_of(folder, 0) if word == "asks"]
+    return [(ranks, file) for ranks, its_speed, file in found if its_speed == speed]
+
+
 def asks_slurm(folder: Path, speed: str) -> bool:
     """Whether any test is to run on a Slurm."""
-    return f"slurm {speed}" in [rest for word, rest in lines_of(folder, 0) if word == "asks"]
+    return "slurm" in dict(asks(folder, speed))
 
 
-def rank_counts(folder: Path, speed: str) -> list[int]:
-    """Rank counts that any test asks for, so that none is left out."""
-    asks = [rest.split() for word, rest in lines_of(folder, 0) if word == "asks"]
-    return sorted({int(ranks) for ranks, its_speed in asks if its_speed == speed and ranks not in ("0", "slurm")})
+def rank_counts(folder: Path, speed: str) -> dict[int, list[str]]:
+    """Rank counts that any test asks for, so that none is left out, from the least on, and the files of those tests."""
+    files: dict[int, list[str]] = {}
+    for ranks, file in asks(folder, speed):
+        if ranks not in ("0", "slurm"):
+            files.setdefault(int(ranks), []).append(file)
+    return dict(sorted(files.items()))
+
+
+def names_files(pytest_args: Sequence[str]) -> bool:
+    """Whether arguments of pytest name files, folders or tests in them."""
+    return any((ROOT / argument.split("::")[0]).exists() for argument in pytest_args)
 
 
 def on_rank(folder: Path, rank: int) -> dict[str, str]:
