@@ -16,7 +16,7 @@ from hpcrec import rank_watch
 from hpcrec.comm import board
 from hpcrec.comm.board import Board, Left, read_boards
 from hpcrec.comm.failure import ExitCodes
-from hpcrec.comm.progress import Progress
+from hpcrec.comm.progress import WORKING, Progress
 from hpcrec.last_words import Remark, last_words, remark_in
 from hpcrec.rank_watch import Watch
 from hpcrec.relay import Heard
@@ -32,7 +32,7 @@ def test_a_killed_process_leaves_where_it_was(tmp_path: Path) -> None:
     code = f"""
 import os
 from hpcrec.comm import board
-from hpcrec.comm.progress import Progress
+from hpcrec.comm.progress import WORKING, Progress
 board.open_board({str(tmp_path)!r}, 3, 8)
 progress = Progress()
 board.mine().set_role(board.describe_role(owner=True, dense=True))
@@ -177,6 +177,26 @@ def test_a_rank_that_dies_in_a_collective_is_told_so() -> None:
         before.line == "rank 0 on node7 (owner, process 100) left without a word (exit status 3) before its first step"
     )
     assert before.positions[0] == "before the first step, in no collective: rank 1"
+
+
+def test_a_rank_that_dies_at_work_for_a_checkpoint_is_told_so_and_who_is_at_work_is_no_suspect() -> None:
+    def lanes(number: int, aside: int, ago_s: float) -> dict[str, tuple[int, int, str, float]]:
+        return {
+            "main": (9, number, "values", NOW_S - 3.0),
+            "aside": (2, aside, "checkpoint", NOW_S - ago_s),
+        }
+
+    boards = {0: replace(left(0), lanes=lanes(9, 3, 0.5)), 1: replace(left(1), lanes=lanes(0, WORKING, 0.25))}
+    found = last_words(boards, [(NOW_S, {1})], Remark(1, signal=9), 137)
+    assert found is not None
+    assert (
+        "step 5, in no collective for 3 s, the last being 'values' on communicator 'main' and at work for a "
+        in found.line
+    )
+    assert any("collective 'checkpoint' on communicator 'aside': rank 0 waited" in line for line in found.positions)
+    boards = {0: replace(left(0), lanes=lanes(0, 0, 0.5)), 1: replace(left(1), lanes=lanes(0, WORKING, 0.25))}
+    found = last_words(boards, [], Remark(0, signal=9), 137)
+    assert found is not None and found.positions[0] == "step 5, in no collective: rank 1"
 
 
 def test_without_a_remark_the_order_of_ends_tells_and_else_who_was_waited_for() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,9 @@ def test_what_cannot_be_written_beside_steps_ends_the_run_on_every_rank(
 
 
 @pytest.mark.parallel([1, 2])
+@pytest.mark.parametrize("full_every", [1, 2])  # 2: the one before would have been its base
 def test_the_last_checkpoint_is_tried_where_the_one_before_could_not_be_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+    folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, full_every: int
 ) -> None:
     write_data(folder / "data.h5")
     rank, size, pwrite = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, hdf5_filled.os.pwrite
@@ -184,13 +186,16 @@ def test_the_last_checkpoint_is_tried_where_the_one_before_could_not_be_written(
         return pwrite(*given)
 
     monkeypatch.setattr(hdf5_filled.os, "pwrite", refuses)
-    assert commands.train(config_of(folder, "run", True, topology={"mode": "fused"})) == ExitCodes.FINISHED
+    config = config_of(folder, "run", True, topology={"mode": "fused"})
+    config = replace(config, checkpoint=replace(config.checkpoint, full_every=full_every))
+    assert commands.train(config) == ExitCodes.FINISHED
     told = [str(w.message) for w in recwarn if "could not be written" in str(w.message)]
     assert len(told) == (rank == 0)
     assert all("step 12" in text and text.endswith("the last one is tried") for text in told)
     parallel_assert(
         sorted(p.name for p in (folder / "run/checkpoints").glob("step-*")) == ["step-14", "step-4", "step-8"]
     )
+    assert find_checkpoint(folder / "run").step == STEPS
 
 
 def test_each_row_is_given_once_as_it_was_whatever_changes_meanwhile(tmp_path: Path) -> None:
