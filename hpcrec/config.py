@@ -558,11 +558,12 @@ def with_copied_data(config: Config, copies: Sequence[tuple[str, str]]) -> Confi
     data = config.data
     paths = {name: getattr(data, name) for name in ("train", "validation", "test") if getattr(data, name)}
     for folder, copy in copies:
-        within = {name: Path(path) for name, path in paths.items() if Path(_absolute(path)).parent == Path(folder)}
+        within = [name for name, path in paths.items() if Path(_absolute(path)).parent == Path(folder)]
         if not within:
             folders = ", ".join(dict.fromkeys(str(Path(_absolute(path)).parent) for path in paths.values()))
             raise ConfigError(f"--data-copy {folder}={copy}: no data set is in {folder}. Allowed: {folders}.")
-        data = dataclasses.replace(data, **{name: str(Path(copy) / path.name) for name, path in within.items()})
+        moved: dict[str, Any] = {name: str(Path(copy) / Path(paths[name]).name) for name in within}
+        data = dataclasses.replace(data, **moved)
     return dataclasses.replace(config, data=data)
 
 

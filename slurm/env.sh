@@ -29,7 +29,8 @@ HPCREC_REQUEUES=${HPCREC_REQUEUES:-1000}
 # Seconds that a run gets to end after the warning ahead of the time limit, which comes 120 s before it.
 HPCREC_STOP_S=${HPCREC_STOP_S:-90}
 
-# ---- scratch: a folder on each node's own disk that data sets are copied to before the run; none by default
+# ---- scratch: a folder on each node's own disk that the folders of data sets are copied to, with all that is in them,
+# before the run; it has to be there. None by default
 HPCREC_SCRATCH=${HPCREC_SCRATCH:-}
 
 # ---- network: the interface for Open MPI's TCP, where there is no faster fabric: eth0, ib0, ...; lo on one machine

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcrec import config as config_module
 from hpcrec import toml
-from hpcrec.config import Config, load_config, reference, to_toml, validate, with_absolute_paths
+from hpcrec.config import Config, load_config, reference, to_toml, validate, with_absolute_paths, with_copied_data
 from hpcrec.errors import ConfigError
 from hpcrec.systems import baseline, codistillation, dct, des
 from hpcrec.toml.reference import field_docs
@@ -387,6 +387,17 @@ def test_paths_can_be_made_to_hold_anywhere(tmp_path, monkeypatch):
     assert config.run.folder == str(tmp_path / "runs/x") and config.data.test is None
     assert config.checkpoint.resume == str(tmp_path / "old/step-3")
     assert with_absolute_paths(load(tmp_path, SMALLEST)).checkpoint.resume == "auto"
+
+
+def test_data_sets_are_read_from_copies_of_their_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load(tmp_path, WITH_VALIDATION, "data.validation=day=3/v.h5")
+    assert with_copied_data(config, []) == config
+    found = with_copied_data(config, [(str(tmp_path / "day=3"), "/disk/1"), (str(tmp_path), "/disk/0")])
+    assert (found.data.train, found.data.validation) == ("/disk/0/train.h5", "/disk/1/v.h5")
+    assert dataclasses.replace(found, data=config.data) == config
+    with pytest.raises(ConfigError, match=rf"no data set is in /x. Allowed: {tmp_path}, {tmp_path}/day=3"):
+        with_copied_data(config, [("/x", "/disk")])
 
 
 values = st.recursive(

@@ -193,6 +193,7 @@ def test_boards_lie_in_the_runs_folder_where_several_hosts_need_them(tmp_path) -
     assert run_attempts(plain.start, ("evaluate",), environment={}, several_hosts=True) == 3
     assert on_several_hosts("hosts", {}) and on_several_hosts(None, {"SLURM_JOB_NUM_NODES": "2"})
     assert on_several_hosts(None, {"PBS_NODEFILE": "x"})
+    assert on_several_hosts(None, {"SLURM_JOB_NUM_NODES": "1", "SLURM_HET_SIZE": "2"})  # of the first part
     assert not on_several_hosts(None, {}) and not on_several_hosts(None, {"SLURM_JOB_NUM_NODES": "1"})
 
 
