@@ -6,15 +6,7 @@ caller may catch either. Knows nothing of MPI: how ranks fail together is ``comm
 
 
 class HpcrecError(Exception):
-    """Base of every error that hpcrec raises on purpose.
-
-    Attributes
-    ----------
-    elsewhere : bool
-        Whether another rank raises what happened as it was, with more to say of it.
-    """
-
-    elsewhere = False
+    """Base of every error that hpcrec raises on purpose."""
 
 
 class ConfigError(HpcrecError, ValueError):

@@ -66,19 +66,17 @@ def agree(comm: Gathers, error: Exception | None) -> None:
         Of the class that the failing rank had, where hpcrec defines it; ``HpcrecError`` for any other exception, which
         is raised as it is on the failing rank.
     """
-    mine = None if error is None else (_kind(error), _text(error), isinstance(error, HpcrecError))
+    mine = None if error is None else (_kind(error), _text(error))
     everyone = comm.allgather(mine)
     failed = [rank for rank, told in enumerate(everyone) if told is not None]
     if not failed:
         return
-    kind, text, foreseen = everyone[failed[0]]
+    kind, text = everyone[failed[0]]
     if everyone.count(everyone[failed[0]]) < len(everyone):
         text = f"rank {failed[0]}: {text}"
     if comm.rank == failed[0] and error is not None and not isinstance(error, HpcrecError):
         raise error  # unforeseen: this rank's traceback is what helps
-    told: HpcrecError = getattr(errors, kind)(text)
-    told.elsewhere = not foreseen
-    raise told from error
+    raise getattr(errors, kind)(text) from error
 
 
 def exit_code(error: BaseException) -> ExitCodes:
@@ -120,7 +118,7 @@ class _LastWords:
         said_R = self._all_failed(cause, _TOGETHER_S if foreseen else _UNFORESEEN_S)
         if said_R is None:
             self._end(self._line(error) if foreseen else self._traceback(cause), exit_code(error))
-        if not getattr(error, "elsewhere", False) and _digest(cause) not in said_R[: self._comm.rank]:
+        if _digest(cause) not in said_R[: self._comm.rank]:
             say(f"hpcrec: error: {cause}\n" if foreseen else self._traceback(cause))
         # The first rank to leave takes the others with it, so all say what they have to say before. No rank waits for
         # its threads, Horovod or MPI_Finalize: what they wait for may never come. One rank ends the job: where all
