@@ -121,7 +121,7 @@ def last_words(
         line += f"; memory ran out meanwhile, says {lacked_memory}"
     elif number in _HINTS:
         line += f"; {_HINTS[signal.Signals(number)]}"
-    line += "" if sure else " (by the positions of the others: mpirun does not say which rank was the first)"
+    line += "" if sure else " (by the positions of the others: the launcher does not say which rank was the first)"
     step = max((b.step for b in boards.values() if b.step is not None), default=None)
     brief = f"rank {first} {how}" + ("" if left is None or left.step is None else f" at step {left.step}")
     brief += "" if sure else " (by the positions of the others)"

@@ -217,7 +217,7 @@ def test_ranks_of_other_hosts_may_have_died_before_those_whose_ends_were_seen() 
     boards = {0: left(0, number=9), 1: left(1, number=9, host="node8"), 2: left(2, count=8, ago_s=2.0, host="node8")}
     words = last_words(boards, [(NOW_S, {0})], None, 14)
     assert words is not None and words.line.startswith("rank 2 on node8 (owner, process 102) vanished at step 5")
-    assert words.line.endswith("(by the positions of the others: mpirun does not say which rank was the first)")
+    assert words.line.endswith("(by the positions of the others: the launcher does not say which rank was the first)")
     assert words.brief == "rank 2 vanished at step 5 (by the positions of the others)"
     here = {rank: replace(board, host="node7") for rank, board in boards.items()}
     words = last_words(here, [(NOW_S, {0})], None, 14)

@@ -12,15 +12,16 @@ import pytest
 
 from hpcrec.config import load_config
 from hpcrec.train import attempts
-from tests.slurm.cluster import SCRATCH, slurm, until
+from tests.slurm.cluster import SCRATCH, BatchJob, slurm, until
 from tests.slurm.runs import ONE_KIND, Run, data_in, job, under_way
 
 pytestmark = pytest.mark.slurm
 
 
-def left_in_scratch() -> str:
-    """What is on the nodes' own disks."""
-    return slurm("srun", "--nodes=5", "--ntasks-per-node=1", "find", str(SCRATCH), "-mindepth", "1")
+def left_of(batch: BatchJob) -> str:
+    """What a job has left on the nodes' own disks."""
+    found = ["find", str(SCRATCH), "-mindepth", "1", "-maxdepth", "1", "-name", f"hpcrec-{batch.number}-*"]
+    return slurm("srun", "--nodes=5", "--ntasks-per-node=1", *found)
 
 
 def test_staged_job_trains_from_its_nodes_copies_and_leaves_none(shared: Path, reference: Run) -> None:
@@ -36,7 +37,7 @@ def test_staged_job_trains_from_its_nodes_copies_and_leaves_none(shared: Path, r
         batch.wait_completed()
         assert "resumed from step" in batch.said()
     run.check_equals(reference)
-    assert left_in_scratch() == ""
+    assert left_of(batch) == ""
     assert load_config(run.folder / "config.toml").data == load_config(run.config).data  # which outlive the job
 
 
@@ -55,7 +56,7 @@ def test_scratch_that_is_missing_or_too_small_ends_the_job_before_it_trains(shar
             assert "Name in env.sh a folder that is on each node" in batch.said()
             assert f"job {batch.number}: not run, for its data sets were not copied" in batch.said()
             assert (batch.state, batch.field("ExitCode")) == ("FAILED", "1:0")
-    assert not run.folder.exists() and left_in_scratch() == ""
+        assert not run.folder.exists() and left_of(batch) == ""
 
 
 def test_job_starts_a_run_whose_rank_is_killed_again(shared: Path, reference: Run) -> None:
