@@ -35,7 +35,7 @@ share = {{ history = "item" }}
 mode = "split"
 [train]
 batch_size = 50
-epochs = 12
+epochs = 6
 eval_every = 40
 log_every = 20
 [run]
@@ -71,7 +71,7 @@ def whole(folder: Path) -> Path:
 def test_a_run_leaves_what_the_design_lists(whole: Path) -> None:
     summary = json.loads((whole / "summary.json").read_text())
     assert set(summary) == set(SUMMARY_KEYS)
-    assert (summary["status"], summary["steps"], summary["samples"]) == ("finished", 480, 24000)
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("finished", 240, 12000)
     assert summary["topology"]["owners"] == [0] and summary["topology"]["dense"] == [1, 2]
     assert all(summary["wire_bytes"][tag]["same_host"] > 0 for tag in ("ids", "values", "gradients", "dense"))
     assert len(summary["peak_rss_bytes"]) == 3
@@ -79,11 +79,11 @@ def test_a_run_leaves_what_the_design_lists(whole: Path) -> None:
     assert (whole / "report.html").stat().st_size > 2000
     assert list((whole / "tensorboard").iterdir())
     lines = read_metrics(whole)
-    assert [x["step"] for x in lines if "loss" in x] == list(range(20, 481, 20))
-    assert [x["step"] for x in lines if "validation_auc" in x] == list(range(40, 481, 40))
+    assert [x["step"] for x in lines if "loss" in x] == list(range(20, 241, 20))
+    assert [x["step"] for x in lines if "validation_auc" in x] == list(range(40, 241, 40))
     kept = sorted(p.name for p in (whole / "checkpoints").glob("step-*"))
     best = json.loads((whole / "checkpoints" / "best.json").read_text())["step"]
-    assert f"step-{best}" in kept and "step-480" in kept and len(kept) <= 3
+    assert f"step-{best}" in kept and "step-240" in kept and len(kept) <= 3
 
 
 def test_stopped_by_a_signal_and_resumed_equals_uninterrupted(folder: Path, whole: Path) -> None:
@@ -97,12 +97,12 @@ def test_stopped_by_a_signal_and_resumed_equals_uninterrupted(folder: Path, whol
         out = process.communicate(timeout=60)[0]
     assert process.returncode == 75, out
     stopped = json.loads((run / "summary.json").read_text())
-    assert stopped["status"] == "stopped" and 20 <= stopped["steps"] < 480
+    assert stopped["status"] == "stopped" and 20 <= stopped["steps"] < 240
     out = hpcrec("train", str(folder / "stopped.toml"), "--set", "exchange.windows=false", ranks=3)  # changes no bit
-    assert f"resumed from step {stopped['steps']} of 480" in out and "not as before" not in out
+    assert f"resumed from step {stopped['steps']} of 240" in out and "not as before" not in out
     mine, theirs = (json.loads((p / "summary.json").read_text()) for p in (run, whole))
     assert mine["eval"] == theirs["eval"] and mine["samples"] == theirs["samples"]
-    with h5py.File(run / "checkpoints/step-480/dense.h5") as a, h5py.File(whole / "checkpoints/step-480/dense.h5") as b:
+    with h5py.File(run / "checkpoints/step-240/dense.h5") as a, h5py.File(whole / "checkpoints/step-240/dense.h5") as b:
         assert len(a["parameters"]) > 4
         for name in a["parameters"]:
             np.testing.assert_array_equal(a["parameters"][name][()], b["parameters"][name][()])
@@ -130,11 +130,11 @@ def test_evaluate_and_predict_agree_with_scikit_learn(folder: Path, whole: Path)
 
 def test_a_run_goes_on_from_another_folder_without_its_best(folder: Path, whole: Path) -> None:
     """The best checkpoint so far stays where it was, so the new run cannot end with it."""
-    settings = [f"run.folder={folder / 'onwards'}", "train.epochs=13", "train.early_stop.min_delta=1.0"]
-    settings += [f"checkpoint.resume={whole / 'checkpoints' / 'step-480'}", "dense.reducer=mpi"]
+    settings = [f"run.folder={folder / 'onwards'}", "train.epochs=7", "train.early_stop.min_delta=1.0"]
+    settings += [f"checkpoint.resume={whole / 'checkpoints' / 'step-240'}", "dense.reducer=mpi"]
     hpcrec("train", str(folder / "whole.toml"), *(x for s in settings for x in ("--set", s)), ranks=3)
     summary = json.loads((folder / "onwards" / "summary.json").read_text())
-    assert (summary["status"], summary["steps"]) == ("finished", 520)
+    assert (summary["status"], summary["steps"]) == ("finished", 280)
     assert summary["eval"]["auc"] is not None
 
 

@@ -4,6 +4,7 @@
 #include <ucontext.h>
 #endif
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -80,10 +81,26 @@ struct Fiber {
   bool ended = true;
 };
 
+// Who has come to a meeting. Threads only go forward, so each look goes on where the one before ended.
+struct Roll {
+  uint64_t complete = 0;  // meetings that all have come to
+  unsigned next = 0;      // threads before it have come to the meeting after those, or need not
+
+  template <class Absent> bool all_came(uint64_t meeting, unsigned n_threads, const Absent& absent) {
+    if (meeting <= complete) return true;
+    for (; next < n_threads; ++next)
+      if (absent(next)) return false;
+    complete = meeting;
+    next = 0;
+    return true;
+  }
+};
+
 // One meeting of the lanes of a mask. A lane can be one meeting ahead of another at most, so two sets of values do.
 struct Meeting {
   uint64_t values[2][warp_lanes] = {};
   uint64_t entered[warp_lanes] = {};  // meetings that a lane has come to
+  Roll roll;
 };
 
 struct Block {
@@ -92,6 +109,7 @@ struct Block {
   unsigned current = 0, n = 0;
   uint64_t progress = 0;                              // grows when a thread gets past a wait, or ends
   std::vector<uint64_t> barriers;                     // that a thread has come to
+  Roll roll;                                          // of the barriers
   std::vector<std::map<unsigned, Meeting>> meetings;  // of each warp, by mask
   const std::function<void()>* body = nullptr;
   std::exception_ptr error;
@@ -123,6 +141,7 @@ void run_block(unsigned n_threads, bool reversed) {
   }
   block.n = n_threads;
   block.barriers.assign(n_threads, 0);
+  block.roll = {};
   block.meetings.assign((n_threads + warp_lanes - 1) / warp_lanes, {});
   for (unsigned t = 0; t < n_threads; ++t) block.fibers[t]->ended = false;
   for (unsigned left = n_threads; left > 0;) {
@@ -173,12 +192,8 @@ void block_barrier() {
   const uint64_t mine = ++block.barriers[me];
   ++block.progress;
   // As CUDA has it, threads that have ended are not waited for.
-  const auto all_came = [&] {
-    for (unsigned t = 0; t < block.n; ++t)
-      if (!block.fibers[t]->ended && block.barriers[t] < mine) return false;
-    return true;
-  };
-  while (!all_came()) yield();
+  const auto absent = [&](unsigned t) { return !block.fibers[t]->ended && block.barriers[t] < mine; };
+  while (!block.roll.all_came(mine, block.n, absent)) yield();
   ++block.progress;
 }
 
@@ -189,12 +204,8 @@ const uint64_t* exchange(unsigned mask, uint64_t value) {
   const uint64_t mine = ++meeting.entered[lane];
   meeting.values[mine & 1][lane] = value;
   ++block.progress;
-  const auto all_came = [&] {
-    for (unsigned i = 0; i < warp_lanes && first + i < block.n; ++i)
-      if (mask >> i & 1 && meeting.entered[i] < mine) return false;
-    return true;
-  };
-  while (!all_came()) yield();
+  const auto absent = [&](unsigned i) { return (mask >> i & 1) && meeting.entered[i] < mine; };
+  while (!meeting.roll.all_came(mine, std::min(warp_lanes, block.n - first), absent)) yield();
   ++block.progress;
   return meeting.values[mine & 1];
 }

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from hpcrec import kernels
 from hpcrec.kernels.backend import BACKENDS
@@ -12,6 +13,19 @@ from hpcrec.kernels.backend import BACKENDS
 DEVICES: tuple[Any, ...] = tuple(name for name in ("emulated", "cuda") if BACKENDS[name].available())
 WIDTHS = (1, 2, 3, 4, 7, 8, 16, 32, 64, 100, 128)
 DTYPES = (np.float32, np.float64)
+
+
+def rows_of(widths: tuple[int, ...]) -> list[Any]:
+    """Widths and types of rows: all in float32; in float64, which has one path for every width, some, the rest slow.
+
+    Of those some are odd, some fill 16 bytes, and some need several packs of a device.
+    """
+    fast = (1, 2, 3, 100)
+    wide = [pytest.param(w, np.float64, marks=[] if w in fast else [pytest.mark.slow]) for w in widths]
+    return [*((w, np.float32) for w in widths), *wide]
+
+
+ROWS = rows_of(WIDTHS)
 
 
 def assert_same_bits(found: Any, wanted: Any) -> None:

@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from all_backends import DTYPES, WIDTHS, assert_same_bits, bags, same_from_all, scattered_starts
+from all_backends import ROWS, assert_same_bits, bags, same_from_all, scattered_starts
 
 from hpcrec import kernels
 from hpcrec.types import OptimizerSpec
@@ -15,8 +15,7 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "dtype"), ROWS)
 def test_gather_is_two_gathers(width, dtype):
     rng = np.random.default_rng(width)
     rows, narrow = (rng.standard_normal((500, w)).astype(dtype) for w in (width, 1))
@@ -41,8 +40,7 @@ def test_gather_is_two_gathers(width, dtype):
         assert_same_bits(same_from_all(together), same_from_all(apart))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "dtype"), ROWS)
 @pytest.mark.parametrize("name", SPECS)
 def test_merge_update_is_two_of_them(name, width, dtype):
     rng = np.random.default_rng(width)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from all_backends import DTYPES, same_from_all
+from all_backends import rows_of, same_from_all
 
 from hpcrec import kernels
 
@@ -22,8 +22,7 @@ def laid_out(rng, order, n_samples, n_features, width, dtype):
 
 
 @pytest.mark.parametrize("order", ["samples first", "features first", "cut", "odd"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", FM_WIDTHS)
+@pytest.mark.parametrize(("width", "dtype"), rows_of(FM_WIDTHS))
 def test_all_backends_give_the_same_bits(width, dtype, order):
     rng = np.random.default_rng(width)
     n_samples, n_features = 300 if width <= 128 else 60, 13

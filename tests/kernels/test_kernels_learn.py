@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from all_backends import DTYPES, WIDTHS, bags, same_from_all, scattered_starts
+from all_backends import DTYPES, ROWS, WIDTHS, bags, same_from_all, scattered_starts
 
 from hpcrec import kernels
 from hpcrec.kernels.reference import BLOCK
@@ -55,8 +55,7 @@ def states_of(spec: OptimizerSpec, rows: np.ndarray) -> dict[str, np.ndarray]:
     return states
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "dtype"), ROWS)
 @pytest.mark.parametrize("kind", ["unique", "hot", "blocks", "empty"])
 def test_merge_native_is_reference(kind, width, dtype):
     o = Occurrences(kind, 2000, width, dtype)
@@ -119,8 +118,7 @@ def test_squared_norm(width, dtype):
     assert same_from_all(lambda: kernels.squared_norm(merged[:0])).shape == (0,)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "dtype"), ROWS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_update_native_is_reference_and_fused_is_both(name, width, dtype):
     spec = SPECS[name]

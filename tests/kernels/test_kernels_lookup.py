@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from all_backends import DTYPES, WIDTHS, bags, same_from_all, scattered_starts
+from all_backends import DTYPES, ROWS, bags, same_from_all, scattered_starts
 
 from hpcrec import kernels
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "dtype"), ROWS)
 def test_gather_native_is_reference(width, dtype):
     rng = np.random.default_rng(width)
     rows = rng.standard_normal((500, width)).astype(dtype)
@@ -82,8 +81,7 @@ def test_gather_is_embedding_bag(pooling, dtype, tolerance):
     np.testing.assert_allclose(out.reshape(400, 16), wanted, rtol=0, atol=tolerance * 9)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "dtype"), ROWS)
 def test_copy_native_is_reference(width, dtype):
     rng = np.random.default_rng(width)
     n = 2000

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from all_backends import DTYPES, WIDTHS, bags, same_from_all, scattered_starts
+from all_backends import DTYPES, WIDTHS, bags, rows_of, same_from_all, scattered_starts
 
 from hpcrec import kernels
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", (*WIDTHS, 130, 256, 512))
+@pytest.mark.parametrize(("width", "dtype"), rows_of((*WIDTHS, 130, 256, 512)))
 def test_native_is_reference(width, dtype):
     rng = np.random.default_rng(width)
     rows = rng.integers(-3, 3, (500, width)).astype(dtype)  # so that many are equal
