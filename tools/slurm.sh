@@ -6,8 +6,9 @@
 #   tools/slurm.sh env       prints that export, for eval
 # NODES (5), CPUS (4) and MEMORY in MB (4000) are what each node claims to have. Where the kernel lets us, every node is
 # a network of its own with a host name of its own, so that MPI sees several hosts, and has a disk of its own of SCRATCH
-# MB (8), the folder scratch of the state; NODES_AS=loopback starts all nodes on this host's name instead. All state is in one folder (HPCREC_SLURM); folders of different checkouts have different
-# names, ports and subnets, so that two may run at once.
+# MB (8), the folder scratch of the state; NODES_AS=loopback starts all nodes on this host's name instead. All state is
+# in one folder (HPCREC_SLURM); folders of different checkouts have different names, ports and subnets, so that two may
+# run at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 number=$(($(pwd -P | cksum | cut -d' ' -f1) % 200 + 20)) # of this checkout: in the subnet, in ports and in names

@@ -5,8 +5,9 @@ is, are loaded behind the slots for that step alone, and written back after it, 
 size. Slots are found by a ``SlotMap``; a row that has to go is written to the host if it may have changed. Knows rows
 by number; knows no ids, and not what a step does. Source: [MTrainS], whose caches are filled by known ids too.
 
-``admit`` is for any step, perhaps while another is loaded, and on another thread; then ``load``, the step, and
-``finish`` if it has changed its rows; or ``drop``. All else is for between steps. One call at a time: others wait.
+``admit`` is for any step, perhaps while another is loaded, and on another thread, but for no step after one that waits
+to change its rows; then ``load``, the step, and ``finish`` if it has changed its rows; or ``drop``. All else is for
+between steps. One call at a time: others wait.
 """
 
 from collections.abc import Callable, Iterator
@@ -167,6 +168,8 @@ class RowCache:
             assert len(held.behind) == (held.slots < 0).sum(), "the others have slots"
             held.slots[held.behind] = self._n_slots + np.arange(len(held.behind))
             self._load(held.rows[held.behind], held.slots[held.behind])
+            if held.changes and len(held.behind):  # an evaluation in between may have given slots to these, where they would not change
+                self._map.remove(held.rows[held.behind])
             self._loaded = held
 
     def finish(self) -> None:

@@ -81,8 +81,10 @@ class CacheFeed:
     def ahead(self) -> None:
         """Begins to bring the rows of the step that comes next, if it is known by now."""
         with self._lock:
-            coming = next((served for served in self._read if id(served) not in self._admitted), None)
-        # an evaluation may come before a step that waits
+            waits = any(_trains(served) for served in self._read if id(served) in self._admitted)
+            others = (served for served in self._read if id(served) not in self._admitted)
+            # Steps after one that waits have to see what it changes; an evaluation may come before it.
+            coming = next((served for served in others if not (waits and _trains(served))), None)
         if self._pool is not None and coming is not None and len(self._admitted) < _MOST_ADMITTED:
 
             def admit() -> None:

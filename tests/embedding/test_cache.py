@@ -59,6 +59,10 @@ def test_steps_leave_what_main_memory_would_have(slots: int, most: int, name: st
             continue  # left out
         s.work(held, changes=not evaluates)
         s.cache.finish()
+        if s.rng.random() < 0.3:  # an evaluation comes before the step that waits
+            between = s.admit(s.rows_of(most), changes=False)
+            s.cache.load(between)
+            s.work(between, changes=False)
     s.cache.load(coming)
     s.same()
     counts = s.cache.counts
