@@ -50,10 +50,13 @@ def main() -> None:
         beside = [steps_beside(session, steps, saver, arguments.window_s) for _ in range(arguments.windows)]
         files = [path for path in (run / f"checkpoints/step-{beside[-1]['step']}").rglob("*") if path.is_file()]
         n_bytes = sum(path.stat().st_size for path in files)
-        mine = files[main.rank :: main.size]
         disk = [disk_writing(run, n_bytes, session) for _ in range(arguments.rounds)]
-        writing = [once(session, lambda: (saver.save({}, nothing), saver.wait())) for _ in range(arguments.rounds)]
-        reading, loading = [], []
+        writing, reading, loading = [], [], []
+        for _ in range(arguments.rounds):
+            next(steps).run()  # so that no checkpoint is replaced, whose removal would be timed too
+            writing.append(once(session, lambda: (saver.save({}, nothing), saver.wait())))
+        files = [path for path in (run / f"checkpoints/step-{session.step}").rglob("*") if path.is_file()]
+        mine = files[main.rank :: main.size]
         for _ in range(arguments.rounds):
             forget(files)
             reading.append(once(session, lambda: read(mine)))

@@ -168,7 +168,7 @@ class RowCache:
             assert len(held.behind) == (held.slots < 0).sum(), "the others have slots"
             held.slots[held.behind] = self._n_slots + np.arange(len(held.behind))
             self._load(held.rows[held.behind], held.slots[held.behind])
-            if held.changes and len(held.behind):  # an evaluation in between may have given slots to these, where they would not change
+            if held.changes and len(held.behind):  # an evaluation may have given them slots that would not change
                 self._map.remove(held.rows[held.behind])
             self._loaded = held
 
