@@ -1,5 +1,6 @@
 """What the commands of ``hpcrec`` have in common: arguments and options, and examples in help texts."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,4 +66,10 @@ def run_config(path: Path, overrides: Sequence[str]) -> "Config":
 
     if path.is_dir() and not (path / "config.toml").is_file():
         raise ConfigError(f"{path}: has no config.toml, so it is no run folder. Give a run.folder, or a TOML file.")
-    return load_config(path / "config.toml" if path.is_dir() else path, overrides)
+    if not path.is_dir():
+        return load_config(path, overrides)
+    config = load_config(path / "config.toml", overrides)
+    if any(override.split("=")[0].strip() == "run.folder" for override in overrides):
+        return config
+    # The folder may have been moved, or be a copy, since the run wrote where it was.
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, folder=str(path.absolute())))

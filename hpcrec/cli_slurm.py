@@ -146,7 +146,7 @@ def _checked(path: Path, overrides: Sequence[str], parts: Sequence["Part"]) -> "
 
 
 def _env_sh(given: Path | None, ours: Path) -> Path:
-    by_variable = os.environ.get("HPCREC_ENV")
+    by_variable = os.environ.get("HPCREC_ENV") or None  # empty is none, as for the scripts
     if by_variable is not None and given is None and not Path(by_variable).is_file():
         raise ConfigError(f"hpcrec submit: HPCREC_ENV is {by_variable}, which is not a file.")
     places = (given, by_variable and Path(by_variable), Path("slurm/env.sh"), ours / "env.sh")

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def status_of(folder: Path) -> Status:
         reason=row.reason if row and waits else None,
         starts=row.starts if row and waits and row.starts != "N/A" else None,
         allocation_left=row.left if row and not waits else None,
-        run_left_s=_run_left_s(metrics, step, total) if state in ("running", "requeued", "stopped") else None,
+        run_left_s=_run_left_s(metrics, begins, step, total) if state in ("running", "requeued", "stopped") else None,
         error=str(summary["error"]) if summary and summary.get("error") else None,
         log=_log(folder, jobs),
     )
@@ -140,9 +141,11 @@ def _state(
         return "running"
     if summary is not None:
         return str(summary.get("status", "unknown"))
+    if knows_jobs and not asked:
+        return "unknown"
     if not begun:
         return "not begun"
-    return "cut off" if asked and knows_jobs else "unknown"
+    return "cut off" if knows_jobs else "unknown"
 
 
 def _summary(folder: Path) -> dict[str, Any] | None:
@@ -164,6 +167,8 @@ def _total_steps(config_file: Path, metrics: list[dict[str, object]]) -> int | N
     train = toml.read(config_file).get("train", {}) if config_file.is_file() else {}
     if isinstance(train.get("steps"), int):
         return int(train["steps"])
+    if not isinstance(train.get("epochs", 1), int):
+        return None
     for line in reversed(metrics):
         step, epoch = line.get("step"), line.get("epoch")
         if isinstance(step, int) and isinstance(epoch, int | float) and epoch > 0:
@@ -171,13 +176,24 @@ def _total_steps(config_file: Path, metrics: list[dict[str, object]]) -> int | N
     return None
 
 
-def _run_left_s(metrics: list[dict[str, object]], step: int | None, total: int | None) -> float | None:
-    """By the pace between the last two logged losses of one start."""
-    logged = [(int(str(m["step"])), float(str(m["time"]))) for m in metrics if "loss" in m and "time" in m][-2:]
+def _run_left_s(
+    metrics: list[dict[str, object]], begins: list[dict[str, object]], step: int | None, total: int | None
+) -> float | None:
+    """By the pace between the last two logged losses since the last start."""
+    since_s = _began_s(begins[-1]) if begins else 0.0
+    timed = [(int(str(m["step"])), float(str(m["time"]))) for m in metrics if "loss" in m and "time" in m]
+    logged = [(number, at_s) for number, at_s in timed if at_s >= since_s][-2:]
     if len(logged) < 2 or step is None or total is None or logged[1][0] <= logged[0][0]:
         return None
     pace_s = (logged[1][1] - logged[0][1]) / (logged[1][0] - logged[0][0])
     return max(0, total - step) * pace_s
+
+
+def _began_s(begin: dict[str, object]) -> float:
+    try:
+        return datetime.fromisoformat(str(begin.get("at"))).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _log(folder: Path, jobs: list[str]) -> str | None:

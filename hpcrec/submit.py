@@ -16,6 +16,16 @@ from pathlib import Path
 from hpcrec.errors import ConfigError, HpcrecError, MissingError
 
 JOBS = "jobs.jsonl"  # in a run folder: which jobs were submitted for it
+_FOLDER = "give run.folder another name"
+_OURS = {  # options of sbatch that are not for --option, and what is in place of them
+    **dict.fromkeys(("--nodes", "-N"), "give --nodes"),
+    **dict.fromkeys(("--ntasks", "-n", "--ntasks-per-node"), "give --ranks-per-node"),
+    **dict.fromkeys(("--array", "-a"), "submit each run by itself"),
+    **dict.fromkeys(("--chdir", "-D"), "submit from the folder that paths are relative to"),
+    **dict.fromkeys(("--output", "-o", "--error", "-e", "--job-name", "-J"), _FOLDER),
+}
+_LEAD = re.compile(r"--signal=\S*@(\d+)")
+_SPARE_S = 30  # of a warning's lead: for the script, and to requeue
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED", re.IGNORECASE)
 
 
@@ -79,6 +89,15 @@ class Job:
                 raise ConfigError(
                     f"hpcrec submit: option {option!r} for sbatch. Allowed: one word, as --gres=gpu:4 or --exclusive."
                 )
+            if (name := re.match(r"--[^=]*|-.", option)) and name[0] in _OURS:
+                raise ConfigError(
+                    f"hpcrec submit: option {option!r} for sbatch. hpcrec submit sets {name[0]} itself, by what "
+                    f"it has checked: {_OURS[name[0]]}."
+                )
+        if '"' in str(self.run_folder):
+            raise ConfigError(
+                f"hpcrec submit: run.folder is {str(self.run_folder)!r}. sbatch takes no path with a quote."
+            )
         if len(self.parts) > 1 and self.launcher == "mpirun":
             raise ConfigError(
                 "hpcrec submit: --launcher mpirun with --owner-nodes: mpirun starts ranks in the first part of a "
@@ -105,13 +124,22 @@ def render(job: Job, script: str) -> str:
     out = [lines[0]]
     for number, (options, part) in enumerate(zip(headers, job.parts, strict=True)):
         out += ["#SBATCH hetjob"] if number else []
-        out += [f"#SBATCH {option}" for option in _options(job, part, options, first=number == 0)]
+        out += [f"#SBATCH {_quoted(option)}" for option in _options(job, part, options, first=number == 0)]
     first_command = next(i for i, line in enumerate(body) if line and not line.startswith("#"))
     out += body[:first_command]
     out += [f"export PATH={shlex.quote(str(job.programs))}:$PATH HPCREC_ENV={shlex.quote(str(job.env_sh))}"]
-    out += [f"export HPCREC_LAUNCHER={job.launcher}"] if job.launcher else []
     out += [f"set -- {shlex.join(job.arguments)}"]
-    return "\n".join([*out, *body[first_command:]]) + "\n"
+    site = next(i for i, line in enumerate(body) if line.startswith(". ")) + 1
+    # After the site's settings: what was asked for here is for this job.
+    chosen = [f"HPCREC_LAUNCHER={job.launcher}"] if job.launcher else []
+    leads_s = [int(found[1]) for part in job.parts for o in part.options if (found := _LEAD.fullmatch(o))]
+    chosen += [f"HPCREC_STOP_S={max(leads_s[-1] - _SPARE_S, 1)}"] if leads_s else []
+    return "\n".join([*out, *body[first_command:site], *chosen, *body[site:]]) + "\n"
+
+
+def _quoted(option: str) -> str:
+    """An option on a line of ``#SBATCH``, where spaces end it and ``#`` begins a comment."""
+    return f'"{option}"' if re.search(r"[\s#'\\]", option) else option
 
 
 def _options(job: Job, part: Part, before: Sequence[str], *, first: bool) -> list[str]:
@@ -125,8 +153,8 @@ def _options(job: Job, part: Part, before: Sequence[str], *, first: bool) -> lis
         "--account": job.account,
     }
     if first:
-        wanted["--job-name"] = f"hpcrec-{job.run_folder.name}"
-        wanted["--output"] = str(job.run_folder / "slurm-%j.out").replace(" ", "\\ ")
+        wanted["--job-name"] = re.sub(r"[^\w.-]", "-", f"hpcrec-{job.run_folder.name}")
+        wanted["--output"] = str(job.run_folder).replace("%", "%%") + "/slurm-%j.out"
     merged: dict[str, str | None] = {}
     own = [f"{key}={value}" for key, value in wanted.items() if value is not None]
     for option in (*before, *own, *part.options):
@@ -191,14 +219,12 @@ def jobs_of(run_folder: Path) -> list[str]:
 
 
 def queued(jobs: Sequence[str]) -> list[Queued] | None:
-    """Which of these jobs are in the queue; None where nobody can be asked."""
+    """Which of these jobs are in the queue, whoever submitted them; None where nobody can be asked."""
     if not jobs:
         return []
     form = "%i|%T|%L|%r|%N|%S"
     try:
-        done = subprocess.run(
-            ["squeue", "-h", "-o", form, "--me"], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = subprocess.run(["squeue", "-h", "-o", form], capture_output=True, text=True, timeout=60, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     if done.returncode:
@@ -216,7 +242,7 @@ def queued(jobs: Sequence[str]) -> list[Queued] | None:
 def json_lines(path: Path) -> list[dict[str, object]]:
     """The objects of a file of JSON lines, without an unfinished last one; none where there is no file."""
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
             value = json.loads(line)
         except ValueError:

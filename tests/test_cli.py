@@ -73,7 +73,10 @@ def test_evaluate_takes_a_run_folder_or_a_file(config, run_folder, commands, cap
         assert hpcrec("evaluate", where, "--data", config, "--checkpoint", checkpoint) == 0
         assert json.loads(capsys.readouterr().out) == {"auc": 0.5}
         _, (given,), named = commands.pop()
-        assert given.run.folder == "runs/x" and named == {"data": str(config), "checkpoint": checkpoint}
+        assert given.run.folder == (str(run_folder) if where == run_folder else "runs/x"), "wherever it is now"
+        assert named == {"data": str(config), "checkpoint": checkpoint}
+    assert hpcrec("evaluate", run_folder, "--set", "run.folder=runs/y") == 0
+    assert commands.pop()[1][0].run.folder == "runs/y"
     assert hpcrec("evaluate", run_folder) == 0
     assert commands.pop()[2] == {"data": None, "checkpoint": "best"}
 

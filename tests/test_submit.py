@@ -6,6 +6,7 @@ Without a Slurm: ``squeue`` and ``sbatch`` are small scripts here. On a real one
 import json
 import re
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,22 @@ def test_what_is_asked_for_takes_the_place_of_the_script_s_options(tmp_path):
         "--exclusive",
     ]
     assert "set -- 'my run.toml' --set train.steps=9\n" in text
-    assert f"export PATH=/venv/bin:$PATH HPCREC_ENV={tmp_path}/env.sh\nexport HPCREC_LAUNCHER=srun\n" in text
+    assert f"export PATH=/venv/bin:$PATH HPCREC_ENV={tmp_path}/env.sh\n" in text
+    assert '/slurm/env.sh}"\nHPCREC_LAUNCHER=srun\n' in text, "after the site's settings"
+
+
+def test_a_longer_warning_is_the_run_s(tmp_path):
+    part = Part(nodes=1, ranks_per_node=1, options=("--signal=B:USR1@600",))
+    assert '/slurm/env.sh}"\nHPCREC_STOP_S=570\n' in render(job(tmp_path, part), text_of("fused"))
+
+
+def test_run_folders_of_any_name(tmp_path):
+    part = Part(nodes=1, ranks_per_node=1)
+    found = header(render(job(tmp_path, part, run_folder=tmp_path / "it's 5% #1"), text_of("fused")))
+    assert f'"--output={tmp_path}/it\'s 5%% #1/slurm-%j.out"' in found
+    assert "--job-name=hpcrec-it-s-5---1" in found
+    with pytest.raises(ConfigError, match="sbatch takes no path with a quote"):
+        job(tmp_path, part, run_folder=tmp_path / 'a"b')
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -103,6 +119,9 @@ def test_nonsense_is_refused(tmp_path):
         job(tmp_path, Part(nodes=1, ranks_per_node=1, options=("gres=gpu:4",)))
     with pytest.raises(ConfigError, match="--launcher mpirun with --owner-nodes"):
         job(tmp_path, part, part, launcher="mpirun")
+    for option, said in (("--nodes=1", "give --nodes"), ("-N8", "give --nodes"), ("--array=0-3", "each run by itself")):
+        with pytest.raises(ConfigError, match=f"sets {option[: 2 if option == '-N8' else 7]}.* itself.*{said}"):
+            job(tmp_path, Part(nodes=1, ranks_per_node=1, options=(option,)))
 
 
 @pytest.fixture
@@ -248,6 +267,29 @@ def test_steps_of_a_run_that_counts_epochs(tmp_path, monkeypatch):
     assert status_of(run).total_steps is None
     (run / "metrics.jsonl").write_text('{"step": 50, "time": 1.0, "loss": 0.1, "epoch": 0.125}\n')
     assert status_of(run).total_steps == 1200
+
+
+def test_what_is_not_as_it_should_be_is_not_known(tmp_path, monkeypatch):
+    commands(tmp_path / "bin", monkeypatch, "exit 1")  # squeue cannot be asked
+    run = run_folder(tmp_path)
+    assert status_of(run).state == "unknown"
+    (run / "config.toml").write_text("[train]\nepochs = 'x'\n")
+    (run / "metrics.jsonl").write_bytes(b'{"step": 250, "loss": 1, "epoch": 1.0, "time": 1.0}\n{"step": \xff}\n')
+    assert (status_of(run).total_steps, status_of(run).step) == (None, 250)
+    (run / "config.toml").unlink()
+    assert status_of(run).state == "unknown"
+
+
+def test_time_in_the_queue_is_no_pace(tmp_path, monkeypatch):
+    commands(tmp_path / "bin", monkeypatch, "echo '12|RUNNING|4:00||n1|N/A'")
+    run, begin = run_folder(tmp_path), datetime.fromtimestamp(36000, UTC).isoformat()
+    with (run / "attempts.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "begin", "at": begin, "job": "12"}) + "\n")
+    logged = [(290, 10.0), (300, 36010.0), (310, 36015.0)]
+    for n, wanted_s in ((2, None), (3, 345.0)):
+        lines_ = (json.dumps({"step": s, "time": t, "loss": 0.5}) + "\n" for s, t in logged[:n])
+        (run / "metrics.jsonl").write_text("".join(lines_))
+        assert status_of(run).run_left_s == wanted_s
 
 
 def test_before_a_run_has_begun_and_where_there_is_none(tmp_path, monkeypatch):

@@ -50,21 +50,16 @@ class Verdict:
 
 
 def verify(path: Path, scratch: Path | None = None) -> Verdict:
-    """Reads a checkpoint whole, or the newest of a run folder.
+    """Reads a checkpoint whole, or the newest of a run folder; that there is none is a problem as any.
 
     Parameters
     ----------
     scratch : Path, optional
         Folder with room for the ids of a table that has many; the system's for temporary files by default.
-
-    Raises
-    ------
-    CheckpointError
-        There is none at ``path``.
     """
-    folder = checkpoint_at(path)
-    verdict = Verdict(folder)
+    verdict = Verdict(path)
     try:
+        folder = verdict.path = checkpoint_at(path)
         manifest = files.read_manifest(folder)
     except CheckpointError as error:
         verdict.problems.append(str(error))
@@ -72,6 +67,10 @@ def verify(path: Path, scratch: Path | None = None) -> Verdict:
     verdict.files, verdict.n_bytes = len(manifest["files"]), sum(e["bytes"] for e in manifest["files"].values())
     damaged = _damaged(folder, manifest)
     verdict.problems += damaged.values()
+    base = files.base_of(folder, manifest)
+    if base is not None and (wrong := base_problem(folder, manifest, base)):
+        verdict.problems.append(wrong)
+        return verdict
     try:
         checkpoint = Checkpoint(folder)
     except CheckpointError as error:
@@ -83,8 +82,7 @@ def verify(path: Path, scratch: Path | None = None) -> Verdict:
             f"{folder / files.STATE}: step is {checkpoint.state['step']}, the manifest says {checkpoint.step}"
         )
     if checkpoint.base is not None:
-        wrong = base_problem(folder, manifest, checkpoint.base.folder)
-        verdict.problems += [*([wrong] if wrong else []), *verify(checkpoint.base.folder, scratch).problems]
+        verdict.problems += verify(checkpoint.base.folder, scratch).problems
     for table in checkpoint.tables:
         verdict.tables += 1
         verdict.problems += _table(checkpoint, table, damaged, verdict, scratch)

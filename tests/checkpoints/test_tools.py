@@ -17,6 +17,7 @@ from hpcrec.checkpoints.by_id import ranges_of
 from hpcrec.checkpoints.tables import table_facts
 from hpcrec.cli_checkpoint import checkpoint
 from hpcrec.train.checkpoint import Checkpoint
+from hpcrec.train.checkpoint_files import fingerprint, manifest_digest
 from tests.checkpoints.made import DYNAMIC_IDS, ROWS, WIDTH, change, renew, values_of, write
 
 
@@ -61,8 +62,35 @@ def test_inspect(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
-    for command in (["inspect", tmp_path], ["verify", tmp_path], ["diff", tmp_path, tmp_path]):
+    for command in (["inspect", tmp_path], ["diff", tmp_path, tmp_path]):
         assert "has neither a manifest.json" in str(run(*command).exception)
+    verified = run("verify", tmp_path, write(tmp_path / "a"))  # the others are looked at all the same
+    assert verified.return_value == 1
+    assert "has neither a manifest.json" in verified.output and "step-" in verified.output.split(": ok")[0]
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
+    base, newer = write(tmp_path, step=3), write(tmp_path, step=7)
+    manifest = json.loads((newer / "manifest.json").read_text())
+    manifest["base"] = {"step": 3, "sha256": manifest_digest(base)}
+    (newer / "manifest.json").write_text(json.dumps(manifest))
+    assert "what changed since step 3, whose checkpoint has to be beside it" in run("inspect", newer).output
+    assert run("verify", newer).return_value == 0
+    base.rename(tmp_path / "elsewhere")
+    verified = run("verify", newer)
+    assert verified.return_value == 1 and f"{newer} needs {base}, which cannot be read" in verified.output
+
+
+@pytest.mark.parametrize("name, value", [("groups", "x"), ("progress", [1]), ("ran_on", [1])])
+def test_a_state_that_is_none_is_said(tmp_path: Path, name: str, value: Any) -> None:
+    made = write(tmp_path)
+    state = json.loads((made / "state.json").read_text()) | {name: value}
+    (made / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((made / "manifest.json").read_text())
+    manifest["files"]["state.json"] = fingerprint(made / "state.json")
+    (made / "manifest.json").write_text(json.dumps(manifest))
+    assert f"state.json: {name} is {value!r}, not a" in str(run("inspect", made).exception)
+    assert f"state.json: {name} is {value!r}, not a" in run("verify", made).output
 
 
 # ---- verify ----------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_signal_before_the_time_limit_requeues_and_goes_on(limited: tuple[Run, B
     batch.wait_requeued()
     run.let_go()
     batch.wait_completed()
-    assert "requeued, for the 1. time" in batch.said() and "resumed from step" in batch.said()
+    assert "to be requeued, for the 1. time" in batch.said() and "resumed from step" in batch.said()
     assert "the ranks stop after this step and write a checkpoint" in batch.said()
     run.check_equals(reference)
 
