@@ -204,7 +204,7 @@ def _write_table(found: Checkpoint, spec: TableSpec, folder: Path, name: str) ->
             file.put("rows", here, block.rows)
             at += len(block.ids)
     else:
-        for block in found.table_parts(spec.name):
+        for block in found.whole_table(spec.name, facts.rows, facts.width):
             file.put("rows", block.ids, block.rows, slice(*block.columns))
     file.sync()
     return {"file": name, "rows": rows, "width": facts.width, "kind": kind}

@@ -131,12 +131,14 @@ def _write_table(
         known = _admission(source, facts, start, stop, first=part == 0) if facts.dynamic else None
         blocks = (_as(block, wanted) for block in stream.take(stop - start))
         write(part, blocks, n_ids=max(min(stop, facts.ids) - start, 0), columns=(0, facts.width), admission=known)
+    stream.end()
 
 
 def _whole_rows(source: Checkpoint, facts: TableFacts, scratch: Path) -> Iterator[TableBlock]:
     """Rows with all columns: in the order of the parts where these have them, else by id."""
     if facts.columns <= 1:
-        yield from source.table_parts(facts.name)
+        name = facts.name
+        yield from source.table_parts(name) if facts.dynamic else source.whole_table(name, facts.rows, facts.width)
         return
     for found in ranges_of(source, facts, scratch):
         yield whole(found, source, facts.name)
@@ -159,6 +161,10 @@ class _Stream:
             block = _ids(block, 0, n_ids)
             n_ids -= len(block.ids)
             yield block
+
+    def end(self) -> None:
+        """All are taken: whoever gives them looks at them as a whole."""
+        assert self._left is None and next(self._blocks, None) is None, "some ids are left"
 
 
 def _ids(block: TableBlock, start: int, stop: int | None) -> TableBlock:

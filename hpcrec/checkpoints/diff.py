@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec.checkpoints.by_id import by_id, edges_of, in_ranges, together, whole
-from hpcrec.checkpoints.look import checkpoint_at
+from hpcrec.checkpoints.look import checkpoint_at, reader_of
 from hpcrec.checkpoints.tables import TableFacts, admission_blocks, ids_in, table_facts
 from hpcrec.errors import CheckpointError
 from hpcrec.train.checkpoint_dense import DenseState, dense_file
@@ -128,7 +128,7 @@ def diff(path_a: Path, path_b: Path, *, tolerance: float = 0.0, scratch: Path | 
     CheckpointError
         One of them cannot be read.
     """
-    a, b = (Checkpoint(checkpoint_at(path)) for path in (path_a, path_b))
+    a, b = (reader_of(checkpoint_at(path)) for path in (path_a, path_b))
     position = {
         name: [a.state.get(name), b.state.get(name)]
         for name in ("step", "seed", "batch_size", "data")

@@ -34,6 +34,26 @@ def checkpoint_at(path: Path) -> Path:
     )
 
 
+def reader_of(folder: Path) -> Checkpoint:
+    """A checkpoint, by whichever program it was written, to be looked at.
+
+    Raises
+    ------
+    CheckpointError
+        It cannot be read; what its state says is of another type than is wanted here.
+    """
+    checkpoint = Checkpoint(folder)
+    for name, kind, said in (
+        ("groups", int, "a number"),
+        ("progress", dict, "an object"),
+        ("ran_on", dict, "an object"),
+    ):
+        found = checkpoint.state.get(name)
+        if found is not None and not isinstance(found, kind):
+            raise CheckpointError(f"{folder / files.STATE}: {name} is {found!r}, not {said}. See docs/checkpoint.md.")
+    return checkpoint
+
+
 def look(path: Path) -> dict[str, Any]:
     """What is in the checkpoint at ``path`` (see ``checkpoint_at``), as JSON-like values.
 
@@ -42,7 +62,7 @@ def look(path: Path) -> dict[str, Any]:
     CheckpointError
         It cannot be read.
     """
-    checkpoint = Checkpoint(checkpoint_at(path))
+    checkpoint = reader_of(checkpoint_at(path))
     state, folder = checkpoint.state, checkpoint.folder
     manifest = files.read_manifest(folder)
     progress = state.get("progress") or {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec.checkpoints.by_id import edges_of, in_ranges, together
-from hpcrec.checkpoints.look import checkpoint_at
+from hpcrec.checkpoints.look import checkpoint_at, reader_of
 from hpcrec.checkpoints.tables import TableFacts, ids_in, table_facts
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
@@ -72,7 +72,7 @@ def verify(path: Path, scratch: Path | None = None) -> Verdict:
         verdict.problems.append(wrong)
         return verdict
     try:
-        checkpoint = Checkpoint(folder)
+        checkpoint = reader_of(folder)
     except CheckpointError as error:
         if files.STATE not in damaged:
             verdict.problems.append(str(error))

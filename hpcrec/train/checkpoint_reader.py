@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hpcrec.embedding.cover import cover_of, cover_of_range, said_of
 from hpcrec.errors import CheckpointError
 from hpcrec.train import checkpoint_files as files
 from hpcrec.train.checkpoint_dense import (
@@ -112,6 +113,21 @@ class Checkpoint:
         """
         for stretch in self.stretches(table):
             yield self.block(stretch)
+
+    def whole_table(self, table: str, rows: int, width: int) -> Iterator[TableBlock]:
+        """The same of a table that is not dynamic, of this shape.
+
+        Raises
+        ------
+        CheckpointError
+            At the end: some of its ids and columns are there twice, and others are not.
+        """
+        cover = 0
+        for block in self.table_parts(table):
+            cover += cover_of(block.ids, block.columns)
+            yield block
+        if (cover - cover_of_range(0, rows, width)) % (1 << 64):
+            raise CheckpointError(said_of(self.folder, table))
 
     def stretches(self, table: str, rows: int | None = None) -> list[Stretch]:
         """What a table's blocks are to be read from, in order, of so many rows; those of the base last.

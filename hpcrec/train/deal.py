@@ -14,7 +14,9 @@ import numpy as np
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.failure import agree
 from hpcrec.embedding.arena import Part
+from hpcrec.embedding.cover import cover_of, cover_of_range, said_of
 from hpcrec.embedding.store import row_states
+from hpcrec.errors import CheckpointError
 from hpcrec.train.checkpoint import Checkpoint, TableBlock
 from hpcrec.train.checkpoint_stretch import BLOCK_ROWS, Stretch
 from hpcrec.train.ranks import on_root
@@ -43,7 +45,7 @@ def dealt_rows(session: Session, checkpoint: Checkpoint, table: str) -> Iterator
     Raises
     ------
     CheckpointError
-        A file is not as it should be; on every rank.
+        A file is not as it should be, or, at the end, ids are there twice and others are not; on every rank.
     """
     main, store = session.parts.world.main, session.parts.store
     found = None if store is None else store.find(table)
@@ -54,19 +56,27 @@ def dealt_rows(session: Session, checkpoint: Checkpoint, table: str) -> Iterator
     row_bytes = 8 + dtype.itemsize * (spec.width + sum(spec.width if wide else 1 for wide in names.values()))
     rows = _rows_a_round(parts_R, row_bytes)
     shares_R = _shares(on_root(main, lambda: checkpoint.stretches(table, rows)), parts_R)
-    mine = iter(shares_R[main.rank])
+    mine, cover = iter(shares_R[main.rank]), 0
     for _ in range(max(len(share) for share in shares_R)):
         error, to_R = None, dict[int, Dealt]()
         try:
             stretch = next(mine, None)
             if stretch is not None:
-                to_R = _parted(_typed(checkpoint.block(stretch), dtype), parts_R)
+                block = _typed(checkpoint.block(stretch), dtype)
+                cover += cover_of(block.ids, block.columns)
+                to_R = _parted(block, parts_R)
         except Exception as caught:
             error = caught
         agree(main, error)
         if main.rank in to_R:
             yield to_R.pop(main.rank)
         yield from _swapped(main, to_R, names, dtype)
+    if spec.dynamic is not None:
+        return
+    start, stop = (spec.rows * rank // main.size for rank in (main.rank, main.rank + 1))
+    left_R = main.allgather(cover - cover_of_range(start, stop, spec.width))
+    if sum(left_R) % (1 << 64):
+        raise CheckpointError(said_of(checkpoint.folder, table))
 
 
 def _rows_a_round(parts_R: Sequence[Part | None], row_bytes: int) -> int:

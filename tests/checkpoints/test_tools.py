@@ -328,6 +328,13 @@ def test_convert_to_another_type_and_without_optimizer(tmp_path: Path) -> None:
     assert table_facts(bare, "user").states == {} and bare.dense().optimizer == {} and bare.residual_ranks == 0
 
 
+def test_convert_of_a_table_that_has_a_row_twice(tmp_path: Path) -> None:
+    first = write(tmp_path / "run", parts=1)
+    change(first, "user/part-0.h5", twice)
+    assert "some ids and columns twice" in str(run("convert", first, tmp_path / "out").exception)
+    assert not (tmp_path / "out").exists()
+
+
 def test_convert_refuses(tmp_path: Path) -> None:
     first = write(tmp_path / "run")
     assert "is there already" in str(run("convert", first, tmp_path).exception)

@@ -146,7 +146,7 @@ class Rank:
         return self.things or [thing]
 
     def bcast(self, thing, root=0):
-        return thing if self.rank == root else (None, None)
+        return thing if self.rank == root else (None,) * len(thing)
 
 
 def test_ranks_write_their_own_parts_and_one_failure_is_everybodys(tmp_path):

@@ -1,10 +1,12 @@
 """Equivalence 7: interrupted and resumed equals uninterrupted, bit for bit on the same ranks."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -167,6 +169,25 @@ NOT_TAKEN_OVER = (  # entry of state.json, what is there instead (absent: None),
     ("skipped_steps", "none", r"skipped_steps is 'none'. Allowed: a whole number"),
     ("ran_on", 3, r"ran_on is 3. Allowed: an object"),
 )
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_a_table_with_a_row_twice_and_another_missing_is_refused_on_every_rank(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    config = config_for(folder, train={"batch_size": 13, "dtype": "float64", "steps": 2})
+    commands.train(config)
+    place = folder / "run/checkpoints/step-2"
+    if MPI.COMM_WORLD.rank == 0:
+        part = next(place.glob("user/part-*.h5"))
+        with h5py.File(part, "r+") as file:
+            file["ids"][1] = file["ids"][0]
+        manifest = json.loads((place / "manifest.json").read_text())
+        manifest["files"][f"user/{part.name}"] = fingerprint(part)
+        (place / "manifest.json").write_text(json.dumps(manifest))
+    MPI.COMM_WORLD.Barrier()
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=3))
+    with pytest.raises(CheckpointError, match="parts of table 'user' have as many values as the table, but some ids"):
+        commands.train(longer)
 
 
 @pytest.mark.parallel([1, 2])
