@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from hpcrec.cli_options import EXPORT, LAUNCHERS, Anything, checkpoint_option, examples, run_config, set_option
-from hpcrec.errors import ConfigError
+from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.units import format_bytes
 
 _SHOWN = 20  # values of a dense part that are listed
@@ -108,11 +108,14 @@ def _verify_export(path: Path) -> bool:
 def diff(a: Path, b: Path, tolerance: float, as_json: bool, scratch: Path | None) -> int:
     """Say what differs between the checkpoints at A and B: rows and optimizer states by id, dense parameters by name.
 
-    Parts and their order do not count. Ends with status 0 where they are equal, 1 where they differ.
+    Parts and their order do not count. Status 0: they are equal; 1: they differ; 2: one cannot be read.
     """
     from hpcrec.checkpoints.diff import diff as compare
 
-    found = compare(a, b, tolerance=tolerance, scratch=scratch)
+    try:
+        found = compare(a, b, tolerance=tolerance, scratch=scratch)
+    except HpcrecError as error:
+        raise ConfigError(str(error)) from error
     click.echo(json.dumps(_as_json(found), indent=2) if as_json else "\n".join(_differences(found)))
     return 0 if found["equal"] else 1
 

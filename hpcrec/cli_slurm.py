@@ -38,7 +38,8 @@ def _repeatable(name: str, target: str, text: str):  # type: ignore[no-untyped-d
 @click.option(
     "--owner-nodes",
     type=click.IntRange(min=1),
-    help="How many of the nodes are of another kind, for owners alone: a heterogeneous job. Only with split.",
+    help="How many of the nodes are of another kind, for owners alone: a heterogeneous job. Only with split; "
+    "roles are by node then, whatever [topology] counts.",
 )
 @click.option("--owner-ranks-per-node", type=click.IntRange(min=1), help="Ranks on each of those; 1 by default.")
 @click.option(
@@ -50,7 +51,11 @@ def _repeatable(name: str, target: str, text: str):  # type: ignore[no-untyped-d
 @click.option(
     "--env", "env_sh", type=File, help="Your site's settings; by default HPCREC_ENV, ./slurm/env.sh, or ours."
 )
-@_repeatable("--option", "options", "Further option for sbatch, of all nodes; repeatable: --option=--qos=long")
+@_repeatable(
+    "--option",
+    "options",
+    "Further option for sbatch, of all nodes; repeatable: --option=--qos=long; --option=--mem= takes the script's out.",
+)
 @_repeatable("--owner-option", "owner_options", "The same of the owners' nodes alone.")
 @_repeatable("--dense-option", "dense_options", "The same of the other nodes alone.")
 @click.option("--dry-run", is_flag=True, help="Print the job script; submit nothing.")
@@ -121,12 +126,13 @@ def _checked(path: Path, overrides: Sequence[str], parts: Sequence["Part"]) -> "
     told = list(overrides)
     if len(parts) > 1:
         told += [f"topology.owners={parts[0].ranks}", f"topology.dense={parts[1].ranks}"]
-    config = load_config(path, told)
-    if len(parts) > 1 and config.topology.mode != "split":
-        raise ConfigError(
-            f"hpcrec submit: --owner-nodes, but topology.mode is {config.topology.mode!r}, where every rank owns rows. "
-            "Set topology.mode = 'split', or leave --owner-nodes out."
-        )
+    try:
+        config = load_config(path, told)
+    except ConfigError as error:
+        if len(parts) == 1:
+            raise
+        sets = "--owner-nodes sets topology.owners and topology.dense, and takes topology.mode = 'split'"
+        raise ConfigError(f"hpcrec submit: {sets}: {error}") from error
     hosts = [part.ranks_per_node for part in parts for _ in range(part.nodes)]
     topology_of(config, [host for host, ranks in enumerate(hosts) for _ in range(ranks)])
     if config.checkpoint.resume != "auto":

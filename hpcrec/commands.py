@@ -30,6 +30,7 @@ from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError
 from hpcrec.train import attempts, report, telemetry
 from hpcrec.train.checkpoint_files import checkpoints_in
+from hpcrec.train.claim import claimed
 from hpcrec.train.compression import compression, vectors
 from hpcrec.train.loop import Loop, Outcome
 from hpcrec.train.loop_options import LoopOptions
@@ -57,7 +58,7 @@ def train(config: Config, *, job: str | None = None, copies: Sequence[tuple[str,
     """
     config = with_absolute_paths(config)
     run, began = Path(config.run.folder), attempts.now()
-    with open_session(with_copied_data(config, copies)) as session:
+    with open_session(with_copied_data(config, copies)) as session, claimed(run, job, session.parts.world.main):
         root = session.topology.rank == 0
         on_root(session.parts.world.main, lambda: _prepare_folder(run, config))
         software = {**telemetry.versions(), **mpi_versions()}
@@ -143,7 +144,6 @@ def _prepare_folder(run: Path, config: Config) -> None:
 
 
 def _clean_folder(run: Path, config: Config) -> None:
-    run.mkdir(parents=True, exist_ok=True)
     if config.checkpoint.resume == "never":
         for replaced in (checkpoints_in(run), run / "tensorboard"):  # of the run that this one replaces
             shutil.rmtree(replaced, ignore_errors=True)

@@ -39,7 +39,8 @@ class Part:
     cpus_per_rank : int or None
         None: as the script has it.
     options : tuple of str
-        Further options of sbatch, ``--gres=gpu:4``; they come last, and so win.
+        Further options of sbatch, ``--gres=gpu:4``; they come last, and so win. One with nothing behind ``=`` takes the
+        script's out.
     """
 
     nodes: int
@@ -159,7 +160,10 @@ def _options(job: Job, part: Part, before: Sequence[str], *, first: bool) -> lis
     own = [f"{key}={value}" for key, value in wanted.items() if value is not None]
     for option in (*before, *own, *part.options):
         key, equals, value = option.partition("=")
-        merged[key] = value if equals else None
+        if equals and not value:
+            merged.pop(key, None)
+        else:
+            merged[key] = value if equals else None
     return [key if value is None else f"{key}={value}" for key, value in merged.items()]
 
 

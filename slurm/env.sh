@@ -19,8 +19,9 @@ if [ -z "${HPCREC_LAUNCHER:-}" ]; then
   HPCREC_LAUNCHER=mpirun
   case $(srun --mpi=list 2>&1 || true) in *pmix*) HPCREC_LAUNCHER=srun ;; esac
 fi
-# Its further options, separated by spaces. Binding is chosen by hpcrec run: each rank on the cores of its task.
-HPCREC_LAUNCHER_OPTIONS=${HPCREC_LAUNCHER_OPTIONS:-}
+# Further options of each, separated by spaces. Binding is chosen by hpcrec run: each rank on the cores of its task.
+HPCREC_SRUN_OPTIONS=${HPCREC_SRUN_OPTIONS:-}
+HPCREC_MPIRUN_OPTIONS=${HPCREC_MPIRUN_OPTIONS:-}
 # Restarts from the last checkpoint inside a job, after a rank was killed or a node's process died.
 HPCREC_RESTARTS=${HPCREC_RESTARTS:-0}
 # Times that a job may requeue itself at its time limit.

@@ -71,6 +71,13 @@ def test_what_is_asked_for_takes_the_place_of_the_script_s_options(tmp_path):
     assert '/slurm/env.sh}"\nHPCREC_LAUNCHER=srun\n' in text, "after the site's settings"
 
 
+def test_an_option_without_a_value_takes_the_script_s_out(tmp_path):
+    owners = Part(nodes=2, ranks_per_node=1, options=("--constraint=",))
+    text = render(job(tmp_path, owners, Part(nodes=2, ranks_per_node=4, options=("--gres=",))), text_of("split-het"))
+    assert "--constraint=memory" in text_of("split-het") and "--gres=gpu:4" in text_of("split-het")
+    assert not [option for option in header(text) if option.startswith(("--constraint", "--gres"))]
+
+
 def test_a_longer_warning_is_the_run_s(tmp_path):
     part = Part(nodes=1, ranks_per_node=1, options=("--signal=B:USR1@600",))
     assert '/slurm/env.sh}"\nHPCREC_STOP_S=570\n' in render(job(tmp_path, part), text_of("fused"))
@@ -170,7 +177,7 @@ def test_owners_nodes_are_a_part_of_their_own(at):
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in first
     assert "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=4\n" in second and "#SBATCH --gres=gpu:4\n" in second
     code, said = at(*options, mode="fused")
-    assert code == 2 and "topology" in said
+    assert code == 2 and "--owner-nodes sets topology.owners" in said
     assert "leaves none to dense ranks" in at("--nodes", "2", "--owner-nodes", "2")[1]
     assert "take --owner-nodes" in at("--nodes", "2", "--owner-option=--mem=0")[1]
 

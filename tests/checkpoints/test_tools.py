@@ -16,6 +16,7 @@ from hpcrec.checkpoints import by_id
 from hpcrec.checkpoints.by_id import ranges_of
 from hpcrec.checkpoints.tables import table_facts
 from hpcrec.cli_checkpoint import checkpoint
+from hpcrec.errors import ConfigError
 from hpcrec.train.checkpoint import Checkpoint
 from hpcrec.train.checkpoint_files import fingerprint, manifest_digest
 from tests.checkpoints.made import DYNAMIC_IDS, ROWS, WIDTH, change, renew, values_of, write
@@ -64,6 +65,7 @@ def test_inspect(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     for command in (["inspect", tmp_path], ["diff", tmp_path, tmp_path]):
         assert "has neither a manifest.json" in str(run(*command).exception)
+    assert isinstance(run("diff", tmp_path, tmp_path).exception, ConfigError)  # status 2, not that of a difference
     verified = run("verify", tmp_path, write(tmp_path / "a"))  # the others are looked at all the same
     assert verified.return_value == 1
     assert "has neither a manifest.json" in verified.output and "step-" in verified.output.split(": ok")[0]

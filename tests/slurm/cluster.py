@@ -15,7 +15,8 @@ ENV_SH = """
 . {root}/slurm/env.sh
 HPCREC_LAUNCHER={launcher}
 # Nodes claim cores that this machine may not have, and all have the same ones.
-HPCREC_LAUNCHER_OPTIONS={binding}
+HPCREC_SRUN_OPTIONS=--cpu-bind=none
+HPCREC_MPIRUN_OPTIONS='--bind-to none'
 HPCREC_STOP_S=25
 export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1
 {more}
@@ -84,10 +85,9 @@ class BatchJob:
 
 def site(folder: Path, launcher: str, **variables: str) -> Path:
     """A site's env.sh for these nodes, with further variables of env.sh."""
-    binding = "--cpu-bind=none" if launcher == "srun" else "'--bind-to none'"
     more = "\n".join(f"{name}={value}" for name, value in variables.items())
     path = folder / f"env-{'-'.join([launcher, *variables])}.sh"
-    path.write_text(ENV_SH.format(root=ROOT, launcher=launcher, binding=binding, more=more))
+    path.write_text(ENV_SH.format(root=ROOT, launcher=launcher, more=more))
     return path
 
 

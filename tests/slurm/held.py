@@ -1,4 +1,4 @@
-"""A user's model whose training steps take long for as long as a file is there: runs that tests can interrupt."""
+"""A user's model whose training steps, or whose start, take long for as long as a file is there, for interruptions."""
 
 import time
 from pathlib import Path
@@ -12,7 +12,10 @@ HELD_S = 2.0  # a step of each dense rank
 
 
 class Held(nn.Module):
-    """A linear layer with dropout, whose random state a resumed run has to get right. ``hold`` is the file."""
+    """A linear layer with dropout, whose random state a resumed run has to get right.
+
+    ``hold`` is the file: while it is there, steps take long; while it says ``start``, none comes.
+    """
 
     def __init__(self, features, n_dense, *, width, n_labels=1, pooling=None, hold=""):
         super().__init__()
@@ -21,6 +24,8 @@ class Held(nn.Module):
         self.dropout = nn.Dropout(0.2)
         self.out = nn.Linear(8, 1)
         self.hold = Path(hold)
+        while self.hold.exists() and self.hold.read_text() == "start":
+            time.sleep(0.1)
 
     def forward(self, inputs, dense):
         if self.training and self.hold.exists():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import ROOT, BatchJob, site, slurm, submit, until
-from tests.slurm.runs import STEPS, Run, under_way
+from tests.slurm.cluster import ROOT, SCRATCH, BatchJob, site, slurm, submit, until
+from tests.slurm.runs import STEPS, TWO_KINDS, Run, under_way
 
 pytestmark = pytest.mark.slurm
 
@@ -96,3 +96,25 @@ def joining() -> list[str]:
     text = (ROOT / "slurm/prepare-array.sbatch").read_text()
     inside = text.split("python -c '")[1].split("' OUT")[0]
     return [line.lstrip("# ") for line in inside.splitlines()]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_doctor_says_whether_nodes_of_two_kinds_are_ready_for_a_run(shared: Path, ready: bool) -> None:
+    run = Run(shared, f"examined-{ready}", held=False)
+    kinds = [option if option != "--mem=100" or not ready else "--mem=1000" for option in TWO_KINDS]
+    kinds += ["--mem=1000"] if ready else ["--mem=100"]
+    env_sh = site(shared, "srun", **({} if ready else {"HPCREC_SCRATCH": str(SCRATCH)}))  # of 8 MB
+    log = shared / f"doctor-{ready}.log"
+    batch = submit([*kinds, "slurm/doctor.sbatch", "--config", str(run.config)], env_sh, log)
+    try:
+        until("end", batch.ended)
+    finally:
+        batch.cancel()
+    said = batch.said()
+    assert said.splitlines()[-1].startswith("ready" if ready else "not ready"), said
+    assert batch.field("ExitCode") == ("0:0" if ready else "1:0")
+    assert f"job {batch.number}, partition batch, 4 nodes" in said and "warned by --signal" in said
+    assert "6 pairs of 4 hosts" in said and "topology        4 ranks: 2 owners, 2 dense" in said
+    for node in batch.hosts():
+        assert (f"FAIL  memory of a run 1 ranks on {node}" in said) != ready, said
+    assert (f"FAIL  local scratch   {SCRATCH}: every rank cannot write to it" in said) != ready

@@ -96,3 +96,18 @@ def test_warned_job_that_hangs_is_killed_requeued_and_goes_on(shared: Path, refe
     run.check_equals(reference)
     ends = [event["status"] for event in attempts.read(run.folder) if event["event"] == "end"]
     assert ends == ["killed", "finished"]
+
+
+def test_job_whose_allocations_bring_no_checkpoint_is_not_requeued_for_ever(shared: Path) -> None:
+    run = Run(shared, "fruitless", held=True)
+    run.hold.write_text("start")
+    with job(shared, run, "split", *ONE_KIND, launcher="srun", HPCREC_STOP_S="1") as batch:
+        for allocation in range(2):
+            until("start", lambda: bool(run.boards()) or batch.ended())
+            slurm("scancel", "--batch", "--signal=USR1", batch.number)
+            if allocation == 0:
+                batch.wait_requeued()
+        until("end", batch.ended)
+        assert (batch.state, batch.requeues) == ("FAILED", 1)
+        assert f"job {batch.number}: not requeued, for its last two allocations brought no checkpoint" in batch.said()
+        assert "Give it a longer --time" in batch.said()
