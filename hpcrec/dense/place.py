@@ -52,6 +52,16 @@ class Place:
         """What the model and the loss run in."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext()
 
+    def seed(self, seed: int) -> None:
+        """Begins torch's random numbers anew, there and in the host's memory.
+
+        What ``torch.manual_seed`` draws, without the stack that it formats for every kind of device that was never
+        used: a tenth of a short step.
+        """
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
     def move(self, module: nn.Module) -> None:
         """Takes parameters and buffers there; they stay the same objects to whoever has them."""
         if self.is_host:

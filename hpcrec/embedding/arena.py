@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from hpcrec import kernels
 from hpcrec.embedding.cache import RowCache
-from hpcrec.embedding.frozen import FrozenRows
+from hpcrec.embedding.frozen import FrozenRows, row_bytes
 from hpcrec.embedding.shards import Family
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 
-BLOCK_ROWS = 1 << 13  # rows made or exported at once: bounds the memory beside the rows, and stays in a cache
+BLOCK_ROWS = 1 << 13  # rows made at once: bounds the memory beside the rows, and stays in a cache
+EXPORT_BYTES = 16 << 20  # of ids, rows and states exported at once: whoever reads them asks seldom for Python's lock
 Mask = npt.NDArray[np.bool_]
 Picked = kernels.IdState | Mask | None  # ids of a dynamic table with their rows; which rows of another's part; all
 
@@ -121,8 +122,9 @@ class Arena:
         if self.cache is not None and self.frozen is None:
             self.cache.flush()
         n_rows = len(picked.ids) if isinstance(picked, kernels.IdState) else part.rows
-        for start in range(0, n_rows, BLOCK_ROWS):
-            here = slice(start, min(start + BLOCK_ROWS, n_rows))
+        block_rows = max(1, EXPORT_BYTES // row_bytes({"": self.rows, **self.states}))
+        for start in range(0, n_rows, block_rows):
+            here = slice(start, min(start + block_rows, n_rows))
             if isinstance(picked, kernels.IdState):
                 yield picked.ids[here], *self.read(part.base + picked.rows[here])
             elif picked is None:

@@ -92,8 +92,7 @@ class FrozenRows:
         self._arrays = dict(arrays)
         self._wanted = wanted  # and neither taken nor copied
         self._file, self._budget_bytes = _File(spill), budget_bytes
-        row_bytes = 8 + sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in self._arrays.values())
-        self._most_rows = max(1, budget_bytes // 4 // row_bytes)  # copied at once
+        self._most_rows = max(1, budget_bytes // 4 // row_bytes(arrays))  # copied at once
         self._fresh: list[_Run] = []  # in the order in which they came
         self._fresh_bytes = 0
         self._runs: list[_Run | _Written] = []
@@ -171,6 +170,11 @@ class FrozenRows:
             while len(in_memory) > 1 and len(in_memory[-1].rows) > len(in_memory[-2].rows) // 2:
                 in_memory[-2:] = [_joined(in_memory[-2:])]
             self._runs = [*written, *in_memory]
+
+
+def row_bytes(arrays: Mapping[str, Any]) -> int:
+    """Of one row in all of these arrays, and its id."""
+    return 8 + sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays.values())
 
 
 def _picked(array: Any, rows: slice | Ints) -> Floats:

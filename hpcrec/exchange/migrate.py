@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from hpcrec.comm.world import World
-from hpcrec.embedding.arena import BLOCK_ROWS
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
 from hpcrec.types import TableSpec
@@ -42,8 +41,8 @@ def migrate(
                     continue
                 mine = world.topology.rank == holder
                 assert source is not None or not mine
-                blocks = source.export(table) if mine and source is not None else None
-                for _ in range(0, before.part_rows(part), BLOCK_ROWS):
-                    ids, rows, states = world.main.bcast(None if blocks is None else next(blocks), root=holder)
+                blocks = source.export(table) if mine and source is not None else iter(())
+                while (block := world.main.bcast(next(blocks, None), root=holder)) is not None:
                     if target is not None and target.find(table) is not None:
+                        ids, rows, states = block
                         target.load(table, ids, rows, states, columns)

@@ -186,8 +186,20 @@ def _share(a: Any, b: Any) -> bool:
     """Whether contiguous arrays share memory; an array of a device and one of the host never do."""
     if isinstance(a, DeviceArray) and isinstance(b, DeviceArray):
         return a.bounds[0] < b.bounds[1] and b.bounds[0] < a.bounds[1]
-    # exact for contiguous arrays: it compares their bounds
-    return not isinstance(a, DeviceArray) and not isinstance(b, DeviceArray) and np.may_share_memory(a, b)
+    if isinstance(a, DeviceArray) or isinstance(b, DeviceArray):
+        return False
+    own, other = _owner(a), _owner(b)
+    if own is not None and other is not None and own is not other:
+        return False
+    # exact for contiguous arrays: it compares their bounds; it lets go of Python's lock, which another thread may take
+    return np.may_share_memory(a, b)
+
+
+def _owner(array: Any) -> Any:
+    """The array that allocated the memory; None where it was none."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array if array.base is None and array.flags.owndata else None
 
 
 def require_below(name: str, values: Ints, limit: int) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -129,7 +128,7 @@ class Session:
         if inputs is not None:
             assert parts.dense is not None and ticket.batch is not None
             # the seed depends on the step alone, so dropout in a resumed run goes on as it would have
-            torch.manual_seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
+            parts.dense.place.seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
             parts.dense.model.train()
             parts.dense.reducer.zero_grad()
             samples = Samples.of(ticket.batch, parts.dtype, parts.dense.place)

@@ -1,14 +1,18 @@
 """Files that are declared and then filled: they are what HDF5 reads, and the checksum is of all of their bytes."""
 
+import errno
+import fcntl
+import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from hpcrec.data import checksum
-from hpcrec.data.hdf5_filled import Filled
+from hpcrec.data import checksum, hdf5_filled
+from hpcrec.data.hdf5_filled import PAGE_BYTES, Filled
 
 
 def fill(path: Path, arrays: dict[str, np.ndarray], piece: int) -> int:
@@ -37,6 +41,78 @@ def test_what_is_read_and_its_checksum(tmp_path: Path, rows: int, piece: int) ->
         assert file.attrs["said"] == "before"
         for name, array in arrays.items():
             np.testing.assert_array_equal(file[name][:], array)
+
+
+Pwrite = Callable[[int, memoryview, int], int]
+
+
+def write_many_pages(path: Path) -> None:
+    """More than is gathered at once, of data sets that begin and end anywhere; and reads it back."""
+    rng = np.random.default_rng(1)
+    arrays = {"ids": rng.integers(0, 99, 9001), "rows": rng.random((9001, 13), np.float32), "a": rng.random(9001)}
+    found = fill(path, arrays, 700)
+    assert found == zlib.crc32(path.read_bytes())
+    with h5py.File(path) as file:
+        assert any(file[name].id.get_offset() % PAGE_BYTES for name in arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(file[name][:], array)
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pages are gathered at once: pieces of 2, 8 and 1 of them."""
+    monkeypatch.setattr(hdf5_filled, "GATHERED_BYTES", 12 * PAGE_BYTES)
+
+
+@pytest.mark.parametrize("most", [1 << 30, 3 * PAGE_BYTES, 5000])
+def test_whole_pages_pass_by_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little: None, most: int
+) -> None:
+    # Also where the system says that it took less than it was given, be it within a page.
+    pwrite: Pwrite = os.pwrite
+    taken = {True: 0, False: 0}
+
+    def watched(file: int, data: memoryview, at: int) -> int:
+        if past_the_cache(file):
+            assert at % PAGE_BYTES == len(data) % PAGE_BYTES == 0
+        n_bytes = min(pwrite(file, data, at), most)
+        taken[past_the_cache(file)] += n_bytes
+        return n_bytes
+
+    monkeypatch.setattr(os, "pwrite", watched)
+    write_many_pages(tmp_path / "a.h5")
+    if hdf5_filled._past_the_cache(tmp_path / "a.h5") is None:
+        pytest.skip("this file system has no O_DIRECT")
+    assert taken[True] > (0.9 if most % PAGE_BYTES == 0 else 0.2) * sum(taken.values())
+
+
+def past_the_cache(file: int) -> bool:
+    """Whether this is a descriptor for direct writes."""
+    return bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def test_a_file_system_without_direct_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little: None) -> None:
+    monkeypatch.setattr(hdf5_filled, "_past_the_cache", lambda path: None)
+    write_many_pages(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_direct_writes_that_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little: None, after: int
+) -> None:
+    # As where pages are larger than was thought.
+    pwrite: Pwrite = os.pwrite
+    refused = []
+
+    def refusing(file: int, data: memoryview, at: int) -> int:
+        if past_the_cache(file) and (refused or at > after * PAGE_BYTES):
+            refused.append(at)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return pwrite(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", refusing)
+    write_many_pages(tmp_path / "a.h5")
+    assert refused
 
 
 def test_what_is_not_full_is_refused(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hostile_calls import CALLS, Call, misaligned, spoilt
 
 from hpcrec import kernels
+from hpcrec.kernels import checks
 from hpcrec.types import OptimizerSpec
 
 REFUSALS = (ValueError, TypeError, MemoryError)
@@ -160,6 +162,17 @@ def test_outputs_over_inputs_are_refused():
     with pytest.raises(ValueError, match="rows shares memory with unique"):
         rows = memory.reshape(8, 2)
         kernels.update(OptimizerSpec(name="sgd"), rows, {}, memory.view(np.int64)[:1], np.ones((1, 2)), lr=1.0, step=1)
+
+
+def test_memory_is_shared_whoever_allocated_it():
+    own, foreign, tensor = np.zeros(16), np.frombuffer(bytearray(128)), torch.zeros(16, dtype=torch.float64)
+    for memory in (own, own.view(np.int64), own.reshape(4, 4).reshape(-1), foreign, tensor.numpy()):
+        checks.apart("out", memory[:8], others=memory[8:], none=None, another=np.zeros(16))
+        for inside in (memory, memory[7:9], memory.view(np.int32)[:1]):
+            with pytest.raises(ValueError, match="out shares memory with given"):
+                checks.apart("out", memory[:8], given=inside)
+    with pytest.raises(ValueError, match="out shares memory with given"):
+        checks.apart("out", tensor.numpy(), given=tensor[3:].numpy())
 
 
 @pytest.mark.parametrize("bad", [2.5, "3", None])

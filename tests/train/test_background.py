@@ -17,7 +17,6 @@ from hpcrec.config import Config
 from hpcrec.data import hdf5_filled
 from hpcrec.embedding import arena, frozen, store
 from hpcrec.embedding.frozen import FrozenRows
-from hpcrec.exchange import migrate
 from hpcrec.models.deepfm import DeepFM, DeepFMOptions
 from hpcrec.train import saver
 from hpcrec.train.checkpoint_find import find_checkpoint
@@ -123,8 +122,7 @@ def slow_down(patched: pytest.MonkeyPatch, kept: list[int], behind: list[int]) -
         behind[0] += self._session.step >= given[0].step + 2
         write(self, *given)
 
-    for module in (arena, migrate):
-        patched.setattr(module, "BLOCK_ROWS", 4)
+    patched.setattr(arena, "EXPORT_BYTES", 200)
     patched.setattr(store, "KEPT_BYTES", 600)
     patched.setattr(FrozenRows, "take", slowly)
     patched.setattr(FrozenRows, "keep", counted)
