@@ -1,6 +1,7 @@
 """Check of the folder that runs are written to: every rank writes there, and every rank sees what the others wrote."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcrec.comm.probe import random_bytes
+from hpcrec.comm.probe import Probe, random_bytes
 from hpcrec.doctor.base import Finding, Site, fail, ok, warn
 from hpcrec.units import GB, KiB, MiB, format_bytes
 
@@ -19,10 +20,11 @@ _LEAST_BYTES, _MOST_BYTES = 256 * KiB, 8 * MiB  # by each
 _VISIBLE_S = 3.0  # a network file system may show a new file a little later
 _FREE_BYTES = GB
 _READ_OTHERS = 16
+_TAKEN = (errno.EACCES, errno.EAGAIN)
 
 
 def measure_folder(site: Site) -> dict[str, Any]:
-    """Writes a file, reads other ranks', tries a lock; says what went wrong instead of raising, as others wait."""
+    """Writes a file, reads other ranks', tries locks; says what went wrong instead of raising, as others wait."""
     probe = site.probe
     mark = probe.share(uuid.uuid4().hex[:12])[0]
     place = site.folder / f".hpcrec-doctor-{mark}"
@@ -31,7 +33,8 @@ def measure_folder(site: Site) -> dict[str, Any]:
         "error": None,
         "unseen": [],
         "bytes": n_bytes,
-        "locks": None,
+        "unlocked": "",
+        "lock_unseen": False,
         "free": None,
         "write_s": 0.0,
         "renamed": True,
@@ -60,8 +63,8 @@ def measure_folder(site: Site) -> dict[str, Any]:
         attempt(lambda: _rename(place))
     probe.barrier()
     answer["renamed"] = _within(lambda: _new_name_holds(place)) if all(wrote) else None
-    attempt(lambda: answer.update(locks=_locks(place / str(probe.rank)), free=_free_bytes(place)))
-    probe.barrier()
+    answer["unlocked"], answer["lock_unseen"] = _try_locks(probe, place / "lock")
+    attempt(lambda: answer.update(free=_free_bytes(place)))
     with contextlib.suppress(OSError):  # what is left is named in the finding, if it cannot be written either
         (place / str(probe.rank)).unlink(missing_ok=True)
     probe.barrier()
@@ -125,13 +128,31 @@ def _new_name_holds(place: Path) -> bool:
     return ".hidden" not in names and (place / "named" / "file").read_text() == "new"
 
 
-def _locks(path: Path) -> bool:
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-    return True
+def _try_locks(probe: Probe, path: Path) -> tuple[str, bool]:
+    """Why this rank cannot lock a file as a run's claim does, and whether it can while rank 0 does; collective."""
+    lock, error = _lock(path) if probe.rank == 0 else (None, None)
+    held = probe.share(lock is not None)[0]
+    if probe.rank != 0:
+        lock, error = _lock(path)
+    probe.barrier()
+    if lock is not None:
+        os.close(lock)
+    if error is None:
+        return "", held and probe.rank != 0
+    return "" if error.errno in _TAKEN and probe.rank != 0 else error.strerror or str(error), False
+
+
+def _lock(path: Path) -> tuple[int | None, OSError | None]:
+    """The descriptor of the file, locked; or why it cannot be."""
+    lock = None
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if lock is not None:
+            os.close(lock)
+        return None, error
+    return lock, None
 
 
 def _free_bytes(place: Path) -> int:
@@ -170,13 +191,34 @@ def judge_folder(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Find
     if free < _FREE_BYTES:
         do = "make room, or give another folder (--folder DIR); a checkpoint takes rows and optimizer state once"
         yield warn("folder", f"{site.folder}: {format_bytes(free)} free", do)
+    locks = list(_judge_locks(answers, site))
+    yield from locks
     rate = sum(a["bytes"] for a in answers) / max(a["write_s"] for a in answers)
-    locks = "works" if all(a["locks"] for a in answers) else "is not supported (not needed: files are read without)"
     seen = "written and seen by every rank" if len(answers) > 1 else "written"
     if free >= _FREE_BYTES:
         room = format_bytes(free)
+        works = "" if locks else f", locking {'works' if len(site.by_host()) > 1 else 'works on this host'}"
         yield ok(
             "folder",
             f"{site.folder}: {seen}, {format_bytes(rate)}/s to disk, {room} free; renaming and "
-            f"fsync of folders work, locking {locks}",
+            f"fsync of folders work{works}",
+        )
+
+
+def _judge_locks(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Finding]:
+    """A run's claim of its folder holds for every host."""
+    without = [rank for rank, a in enumerate(answers) if a["unlocked"]]
+    if without:
+        yield warn(
+            "locks",
+            f"{site.folder}: {site.who(without)} cannot lock a file there: {answers[without[0]]['unlocked']}",
+            "see yourself that one job at a time writes a run folder there, or give a folder with locks (--folder DIR)",
+        )
+    blind = [rank for rank, a in enumerate(answers) if a["lock_unseen"]]
+    if blind:
+        yield warn(
+            "locks",
+            f"{site.folder}: {site.who(blind)} could lock a file that rank 0 on {site.hosts[0]} had locked",
+            "see yourself that one job at a time writes a run folder there: locks hold on one host only, as on NFS "
+            "mounted with local_lock or nolock and Lustre with localflock",
         )

@@ -1,7 +1,8 @@
 """One job at a time writes a run's folder: rank 0 holds a lock on ``claim.json`` in it, which says whose it is.
 
-The system lets go of the lock when its process ends, however it ends; a file server does so for a lost host after a
-while. Knows files of a run's folder, neither sessions nor what they write.
+The system lets go of the lock when its process ends, however it ends. For a host that is lost a file server does so
+after a while, some never: a user then removes the file. Knows files of a run's folder, neither sessions nor what they
+write.
 """
 
 import contextlib
@@ -15,97 +16,138 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcrec.comm.failure import say
 from hpcrec.comm.ranks import Ranks
 from hpcrec.data.files import writing
-from hpcrec.errors import OutputError
+from hpcrec.errors import ConfigError
 from hpcrec.train.attempts import now
 from hpcrec.train.ranks import on_root
 
 FILE = "claim.json"
 WAIT_S = 30.0  # for the ranks of an attempt that was killed to be gone
+WAIT_FOR_HOST_S = 180.0  # for a host that may be lost: NFSv4 keeps its locks for 90 s
 _POLL_S = 0.25
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as Lustre mounted without them
 
 
 @contextlib.contextmanager
-def claimed(run: Path, job: str | None, ranks: Ranks, *, wait_s: float = WAIT_S) -> Iterator[None]:
+def claimed(run: Path, job: str | None, ranks: Ranks) -> Iterator[None]:
     """Within it no other job can claim ``run``, which it makes; collective.
+
+    An error inside keeps the claim until the process ends: threads that write in the background may still do so.
 
     Parameters
     ----------
     job : str or None
         Slurm's number of the job, to be told to one that comes second.
-    wait_s : float
-        How long to wait for one that claimed it before.
 
     Raises
     ------
+    ConfigError
+        Another job has claimed it, and keeps it; on all ranks.
     CheckpointError
-        Another job has claimed it, and keeps it; or the folder cannot be written to.
+        The folder, or the file in it, cannot be written to or locked.
     """
-    held: list[int] = []
-    on_root(ranks, lambda: held.extend(_hold(run, job, wait_s)))
-    try:
-        yield
-    finally:
-        for lock in held:
-            with contextlib.suppress(OSError):
-                (run / FILE).unlink()
-            os.close(lock)
+    claim = _Claim(run, job)
+    ended, refusal = False, ""
+    while not ended:  # each try is told to all ranks: one long wait for rank 0 would be reported as a stall
+        ended, refusal = on_root(ranks, claim.attempt)
+    if refusal:
+        raise ConfigError(refusal)
+    yield
+    claim.release()
 
 
-def _hold(run: Path, job: str | None, wait_s: float) -> list[int]:
-    """The descriptor of the locked file; none where there are no locks."""
-    path, end_s = run / FILE, time.monotonic() + wait_s
-    with writing(run):
-        run.mkdir(parents=True, exist_ok=True)
-    while True:
-        with writing(path):
-            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+class _Claim:
+    """What rank 0 does for a claim; other ranks' holds nothing."""
+
+    def __init__(self, run: Path, job: str | None) -> None:
+        self._run, self._path, self._job = run, run / FILE, job
+        self._began_s = time.monotonic()
+        self._lock: int | None = None
+        self._told = ""
+
+    def attempt(self) -> tuple[bool, str]:
+        """Tries once, and rests where it has to be tried again; whether that was the last, and why it is refused."""
+        with writing(self._run):
+            self._run.mkdir(parents=True, exist_ok=True)
+        waited_s = time.monotonic() - self._began_s
+        with writing(self._path):
+            try:
+                if self._take():
+                    return True, ""
+            except OSError as error:
+                if error.errno != errno.ESTALE or waited_s >= WAIT_S:
+                    raise
+            else:
+                if refusal := self._refusal(waited_s):
+                    return True, refusal
+        time.sleep(_POLL_S)  # after ESTALE too: another host has removed the file, and the next try makes a new one
+        return False, ""
+
+    def release(self) -> None:
+        """Lets another one claim it. The file stays: who has just opened it would lock a removed one."""
+        if self._lock is None:
+            return
+        with contextlib.suppress(OSError):  # the run is whole by now
+            try:
+                os.ftruncate(self._lock, 0)
+            finally:
+                os.close(self._lock)
+
+    def _take(self) -> bool:
+        lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if self._locked(lock):
+                _say_whose(lock, self._job)
+                self._lock = lock
+        finally:
+            if self._lock is None:
+                os.close(lock)
+        return self._lock is not None
+
+    def _locked(self, lock: int) -> bool:
+        """Whether nobody else holds it."""
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is(lock, path):
-                with writing(path):
-                    _say_whose(lock, job)
-                return [lock]
-            os.close(lock)  # of a file that its holder has removed meanwhile
         except OSError as error:
-            whose = _whose(path)
-            os.close(lock)
-            if error.errno in _NO_LOCKS:
-                warnings.warn(f"{path}: its file system has no locks; see that one job runs it at a time", stacklevel=2)
-                return []
-            if error.errno not in _TAKEN:
+            if error.errno in _TAKEN:
+                return False
+            if error.errno not in _NO_LOCKS:
                 raise
-            if time.monotonic() >= end_s:
-                raise OutputError(
-                    f"{run}: {whose} is writing this run, and two would spoil it. Wait for it or end it, or give "
-                    "this one a run.folder of its own."
-                ) from None
-            time.sleep(_POLL_S)
+            said = f"{self._path}: its file system has no locks; see that one job runs it at a time"
+            warnings.warn(said, stacklevel=2)
+        return True
 
-
-def _is(lock: int, path: Path) -> bool:
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(lock)
-    return (mine.st_ino, mine.st_dev) == (there.st_ino, there.st_dev)
+    def _refusal(self, waited_s: float) -> str:
+        """Why the other one is not waited for any longer; empty where it is, which is said once."""
+        host, whose = _holder(self._path)
+        limit_s = WAIT_S if host in (None, socket.gethostname()) else WAIT_FOR_HOST_S
+        if waited_s >= limit_s:
+            return (
+                f"{self._run}: {whose} is writing this run, and two would spoil it. Wait for it or end it, or give "
+                f"this one a run.folder of its own; if that host is gone, remove {self._path}."
+            )
+        if whose != self._told:
+            self._told = whose
+            say(f"hpcrec: {self._run}: {whose} is writing this run; waiting up to {limit_s:g} s for its end\n")
+        return ""
 
 
 def _say_whose(lock: int, job: str | None) -> None:
     mine = {"job": job, "host": socket.gethostname(), "process": os.getpid(), "since": now()}
     os.ftruncate(lock, 0)
     os.pwrite(lock, (json.dumps(mine) + "\n").encode(), 0)
+    os.fsync(lock)  # NFS would keep it on this host while the file is open
 
 
-def _whose(path: Path) -> str:
-    """Who holds the claim, as the file says; closed here, it takes no lock of another process with it."""
+def _holder(path: Path) -> tuple[str | None, str]:
+    """The host of who holds the claim, and who it is in words, as the file says; None where it does not say."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         job = "" if found["job"] is None else f"job {found['job']}, "
-        return f"another one ({job}process {found['process']} on {found['host']}, since {found['since']})"
+        whose = f"another one ({job}process {found['process']} on {found['host']}, since {found['since']})"
+        return str(found["host"]), whose
     except (OSError, ValueError, KeyError, TypeError):
-        return "another one"
+        return None, "another one"

@@ -1,6 +1,7 @@
 """The checks on ranks, with a fault on one of them: injected where a check meets the machine, found and named by it."""
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -210,6 +211,42 @@ def test_a_new_name_that_a_host_does_not_see(tmp_path, monkeypatch) -> None:
     code, said = examined(["folder"], folder=shared(tmp_path))
     words = f"rank {last} on node{last} does not see a folder under the new name"
     parallel_assert(code == 1 and words in said, msg=said)
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_locks(tmp_path) -> None:
+    folder, last = shared(tmp_path), WORLD.size - 1
+    code, said = examined(["folder"], folder=folder)
+    parallel_assert(code == 0 and said.endswith("locking works on this host\nready"), msg=said)
+    code, said = examined(["folder"], folder=folder, host_of=tuple(range(WORLD.size)))
+    parallel_assert(("locking works\n" in said) == (WORLD.size > 1), msg=said)
+
+    def fault(rank, lockf) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            if WORLD.rank == rank:
+                patch.setattr(folders.fcntl, "lockf", lockf)
+            code, said = examined(["folder"], folder=folder)
+        parallel_assert(code == 0 and (rank == 0 or said.endswith("ready, 1 warning")), msg=said)
+        parallel_assert(list(folder.iterdir()) == [], msg="something was left behind")
+        return said
+
+    said = fault(last, refusing(errno.ENOLCK))
+    words = f"warn  locks           {folder}: rank {last} on node{last} cannot lock a file there: No locks available"
+    parallel_assert(words in said and "locking" not in said, msg=said)
+    said = fault(last, lambda lock, how: None)  # as where locks hold on one host only
+    words = f"rank {last} on node{last} could lock a file that rank 0 on node0 had locked"
+    parallel_assert((words in said) == (WORLD.size > 1), msg=said)
+    said = fault(0, refusing(errno.EACCES))  # nobody else can have locked it
+    parallel_assert("rank 0 on node0 cannot lock a file there: Permission denied" in said, msg=said)
+
+
+def refusing(number: int):
+    """A ``lockf`` of a file server that allows no locks."""
+
+    def lockf(lock, how):
+        raise OSError(number, os.strerror(number))
+
+    return lockf
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
