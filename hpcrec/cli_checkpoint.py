@@ -114,7 +114,7 @@ def diff(a: Path, b: Path, tolerance: float, as_json: bool, scratch: Path | None
 
     try:
         found = compare(a, b, tolerance=tolerance, scratch=scratch)
-    except HpcrecError as error:
+    except (HpcrecError, OSError) as error:
         raise ConfigError(str(error)) from error
     click.echo(json.dumps(_as_json(found), indent=2) if as_json else "\n".join(_differences(found)))
     return 0 if found["equal"] else 1

@@ -39,7 +39,7 @@ def _repeatable(name: str, target: str, text: str):  # type: ignore[no-untyped-d
     "--owner-nodes",
     type=click.IntRange(min=1),
     help="How many of the nodes are of another kind, for owners alone: a heterogeneous job. Only with split; "
-    "roles are by node then, whatever [topology] counts.",
+    "roles are by node then, instead of what [topology] counts.",
 )
 @click.option("--owner-ranks-per-node", type=click.IntRange(min=1), help="Ranks on each of those; 1 by default.")
 @click.option(
@@ -129,7 +129,7 @@ def _checked(path: Path, overrides: Sequence[str], parts: Sequence["Part"]) -> "
     try:
         config = load_config(path, told)
     except ConfigError as error:
-        if len(parts) == 1:
+        if len(parts) == 1 or "topology." not in str(error):
             raise
         sets = "--owner-nodes sets topology.owners and topology.dense, and takes topology.mode = 'split'"
         raise ConfigError(f"hpcrec submit: {sets}: {error}") from error

@@ -178,6 +178,8 @@ def test_owners_nodes_are_a_part_of_their_own(at):
     assert "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=4\n" in second and "#SBATCH --gres=gpu:4\n" in second
     code, said = at(*options, mode="fused")
     assert code == 2 and "--owner-nodes sets topology.owners" in said
+    code, said = at(*options, "--set", "train.steps=0")
+    assert code == 2 and "train.steps" in said and "--owner-nodes sets" not in said
     assert "leaves none to dense ranks" in at("--nodes", "2", "--owner-nodes", "2")[1]
     assert "take --owner-nodes" in at("--nodes", "2", "--owner-option=--mem=0")[1]
 

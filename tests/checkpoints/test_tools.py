@@ -66,6 +66,11 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     for command in (["inspect", tmp_path], ["diff", tmp_path, tmp_path]):
         assert "has neither a manifest.json" in str(run(*command).exception)
     assert isinstance(run("diff", tmp_path, tmp_path).exception, ConfigError)  # status 2, not that of a difference
+    a, b = write(tmp_path / "one"), write(tmp_path / "other")
+    part = next(b.rglob("part-0.h5"))
+    part.unlink()
+    part.mkdir()  # it is there and cannot be read
+    assert isinstance(run("diff", a, b).exception, ConfigError)
     verified = run("verify", tmp_path, write(tmp_path / "a"))  # the others are looked at all the same
     assert verified.return_value == 1
     assert "has neither a manifest.json" in verified.output and "step-" in verified.output.split(": ok")[0]
