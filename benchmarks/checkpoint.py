@@ -3,9 +3,11 @@
     python benchmarks/checkpoint.py [--quick] [--json FILE] [--folder DIR] [--ranks 1,2]
 
 4 GB of rows and states and a checkpoint a minute; --quick: 256 MB, and one every 4 s, which is as many bytes a second.
-Steps alone and beside a checkpoint take turns. The disk's rate is taken in between: one file a rank, one piece after
-the other, flushed. Memory is what only the process has (RssAnon), of the rank that takes most. On one rank with one
-thread, bound to no core, so that the checkpoint has a core where there are two; and on two ranks.
+Each window of steps begins with one, and is held against its second half, when that is whole. Writing one and the
+disk's rate take turns: one file a rank, one piece after the other, flushed, by the page cache or past it, whichever is
+faster; all in space that was written to before.
+Memory is what only the process has (RssAnon), of the rank that takes most. On one rank with one thread, bound to no
+core, so that the checkpoint has a core where there are two; and on two ranks.
 """
 
 import json
@@ -57,13 +59,13 @@ def main() -> None:
     arguments = parser.parse_args()
     quick = arguments.quick
     n_rows = (256 << 20 if quick else 4 << 30) // ROW_BYTES
-    window_s, windows, rounds = (4.0, 3, 2) if quick else (60.0, 3, 3)
+    window_s, windows, rounds = (4.0, 5, 2) if quick else (60.0, 5, 5)
     rows = []
     for ranks in [1] if quick else map(int, arguments.ranks.split(",")):
         with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
             folder = Path(name)
             prepare(folder, n_rows)
-            rows.append(measured(folder, ranks, window_s, windows, rounds))
+            rows.append(measured(folder, n_rows, ranks, window_s, windows, rounds))
     for row in rows:
         print(
             "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "beside")
@@ -94,9 +96,10 @@ def prepare(folder: Path, n_rows: int) -> None:
     (folder / "config.toml").write_text(CONFIG.format(folder=folder, width=WIDTH, batch=BATCH))
 
 
-def measured(folder: Path, ranks: int, window_s: float, windows: int, rounds: int) -> dict[str, Any]:
+def measured(folder: Path, n_rows: int, ranks: int, window_s: float, windows: int, rounds: int) -> dict[str, Any]:
     """One row: medians, and what they are of."""
-    times = ["--window-s", str(window_s), "--windows", str(windows), "--rounds", str(rounds)]
+    numbers = {"bytes": n_rows * ROW_BYTES, "window-s": window_s, "windows": windows, "rounds": rounds}
+    times = [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
     script, out = str(ROOT / "benchmarks/on_ranks/saving.py"), folder / "found.json"
     # A rank that is bound has one core for its steps and its checkpoint.
     hpcrec(
@@ -114,8 +117,8 @@ def measured(folder: Path, ranks: int, window_s: float, windows: int, rounds: in
     )
     found = json.loads(out.read_text())
     beside = found["beside"]
-    stall = [1 - pair["with_per_s"] / pair["without_per_s"] for pair in beside]
-    memory = [(pair["with_bytes"] - pair["without_bytes"]) / 1e6 for pair in beside]
+    stall = [1 - window["per_s"] / window["alone_per_s"] for window in beside]
+    memory = [(window["bytes"] - beside[0]["before_bytes"]) / 1e6 for window in beside]
     shares = {
         "write_share": statistics.median(found["disk_s"]) / statistics.median(found["writing_s"]),
         "load_share": statistics.median(found["reading_s"]) / statistics.median(found["loading_s"]),
@@ -126,8 +129,9 @@ def measured(folder: Path, ranks: int, window_s: float, windows: int, rounds: in
         "stall": statistics.median(stall),
         **shares,
         "memory_mb": max(memory),
-        "steps_per_s": statistics.median(pair["without_per_s"] for pair in beside),
-        "stopped_ms": 1e3 * statistics.median(pair["stopped_s"] for pair in beside),
+        "steps_per_s": statistics.median(window["alone_per_s"] for window in beside),
+        "stopped_ms": 1e3 * statistics.median(window["stopped_s"] for window in beside),
+        "whole_after_s": spread([window["whole_after_s"] for window in beside]),
         "disk_gb_per_s": found["bytes"] / 1e9 / statistics.median(found["disk_s"]),
         "read_gb_per_s": found["bytes"] / 1e9 / statistics.median(found["reading_s"]),
         "stall_min": min(stall),

@@ -129,7 +129,7 @@ def _checked(path: Path, overrides: Sequence[str], parts: Sequence["Part"]) -> "
     try:
         config = load_config(path, told)
     except ConfigError as error:
-        if len(parts) == 1 or "topology." not in str(error):
+        if len(parts) == 1 or ": topology." not in str(error):  # behind where it was found: a file, a --set
             raise
         sets = "--owner-nodes sets topology.owners and topology.dense, and takes topology.mode = 'split'"
         raise ConfigError(f"hpcrec submit: {sets}: {error}") from error

@@ -137,10 +137,10 @@ def at(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HPCREC_ENV", raising=False)
 
-    def run(*arguments, mode="split", roles=""):
-        (tmp_path / "my.toml").write_text(TOML.format(mode=mode, roles=roles))
+    def run(*arguments, mode="split", roles="", name="my.toml"):
+        (tmp_path / name).write_text(TOML.format(mode=mode, roles=roles))
         try:
-            done = CliRunner().invoke(command_line, ["submit", "my.toml", *arguments], catch_exceptions=False)
+            done = CliRunner().invoke(command_line, ["submit", name, *arguments], catch_exceptions=False)
         except ConfigError as error:
             return 2, str(error)
         return done.exit_code, done.output
@@ -178,8 +178,11 @@ def test_owners_nodes_are_a_part_of_their_own(at):
     assert "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=4\n" in second and "#SBATCH --gres=gpu:4\n" in second
     code, said = at(*options, mode="fused")
     assert code == 2 and "--owner-nodes sets topology.owners" in said
-    code, said = at(*options, "--set", "train.steps=0")
-    assert code == 2 and "train.steps" in said and "--owner-nodes sets" not in said
+    for name in ("my.toml", "topology.toml"):
+        code, said = at(*options, "--set", "train.steps=0", "--set", "train.batch_size=0", name=name)
+        assert code == 2 and "train.steps" in said and "--owner-nodes sets" not in said
+        code, said = at(*options, "--set", "checkpoint.every=-1", name=name)
+        assert code == 2 and f"{name}: " not in said and "--owner-nodes sets" not in said
     assert "leaves none to dense ranks" in at("--nodes", "2", "--owner-nodes", "2")[1]
     assert "take --owner-nodes" in at("--nodes", "2", "--owner-option=--mem=0")[1]
 

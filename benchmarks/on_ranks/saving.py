@@ -1,6 +1,6 @@
 """One rank of ``benchmarks/checkpoint.py``: steps with and without checkpoints beside them, writing and loading.
 
-    python benchmarks/on_ranks/saving.py CONFIG --window-s S --windows N --rounds N --out FILE
+    python benchmarks/on_ranks/saving.py CONFIG --bytes N --window-s S --windows N --rounds N --out FILE
 
 Knows a session and its saver; what the figures are claimed to be is for ``benchmarks/checkpoint.py``.
 """
@@ -8,13 +8,17 @@ Knows a session and its saver; what the figures are claimed to be is for ``bench
 import argparse
 import contextlib
 import json
+import mmap
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -26,7 +30,7 @@ from hpcrec.train.checkpoint import find_checkpoint
 from hpcrec.train.saver import Saver
 from hpcrec.train.session import Session
 
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 16 << 20
 _SAMPLE_S = 0.01
 
 
@@ -34,6 +38,7 @@ def main() -> None:
     """Measures, and writes what was found."""
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)
+    parser.add_argument("--bytes", type=int, required=True, help="of a checkpoint, about")
     parser.add_argument("--window-s", type=float, required=True)
     parser.add_argument("--windows", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
@@ -46,20 +51,21 @@ def main() -> None:
         steps = session.steps()
         for _ in range(20):
             next(steps).run()
+        # A virtual disk may be several times slower where nothing was ever written: all that follows has been.
+        disk_writing(run, (arguments.windows + arguments.rounds + 2) * arguments.bytes, session)
         saver = Saver(session, run, background=True, full_every=1)
         beside = [steps_beside(session, steps, saver, arguments.window_s) for _ in range(arguments.windows)]
         files = [path for path in (run / f"checkpoints/step-{beside[-1]['step']}").rglob("*") if path.is_file()]
         n_bytes = sum(path.stat().st_size for path in files)
-        disk = [disk_writing(run, n_bytes, session) for _ in range(arguments.rounds)]
-        writing, reading, loading = [], [], []
-        for _ in range(arguments.rounds):
+        disk, writing, reading, loading = [], [], [], []
+        for _ in range(arguments.rounds):  # in turn, for a disk's rate changes
+            disk.append(disk_writing(run, n_bytes, session))
             next(steps).run()  # so that no checkpoint is replaced, whose removal would be timed too
             writing.append(once(session, lambda: (saver.save({}, nothing), saver.wait())))
         files = [path for path in (run / f"checkpoints/step-{session.step}").rglob("*") if path.is_file()]
         mine = files[main.rank :: main.size]
         for _ in range(arguments.rounds):
-            forget(files)
-            reading.append(once(session, lambda: read(mine)))
+            reading.append(disk_reading(mine, files, session))
             forget(files)
             loading.append(once(session, lambda: load(session, run, main)))
         if main.rank == 0:
@@ -68,26 +74,28 @@ def main() -> None:
 
 
 def steps_beside(session: Session, steps: Iterator[Any], saver: Saver, window_s: float) -> dict[str, Any]:
-    """A window of steps alone, and one in which a checkpoint is written; in turn which comes first."""
-    out: dict[str, Any] = {}
-    for saves in (False, True) if session.step % 2 else (True, False):
-        with sampled() as memory:
-            done, began_s = 0, time.perf_counter()
-            if saves:
-                out["step"] = session.step
-                saver.save({}, nothing)
-                out["stopped_s"] = time.perf_counter() - began_s
-            while agreed_less(session, time.perf_counter() - began_s, window_s):
-                for _ in range(5):
-                    next(steps).run()
-                done += 5
-            took_s = time.perf_counter() - began_s
-            saver.wait()
-        name = "with" if saves else "without"
-        out |= {f"{name}_per_s": done / took_s, f"{name}_bytes": most(session, memory)}
-        if saves:
-            out["whole_after_s"] = time.perf_counter() - began_s
-    return out
+    """A window of steps that begins with a checkpoint, which is whole before the second half.
+
+    What is lost is held against that half: the machine's pace changes more from one window to the next.
+    """
+    out: dict[str, Any] = {"step": session.step, "before_bytes": most(session, [anonymous_bytes()])}
+    whole_s: list[float] = []
+    with sampled() as memory:
+        done, began_s, half = 0, time.perf_counter(), None
+        saver.save({}, lambda: whole_s.append(time.perf_counter() - began_s))
+        out["stopped_s"] = time.perf_counter() - began_s
+        while agreed_less(session, took_s := time.perf_counter() - began_s, window_s):
+            if half is None and took_s >= window_s / 2:
+                half = (done, took_s)
+            for _ in range(5):
+                next(steps).run()
+            done += 5
+        saver.wait()
+    if session.parts.world.main.bcast(not whole_s or whole_s[0] > window_s / 2 or half is None):
+        raise SystemExit(f"a checkpoint takes longer than half of {window_s:g} s here")
+    assert half is not None
+    out |= {"per_s": done / took_s, "alone_per_s": (done - half[0]) / (took_s - half[1])}
+    return out | {"bytes": most(session, memory), "whole_after_s": whole_s[0] if whole_s else None}
 
 
 def agreed_less(session: Session, took_s: float, window_s: float) -> bool:
@@ -136,20 +144,40 @@ def once(session: Session, work: Any) -> float:
 
 
 def disk_writing(run: Path, n_bytes: int, session: Session) -> float:
-    """Seconds for so many bytes, in one file a rank, one piece after the other, and flushed at the end."""
-    path = run / f"disk-{session.topology.rank}"
-    piece = os.urandom(_PIECE_BYTES)
+    """Seconds for so many bytes, in one file a rank, one piece after the other, and flushed at the end.
 
-    def write() -> None:
-        file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    The better of two: by the system's page cache, and past it.
+    """
+    path = run / f"disk-{session.topology.rank}"
+    piece = np.frombuffer(aligned(), np.uint8)
+    piece[:] = np.random.default_rng(1).integers(0, 256, len(piece), np.uint8)
+
+    def write(how: int) -> None:
+        file = os.open(path, os.O_CREAT | os.O_WRONLY | how)
         for _ in range(n_bytes // session.topology.size // _PIECE_BYTES):
-            os.write(file, piece)
+            os.write(file, piece.data)
         os.fsync(file)
         os.close(file)
 
-    took_s = once(session, write)
-    path.unlink()
-    return took_s
+    took_s = []
+    for how in (0, os.O_DIRECT):
+        took_s.append(once(session, partial(write, how)))
+        path.unlink()
+    return min(took_s)
+
+
+def disk_reading(files: list[Path], all_files: list[Path], session: Session) -> float:
+    """Seconds for these, one piece after the other; the better of two, as above."""
+    took_s = []
+    for how in (0, os.O_DIRECT):
+        forget(all_files)
+        took_s.append(once(session, partial(read, files, how)))
+    return min(took_s)
+
+
+def aligned() -> mmap.mmap:
+    """Memory for a piece, which begins at a page."""
+    return mmap.mmap(-1, _PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def forget(files: list[Path]) -> None:
@@ -161,13 +189,14 @@ def forget(files: list[Path]) -> None:
         os.close(file)
 
 
-def read(files: list[Path]) -> None:
+def read(files: list[Path], how: int) -> None:
     """One piece after the other."""
-    room = bytearray(_PIECE_BYTES)
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(room):
+    with aligned() as piece:
+        for path in files:
+            file = os.open(path, os.O_RDONLY | how)
+            while os.readv(file, [piece]) == len(piece):
                 pass
+            os.close(file)
 
 
 def load(session: Session, run: Path, main: Collectives) -> None:

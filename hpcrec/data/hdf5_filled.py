@@ -14,6 +14,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ Shape = tuple[tuple[int, ...], npt.DTypeLike]
 PAGE_BYTES = 4096  # what writes past the cache begin and end at, in memory and in the file
 GATHERED_BYTES = 32 << 20  # of memory for a file's values, shared by its data sets as their sizes are
 _SYNC_FILE_RANGE_WRITE = 2  # begin to write, and wait for nothing
+_NOT_BY_ANY_WAY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Filled(WholeOrAbsent):
@@ -66,10 +68,15 @@ class Filled(WholeOrAbsent):
             sizes = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
             for name, (shape, dtype) in shapes.items():
                 at = _declare(output.file, name, shape, np.dtype(dtype))
-                share = GATHERED_BYTES * sizes[name] // max(1, sum(sizes.values()))
+                share = GATHERED_BYTES // 2 * sizes[name] // max(1, sum(sizes.values()))
                 self._places[name] = _Place(at, at + sizes[name], max(PAGE_BYTES, _down(share)))
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._opened = contextlib.ExitStack()
+        self._opened.callback(os.close, self._file)
         self._past = _past_the_cache(path)
+        if self._past is not None:
+            self._opened.callback(os.close, self._past)
+        self._thread = ThreadPoolExecutor(1, "disk")  # writes a piece while the next one is gathered
 
     def append(self, name: str, values: npt.NDArray[Any]) -> None:
         """Puts values behind those of a data set that are there; type and shape are what was declared."""
@@ -78,51 +85,61 @@ class Filled(WholeOrAbsent):
         assert place.at + len(data) <= place.stop, f"{name} is full"
         place.crc32 = zlib.crc32(data.data, place.crc32)
         while len(data):
-            piece = place.room(len(data))
-            piece[:] = data[: len(piece)]  # by NumPy, which leaves Python's lock to others meanwhile
-            place.at, data = place.at + len(piece), data[len(piece) :]
-            if place.at == place.stop or place.full:
-                self._write(place)
+            piece = place.piece
+            n_bytes = piece.take(data)
+            place.at, data = place.at + n_bytes, data[n_bytes:]
+            if place.at == place.stop or piece.room == 0:
+                piece.writing = self._thread.submit(self._write, piece)
+                place.turn()
 
-    def _write(self, place: "_Place") -> None:
-        """Takes a piece to the disk: whole pages past the cache, what is cut off at its ends through it."""
-        first, last = _up(place.written), _down(place.at)
-        if self._past is None or first >= last:
-            first = last = place.at
-        self._put(self._file, place, place.written, first)
-        self._put(self._past, place, first, last)
-        self._put(self._file, place, last, place.at)
-        place.written = place.at
+    def _write(self, piece: "_Piece") -> None:
+        """Takes it to the disk: whole pages past the cache, what is cut off at its ends through it."""
+        at, stop = piece.start, piece.at
+        first, last = _up(at), _down(stop)
+        if first < last:
+            self._put(piece, at, first)
+            at = self._put_past(piece, first, last)
+        self._put(piece, at, stop)
 
-    def _put(self, file: int | None, place: "_Place", start: int, stop: int) -> None:
-        at, data = start, place.bytes(start, stop)
-        while file is not None and at < stop:
+    def _put_past(self, piece: "_Piece", at: int, stop: int) -> int:
+        """Writes past the cache while that goes; says up to where it did."""
+        while self._past is not None and at < stop and at % PAGE_BYTES == 0:  # it may be cut short within a page
             try:
-                at += os.pwrite(file, data[at - start :].data, at)
+                at += os.pwrite(self._past, piece.bytes(at, stop).data, at)
             except OSError as error:
-                if file != self._past or error.errno != errno.EINVAL:
+                if error.errno in _NOT_BY_ANY_WAY:
                     raise
-                file = self._file  # its pages are larger than ours, or it was not meant for a part of one
-            if file == self._past and at % PAGE_BYTES:
-                file = self._file  # cut short within a page
-        if file == self._file:
-            _begin_to_write(self._file, start, stop - start)
+                self._past = None  # its pages are larger than ours, say, or its server does not like it
+        return at
+
+    def _put(self, piece: "_Piece", start: int, stop: int) -> None:
+        at = start
+        while at < stop:
+            at += os.pwrite(self._file, piece.bytes(at, stop).data, at)
+        _begin_to_write(self._file, start, stop - start)
 
     def close(self) -> None:
         """Finishes the file: everything is on the disk."""
-        short = [name for name, place in self._places.items() if place.at != place.stop]
-        assert not short, f"{short} are not full"
         try:
+            short = [name for name, place in self._places.items() if place.at != place.stop]
+            assert not short, f"{short} are not full"
+            for place in self._places.values():
+                place.wait()
             self.crc32 = self._checksum()
             os.fsync(self._file)
-        finally:
+        except BaseException:
             self.abort()
+            raise
+        self._shut()
 
     def abort(self) -> None:
         """Closes what is not to be kept."""
-        for file in (self._file, self._past):
-            if file is not None:
-                os.close(file)
+        with contextlib.suppress(OSError):  # an earlier one is on its way
+            self._shut()
+
+    def _shut(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+        self._opened.close()
 
     def _checksum(self) -> int:
         """Of what HDF5 wrote, which is read, and of the values, which is known."""
@@ -135,36 +152,70 @@ class Filled(WholeOrAbsent):
 
 
 class _Place:
-    """Of a data set in the file: from ``start`` to ``stop``, taken over to ``at``, of which it is ``written`` so far.
+    """Of a data set in the file: from ``start`` to ``stop``, of which it was given what is before ``at``.
 
-    What lies between is in a piece of memory that begins at a page, as does ``base``, its place in the file.
+    One of its two pieces takes values, while the other one is written.
     """
 
     def __init__(self, start: int, stop: int, piece_bytes: int) -> None:
-        self.start = self.at = self.written = start
+        self.start = self.at = start
         self.stop = stop
-        self.base = _down(start)
         self.crc32 = 0
-        self._piece_bytes = min(piece_bytes, _up(stop) - self.base)  # whole pages
-        self._piece: npt.NDArray[np.uint8] | None = None
+        n_bytes = min(piece_bytes, _up(stop) - _down(start))
+        self.piece, self._other = _Piece(n_bytes), _Piece(n_bytes)
+        self.piece.begin(start)
 
-    def room(self, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """Where the next so many bytes go, or as many as fit."""
-        if self._piece is None:
-            self._piece = np.frombuffer(mmap.mmap(-1, self._piece_bytes), np.uint8)  # which begins at a page
-        if self.written == self.at:
-            self.base = _down(self.at)
-        return self._piece[self.at - self.base :][:n_bytes]
+    def turn(self) -> None:
+        """Goes on with the other piece; raises what its writing did."""
+        self.piece, self._other = self._other, self.piece
+        self.piece.wait()
+        self.piece.begin(self.at)
+
+    def wait(self) -> None:
+        """Until both are written; raises what that did."""
+        self.piece.wait()
+        self._other.wait()
+
+
+class _Piece:
+    """Bytes of the file from ``start`` to ``at``, in memory that begins at a page, as does its place in the file."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.start = self.at = 0
+        self.writing: Future[None] | None = None
+        self._n_bytes = n_bytes  # whole pages
+        self._memory: npt.NDArray[np.uint8] | None = None
+
+    def begin(self, start: int) -> None:
+        """Is empty, and is to hold what comes at ``start``."""
+        self.start = self.at = start
 
     @property
-    def full(self) -> bool:
-        """Whether there is no more room."""
-        return self.at - self.base == self._piece_bytes
+    def room(self) -> int:
+        """Bytes that it can still take."""
+        return self._n_bytes - (self.at - _down(self.start))
+
+    def take(self, data: npt.NDArray[np.uint8]) -> int:
+        """Copies as many of these bytes as there is room for; says how many."""
+        n_bytes = min(self.room, len(data))
+        self.at += n_bytes
+        self.bytes(self.at - n_bytes, self.at)[:] = data[:n_bytes]  # NumPy leaves Python's lock to others meanwhile
+        return n_bytes
 
     def bytes(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Those of the file's bytes that are in memory."""
-        assert self._piece is not None
-        return self._piece[start - self.base : stop - self.base]
+        """Those from ``start`` to ``stop``, numbers of the file's bytes."""
+        if self._memory is None:
+            self._memory = np.frombuffer(
+                mmap.mmap(-1, self._n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8
+            )
+        base = _down(self.start)
+        return self._memory[start - base : stop - base]
+
+    def wait(self) -> None:
+        """Until it is written."""
+        if self.writing is not None:
+            self.writing.result()
+            self.writing = None
 
 
 def _up(at: int) -> int:

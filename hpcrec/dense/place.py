@@ -60,7 +60,8 @@ class Place:
         """
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+            with torch.cuda.device(self.device):  # it seeds the current one
+                torch.cuda.manual_seed(seed)
 
     def move(self, module: nn.Module) -> None:
         """Takes parameters and buffers there; they stay the same objects to whoever has them."""

@@ -130,29 +130,31 @@ def _new_name_holds(place: Path) -> bool:
 
 def _try_locks(probe: Probe, path: Path) -> tuple[str, bool]:
     """Why this rank cannot lock a file as a run's claim does, and whether it can while rank 0 does; collective."""
-    lock, error = _lock(path) if probe.rank == 0 else (None, None)
-    held = probe.share(lock is not None)[0]
+    lock = _lock(path, ()) if probe.rank == 0 else ""
+    held = probe.share(isinstance(lock, int))[0]
     if probe.rank != 0:
-        lock, error = _lock(path)
+        lock = _lock(path, _TAKEN)
     probe.barrier()
-    if lock is not None:
-        os.close(lock)
-    if error is None:
-        return "", held and probe.rank != 0
-    return "" if error.errno in _TAKEN and probe.rank != 0 else error.strerror or str(error), False
+    if isinstance(lock, str):
+        return lock, False
+    os.close(lock)
+    return "", held and probe.rank != 0
 
 
-def _lock(path: Path) -> tuple[int | None, OSError | None]:
-    """The descriptor of the file, locked; or why it cannot be."""
-    lock = None
+def _lock(path: Path, taken: Sequence[int]) -> int | str:
+    """The descriptor of the file, locked; or why it cannot be, which is empty where these errors say it is taken."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if lock is not None:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
             os.close(lock)
-        return None, error
-    return lock, None
+            if error.errno in taken:
+                return ""
+            raise
+    except OSError as error:
+        return error.strerror or str(error)
+    return lock
 
 
 def _free_bytes(place: Path) -> int:

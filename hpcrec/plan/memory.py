@@ -14,7 +14,7 @@ from hpcrec.units import MB, MiB
 # What a process takes before it holds anything, measured on Linux with torch 2.13 for CPUs (benchmarks/memory.py).
 OWNER_BASE_BYTES = 265 * MB  # Python, NumPy, torch, MPI, HDF5
 DENSE_BASE_BYTES = 85 * MB  # more on a dense rank: Horovod, torch's kernels and autograd once they have run
-BLOCK_ROWS = 1 << 16  # rows that are initialised, saved or loaded at once (embedding.store)
+BLOCK_ROWS = 1 << 16  # rows that are loaded at once (train.checkpoint_stretch): more than are initialised
 ROW_STATES = {"sgd": (0, 0), "adagrad": (0, 1), "rowwise_adagrad": (1, 0), "adam": (0, 2)}  # (a row, an element)
 DENSE_STATES = {"SGD": 0, "Adagrad": 1, "RMSprop": 1}  # by torch's name; 2 as Adam has for any other
 _ID_BYTES = 8
@@ -42,6 +42,7 @@ _SORT_BYTES_AN_ID = 32  # on a GPU while rows are sorted: keys and places, twice
 _PLACE_BYTES_AN_ID = 48  # of rows that are cached: distinct rows, their slots, what went for them, where each id is
 _PINNED_BYTES = 3 * 2 * 8 * MiB  # two buffers of each thread: steps, routes, rows ahead (kernels.staging)
 _KEPT_BYTES = 3 * 64 * MiB  # of rows that change while a checkpoint is written, as they are sorted (embedding.store)
+_SAVED_BYTES = (16 * MiB, 32 * MiB)  # at most, of a part: exported (embedding.arena), gathered (data.hdf5_filled)
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
 
@@ -123,8 +124,6 @@ def rank_memory(
         Whether steps go on while a thread writes checkpoints; None: no thread does. Bytes a row of who knows of it.
     """
     routes = ahead + 2  # being used, those ahead, one being made
-    block_rows = min(BLOCK_ROWS, max((h.rows for h in held), default=0))
-    widest = max((row_bytes(h.width, h.optimizer, item_bytes) for h in held), default=0)
     terms = {
         "rows": sum(h.rows * h.width for h in held) * item_bytes,
         "optimizer state": sum(state_bytes(h, item_bytes) for h in held),
@@ -132,7 +131,7 @@ def rank_memory(
         + traffic.ids * _READ_BYTES_AN_ID
         + traffic.bags * _READ_BYTES_A_BAG,
         "vectors": _VECTOR_COPIES * item_bytes * traffic.elements,
-        "block": 2 * block_rows * (widest + 2 * _ID_BYTES),
+        "block": max((_block_bytes(h, item_bytes) for h in held), default=0),
         "process": base_bytes,
     }
     held_elements = traffic.elements, traffic.kept
@@ -160,6 +159,14 @@ def rank_memory(
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
     gpu_terms = _to_gpu(terms, held, traffic, routes * lookups, item_bytes, gpu_bytes) if on_gpu and held else {}
     return RankMemory(*({name: round(n) for name, n in where.items()} for where in (terms, gpu_terms)))
+
+
+def _block_bytes(held: HeldRows, item_bytes: int) -> int:
+    """While a part of a table is loaded, or saved."""
+    a_row = row_bytes(held.width, held.optimizer, item_bytes)
+    saved_bytes = held.rows * (a_row + _ID_BYTES)
+    loaded_bytes = 2 * min(BLOCK_ROWS, held.rows) * (a_row + 2 * _ID_BYTES)
+    return max(loaded_bytes, sum(min(most, saved_bytes) for most in _SAVED_BYTES))
 
 
 def _saving_bytes(held: Sequence[HeldRows], item_bytes: int, marks: int, *, steps: bool) -> int:

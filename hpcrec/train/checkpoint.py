@@ -10,7 +10,7 @@ need can be imported from here. Legend: ``U`` ids in a part or block, ``D`` its 
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ class CheckpointWriter:
 
         def write(path: Path) -> int:
             path.parent.mkdir(exist_ok=True)
-            return write_part(path, describe, self._noted(blocks), n_ids)
+            return write_part(path, describe, map(self._noted, blocks), n_ids)  # a map keeps no block
 
         self._write(f"{files.quoted(table)}/part-{part}.h5", write)
 
@@ -249,10 +249,9 @@ class CheckpointWriter:
             self._failure = f"{path}: {error}" if foreseen else f"{path}: {type(error).__name__}: {error}"
         self._comes_on()
 
-    def _noted(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        for block in blocks:
-            self._comes_on()
-            yield block
+    def _noted(self, block: Block) -> Block:
+        self._comes_on()
+        return block
 
 
 def _write_text(path: Path, text: str) -> None:

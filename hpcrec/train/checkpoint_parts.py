@@ -6,7 +6,6 @@ Legend: ``U`` ids in a part or block, ``D`` its columns, ``P`` ids that wait for
 """
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,19 +167,28 @@ def state_said(name: str, n_dims: int) -> str:
 def write_part(path: Path, describe: Callable[[h5py.File], None], blocks: Iterable[Block], n_ids: int) -> int:
     """Writes ids, rows, states of a part, block by block, and ``describe`` what else is in it; returns its CRC-32."""
     coming = iter(blocks)
-    first = next(coming, None)
+    block = next(coming, None)
     shapes: dict[str, Shape] = {}
-    if first is not None:
-        ids, rows, states = first
-        arrays = {"ids": ids, "rows": rows, **{f"state/{files.quoted(name)}": state for name, state in states.items()}}
-        shapes = {name: ((n_ids, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+    if block is not None:
+        shapes = {name: ((n_ids, *array.shape[1:]), array.dtype) for name, array in _arrays(block).items()}
     with Filled(path, shapes, describe) as file:
-        for ids, rows, states in () if first is None else itertools.chain([first], coming):
-            file.append("ids", np.asarray(ids, np.int64))
-            file.append("rows", rows)
-            for name, state in states.items():
-                file.append(f"state/{files.quoted(name)}", state)
+        while block is not None:
+            _append(file, block)
+            block = None  # its memory is given back before the next one takes as much
+            block = next(coming, None)
     return file.crc32
+
+
+def _append(file: Filled, block: Block) -> None:
+    for name, array in _arrays(block).items():
+        file.append(name, array)
+
+
+def _arrays(block: Block) -> dict[str, Ints | Floats]:
+    """By the names that they have in a part."""
+    ids, rows, states = block
+    named = {f"state/{files.quoted(name)}": state for name, state in states.items()}
+    return {"ids": np.asarray(ids, np.int64), "rows": rows, **named}
 
 
 def write_admission(file: h5py.File, admission: Admission) -> None:

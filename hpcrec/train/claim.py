@@ -66,25 +66,28 @@ class _Claim:
         self._run, self._path, self._job = run, run / FILE, job
         self._began_s = time.monotonic()
         self._lock: int | None = None
-        self._told = ""
+        self._holder: tuple[str | None, str] | None = None  # the one that is waited for: its host, and in words
 
     def attempt(self) -> tuple[bool, str]:
         """Tries once, and rests where it has to be tried again; whether that was the last, and why it is refused."""
         with writing(self._run):
             self._run.mkdir(parents=True, exist_ok=True)
-        waited_s = time.monotonic() - self._began_s
         with writing(self._path):
             try:
                 if self._take():
                     return True, ""
             except OSError as error:
-                if error.errno != errno.ESTALE or waited_s >= WAIT_S:
+                if error.errno != errno.ESTALE or self._waited_s >= WAIT_S:
                     raise
             else:
-                if refusal := self._refusal(waited_s):
+                if refusal := self._refusal():
                     return True, refusal
-        time.sleep(_POLL_S)  # after ESTALE too: another host has removed the file, and the next try makes a new one
+        time.sleep(_POLL_S)  # after ESTALE too: somebody has removed the file, and the next try makes a new one
         return False, ""
+
+    @property
+    def _waited_s(self) -> float:
+        return time.monotonic() - self._began_s
 
     def release(self) -> None:
         """Lets another one claim it. The file stays: who has just opened it would lock a removed one."""
@@ -100,6 +103,7 @@ class _Claim:
         lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if self._locked(lock):
+                _check_named(lock, self._path)
                 _say_whose(lock, self._job)
                 self._lock = lock
         finally:
@@ -120,19 +124,32 @@ class _Claim:
             warnings.warn(said, stacklevel=2)
         return True
 
-    def _refusal(self, waited_s: float) -> str:
+    def _refusal(self) -> str:
         """Why the other one is not waited for any longer; empty where it is, which is said once."""
-        host, whose = _holder(self._path)
+        found, before = _holder(self._path), self._holder
+        changed = before is None or (found is not None and found != before)
+        if changed:
+            if before is not None and before[0] is not None:
+                self._began_s = time.monotonic()  # the next of several that wait: this one may end soon too
+            self._holder = found or (None, "another one")
+        assert self._holder is not None
+        host, whose = self._holder
         limit_s = WAIT_S if host in (None, socket.gethostname()) else WAIT_FOR_HOST_S
-        if waited_s >= limit_s:
+        if self._waited_s >= limit_s:
             return (
                 f"{self._run}: {whose} is writing this run, and two would spoil it. Wait for it or end it, or give "
                 f"this one a run.folder of its own; if that host is gone, remove {self._path}."
             )
-        if whose != self._told:
-            self._told = whose
+        if changed:
             say(f"hpcrec: {self._run}: {whose} is writing this run; waiting up to {limit_s:g} s for its end\n")
         return ""
+
+
+def _check_named(lock: int, path: Path) -> None:
+    """Raises ESTALE where this file lost its name meanwhile: another job may lock the one that has it now."""
+    mine, named = os.fstat(lock), path.stat() if path.exists() else None
+    if named is None or (mine.st_dev, mine.st_ino) != (named.st_dev, named.st_ino):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def _say_whose(lock: int, job: str | None) -> None:
@@ -142,12 +159,12 @@ def _say_whose(lock: int, job: str | None) -> None:
     os.fsync(lock)  # NFS would keep it on this host while the file is open
 
 
-def _holder(path: Path) -> tuple[str | None, str]:
-    """The host of who holds the claim, and who it is in words, as the file says; None where it does not say."""
+def _holder(path: Path) -> tuple[str | None, str] | None:
+    """The host of who holds the claim, and who it is in words; None where the file does not say."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         job = "" if found["job"] is None else f"job {found['job']}, "
         whose = f"another one ({job}process {found['process']} on {found['host']}, since {found['since']})"
         return str(found["host"]), whose
     except (OSError, ValueError, KeyError, TypeError):
-        return None, "another one"
+        return None

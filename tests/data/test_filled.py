@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -97,22 +98,46 @@ def test_a_file_system_without_direct_writes(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("why", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOMEM])
 def test_direct_writes_that_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little: None, after: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little: None, after: int, why: int
 ) -> None:
-    # As where pages are larger than was thought.
+    # As where pages are larger than was thought. It is not asked for again.
     pwrite: Pwrite = os.pwrite
     refused = []
 
     def refusing(file: int, data: memoryview, at: int) -> int:
         if past_the_cache(file) and (refused or at > after * PAGE_BYTES):
             refused.append(at)
-            raise OSError(errno.EINVAL, "Invalid argument")
+            raise OSError(why, os.strerror(why))
         return pwrite(file, data, at)
 
     monkeypatch.setattr(os, "pwrite", refusing)
     write_many_pages(tmp_path / "a.h5")
-    assert refused
+    if hdf5_filled._past_the_cache(tmp_path / "a.h5") is None:
+        pytest.skip("this file system has no O_DIRECT")
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize("why", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_what_the_disk_refuses_is_raised_and_nothing_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little: None, why: int
+) -> None:
+    # Whether it comes by the last piece or before, past the cache or not.
+    pwrite: Pwrite = os.pwrite
+    before = sorted(Path("/proc/self/fd").iterdir())
+    for after in (0, 5, 400_000):
+
+        def full(file: int, data: memoryview, at: int, after: int = after) -> int:
+            if at >= after:
+                raise OSError(why, os.strerror(why))
+            return pwrite(file, data, at)
+
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match=re.escape(os.strerror(why))):
+            write_many_pages(tmp_path / "a.h5")
+        monkeypatch.setattr(os, "pwrite", pwrite)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_what_is_not_full_is_refused(tmp_path: Path) -> None:

@@ -221,10 +221,10 @@ def test_locks(tmp_path) -> None:
     code, said = examined(["folder"], folder=folder, host_of=tuple(range(WORLD.size)))
     parallel_assert(("locking works\n" in said) == (WORLD.size > 1), msg=said)
 
-    def fault(rank, lockf) -> str:
+    def fault(rank, lockf, of=folders.fcntl) -> str:
         with pytest.MonkeyPatch.context() as patch:
             if WORLD.rank == rank:
-                patch.setattr(folders.fcntl, "lockf", lockf)
+                patch.setattr(of, "open" if of is os else "lockf", lockf)
             code, said = examined(["folder"], folder=folder)
         parallel_assert(code == 0 and (rank == 0 or said.endswith("ready, 1 warning")), msg=said)
         parallel_assert(list(folder.iterdir()) == [], msg="something was left behind")
@@ -238,6 +238,21 @@ def test_locks(tmp_path) -> None:
     parallel_assert((words in said) == (WORLD.size > 1), msg=said)
     said = fault(0, refusing(errno.EACCES))  # nobody else can have locked it
     parallel_assert("rank 0 on node0 cannot lock a file there: Permission denied" in said, msg=said)
+    said = fault(last, opening(errno.EACCES), os)  # which is not another one's lock
+    words = f"rank {last} on node{last} cannot lock a file there: Permission denied"
+    parallel_assert(words in said, msg=said)
+
+
+def opening(number: int):
+    """An ``os.open`` that opens no file for locks."""
+    original = os.open
+
+    def opens(path, *more, **named):
+        if Path(path).name == "lock":
+            raise OSError(number, os.strerror(number))
+        return original(path, *more, **named)
+
+    return opens
 
 
 def refusing(number: int):

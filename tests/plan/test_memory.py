@@ -58,9 +58,13 @@ def test_terms_by_hand():
         "optimizer state": 4_000_320,
         "routes": 3 * (3000 * 40 + 1000 * 16) + 3000 * 56 + 1000 * 28,
         "vectors": 3 * 4 * 16_000,
-        "block": 2 * 65_536 * (68 + 16),
+        "block": (16 + 32) << 20,
         "process": 7,
     }
+    wide = [HeldRows(rows=300_000, width=128, optimizer="adagrad"), held[1]]
+    assert rank_memory(wide, traffic, None, item_bytes=4, ahead=1, shared=0.0).terms["block"] == 2 * 65_536 * 1040
+    few = [HeldRows(rows=1000, width=128, optimizer="adagrad"), held[1]]
+    assert rank_memory(few, traffic, None, item_bytes=4, ahead=1, shared=0.0).terms["block"] == 2 * 1000 * 1040
     assert found.held_bytes == 68_000_480 and found.total_bytes == sum(found.terms.values())
     assert rank_memory(held, traffic, None, item_bytes=8, ahead=1, shared=0.0).terms["rows"] == 128_000_320
     there = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.0, base_bytes=7, on_gpu=True)

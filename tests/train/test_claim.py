@@ -164,6 +164,49 @@ def test_file_removed_on_its_server_is_opened_anew(tmp_path: Path, lockf: Callab
         assert len(seen) == 2 and (tmp_path / claim.FILE).stat().st_ino == seen[1]
 
 
+def test_lock_on_a_file_that_a_user_removes_meanwhile_is_none(tmp_path: Path, lockf: Callable[[Lockf], None]) -> None:
+    original, seen = fcntl.lockf, []
+
+    def slow(lock: int, how: int) -> None:
+        seen.append(os.fstat(lock).st_ino)
+        if len(seen) == 1:
+            (tmp_path / claim.FILE).unlink()
+        elif len(seen) == 2:
+            (tmp_path / claim.FILE).rename(tmp_path / "kept")  # its number is not given again
+            (tmp_path / claim.FILE).write_text("")
+        original(lock, how)
+
+    lockf(slow)
+    with claim.claimed(tmp_path, None, Alone()):
+        assert len(seen) == 3 and (tmp_path / claim.FILE).stat().st_ino == seen[2]
+
+
+def test_next_of_several_is_waited_for_as_long_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lockf: Callable[[Lockf], None],
+) -> None:
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        if clock[0] == 20.0:
+            (tmp_path / claim.FILE).write_text("")  # as between two
+        if clock[0] == 25.0:
+            (tmp_path / claim.FILE).write_text(json.dumps({**told, "process": 13}))
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    lockf(raising(errno.EAGAIN))
+    told = {"job": "7", "host": socket.gethostname(), "process": 12, "since": "2027-01-15"}
+    (tmp_path / claim.FILE).write_text(json.dumps(told))
+    with pytest.raises(ConfigError, match="process 13 on"), claim.claimed(tmp_path, None, Alone()):
+        pass
+    assert 55 <= clock[0] < 56
+    assert [line.split("process ")[1][:2] for line in capsys.readouterr().err.splitlines()] == ["12", "13"]
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 def test_other_errors_name_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lockf: Callable[[Lockf], None], number: int
