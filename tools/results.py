@@ -30,6 +30,7 @@ EXTRA = {
     "real_data": " --data DIR",
     "horovod_cycle": " --quick",
     "balance": " --quick",
+    "checkpoint": " --ranks 1",
     **{stem: f" --parts {part}" for stem, part in PARTS.items()},
     "kernels": " --parts tables --peers PYTHON",
     "speed": " --peers PYTHON --contenders hpcrec-fused,hpcrec-fused-mpi,tbe --steps 20",

@@ -31,7 +31,7 @@ from hpcrec.train.saver import Saver
 from hpcrec.train.session import Session
 
 _PIECE_BYTES = 16 << 20
-_SAMPLE_S = 0.01
+_SAMPLE_S = 0.05
 
 
 def main() -> None:
@@ -80,9 +80,15 @@ def steps_beside(session: Session, steps: Iterator[Any], saver: Saver, window_s:
     """
     out: dict[str, Any] = {"step": session.step, "before_bytes": most(session, [anonymous_bytes()])}
     whole_s: list[float] = []
-    with sampled() as memory:
+    whole = threading.Event()
+
+    def is_whole() -> None:
+        whole_s.append(time.perf_counter() - began_s)
+        whole.set()
+
+    with sampled(whole) as memory:
         done, began_s, half = 0, time.perf_counter(), None
-        saver.save({}, lambda: whole_s.append(time.perf_counter() - began_s))
+        saver.save({}, is_whole)
         out["stopped_s"] = time.perf_counter() - began_s
         while agreed_less(session, took_s := time.perf_counter() - began_s, window_s):
             if half is None and took_s >= window_s / 2:
@@ -109,9 +115,9 @@ def most(session: Session, memory: list[int]) -> int:
 
 
 @contextlib.contextmanager
-def sampled() -> Iterator[list[int]]:
-    """Memory of this process that only it has, every now and then."""
-    taken, ended = [anonymous_bytes()], threading.Event()
+def sampled(ended: threading.Event) -> Iterator[list[int]]:
+    """Memory of this process that only it has, every now and then until that event."""
+    taken = [anonymous_bytes()]
 
     def watch() -> None:
         while not ended.wait(_SAMPLE_S):
