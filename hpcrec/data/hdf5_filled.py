@@ -28,7 +28,7 @@ from hpcrec.data.hdf5_out import Output
 
 Shape = tuple[tuple[int, ...], npt.DTypeLike]
 PAGE_BYTES = 4096  # what writes past the cache begin and end at, in memory and in the file
-GATHERED_BYTES = 32 << 20  # of memory for a file's values, shared by its data sets as their sizes are
+GATHERED_BYTES = 64 << 20  # of memory for a file's values, shared by its data sets
 _SYNC_FILE_RANGE_WRITE = 2  # begin to write, and wait for nothing
 _NOT_BY_ANY_WAY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -68,8 +68,10 @@ class Filled(WholeOrAbsent):
             sizes = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
             for name, (shape, dtype) in shapes.items():
                 at = _declare(output.file, name, shape, np.dtype(dtype))
-                share = GATHERED_BYTES // 2 * sizes[name] // max(1, sum(sizes.values()))
-                self._places[name] = _Place(at, at + sizes[name], max(PAGE_BYTES, _down(share)))
+                # by the roots of their sizes: so all data sets together are the fewest pieces
+                share = math.sqrt(sizes[name]) / max(1.0, sum(map(math.sqrt, sizes.values())))
+                piece_bytes = _down(int(GATHERED_BYTES // 2 * share))
+                self._places[name] = _Place(at, at + sizes[name], max(PAGE_BYTES, piece_bytes))
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._opened = contextlib.ExitStack()
         self._opened.callback(os.close, self._file)
@@ -116,7 +118,8 @@ class Filled(WholeOrAbsent):
         at = start
         while at < stop:
             at += os.pwrite(self._file, piece.bytes(at, stop).data, at)
-        _begin_to_write(self._file, start, stop - start)
+        if start < stop:
+            _begin_to_write(self._file, start, stop - start)
 
     def close(self) -> None:
         """Finishes the file: everything is on the disk."""

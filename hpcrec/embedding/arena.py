@@ -15,7 +15,7 @@ from hpcrec.embedding.shards import Family
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 
 BLOCK_ROWS = 1 << 13  # rows made at once: bounds the memory beside the rows, and stays in a cache
-EXPORT_BYTES = 16 << 20  # of ids, rows and states exported at once: whoever reads them asks seldom for Python's lock
+EXPORT_BYTES = 32 << 20  # of ids, rows and states exported at once: whoever reads them asks seldom for Python's lock
 Mask = npt.NDArray[np.bool_]
 Picked = kernels.IdState | Mask | None  # ids of a dynamic table with their rows; which rows of another's part; all
 

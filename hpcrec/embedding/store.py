@@ -21,7 +21,7 @@ from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 from hpcrec.units import MiB
 
-KEPT_BYTES = 64 * MiB  # of rows that change while they are exported, before a file takes them; thrice that for a moment
+KEPT_BYTES = 32 * MiB  # of rows that change while they are exported, before a file takes them; thrice that for a moment
 
 
 def row_states(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
@@ -273,14 +273,16 @@ class RowStore:
             arena.cache.flush()
             arena.cache.clear()
         arena.will_change(where)
+        placed = slice(where[0], where[-1] + 1) if _rising_by_one(where) else where
         for name, of in values.items():
             held = arena.states[name] if name else arena.rows
+            to = placed if isinstance(held, np.ndarray) else where
             if held.ndim == 1:
-                held[where] = of
+                held[to] = of
             elif stop - start == held.shape[1]:  # whole rows, which are put by far faster
-                held[where] = of[:, cut]
+                held[to] = of[:, cut]
             else:
-                held[where, start - part.columns[0] : stop - part.columns[0]] = of[:, cut]
+                held[to, start - part.columns[0] : stop - part.columns[0]] = of[:, cut]
         return len(local) * (stop - start)
 
     def _places(self, table: str, part: Part, ids: Ints) -> tuple[Ints, np.ndarray | None]:
@@ -298,3 +300,8 @@ class RowStore:
             return ids, None
         number, local = part.family.deal(ids)
         return local, number == part.number
+
+
+def _rising_by_one(rows: Ints) -> bool:
+    """Whether these follow each other, as they do where a rank loads what it saved."""
+    return len(rows) > 0 and bool((np.diff(rows) == 1).all())

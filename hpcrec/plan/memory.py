@@ -41,8 +41,8 @@ _HELD = ("rows", "optimizer state")
 _SORT_BYTES_AN_ID = 32  # on a GPU while rows are sorted: keys and places, twice
 _PLACE_BYTES_AN_ID = 48  # of rows that are cached: distinct rows, their slots, what went for them, where each id is
 _PINNED_BYTES = 3 * 2 * 8 * MiB  # two buffers of each thread: steps, routes, rows ahead (kernels.staging)
-_KEPT_BYTES = 3 * 64 * MiB  # of rows that change while a checkpoint is written, as they are sorted (embedding.store)
-_SAVED_BYTES = (16 * MiB, 32 * MiB)  # at most, of a part: exported (embedding.arena), gathered (data.hdf5_filled)
+_KEPT_BYTES = 3 * 32 * MiB  # of rows that change while a checkpoint is written, as they are sorted (embedding.store)
+_SAVED_BYTES = (32 * MiB, 64 * MiB)  # at most, of a part: exported (embedding.arena), gathered (data.hdf5_filled)
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
 
@@ -165,7 +165,7 @@ def _block_bytes(held: HeldRows, item_bytes: int) -> int:
     """While a part of a table is loaded, or saved."""
     a_row = row_bytes(held.width, held.optimizer, item_bytes)
     saved_bytes = held.rows * (a_row + _ID_BYTES)
-    loaded_bytes = 2 * min(BLOCK_ROWS, held.rows) * (a_row + 2 * _ID_BYTES)
+    loaded_bytes = 3 * min(BLOCK_ROWS, held.rows) * (a_row + 2 * _ID_BYTES)
     return max(loaded_bytes, sum(min(most, saved_bytes) for most in _SAVED_BYTES))
 
 

@@ -1,13 +1,19 @@
 """Stretches of a checkpoint's parts, read one at a time; of a base's part, without what changed since. Knows files.
 
+Values that lie one after the other are read past HDF5, which would keep Python's lock meanwhile.
+
 Legend: ``U`` ids of a stretch.
 """
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import h5py
 import numpy as np
 
+from hpcrec.data.direct import readable
 from hpcrec.train import checkpoint_files as files
 from hpcrec.train.checkpoint_parts import TableBlock, check_block, is_dynamic, opened
 from hpcrec.types import Ints
@@ -42,9 +48,10 @@ class Newer:
         """
         with opened(stretch.path) as file:
             here = slice(stretch.start, stretch.stop)
-            states = {files.unquoted(name): dataset[here] for name, dataset in file.get("state", {}).items()}
+            states = {files.unquoted(name): _values(dataset, here) for name, dataset in file.get("state", {}).items()}
             columns = (int(file.attrs["column_start"]), int(file.attrs["column_stop"]))
-            block = TableBlock(ids=file["ids"][here], rows=file["rows"][here], states=states, columns=columns)
+            ids, rows = _values(file["ids"], here), _values(file["rows"], here)
+            block = TableBlock(ids=ids, rows=rows, states=states, columns=columns)
             check_block(block, None if is_dynamic(file) else int(file.attrs["rows"]))
         if stretch.newer is None:
             return block
@@ -68,3 +75,19 @@ class Newer:
             return np.arange(len(ids))
         at = np.searchsorted(self._rising, ids).clip(max=len(self._rising) - 1)
         return np.flatnonzero(self._rising[at] != ids)
+
+
+def _values(data: h5py.Dataset, here: slice) -> Any:
+    at = data.id.get_offset()
+    if at is None or data.dtype.kind not in "if" or not readable(data.file):
+        return data[here]
+    rows = range(*here.indices(len(data)))
+    values = np.empty((len(rows), *data.shape[1:]), data.dtype)
+    left = values.reshape(-1).view(np.uint8)
+    at += rows.start * (left.nbytes // max(1, len(rows)))
+    while len(left):
+        n_bytes = os.preadv(data.file.id.get_vfd_handle(), [left.data], at)
+        if not n_bytes:
+            raise ValueError(f"the file ends within {data.name}")
+        left, at = left[n_bytes:], at + n_bytes
+    return values

@@ -2,17 +2,20 @@
 
 Each block of a file is read by one rank, whatever the numbers of files and ranks: by the one that holds it, where the
 parts are as many as those of the table's placement now, else by all ranks in equal shares. It is sent on to whoever
-holds rows or columns of it. So everything is read once, by all ranks at once; blocks are the smaller, the more ranks
-send to one. Knows a checkpoint's blocks and who holds which part; does not know why they are loaded.
+holds rows or columns of it. So everything is read once, by all ranks at once, each a block ahead; blocks are the
+smaller, the more ranks send to one. Knows a checkpoint's blocks and who holds which part; does not know why they are
+loaded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.failure import agree
+from hpcrec.data.prefetch import Prefetch
 from hpcrec.embedding.arena import Part
 from hpcrec.embedding.cover import cover_of, cover_of_range, said_of
 from hpcrec.embedding.store import row_states
@@ -56,21 +59,21 @@ def dealt_rows(session: Session, checkpoint: Checkpoint, table: str) -> Iterator
     row_bytes = 8 + dtype.itemsize * (spec.width + sum(spec.width if wide else 1 for wide in names.values()))
     rows = _rows_a_round(parts_R, row_bytes)
     shares_R = _shares(on_root(main, lambda: checkpoint.stretches(table, rows)), parts_R)
-    mine, cover = iter(shares_R[main.rank]), 0
-    for _ in range(max(len(share) for share in shares_R)):
-        error, to_R = None, dict[int, Dealt]()
-        try:
-            stretch = next(mine, None)
-            if stretch is not None:
-                block = _typed(checkpoint.block(stretch), dtype)
-                cover += cover_of(block.ids, block.columns)
-                to_R = _parted(block, parts_R)
-        except Exception as caught:
-            error = caught
-        agree(main, error)
-        if main.rank in to_R:
-            yield to_R.pop(main.rank)
-        yield from _swapped(main, to_R, names, dtype)
+    cover = 0
+    with contextlib.closing(Prefetch(_blocks(checkpoint, shares_R[main.rank], dtype), 1)) as blocks:
+        for _ in range(max(len(share) for share in shares_R)):
+            error, to_R = None, dict[int, Dealt]()
+            try:
+                block = next(blocks, None)
+                if block is not None:
+                    cover += cover_of(block.ids, block.columns)
+                    to_R = _parted(block, parts_R)
+            except Exception as caught:
+                error = caught
+            agree(main, error)
+            if main.rank in to_R:
+                yield to_R.pop(main.rank)
+            yield from _swapped(main, to_R, names, dtype)
     if spec.dynamic is not None:
         return
     start, stop = (spec.rows * rank // main.size for rank in (main.rank, main.rank + 1))
@@ -87,11 +90,13 @@ def _rows_a_round(parts_R: Sequence[Part | None], row_bytes: int) -> int:
     return max(_LEAST_ROWS, min(BLOCK_ROWS, int(_ROUND_BYTES / (max(sent, received) * row_bytes))))
 
 
-def _typed(block: TableBlock, dtype: np.dtype) -> TableBlock:
-    """The same, in the types that messages have, whatever those of the file."""
-    states = {name: np.ascontiguousarray(values, dtype) for name, values in block.states.items()}
-    ids, rows = np.ascontiguousarray(block.ids, np.int64), np.ascontiguousarray(block.rows, dtype)
-    return replace(block, ids=ids, rows=rows, states=states)
+def _blocks(checkpoint: Checkpoint, stretches: Sequence[Stretch], dtype: np.dtype) -> Generator[TableBlock]:
+    """In the types that messages have, whatever those of the file."""
+    for stretch in stretches:
+        block = checkpoint.block(stretch)
+        states = {name: np.ascontiguousarray(values, dtype) for name, values in block.states.items()}
+        ids, rows = np.ascontiguousarray(block.ids, np.int64), np.ascontiguousarray(block.rows, dtype)
+        yield replace(block, ids=ids, rows=rows, states=states)
 
 
 def _shares(stretches: Sequence[Stretch], parts_R: Sequence[Part | None]) -> list[list[Stretch]]:

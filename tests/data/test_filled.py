@@ -61,7 +61,7 @@ def write_many_pages(path: Path) -> None:
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few pages are gathered at once: pieces of 2, 8 and 1 of them."""
+    """Few pages are gathered at once: pieces of 1, 3 and 1 of them."""
     monkeypatch.setattr(hdf5_filled, "GATHERED_BYTES", 12 * PAGE_BYTES)
 
 

@@ -58,13 +58,13 @@ def test_terms_by_hand():
         "optimizer state": 4_000_320,
         "routes": 3 * (3000 * 40 + 1000 * 16) + 3000 * 56 + 1000 * 28,
         "vectors": 3 * 4 * 16_000,
-        "block": (16 + 32) << 20,
+        "block": (32 + 64) << 20,
         "process": 7,
     }
     wide = [HeldRows(rows=300_000, width=128, optimizer="adagrad"), held[1]]
-    assert rank_memory(wide, traffic, None, item_bytes=4, ahead=1, shared=0.0).terms["block"] == 2 * 65_536 * 1040
+    assert rank_memory(wide, traffic, None, item_bytes=4, ahead=1, shared=0.0).terms["block"] == 3 * 65_536 * 1040
     few = [HeldRows(rows=1000, width=128, optimizer="adagrad"), held[1]]
-    assert rank_memory(few, traffic, None, item_bytes=4, ahead=1, shared=0.0).terms["block"] == 2 * 1000 * 1040
+    assert rank_memory(few, traffic, None, item_bytes=4, ahead=1, shared=0.0).terms["block"] == 3 * 1000 * 1040
     assert found.held_bytes == 68_000_480 and found.total_bytes == sum(found.terms.values())
     assert rank_memory(held, traffic, None, item_bytes=8, ahead=1, shared=0.0).terms["rows"] == 128_000_320
     there = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.0, base_bytes=7, on_gpu=True)
@@ -136,7 +136,7 @@ def test_what_tables_of_each_group_add(tmp_path):
 
 
 def test_what_saving_beside_steps_adds(tmp_path):
-    """A mark for each row; and where steps go on meanwhile, at most all rows once more, with their ids, or 192 MiB."""
+    """A mark for each row; and where steps go on meanwhile, at most all rows once more, with their ids, or 96 MiB."""
     path = write_run(tmp_path, 1000, model='name = "dlrm"\nwidth = 32')
     every, optimizer = "checkpoint.every=5", 'embedding.optimizer.name="adagrad"'
     for settings, a_row in (
@@ -147,7 +147,7 @@ def test_what_saving_beside_steps_adds(tmp_path):
         assert terms.get("saving", 0) == a_row * terms["rows"] / (4 * 32)
     large = [HeldRows(rows=10_000_000, width=32, optimizer="adagrad")]
     found = rank_memory(large, HolderTraffic(), None, item_bytes=4, ahead=1, shared=0.0, saves=True).terms
-    assert found["saving"] == 10_000_000 + 192 * 2**20
+    assert found["saving"] == 10_000_000 + 96 * 2**20
 
 
 def test_what_thresholding_adds(tmp_path):
