@@ -28,7 +28,7 @@ from hpcrec.data.hdf5_out import Output
 
 Shape = tuple[tuple[int, ...], npt.DTypeLike]
 PAGE_BYTES = 4096  # what writes past the cache begin and end at, in memory and in the file
-GATHERED_BYTES = 64 << 20  # of memory for a file's values, shared by its data sets
+GATHERED_BYTES = 48 << 20  # of memory for a file's values, shared by its data sets
 _SYNC_FILE_RANGE_WRITE = 2  # begin to write, and wait for nothing
 _NOT_BY_ANY_WAY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 

@@ -180,7 +180,10 @@ def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, s
     thread.join()
     parallel_assert(comm.allgather(told) == [[0]] * comm.size, msg=str(told))
     everything = comm.allgather(said)
-    parallel_assert([len(mine) for mine in everything] == [1] + [0] * (comm.size - 1), msg=str(everything))
+    reports_R = [len(mine) for mine in everything]
+    # of ranks that hang at once, one may do so for longer than the limit where the machine is slow
+    wanted = reports_R[0] == 1 if stuck == "one" else reports_R[0] >= 1
+    parallel_assert(wanted and not any(reports_R[1:]), msg=str(everything))
     text, blamed = everything[0][0], listed([last] if stuck == "one" else range(comm.size))
     parallel_assert(
         f"Waiting for {blamed}." in text and "collective 'checkpoint' on communicator 'aside'" in text, msg=text

@@ -58,7 +58,7 @@ def test_terms_by_hand():
         "optimizer state": 4_000_320,
         "routes": 3 * (3000 * 40 + 1000 * 16) + 3000 * 56 + 1000 * 28,
         "vectors": 3 * 4 * 16_000,
-        "block": (32 + 64) << 20,
+        "block": (32 + 48) << 20,
         "process": 7,
     }
     wide = [HeldRows(rows=300_000, width=128, optimizer="adagrad"), held[1]]

@@ -1,0 +1,64 @@
+"""Stretches of a part: what is read past HDF5 is what HDF5 reads, whatever the file's layout."""
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcrec.errors import CheckpointError
+from hpcrec.train import checkpoint_stretch
+from hpcrec.train.checkpoint_stretch import Newer, Stretch
+
+IDS = np.random.default_rng(1).permutation(100)
+ROWS = np.random.default_rng(2).random((100, 3))
+STATE = np.random.default_rng(3).random(100)
+
+
+def write(path: Path, dtype: str = "<f4", file: dict[str, Any] | None = None, **layout: Any) -> Path:
+    """A part of a table of 100 rows."""
+    with h5py.File(path, "w", **(file or {})) as part:
+        part.attrs.update({"table": "a", "rows": 100, "width": 3, "column_start": 0, "column_stop": 3})
+        part.create_dataset("ids", data=IDS, **layout)
+        part.create_dataset("rows", data=ROWS.astype(dtype), **layout)
+        part.create_dataset("state/sum", data=STATE.astype(dtype), **layout)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("past", "how"),
+    [
+        (True, {}),
+        (True, {"dtype": ">f8"}),
+        (False, {"chunks": True}),
+        (False, {"compression": "gzip"}),
+        (False, {"file": {"userblock_size": 512}}),
+    ],
+    ids=["plain", "big-endian", "chunked", "compressed", "userblock"],
+)
+@pytest.mark.parametrize(("start", "stop"), [(0, 100), (7, 60), (99, 100), (5, 5)])
+def test_values_are_those_of_hdf5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, past: bool, how: dict[str, Any], start: int, stop: int
+) -> None:
+    original, reads = checkpoint_stretch.os.preadv, []
+
+    def few(file: int, into: Any, at: int) -> int:
+        reads.append(at)
+        return original(file, [into[0][:50]], at)  # the system may read less than it was asked for
+
+    monkeypatch.setattr(checkpoint_stretch.os, "preadv", few)
+    block = Newer().block(Stretch(write(tmp_path / "a.h5", **how), start, stop))
+    assert bool(reads) == (past and stop > start)
+    dtype = how.get("dtype", "<f4")
+    np.testing.assert_array_equal(block.ids, IDS[start:stop])
+    np.testing.assert_array_equal(block.rows, ROWS[start:stop].astype(dtype))
+    np.testing.assert_array_equal(block.states["sum"], STATE[start:stop].astype(dtype))
+    assert block.rows.shape == (stop - start, 3) and block.columns == (0, 3)
+
+
+def test_file_that_is_cut_short_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_stretch.os, "preadv", lambda file, into, at: 0)
+    path = write(tmp_path / "a.h5")
+    with pytest.raises(CheckpointError, match=rf"{path}: is not as .* the file ends within /state/sum"):
+        Newer().block(Stretch(path, 0, 100))
