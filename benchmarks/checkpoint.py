@@ -67,9 +67,7 @@ def main() -> None:
             prepare(folder, n_rows)
             rows.append(measured(folder, n_rows, ranks, window_s, windows, rounds))
     for row in rows:
-        print(
-            "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if k != "beside")
-        )
+        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
     first = rows[0]
     finish(
         "checkpoint",
@@ -140,7 +138,6 @@ def measured(folder: Path, n_rows: int, ranks: int, window_s: float, windows: in
         "writing_s": spread(found["writing_s"]),
         "reading_s": spread(found["reading_s"]),
         "loading_s": spread(found["loading_s"]),
-        "beside": beside,
     }
 
 

@@ -74,9 +74,15 @@ def rows_table(rows: list[dict[str, object]]) -> str:
         if keys != before:
             out.append(("\n" if before else "") + f"| {' | '.join(keys)} |\n|{'---|' * len(keys)}\n")
             before = keys
-        cells = [f"{v:.4g}" if isinstance(v, float) else "" if v is None else str(v) for v in row.values()]
-        out.append(f"| {' | '.join(cells)} |\n")
+        out.append(f"| {' | '.join(map(cell, row.values()))} |\n")
     return "".join(out)
+
+
+def cell(value: object) -> str:
+    """A number to four digits; of several their median and range."""
+    if isinstance(value, dict) and value.keys() == {"median", "min", "max", "n"}:
+        return f"{value['median']:.4g} ({value['min']:.4g} to {value['max']:.4g})"
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def main() -> None:
