@@ -8,7 +8,7 @@ waited for. Knows boards and text, neither files nor processes.
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hpcrec.comm.board import Left
@@ -86,6 +86,7 @@ def last_words(
     remark: Remark | None,
     code: int,
     lacked_memory: str = "",
+    ending: Collection[int] = (),
 ) -> LastWords | None:
     """How a job ended.
 
@@ -100,13 +101,15 @@ def last_words(
         The job's exit code.
     lacked_memory : str
         What says that a process was killed for memory on the launcher's host; empty where nothing does.
+    ending : collection of int
+        Ranks that were ending already when the first of ``deaths`` was seen.
 
     Returns
     -------
     LastWords or None
         None where the ranks have said it themselves.
     """
-    first, sure = _first(boards, deaths, remark, code)
+    first, sure = _first(boards, deaths, set(ending), remark, code)
     if first is None:
         return None
     died_s = next((when_s for when_s, ranks in deaths if first in ranks), deaths[0][0] if deaths else time.time())
@@ -129,7 +132,11 @@ def last_words(
 
 
 def _first(
-    boards: Mapping[int, Left], deaths: list[tuple[float, set[int]]], remark: Remark | None, code: int
+    boards: Mapping[int, Left],
+    deaths: list[tuple[float, set[int]]],
+    ending: set[int],
+    remark: Remark | None,
+    code: int,
 ) -> tuple[int | None, bool]:
     """The rank that died first without a word, and whether that is certain; None where none did."""
     vanished = {rank for rank, left in boards.items() if left.ended_s is None}
@@ -145,15 +152,17 @@ def _first(
     elsewhere = {rank for rank in vanished if boards[rank].host not in here}
     if suspects and dead:  # of other hosts nobody saw who ended when: this host's ranks may have been ended for one
         suspects |= elsewhere
+    waits = find_waits(_standings(boards, time.time()), _members(boards), 0.0)
+    waited_for = {rank for wait in waits for rank in wait.missing}
+    if suspects and dead and not suspects & waited_for:  # one that was ended for another may be gone before it
+        suspects |= ending & vanished & waited_for
     if len(suspects) == 1 and dead:
         return min(suspects), True
     if remark is not None and (remark.rank in suspects or not boards):
         return remark.rank, True
     if not suspects:
         return None, True
-    waits = find_waits(_standings(boards, time.time()), _members(boards), 0.0)
-    waited_for = {rank for wait in waits for rank in wait.missing} & suspects
-    return min(waited_for or suspects, key=lambda rank: (boards[rank].noted_s, rank)), False
+    return min(waited_for & suspects or suspects, key=lambda rank: (boards[rank].noted_s, rank)), False
 
 
 def _how(rank: int, remark: Remark | None, code: int) -> tuple[str, int | None]:

@@ -19,6 +19,7 @@ from hpcrec.comm.board import FOLDER, Left, read_boards
 from hpcrec.last_words import LastWords, last_words, remark_in
 from hpcrec.relay import Heard
 
+_PF_EXITING = 0x4  # among the flags of /proc/PID/stat
 _LOOK_S = 0.2  # between looks for boards of ranks that have just started
 
 
@@ -45,6 +46,7 @@ class Watch:
         self.environment = {} if self._folder is None else {FOLDER: str(self._folder)}
         self._killed_before = _killed_for_memory()
         self._deaths: list[tuple[float, set[int]]] = []  # when (seconds since the epoch), and who, in order
+        self._ending: set[int] = set()  # ranks whose end had begun when the first death was seen
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rank-watch", daemon=True)
 
@@ -71,7 +73,8 @@ class Watch:
         """How the job ended, once it has; None where its ranks have said it themselves, or nothing is known."""
         self._stop()
         found = self.boards()
-        return last_words(found, self._deaths, remark_in(bytes(heard.tail)), code, self._lacked_memory(heard))
+        remark, memory = remark_in(bytes(heard.tail)), self._lacked_memory(heard)
+        return last_words(found, self._deaths, remark, code, memory, self._ending)
 
     def _lacked_memory(self, heard: Heard) -> str:
         """The sign that this host's kernel, or Slurm, has killed for memory since the start; empty without one."""
@@ -83,7 +86,8 @@ class Watch:
     def _watch(self) -> None:
         """Notes the order in which ranks of this host end."""
         assert self._folder is not None
-        here, poll, ranks, known = socket.gethostname(), select.poll(), {}, set()
+        here, poll, known = socket.gethostname(), select.poll(), set()
+        ranks: dict[int, Left] = {}  # by descriptor
         try:
             complete = False
             while not self._ended.is_set():
@@ -93,18 +97,29 @@ class Watch:
                         if left.rank not in known and left.host == here:
                             with contextlib.suppress(OSError):
                                 descriptor = os.pidfd_open(left.pid)
-                                ranks[descriptor] = left.rank
+                                ranks[descriptor] = left
                                 poll.register(descriptor, select.POLLIN)
                         known.add(left.rank)
                     complete = any(len(boards) == left.ranks for left in boards.values())
                 gone = {descriptor for descriptor, _ in poll.poll(_LOOK_S * 1000)}
+                if gone and not self._deaths:
+                    self._ending = {left.rank for at, left in ranks.items() if at not in gone and _is_ending(left.pid)}
                 if gone:
-                    self._deaths.append((time.time(), {ranks[descriptor] for descriptor in gone}))
+                    self._deaths.append((time.time(), {ranks[descriptor].rank for descriptor in gone}))
                 for descriptor in gone:
                     poll.unregister(descriptor)
         finally:
             for descriptor in ranks:
                 os.close(descriptor)
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process has begun to end: its connections may be closed, and others ended for it, before it is gone."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return state in "ZX" or bool(int(fields[5]) & _PF_EXITING)
 
 
 def _killed_for_memory() -> dict[str, int]:

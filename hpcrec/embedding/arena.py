@@ -151,6 +151,22 @@ class Arena:
         for name, value in states.items():
             self.states[name][where] = value
 
+    def place(self, where: Ints, columns: slice, values: Mapping[str, Floats]) -> None:
+        """Sets these columns of rows by number, and of those states that are named; "" names the rows."""
+        if self.cache is not None:
+            self.cache.flush()
+            self.cache.clear()
+        self.will_change(where)
+        rising = len(where) > 0 and bool((np.diff(where) == 1).all())  # as where a rank loads what it saved
+        whole = columns == slice(0, self.width)
+        for name, of in values.items():
+            held = self.states[name] if name else self.rows
+            to = slice(where[0], where[-1] + 1) if rising and isinstance(held, np.ndarray) else where
+            if held.ndim == 1 or whole:  # put by far faster
+                held[to] = of
+            else:
+                held[to, columns] = of
+
 
 def parts_of(
     tables: Mapping[str, TableSpec], families: Sequence[Family], rank: int

@@ -268,21 +268,9 @@ class RowStore:
         values = {"": rows, **{name: states[name] for name in arena.states if states}}
         if mine is not None and not mine.all():
             local, values = local[mine], {name: of[mine] for name, of in values.items()}
-        where, cut = local + part.base, slice(start - columns[0], stop - columns[0])
-        if arena.cache is not None:
-            arena.cache.flush()
-            arena.cache.clear()
-        arena.will_change(where)
-        placed = slice(where[0], where[-1] + 1) if _rising_by_one(where) else where
-        for name, of in values.items():
-            held = arena.states[name] if name else arena.rows
-            to = placed if isinstance(held, np.ndarray) else where
-            if held.ndim == 1:
-                held[to] = of
-            elif stop - start == held.shape[1]:  # whole rows, which are put by far faster
-                held[to] = of[:, cut]
-            else:
-                held[to, start - part.columns[0] : stop - part.columns[0]] = of[:, cut]
+        cut = slice(start - columns[0], stop - columns[0])
+        values = {name: of if of.ndim == 1 else of[:, cut] for name, of in values.items()}
+        arena.place(local + part.base, slice(start - part.columns[0], stop - part.columns[0]), values)
         return len(local) * (stop - start)
 
     def _places(self, table: str, part: Part, ids: Ints) -> tuple[Ints, np.ndarray | None]:
@@ -300,8 +288,3 @@ class RowStore:
             return ids, None
         number, local = part.family.deal(ids)
         return local, number == part.number
-
-
-def _rising_by_one(rows: Ints) -> bool:
-    """Whether these follow each other, as they do where a rank loads what it saved."""
-    return len(rows) > 0 and bool((np.diff(rows) == 1).all())

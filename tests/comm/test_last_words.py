@@ -212,6 +212,31 @@ def test_without_a_remark_the_order_of_ends_tells_and_else_who_was_waited_for() 
     assert alone is not None and alone.line.startswith("rank 2 was killed by signal 9 (SIGKILL); often")
 
 
+def test_of_ranks_that_end_at_once_the_one_that_was_waited_for_is_taken_for_the_first() -> None:
+    boards, deaths = waiting(2), [(NOW_S, {0}), (NOW_S + 0.01, {1, 2, 3})]
+    words = last_words(boards, deaths, None, 3, ending=[1, 2])
+    assert words is not None and words.brief == "rank 2 vanished at step 5 (by the positions of the others)"
+    for ending in ([], [1, 3]):  # they were not waited for either
+        words = last_words(boards, deaths, None, 3, ending=ending)
+        assert words is not None and words.brief == "rank 0 vanished at step 5"
+    words = last_words(boards, [(NOW_S, {2}), deaths[1]], None, 3, ending=[0, 1])
+    assert words is not None and words.brief == "rank 2 vanished at step 5"
+    boards[2] = left(2, ended_s=NOW_S)  # it left in order
+    words = last_words(boards, deaths, None, 3, ending=[2])
+    assert words is not None and words.brief == "rank 0 vanished at step 5"
+
+
+def test_a_process_that_ends_is_seen() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not rank_watch._is_ending(process.pid)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert rank_watch._is_ending(process.pid)  # its end is not yet taken note of
+        process.wait()
+        assert rank_watch._is_ending(process.pid)
+    assert not rank_watch._is_ending(os.getpid())
+
+
 def test_ranks_of_other_hosts_may_have_died_before_those_whose_ends_were_seen() -> None:
     """Killed on node8; the launcher, on node7, sees only that its own rank was ended then."""
     boards = {0: left(0, number=9), 1: left(1, number=9, host="node8"), 2: left(2, count=8, ago_s=2.0, host="node8")}
