@@ -79,7 +79,8 @@ class Newer:
 
 def _values(data: h5py.Dataset, here: slice) -> Any:
     at = data.id.get_offset()
-    if at is None or data.dtype.kind not in "if" or not readable(data.file):
+    as_stored = data.id.get_type().equal(h5py.h5t.py_create(data.dtype))  # not bfloat16, say, which HDF5 converts
+    if at is None or data.dtype.kind not in "if" or not as_stored or not readable(data.file):
         return data[here]
     rows = range(*here.indices(len(data)))
     values = np.empty((len(rows), *data.shape[1:]), data.dtype)

@@ -65,6 +65,7 @@ class _Claim:
     def __init__(self, run: Path, job: str | None) -> None:
         self._run, self._path, self._job = run, run / FILE, job
         self._began_s = time.monotonic()
+        self._stale_s: float | None = None  # since when the file vanishes at each try
         self._lock: int | None = None
         self._holder: tuple[str | None, str] | None = None  # the one that is waited for: its host, and in words
 
@@ -77,9 +78,12 @@ class _Claim:
                 if self._take():
                     return True, ""
             except OSError as error:
-                if error.errno != errno.ESTALE or self._waited_s >= WAIT_S:
+                now_s = time.monotonic()
+                self._stale_s = now_s if self._stale_s is None else self._stale_s
+                if error.errno != errno.ESTALE or now_s - self._stale_s >= WAIT_S:
                     raise
             else:
+                self._stale_s = None
                 if refusal := self._refusal():
                     return True, refusal
         time.sleep(_POLL_S)  # after ESTALE too: somebody has removed the file, and the next try makes a new one
@@ -147,7 +151,9 @@ class _Claim:
 
 def _check_named(lock: int, path: Path) -> None:
     """Raises ESTALE where this file lost its name meanwhile: another job may lock the one that has it now."""
-    mine, named = os.fstat(lock), path.stat() if path.exists() else None
+    mine, named = os.fstat(lock), None
+    with contextlib.suppress(FileNotFoundError):
+        named = path.stat()
     if named is None or (mine.st_dev, mine.st_ino) != (named.st_dev, named.st_ino):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 

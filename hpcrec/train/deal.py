@@ -68,6 +68,7 @@ def dealt_rows(session: Session, checkpoint: Checkpoint, table: str) -> Iterator
                 if block is not None:
                     cover += cover_of(block.ids, block.columns)
                     to_R = _parted(block, parts_R)
+                block = None  # memory is the one ahead, what is sent, and what is received or was read
             except Exception as caught:
                 error = caught
             agree(main, error)
@@ -136,26 +137,33 @@ def _parted(block: TableBlock, parts_R: Sequence[Part | None]) -> dict[int, Deal
     return to_R
 
 
-def _swapped(
-    main: Collectives, to_R: Mapping[int, Dealt], names: Mapping[str, bool], dtype: np.dtype
-) -> Iterator[Dealt]:
-    """What the others have for this rank."""
+def _swapped(main: Collectives, to_R: dict[int, Dealt], names: Mapping[str, bool], dtype: np.dtype) -> Iterator[Dealt]:
+    """What the others have for this rank. Empties ``to_R``, whose memory is needed no longer."""
     send_RM = np.zeros((main.size, 3), np.int64)  # ids, and columns
-    messages_R: list[np.ndarray] = [np.zeros(0, np.uint8)] * main.size
     for rank, dealt in to_R.items():
         send_RM[rank] = len(dealt.ids), *dealt.columns
-        pieces = [dealt.ids, dealt.rows, *(dealt.states[name] for name in names)]
-        messages_R[rank] = np.concatenate([np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in pieces])
+    send_R = _message_bytes_R(send_RM, names, dtype)
+    message, at = np.empty(int(send_R.sum()), np.uint8), 0
+    for rank in sorted(to_R):
+        dealt = to_R.pop(rank)
+        for piece in (dealt.ids, dealt.rows, *(dealt.states[name] for name in names)):
+            message[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)[...] = piece
+            at += piece.nbytes
+        del dealt, piece
     recv_RM = main.alltoall(send_RM, _TAG)
-    n_R, start_R, stop_R = recv_RM.T
-    width_R = stop_R - start_R
-    values_R = width_R + sum((width_R if wide else 1) for wide in names.values())
-    send_R = np.array([len(message) for message in messages_R], np.int64)
-    swap = main.start_alltoallv(np.concatenate(messages_R), send_R, n_R * (8 + dtype.itemsize * values_R), _TAG)
+    swap = main.start_alltoallv(message, send_R, _message_bytes_R(recv_RM, names, dtype), _TAG)
     swap.wait()
+    n_R, start_R, stop_R = recv_RM.T
     for n, start, stop, message in zip(n_R.tolist(), start_R.tolist(), stop_R.tolist(), swap.received, strict=True):
         if n:
             yield _read(message, n, (start, stop), dtype, names)
+
+
+def _message_bytes_R(said_RM: Ints, names: Mapping[str, bool], dtype: np.dtype) -> Ints:
+    """Of messages with so many ids, and columns from start to stop."""
+    n_R, start_R, stop_R = said_RM.T
+    width_R = stop_R - start_R
+    return n_R * (8 + dtype.itemsize * (width_R + sum((width_R if wide else 1) for wide in names.values())))
 
 
 def _read(message: np.ndarray, n: int, columns: tuple[int, int], dtype: np.dtype, names: Mapping[str, bool]) -> Dealt:

@@ -103,6 +103,7 @@ def _load_table(session: Session, checkpoint: Checkpoint, table: str, held: Dyna
         values_U += n_columns * np.bincount(rows[rows < held.spare], minlength=len(held))
         n_values += n_columns * len(dealt.ids)
         session.parts.store.load(table, dealt.ids, dealt.rows, dealt.states, dealt.columns)
+        del dealt  # else its memory would be there while the next is read
     return n_values / width if (values_U == width).all() else math.nan  # which equals nothing, itself included
 
 

@@ -191,6 +191,7 @@ def _load_rows(session: Session, checkpoint: Checkpoint) -> None:
             for dealt in dealt_rows(session, checkpoint, table):
                 assert store is not None, "rows are dealt to those that hold them"
                 store.load(table, dealt.ids, dealt.rows, dealt.states, dealt.columns)
+                del dealt  # else its memory would be there while the next is read
     load_dynamic(session, checkpoint)
 
 

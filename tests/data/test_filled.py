@@ -82,8 +82,9 @@ def test_whole_pages_pass_by_the_cache(
 
     monkeypatch.setattr(os, "pwrite", watched)
     write_many_pages(tmp_path / "a.h5")
-    if hdf5_filled._past_the_cache(tmp_path / "a.h5") is None:
+    if (past := hdf5_filled._past_the_cache(tmp_path / "a.h5")) is None:
         pytest.skip("this file system has no O_DIRECT")
+    os.close(past)
     assert taken[True] > (0.9 if most % PAGE_BYTES == 0 else 0.2) * sum(taken.values())
 
 
@@ -114,8 +115,9 @@ def test_direct_writes_that_are_refused(
 
     monkeypatch.setattr(os, "pwrite", refusing)
     write_many_pages(tmp_path / "a.h5")
-    if hdf5_filled._past_the_cache(tmp_path / "a.h5") is None:
+    if (past := hdf5_filled._past_the_cache(tmp_path / "a.h5")) is None:
         pytest.skip("this file system has no O_DIRECT")
+    os.close(past)
     assert len(refused) == 1
 
 

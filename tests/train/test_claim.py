@@ -164,6 +164,29 @@ def test_file_removed_on_its_server_is_opened_anew(tmp_path: Path, lockf: Callab
         assert len(seen) == 2 and (tmp_path / claim.FILE).stat().st_ino == seen[1]
 
 
+def test_file_removed_after_a_long_wait_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lockf: Callable[[Lockf], None]
+) -> None:
+    # As the refusal says that it can be, of a host that is gone.
+    clock, original = [0.0], fcntl.lockf
+
+    def lost(lock: int, how: int) -> None:
+        if clock[0] < 100.0:
+            raising(errno.EAGAIN)(lock, how)
+        if clock[0] == 100.0:
+            (tmp_path / claim.FILE).unlink()
+            raising(errno.ESTALE)(lock, how)
+        original(lock, how)
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    lockf(lost)
+    (tmp_path / claim.FILE).write_text(json.dumps({"job": None, "host": "gone", "process": 12, "since": "2027"}))
+    with claim.claimed(tmp_path, "4712", Alone()):
+        assert json.loads((tmp_path / claim.FILE).read_text())["job"] == "4712"
+    assert 100.0 < clock[0] < 101.0
+
+
 def test_lock_on_a_file_that_a_user_removes_meanwhile_is_none(tmp_path: Path, lockf: Callable[[Lockf], None]) -> None:
     original, seen = fcntl.lockf, []
 

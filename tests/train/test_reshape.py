@@ -6,6 +6,7 @@ the first ranks of the test's world, on a communicator of their own.
 
 import itertools
 import random
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,9 @@ from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.dense.optimizer import optimizer_state
 from hpcrec.errors import CheckpointError
-from hpcrec.train import state
-from hpcrec.train.checkpoint import find_checkpoint
+from hpcrec.train import deal, state
+from hpcrec.train.checkpoint import Checkpoint, TableBlock, find_checkpoint
+from hpcrec.train.checkpoint_stretch import Stretch
 from hpcrec.train.session import Session
 from tests.train import dynamic_runs
 from tests.train.runs import config_for, write_data
@@ -213,6 +215,30 @@ def test_another_store(folder: Path, start: Start) -> None:
     whole = start(1, shapes[0])
     for number, (before, after) in enumerate(itertools.pairwise(shapes)):
         goes_on(start, (1 + number % 2, before), (2 - number % 2, after), whole)
+
+
+@pytest.mark.parallel([2, 3])
+def test_a_read_that_fails_on_one_rank_ends_loading_on_all(
+    folder: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_data(folder / "data.h5")
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    start(size, sharded("row"), stop_at=STOP_AT)
+    original, reads = Checkpoint.block, []
+
+    def failing(checkpoint: Checkpoint, stretch: Stretch) -> TableBlock:
+        reads.append(stretch)
+        if (rank, len(reads)) == (size - 1, 2):
+            raise CheckpointError("the disk is gone")
+        return original(checkpoint, stretch)
+
+    monkeypatch.setattr(Checkpoint, "block", failing)
+    monkeypatch.setattr(deal, "_LEAST_ROWS", 2)
+    monkeypatch.setattr(deal, "BLOCK_ROWS", 2)
+    with pytest.raises(CheckpointError, match="the disk is gone"):  # rank 0's, which is not the one
+        start(size, sharded("row"), resume=True)
+    assert 2 <= len(reads) <= 3  # one ahead
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "hpcrec-prefetch"]
 
 
 @pytest.mark.parallel([4])

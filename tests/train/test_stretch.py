@@ -16,6 +16,15 @@ ROWS = np.random.default_rng(2).random((100, 3))
 STATE = np.random.default_rng(3).random(100)
 
 
+def bfloat16() -> h5py.h5t.TypeID:
+    """What HDF5 converts to float32, whose kind it has for NumPy."""
+    found = h5py.h5t.IEEE_F32LE.copy()
+    found.set_fields(15, 7, 8, 0, 7)
+    found.set_size(2)
+    found.set_ebias(127)
+    return found
+
+
 def write(path: Path, dtype: str = "<f4", file: dict[str, Any] | None = None, **layout: Any) -> Path:
     """A part of a table of 100 rows."""
     with h5py.File(path, "w", **(file or {})) as part:
@@ -55,6 +64,16 @@ def test_values_are_those_of_hdf5(
     np.testing.assert_array_equal(block.rows, ROWS[start:stop].astype(dtype))
     np.testing.assert_array_equal(block.states["sum"], STATE[start:stop].astype(dtype))
     assert block.rows.shape == (stop - start, 3) and block.columns == (0, 3)
+
+
+def test_values_of_types_that_numpy_has_not_are_converted(tmp_path: Path) -> None:
+    path, whole = write(tmp_path / "a.h5"), np.arange(300.0).reshape(100, 3) % 256  # which eight bits hold
+    with h5py.File(path, "a") as part:
+        del part["rows"]
+        made = h5py.h5d.create(part.id, b"rows", bfloat16(), h5py.h5s.create_simple((100, 3)))
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, whole)
+        assert made.get_offset() and made.get_storage_size() == 600
+    np.testing.assert_array_equal(Newer().block(Stretch(path, 7, 60)).rows, whole[7:60])
 
 
 def test_file_that_is_cut_short_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
