@@ -126,6 +126,11 @@ def test_lanes_count_and_cost_little() -> None:
     assert best_s < 2e-6
 
 
+def of_ranks(said: list[str]) -> list[str]:
+    """Reports that wait for ranks; not those of a collective that a busy machine keeps from its end."""
+    return [text for text in said if "Waiting for rank" in text]
+
+
 @pytest.mark.parallel([2, 3, 4])
 def test_a_late_rank_is_reported_once_and_the_run_goes_on(monkeypatch) -> None:
     comm, said = MPI.COMM_WORLD, []
@@ -138,7 +143,7 @@ def test_a_late_rank_is_reported_once_and_the_run_goes_on(monkeypatch) -> None:
         if step == 1 and comm.rank == late:
             time.sleep(2.5)
         world.dense.barrier()
-    told = comm.allgather(said)
+    told = comm.allgather(of_ranks(said))
     parallel_assert([len(mine) for mine in told] == [1] + [0] * (comm.size - 1), msg=str(told))
     text = told[0][0]
     waiting = listed(range(late))
@@ -166,7 +171,7 @@ def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, s
                 if comm.rank == last or stuck == "all":
                     time.sleep(0.1)
                     aside.comes_on()
-            told.append(len(said))
+            told.append(len(of_ranks(said)))
             if comm.rank == last or stuck == "all":
                 time.sleep(2.0)  # a disk that does not answer
             aside.allgather(comm.rank)
@@ -179,7 +184,7 @@ def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, s
         time.sleep(0.01)
     thread.join()
     parallel_assert(comm.allgather(told) == [[0]] * comm.size, msg=str(told))
-    everything = comm.allgather(said)
+    everything = comm.allgather(of_ranks(said))
     reports_R = [len(mine) for mine in everything]
     # of ranks that hang at once, one may do so for longer than the limit where the machine is slow
     wanted = reports_R[0] == 1 if stuck == "one" else reports_R[0] >= 1
