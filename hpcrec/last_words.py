@@ -142,27 +142,31 @@ def _first(
     vanished = {rank for rank, left in boards.items() if left.ended_s is None}
     first_word_s = min((b.ended_s for b in boards.values() if b.ended_s is not None and b.error), default=None)
     dead = [(when_s, ranks) for when_s, ranks in deaths if first_word_s is None or when_s < first_word_s]
+    waits = find_waits(_standings(boards, time.time()), _members(boards), 0.0)
+    waited_for = {rank for wait in waits for rank in wait.missing}
+    suspects = dead[0][1] & vanished if dead else set()
+    if suspects and not suspects & waited_for:  # one that was ended for another may be gone before it
+        suspects |= ending & vanished & waited_for
+
+    def likeliest() -> int:
+        return min(waited_for & suspects or suspects, key=lambda rank: (boards[rank].noted_s, rank))
+
     if code in _SAID_BY_RANKS:  # a rank may have failed by the loss of another; else nothing is left to say
-        suspects = dead[0][1] & vanished if dead and code == 1 else set()
-        return (min(suspects), len(suspects) == 1) if suspects else (None, True)
+        return (likeliest(), len(suspects) == 1) if suspects and code == 1 else (None, True)
     if remark is not None and remark.signal is not None and (remark.rank in vanished or remark.rank not in boards):
         return remark.rank, True
-    suspects = (dead[0][1] & vanished if dead else set()) or (vanished if first_word_s is None else set())
+    suspects = suspects or (vanished if first_word_s is None else set())
     here = {boards[rank].host for _, ranks in deaths for rank in ranks if rank in boards}
     elsewhere = {rank for rank in vanished if boards[rank].host not in here}
     if suspects and dead:  # of other hosts nobody saw who ended when: this host's ranks may have been ended for one
         suspects |= elsewhere
-    waits = find_waits(_standings(boards, time.time()), _members(boards), 0.0)
-    waited_for = {rank for wait in waits for rank in wait.missing}
-    if suspects and dead and not suspects & waited_for:  # one that was ended for another may be gone before it
-        suspects |= ending & vanished & waited_for
     if len(suspects) == 1 and dead:
         return min(suspects), True
     if remark is not None and (remark.rank in suspects or not boards):
         return remark.rank, True
     if not suspects:
         return None, True
-    return min(waited_for & suspects or suspects, key=lambda rank: (boards[rank].noted_s, rank)), False
+    return likeliest(), False
 
 
 def _how(rank: int, remark: Remark | None, code: int) -> tuple[str, int | None]:

@@ -68,7 +68,7 @@ def dealt_rows(session: Session, checkpoint: Checkpoint, table: str) -> Iterator
                 if block is not None:
                     cover += cover_of(block.ids, block.columns)
                     to_R = _parted(block, parts_R)
-                block = None  # memory is the one ahead, what is sent, and what is received or was read
+                block = None  # lives on in what is sent, no longer than that: its memory is needed
             except Exception as caught:
                 error = caught
             agree(main, error)
@@ -143,15 +143,15 @@ def _swapped(main: Collectives, to_R: dict[int, Dealt], names: Mapping[str, bool
     for rank, dealt in to_R.items():
         send_RM[rank] = len(dealt.ids), *dealt.columns
     send_R = _message_bytes_R(send_RM, names, dtype)
-    message, at = np.empty(int(send_R.sum()), np.uint8), 0
+    sent, at = np.empty(int(send_R.sum()), np.uint8), 0
     for rank in sorted(to_R):
         dealt = to_R.pop(rank)
         for piece in (dealt.ids, dealt.rows, *(dealt.states[name] for name in names)):
-            message[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)[...] = piece
+            sent[at : at + piece.nbytes].view(piece.dtype).reshape(piece.shape)[...] = piece
             at += piece.nbytes
         del dealt, piece
     recv_RM = main.alltoall(send_RM, _TAG)
-    swap = main.start_alltoallv(message, send_R, _message_bytes_R(recv_RM, names, dtype), _TAG)
+    swap = main.start_alltoallv(sent, send_R, _message_bytes_R(recv_RM, names, dtype), _TAG)
     swap.wait()
     n_R, start_R, stop_R = recv_RM.T
     for n, start, stop, message in zip(n_R.tolist(), start_R.tolist(), stop_R.tolist(), swap.received, strict=True):

@@ -219,6 +219,9 @@ def test_of_ranks_that_end_at_once_the_one_that_was_waited_for_is_taken_for_the_
     for ending in ([], [1, 3]):  # they were not waited for either
         words = last_words(boards, deaths, None, 3, ending=ending)
         assert words is not None and words.brief == "rank 0 vanished at step 5"
+    failed = boards | {1: left(1, ended_s=NOW_S + 1, error="KeyError: 1")}  # by the loss of rank 2
+    words = last_words(failed, deaths, None, 1, ending=[2])
+    assert words is not None and words.brief == "rank 2 vanished at step 5 (by the positions of the others)"
     words = last_words(boards, [(NOW_S, {2}), deaths[1]], None, 3, ending=[0, 1])
     assert words is not None and words.brief == "rank 2 vanished at step 5"
     boards[2] = left(2, ended_s=NOW_S)  # it left in order
@@ -226,7 +229,7 @@ def test_of_ranks_that_end_at_once_the_one_that_was_waited_for_is_taken_for_the_
     assert words is not None and words.brief == "rank 0 vanished at step 5"
 
 
-def test_a_process_that_ends_is_seen() -> None:
+def test_a_process_that_ends_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert not rank_watch._is_ending(process.pid)
         process.kill()
@@ -235,6 +238,9 @@ def test_a_process_that_ends_is_seen() -> None:
         process.wait()
         assert rank_watch._is_ending(process.pid)
     assert not rank_watch._is_ending(os.getpid())
+    for flags, ending in [(0x400044, True), (0x400040, False)]:  # of one that lets go of its memory, or is forked
+        monkeypatch.setattr(Path, "read_text", lambda _, flags=flags: f"9 (a (b) R) R 4 4 4 4 4 {flags} 4 4")
+        assert rank_watch._is_ending(9) is ending
 
 
 def test_ranks_of_other_hosts_may_have_died_before_those_whose_ends_were_seen() -> None:
