@@ -65,7 +65,7 @@ def job(shape: Shape, data: Path, model: str, ids: str, form: str, **more: Any) 
 def pairs_job(shape: Shape, data: Path, model: str, forms: Sequence[str], n_pairs: int, steps: int) -> Row:
     """Runs of ``rank.pairs``."""
     settings = _settings(shape, data, model, "read")
-    runs = {"forms": list(forms), "n_pairs": n_pairs, "steps": steps}
+    runs = {"variants": {form: [f"exchange.form={form}"] for form in forms}, "n_pairs": n_pairs, "steps": steps}
     return {"kind": "pairs", "config": str(CONFIG), "settings": settings, **runs}
 
 

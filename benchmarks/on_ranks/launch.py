@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 RANK = str(Path(__file__).resolve().parent / "rank.py")
-RANKS = 4
+RANKS = HOSTS = 4
 LOOK_EVERY_S = 0.2
 
 
@@ -38,8 +38,10 @@ def why_no_hosts(cluster: Path) -> str | None:
     return None
 
 
-def on_hosts(jobs: Sequence[Mapping[str, Any]], cluster: Path, rate: str = "1gbit") -> Iterator[dict[str, Any]]:
-    """The same with a rank on each of as many emulated hosts, which are there for as long as it takes.
+def on_hosts(
+    jobs: Sequence[Mapping[str, Any]], cluster: Path, rate: str = "1gbit", ranks_per_host: int = 1
+) -> Iterator[dict[str, Any]]:
+    """The same with so many ranks on each of 4 emulated hosts, which are there for as long as it takes.
 
     ``rate`` is of their links, both ways, as ``tc`` writes it.
     """
@@ -47,8 +49,9 @@ def on_hosts(jobs: Sequence[Mapping[str, Any]], cluster: Path, rate: str = "1gbi
     # Ranks that wait give way to others of their session alone (Linux's autogroup), and a daemon would begin one.
     environment = {**os.environ, "MPIOPTS": f"{os.environ.get('MPIOPTS', '')} --leave-session-attached"}
     try:
-        subprocess.run([str(scripts / "up.sh"), str(RANKS), rate], check=True, stdout=subprocess.DEVNULL)
-        yield from _rows([str(scripts / "run.sh"), str(RANKS), "1", sys.executable, "-u", RANK], jobs, environment)
+        subprocess.run([str(scripts / "up.sh"), str(HOSTS), rate], check=True, stdout=subprocess.DEVNULL)
+        ranks = [str(HOSTS * ranks_per_host), str(ranks_per_host)]
+        yield from _rows([str(scripts / "run.sh"), *ranks, sys.executable, "-u", RANK], jobs, environment)
     finally:
         subprocess.run([str(scripts / "down.sh")], check=False)
 

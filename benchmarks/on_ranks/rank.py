@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,30 +128,32 @@ def sent_again(session: Session, bytes_RTR: Ints) -> float:
     return float(np.median(taken_s))
 
 
-def pairs(config: str, settings: Sequence[str], forms: Sequence[str], n_pairs: int, steps: int) -> Any:
-    """Two runs at once that take turns: mean seconds of a step of each in each of ``n_pairs`` turns, and of set-up.
+def pairs(
+    config: str, settings: Sequence[str], variants: Mapping[str, Sequence[str]], n_pairs: int, steps: int
+) -> Any:
+    """Runs at once that take turns: mean seconds of a step of each in each of ``n_pairs`` turns, and of set-up.
 
-    A turn is one step that is not timed, in which what the other run had under way ends, and ``steps`` that are. Who
-    comes first alternates; the first pair of turns warms up.
+    ``variants`` are the settings in which they differ, by name. A turn is one step that is not timed, in which what
+    another run had under way ends, and ``steps`` that are. Who comes first alternates; the first turn of each warms up.
     """
     total = (n_pairs + 1) * (steps + 1)
     every = [f"train.steps={total}", *settings]
     sessions, open_s = [], []
-    for form in forms:
+    for of_one in variants.values():
         began_s = time.perf_counter()
-        sessions.append(hpcrec.open_session(config, [*every, f"exchange.form={form}"]))
+        sessions.append(hpcrec.open_session(config, [*every, *of_one]))
         open_s.append(time.perf_counter() - began_s)
     runs = [session.steps() for session in sessions]
-    step_s: list[list[float]] = [[] for _ in forms]
+    step_s: list[list[float]] = [[] for _ in variants]
     for pair in range(n_pairs + 1):
-        order = range(len(forms)) if pair % 2 else reversed(range(len(forms)))
+        order = range(len(variants)) if pair % 2 else reversed(range(len(variants)))
         for which in order:
             step_s[which].append(turn(sessions[which], runs[which], steps))
     for session, run in zip(sessions, runs, strict=True):
         next(run, None)  # which ends it
         session.close()
-    steps_s = {form: of_form[1:] for form, of_form in zip(forms, step_s, strict=True)}
-    return {"step_s": steps_s, "open_s": dict(zip(forms, open_s, strict=True))}
+    steps_s = {name: of_one[1:] for name, of_one in zip(variants, step_s, strict=True)}
+    return {"step_s": steps_s, "open_s": dict(zip(variants, open_s, strict=True))}
 
 
 def turn(session: Session, run: Iterator[Any], steps: int) -> float:
