@@ -28,7 +28,8 @@ from hpcrec.data.order import GlobalOrder
 from hpcrec.data.reader import DataSet
 from hpcrec.dense.codistillation import Other
 from hpcrec.embedding.shards import Family
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
+from hpcrec.embedding.stores import STORES
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.train.compression import advise
 from hpcrec.train.nonfinite import Guard
@@ -204,15 +205,19 @@ def _check_same_data(splits: dict[str, Split], world: World) -> None:
 
 def _make_store(
     config: Config, tables: dict[str, TableSpec], families: Sequence[Family], topology: Topology
-) -> RowStore | None:
+) -> Store | None:
     held = [family for family in families if topology.rank in family.holders]
     if not held:
         return None
-    dtype = DTYPES[config.train.dtype][0]
-    device = make_device(config, topology)
-    room_bytes = config.store.memory_bytes
-    return RowStore(
-        tables, held, rank=topology.rank, seed=config.train.seed, dtype=dtype, device=device, room_bytes=room_bytes
+    store = STORES[config.store.name]
+    return store(
+        tables,
+        held,
+        rank=topology.rank,
+        seed=config.train.seed,
+        dtype=DTYPES[config.train.dtype][0],
+        device=make_device(config, topology),
+        **store.settings(config.store.memory_bytes),
     )
 
 

@@ -258,9 +258,8 @@ def _owner(session: Session) -> dict[str, float] | None:
     if not session.topology.is_owner:
         return None
     store, load = session.parts.store, session.parts.load
-    rows, n_bytes = (0, 0) if store is None else (store.rows_in_use, store.memory_bytes)
-    counts = None if store is None else store.cache_counts
-    return {**(load or Load()).figures(rows, n_bytes), **({} if counts is None else counts.figures())}
+    held = {"rows": 0, "bytes": 0} if store is None else store.figures()
+    return {**held, **(load or Load()).figures()}
 
 
 def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, float]:

@@ -38,7 +38,7 @@ from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.embedding.load import Load
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
 from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.ask import Asker
 from hpcrec.exchange.codecs import codec_for
@@ -68,7 +68,7 @@ class Exchange:
     layout : Layout
     operators : mapping of str to Operator
         What the model receives.
-    store : RowStore or None
+    store : Store or None
         What this rank holds, replicas included; None where it holds nothing.
     weighted : set of str
         Features whose ids carry weights.
@@ -107,7 +107,7 @@ class Exchange:
         world: World,
         layout: Layout,
         operators: Mapping[str, Operator],
-        store: RowStore | None,
+        store: Store | None,
         *,
         weighted: set[str],
         seed: int,
@@ -160,7 +160,7 @@ class Exchange:
         self._codec = codec_for(world.main, codec, self.dtype, self.masks, thresholding, devices)
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
 
-    def _serving(self, store: RowStore, leg: Leg, weighted: set[str], load: Load | None) -> Holder:
+    def _serving(self, store: Store, leg: Leg, weighted: set[str], load: Load | None) -> Holder:
         weighs = [e.form in ("pooled", "partial") and e.features[0] in weighted for e in leg.entries]
         return Holder(
             store,
@@ -264,6 +264,11 @@ class Exchange:
         with self._timer("assemble"):
             leaves, partials = asked.assemble(self._where.assembler, received, self.layout.groups)
         return Inputs(leaves, partials, self.layout, self._operators, train=route.train, where=self._where)
+
+    def forget(self, route: Route) -> None:
+        """The step is left out: no gradients will come."""
+        if self._holder is not None and route.served is not None:
+            self._holder.release(route.served)
 
     def gradients(self, route: Route, found: Gradients | None, *, step: int, lr_scale: float) -> None:
         """Phase ``gradients``; collective. Rows and their optimizers have stepped when it returns.

@@ -51,5 +51,8 @@ class Policy(Protocol):
     def scatter(self, ticket: Ticket, inputs: Inputs | None, *, step: int, lr_scale: float) -> None:
         """Sends the gradients of the leaves to their rows."""
 
+    def forget(self, ticket: Ticket) -> None:
+        """The batch is left out: no gradients will follow. Not collective."""
+
     def close(self) -> None:
         """Ends what runs ahead."""

@@ -79,6 +79,10 @@ class Sync:
         gradients = None if inputs is None else inputs.gradients()
         self._exchange.gradients(ticket.routed.result(), gradients, step=step, lr_scale=lr_scale)
 
+    def forget(self, ticket: Ticket) -> None:
+        """See ``Policy``."""
+        self._exchange.forget(ticket.routed.result())
+
     def close(self) -> None:
         """See ``Policy``."""
         if self._router is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.failure import agree
 from hpcrec.data.prefetch import Prefetch
-from hpcrec.embedding.arena import Part
+from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.cover import cover_of, cover_of_range, said_of
 from hpcrec.embedding.store import row_states
 from hpcrec.errors import CheckpointError
@@ -51,8 +51,7 @@ def dealt_rows(session: Session, checkpoint: Checkpoint, table: str) -> Iterator
         A file is not as it should be, or, at the end, ids are there twice and others are not; on every rank.
     """
     main, store = session.parts.world.main, session.parts.store
-    found = None if store is None else store.find(table)
-    parts_R: list[Part | None] = main.allgather(None if found is None else found[1])
+    parts_R: list[Part | None] = main.allgather(None if store is None else store.part(table))
     spec, dtype = session.parts.tables[table], np.dtype(str(session.parts.dtype).removeprefix("torch."))
     bare = on_root(main, lambda: checkpoint.without_states(table))  # who trains on it was refused before
     names = {} if bare else {name: len(shape) == 2 for name, shape in row_states(spec.optimizer).items()}

@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 
 from hpcrec.comm.failure import agree
-from hpcrec.embedding.arena import BLOCK_ROWS
+from hpcrec.embedding.store import BLOCK_ROWS
 from hpcrec.embedding.dynamic import DynamicFigures, DynamicRows, IdState
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
 from hpcrec.errors import CheckpointError
 from hpcrec.train.checkpoint import Checkpoint
 from hpcrec.train.checkpoint_parts import PENDING, Admission, opened, read_admission
@@ -112,7 +112,7 @@ def _named(session: Session, held: DynamicRows) -> str:
     return named(session.parts.store, held)
 
 
-def named(store: RowStore, held: DynamicRows) -> str:
+def named(store: Store, held: DynamicRows) -> str:
     """The table by whose name a family is called, and which is saved with what is known of the ids: its widest."""
     return max(held.family.tables, key=lambda table: _width(store, table))
 
@@ -154,7 +154,7 @@ def _used(file: h5py.File, known: Admission) -> Iterator[tuple[Ints, Ints, Ints]
         )
 
 
-def _width(store: RowStore, table: str) -> int:
-    found = store.find(table)
-    assert found is not None, "an owner of a family holds all of its tables"
-    return found[1].width
+def _width(store: Store, table: str) -> int:
+    part = store.part(table)
+    assert part is not None, "an owner of a family holds all of its tables"
+    return part.width

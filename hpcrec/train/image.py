@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from hpcrec.dense.optimizer import optimizer_state
-from hpcrec.embedding.arena import Part, Picked
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.blocks import Part
+from hpcrec.embedding.held_rows import Picked
+from hpcrec.embedding.store import Store
 from hpcrec.train.checkpoint import CheckpointWriter
 from hpcrec.train.dynamic_state import admission_of, named
 from hpcrec.train.parts import Parts
@@ -52,9 +53,8 @@ def _tables(parts: Parts, writer: CheckpointWriter | None, *, some: bool) -> lis
     writes: list[Write] = []
     tables: dict[str, Picked] = {}
     for table in store.tables:
-        found = store.find(table)
-        assert found is not None
-        part = found[1]
+        part = store.part(table)
+        assert part is not None
         if part.family.kind == "replicate" and part.number > 0:
             continue  # every copy is the same
         admission = known = None
@@ -79,7 +79,7 @@ def _tables(parts: Parts, writer: CheckpointWriter | None, *, some: bool) -> lis
     return writes
 
 
-def _write_table(store: RowStore, part: Part, picked: Picked, facts: dict[str, Any], writer: CheckpointWriter) -> None:
+def _write_table(store: Store, part: Part, picked: Picked, facts: dict[str, Any], writer: CheckpointWriter) -> None:
     writer.write_table_part(part.table, part.number, store.export(part.table, picked), **facts)
 
 

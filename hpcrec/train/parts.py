@@ -17,7 +17,7 @@ from hpcrec.dense.place import Place
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slices
 from hpcrec.embedding.load import Load
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
 from hpcrec.policy.base import Policy
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.timer import PhaseTimer
@@ -117,7 +117,7 @@ class Engine:
     """
 
     policy: Policy
-    store: RowStore | None
+    store: Store | None
     load: Load | None
     features: tuple[str, ...]
     held: tuple[str, ...]
@@ -183,7 +183,7 @@ class Parts:
         return self.engine.policy
 
     @property
-    def store(self) -> RowStore | None:
+    def store(self) -> Store | None:
         """The engine's: what this rank holds."""
         return self.engine.store
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcrec.comm.aside import Aside
 from hpcrec.comm.failure import agree
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
 from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.train import state
 from hpcrec.train.checkpoint import CheckpointWriter
@@ -48,7 +48,7 @@ class Saver:
         self._base: int | None = None  # step of the last checkpoint with all rows, where it is known what changed since
         self._since_base = 0
         self._thread: threading.Thread | None = None
-        self._store: RowStore | None = None  # whose rows the thread reads
+        self._store: Store | None = None  # whose rows the thread reads
         self._failure: BaseException | None = None
         if background and session.parts.world.aside is None:
             raise ConfigError(

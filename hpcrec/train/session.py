@@ -161,6 +161,7 @@ class Session:
         if not finite:
             if parts.dense is not None:
                 parts.dense.reducer.cancel()  # sums under way have to end on every dense rank
+            parts.policy.forget(ticket)
             self.guard.skip(found)
             self.last_logits = None
             self.step += 1

@@ -127,7 +127,7 @@ class Rules:
         self.initial = {n: (reference.rows(n), reference.states(n)) for n in reference.tables}
 
     def _families(self, table: str) -> list[Any]:
-        found = None if self.session.parts.store is None else self.session.parts.store.find(table)
+        found = None if self.session.parts.store is None else self.session.parts.store.place(table)
         everyone = self.session.parts.world.main.allgather(None if found is None else found[1].family)
         return [next(family for family in everyone if family is not None)]
 

@@ -87,7 +87,7 @@ def gather_tables(session: Session) -> dict[str, np.ndarray]:
     parts, mine = session.parts, {}
     if parts.store is not None:
         for table in parts.store.tables:
-            columns = parts.store.find(table)[1].columns
+            columns = parts.store.place(table)[1].columns
             mine[table] = [(i.copy(), r.copy(), columns) for i, r, _ in parts.store.export(table)]
     out = {}
     for name, spec in parts.tables.items():

@@ -15,7 +15,7 @@ from hpcrec import commands
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.config import Config
 from hpcrec.data import hdf5_filled
-from hpcrec.embedding import arena, frozen, store
+from hpcrec.embedding import frozen, held_rows, store
 from hpcrec.embedding.frozen import FrozenRows
 from hpcrec.models.deepfm import DeepFM, DeepFMOptions
 from hpcrec.train import saver
@@ -122,7 +122,7 @@ def slow_down(patched: pytest.MonkeyPatch, kept: list[int], behind: list[int]) -
         behind[0] += self._session.step >= given[0].step + 2
         write(self, *given)
 
-    patched.setattr(arena, "EXPORT_BYTES", 200)
+    patched.setattr(held_rows, "EXPORT_BYTES", 200)
     patched.setattr(store, "KEPT_BYTES", 600)
     patched.setattr(FrozenRows, "take", slowly)
     patched.setattr(FrozenRows, "keep", counted)

@@ -68,8 +68,8 @@ def spoil_gradients(session: Session, feature: str | None, parameter: str | None
 def held(session: Session) -> dict[str, np.ndarray]:
     """Rows and their states, dense parameters and theirs, on this rank."""
     found, store = {}, session.parts.store
-    for a, arena in enumerate(store.arenas if store is not None else ()):
-        found |= {f"rows {a}": arena.rows.copy()} | {f"{n} {a}": s.copy() for n, s in arena.states.items()}
+    for b, held in enumerate(store.held if store is not None else ()):
+        found |= {f"{n} {b}": values.copy() for n, values in held.columns.items()}
     if session.parts.dense is not None:
         dense = session.parts.dense
         found |= {n: p.detach().numpy().copy() for n, p in dense.named_parameters}

@@ -86,7 +86,7 @@ def rows_of(session: Session) -> Learned:
     """Ids, rows and optimizer states of all tables, by id; copies must agree."""
     store, mine = session.parts.store, {}
     for table in () if store is None else store.tables:
-        columns = store.find(table)[1].columns
+        columns = store.place(table)[1].columns
         mine[table] = [(i.copy(), {"rows": r.copy()} | states, columns) for i, r, states in store.export(table)]
     out: Learned = {}
     everyone = session.parts.world.main.allgather(mine)

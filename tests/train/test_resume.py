@@ -36,8 +36,8 @@ def finish(config: Any, stop_at: int | None = None, resume: bool = False) -> dic
                 break
         learned = dict(gather_tables(session))
         store = session.parts.store
-        for a, arena in enumerate(store.arenas if store is not None else ()):
-            learned |= {f"arena{a}.{name}": values.copy() for name, values in arena.states.items()}
+        for b, held in enumerate(store.held if store is not None else ()):
+            learned |= {f"block{b}.{name}": values.copy() for name, values in held.states.items()}
         wire = session.parts.world.total_wire_bytes()[1:3]  # ids routed ahead of the stop are sent again
         away = session.parts.slices.gather()
         learned |= {f"{n}.{k}": torch.as_tensor(v).numpy() for n, state in away.items() for k, v in state.items()}

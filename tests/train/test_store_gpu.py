@@ -17,7 +17,7 @@ from tests.train.test_equivalence import roles_for
 
 DEVICES = pytest.mark.parametrize("device", ["emulated", "cuda"])
 STEPS = 4
-MEMORY = (None, 1, 6000)  # bytes of the device for rows: all that they take; 32 rows of each arena; and some more
+MEMORY = (None, 1, 6000)  # bytes of the device for rows: all that they take; 32 rows of each block; and some more
 CASES: dict[str, dict[str, Any]] = {
     "pooled": {"exchange": {"form": "pooled"}},
     "rows": {"exchange": {"form": "rows"}},
