@@ -5,8 +5,7 @@ call, however many tables there are. Rows of dynamic tables have arenas of their
 into use. Knows rows and optimizer state; does not know who asks for them.
 """
 
-import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,21 +90,6 @@ class RowStore:
                 arena.cache.will_change = arena.will_change
             self.arenas.append(arena)
         self._where = {p.table: (arena, p) for arena in self.arenas for p in arena.parts}
-
-    @classmethod
-    def joined(cls, base: "RowStore | None", copies: "RowStore | None", copied: Collection[str]) -> "RowStore | None":
-        """``base``, but of the tables ``copied`` it has those in ``copies``, or none; rows are shared with both.
-
-        Rows of these tables in ``base`` stay in memory and are not reached.
-        """
-        stores = [store for store in (base, copies) if store is not None]
-        if not stores:
-            return None
-        out = copy.copy(stores[0])
-        out.arenas = [arena for store in stores for arena in store.arenas]
-        own = {} if base is None else {table: at for table, at in base._where.items() if table not in copied}
-        out._where = {**own, **({} if copies is None else copies._where)}
-        return out
 
     def _build(
         self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec, device: kernels.Device | None
@@ -230,9 +214,8 @@ class RowStore:
         Files ``spill`` take what memory does not of rows that change meanwhile.
         """
         for number, arena in enumerate(self.arenas):
-            mine = [p for p in arena.parts if p.table in tables and self._where[p.table][0] is arena]
             arena.freeze(
-                [(part, tables[part.table]) for part in mine],
+                [(part, tables[part.table]) for part in arena.parts if part.table in tables],
                 spill.with_name(f"{spill.name}-{number}"),
                 KEPT_BYTES // len(self.arenas),
             )
