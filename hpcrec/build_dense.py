@@ -32,7 +32,7 @@ from hpcrec.train.parts import DensePart
 
 
 class DenseSide:
-    """Makes dense parameters alike on all ranks, then puts them where a layout says; collective, like its methods.
+    """Makes dense parameters alike on all ranks, then puts them where a layout says; collective, as ``part`` is.
 
     Ranks that are not dense keep those that may be away, and of the model nothing else.
 

@@ -100,11 +100,9 @@ class CacheFeed:
             cache.finish()
 
     def close(self) -> None:
-        """No step comes any more; the caches serve others."""
+        """No step comes any more."""
         if self._pool is not None:
             self.wait()
-            for served in self._read:
-                self._drop(served)
             self._pool.shutdown()
 
     def wait(self) -> None:
