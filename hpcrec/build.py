@@ -14,9 +14,8 @@ import torch
 
 from hpcrec import kernels
 from hpcrec.build_dense import DenseSide
-from hpcrec.build_device import crosses_directly, make_device, make_place
-from hpcrec.build_engine import Ingredients
-from hpcrec.build_exchange import Auto
+from hpcrec.build_device import make_device, make_place
+from hpcrec.build_exchange import choose, make_exchange
 from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits
@@ -31,9 +30,10 @@ from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
 from hpcrec.embedding.stores import STORES
 from hpcrec.errors import ConfigError, DataError
+from hpcrec.policy.sync import Sync
 from hpcrec.train.compression import advise
 from hpcrec.train.nonfinite import Guard
-from hpcrec.train.parts import Parts, Split
+from hpcrec.train.parts import DensePart, Parts, Split
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.session import Session
 from hpcrec.train.timer import PhaseTimer
@@ -64,36 +64,26 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     agreed(lambda: _check_same_data(splits, world))
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset, world.topology.group))
-    tables, families, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology, reading=reading))
-    agreed(lambda: offers.layout({}))  # refuses what cannot be had, before rows are made
-    store = agreed(lambda: _make_store(config, tables, families, world.topology))
+    tables, _, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology, reading=reading))
+    agreed(lambda: offers.layout({}))  # refuses what cannot be had, before anything is counted or made
     agreed(lambda: _check_threads(config, world))
     place, others = agreed(lambda: make_place(config, world.topology)), _other_groups(config, dataset, world.topology)
     dense = agreed(lambda: DenseSide(config, model, operators, world, place, others))
     timer, signal = PhaseTimer(), watch()
-    given = Ingredients(
-        config=config,
-        world=world,
-        train=splits["train"],
-        tables=tables,
-        operators=operators,
-        offers=offers,
-        store=store,
-        dense=dense,
-        timer=timer,
-        direct=crosses_directly(config, world, place),
-    )
-    auto = Auto(given) if offers.free else None
-    engine = given.placed(offers.layout({}), store) if auto is None else auto.engine
+    layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer)
+    part = agreed(lambda: dense.part(layout.away))
+    store = agreed(lambda: _make_store(config, tables, families, world.topology))
+    exchange = make_exchange(config, world, splits["train"], operators, layout, store, place, timer)
 
     guard = Guard(world.main, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
     parts = Parts(
         world=world,
-        engine=engine,
-        auto=auto,
+        exchange=exchange,
+        policy=Sync(exchange, timer=timer, ahead=config.exchange.prefetch > 0),
+        chosen=chosen,
         tables=tables,
-        dense=dense.part,
-        slices=dense.slices,
+        dense=part,
+        slices=dense.slices(exchange.slices, layout.away),
         clip_norm=config.dense.clip_norm,
         splits=splits,
         schedule=_schedule(config, config.train.steps or config.train.epochs * splits["train"].order.n_batches),
@@ -107,16 +97,16 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         timer=timer,
         signal=signal,
         teaches_from=_teaches_from(config),
-        close=partial(_close, dense, splits, world),
+        close=partial(_close, part, splits, world),
     )
     if not reading:
         advise(parts)
     return Session(parts, guard)
 
 
-def _close(dense: DenseSide, splits: dict[str, Split], world: World) -> None:
-    if dense.part is not None:
-        dense.part.close()
+def _close(dense: DensePart | None, splits: dict[str, Split], world: World) -> None:
+    if dense is not None:
+        dense.close()
     unwatch()
     for split in splits.values():
         split.dataset.close()

@@ -1,11 +1,10 @@
-"""The dense parameters of a session: which are trained on dense ranks together, which at holders, and how they move.
+"""The dense parameters of a session: which are trained on dense ranks together, and which at holders.
 
 Knows configuration, model and exchange; how either side is trained is for ``dense`` and ``train``.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from hpcrec.dense.codistillation import Codistillation, CodistillationOptions, O
 from hpcrec.dense.dct import DctOptions, Thresholded
 from hpcrec.dense.dct_bytes import item_bytes
 from hpcrec.dense.host_sums import HostSums
-from hpcrec.dense.optimizer import State, build_optimizer, load_optimizer_state, optimizer_state
+from hpcrec.dense.optimizer import build_optimizer
 from hpcrec.dense.place import Place
 from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slice, Slices
@@ -33,7 +32,7 @@ from hpcrec.train.parts import DensePart
 
 
 class DenseSide:
-    """Puts dense parameters where a layout says; collective, like all its methods.
+    """Makes dense parameters alike on all ranks, then puts them where a layout says; collective, as ``part`` is.
 
     Ranks that are not dense keep those that may be away, and of the model nothing else.
 
@@ -57,10 +56,6 @@ class DenseSide:
     item_bytes : float
         Of an element of their gradients in a sum, by formula (``dense.dct_bytes``); of thresholded ones after the
         warm-up.
-    part : DensePart or None
-        What dense ranks train; None elsewhere.
-    slices : Slices
-        What holders train.
     """
 
     def __init__(
@@ -78,9 +73,8 @@ class DenseSide:
             raise ConfigError("the model has no dense parameter that requires a gradient; nothing to optimise")
         self.elements = sum(p.numel() for _, p in named)
         self.item_bytes = _item_bytes(config, [p.numel() for _, p in named], world)
-        self._named = [] if world.dense is None else named
-        wanted = config.dense.optimizer
-        self._optimizer_for = partial(build_optimizer, wanted.name, lr=wanted.lr, options=wanted.options)
+        self._config, self._model, self._world, self._others = config, model, world, others or {}
+        self._named = named
         name_of = {p: n for n, p in model.named_parameters()}
         wholes: dict[str, nn.Parameter] = {}
         for name, operator in operators.items():
@@ -93,16 +87,18 @@ class DenseSide:
         _same_everywhere(model, wholes, world)
         error = None
         try:
-            for module in (model, *(other.model for other in (others or {}).values())):
+            for module in (model, *(other.model for other in self._others.values())):
                 place.move(module)
         except Exception as caught:
             error = caught
         agree(world.main, error)  # what follows is collective
-        self.slices = Slices(world.main, wholes, self._optimizer_for)
-        self.part = None if world.dense is None else self._part(config, model, world, others or {})
-        self._first = world.topology.is_dense and world.topology.dense_index == 0
+        self._wholes = wholes
 
-    def _part(self, config: Config, model: nn.Module, world: World, others: Mapping[int, Other]) -> DensePart:
+    def part(self, away: Sequence[nn.Parameter]) -> DensePart | None:
+        """What dense ranks train, all parameters but those that are away; None elsewhere."""
+        config, world = self._config, self._world
+        if world.dense is None:
+            return None
         assert world.group is not None
         plain = make_allreduce(config.dense.reducer, world.group)
         where = (plain.takes_gpu, self.place_of.identity)
@@ -111,30 +107,26 @@ class DenseSide:
         dct = None
         if config.dense.compression == "dct":
             dct = Thresholded(plain, world.group, DctOptions(**asdict(config.dense.dct)))
-
-        def reducer_for(named: Sequence[tuple[str, nn.Parameter]]) -> DenseReducer:
-            sums = HostSums(dct or plain) if staged else dct or plain
-            reducer = DenseReducer(named, sums, bucket_bytes=config.dense.bucket_bytes)
-            if dct is not None:
-                contents = reducer.contents
-                if isinstance(sums, HostSums):
-                    contents = {name: (sums.copy_of(flat, name), held) for name, (flat, held) in contents.items()}
-                dct.arrange(contents)
-            return reducer
-
-        self._reducer_for = reducer_for
+        sums = HostSums(dct or plain) if staged else dct or plain
+        names = {self._name_of[weight] for weight in away}
+        trained = [(n, p) for n, p in self._named if n not in names]
+        reducer = DenseReducer(trained, sums, bucket_bytes=config.dense.bucket_bytes)
+        if dct is not None:
+            contents = reducer.contents
+            if isinstance(sums, HostSums):
+                contents = {name: (sums.copy_of(flat, name), held) for name, (flat, held) in contents.items()}
+            dct.arrange(contents)
 
         def close() -> None:
-            part.reducer.close()
+            reducer.close()
             plain.close()
 
-        reducer, optimizer = self._reducer_for(self._named), self._optimizer_for(self._named)
         part = DensePart(
-            model=model,
+            model=self._model,
             reducer=reducer,
             dct=dct,
-            optimizer=optimizer,
-            trained=self._named,
+            optimizer=self._optimizer_for(trained),
+            trained=trained,
             close=close,
             place=self.place_of,
         )
@@ -143,35 +135,18 @@ class DenseSide:
             options = CodistillationOptions(
                 weight=wanted.weight, burn_in_steps=wanted.burn_in_steps, every=wanted.every
             )
-            part.codistillation = Codistillation(model, world.topology.group, others, world.across, options)
+            part.codistillation = Codistillation(self._model, world.topology.group, self._others, world.across, options)
         return part
 
-    def gather(self) -> State:
-        """Brings those that may be away up to date on every rank; their optimizer state."""
-        if not self.slices.wholes:
-            return {}
-        here: State = {}
-        if self.part is not None and self._first:
-            held = optimizer_state(self.part.optimizer, self.part.trained)
-            here = {name: state for name, state in held.items() if name in self.slices.wholes}
-        return self.slices.gather(here)
-
-    def place(self, own: Sequence[substitute.Slice], away: Sequence[nn.Parameter], gathered: State) -> None:
-        """Trains these slices here, ``away`` on no dense rank; ``gathered`` is what ``gather`` gave before."""
-        names = [self._name_of[weight] for weight in away]
-        moved = set(names) != set(self.slices.away)
+    def slices(self, own: Sequence[substitute.Slice], away: Sequence[nn.Parameter]) -> Slices:
+        """What holders train: these slices here, of parameters that are away."""
         mine = {self._name_of[s.whole]: Slice(s.start, s.stop, s.part) for s in own}
-        self.slices.place(mine, names, gathered)
-        part = self.part
-        if part is None or not moved:
-            return
-        state = {**optimizer_state(part.optimizer, part.trained), **gathered}
-        part.reducer.close()
-        part.trained = [(n, p) for n, p in self._named if n not in names]
-        for weight in away:
-            weight.grad = None
-        part.reducer, part.optimizer = self._reducer_for(part.trained), self._optimizer_for(part.trained)
-        load_optimizer_state(part.optimizer, part.trained, {n: state[n] for n, _ in part.trained})
+        away_names = tuple(self._name_of[weight] for weight in away)
+        return Slices(self._world.main, self._wholes, away_names, mine, self._optimizer_for)
+
+    def _optimizer_for(self, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        wanted = self._config.dense.optimizer
+        return build_optimizer(wanted.name, named, lr=wanted.lr, options=wanted.options)
 
 
 def _sums_there(ranks: Sequence[tuple[bool, str | None]]) -> bool:

@@ -118,8 +118,7 @@ def _auto(config: Config, dataset: DataSet, offers: Offers) -> dict[str, float]:
     features = tuple(offers.layout({}).form_of)
     window = max(_window_samples(config, dataset, features), config.train.batch_size)
     copies_bytes = min(config.exchange.auto_copies, sum(offers.replicable.values()))
-    sets = 2 if config.exchange.auto_every else 1  # the old ones are there while new ones are made
-    return {"copies": sets * copies_bytes, "counting": window * _sample_bytes(dataset, features)}
+    return {"copies": copies_bytes, "counting": window * _sample_bytes(dataset, features)}
 
 
 def _held(tables: dict[str, TableSpec], families: Sequence[Family], rank: int) -> list[HeldRows]:

@@ -49,7 +49,7 @@ def as_read(config: Config) -> Config:
 
 def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
     """Nothing is counted to read a run. Forms change the order of sums, and what codec ``dct`` thresholds."""
-    defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_every", "auto_copies")}
+    defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_copies")}
     fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
     form: Form = "pooled" if exchange.form == "auto" else exchange.form
     return replace(exchange, form=form, forms=fixed, **defaults)

@@ -186,7 +186,7 @@ def _loop_options(config: Config) -> LoopOptions:
 
 def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str], error: str) -> dict[str, Any]:
     """``summary.json`` of a run that ends by this rank's error: what this rank knows."""
-    rank = session.topology.rank
+    rank, chosen = session.topology.rank, session.parts.chosen
     order = session.parts.splits["train"].order
     epochs, batches = divmod(session.step, order.n_batches)
     return {
@@ -200,13 +200,13 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "wire_bytes": {},
         "dense_compression": {},
         "exchange_thresholds": {},
-        "exchange": [] if session.parts.auto is None else session.parts.auto.history,
+        "exchange": {} if chosen is None else {**chosen.found, "counted_bytes_per_step": {}},
         "phase_s": session.parts.timer.seconds(),
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
         "owners": {},
         "imbalance": {},
         "dynamic_tables": {},
-        "topology": {**session.parts.world.describe(), "reduce": session.parts.engine.reduce},
+        "topology": {**session.parts.world.describe(), "reduce": session.parts.exchange.reduction.way},
         "versions": software,
     }
 
@@ -220,8 +220,7 @@ def _summary(
     mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
     everyone = main.allgather(mine)
     owners = {str(rank): found for rank, found in enumerate(main.allgather(_owner(session))) if found is not None}
-    if session.parts.auto is not None:
-        session.parts.auto.finish(session.step)
+    chosen = session.parts.chosen
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
@@ -242,13 +241,13 @@ def _summary(
         "wire_bytes": describe(session.parts.world.total_wire_bytes()),
         "dense_compression": compression(session),
         "exchange_thresholds": vectors(session),
-        "exchange": [] if session.parts.auto is None else session.parts.auto.history,
+        "exchange": {} if chosen is None else chosen.record(session.step),
         "phase_s": _phases(everyone),
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
         "owners": owners,
         "imbalance": imbalance(list(owners.values())),
         "dynamic_tables": outcome.dynamic,
-        "topology": {**session.parts.world.describe(), "reduce": session.parts.engine.reduce},
+        "topology": {**session.parts.world.describe(), "reduce": session.parts.exchange.reduction.way},
         "versions": software,
     }
 

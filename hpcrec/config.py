@@ -219,7 +219,7 @@ class ExchangeConfig:
     form: Form = "pooled"
     """pooled: owners send one vector a sample and feature. rows: owners send each distinct row once. partial: owners
     compute what operators can be computed of their rows alone, and send one result a sample and operator; else as
-    pooled. auto: of each feature the form by which the fewest bytes cross, counted on batches of the training data."""
+    pooled. auto: of each feature the form by which the fewest bytes cross, counted on the first training batches."""
     codec: Literal["fp32", "bf16", "fp16", "dct"] = "fp32"
     """How values and gradients are written on the wire. fp32: as they are, in float64 runs as float64. bf16: their
     upper halves. fp16: in blocks of 128, by the largest of each, as fp16; no copies of tables. dct: of pooled vectors
@@ -240,8 +240,6 @@ class ExchangeConfig:
     """Tables of at most so many rows, with shard auto, are replicated on every dense rank; 0: none."""
     auto_steps: Positive = 4
     """Batches on which form auto counts what each form would cost."""
-    auto_every: Count = 1000
-    """Steps after which form auto counts again, and changes forms where others have become cheaper; 0: never."""
     auto_copies: Count = 16 * MiB
     """Memory, in bytes a dense rank, of the copies that form auto may make of tables with shard auto; 0: none."""
     prefetch: Count = 1
@@ -839,7 +837,7 @@ def _threshold_conflicts(config: Config) -> Iterator[tuple[str, str]]:
 def _auto_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
     if "auto" in (exchange.form, *exchange.forms.values()):
         return
-    for name in ("auto_steps", "auto_every", "auto_copies"):
+    for name in ("auto_steps", "auto_copies"):
         if getattr(exchange, name) != getattr(ExchangeConfig, name):
             value = getattr(exchange, name)
             yield f"exchange.{name}", f"is {value}, but no form is 'auto'. Set exchange.form = 'auto', or remove it."

@@ -31,16 +31,15 @@ ALLOWED = {
     "policy": "exchange",
     "dense": "comm kernels",
     "data": "comm kernels toml",  # kernels: text is parsed natively; toml: column maps
-    "train": "policy dense data models embedding comm",
+    "train": "policy exchange dense data models embedding comm",  # exchange: what a session holds of it
     "config": "toml",
     "systems": "config",
     "build_tables": "config data models operators exchange embedding comm",
     "build_device": "config dense kernels comm",
     "build_dense": "build_tables config train dense exchange operators comm",
-    "build_engine": "build_dense build_tables config train policy exchange operators embedding comm",
-    "build_exchange": "build_device build_engine config train exchange data embedding comm",
-    "build": "build_exchange build_engine build_device build_dense build_tables config train exchange dense data "
-    "models operators embedding kernels comm toml",
+    "build_exchange": "build_dense build_device build_tables config train exchange operators dense data embedding comm",
+    "build": "build_exchange build_device build_dense build_tables config train policy dense data embedding kernels "
+    "comm",
     "build_reading": "build build_tables config train",
     "build_memory": "build_tables config data exchange operators embedding plan comm",
     "build_needs": "build_memory build_tables config data plan comm",

@@ -195,7 +195,7 @@ WRONG = {
         "[exchange]\nforms = {a='replicate'}",
         ["exchange.forms.a", '"replicate"', '"pooled", "rows"'],
     ),
-    "a choice that nobody makes": ("[exchange]\nauto_every = 9", ["exchange.auto_every is 9", "no form is 'auto'"]),
+    "a choice that nobody makes": ("[exchange]\nauto_steps = 9", ["exchange.auto_steps is 9", "no form is 'auto'"]),
     "no batches to choose by": ("[exchange]\nform = 'auto'\nauto_steps = 0", ["exchange.auto_steps", "at least 1"]),
     "thresholding without compression": (
         "[dense.dct]\ndensity = 0.01",

@@ -97,7 +97,8 @@ class Exchange:
         What the bags of this rank's part of a batch have to hold, on a dense rank.
     held : tuple of str
         What the ids of the global batch have to hold, on a holder that reads them.
-    reduction : Reduction
+    store, thresholding, load, reduction
+        As given; reduction by default that of none.
     masks : Masks or None
         Of a holder whose vectors are thresholded.
     """
@@ -124,7 +125,7 @@ class Exchange:
         self.layout = layout
         self._where = where or Here()
         self._operators = operators
-        self.store = store
+        self.store, self.thresholding, self.load = store, thresholding, load
         self.dtype = np.dtype(dtype)
         self._world = world
         self._timer = timer

@@ -127,7 +127,7 @@ class CheckpointWriter:
         part : int
             Its number, which no other part of the table has.
         blocks : iterable of (ids [U], rows [U, D], states by name [U] or [U, D])
-            As ``RowStore.export`` gives them.
+            As ``Store.export`` gives them.
         n_ids : int
             In all of them.
         rows, width : int

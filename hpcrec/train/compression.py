@@ -64,7 +64,7 @@ def vectors(session: Session) -> dict[str, Any]:
     ``density``: elements of thresholded vectors that crossed in training, of all; ``drift``: thresholds found anew
     because they let too many through. Empty where vectors are not thresholded.
     """
-    remembered = session.parts.engine.masks
+    remembered = session.parts.exchange.masks
     mine = (0, 0, 0) if remembered is None else remembered.counts()
     kept, elements, drifts = session.parts.world.main.allreduce(np.array(mine, np.int64)).tolist()
     return {"density": kept / elements, "drift": drifts} if elements else {}
@@ -72,14 +72,14 @@ def vectors(session: Session) -> dict[str, Any]:
 
 def cut_widths(parts: Parts) -> list[int]:
     """Widths of vectors that are thresholded, at any owner, rising. Collective."""
-    masks = parts.engine.masks
+    masks = parts.exchange.masks
     return sorted({w for of in parts.world.main.allgather([] if masks is None else masks.cut_widths()) for w in of})
 
 
 def advise(parts: Parts) -> None:
     """Warns where codec ``dct`` thresholds nothing, or leaves next to nothing of a vector. Collective."""
-    how = parts.engine.thresholding
-    if how is None or how.density == 1 or parts.auto is not None:  # form auto may choose others
+    how = parts.exchange.thresholding
+    if how is None or how.density == 1 or parts.chosen is not None:  # auto weighed it
         return
     widths = cut_widths(parts)
     if parts.world.main.rank > 0:
@@ -112,7 +112,7 @@ def advise_reader(session: Session, checkpoint: Checkpoint, *, auto: bool, whole
     whole : collection of str
         Features whose tables were asked to be whole at one owner.
     """
-    how = session.parts.engine.thresholding
+    how = session.parts.exchange.thresholding
     if how is None or how.density == 1:
         return
     if auto:
@@ -140,7 +140,7 @@ def evaluated_otherwise(session: Session, split: str) -> dict[str, float] | None
     As ``masked_auc`` and ``masked_logloss``, or ``unmasked_...``; nothing where none is.
     Collective; None where a rank was asked to stop meanwhile.
     """
-    how = session.parts.engine.thresholding
+    how = session.parts.exchange.thresholding
     if how is None or not cut_widths(session.parts):
         return {}
     how.evaluates = not how.evaluates

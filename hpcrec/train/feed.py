@@ -42,9 +42,9 @@ class Feed:
             epoch, index = divmod(first, source.order.n_batches)
             return opened.enter_context(loader.batches(epoch, index, n))
 
+        wanted, held, groups = parts.exchange.features, parts.exchange.held, source.order.groups
         with opened:  # closed again if one cannot be opened
-            self._own = stream(topology.dense_index, self._ranks, parts.engine.features) if topology.is_dense else None
-            groups, held = source.order.groups, parts.engine.held
+            self._own = stream(topology.dense_index, self._ranks, wanted) if topology.is_dense else None
             self._whole = [stream(g, groups, held, ids_only=True) for g in range(groups)] if held else []
             self._streams = opened.pop_all()
 

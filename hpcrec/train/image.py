@@ -100,7 +100,7 @@ def _others(session: Session, state: dict[str, Any]) -> list[Write]:
             writes.append(partial(_write_snapshot, of, dense.codistillation.snapshot(of)))
     if (unsent := unsent_of(parts)) is not None:
         writes.append(partial(_write_unsent, unsent, topology.dense_index, len(topology.dense)))
-    remembered = parts.engine.masks
+    remembered = parts.exchange.masks
     by_rank = world.main.allgather({} if remembered is None else remembered.saved())
     wire_T2 = world.total_wire_bytes()
     if topology.rank == 0:

@@ -70,7 +70,6 @@ class Loop:
         self._running = RunningMetrics()
         self._saved_at = self._judged_at = -1
         self._logged_bytes = self._logged_at = 0
-        self._logged_choices = 0
         self._since_s = 0.0  # when the last step, and what followed it, had ended
 
     def resume(self) -> int:
@@ -127,6 +126,8 @@ class Loop:
     def _train(self) -> None:
         """All steps that are left, with what is due after each."""
         session = self._session
+        if session.parts.chosen is not None and session.step < session.total_steps:
+            self._telemetry.log(session.step, session.parts.chosen.found)
         self._since_s = time.perf_counter()
         for step in session.steps():
             self._one(step)
@@ -176,10 +177,6 @@ class Loop:
 
     def _one(self, step: Any) -> None:
         session = self._session
-        auto = session.parts.auto
-        if auto is not None and self._logged_choices < len(auto.told):
-            self._logged_choices = len(auto.told)
-            self._telemetry.log(step.number, auto.told[-1])
         loss = step.run()
         took_s = time.perf_counter() - self._since_s  # with the wait for its batch, which came before ``run``
         order = session.parts.splits["train"].order

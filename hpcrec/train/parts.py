@@ -1,8 +1,7 @@
 """What a session is made of, and what a dense rank's part of a batch is to torch. Holds things; does nothing."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,9 @@ from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slices
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Store
+from hpcrec.exchange.exchange import Exchange
 from hpcrec.policy.base import Policy
+from hpcrec.train.chosen import Chosen
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.timer import PhaseTimer
 from hpcrec.types import Batch, TableSpec
@@ -77,88 +78,18 @@ class DensePart:
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 
-class Thresholds(Protocol):
-    """How vectors are thresholded; the same on every rank."""
-
-    density: float
-    evaluates: bool
-    by_vector: bool
-
-    def of_vector(self, width: int) -> int:
-        """How many elements of each vector cross, by thresholds of their own."""
-
-
-class Remembered(Protocol):
-    """What an exchange finds out while it trains and a resumed run needs, beside rows; JSON-like."""
-
-    def saved(self) -> dict[str, Any]:
-        """This rank's."""
-
-    def cut_widths(self) -> list[int]:
-        """Of vectors that are thresholded here."""
-
-    def counts(self) -> tuple[int, int, int]:
-        """Elements that crossed, of how many, in training; and how often a threshold let too many through."""
-
-    def follow(self, before: Any) -> None:
-        """Goes on where another one of this rank was."""
-
-    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int | None) -> None:
-        """Goes on from what every rank had saved; this one is ``rank``, None where they were more or fewer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Engine:
-    """What moves rows and gradients.
-
-    ``features`` are what a dense rank reads of its part of a batch, ``held`` what a holder reads of the whole batch,
-    ``slices`` the parts of dense parameters that are used at this holder; ``reduce`` says who adds partial results that
-    cross hosts; ``masks`` are those of this holder's vectors, ``thresholding`` how, None where they cross whole.
-    """
-
-    policy: Policy
-    store: Store | None
-    load: Load | None
-    features: tuple[str, ...]
-    held: tuple[str, ...]
-    slices: list[Any]
-    reduce: str
-    masks: Remembered | None
-    thresholding: Thresholds | None
-
-
-class Chooses(Protocol):
-    """What may put another engine in place between steps; every rank calls it in the same order."""
-
-    engine: Engine
-    history: list[dict[str, Any]]
-    told: list[dict[str, Any]]
-    before_moving: Callable[[], None]
-
-    def begin(self, step: int) -> None:
-        """Steps follow from this one on."""
-
-    def due(self, step: int) -> bool:
-        """Whether ``adapt`` has something to do before this step."""
-
-    def adapt(self, step: int) -> bool:
-        """Chooses for the steps from here on; whether ``engine`` is another one now."""
-
-    def finish(self, step: int) -> dict[str, float]:
-        """Writes down in ``history`` what the last choice has cost; bytes a step since this was last done."""
-
-
 @dataclass(kw_only=True)
 class Parts:
     """What a session is made of; ``hpcrec.build`` makes it from a configuration.
 
-    ``auto`` is None where the engine stays as it is. ``teaches_from`` is the step from which on other groups' tables
-    are read in training; None where they are not.
+    ``chosen`` is what form ``auto`` chose; None where no form was to be chosen. ``teaches_from`` is the step from which
+    on other groups' tables are read in training; None where they are not.
     """
 
     world: World
-    engine: Engine
-    auto: Chooses | None
+    exchange: Exchange
+    policy: Policy
+    chosen: Chosen | None
     tables: dict[str, TableSpec]
     dense: DensePart | None
     slices: Slices
@@ -178,16 +109,11 @@ class Parts:
     close: Callable[[], None]
 
     @property
-    def policy(self) -> Policy:
-        """The engine's."""
-        return self.engine.policy
-
-    @property
     def store(self) -> Store | None:
-        """The engine's: what this rank holds."""
-        return self.engine.store
+        """What this rank holds."""
+        return self.exchange.store
 
     @property
     def load(self) -> Load | None:
-        """The engine's: what this rank's rows were asked for."""
-        return self.engine.load
+        """What this rank's rows were asked for."""
+        return self.exchange.load

@@ -155,19 +155,18 @@ def compression_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def choice_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What form ``auto`` chose, and from which step on: features by form, bytes a step predicted and counted."""
-    rows = []
-    for choice in summary["exchange"]:
-        forms = Counter(choice["forms"].values())
-        shown = [f"{n} {form}" for form, n in forms.items()]
-        shown += [f"{len(choice['copied_tables'])} tables copied"] if choice["copied_tables"] else []
-        predicted = choice["predicted_bytes_per_step"]
-        counted = sum(choice["counted_bytes_per_step"].get(tag, 0) for tag in predicted)
-        shown.append(f"{format_bytes(sum(predicted.values()))} a step predicted, {format_bytes(counted)} counted")
-        if choice["owner_flops_per_step"]:
-            shown.append(f"{choice['owner_flops_per_step'] / 1e6:,.1f} Mflop a step at owners")
-        rows.append((f"forms from step {choice['from_step']:,}", ", ".join(shown)))
-    return rows
+    """What form ``auto`` chose: features by form, copies, bytes a step predicted and counted, work at owners."""
+    choice = summary["exchange"]
+    if not choice:
+        return []
+    shown = [f"{n} {form}" for form, n in Counter(choice["forms"].values()).items()]
+    shown += [f"{len(choice['copied_tables'])} tables copied"] if choice["copied_tables"] else []
+    predicted = choice["predicted_bytes_per_step"]
+    counted = sum(choice["counted_bytes_per_step"].get(tag, 0) for tag in predicted)
+    shown.append(f"{format_bytes(sum(predicted.values()))} a step predicted, {format_bytes(counted)} counted")
+    if choice["owner_flops_per_step"]:
+        shown.append(f"{choice['owner_flops_per_step'] / 1e6:,.1f} Mflop a step at owners")
+    return [("forms chosen", ", ".join(shown))]
 
 
 def phase_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -55,8 +55,6 @@ class Saver:
                 "checkpoint.background is true, but this MPI library does not let two threads communicate at once "
                 "(MPI_THREAD_MULTIPLE). Set checkpoint.background = false, or use an MPI with thread support."
             )
-        if session.parts.auto is not None:
-            session.parts.auto.before_moving = self._before_moving
 
     def save(self, extra: dict[str, Any], then: Callable[[], None], *, last: bool = False) -> None:
         """Writes a checkpoint of the session as it is now; collective.
@@ -121,11 +119,6 @@ class Saver:
             self._base, self._since_base = self._session.step, 0
             if self._session.parts.store is not None:
                 self._session.parts.store.track()
-
-    def _before_moving(self) -> None:
-        """Rows will be in other places, where it is not known which have changed."""
-        self.wait()
-        self._base = None
 
     def _write(self, writer: CheckpointWriter, writes: list[Write], aside: Aside, then: Callable[[], None]) -> None:
         try:

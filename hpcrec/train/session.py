@@ -92,9 +92,8 @@ class Session:
 
         Collective: every rank runs through the same steps, and leaves at the same one if it leaves early.
         """
-        if self.parts.auto is not None:
-            self.parts.auto.begin(self.step)
-            self.parts.engine = self.parts.auto.engine
+        if self.parts.chosen is not None:
+            self.parts.chosen.begin(self.step)
         spare_what_stays()
         first, last = self.step, self.total_steps
         tickets = training_tickets(self.parts, self._split("train"), first, last - first)

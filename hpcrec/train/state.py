@@ -75,9 +75,9 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     except Exception as caught:
         error = caught
     agree(session.parts.world.main, error)
-    if session.parts.engine.masks is not None:
+    if session.parts.exchange.masks is not None:
         by_rank, topology = checkpoint.state.get("thresholds", []), session.topology
-        session.parts.engine.masks.restore(by_rank, topology.rank if len(by_rank) == topology.size else None)
+        session.parts.exchange.masks.restore(by_rank, topology.rank if len(by_rank) == topology.size else None)
     if resume:
         session.step = checkpoint.step
         session.guard.skipped, session.guard.in_a_row = skipped

@@ -18,17 +18,10 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
 
     Each reads the tables of its rank's group, and beside, where groups teach each other, those of the others.
     """
-    end, waiting, feed = first + n, list[Ticket](), Feed(parts, source, first, n)
+    waiting, feed = list[Ticket](), Feed(parts, source, first, n)
     sets = parts.world.topology.table_sets
     try:
-        for number in range(first, end):
-            if parts.auto is not None and parts.auto.due(number):
-                yield from waiting  # so that nothing is in flight
-                waiting = []
-                if parts.auto.adapt(number):
-                    parts.engine = parts.auto.engine
-                    feed.close()
-                    feed = Feed(parts, source, number, end - number)
+        for number in range(first, first + n):
             with parts.timer("load_wait"):
                 batch, ids = next(feed)
             teaches = sets > 1 and parts.teaches_from is not None and number >= parts.teaches_from

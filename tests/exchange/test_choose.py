@@ -1,4 +1,4 @@
-"""Exchange ``auto``: predicted bytes are the ledger's, the choice is the cheapest there is, and changing it is safe."""
+"""Exchange ``auto``: predicted bytes are the ledger's, and the choice is the cheapest there is."""
 
 import itertools
 from collections.abc import Mapping

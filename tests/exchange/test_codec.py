@@ -185,7 +185,7 @@ def test_bytes_of_a_run(folder: Path) -> None:
             with open_session(wanted) as session:
                 spent[kind] = of_steps(session)
                 if form == "auto":
-                    predicted = session.parts.auto.history[0]["predicted_bytes_per_step"]
+                    predicted = session.parts.chosen.found["predicted_bytes_per_step"]
                     np.testing.assert_allclose(
                         spent[kind], [predicted["values"], predicted["gradients"]], atol=16 * 128
                     )

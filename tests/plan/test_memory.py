@@ -359,11 +359,7 @@ def test_choosing_forms_takes_copies_and_a_window(tmp_path):
     config = write_run(tmp_path, 2000, topology=SPLIT)
     fixed = predict_memory(load_config(config), [0, 0, 0])
     auto = predict_memory(load_config(config, ["exchange.form='auto'", "exchange.auto_copies=300_000"]), [0, 0, 0])
-    assert [m.terms.get("copies", 0) for m in auto] == [
-        0,
-        0,
-        600_000,
-    ]  # old and new ones, of 4 tables of 264,000 bytes each
+    assert [m.terms.get("copies", 0) for m in auto] == [0, 0, 300_000]  # of 4 tables of 264,000 bytes each
     assert auto[2].terms["counting"] == 12_000 * (4 * (4 + 1 + 1) + 4 * 8)
     for one, other in zip(fixed, auto, strict=True):
         assert one.total_bytes == other.total_bytes - sum(other.terms.get(t, 0) for t in ("copies", "counting"))

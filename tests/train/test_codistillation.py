@@ -130,7 +130,7 @@ def test_learns_as_the_definition_does(folder: Path, optimizer: str) -> None:
         {"model": {"name": "dcn"}, "exchange": {"form": "rows"}},
         {
             "model": {"name": "wide_deep"},
-            "exchange": {"form": "auto", "auto_steps": 1, "auto_every": 3, "ids": "read"},
+            "exchange": {"form": "auto", "auto_steps": 1, "ids": "read"},
         },
         {"exchange": {"prefetch": 0}, "data": {"shuffle": False, "prefetch": 0}},
     )
@@ -332,12 +332,12 @@ def test_bytes_are_those_of_the_formula(folder: Path) -> None:
 def test_auto_predicts_the_dense_sums_of_groups(folder: Path) -> None:
     write_data(folder / "data.h5")
     for roles, groups in roles_for(MPI.COMM_WORLD.size):
-        auto = {"form": "auto", "auto_steps": 1, "auto_every": 3}
+        auto = {"form": "auto", "auto_steps": 1}
         with open_session(config_of(folder, groups, topology=roles, exchange=auto)) as session:
             for step in session.steps():
                 step.run()
             counted = int(session.parts.world.total_wire_bytes()[TAGS.index("dense")].sum())
-            a_step = session.parts.auto.history[-1]["predicted_bytes_per_step"]["dense"]
+            a_step = session.parts.chosen.found["predicted_bytes_per_step"]["dense"]
             off = counted - a_step * session.total_steps
             parallel_assert(
                 abs(off) <= 64 * session.total_steps and (a_step > 0) == (len(session.topology.dense) > groups)

@@ -393,49 +393,47 @@ def test_parameters_that_come_and_go_keep_what_they_have_unsent(folder: Path) ->
 
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_a_change_of_forms_leaves_what_is_unsent_of_layers_that_are_away(
+def test_what_is_unsent_of_layers_that_are_away_is_kept(
     folder: Path, collective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Owners train the first layer in every other step; a checkpoint has what dense ranks owe it meanwhile."""
+    """Owners train the first layer in every other session; a checkpoint has what dense ranks owe it meanwhile."""
     write_data(folder / "data.h5")
-    calls = itertools.count()
+    forms = itertools.cycle(("pooled", "partial"))
 
-    def choose(chooser: Chooser) -> Choice:
-        form = ("pooled", "partial")[next(calls) % 2]
-        return Choice(dict.fromkeys(("user", "item", "history", "tag"), form), (), {}, {})
+    def choose(_: Chooser) -> Choice:
+        return Choice(dict.fromkeys(("user", "item", "history", "tag"), next(forms)), (), {}, {})
 
     monkeypatch.setattr(Chooser, "choose", choose)
     config = config_of(
         folder,
         {"collective": collective, "warmup_steps": 0, "density": 0.2},
         model={"name": "wide_deep", "options": {"hidden": [1, 3]}},
-        exchange={"form": "auto", "auto_every": 1, "auto_steps": 1},
+        exchange={"form": "auto", "auto_steps": 1},
         embedding={"tables": {t: {"shard": "table"} for t in ("user", "item", "tag")}},
         train={"steps": 7},
     )
-    with open_session(config) as session:
-        before = owed(session)
-        seen = []
-        for step in session.steps():
-            step.run()
-            after, away = owed(session), session.parts.slices.away
-            seen.append(len(away))
-            for name in away:
-                np.testing.assert_allclose(after[name], before[name], rtol=1e-14, atol=1e-18, err_msg=name)
-            before = after
-            if session.step == 6:
-                break
-        assert seen == [0, 4] * 3 and all(after[name].any() for name in away)
-        state.save(session, folder / "run", {})
-        held = residuals_of(session)
-    with open_session(config) as session:
-        state.load(session, find_checkpoint(folder / "run", "last", session.parts.world.main), resume=True)
-        after = owed(session)
-        for name, total in before.items():
-            np.testing.assert_allclose(after[name], total, rtol=1e-14, atol=1e-18, err_msg=name)
-        assert {n.split(" ")[1] for n in residuals_of(session)} == {n.split(" ")[1] for n in held}
-        for step in session.steps():
-            step.run()
+    before: dict[str, np.ndarray] = {}
+    held: dict[str, Any] = {}
+    for until, n_away in ((2, 0), (4, 4), (5, 0), (7, 4)):
+        with open_session(config) as session:
+            if before:
+                state.load(session, find_checkpoint(folder / "run", "last", session.parts.world.main), resume=True)
+                after = owed(session)
+                for name, total in before.items():
+                    np.testing.assert_allclose(after[name], total, rtol=1e-14, atol=1e-18, err_msg=name)
+                assert {n.split(" ")[1] for n in residuals_of(session)} == {n.split(" ")[1] for n in held}
+            away = session.parts.slices.away
+            assert len(away) == n_away
+            for step in session.steps():
+                step.run()
+                after = owed(session)
+                for name in away:
+                    np.testing.assert_allclose(after[name], before[name], rtol=1e-14, atol=1e-18, err_msg=name)
+                if session.step == until:
+                    break
+            assert all(after[name].any() for name in away)
+            state.save(session, folder / "run", {})
+            before, held = after, residuals_of(session)
 
 
 @pytest.mark.parallel([1, 2, 3])

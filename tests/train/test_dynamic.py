@@ -27,7 +27,7 @@ SHORT = {"batch_size": 13, "dtype": "float64"}
 
 
 def sections(roles: dict[str, Any], model: str, optimizer: str, form: str, ids: str, pooling: str) -> dict[str, Any]:
-    chosen = {"auto_steps": 1, "auto_every": 3} if form == "auto" else {}
+    chosen = {"auto_steps": 1} if form == "auto" else {}
     return {
         "topology": roles,
         "model": {"name": model, "pooling": {"history": pooling}},

@@ -35,7 +35,7 @@ def roles_for(size: int) -> list[dict[str, Any]]:
 def sections(
     roles: dict[str, Any], model: str, shard: str, optimizer: str, form: str, ids: str = "routed"
 ) -> dict[str, dict[str, Any]]:
-    chosen = {"auto_steps": 1, "auto_every": 3} if form == "auto" and shard != "replicate" else {}
+    chosen = {"auto_steps": 1} if form == "auto" and shard != "replicate" else {}
     return {
         "topology": roles,
         "model": {"name": model},

@@ -215,13 +215,13 @@ SEQUENCE = (  # forms of user, item, history, tag; what is copied
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_a_change_of_forms_changes_no_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layer comes and goes at every step, its optimizer's state with it, a checkpoint between."""
+def test_a_choice_changes_no_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer comes and goes as a run is gone on with under other forms, its optimizer's state with it."""
     write_data(folder / "data.h5")
-    calls = itertools.count()
+    chosen = itertools.cycle(SEQUENCE)
 
     def choose(chooser: Chooser) -> Choice:
-        forms, copies = SEQUENCE[next(calls) % len(SEQUENCE)]
+        forms, copies = next(chosen)
         offers = chooser._offers
         copied = tuple(n for n in offers.replicable if n.split(".")[0] in copies)
         taken = {f for family in offers.families if family.name in copied for f in family.features}
@@ -239,24 +239,23 @@ def test_a_change_of_forms_changes_no_result(folder: Path, monkeypatch: pytest.M
                 "optimizer": OPTIMIZERS[optimizer],
                 "clip_norm": 0.05,
             },
-            exchange={"form": "auto", "auto_every": 1, "auto_steps": 1},
+            exchange={"form": "auto", "auto_steps": 1},
             embedding={"tables": {"user": {"shard": "column"}, "item": {"shard": "table"}}},
             train={"steps": 9},
             run={"folder": str(folder / f"run-{optimizer}")},
         )
         seen = []
-        with open_session(config) as session:
-            reference, batches = oracle_for(session, config), global_batches(session, 9)
-            for until in range(1, 6):
+        for until in (2, 4, 6, 8, 9):
+            with open_session(config) as session:
+                if not seen:
+                    reference, batches = oracle_for(session, config), global_batches(session, 9)
+                else:
+                    found = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
+                    state.load(session, found, resume=True)
                 run_beside(session, reference, batches, until)
                 seen.append(len(session.parts.slices.away))
                 same_parameters(session, reference)
-            state.save(session, Path(config.run.folder), {"note": ""})
-        with open_session(config) as session:
-            found = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
-            state.load(session, found, resume=True)
-            run_beside(session, reference, batches, 9)
-            same_parameters(session, reference)
+                state.save(session, Path(config.run.folder), {"note": ""})
         assert max(seen) >= 3 and len(set(seen)) >= 3, seen
 
 
@@ -273,8 +272,7 @@ def test_auto_folds_and_says_what_owners_compute(folder: Path) -> None:
     with open_session(config) as session:
         for step in session.steps():
             step.run()
-        session.parts.auto.finish(session.step)
-        (only,), away = session.parts.auto.history, session.parts.slices.away
+        only, away = session.parts.chosen.record(session.step), session.parts.slices.away
     assert away
     assert only["owner_flops_per_step"] == 6 * 60 * 6 * len(away)  # a weight for each of 6 columns
     for tag in ("ids", "values", "gradients", "dense"):

@@ -89,7 +89,7 @@ Run = Callable[[Case], Found]
 def run(folder: Path, case: Case) -> Found:
     exchange: dict[str, Any] = {"form": case.form, "codec": case.codec.split()[0]}
     if case.form == "auto":
-        exchange |= {"auto_steps": 1, "auto_every": 3}
+        exchange["auto_steps"] = 1
     if case.codec == "dct of vectors":
         exchange["dct"] = {"threshold": "vector", "density": DENSITY}
     elif case.codec == "dct of features":
@@ -120,11 +120,8 @@ def run(folder: Path, case: Case) -> Found:
             ordered = sorted((found for found in main.allgather(mine) if found is not None), key=lambda found: found[0])
             logits.append(np.concatenate([values for _, values in ordered]))
         sent = (parts.world.total_wire_bytes().sum(axis=1) - before) / STEPS
-        predicted = 0.0
-        if parts.auto is not None:
-            parts.auto.finish(session.step)
-            predicted = sum(h["predicted_bytes_per_step"]["dense"] * h["steps"] for h in parts.auto.history) / STEPS
-        sums = counts_here(session)  # of all forms that auto took
+        predicted = 0.0 if parts.chosen is None else parts.chosen.found["predicted_bytes_per_step"]["dense"]
+        sums = counts_here(session)
         thresholded = any(main.allgather(sums.whole < sums.sums))
         folded, cut = bool(parts.slices.away), bool(cut_widths(parts))
     tags = dict(zip(TAGS, sent.tolist(), strict=True))

@@ -194,7 +194,7 @@ def test_other_exchanges(folder: Path, start: Start, model: str) -> None:
         {"form": "pooled"},
         {"form": "rows"},
         {"form": "partial"},
-        {"form": "auto", "auto_steps": 1, "auto_every": 2},
+        {"form": "auto", "auto_steps": 1},
         {"form": "partial", "ids": "read"},
         {"form": "pooled"},
     )
@@ -280,7 +280,7 @@ def random_shape(draw: random.Random, fixed: Sections, *, dynamic: bool) -> tupl
     form = draw.choice(("pooled", "rows", "partial", "auto"))
     exchange = {"form": form, "ids": draw.choice(("routed", "read"))}
     if form == "auto":
-        exchange |= {"auto_steps": 1, "auto_every": draw.randint(2, 4), "auto_copies": draw.choice((0, 4000))}
+        exchange |= {"auto_steps": 1, "auto_copies": draw.choice((0, 4000))}
     shards = ("auto", "table", "row") if dynamic else ("auto", "table", "row", "column", "replicate")
     if form != "pooled":
         shards = shards[: 3 if dynamic else 4]
