@@ -2,9 +2,10 @@
 
     hpcrec run -n 2 -- tools/step_trace.py examples/quickstart/config.toml [--set section.key=value ...] [--walk]
 
-Of rank 0, on all its threads: those of routing work for the step to come, so a step has one of everything. Comprehensions
-are no functions here. ``--walk`` also prints what is entered, in order, indented by depth: each function under one that
-called it, once. ``traced`` is what benchmarks call. Knows how to run a session; knows no function of it by name.
+Of rank 0, on all its threads: those of routing work for the step to come, so a step has one of everything.
+Comprehensions are no functions here. ``--walk`` also prints what is entered, in order, indented by depth: each function
+under one that called it, once. ``traced`` is what benchmarks call. Knows how to run a session; knows none of its
+functions by name.
 """
 
 import argparse

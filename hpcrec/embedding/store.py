@@ -42,21 +42,23 @@ class Store(Protocol):
     Several steps may be between ``gather`` and ``release``. ``find`` comes before: rows of dynamic tables are given in
     the order of its calls. One call at a time of ``gather``, ``learn``, ``release`` and a ``find`` that admits;
     ``prefetch`` may come from another thread. A step's arrays are the device's, where there is one.
-
-    Attributes
-    ----------
-    blocks : sequence of Block
-    device : Device or None
-        In whose memory a step's rows are.
-    dtype : numpy float type
-    dynamic : mapping of str to DynamicRows
-        By family: which ids have rows.
     """
 
-    blocks: Sequence[Block]
-    device: kernels.Device | None
-    dtype: np.dtype
-    dynamic: Mapping[str, DynamicRows]
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """Geometry of the rows."""
+
+    @property
+    def device(self) -> kernels.Device | None:
+        """In whose memory a step's rows are; None: the host's."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of rows."""
+
+    @property
+    def dynamic(self) -> Mapping[str, DynamicRows]:
+        """By family: which ids have rows."""
 
     @property
     def tables(self) -> Sequence[str]:

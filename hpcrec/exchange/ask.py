@@ -157,7 +157,14 @@ class Asker:
         collected = Collected(CopyMoves(), PoolMoves(), tables_of)
         for part in parts:
             part.place(starts, collected)
-        replicas = [] if self._replicas is None else [self._replicas.copies(b) if block.kind == "replicate" else np.empty(0) for b, block in enumerate(self._replicas.blocks)]
+        replicas = (
+            []
+            if self._replicas is None
+            else [
+                self._replicas.copies(b) if block.kind == "replicate" else np.empty(0)
+                for b, block in enumerate(self._replicas.blocks)
+            ]
+        )
         widths = [g.width for g in self._layout.groups]
         moves: list[Move] = [
             *collected.copies.finish(self._dtype, train=train),

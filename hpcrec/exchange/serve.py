@@ -14,8 +14,8 @@ from itertools import count
 
 import numpy as np
 
-from hpcrec.embedding.load import Load
 from hpcrec.embedding.asked import Asked
+from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import NormSum, Store
 from hpcrec.exchange.arenas import BlockReader
 from hpcrec.exchange.find_rows import RowFinder

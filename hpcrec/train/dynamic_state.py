@@ -11,9 +11,8 @@ import h5py
 import numpy as np
 
 from hpcrec.comm.failure import agree
-from hpcrec.embedding.store import BLOCK_ROWS
 from hpcrec.embedding.dynamic import DynamicFigures, DynamicRows, IdState
-from hpcrec.embedding.store import Store
+from hpcrec.embedding.store import BLOCK_ROWS, Store
 from hpcrec.errors import CheckpointError
 from hpcrec.train.checkpoint import Checkpoint
 from hpcrec.train.checkpoint_parts import PENDING, Admission, opened, read_admission

@@ -245,7 +245,8 @@ def test_imbalance_of_owners() -> None:
         "gather_ms": pytest.approx(10), "update_ms": pytest.approx(30),
     }  # fmt: skip
     assert imbalance(figures) == {"bytes": 1.0, "lookups": 2.0, "distinct": 2.0, "time": 2.0}
-    assert imbalance([{"rows": 0, "bytes": 0, **none.figures()}]) == {"bytes": 1.0, "lookups": 1.0, "distinct": 1.0, "time": 1.0}
+    nothing = {"rows": 0, "bytes": 0, **none.figures()}
+    assert imbalance([nothing]) == {"bytes": 1.0, "lookups": 1.0, "distinct": 1.0, "time": 1.0}
 
 
 # Dynamic tables.

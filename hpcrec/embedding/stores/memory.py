@@ -170,7 +170,8 @@ class MemoryStore(RowStore):
             return work
         grouping = work.asked.grouping
         assert grouping is not None, "it is learned from"
-        lengths, keep = np.diff(np.asarray(grouping.segments)), ~lost
+        ends: Ints = np.asarray(grouping.segments)
+        lengths, keep = ends[1:] - ends[:-1], ~lost
         segments = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[keep])])
         kept = np.asarray(grouping.unique)[keep], segments, np.asarray(grouping.order)[np.repeat(keep, lengths)]
         there = kept if self.device is None else tuple(self.device.array(array) for array in kept)
@@ -199,9 +200,7 @@ class MemoryStore(RowStore):
             assert grouping is not None, "this step was routed for evaluation"
             if work.asked.maxima is not None:
                 work.asked.maxima.backward(gradients)
-            sums = kernels.merge(
-                grouping, gradients, work.asked.source_start, block.width, weights=work.asked.weights
-            )
+            sums = kernels.merge(grouping, gradients, work.asked.source_start, block.width, weights=work.asked.weights)
             norm = kernels.squared_norm(sums)
             merged[b] = sums, norm
             own |= {part.table: np.asarray(norm[span]) for part, span in _spans(block.parts, work)}
