@@ -24,7 +24,7 @@ from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.start import start
 from hpcrec.comm.world import World
-from hpcrec.train.session import Session
+from hpcrec.training.session import Session
 from hpcrec.types import Ints
 
 ROUNDS = 10  # of messages sent again

@@ -11,7 +11,7 @@ from hpcrec.embedding.place import BALANCE
 from hpcrec.embedding.shards import Placement, build_families, predicted_balance, table_seed
 from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.errors import CheckpointError, ConfigError
-from hpcrec.train.telemetry import peak_rss_bytes
+from hpcrec.training.telemetry import peak_rss_bytes
 from hpcrec.types import Dynamic, Feature, Lookup, OptimizerSpec, TableSpec
 
 

@@ -132,7 +132,9 @@ class Steps:
 
     def same(self) -> None:
         for table in self.pair[0].tables:
-            wanted, found = ([list(map(np.copy, (i, r, *s.values()))) for i, r, s in x.export(table)] for x in self.pair)
+            wanted, found = (
+                [list(map(np.copy, (i, r, *s.values()))) for i, r, s in x.export(table)] for x in self.pair
+            )
             assert len(wanted) == len(found) > 0
             for want, have in zip(wanted, found, strict=True):
                 for a, b in zip(want, have, strict=True):

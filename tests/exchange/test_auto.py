@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcrec.build import open_session
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.exchange.choose import Choice, Chooser
-from hpcrec.train import state
-from hpcrec.train.checkpoint import find_checkpoint
-from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.train.test_equivalence import roles_for
+from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.training.test_equivalence import roles_for
 
 TAGS = ("ids", "values", "gradients")
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import hpcrec.comm.world as world_module
 import hpcrec.exchange.reduction as reduction_module
-from hpcrec.build import open_session
+from hpcrec.build.session import open_session
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
@@ -25,9 +25,9 @@ from hpcrec.operators import FM2, Operator, WideSum
 from hpcrec.types import Feature, Lookup, TableSpec
 from tests.exchange.test_exchange import STEPS, layouts_of
 from tests.exchange.test_partial import DEEP, SETS, run
-from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.train.test_equivalence import check_against_reference, covering, sections
-from tests.train.test_folded import config_of, oracle_for, oracle_step, same_parameters
+from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.training.test_equivalence import check_against_reference, covering, sections
+from tests.training.test_folded import config_of, oracle_for, oracle_step, same_parameters
 
 NAMES = ("fm", "two of one", "deepfm", "folded", "labels")
 HOSTS = {  # of so many ranks

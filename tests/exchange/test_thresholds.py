@@ -14,19 +14,20 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from hpcrec import commands
-from hpcrec.build import open_session
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.cli import train as commands
 from hpcrec.config import ThresholdConfig
 from hpcrec.data.loader import Loader
 from hpcrec.exchange.masks import FeatureMasks, Thresholding
 from hpcrec.exchange.work import Spans
-from hpcrec.train import metrics, state
-from hpcrec.train.checkpoint import find_checkpoint
-from hpcrec.train.compression import advise_reader, evaluated_otherwise
-from hpcrec.train.session import Session
+from hpcrec.training import metrics
+from hpcrec.training.compression import advise_reader, evaluated_otherwise
+from hpcrec.training.session import Session
 from tests.reference import Bag, Reference, join
-from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.train.test_equivalence import roles_for
+from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.training.test_equivalence import roles_for
 
 # One element of a vector is what tests of few columns are about.
 pytestmark = pytest.mark.filterwarnings("ignore:exchange.dct.density = .* leaves")
