@@ -9,7 +9,7 @@ Every rank runs the same loop: owners serve rows in ``run`` while dense ranks co
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,10 +24,35 @@ from hpcrec.training.evaluation import Predicted, logits_of, models_of_groups
 from hpcrec.training.groups import begin, distillation, group_weight, refuse_without_logits
 from hpcrec.training.nonfinite import Guard, describe, nonfinite_gradients
 from hpcrec.training.parts import Parts, Samples, Split
-from hpcrec.training.step import Losses, Step
 from hpcrec.training.tickets import reading_tickets, training_tickets
 from hpcrec.training.update import refuse_strays, update_dense
 from hpcrec.types import Batch
+
+Losses = Callable[[Mapping[str, Tensor], Samples], Tensor]
+
+
+class Step:
+    """One training step, not yet run.
+
+    Attributes
+    ----------
+    number : int
+        Steps done before it.
+    batch : Batch or None
+        This rank's part; None on ranks that are not dense.
+    """
+
+    def __init__(self, session: "Session", ticket: Ticket, number: int) -> None:
+        self._session = session
+        self._ticket = ticket
+        self.number = number
+        self.batch = ticket.batch
+
+    def run(self, losses: Losses | None = None) -> float:
+        """See ``Session.run_step``; once."""
+        if self._session.step != self.number:
+            raise HpcrecError(f"step {self.number} was run already")
+        return self._session.run_step(self._ticket, losses)
 
 
 class Session:

@@ -19,8 +19,7 @@ from hpcrec.cli import train as commands
 from hpcrec.config import validate
 from hpcrec.errors import ConfigError, NonFiniteError
 from hpcrec.training.nonfinite import nonfinite_gradients
-from hpcrec.training.session import Session
-from hpcrec.training.step import Losses
+from hpcrec.training.session import Losses, Session
 from hpcrec.training.telemetry import read_metrics
 from tests.training.runs import BATCH, config_for, gather_tables, global_batches, reference_for, write_data
 from tests.training.test_equivalence import roles_for
