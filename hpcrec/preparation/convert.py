@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrec.comm.ranks import Ranks
-from hpcrec.preparation import job
+from hpcrec.preparation import job, stages
 from hpcrec.preparation.criteo import prepare_criteo
 from hpcrec.preparation.movielens import prepare_movielens
 from hpcrec.preparation.prepare_synthetic import prepare_synthetic
@@ -58,4 +58,4 @@ def prepare_table(
         split=split or Split(),
         **options,
     )
-    return job.run(conversion, ranks, restart=restart)
+    return stages.run(conversion, ranks, restart=restart)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hpcrec.comm.ranks import Ranks
 from hpcrec.errors import ConfigError
-from hpcrec.preparation import job
-from hpcrec.preparation.job import Job
+from hpcrec.preparation import stages
+from hpcrec.preparation.job import Job, sources_of
 from hpcrec.preparation.numbering import BINS_CONVENTION
 from hpcrec.preparation.pieces import PIECE_BYTES
 from hpcrec.preparation.split import Split, Summary
@@ -100,7 +100,7 @@ def prepare_criteo(
     conversion = Job(
         command="criteo",
         table=columns,
-        sources=job.sources_of(sources),
+        sources=sources_of(sources),
         out=Path(out_dir),
         split=split or Split(),
         max_bad=max_bad,
@@ -113,4 +113,4 @@ def prepare_criteo(
             "dense": "missing 0, negative clipped to 0, log(x + 1); columns " + " ".join(INTEGERS),
         },
     )
-    return job.run(conversion, ranks, restart=restart)
+    return stages.run(conversion, ranks, restart=restart)

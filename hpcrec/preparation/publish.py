@@ -6,7 +6,6 @@ Can be cut short anywhere and done again. On one rank; knows nothing of how piec
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from hpcrec.data import files, layout
 from hpcrec.errors import DataError
 from hpcrec.preparation import rejects
+from hpcrec.preparation.job import Job
 from hpcrec.preparation.journal import Journal, Record
 from hpcrec.preparation.parts import no_sample
 from hpcrec.preparation.pieces import Piece
@@ -21,9 +21,6 @@ from hpcrec.preparation.schema import write_index
 from hpcrec.preparation.split import Summary
 from hpcrec.preparation.tablemap import SparseColumn
 from hpcrec.types import Feature
-
-if TYPE_CHECKING:
-    from hpcrec.preparation.job import Job
 
 _SLICE = 1 << 18
 
@@ -42,7 +39,7 @@ def is_there(journal: Journal) -> Callable[[Record], bool]:
 
 
 def publish(
-    job: "Job", journal: Journal, plan: Sequence[Piece], records: Sequence[Record], features: Sequence[Feature]
+    job: Job, journal: Journal, plan: Sequence[Piece], records: Sequence[Record], features: Sequence[Feature]
 ) -> Record:
     """Give the data set its names; the result, for `summary`.
 
@@ -92,7 +89,7 @@ def summary(folder: Path, result: Record) -> Summary:
     )
 
 
-def _join(job: "Job", journal: Journal, part: str, records: Sequence[Record]) -> Path:
+def _join(job: Job, journal: Journal, part: str, records: Sequence[Record]) -> Path:
     """One file takes the part's name; several are joined by an index."""
     if len(records) == 1:
         target = job.out / f"{part}.h5"
@@ -107,7 +104,7 @@ def _join(job: "Job", journal: Journal, part: str, records: Sequence[Record]) ->
     return target
 
 
-def _write_vocabularies(job: "Job", journal: Journal) -> Path:
+def _write_vocabularies(job: Job, journal: Journal) -> Path:
     """The values of each vocabulary, by id."""
     target = job.out / "vocabulary.h5"
     temporary = files.temporary_beside(target)

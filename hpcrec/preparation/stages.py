@@ -6,10 +6,8 @@ file, and what is written does not depend on who writes it.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from importlib import metadata
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,67 +19,17 @@ from hpcrec.data import layout
 from hpcrec.errors import ConfigError
 from hpcrec.preparation import pieces, publish, table, vocabulary
 from hpcrec.preparation.blocks import Block, Reader
+from hpcrec.preparation.job import Job
 from hpcrec.preparation.journal import Journal, Record
 from hpcrec.preparation.numbering import Numbering, Uncounted
 from hpcrec.preparation.parts import Parts
-from hpcrec.preparation.pieces import PIECE_BYTES, Piece
+from hpcrec.preparation.pieces import Piece
 from hpcrec.preparation.rejects import Rejects
-from hpcrec.preparation.split import Split, Summary
+from hpcrec.preparation.split import Summary
 from hpcrec.preparation.table import Maker
-from hpcrec.preparation.tablemap import TableMap
 from hpcrec.types import Ints
 
 _PIECE_SHIFT = 40  # for hash splits, sample i of piece p has the number (p << 40) + i
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A conversion.
-
-    Attributes
-    ----------
-    command : str
-        What a user calls it.
-    table : TableMap
-    sources : tuple of Path
-        In the order of their samples.
-    out : Path
-        Folder of the data set.
-    split : Split
-    max_bad : float
-        Share of lines that may be bad; they are written to ``rejects.tsv``. With 0 the first one ends the conversion.
-    piece_bytes : int
-        See `pieces.cut`.
-    compression : str
-        Of the files' columns: see `Writer`.
-    conventions : dict, optional
-        For the files' attribute, instead of those of the map.
-    progress : bool
-        Show a bar of this rank's bytes.
-    """
-
-    command: str
-    table: TableMap
-    sources: tuple[Path, ...]
-    out: Path
-    split: Split
-    max_bad: float = 0.0
-    piece_bytes: int = PIECE_BYTES
-    compression: str = "none"
-    conventions: dict[str, str] | None = None
-    progress: bool = False
-
-    def identity(self) -> Record:
-        """What makes two conversions the same. A larger `max_bad` goes on with what a smaller one refused."""
-        return {
-            "command": self.command,
-            "hpcrec": metadata.version("hpcrec"),
-            "table": asdict(self.table),
-            "split": self.split.describe(),
-            "piece_bytes": self.piece_bytes,
-            "compression": self.compression,
-            "sources": [pieces.identity(path) for path in self.sources],
-        }
 
 
 def run(job: Job, ranks: Ranks | None = None, *, restart: bool = False) -> Summary:
@@ -289,8 +237,3 @@ class _Conversion:
 
 def _name(piece: Piece) -> str:
     return f"{piece.number:05d}"
-
-
-def sources_of(paths: Sequence[Path | str]) -> tuple[Path, ...]:
-    """As `Job` takes them."""
-    return tuple(Path(path) for path in paths)
