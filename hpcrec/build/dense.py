@@ -1,6 +1,6 @@
 """The dense parameters of a session: which are trained on dense ranks together, and which at holders.
 
-Knows configuration, model and exchange; how either side is trained is for ``dense`` and ``train``.
+Knows configuration, model and exchange; how either side is trained is for ``dense`` and ``training``.
 """
 
 from collections.abc import Mapping, Sequence
