@@ -17,7 +17,7 @@ from hpcrec.build_dense import DenseSide
 from hpcrec.build_device import crosses_directly, make_device, make_place
 from hpcrec.build_engine import Ingredients
 from hpcrec.build_exchange import Auto
-from hpcrec.build_tables import DTYPES, make_model, make_offers, make_roles
+from hpcrec.build_tables import DTYPES, make_model, make_offers, make_policy, make_roles
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
@@ -30,6 +30,7 @@ from hpcrec.dense.codistillation import Other
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import RowStore
 from hpcrec.errors import ConfigError, DataError
+from hpcrec.policy.pipeline import LANE
 from hpcrec.train.compression import advise
 from hpcrec.train.nonfinite import Guard
 from hpcrec.train.parts import Parts, Split
@@ -85,7 +86,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     auto = Auto(given) if offers.free else None
     engine = given.placed(offers.layout({}), store) if auto is None else auto.engine
 
-    guard = Guard(world.main, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
+    guard = Guard(world.main, world.dense, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
     parts = Parts(
         world=world,
         engine=engine,
@@ -102,7 +103,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         seed=config.train.seed,
         dtype=DTYPES[config.train.dtype][1],
         prefetch=config.data.prefetch,
-        ahead=config.exchange.prefetch,
+        ahead=config.exchange.prefetch + make_policy(config).in_flight - 1,
         timer=timer,
         signal=signal,
         teaches_from=_teaches_from(config),
@@ -133,6 +134,7 @@ def make_world(config: Config) -> World:
         windows=config.exchange.windows,
         groups=wanted.groups,
         own_tables=not wanted.share_embeddings,
+        lanes=() if make_policy(config).in_flight == 1 else (LANE,),
     )
 
 
@@ -238,6 +240,12 @@ def _check_threads(config: Config, world: World) -> None:
         raise ConfigError(
             f"exchange.prefetch is {config.exchange.prefetch}, but this MPI library does not let two threads "
             "communicate at once (MPI_THREAD_MULTIPLE). Set exchange.prefetch = 0, or use an MPI with thread support."
+        )
+    if make_policy(config).in_flight > 1 and not world.threads_may_communicate:
+        raise ConfigError(
+            f"policy.name is {config.policy.name!r}, under which a thread communicates beside the steps, but this MPI "
+            "library does not let two threads communicate at once (MPI_THREAD_MULTIPLE). Set policy.name = 'sync', or "
+            "use an MPI with thread support."
         )
     if config.dense.reducer == "horovod" and len(world.topology.dense) > 1 and not world.threads_may_communicate:
         raise ConfigError(

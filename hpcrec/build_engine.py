@@ -1,4 +1,4 @@
-"""From a layout and a configuration to the exchange and policy that run it.
+"""From a layout and a configuration to the exchange, and the pipeline that runs it by the policy.
 
 Knows what is to be built; which layout is for ``build`` or ``build_exchange`` to say.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec.build_dense import DenseSide
-from hpcrec.build_tables import DTYPES, make_thresholding
+from hpcrec.build_tables import DTYPES, make_policy, make_thresholding
 from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.embedding.load import Load
@@ -25,7 +25,8 @@ from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.thresholds import thresholded_bytes
 from hpcrec.operators.base import Operator
-from hpcrec.policy.sync import Sync
+from hpcrec.policy.pipeline import LANE, Pipeline, refuse
+from hpcrec.policy.policy import Points
 from hpcrec.train.parts import Engine, Split
 from hpcrec.types import TableSpec
 
@@ -91,8 +92,22 @@ class Ingredients:
         )
 
     def engine(self, layout: Layout, store: RowStore | None, load: Load) -> Engine:
-        """An exchange of that layout under the run's policy."""
-        config = self.config
+        """An exchange of that layout under the run's policy.
+
+        Raises
+        ------
+        ConfigError
+            They do not go together.
+        """
+        config, policy = self.config, make_policy(self.config)
+        cached = config.store.memory_bytes is not None
+        refuse(
+            policy,
+            config.policy.name,
+            layout,
+            cached=cached,
+            changes=bool(self.offers.free) and config.exchange.auto_every > 0,
+        )
         exchange = Exchange(
             self.world,
             layout,
@@ -109,9 +124,12 @@ class Ingredients:
             reduction=self.reduction(layout),
             where=self.dense.place_of,
             direct=self.direct,
+            lane=self.world.main if policy.in_flight == 1 else self.world.lane(LANE),
+            keeps=policy.in_flight > 1,
         )
+        ahead, points = config.exchange.prefetch > 0, make_points(config)
         return Engine(
-            policy=Sync(exchange, timer=self.timer, ahead=config.exchange.prefetch > 0),
+            pipeline=Pipeline(policy, exchange, timer=self.timer, ahead=ahead, points=points),
             store=store,
             load=load,
             features=exchange.features,
@@ -127,3 +145,14 @@ class Ingredients:
         engine = self.engine(layout, store, Load())
         self.dense.place(engine.slices, layout.away, {})
         return engine
+
+
+def make_points(config: Config) -> Points:
+    """What comes between the steps of a run: checkpoints, evaluations, the end."""
+    train, evaluates = config.train, config.data.validation is not None
+    judged = train.eval_every if evaluates else 0
+    hangs = config.checkpoint.keep_best or train.early_stop is not None
+    return Points(
+        drains=(config.checkpoint.every, judged if hangs else 0),
+        evaluations=(judged,),
+    )

@@ -205,7 +205,7 @@ class Auto:
                 migrate(given.world, given.tables, pairs, self._store, store)
             if engine.masks is not None and self.engine.masks is not None:
                 engine.masks.follow(self.engine.masks)
-            self.engine.policy.close()
+            self.engine.pipeline.close()
         given.dense.place(engine.slices, layout.away, gathered)
         self._store, self.engine = store, engine
 

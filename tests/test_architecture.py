@@ -28,19 +28,19 @@ ALLOWED = {
     "operators": "kernels",
     "models": "operators kernels",  # kernels: towers' dot products, natively
     "exchange": "operators embedding comm kernels",
-    "policy": "exchange",
+    "policy": "exchange kernels",  # kernels: threads of its own thread
     "dense": "comm kernels",
     "data": "comm kernels toml",  # kernels: text is parsed natively; toml: column maps
     "train": "policy dense data models embedding comm",
-    "config": "toml",
+    "config": "toml policy",  # policy: names
     "systems": "config",
-    "build_tables": "config data models operators exchange embedding comm",
+    "build_tables": "config data models policy operators exchange embedding comm",
     "build_device": "config dense kernels comm",
     "build_dense": "build_tables config train dense exchange operators comm",
     "build_engine": "build_dense build_tables config train policy exchange operators embedding comm",
     "build_exchange": "build_device build_engine config train exchange data embedding comm",
-    "build": "build_exchange build_engine build_device build_dense build_tables config train exchange dense data "
-    "models operators embedding kernels comm toml",
+    "build": "build_exchange build_engine build_device build_dense build_tables config train policy exchange dense "
+    "data models operators embedding kernels comm toml",
     "build_reading": "build build_tables config train",
     "build_memory": "build_tables config data exchange operators embedding plan comm",
     "build_needs": "build_memory build_tables config data plan comm",
@@ -127,6 +127,7 @@ MAX_FUNCTION_LINES = 60  # docstring left out
 # Files that are longer, and why.
 LONG_FILES: dict[str, str] = {
     "hpcrec/config.py": "one table of all keys, each with the text that docs/configuration.md is written from",
+    "hpcrec/exchange/exchange.py": "the three phases, and what they are built of",
 }
 LONG_FUNCTIONS: dict[tuple[str, str], str] = {}  # (file, function): why it is longer
 REFERENCE = "tests/reference.py"  # the single-process oracle: shares nothing with what it judges

@@ -139,6 +139,8 @@ class Served:
     find : callable or None
         Makes ``works`` once the updates of all steps before are done, where rows depend on them; None where they are
         made.
+    verdict_at, verdict_in : int
+        Place of the verdict in the gradients that come, and in the message that has it (``verdict``).
     works : tuple of ArenaWork
         By arena.
     beside : mapping of int to int
@@ -150,6 +152,8 @@ class Served:
     spans: Spans
     partials: Sent | None
     find: Callable[[], tuple[ArenaWork, ...]] | None
+    verdict_at: int
+    verdict_in: int
     works: tuple[ArenaWork, ...] = ()
     beside: Mapping[int, int] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slices
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import RowStore
-from hpcrec.policy.base import Policy
+from hpcrec.policy.pipeline import Pipeline
 from hpcrec.train.schedule import Schedule
 from hpcrec.train.timer import PhaseTimer
 from hpcrec.types import Batch, TableSpec
@@ -116,7 +116,7 @@ class Engine:
     cross hosts; ``masks`` are those of this holder's vectors, ``thresholding`` how, None where they cross whole.
     """
 
-    policy: Policy
+    pipeline: Pipeline
     store: RowStore | None
     load: Load | None
     features: tuple[str, ...]
@@ -152,8 +152,8 @@ class Chooses(Protocol):
 class Parts:
     """What a session is made of; ``hpcrec.build`` makes it from a configuration.
 
-    ``auto`` is None where the engine stays as it is. ``teaches_from`` is the step from which on other groups' tables
-    are read in training; None where they are not.
+    ``ahead`` are batches submitted before their turn. ``auto`` is None where the engine stays as it is.
+    ``teaches_from`` is the step from which on other groups' tables are read in training; None where they are not.
     """
 
     world: World
@@ -178,9 +178,9 @@ class Parts:
     close: Callable[[], None]
 
     @property
-    def policy(self) -> Policy:
+    def pipeline(self) -> Pipeline:
         """The engine's."""
-        return self.engine.policy
+        return self.engine.pipeline
 
     @property
     def store(self) -> RowStore | None:

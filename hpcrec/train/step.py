@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from hpcrec.errors import HpcrecError
-from hpcrec.policy.base import Ticket
+from hpcrec.policy.pipeline import Ticket
 from hpcrec.train.parts import Samples
 
 if TYPE_CHECKING:

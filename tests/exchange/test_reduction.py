@@ -189,7 +189,7 @@ def test_a_folded_layer_is_added_among_owners(form: str, folder: Path, monkeypat
         for step in session.steps():
             step.run()
             oracle_step(reference, session, batches[step.number], step.number)
-            reduction = session.parts.policy._exchange.reduction
+            reduction = session.parts.pipeline.exchange.reduction
             added.append("first" in [s.operator for s in reduction.inside])
             assert len(session.parts.slices.away) == (4 if added[-1] else 0)
         assert added == [form == "partial" or i % 2 == 0 for i in range(4)]
@@ -215,7 +215,7 @@ def test_a_change_of_forms_changes_the_sums(folder: Path, monkeypatch: pytest.Mo
         for step in session.steps():
             step.run()
             reference.step(batches[step.number])
-            reduction = session.parts.policy._exchange.reduction
+            reduction = session.parts.pipeline.exchange.reduction
             sums.add((reduction.inside, reduction.across))
             assert session.parts.engine.reduce == session.parts.auto.told[-1]["reduce"] == reduction.way
             assert reduction.way == ("host" if reduction.inside else "dense")
