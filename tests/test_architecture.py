@@ -29,12 +29,12 @@ ALLOWED = {
     "operators": "kernels",
     "models": "operators kernels",  # kernels: towers' dot products, natively
     "exchange": "operators embedding comm kernels",
-    "policy": "exchange",
+    "policy": "exchange kernels",  # kernels: threads of its own thread
     "dense": "comm kernels",
     "data": "comm kernels",
     "preparation": "data comm kernels toml",  # kernels: text is parsed natively; toml: column maps
     "serving": "data kernels",
-    "config": "toml",
+    "config": "toml policy",  # policy: names
     "systems": "config",
     "training": "exchange policy dense data models embedding comm",
     "checkpoint": "training dense data embedding comm",  # a session's parts are saved, so it knows them

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import crosses_directly
-from hpcrec.build.tables import DTYPES, make_thresholding
+from hpcrec.build.tables import DTYPES, make_policy, make_thresholding
 from hpcrec.comm.failure import agree
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
@@ -32,6 +32,8 @@ from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.thresholds import thresholded_bytes
 from hpcrec.operators.base import Operator
+from hpcrec.policy.pipeline import LANE, Pipeline, refuse
+from hpcrec.policy.policy import Points
 from hpcrec.training.chosen import Chosen
 from hpcrec.training.parts import Split
 
@@ -137,7 +139,16 @@ def make_exchange(
     place: Place,
     timer: Timer,
 ) -> Exchange:
-    """An exchange of that layout; collective."""
+    """An exchange of that layout; collective.
+
+    Raises
+    ------
+    ConfigError
+        Layout and policy do not go together; on every rank.
+    """
+    policy = make_policy(config)
+    refuse(policy, config.policy.name, layout)
+    several = policy.in_flight
     return Exchange(
         world,
         layout,
@@ -154,7 +165,23 @@ def make_exchange(
         reduction=_reduction(config, layout, world.topology),
         where=place,
         direct=crosses_directly(config, world, place),
+        lane=world.main if several == 1 else world.lane(LANE),
+        keeps=several > 1,
     )
+
+
+def make_pipeline(config: Config, exchange: Exchange, timer: Timer) -> Pipeline:
+    """What runs the exchange as the policy says."""
+    ahead, points = config.exchange.prefetch > 0, make_points(config)
+    return Pipeline(make_policy(config), exchange, timer=timer, ahead=ahead, points=points)
+
+
+def make_points(config: Config) -> Points:
+    """What comes between the steps of a run: checkpoints, evaluations, the end."""
+    train, evaluates = config.train, config.data.validation is not None
+    judged = train.eval_every if evaluates else 0
+    hangs = config.checkpoint.keep_best or train.early_stop is not None
+    return Points(drains=(config.checkpoint.every, judged if hangs else 0), evaluations=(judged,))
 
 
 def _weighted(train: Split) -> set[str]:

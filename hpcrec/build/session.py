@@ -13,10 +13,10 @@ from typing import TypeVar
 import torch
 
 from hpcrec import kernels
-from hpcrec.build.auto import choose, make_exchange
+from hpcrec.build.auto import choose, make_exchange, make_pipeline
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
-from hpcrec.build.tables import DTYPES, make_model, make_offers, make_roles
+from hpcrec.build.tables import DTYPES, make_model, make_offers, make_policy, make_roles
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
@@ -30,7 +30,7 @@ from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
 from hpcrec.embedding.stores import STORES
 from hpcrec.errors import ConfigError, DataError
-from hpcrec.policy.sync import Sync
+from hpcrec.policy.pipeline import LANE
 from hpcrec.training.compression import advise
 from hpcrec.training.nonfinite import Guard
 from hpcrec.training.parts import DensePart, Parts, Split
@@ -75,11 +75,11 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     exchange = make_exchange(config, world, splits["train"], operators, layout, store, place, timer)
 
-    guard = Guard(world.main, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
+    guard = Guard(world.main, world.dense, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
     parts = Parts(
         world=world,
         exchange=exchange,
-        policy=Sync(exchange, timer=timer, ahead=config.exchange.prefetch > 0),
+        pipeline=make_pipeline(config, exchange, timer),
         chosen=chosen,
         tables=tables,
         dense=part,
@@ -93,7 +93,7 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
         seed=config.train.seed,
         dtype=DTYPES[config.train.dtype][1],
         prefetch=config.data.prefetch,
-        ahead=config.exchange.prefetch,
+        ahead=config.exchange.prefetch + make_policy(config).in_flight - 1,
         timer=timer,
         signal=signal,
         teaches_from=_teaches_from(config),
@@ -124,6 +124,7 @@ def make_world(config: Config) -> World:
         windows=config.exchange.windows,
         groups=wanted.groups,
         own_tables=not wanted.share_embeddings,
+        lanes=() if make_policy(config).in_flight == 1 else (LANE,),
     )
 
 
@@ -233,6 +234,12 @@ def _check_threads(config: Config, world: World) -> None:
         raise ConfigError(
             f"exchange.prefetch is {config.exchange.prefetch}, but this MPI library does not let two threads "
             "communicate at once (MPI_THREAD_MULTIPLE). Set exchange.prefetch = 0, or use an MPI with thread support."
+        )
+    if make_policy(config).in_flight > 1 and not world.threads_may_communicate:
+        raise ConfigError(
+            f"policy.name is {config.policy.name!r}, under which a thread communicates beside the steps, but this MPI "
+            "library does not let two threads communicate at once (MPI_THREAD_MULTIPLE). Set policy.name = 'sync', or "
+            "use an MPI with thread support."
         )
     if config.dense.reducer == "horovod" and len(world.topology.dense) > 1 and not world.threads_may_communicate:
         raise ConfigError(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpcrec.comm.topology import Topology, assign_roles
-from hpcrec.config import Config, DenseConfig, ExchangeConfig, Form, StoreConfig, TopologyConfig
+from hpcrec.config import Config, DenseConfig, ExchangeConfig, Form, PolicyConfig, StoreConfig, TopologyConfig
 from hpcrec.data import hashing
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.place import row_elements
@@ -24,6 +24,8 @@ from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
 from hpcrec.models import build_model, tables_of
 from hpcrec.operators.base import Operator
+from hpcrec.policy import POLICIES
+from hpcrec.policy.policy import Policy
 from hpcrec.types import Dynamic, Feature, Lookup, TableSpec
 
 DTYPES: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
@@ -44,6 +46,7 @@ def as_read(config: Config) -> Config:
         dense=DenseConfig(reducer="mpi", optimizer=config.dense.optimizer, autocast=config.dense.autocast),
         embedding=replace(config.embedding, tables=tables),
         store=StoreConfig(),
+        policy=PolicyConfig(),  # nothing is trained
     )
 
 
@@ -53,6 +56,12 @@ def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
     fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
     form: Form = "pooled" if exchange.form == "auto" else exchange.form
     return replace(exchange, form=form, forms=fixed, **defaults)
+
+
+def make_policy(config: Config) -> Policy:
+    """The policy that ``[policy]`` names."""
+    policy = POLICIES[config.policy.name]
+    return policy(policy.Options())
 
 
 def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

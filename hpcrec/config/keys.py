@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field
 
 from hpcrec import toml
 from hpcrec.errors import ConfigError
+from hpcrec.policy import POLICIES
 from hpcrec.types import OptimizerSpec
 from hpcrec.units import MiB
 
@@ -257,7 +258,7 @@ class PolicyConfig:
     """When values and gradients cross."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    name: Literal["sync"] = "sync"
+    name: Text = "sync"
     """sync: every step reads rows after the last step's update."""
 
 
@@ -611,6 +612,8 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _feature_conflicts(config)
     yield from _auto_conflicts(config.exchange)
     yield from _threshold_conflicts(config)
+    if config.policy.name not in POLICIES:
+        yield "policy.name", f"is {config.policy.name!r}. Allowed: {', '.join(map(repr, POLICIES))}."
     if config.exchange.codec != "fp32" and config.train.dtype != "float32":
         yield (
             "exchange.codec",

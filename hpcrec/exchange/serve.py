@@ -51,6 +51,10 @@ class Holder:
         Dense rank -> numbers of this holder's partial results that it is sent; default: all.
     sets : int
         Sets of tables (``embedding.sets``).
+    teller : int
+        The dense rank that tells the verdict (``verdict``).
+    keeps : bool
+        Other steps may be answered before a step's gradients come.
 
     Attributes
     ----------
@@ -71,17 +75,19 @@ class Holder:
         load: Load | None = None,
         sent: Callable[[int], Sequence[int]] | None = None,
         sets: int = 1,
+        teller: int = 0,
+        keeps: bool = False,
     ) -> None:
         self.store = store
         self.load = load or Load()
         self._leg = leg
-        self._size, self._pad = size, pad
+        self._size, self._pad, self._teller = size, pad, teller
         self._weighted_E = np.array(weighted, bool)
         streams = (*leg.streams, *leg.hidden)
         self._entry_S = np.array([s.entry for s in streams], np.int64)
         self._width_S = np.array([s.width for s in leg.streams], np.int64)
         self._valued = leg.n_value_streams
-        self._substitute = Substitute(leg, operators, sent) if leg.partials else None
+        self._substitute = Substitute(leg, operators, sent, keeps=keeps) if leg.partials else None
         self._means = [h for h, s in enumerate(leg.hidden) if pooling[leg.entries[s.entry].features[0]] == "mean"]
         self._rows = RowFinder(store, leg, sets)
         self._blocks = BlockReader(store, leg, pooling, self._weighted_E, sets)
@@ -118,9 +124,14 @@ class Holder:
         values_P, gradients_P = counts[:, : self._valued].sum(axis=1), counts.sum(axis=1)
         value_bytes_R, gradient_bytes_R = np.zeros(size, np.int64), np.zeros(size, np.int64)
         value_bytes_R[senders] = self._pad((values_P + partial_P) * item)
-        gradient_bytes_R[senders] = self._pad((gradients_P + partial_P) * item)
+        gradient_bytes_R[senders] = (gradients_P + partial_P) * item
+        verdict_in = int(gradient_bytes_R[self._teller]) // item
+        gradient_bytes_R[self._teller] += item
+        gradient_bytes_R = self._pad(gradient_bytes_R)
         value_base = cumulative(value_bytes_R)[senders] // item
-        gradient_base = cumulative(gradient_bytes_R)[senders] // item
+        gradient_at = cumulative(gradient_bytes_R) // item
+        gradient_base = gradient_at[senders]
+        verdict_at = int(gradient_at[self._teller]) + verdict_in
         inside = np.cumsum(counts, axis=1) - counts
         places = value_base[:, None] + inside, gradient_base[:, None] + inside
         partials, ids_at = None, int(gradient_bytes_R.sum()) // item
@@ -133,7 +144,7 @@ class Holder:
             ids_at += partials.elements
         sets_P = np.array([h.tables_of for h in headers], np.int64)
         spans = Spans(senders, sets_P, value_base, value_base + values_P + partial_P, counts[:, : self._valued])
-        served = Served(value_bytes_R, gradient_bytes_R, spans, partials, find=None)
+        served = Served(value_bytes_R, gradient_bytes_R, spans, partials, None, verdict_at, verdict_in)
         served.find = partial(self._works, received, headers, places, ids_at, train=train)
         if not self._rows.any:
             self._find(served)

@@ -60,6 +60,8 @@ class Served:
     find : callable or None
         Makes ``works`` once the updates of all steps before are done, where rows depend on them; None where they are
         made.
+    verdict_at, verdict_in : int
+        Place of the verdict in the gradients that come, and in the message that has it (``verdict``).
     works : tuple of Asked
         By block of the store.
     number : int
@@ -71,6 +73,8 @@ class Served:
     spans: Spans
     partials: Sent | None
     find: Callable[[], tuple[Asked, ...]] | None
+    verdict_at: int
+    verdict_in: int
     works: tuple[Asked, ...] = ()
     number: int = -1
 

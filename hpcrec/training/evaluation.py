@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcrec.comm.world import World
-from hpcrec.policy.base import Ticket
+from hpcrec.policy.pipeline import Ticket
 from hpcrec.training import metrics
 from hpcrec.training.parts import Parts, Samples
 from hpcrec.types import Batch, Floats
@@ -82,7 +82,7 @@ def logits_of(parts: Parts, ticket: Ticket, forward: Forward, groups: Sequence[i
     found: list[Tensor] = []
     readers = [[g] for g in groups] if ticket.beside else [list(groups)]
     for one, by in zip((ticket, *ticket.beside), readers, strict=True):
-        inputs = parts.policy.gather(one)
+        inputs = parts.pipeline.inputs(one)
         if inputs is not None:
             assert ticket.batch is not None, "a dense rank has a part"
             assert parts.dense is not None, "a dense rank has a model"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hpcrec.dense.codistillation import Vectors
 from hpcrec.errors import HpcrecError
-from hpcrec.policy.base import Ticket
+from hpcrec.policy.pipeline import Ticket
 from hpcrec.training.parts import Parts, Samples
 from hpcrec.types import Floats
 
@@ -23,7 +23,7 @@ def begin(parts: Parts, ticket: Ticket, step: int) -> None:
         with parts.timer("teachers"):
             dense.codistillation.begin(step)
     for ahead, other in enumerate(ticket.beside, start=1):
-        inputs = parts.policy.gather(other)
+        inputs = parts.pipeline.inputs(other)
         if inputs is None:
             continue
         assert dense is not None and dense.codistillation is not None and other.batch is not None

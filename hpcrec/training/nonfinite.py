@@ -1,7 +1,7 @@
 """Losses and gradients that are not finite: every rank learns of one before any is applied; the run stops or skips.
 
-Each step sums one number over all ranks, after the backward pass: the gradients that follow are awaited by all ranks
-anyway. Knows a batch, what went into the model and what came out; not how a step is done.
+Each step sums one number over the dense ranks, after the backward pass; the others are told with the gradients that
+follow. Knows a batch, what went into the model and what came out; not how a step is done.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,6 +27,8 @@ class Guard:
     ----------
     main : Collectives
         All ranks.
+    dense : Collectives or None
+        The dense ranks, on those: of all groups.
     skips : bool
         Leave the batch out, instead of stopping.
     limit : int
@@ -38,27 +40,30 @@ class Guard:
         Steps left out in the run, and by the last steps.
     """
 
-    def __init__(self, main: Collectives, *, skips: bool, limit: int) -> None:
+    def __init__(self, main: Collectives, dense: Collectives | None, *, skips: bool, limit: int) -> None:
         self._main = main
+        self._dense = dense
         self._skips = skips
         self._limit = limit
         self._flag = np.zeros(1, np.int64)
         self.skipped = 0
         self.in_a_row = 0
 
-    def all_finite(self, *, here: bool) -> bool:
-        """Whether loss and gradients are finite on every rank; collective, the same answer on all.
+    def agree(self, *, here: bool) -> bool:
+        """Whether loss and gradients are finite on every dense rank; collective over these, the same answer on all.
 
         Parameters
         ----------
         here : bool
             Whether they are on this rank.
         """
+        assert self._dense is not None, "only dense ranks have a loss"
         self._flag[0] = not here
-        if self._main.allreduce(self._flag)[0]:
-            return False
+        return not self._dense.allreduce(self._flag)[0]
+
+    def learned(self) -> None:
+        """The step was not left out, as every rank knows."""
         self.in_a_row = 0
-        return True
 
     def skip(self, found: str | None) -> None:
         """Counts a step that is left out, or raises where it may not be; collective.

@@ -18,7 +18,7 @@ from hpcrec.dense.slices import Slices
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Store
 from hpcrec.exchange.exchange import Exchange
-from hpcrec.policy.base import Policy
+from hpcrec.policy.pipeline import Pipeline
 from hpcrec.training.chosen import Chosen
 from hpcrec.training.schedule import Schedule
 from hpcrec.training.timer import PhaseTimer
@@ -82,13 +82,14 @@ class DensePart:
 class Parts:
     """What a session is made of; ``hpcrec.build.session`` makes it from a configuration.
 
-    ``chosen`` is what form ``auto`` chose; None where no form was to be chosen. ``teaches_from`` is the step from which
-    on other groups' tables are read in training; None where they are not.
+    ``ahead`` are batches submitted before their turn. ``chosen`` is what form ``auto`` chose; None where no form was to
+    be chosen. ``teaches_from`` is the step from which on other groups' tables are read in training; None where they are
+    not.
     """
 
     world: World
     exchange: Exchange
-    policy: Policy
+    pipeline: Pipeline
     chosen: Chosen | None
     tables: dict[str, TableSpec]
     dense: DensePart | None

@@ -4,8 +4,8 @@
         step.run()
 
 Every rank runs the same loop: owners serve rows in ``run`` while dense ranks compute. Knows the order of a step
-(gather, forward, backward, scatter, reduce, optimizer) and who takes part; how each is done is for ``policy``,
-``exchange`` and ``dense``. What to do every n steps is for ``loop``.
+(inputs, forward, backward, learn, reduce, optimizer) and who takes part; when rows are read and learned is for
+``policy``, how each is done for ``exchange`` and ``dense``. What to do every n steps is for ``loop``.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch.nn import functional
 from hpcrec.comm.start import spare_what_stays
 from hpcrec.comm.topology import Topology
 from hpcrec.errors import ConfigError, HpcrecError
-from hpcrec.policy.base import Ticket
+from hpcrec.policy.pipeline import Inputs, Ticket
 from hpcrec.training.evaluation import Predicted, logits_of, models_of_groups
 from hpcrec.training.groups import begin, distillation, group_weight, refuse_without_logits
 from hpcrec.training.nonfinite import Guard, describe, nonfinite_gradients
@@ -120,7 +120,8 @@ class Session:
         if self.parts.chosen is not None:
             self.parts.chosen.begin(self.step)
         spare_what_stays()
-        first, last = self.step, self.total_steps
+        first, last, pipeline = self.step, self.total_steps, self.parts.pipeline
+        pipeline.begin(first, last)
         tickets = training_tickets(self.parts, self._split("train"), first, last - first)
         try:
             for ticket in tickets:
@@ -132,6 +133,7 @@ class Session:
                     self.stopped = self.step < last
                     return
         finally:
+            pipeline.give_up()  # what the loop has left, or its last steps
             tickets.close()
 
     def run_step(self, ticket: Ticket, losses: Losses | None) -> float:
@@ -143,58 +145,65 @@ class Session:
             ``(inputs, samples) -> Tensor [B]``, a loss for each sample; the session weighs and averages them over the
             global batch. Default: ``default_losses``.
         """
-        parts, timer, step = self.parts, self.parts.timer, self.step
+        parts, step, pipeline = self.parts, self.step, self.parts.pipeline
         parts.world.progress.step = step
         scale = parts.schedule.multiplier(step)
         begin(parts, ticket, step)
-        inputs = parts.policy.gather(ticket)
-        loss, self.last_logits, found, share = 0.0, None, None, 1.0
+        inputs = pipeline.inputs(ticket)
+        loss, found, gradients, verdict = 0.0, None, None, None
         if inputs is not None:
-            assert parts.dense is not None and ticket.batch is not None
-            # the seed depends on the step alone, so dropout in a resumed run goes on as it would have
-            parts.dense.place.seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
-            parts.dense.model.train()
-            parts.dense.reducer.zero_grad()
-            samples = Samples.of(ticket.batch, parts.dtype, parts.dense.place)
-            with timer("forward"), parts.dense.place.casting():
-                losses_B = (losses or self.default_losses)(inputs, samples)
-                if losses_B.shape != samples.label.shape[:1]:
-                    raise HpcrecError(
-                        f"the loss function returned shape {tuple(losses_B.shape)}; expected one loss for each of "
-                        f"the {samples.label.shape[0]} samples: the mean over the global batch is taken here"
-                    )
-                if samples.weight is not None:
-                    losses_B = losses_B * samples.weight
-                refuse_without_logits(parts, self.last_logits)
-                routed = ticket.routed.result()
-                weight, share = group_weight(parts, routed.total_weight, routed.weights_R)
-                total = losses_B.sum() / weight
-                loss = float(total.detach()) * share
-            with timer("backward"):
-                total.backward()
-                refuse_strays(parts)
-                if share != 1.0 and self.topology.table_sets == 1:
-                    inputs.scale_gradients(share)  # rows learn from all groups' samples
-                parts.dense.reducer.send()
-            bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.results(), parts.dense.reducer.nonfinite)
-            if bad or not math.isfinite(loss):
-                seen = (ticket.batch, samples, inputs.vectors(), losses_B, self.last_logits)
-                found = describe(step, self._split("train"), *seen, bad if math.isfinite(loss) else ())
-        with timer("agree"):
-            finite = self.guard.all_finite(here=found is None)
-        if not finite:
+            loss, found = self._compute(ticket, inputs, losses)
+            with parts.timer("agree"):
+                verdict = self.guard.agree(here=found is None)
+            gradients = inputs.gradients()
+        lr_scale = scale if parts.scale_embeddings else 1.0
+        verdict = pipeline.learn(ticket, gradients, verdict, step=step, lr_scale=lr_scale)  # owners are told
+        if verdict:
+            self.guard.learned()
+            update_dense(parts, step, scale)
+        else:
             if parts.dense is not None:
                 parts.dense.reducer.cancel()  # sums under way have to end on every dense rank
-            parts.policy.forget(ticket)
             self.guard.skip(found)
             self.last_logits = None
-            self.step += 1
-            return loss
-        lr_scale = scale if parts.scale_embeddings else 1.0
-        parts.policy.scatter(ticket, inputs, step=step + 1, lr_scale=lr_scale)
-        update_dense(parts, step, scale)
         self.step += 1
         return loss
+
+    def _compute(self, ticket: Ticket, inputs: Inputs, losses: Losses | None) -> tuple[float, str | None]:
+        """Forward and backward on a dense rank: its share of the loss; and, where not all is finite, what it found."""
+        parts, timer, step, dense = self.parts, self.parts.timer, self.step, self.parts.dense
+        assert dense is not None and ticket.batch is not None
+        # the seed depends on the step alone, so dropout in a resumed run goes on as it would have
+        dense.place.seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
+        dense.model.train()
+        dense.reducer.zero_grad()
+        self.last_logits = None
+        samples = Samples.of(ticket.batch, parts.dtype, dense.place)
+        with timer("forward"), dense.place.casting():
+            losses_B = (losses or self.default_losses)(inputs, samples)
+            if losses_B.shape != samples.label.shape[:1]:
+                raise HpcrecError(
+                    f"the loss function returned shape {tuple(losses_B.shape)}; expected one loss for each of "
+                    f"the {samples.label.shape[0]} samples: the mean over the global batch is taken here"
+                )
+            if samples.weight is not None:
+                losses_B = losses_B * samples.weight
+            refuse_without_logits(parts, self.last_logits)
+            routed = ticket.routed.result()
+            weight, share = group_weight(parts, routed.total_weight, routed.weights_R)
+            total = losses_B.sum() / weight
+            loss = float(total.detach()) * share
+        with timer("backward"):
+            total.backward()
+            refuse_strays(parts)
+            if share != 1.0 and self.topology.table_sets == 1:
+                inputs.scale_gradients(share)  # rows learn from all groups' samples
+            dense.reducer.send()
+        bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.results(), dense.reducer.nonfinite)
+        if not bad and math.isfinite(loss):
+            return loss, None
+        seen = (ticket.batch, samples, inputs.vectors(), losses_B, self.last_logits)
+        return loss, describe(step, self._split("train"), *seen, bad if math.isfinite(loss) else ())
 
     def default_losses(self, inputs: Mapping[str, Tensor], samples: Samples) -> Tensor:
         """Binary cross-entropy of the model's logits: [B], the mean over labels where there are several.
@@ -274,7 +283,7 @@ class Session:
         """Waits for every rank, then takes everything down in order; collective."""
         if not self._closed:
             self._closed = True
-            self.parts.policy.close()
+            self.parts.pipeline.close()
             self.parts.world.main.barrier()  # nothing of any rank is in flight any more
             self.parts.close()
 

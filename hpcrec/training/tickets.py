@@ -1,16 +1,14 @@
-"""Batches of a split in order, submitted to the policy ahead of their turn.
+"""Batches of a split in order, submitted to the pipeline ahead of their turn.
 
 Where groups of dense ranks have tables of their own, a batch is submitted for each set of them that it is read of.
 Knows a session's parts; what is done with a batch is for ``session``.
 """
 
 from collections.abc import Generator, Iterable
-from dataclasses import replace
 
-from hpcrec.policy.base import Reading, Ticket
+from hpcrec.policy.pipeline import Reading, Ticket
 from hpcrec.training.feed import Feed
 from hpcrec.training.parts import Parts, Split
-from hpcrec.types import Batch, GlobalIds
 
 
 def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generator[Ticket]:
@@ -26,7 +24,8 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
                 batch, ids = next(feed)
             teaches = sets > 1 and parts.teaches_from is not None and number >= parts.teaches_from
             readings = [Reading(parts.world.topology.reads(g), counted=True) for g in range(sets if teaches else 1)]
-            waiting.append(_submit(parts, batch, ids, readings, train=True, stop=parts.signal.requested))
+            stop = parts.signal.requested
+            waiting.append(parts.pipeline.submit(batch, ids, train=True, stop=stop, readings=readings))
             if len(waiting) > parts.ahead:
                 yield waiting.pop(0)
         yield from waiting
@@ -44,19 +43,9 @@ def reading_tickets(parts: Parts, source: Split, n: int, sets: Iterable[int], *,
             with parts.timer("load_wait"):
                 batch, ids = next(feed)
             stop = stoppable and parts.signal.requested
-            waiting.append(_submit(parts, batch, ids, readings, train=False, stop=stop))
+            waiting.append(parts.pipeline.submit(batch, ids, train=False, stop=stop, readings=readings))
             if len(waiting) > parts.ahead:
                 yield waiting.pop(0)
         yield from waiting
     finally:
         feed.close()
-
-
-def _submit(
-    parts: Parts, batch: Batch | None, ids: GlobalIds | None, readings: list[Reading], *, train: bool, stop: bool
-) -> Ticket:
-    """A batch to be read in those ways; learned from, if at all, in the first."""
-    first, *others = readings
-    ticket = parts.policy.submit(batch, ids, train=train, stop=stop, reading=first)
-    beside = tuple(parts.policy.submit(batch, ids, train=False, reading=reading) for reading in others)
-    return replace(ticket, beside=beside)

@@ -71,7 +71,7 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str, monke
             train={"batch_size": 13, "steps": 3},
         )
         with open_session(config) as session:
-            layout, reduction = session.parts.policy._exchange.layout, session.parts.policy._exchange.reduction
+            layout, reduction = session.parts.pipeline.exchange.layout, session.parts.pipeline.exchange.reduction
             split = partial(Splitter, seed=1, replicas=None, weighted={"tag"}, dtype=np.float64)
             predicted, messages, at = {tag: np.zeros(2) for tag in TAGS}, 0, session.topology
             for step in session.steps():

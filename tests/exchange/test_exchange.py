@@ -174,7 +174,9 @@ def run(
         if leaves is not None:
             seen.append((start, stop, [leaf.copy() for leaf in leaves]))
             gradients = [np.sin(3 * leaf) + 0.1 for leaf in leaves]
-        exchange.gradients(route, Gradients(gradients, []) if leaves is not None else None, step=step + 1, lr_scale=1.0)
+        found = None if leaves is None else Gradients(gradients, [])
+        learned = None if leaves is None else True
+        assert exchange.gradients(route, found, learned=learned, step=step + 1, lr_scale=1.0)
     return seen, gather_rows(world, store, specs, dtype), initial
 
 

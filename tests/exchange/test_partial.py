@@ -161,7 +161,8 @@ def run(
             loss_of(flat, int(start)).backward()
             seen.append((start, stop, [r.detach().numpy().copy() for r in flat]))
             found = inputs.gradients()
-        exchange.gradients(route, found, step=step + 1, lr_scale=1.0)
+        learned = None if found is None else True
+        assert exchange.gradients(route, found, learned=learned, step=step + 1, lr_scale=1.0)
     return seen, initial, gather_rows(world, store, specs, np.float64), layout
 
 

@@ -92,7 +92,7 @@ def test_ids_outside_a_table_and_unknown_features_are_refused(folder: Path) -> N
     with pytest.raises(ConfigError, match=r"table 'user' has 5 rows, but its features have ids up to 39"):
         open_session(config_for(folder, embedding=small))
     with open_session(config_for(folder)) as session:
-        asker = session.parts.policy._exchange._asker
+        asker = session.parts.pipeline.exchange._asker
         n = len(asker._layout.form_of)
         bags = Bags(tuple(asker._layout.form_of), np.full(n, 40), np.arange(n + 1))  # one sample, id 40 everywhere
         with pytest.raises(DataError, match=r"feature 'user' has id 40. Allowed: 0 to 39"):
