@@ -6,7 +6,6 @@ weights are is known above. Arrays are the host's; one thread, whatever ``set_th
 ids. Shapes: R owners, E entries, N cells, V bags, K ids, P senders.
 """
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -53,11 +52,11 @@ def plan_requests(ids: Ints, lengths: Ints, cells: Ints, far: Flags, weighted: F
         cells do not fit together.
     """
     _require(
-        None, ids=(ids, _INT64, 0), lengths=(lengths, _INT64, 0), cells=(cells, _INT64, 4), far=(far, _BOOL, 0),
+        None, item, ids=(ids, _INT64, 0), lengths=(lengths, _INT64, 0), cells=(cells, _INT64, 4), far=(far, _BOOL, 0),
         weighted=(weighted, _BOOL, 0),
     )  # fmt: skip
-    item = checks.whole("item", item, 1, _MOST_ITEM)
-    return _backend(reference_requests).plan_requests(ids, lengths, cells, far, weighted, item)
+    here = reference_requests if backend() is reference else native_requests
+    return here.plan_requests(ids, lengths, cells, far, weighted, int(item))
 
 
 def write_requests(
@@ -94,7 +93,7 @@ def write_requests(
     bytes_R, coding_N, distinct_N, table_ids, table_places = plan
     weights = _NO_BYTES if weights is None else weights
     _require(
-        "out", ids=(ids, _INT64, 0), lengths=(lengths, _INT64, 0), cells=(cells, _INT64, 4),
+        "out", item, ids=(ids, _INT64, 0), lengths=(lengths, _INT64, 0), cells=(cells, _INT64, 4),
         weights=(weights, _UINT8, 0), weighted=(weighted, _BOOL, 0), out=(out, _UINT8, 0), at_R=(at_R, _INT64, 0),
         bytes_R=(bytes_R, _INT64, 0), coding_N=(coding_N, _INT64, 0), distinct_N=(distinct_N, _INT64, 0),
         table_ids=(table_ids, _INT64, 0), table_places=(table_places, _INT64, 0),
@@ -104,8 +103,8 @@ def write_requests(
             f"plan is of {len(coding_N)} and {len(distinct_N)} cells and {len(bytes_R)} owners; given are {len(cells)} "
             f"cells and places of {len(at_R)} messages"
         )
-    item = checks.whole("item", item, 1, _MOST_ITEM)
-    _backend(reference_requests).write_requests(plan, ids, lengths, cells, weights, weighted, item, out, at_R)
+    here = reference_requests if backend() is reference else native_requests
+    here.write_requests(plan, ids, lengths, cells, weights, weighted, int(item), out, at_R)
 
 
 def read_requests(message: Bytes, at_P: Ints, bytes_P: Ints, weighted: Flags, item: int) -> Requests:
@@ -132,25 +131,22 @@ def read_requests(message: Bytes, at_P: Ints, bytes_P: Ints, weighted: Flags, it
         A type or shape is wrong, or a message is not there or damaged: it is said whose.
     """
     _require(
-        None, message=(message, _UINT8, 0), at_P=(at_P, _INT64, 0), bytes_P=(bytes_P, _INT64, 0),
+        None, item, message=(message, _UINT8, 0), at_P=(at_P, _INT64, 0), bytes_P=(bytes_P, _INT64, 0),
         weighted=(weighted, _BOOL, 0),
     )  # fmt: skip
     if len(at_P) != len(bytes_P):
         raise ValueError(f"at_P is of {len(at_P)} senders, bytes_P of {len(bytes_P)}")
-    item = checks.whole("item", item, 1, _MOST_ITEM)
-    return _backend(reference_requests_read).read_requests(message, at_P, bytes_P, weighted, item)
+    here = reference_requests_read if backend() is reference else native_requests
+    return here.read_requests(message, at_P, bytes_P, weighted, int(item))
 
 
-def _backend(definitions: ModuleType) -> ModuleType:
-    """Of the host, whatever device is in use."""
-    return definitions if backend() is reference else native_requests
+def _require(written: str | None, item: int, **arrays: tuple[Any, np.dtype, int]) -> None:
+    """Checks all arguments in one call, because requests are made in every step.
 
-
-def _require(written: str | None, **arrays: tuple[Any, np.dtype, int]) -> None:
-    """One call for all arrays, of their types and columns (0: flat): requests are made in every step.
-
-    The one that is written shares no memory with another.
+    Arrays are of their types and columns (0: flat). The one that is written shares no memory with another.
     """
+    if type(item) is not int or not 1 <= item <= _MOST_ITEM:
+        checks.whole("item", item, 1, _MOST_ITEM)
     for name, (array, dtype, columns) in arrays.items():
         if not (
             isinstance(array, np.ndarray)
@@ -162,7 +158,9 @@ def _require(written: str | None, **arrays: tuple[Any, np.dtype, int]) -> None:
             raise checks.fail(name, array, f"{dtype}[any{f', {columns}' if columns else ''}]")
     if written is None:
         return
-    out = checks.writable(written, arrays[written][0])
+    out = arrays[written][0]
+    if not out.flags.writeable:
+        checks.writable(written, out)
     for name, (array, _, _) in arrays.items():
         if name != written and np.may_share_memory(out, array):
             checks.apart(written, out, **{name: array})
