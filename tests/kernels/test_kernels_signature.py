@@ -2,11 +2,13 @@
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from hostile_calls import CALLS, misaligned, read_only
+from hostile_calls import CALLS, Call, misaligned, read_only
+from test_kernels_hostile import agree, outcome, promises_nothing
 
 from hpcrec import kernels
 from hpcrec.kernels import checks
@@ -118,3 +120,32 @@ def test_arrays_that_are_right_cost_few_calls(make, monkeypatch):
         found = entered(call)
         monkeypatch.undo()
         assert sum(found.values()) <= (7 if make.__name__.startswith("beside") else 6), found
+
+
+def longer(array: np.ndarray, axis: int) -> np.ndarray:
+    return np.pad(array, [(0, int(i == axis)) for i in range(array.ndim)], "edge" if array.size else "constant")
+
+
+def off_by_one(make: Any, seed: int) -> Iterator[tuple[str, Call, Call]]:
+    """Calls of which one axis of one array is an element longer or shorter, each twice."""
+    for name, value in make(np.random.default_rng(seed)).arguments.items():
+        for axis in range(value.ndim if isinstance(value, np.ndarray) else 0):
+            for what in ("longer", "shorter") if value.shape[axis] else ("longer",):
+                first, second = make(np.random.default_rng(seed)), make(np.random.default_rng(seed))
+                for call in (first, second):
+                    a = call.arguments[name]
+                    keep = (*[slice(None)] * axis, slice(-1))
+                    call.arguments[name] = np.ascontiguousarray(longer(a, axis) if what == "longer" else a[keep])
+                yield f"{make.__name__}: {name}, axis {axis} {what}, seed {seed}", first, second
+
+
+@pytest.mark.parametrize("make", CALLS, ids=lambda make: make.__name__)
+def test_every_size_is_looked_at(make):
+    for seed in range(12):
+        for where, first, second in off_by_one(make, seed):
+            kernels.use("native")
+            found = outcome(first, where)
+            kernels.use("reference")
+            wanted = outcome(second, where)
+            assert isinstance(found, type) == isinstance(wanted, type), (where, found, wanted)
+            assert isinstance(found, type) or promises_nothing(second) or agree(found, wanted), where
