@@ -17,7 +17,9 @@ class PhaseTimer:
 
     def __call__(self, phase: str) -> "_Phase":
         """A context manager whose time counts as ``phase``."""
-        return _Phase(self, phase)
+        made = _Phase()
+        made.seconds, made.lock, made.phase = self._seconds, self._lock, phase
+        return made
 
     def add(self, phase: str, seconds: float) -> None:
         """Counts time that was measured elsewhere."""
@@ -31,13 +33,17 @@ class PhaseTimer:
 
 
 class _Phase:
-    __slots__ = ("_began_s", "_phase", "_timer")
+    """One phase of one thread. A step has many: what it needs is set and added up without further calls."""
 
-    def __init__(self, timer: PhaseTimer, phase: str) -> None:
-        self._timer, self._phase, self._began_s = timer, phase, 0.0
+    __slots__ = ("began_s", "lock", "phase", "seconds")
+    seconds: dict[str, float]
+    lock: threading.Lock
+    phase: str
 
     def __enter__(self) -> None:
-        self._began_s = time.perf_counter()
+        self.began_s = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._timer.add(self._phase, time.perf_counter() - self._began_s)
+        took_s = time.perf_counter() - self.began_s
+        with self.lock:
+            self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + took_s

@@ -21,6 +21,7 @@
 #include "hpcrec/packed.h"
 #include "hpcrec/parallel.h"
 #include "hpcrec/positions.h"
+#include "hpcrec/signature.h"
 #include "hpcrec/take.h"
 #include "hpcrec/text.h"
 #include "hpcrec/threshold.h"
@@ -719,6 +720,7 @@ NB_MODULE(_native, m) {
   m.attr("block_size") = hpcrec::block_size;
   m.def("set_threads", &hpcrec::set_threads, "n"_a);
   m.def("get_threads", &hpcrec::threads);
+  hpcrec::bind_signature(m);
   bind_ids(m);
   bind_packed(m);
   bind_halves(m);
