@@ -22,6 +22,7 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.sets import families_in
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
+from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.exchange.codec import wire_item_bytes
 from hpcrec.exchange.exchange import Exchange, Timer
@@ -29,7 +30,6 @@ from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
-from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.thresholds import thresholded_bytes
 from hpcrec.operators.base import Operator
 from hpcrec.policy.pipeline import LANE, Pipeline, refuse
@@ -86,7 +86,6 @@ def _counted(config: Config, train: Split, offers: Offers, topology: Topology) -
     splitter: Callable[[Layout, set[str]], Splitter] = partial(
         Splitter,
         seed=config.train.seed,
-        replicas=None,
         weighted=_weighted(train),
         dtype=DTYPES[config.train.dtype][0],
     )

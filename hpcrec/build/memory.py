@@ -162,14 +162,14 @@ def _traffic(config: Config, layout: Layout, rank: int, mean_ids: dict[str, floa
     for entry in leg.entries:
         ids = batch * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
         ids_E.append(ids)
-        bags = min(ids, batch) if entry.form in ("pooled", "partial") else ids
+        bags = min(ids, batch) if not entry.form.pools else ids
         bags_E.append(batch if entry.every_bag else bags)
     elements = sum(bags_E[s.entry] * s.width for s in (*leg.streams, *leg.hidden))
     partials = batch * sum(p.elements for p in leg.partials)
     how = make_thresholding(config)
     valued = [(bags_E[s.entry] * s.width, s.width) for s in leg.streams[: leg.n_value_streams]]
     kept = 0.0 if how is None else partials + sum(n * _crossing(how, width) for n, width in valued)
-    pooled = [e.form in ("pooled", "partial") and layout.pooling[e.features[0]] == "max" for e in leg.entries]
+    pooled = [not e.form.pools and layout.pooling[e.features[0]] == "max" for e in leg.entries]
     maxima = [s for s in (*leg.streams, *leg.hidden) if pooled[s.entry]]
     weights, columns = layout.weights_at(rank)
     return HolderTraffic(

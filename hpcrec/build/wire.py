@@ -46,7 +46,7 @@ def on_wire(config: Config, offers: Offers, found: Checkpoint) -> tuple[Steps, l
         streams = leg.streams[: leg.n_value_streams]
         for stream in streams:
             entry = leg.entries[stream.entry]
-            written = {} if kind != "bf16" else {"rows" if entry.form == "rows" else "vectors": kind}
+            written = {} if kind != "bf16" else {"rows" if entry.form.pools else "vectors": kind}
             steps |= {(feature, stream.table): dict(written) for feature in entry.features}
         if how is not None and how.evaluates:
             differences += _thresholds(leg, how, found, steps)

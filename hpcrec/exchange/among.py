@@ -21,10 +21,10 @@ from torch import Tensor
 
 from hpcrec.comm.collectives import Collectives, padded_bytes
 from hpcrec.comm.world import World
+from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.codec import make_codec
 from hpcrec.exchange.reduction import Reduction, Sum
 from hpcrec.exchange.substitute import Sent
-from hpcrec.exchange.wire import cumulative
 from hpcrec.operators.base import Operator, flatten, parts_of
 from hpcrec.types import Floats
 

@@ -148,7 +148,7 @@ class Chooser:
             bag_bytes = [0.0] * len(leg.entries)
             for stream in leg.streams:
                 values, gradients = self._item_bytes.of(stream.width)
-                copied = leg.entries[stream.entry].form == "replicate"
+                copied = leg.entries[stream.entry].form.local
                 bag_bytes[stream.entry] += stream.width * (gradients if copied else values + gradients)
             for entry, n_bytes in zip(leg.entries, bag_bytes, strict=True):
                 id_bytes, bags = self._asks.of(entry, holder)

@@ -19,7 +19,7 @@ import numpy as np
 
 from hpcrec import kernels
 from hpcrec.comm.collectives import Collectives, clear_padding, padded_bytes
-from hpcrec.exchange.wire import cumulative
+from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.work import Spans
 from hpcrec.types import Floats, Ints
 

@@ -42,24 +42,25 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
 from hpcrec.exchange.among import AmongOwners
-from hpcrec.exchange.ask import Asker
+from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.codec import Kept
 from hpcrec.exchange.codecs import codec_for
+from hpcrec.exchange.dense_side import DenseSide
 from hpcrec.exchange.inputs import Gradients, Inputs
-from hpcrec.exchange.layout import Layout, Leg
+from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Thresholding, make_masks
 from hpcrec.exchange.norms import ColumnNorms
-from hpcrec.exchange.read_ids import IdReader
+from hpcrec.exchange.owner_side import IdReader, OwnerSide
 from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.route import Reading, Route
-from hpcrec.exchange.serve import Holder
-from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.substitute import Slice
 from hpcrec.exchange.tensors import Here, Where
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, GlobalIds
 
 Timer = Callable[[str], AbstractContextManager[object]]
+# What every rank tells every other before the ids, 32 bytes.
+_CONTROL = np.dtype([("id_bytes", np.int64), ("stop", np.int64), ("weight", np.float64), ("unused", np.int64)])
 
 
 class Exchange:
@@ -141,7 +142,7 @@ class Exchange:
         topology: Topology = world.topology
         self._size, rank, leg = topology.size, topology.rank, layout.legs.get(topology.rank)
         self.reduction = reduction or Reduction(layout, topology.dense, topology.host_of, "dense")
-        self._holder = self._asker = self._reader = self.masks = None
+        self._owner_side = self._dense_side = self._reader = self.masks = None
         self._zeros_R = np.zeros(self._size, np.int64)
         teller_of = verdict.tellers(layout.legs, topology.owners, topology.dense)
         self._teller = teller_of.get(rank, -1)
@@ -149,50 +150,47 @@ class Exchange:
         if self._teller >= 0:
             self._due_R[self._teller] = UNIT_BYTES
         if store is not None and leg is not None:
-            self._holder = self._serving(store, leg, weighted, load, keeps=keeps)
+            self._owner_side = self._serving(store, weighted, load, keeps=keeps)
             self.masks = make_masks(leg, thresholding, topology.table_sets) if thresholding is not None else None
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
-        split = partial(Splitter, layout, seed=seed, replicas=store, weighted=weighted, dtype=dtype)
+        split = partial(Splitter, layout, seed=seed, weighted=weighted, dtype=dtype)
         if topology.is_dense:
-            self._asker = self._asking(split(set(self.features)), [r for r, by in teller_of.items() if by == rank])
+            self._dense_side = self._asking(split(set(self.features)), [r for r, by in teller_of.items() if by == rank])
         self._reads_ids = reads_ids
         if self.held:
-            self._reader = IdReader(
-                split(set(self.held)), layout, rank, topology.dense, size=self._size, pad=padded_bytes
-            )
+            self._reader = IdReader(split(set(self.held), only=rank), topology.dense)
         self._norms = ColumnNorms(world, layout, self.dtype)
         self._thresholds = thresholding is not None
         devices = (None if store is None else store.device, self._where.assembler) if direct else None
         self._codec = codec_for(lane or world.main, codec, self.dtype, self.masks, thresholding, devices)
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
 
-    def _serving(self, store: Store, leg: Leg, weighted: set[str], load: Load | None, *, keeps: bool) -> Holder:
-        weighs = [e.form in ("pooled", "partial") and e.features[0] in weighted for e in leg.entries]
-        return Holder(
+    def _serving(self, store: Store, weighted: set[str], load: Load | None, *, keeps: bool) -> OwnerSide:
+        topology = self._world.topology
+        return OwnerSide(
             store,
-            leg,
+            self.layout,
+            topology.rank,
             self._operators,
-            self.layout.pooling,
-            weighted=weighs,
+            weighted=weighted,
             size=self._size,
             pad=padded_bytes,
             load=load,
-            sent=partial(self.reduction.sent, self._world.topology.rank),
-            sets=self._world.topology.table_sets,
+            sent=partial(self.reduction.sent, topology.rank),
+            sets=topology.table_sets,
             teller=self._teller,
             keeps=keeps,
         )
 
-    def _asking(self, splitter: Splitter, tells: list[int]) -> Asker:
+    def _asking(self, splitter: Splitter, tells: list[int]) -> DenseSide:
         topology = self._world.topology
-        return Asker(
+        return DenseSide(
             splitter,
             self.layout,
             replicas=self.store,
             size=self._size,
             pad=padded_bytes,
-            dtype=self.dtype,
             far=topology.far,
             sent=lambda holder: self.reduction.sent(holder, topology.rank),
             tells=tells,
@@ -202,7 +200,7 @@ class Exchange:
     @property
     def slices(self) -> list[Slice]:
         """Parts of operators' dense parameters that are used on this rank, which is to train them."""
-        return [] if self._holder is None else self._holder.slices
+        return [] if self._owner_side is None else self._owner_side.slices
 
     def route(
         self,
@@ -234,8 +232,8 @@ class Exchange:
 
     def close(self) -> None:
         """No step comes any more."""
-        if self._holder is not None:
-            self._holder.close()
+        if self._owner_side is not None:
+            self._owner_side.close()
 
     def _counting(self, counted: bool) -> AbstractContextManager[None]:
         return nullcontext() if counted else self._world.ledger.paused()
@@ -243,27 +241,29 @@ class Exchange:
     def _route(self, batch: Batch | None, ids: GlobalIds | None, reading: Reading, *, train: bool, stop: bool) -> Route:
         route = self._world.route
         asked, message = None, np.zeros(0, np.uint8)
-        if self._asker is not None and batch is not None:
+        if self._dense_side is not None and batch is not None:
             room = None if self._reads_ids else lambda n_R: route.message(n_R, np.uint8)
             of = reading.sets[self._world.topology.rank]
-            asked, message = self._asker.ask(batch.bags, len(batch.label), room, train=train, tables_of=of)
-        control_RM = np.zeros((self._size, 4), np.int64)
-        control_RM[:, 1] = stop
+            asked, message = self._dense_side.ask(batch.bags, len(batch.label), room, train=train, tables_of=of)
+        control_R = np.zeros(self._size, _CONTROL)
+        control_R["stop"] = stop
         if batch is not None:
-            weight = len(batch.label) if batch.weight is None else batch.weight.sum(dtype=np.float64)
-            control_RM[:, 2] = np.float64(weight).view(np.int64)
+            control_R["weight"] = len(batch.label) if batch.weight is None else batch.weight.sum(dtype=np.float64)
         if asked is not None:
-            control_RM[:, 0] = asked.id_bytes_R
-        heard_RM = route.alltoall(control_RM, "control")
-        bytes_R, received = heard_RM[:, 0].copy(), message
+            control_R["id_bytes"] = asked.id_bytes_R
+        words_RM = control_R.view(np.int64).reshape(self._size, -1)
+        heard_R = route.alltoall(words_RM, "control").view(_CONTROL).reshape(self._size)
+        served, owner_side, bytes_R = None, self._owner_side, np.ascontiguousarray(heard_R["id_bytes"])
         if not self._reads_ids:
-            received = route.alltoallv(message, control_RM[:, 0].copy(), bytes_R, "ids")
-        elif self._reader is not None:
-            assert ids is not None, "a holder that reads ids was given none"
-            received, bytes_R = self._reader.messages(ids)
-        served = None if self._holder is None else self._holder.read(received, bytes_R, reading.sets, train=train)
-        weights_R = heard_RM[:, 2].copy().view(np.float64)
-        total, stop = float(weights_R.sum()), bool(heard_RM[:, 1].any())
+            sent_R = self._zeros_R if asked is None else asked.id_bytes_R
+            came = route.alltoallv(message, sent_R.copy(), bytes_R, "ids")
+            if owner_side is not None:
+                served = owner_side.read(owner_side.decoded(came, bytes_R), reading.sets, train=train)
+        elif self._reader is not None and owner_side is not None:
+            assert ids is not None, "an owner that reads ids was given none"
+            served = owner_side.read(self._reader.received(ids), reading.sets, train=train)
+        weights_R = np.ascontiguousarray(heard_R["weight"])
+        total, stop = float(weights_R.sum()), bool(heard_R["stop"].any())
         return Route(asked, served, train, stop, total, weights_R, counted=reading.counted)
 
     def values(self, route: Route) -> Inputs | None:
@@ -274,12 +274,12 @@ class Exchange:
             wanted_R = self._zeros_R if asked is None else asked.value_bytes_R
             behind = 0 if served is None else served.values_behind * self.dtype.itemsize
             sent = self._codec.message(sent_R, behind)
-            if self._holder is not None and served is not None:
-                self._holder.answer(served, sent)
+            if self._owner_side is not None and served is not None:
+                self._owner_side.answer(served, sent)
         with self._timer("values"), self._counting(route.counted):
             self._among.forward(None if served is None else served.partials, train=route.train)
-            if self._holder is not None and served is not None:
-                self._holder.write(served, sent)
+            if self._owner_side is not None and served is not None:
+                self._owner_side.write(served, sent)
             spans = None if served is None else served.spans
             received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)
         if asked is None:
@@ -322,15 +322,15 @@ class Exchange:
             if learned is None:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
             if not learned:  # what is kept of the step goes with it
-                if self._holder is not None and served is not None:
-                    self._holder.release(served)
+                if self._owner_side is not None and served is not None:
+                    self._owner_side.release(served)
                 return False
-            if self._holder is not None and served is not None:
-                self._holder.read_gradients(served, received)
+            if self._owner_side is not None and served is not None:
+                self._owner_side.read_gradients(served, received)
             self._among.backward(None if served is None else served.partials)
-        if self._holder is not None and served is not None:
+        if self._owner_side is not None and served is not None:
             with self._timer("update"):
-                self._holder.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)
+                self._owner_side.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)
         else:
             self._norms.sum({})  # every owner takes part, one that holds nothing too
         return True

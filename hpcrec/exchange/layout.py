@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 
 from hpcrec.embedding.shards import Family
 from hpcrec.errors import ConfigError
+from hpcrec.exchange.forms import FORMS
+from hpcrec.exchange.forms.form import Form
 from hpcrec.exchange.stay import Stay
 from hpcrec.operators.base import Operator, elements_of, weights_of
 from hpcrec.types import POOLINGS, Lookup, TableSpec
-
-FORMS = ("replicate", "rows", "pooled", "partial")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Entry:
     """
 
     family: Family
-    form: str
+    form: type[Form]
     features: tuple[str, ...]
     part: int
     every_bag: bool = False
@@ -89,7 +89,7 @@ class Leg:
     @property
     def n_value_streams(self) -> int:
         """Streams that the values phase carries."""
-        return sum(self.entries[s.entry].form != "replicate" for s in self.streams)
+        return sum(not self.entries[s.entry].form.local for s in self.streams)
 
 
 class Layout:
@@ -163,7 +163,6 @@ class Layout:
         self.groups, self.place = _leaves(tables, [k for k in lookups if k not in hidden])
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
-        self._entry_at = {(r, e.features): i for r, leg in self.legs.items() for i, e in enumerate(leg.entries)}
 
     def _form(self, feature: str, form: str, *, chosen: bool) -> str:
         if self.family_of[feature].kind == "replicate":
@@ -188,8 +187,8 @@ class Layout:
         for family in sorted(self.families, key=lambda f: f.kind == "replicate"):
             if rank in family.holders:
                 part = family.holders.index(rank)
-                entries += [Entry(family, form, feats, part) for form, feats in self._bundles(family)]
-        entries.sort(key=lambda e: e.form == "replicate")
+                entries += [Entry(family, FORMS[form], feats, part) for form, feats in self._bundles(family)]
+        entries.sort(key=lambda e: e.form.local)
         kept: list[Entry] = []
         streams: list[Stream] = []
         hidden: list[tuple[Stream, Lookup]] = []
@@ -227,7 +226,7 @@ class Layout:
         for feature in family.features:
             form = self.form_of[feature]
             largest = self.pooling[feature] == "max"
-            key = (form, feature) if form in ("pooled", "partial") else (form, self.tables_of[feature], largest)
+            key = (form, self.tables_of[feature], largest) if FORMS[form].bundled else (form, feature)
             old = bundles.get(key, (form, ()))[1]
             bundles[key] = (form, (*old, feature))
         return list(bundles.values())
@@ -255,9 +254,11 @@ class Layout:
         shown = {k.feature for group in self.groups for k in group.lookups}
         return tuple(f for f in self.form_of if f in shown)
 
-    def entries_of(self, family: Family, features: tuple[str, ...]) -> list[tuple[int, int]]:
-        """(holder, entry) of a bundle at each holder that has columns of it, in order of parts."""
-        return [(h, self._entry_at[h, features]) for h in family.holders if (h, features) in self._entry_at]
+    def bundled(self) -> list[Form]:
+        """Each bundle once, under its form, in the order in which every owner has those that it is asked for."""
+        families = sorted(self.families, key=lambda f: f.kind == "replicate")
+        forms = [FORMS[form](family, feats) for family in families for form, feats in self._bundles(family)]
+        return sorted(forms, key=lambda form: form.local)
 
     def bundles(self, form: str) -> list[tuple[Family, tuple[str, ...]]]:
         """Every (family, features) that travels together under ``form``, once."""

@@ -13,11 +13,10 @@ from itertools import chain
 
 import numpy as np
 
+from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.layout import Entry, Layout
 from hpcrec.exchange.reduction import Reduction, Transfer
-from hpcrec.exchange.split import Splitter
 from hpcrec.exchange.verdict import tellers
-from hpcrec.exchange.wire import entry_bytes
 from hpcrec.types import Bags, Floats
 
 Key = tuple[str, tuple[str, ...]]
@@ -27,9 +26,9 @@ of which features."""
 
 def key_of(entry: Entry) -> Key:
     """What is sent for an entry."""
-    if entry.form in ("pooled", "partial"):
+    if not entry.form.pools:
         return ("all bags" if entry.every_bag else "bags"), entry.features
-    return ("copies" if entry.form == "replicate" else "rows"), entry.features
+    return ("copies" if entry.form.local else "rows"), entry.features
 
 
 @dataclass(frozen=True)
@@ -125,17 +124,21 @@ class Counter:
         self._far = far
         self._sums: dict[Key, dict[int, np.ndarray]] = {}
         self._samples: list[int] = []
-        self._work: list[tuple[Splitter, list[tuple[tuple[int, int], Key]]]] = []
+        self._work: list[tuple[Splitter, list[tuple[int, int, Key]]]] = []
+        self._far_R = np.zeros(1 + max((holder for layout in layouts for holder in layout.legs), default=0), bool)
+        self._far_R[[holder for holder in far if holder < len(self._far_R)]] = True
         for layout in layouts:
-            wanted = []
+            wanted: dict[tuple[int, tuple[str, ...]], Key] = {}
             for holder, leg in layout.legs.items():
-                for number, entry in enumerate(leg.entries):
+                for entry in leg.entries:
                     key = key_of(entry)
                     if holder not in self._sums.setdefault(key, {}):
                         self._sums[key][holder] = np.zeros(2)
-                        wanted.append(((holder, number), key))
+                        wanted[holder, entry.features] = key
             if wanted:
-                self._work.append((splitter(layout, {f for _, key in wanted for f in key[1]}), wanted))
+                split = splitter(layout, {f for key in wanted.values() for f in key[1]})
+                named = enumerate(split.entries.names())
+                self._work.append((split, [(e, at[0], wanted[at]) for e, at in named if at in wanted]))
 
     def add(self, bags: Bags, samples: int) -> None:
         """Counts one batch.
@@ -147,11 +150,10 @@ class Counter:
         """
         self._samples.append(samples)
         for splitter, wanted in self._work:
-            parts = splitter.split(bags, samples, slice(0, samples))
-            pieces = {at: piece for part in parts for at, piece in part.pieces.items()}
-            for at, key in wanted:
-                id_bytes = 0 if self._reads_ids else entry_bytes(pieces[at], far=at[0] in self._far)
-                self._sums[key][at[0]] += id_bytes, pieces[at].n_bags
+            requests = splitter.requests(splitter.columns(bags, samples, slice(0, samples)))
+            bytes_E = splitter.entries.bytes_of(requests, self._far_R, splitter.dtype.itemsize)
+            for e, holder, key in wanted:
+                self._sums[key][holder] += 0 if self._reads_ids else bytes_E[e], requests.bags_E[e]
 
     def totals(self) -> Floats:
         """Means over batches, flat float64, to be summed over dense ranks; zeros where nothing was counted."""

@@ -123,14 +123,24 @@ class MaxMove:
 
 
 @dataclass(frozen=True)
-class Slab:
-    """Consecutive vectors of one stream, and the rows of the cache that they are columns of."""
+class Crossing:
+    """Vectors of one width that are columns of rows at hand: where they lie on the wire and among the rows.
 
-    value_start: int
-    gradient_starts: tuple[int, ...]  # one a copy: replicated tables send every holder the same
-    first: int
-    count: int
-    columns: tuple[int, int]
+    Attributes
+    ----------
+    width : int
+    value_start : int64 [V] or None
+        First element of each in the values; None where nothing comes.
+    gradient_start : int64 [V]
+        Likewise in the gradients; a row of a replicated table is there once for each copy.
+    row_start : int64 [V]
+        First element of the row's columns among the rows.
+    """
+
+    width: int
+    value_start: Ints | None
+    gradient_start: Ints
+    row_start: Ints
 
 
 @dataclass(frozen=True)
@@ -146,7 +156,7 @@ class PoolMove:
     row_of : int64 [U] or None
         Row of ``table_rows`` of each distinct row.
     n_unique : int
-    slabs : sequence of Slab
+    crossings : sequence of Crossing
     index : int64 [K]
         Distinct row of each id, bag after bag.
     offsets : int64 [V + 1]
@@ -167,7 +177,7 @@ class PoolMove:
     table_rows: Floats | None
     row_of: Ints | None
     n_unique: int
-    slabs: Sequence[Slab]
+    crossings: Sequence[Crossing]
     index: Ints
     offsets: Ints
     leaf_start: Ints
@@ -189,13 +199,13 @@ class PoolMove:
             rows, index = self.table_rows, self.row_of[self.index]
         else:
             rows, index = kernels.room_beside(values, (self.n_unique, self.width), values.dtype), self.index
-            for slab in self.slabs:
+            for crossing in self.crossings:
                 kernels.copy_vectors(
                     values,
                     rows.reshape(-1),
-                    slab.columns[1] - slab.columns[0],
-                    source_start=self._compact(slab.value_start, slab),
-                    target_start=self._inside(slab),
+                    crossing.width,
+                    source_start=crossing.value_start,
+                    target_start=crossing.row_start,
                 )
         leaf = leaves[self.group].reshape(-1)
         if self.largest:
@@ -218,22 +228,14 @@ class PoolMove:
             source_start = np.repeat(source_start, lengths_V)
             weights = self.weights if weights is None else self.weights * np.repeat(weights, lengths_V)
         merged = kernels.merge(self.grouping, source, source_start, self.width, weights=weights)
-        for slab in self.slabs:
-            for start in slab.gradient_starts:
-                kernels.copy_vectors(
-                    merged.reshape(-1),
-                    gradients,
-                    slab.columns[1] - slab.columns[0],
-                    source_start=self._inside(slab),
-                    target_start=self._compact(start, slab),
-                )
-
-    def _inside(self, slab: Slab) -> Ints:
-        return (slab.first + np.arange(slab.count, dtype=np.int64)) * self.width + slab.columns[0]
-
-    @staticmethod
-    def _compact(start: int, slab: Slab) -> Ints:
-        return start + np.arange(slab.count, dtype=np.int64) * (slab.columns[1] - slab.columns[0])
+        for crossing in self.crossings:
+            kernels.copy_vectors(
+                merged.reshape(-1),
+                gradients,
+                crossing.width,
+                source_start=crossing.row_start,
+                target_start=crossing.gradient_start,
+            )
 
 
 Move = CopyMove | MaxMove | PoolMove

@@ -5,8 +5,8 @@ import numpy as np
 from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.world import World
 from hpcrec.embedding.sets import name_in
+from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.wire import cumulative
 from hpcrec.types import Floats
 
 

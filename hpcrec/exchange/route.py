@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from hpcrec.exchange.ask import Asked
 from hpcrec.exchange.codec import Kept
+from hpcrec.exchange.dense_side import Asked
 from hpcrec.exchange.work import Served
 from hpcrec.types import Floats
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from hpcrec.embedding.shards import Family
+from hpcrec.exchange.forms import FORMS
 from hpcrec.operators.base import Learned, Operator, elements_of
 from hpcrec.types import Lookup, TableSpec
 
@@ -75,7 +76,7 @@ class Stay:
         return {k for k in can if k.feature not in crossing or k.feature in never_empty}
 
     def _substitutable(self, lookup: Lookup, operator: Operator) -> bool:
-        if self._form_of[lookup.feature] != "partial" or operator.shapes is None:
+        if not FORMS[self._form_of[lookup.feature]].stays or operator.shapes is None:
             return False
         if isinstance(operator, Learned) and not self._learned:
             return False

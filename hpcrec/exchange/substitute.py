@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from hpcrec.errors import NonFiniteError
+from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.layout import Leg, Partial
 from hpcrec.exchange.tensors import tensor_of
-from hpcrec.exchange.wire import cumulative
 from hpcrec.operators.base import Learned, Operator, flatten
 from hpcrec.types import Floats, Ints
 

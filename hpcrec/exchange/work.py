@@ -1,14 +1,10 @@
 """What one step asks of a holder, and where its streams are in the messages. Knows no MPI."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-
-from hpcrec import kernels
-from hpcrec.embedding.asked import Asked, Maxima
+from hpcrec.embedding.asked import Asked
 from hpcrec.exchange.substitute import Sent
-from hpcrec.exchange.wire import cumulative
 from hpcrec.types import Ints
 
 
@@ -87,49 +83,3 @@ class Served:
     def gradients_behind(self) -> int:
         """Elements of the gradients of those vectors, and of single ids: of one block at a time."""
         return self.values_behind + max((w.maxima.elements for w in self.works if w.maxima is not None), default=0)
-
-
-def read_maxima(received: np.ndarray, asked_PX: Ints, width: int, behind: int, *, train: bool) -> Maxima:
-    """What was asked of one block in bags that are pooled by max; ``asked_PX`` as of ``kernels.unpack``."""
-    joined = kernels.unpack(received, asked_PX, width, gradients=train)
-    assert joined.value_start is not None
-    return Maxima(
-        index=joined.index,
-        offsets=joined.offsets,
-        value_start=joined.value_start,
-        gradient_start=joined.index[:0] if joined.gradient_start is None else joined.gradient_start,
-        winners=np.empty((len(joined.offsets) - 1, width), np.int32) if train else None,
-        behind=behind,
-    )
-
-
-def with_maxima(work: Asked, maxima: Maxima, width: int, move: Callable[[Ints], Ints]) -> Asked:
-    """The same, and bags of the same block that are pooled by max; ``work`` has no grouping yet.
-
-    A row has one gradient a step, whatever bags it is in, so both kinds are grouped together, by position; where, that
-    ``move`` says.
-    """
-    n = len(maxima.index)
-    index, weights = np.concatenate([work.index, maxima.index]), work.weights
-    if weights is not None:
-        weights = np.concatenate([weights, np.ones(n, weights.dtype)])
-    grouping, source_start = None, work.source_start
-    if maxima.winners is not None:
-        own_start = maxima.behind + np.arange(n, dtype=np.int64) * width
-        source_start = np.concatenate([source_start, own_start])
-        grouping = kernels.group(move(index))
-    return replace(work, index=index, weights=weights, grouping=grouping, source_start=source_start, maxima=maxima)
-
-
-def as_before(work: Asked, asked_PX: Ints, width: int, *, values: bool) -> Asked:
-    """The same rows of a block of another width, whose vectors begin elsewhere."""
-    bags_P = asked_PX[:, 3]
-    n_bags = len(work.offsets) - 1
-    first_P = cumulative(bags_P)[:-1] * width
-    steps = np.arange(n_bags, dtype=np.int64) * width
-    value_start, source_start = (np.repeat(asked_PX[:, x] - first_P, bags_P) + steps for x in (5, 6))
-    if work.grouping is None:
-        source_start = work.source_start
-    elif work.weights is not None:
-        source_start = np.repeat(source_start, np.diff(work.offsets))
-    return replace(work, value_start=value_start if values else None, source_start=source_start)

@@ -16,12 +16,12 @@ from hpcrec.build.session import open_session
 from hpcrec.comm.ledger import TAGS as LEDGER_TAGS
 from hpcrec.data.loader import Loader
 from hpcrec.embedding.shards import Placement, build_families
+from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.choose import WORTH, Choice, Chooser
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes, step_bytes
 from hpcrec.exchange.offers import SINGLE, Offers
 from hpcrec.exchange.reduction import WAYS
-from hpcrec.exchange.split import Splitter
 from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Bags, Feature, Lookup, TableSpec
 from tests.training.dynamic_runs import write_data as write_any_ids
@@ -72,7 +72,7 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str, monke
         )
         with open_session(config) as session:
             layout, reduction = session.parts.pipeline.exchange.layout, session.parts.pipeline.exchange.reduction
-            split = partial(Splitter, seed=1, replicas=None, weighted={"tag"}, dtype=np.float64)
+            split = partial(Splitter, seed=1, weighted={"tag"}, dtype=np.float64)
             predicted, messages, at = {tag: np.zeros(2) for tag in TAGS}, 0, session.topology
             for step in session.steps():
                 counter = Counter([layout], split, reads_ids=ids == "read", rank=comm.rank, dense=at.dense, far=at.far)
@@ -140,7 +140,7 @@ def asks_for(offers: Offers, rng: np.random.Generator, rows: Mapping[str, int], 
 
 
 def split_plain(layout: Layout, features: set[str]) -> Splitter:
-    return Splitter(layout, features, seed=1, replicas=None, weighted=set(), dtype=np.dtype(np.float32))
+    return Splitter(layout, features, seed=1, weighted=set(), dtype=np.dtype(np.float32))
 
 
 def total(offers: Offers, asks: Asks, forms: dict[str, str], copied: tuple[str, ...]) -> float:
@@ -237,7 +237,9 @@ def test_a_layer_is_folded_where_that_saves_more_than_it_costs(
     assert cheaper == (fewer_elements and folded + owners * longer / 50 < (1 - WORTH) * pooled)
     assert set(choice.forms.values()) == {"partial" if cheaper else "pooled"}
     assert choice.flops == (flops if cheaper else 0)
-    assert sum(choice.predicted.values()) == pytest.approx((folded if cheaper else pooled) + 2 * item_bytes * elements)
+    verdicts = 4 * owners  # each is told by one dense rank
+    wanted = (folded if cheaper else pooled) + 2 * item_bytes * elements + verdicts
+    assert sum(choice.predicted.values()) == pytest.approx(wanted)
 
 
 def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
@@ -257,7 +259,7 @@ def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
     chooser = Chooser(offers, asks, item_bytes=SINGLES, budget_bytes=0, dense_elements=0, dense_item_bytes=4, samples=0)
     assert chooser.choose().forms == dict.fromkeys(names, "rows")
     some = Layout(tables, families, lookups, forms={"c": "pooled"}, default_form="rows", operators=operators)
-    (entry,) = (e for e in some.legs[0].entries if e.form == "rows")
+    (entry,) = (e for e in some.legs[0].entries if e.form.name == "rows")
     assert entry.features == ("a", "b")  # which was not counted: no more than all three
     assert asks.of(entry, 0) == (0.0, 40.0)
 

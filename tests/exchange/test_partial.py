@@ -17,10 +17,9 @@ from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.reduction import Reduction
-from hpcrec.exchange.wire import entry_bytes
 from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Batch, Lookup
-from tests.exchange.test_bytes import piece_of
+from tests.exchange.messages import message_bytes
 from tests.exchange.test_exchange import (
     FEATURES,
     LOOKUPS,
@@ -255,9 +254,9 @@ def test_ledger_equals_the_formula(batch: int) -> None:
                     for f in FEATURES
                     if any(holder in g.holders and f.name in g.features for g in layout.families)
                 ]
-                id_bytes = sum(
-                    entry_bytes(piece_of(mine[feature], weighted=feature == "tags"), far=False) for feature in features
-                )
+                bundles = [form.features for form in layout.bundled()]
+                asked = [(b, mine[f]) for b, (f,) in enumerate(bundles) if f in features]
+                id_bytes = message_bytes(asked, [f == "tags" for (f,) in bundles], 8)
                 has_wide = {"user", "tags"} & set(features)
                 elements = n * ((WIDTH + 1 if features else 0) + (1 if has_wide else 0))
                 expected["ids"] += unit(id_bytes)

@@ -150,7 +150,7 @@ def test_tables_that_may_be_split_by_columns_stay_whole(folder: Path) -> None:
         )
         with open_session(wanted) as session:
             parts = session.parts.store
-            mine = set() if parts is None else {parts.find(table)[1].family.kind for table in parts.tables}
+            mine = set() if parts is None else {parts.part(table).family.kind for table in parts.tables}
             kinds[codec] = set().union(*session.parts.world.main.allgather(mine))
             reference = masking(session, wanted)
             batches = global_batches(session, session.total_steps)

@@ -1,0 +1,308 @@
+"""Bags from file to row: what a dense rank asks of owners, as flat arrays, and what owners were asked, likewise.
+
+A batch's bags are dealt to the *entries* of all owners (``layout.Entry``: ids that travel together to one owner) by one
+stable sort, owner after owner, so that no owner costs a call or an object. How requests are written is for ``kernels``
+(``plan_requests``). Knows the layout and one batch; knows no MPI.
+
+Legend: ``E`` entries of all owners, ``K`` ids, ``V`` bags, ``N`` cells (entries that are asked for something), ``R``
+ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcrec import kernels
+from hpcrec.embedding.shards import table_seed
+from hpcrec.errors import DataError
+from hpcrec.exchange.columns import Column, Dealt
+from hpcrec.exchange.layout import Layout
+from hpcrec.types import Bags, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What is asked of all owners, one after the other; see ``kernels.plan_requests``.
+
+    Attributes
+    ----------
+    ids : int64 [K]
+    lengths : int64 [V]
+    cells : int64 [N, 4]
+    weights : uint8
+    bag : int64 [V]
+        Which bag of its bundle each is.
+    bags_E : int64 [E]
+        Bags of each entry.
+    """
+
+    ids: Ints
+    lengths: Ints
+    cells: Ints
+    weights: np.ndarray
+    bag: Ints
+    bags_E: Ints
+
+
+class Entries:
+    """The entries of all owners, or of one, in the order in which they are asked.
+
+    Parameters
+    ----------
+    layout : Layout
+    bundles : sequence of tuple of str
+        Features that travel together.
+    weighted : set of str
+        Features whose ids carry weights.
+    only : int, optional
+        The one owner; default: all.
+
+    Attributes
+    ----------
+    owner_E, bundle_E : int64 [E]
+        Whose entry it is, and the number of its bundle, by which messages name it.
+    part_E : int64 [E]
+        Which part of its family the owner has.
+    every_bag_E : bool [E]
+    weighted : bool [...]
+        By bundle, of all that the layout has.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        bundles: Sequence[tuple[str, ...]],
+        weighted: set[str],
+        *,
+        only: int | None = None,
+    ) -> None:
+        wanted, every = set(bundles), layout.bundled()
+        number = {form.features: b for b, form in enumerate(every)}
+        legs = {r: leg for r, leg in sorted(layout.legs.items()) if only in (None, r)}
+        found = [(r, entry) for r, leg in legs.items() for entry in leg.entries if entry.features in wanted]
+        self.owner_E = np.array([r for r, _ in found], np.int64)
+        self.bundle_E = np.array([number[entry.features] for _, entry in found], np.int64)
+        self.part_E = np.array([entry.part for _, entry in found], np.int64)
+        self.weighted = np.array([form.carries_weights(weighted) for form in every], bool)
+        self.every_bag_E = np.array([entry.every_bag for _, entry in found], bool)
+        self._names = [(r, entry.features) for r, entry in found]
+        self._weighted_E = self.weighted[self.bundle_E] if found else np.zeros(0, bool)
+        self._every = np.flatnonzero(self.every_bag_E)
+        at = {(entry.features, entry.part): i for i, (_, entry) in enumerate(found)}
+        self._of_part = {  # by bundle: entries by part, -1 where a part has no columns of it, or is another owner's
+            bundle: np.array([at.get((bundle, p), -1) for p in range(len(layout.family_of[bundle[0]].holders))])
+            for bundle in bundles
+        }
+        self._weights = bool(self._weighted_E.any())
+
+    def __len__(self) -> int:
+        return len(self.owner_E)
+
+    def requests(self, bundles: Sequence[tuple[str, ...]], dealt: Sequence[Dealt], dtype: np.dtype) -> Requests:
+        """Everything that is asked, owner after owner, entry after entry, bag after bag."""
+        entry, rows, bag, weights = (
+            np.concatenate(column) for column in zip(*map(self._spread, bundles, dealt), strict=True)
+        )
+        ids_E, order = kernels.partition(entry.astype(np.int32), len(self))
+        entry, bag = entry[order], bag[order]
+        begins = np.ones(len(order), bool)
+        begins[1:] = (entry[1:] != entry[:-1]) | (bag[1:] != bag[:-1])
+        first = np.flatnonzero(begins)
+        lengths, of_V, bag_V = np.diff(np.append(first, len(order))), entry[first], bag[first]
+        bags_E = np.bincount(of_V, minlength=len(self))
+        if len(self._every):
+            lengths, bag_V, bags_E = self._with_empty(lengths, of_V, bag_V, bags_E, bundles, dealt)
+        asked = np.flatnonzero(bags_E)
+        cells = np.stack([self.owner_E[asked], self.bundle_E[asked], ids_E[asked], bags_E[asked]], axis=1)
+        carried = np.zeros(0, np.uint8)
+        if self._weights:
+            carried = weights[order][self._weighted_E[entry]].astype(dtype, copy=False).view(np.uint8)
+        return Requests(rows[order], lengths, cells, carried, bag_V, bags_E)
+
+    def names(self) -> list[tuple[int, tuple[str, ...]]]:
+        """Whose entry each is, and its bundle."""
+        return self._names
+
+    def bytes_of(self, requests: Requests, far_R: np.ndarray, item: int) -> Ints:
+        """Bytes of each entry's ids, were it a message by itself."""
+        asked = np.flatnonzero(requests.bags_E)
+        cells = np.column_stack([asked, requests.cells[:, 1:]])
+        plan = kernels.plan_requests(
+            requests.ids, requests.lengths, cells, far_R[self.owner_E], self.weighted, item
+        )  # fmt: skip
+        return plan.bytes_R
+
+    def _spread(self, bundle: tuple[str, ...], dealt: Dealt) -> tuple[Ints, Ints, Ints, Floats]:
+        """Entry, row, bag and weight of each id, once for each owner that is asked for it."""
+        of_part, n = self._of_part[bundle], len(dealt.rows)
+        weights = np.zeros(n if self._weights else 0) if dealt.weights is None else dealt.weights
+        if dealt.part is not None:
+            entry = of_part[dealt.part]
+            if (of_part < 0).any():
+                kept = entry >= 0
+                weights = weights[kept] if len(weights) else weights
+                return entry[kept], dealt.rows[kept], dealt.bag[kept], weights
+            return entry, dealt.rows, dealt.bag, weights
+        here = of_part[of_part >= 0]
+        if len(here) == 1:
+            return np.full(n, here[0]), dealt.rows, dealt.bag, weights
+        copies = len(here)
+        return np.repeat(here, n), np.tile(dealt.rows, copies), np.tile(dealt.bag, copies), np.tile(weights, copies)
+
+    def _with_empty(
+        self,
+        lengths: Ints,
+        of_V: Ints,
+        bag_V: Ints,
+        bags_E: Ints,
+        bundles: Sequence[tuple[str, ...]],
+        dealt: Sequence[Dealt],
+    ) -> tuple[Ints, Ints, Ints]:
+        """The same with every bag of entries whose owner has to know them all, empty ones too."""
+        n_of = {bundle: of.n_bags for bundle, of in zip(bundles, dealt, strict=True)}
+        whole_E = bags_E.copy()
+        for bundle, of_part in self._of_part.items():
+            mine = of_part[of_part >= 0]
+            whole_E[mine[self.every_bag_E[mine]]] = n_of[bundle]
+        first_E, before_E = cumulative(whole_E), cumulative(bags_E)
+        inside = np.arange(len(of_V)) - before_E[of_V]
+        place = first_E[of_V] + np.where(self.every_bag_E[of_V], bag_V, inside)
+        out, bag = np.zeros(int(first_E[-1]), np.int64), np.empty(int(first_E[-1]), np.int64)
+        every = np.repeat(self.every_bag_E, whole_E)
+        bag[every] = (np.arange(len(bag)) - np.repeat(first_E[:-1], whole_E))[every]
+        out[place], bag[place] = lengths, bag_V
+        return out, bag, whole_E
+
+
+class Splitter:
+    """From bags to what each owner is asked for.
+
+    Parameters
+    ----------
+    layout : Layout
+    features : set of str
+        Those that it is given.
+    seed : int
+        The run's seed, for hashed ids.
+    weighted : set of str
+        Features whose ids carry weights.
+    dtype : numpy float type
+    only : int, optional
+        The one owner for whom requests are made; default: all.
+
+    Attributes
+    ----------
+    forms : list of Form
+        Each with a bundle of its own, in the order of the layout's entries.
+    entries : Entries
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        features: set[str],
+        *,
+        seed: int,
+        weighted: set[str],
+        dtype: np.dtype,
+        only: int | None = None,
+    ) -> None:
+        self._layout = layout
+        self._seed = seed
+        self._weighted = weighted
+        self.dtype = np.dtype(dtype)
+        self._features = [f for f in layout.form_of if f in features]
+        self.forms = [form for form in layout.bundled() if features.issuperset(form.features)]
+        self._bundles = [form.features for form in self.forms]
+        self.entries = Entries(layout, self._bundles, weighted, only=only)
+
+    def columns(self, bags: Bags, n_samples: int, samples: slice) -> dict[str, Column]:
+        """The bags of some of ``n_samples`` samples, feature by feature.
+
+        Raises
+        ------
+        DataError
+            An id outside its table.
+        """
+        return {f: self._column(bags, f, n_samples, samples) for f in self._features}
+
+    def requests(self, columns: Mapping[str, Column]) -> Requests:
+        """What is asked of the owners."""
+        return self.asked([form.ask(columns)[0] for form in self.forms])
+
+    def asked(self, dealt: Sequence[Dealt]) -> Requests:
+        """The same, of what each form has dealt."""
+        if not dealt:
+            none = np.zeros(0, np.int64)
+            return Requests(none, none, none.reshape(0, 4), np.zeros(0, np.uint8), none, none)
+        return self.entries.requests(self._bundles, dealt, self.dtype)
+
+    def _column(self, bags: Bags, feature: str, n_samples: int, samples: slice) -> Column:
+        f = bags.features.index(feature)
+        offsets = bags.offsets[f * n_samples + samples.start : f * n_samples + samples.stop + 1]
+        here = slice(int(offsets[0]), int(offsets[-1]))
+        ids, lengths = bags.ids[here], np.diff(offsets)
+        family = self._layout.family_of[feature]
+        if family.hashed:
+            ids = kernels.hash_ids(ids, family.rows, table_seed(self._seed, family.name))
+        elif family.dynamic is None and len(ids) and (ids.min() < 0 or ids.max() >= family.rows):
+            bad = ids[(ids < 0) | (ids >= family.rows)][0]
+            raise DataError(
+                f"feature {feature!r} has id {bad}. Allowed: 0 to {family.rows - 1}, the rows of table "
+                f"{family.name!r}. Set embedding.tables.{family.name}.hashed = true, or raise its rows."
+            )
+        weights = None
+        if feature in self._weighted:
+            weights = np.ones(len(ids), self.dtype) if bags.weights is None else bags.weights[here]
+            weights = weights.astype(self.dtype, copy=False)
+        scale = None
+        if self._layout.pooling[feature] == "mean":
+            scale = (1.0 / np.maximum(lengths, 1)).astype(self.dtype)
+        return Column(ids, lengths, weights, scale)
+
+
+@dataclass(frozen=True)
+class Received:
+    """What an owner was asked by all dense ranks that ask something.
+
+    Attributes
+    ----------
+    senders : int64 [P]
+        World ranks.
+    ids : int64 [K]
+    offsets : int64 [V + 1]
+    cells : int64 [N, 4]
+        Number of the sender, entry, ids and bags.
+    weights : float [K] or None
+        1 where ids carry none; None where no entry has any.
+    """
+
+    senders: Ints
+    ids: Ints
+    offsets: Ints
+    cells: Ints
+    weights: Floats | None
+
+
+def weights_by_id(cells: Ints, weighted_E: np.ndarray, weights: np.ndarray, dtype: np.dtype) -> Floats | None:
+    """One for each id, of those that weighted cells carry; None where no entry has any."""
+    if not weighted_E.any():
+        return None
+    carries = np.repeat(weighted_E[cells[:, 1]], cells[:, 2])
+    out = np.ones(len(carries), dtype)
+    out[carries] = np.frombuffer(weights.tobytes(), dtype)
+    return out
+
+
+def ranges(first: Ints, counts: Ints) -> Ints:
+    """``first[i], first[i] + 1, ...``, so many of each, one range after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+
+
+def cumulative(counts: Ints, first: int = 0) -> Ints:
+    """``[first, first + c0, first + c0 + c1, ...]``: offsets of consecutive pieces, int64 [len + 1]."""
+    out = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out + first if first else out

@@ -1,0 +1,48 @@
+"""One batch's ids: feature by feature, and as each form deals them to the parts of tables. Does nothing."""
+
+from dataclasses import dataclass
+
+from hpcrec.types import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Column:
+    """One feature's bags on this rank.
+
+    Attributes
+    ----------
+    rows : int64 [K]
+        Row numbers in the whole table; ids, where it is dynamic.
+    lengths : int64 [B]
+    weights : float [K] or None
+    scale : float [B] or None
+        1 / ids of the bag, for means.
+    """
+
+    rows: Ints
+    lengths: Ints
+    weights: Floats | None
+    scale: Floats | None
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Ids of one bundle of features, each with the part of its family that has its row.
+
+    Attributes
+    ----------
+    rows : int64 [K]
+        As the part calls them.
+    part : int64 [K] or None
+        None: every part is asked for all of them.
+    bag : int64 [K]
+        Number of its bag, ascending: that of its sample, or, where distinct rows are asked for, of the row.
+    n_bags : int
+    weights : float [K] or None
+    """
+
+    rows: Ints
+    part: Ints | None
+    bag: Ints
+    n_bags: int
+    weights: Floats | None

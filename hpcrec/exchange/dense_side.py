@@ -1,0 +1,440 @@
+"""The dense side of a step, from top to bottom: asks owners for a batch's bags, fills leaves, and sends gradients back.
+
+What is static (which streams of which owner go where) is laid out once as flat arrays over all owners; a step adds how
+many bags each entry has. So the cost of a step grows with ids and bags, not with owners. Where owners read the ids
+themselves (``owner_side.IdReader``) there are places, but no messages. Knows the layout, the forms and one batch; knows
+no MPI.
+
+Legend: ``S`` streams of all owners, ``E`` entries of all owners, ``V`` vectors of one move, ``R`` ranks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcrec import kernels
+from hpcrec.embedding.sets import name_in
+from hpcrec.embedding.store import Store
+from hpcrec.exchange import verdict
+from hpcrec.exchange.bags import Requests, Splitter, cumulative
+from hpcrec.exchange.columns import Column
+from hpcrec.exchange.inputs import Gradients
+from hpcrec.exchange.layout import Layout, LeafGroup, Partial
+from hpcrec.exchange.moves import CopyMove, Crossing, MaxMove, Move, PartialMove, PoolMove
+from hpcrec.exchange.staged import Mover, brought, written
+from hpcrec.types import Bags, Floats, Ints
+
+Room = Callable[[Ints], np.ndarray]
+"""Bytes of the messages on the wire, int64 [R] -> where to write them, uint8."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One step's work of a dense rank.
+
+    Attributes
+    ----------
+    id_bytes_R, value_bytes_R, gradient_bytes_R : int64 [R]
+        Sizes on the wire: of the ids messages, of what comes back, and of the gradients that follow.
+    moves : sequence of Move
+    partials : sequence of PartialMove
+    n_samples : int
+    filled : sequence of bool
+        By leaf group: whether the moves write every element of the leaf; if not, it has to start as zeros.
+    verdicts : int64 [N]
+        Places in the gradients of the verdicts that this rank tells (``verdict``).
+    told : mapping of int to int
+        Whom it tells, and the place in that rank's message.
+    """
+
+    id_bytes_R: Ints
+    value_bytes_R: Ints
+    gradient_bytes_R: Ints
+    moves: Sequence[Move]
+    partials: Sequence[PartialMove]
+    n_samples: int
+    filled: Sequence[bool]
+    verdicts: Ints
+    told: Mapping[int, int]
+
+    def assemble(
+        self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]
+    ) -> tuple[list[Floats], list[tuple[Partial, Floats]]]:
+        """Leaves [B, F, D] and partial results [B, P], from the values that came: the device's, if there is one."""
+        n = int(self.value_bytes_R.sum()) // received.dtype.itemsize
+        with brought(device, received, n, 0) as values:
+            leaves = [
+                kernels.room_beside(values, (self.n_samples, len(g.lookups), g.width), received.dtype) for g in groups
+            ]
+            for leaf, filled in zip(leaves, self.filled, strict=True):
+                if not filled:
+                    leaf.fill(0.0)
+            for move in self.moves:
+                move.forward(values, leaves)
+            return leaves, [(p.of, p.take(values)) for p in self.partials]
+
+    def disassemble(
+        self, device: kernels.Device | None, found: Gradients, sent: Floats, behind: int, *, learned: bool
+    ) -> None:
+        """Writes the gradients of both, and the verdict, into the messages, behind which are so many elements more."""
+        with written(device, sent, behind) as gradients:
+            for move in self.moves:
+                move.backward(found.leaves, gradients)
+            for partial, gradient_BP in zip(self.partials, found.partials, strict=True):
+                partial.give(gradient_BP, gradients)
+        verdict.write(sent, self.verdicts, learned=learned)
+
+
+@dataclass(frozen=True)
+class _Streams:
+    """Streams of all owners that reach this rank, owner after owner, in the order of their messages.
+
+    ``group_S`` and ``place_S`` are the leaf and the lookup in it; ``bundle_S`` the number of the form that asks.
+    """
+
+    owner_S: Ints
+    entry_S: Ints
+    width_S: Ints
+    valued_S: np.ndarray
+    column_S: Ints
+    group_S: Ints
+    place_S: Ints
+    bundle_S: Ints
+    tables: tuple[str, ...]
+    begins_S: Ints  # the first stream of the same owner
+
+
+class DenseSide:
+    """A dense rank's.
+
+    Parameters
+    ----------
+    splitter : Splitter
+        Of all owners.
+    layout : Layout
+    replicas : Store or None
+        The replicated tables on this rank.
+    size : int
+        Ranks in the world.
+    pad : callable
+        Bytes of messages -> bytes on the wire.
+    far : set of int
+        World ranks on other hosts, to which ids are written in fewer bytes at the price of more time.
+    sent : callable, optional
+        Owner -> numbers of its partial results that it sends to this rank; default: all.
+    tells : sequence of int
+        Ranks that this one tells the verdict.
+    device : Device, optional
+        Whose kernels assemble what comes: positions are brought there as ids are asked for, ahead of the step.
+    """
+
+    def __init__(
+        self,
+        splitter: Splitter,
+        layout: Layout,
+        *,
+        replicas: Store | None,
+        size: int,
+        pad: Callable[[Ints], Ints],
+        far: AbstractSet[int] = frozenset(),
+        sent: Callable[[int], Sequence[int]] | None = None,
+        tells: Sequence[int] = (),
+        device: kernels.Device | None = None,
+    ) -> None:
+        self._splitter, self._layout, self._replicas = splitter, layout, replicas
+        self._size, self._pad, self._device = size, pad, device
+        self._dtype, self._item = splitter.dtype, splitter.dtype.itemsize
+        self._far_R = np.isin(np.arange(size), list(far))
+        self._tells = np.array(tells, np.int64)
+        self._weighted = splitter.entries.weighted
+        self._partials = {  # that reach this rank, by owner
+            owner: [leg.partials[n] for n in (range(len(leg.partials)) if sent is None else sent(owner))]
+            for owner, leg in layout.legs.items()
+            if leg.partials
+        }
+        self._streams = self._laid_out()
+        self._copies, self._pools = self._kinds()
+
+    def _laid_out(self) -> _Streams:
+        """The static part of every step."""
+        layout, entries = self._layout, self._splitter.entries
+        named = zip(entries.owner_E.tolist(), entries.bundle_E.tolist(), strict=True)
+        flat = {at: i for i, at in enumerate(named)}
+        bundle = {form.features: b for b, form in enumerate(layout.bundled())}
+        number = {form.features: b for b, form in enumerate(self._splitter.forms)}
+        rows, tables = [], []
+        for owner, leg in sorted(layout.legs.items()):
+            for s, stream in enumerate(leg.streams):
+                features = leg.entries[stream.entry].features
+                if features in number:
+                    group, place = layout.place[features[0], stream.table]
+                    valued = s < leg.n_value_streams
+                    rows.append(
+                        (owner, flat[owner, bundle[features]], stream.width, valued, stream.columns[0], group, place,
+                         number[features])
+                    )  # fmt: skip
+                    tables.append(stream.table)
+        of: list[Ints] = list(np.array(rows, np.int64).reshape(len(rows), 8).T)
+        begins: Ints = np.searchsorted(of[0], of[0]).astype(np.int64)
+        return _Streams(*of[:3], of[3].astype(bool), *of[4:], tuple(tables), begins)  # type: ignore[call-arg, arg-type]
+
+    def _kinds(self) -> tuple[dict[tuple[int, int, str], Ints], dict[tuple[int, int, bool], list[tuple[int, str]]]]:
+        """Streams whose vectors are moved alike: by leaf group, width and how parts of a bag meet.
+
+        And bundles with their tables whose rows are pooled alike: by leaf group, block of copies (-1: rows that come),
+        and whether by max.
+        """
+        s, layout = self._streams, self._layout
+        copies: dict[tuple[int, int, str], list[int]] = {}
+        for i, b in enumerate(s.bundle_S.tolist()):
+            form = self._splitter.forms[b]
+            if not form.pools:
+                largest = layout.pooling[form.features[0]] == "max"
+                meets = "set" if form.family.row_parts == 1 else "max" if largest else "add"
+                copies.setdefault((int(s.group_S[i]), int(s.width_S[i]), meets), []).append(i)
+        pools: dict[tuple[int, int, bool], list[tuple[int, str]]] = {}
+        for b, form in enumerate(self._splitter.forms):
+            for table in layout.tables_of[form.features[0]] if form.pools else ():
+                block = -1
+                if form.local:
+                    found = None if self._replicas is None else self._replicas.place(table)
+                    assert found is not None, "every dense rank has every replicated table"
+                    block = found[0]
+                key = layout.place[form.features[0], table][0], block, layout.pooling[form.features[0]] == "max"
+                pools.setdefault(key, []).append((b, table))
+        part_S = self._splitter.entries.part_E[s.entry_S]
+        in_order = {  # parts of a bag meet in the order of the parts
+            key: np.array(sorted(some, key=lambda i: (s.bundle_S[i], part_S[i])), np.int64)
+            for key, some in copies.items()
+        }
+        return in_order, pools
+
+    def ask(
+        self, bags: Bags, n_samples: int, room: Room | None, *, train: bool, tables_of: int = 0
+    ) -> tuple[Asked, np.ndarray]:
+        """Messages and moves for this rank's part of a batch.
+
+        Parameters
+        ----------
+        bags : Bags
+        n_samples : int
+        room : callable, or None
+            None: owners read the ids, there are no messages.
+        train : bool
+            Whether gradients will come back.
+        tables_of : int
+            The set of tables that is read.
+
+        Returns
+        -------
+        (Asked, uint8, flat)
+            The second: ids messages to all ranks, one after the other, padded.
+
+        Raises
+        ------
+        DataError
+            An id outside its table.
+        """
+        columns = self._splitter.columns(bags, n_samples, slice(0, n_samples))
+        dealt = [form.ask(columns) for form in self._splitter.forms]
+        requests = self._splitter.asked([of for of, _ in dealt])
+        message, id_bytes_R = np.empty(0, np.uint8), np.zeros(self._size, np.int64)
+        if room is not None:
+            message, id_bytes_R = self._written(requests, room)
+        value_S, gradient_S, value_R, gradient_R, partials, inside_N = self._places(requests, n_samples)
+        first_E = cumulative(requests.bags_E)
+        moves: list[Move] = self._copy_moves(columns, requests, first_E, value_S, gradient_S, n_samples, train=train)
+        index = [of for _, of in dealt]
+        unique = [len(of.rows) for of, _ in dealt]
+        rows = [of.rows for of, _ in dealt]
+        for key, parts in self._pools.items():
+            moves.append(
+                self._pool_move(
+                    key, parts, columns, requests, first_E, value_S, gradient_S, index, unique, rows, tables_of,
+                    train=train,
+                )
+            )  # fmt: skip
+        groups = self._layout.groups
+        n_written = [sum(m.written for m in moves if m.group == g) for g in range(len(groups))]
+        filled = [n == n_samples * len(g.lookups) * g.width for n, g in zip(n_written, groups, strict=True)]
+        if self._device is not None:
+            with self._device.aside():
+                moves = [Mover(self._device).move(m) for m in moves]
+        verdicts = cumulative(gradient_R)[self._tells] // self._item + inside_N
+        told = dict(zip(self._tells.tolist(), inside_N.tolist(), strict=True))
+        asked = Asked(id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told)
+        return asked, message
+
+    def _written(self, requests: Requests, room: Room) -> tuple[np.ndarray, Ints]:
+        """The ids messages, and their sizes."""
+        r, item = requests, self._item
+        plan = kernels.plan_requests(r.ids, r.lengths, r.cells, self._far_R, self._weighted, item)
+        padded_R = self._pad(plan.bytes_R)
+        message, at_R = room(padded_R), cumulative(padded_R)[:-1]
+        weights = r.weights if len(r.weights) else None
+        kernels.write_requests(plan, r.ids, r.lengths, r.cells, weights, self._weighted, item, message, at_R)
+        return message, padded_R
+
+    def _places(self, requests: Requests, n_samples: int) -> tuple[Ints, Ints, Ints, Ints, list[PartialMove], Ints]:
+        """First element of each stream in the values and the gradients; sizes of both; where partial results are.
+
+        And where the verdicts are in the messages of those that are told.
+        """
+        s, size, item = self._streams, self._size, self._item
+        counts_S = requests.bags_E[s.entry_S] * s.width_S
+        inside_S = np.cumsum(counts_S) - counts_S  # values come before gradients that have none
+        inside_S -= inside_S[s.begins_S] if len(inside_S) else 0
+        value_R = np.bincount(s.owner_S, counts_S * s.valued_S, size).astype(np.int64)
+        gradient_R = np.bincount(s.owner_S, counts_S, size).astype(np.int64)
+        ends_R, partials = (value_R.copy(), gradient_R.copy()), list[PartialMove]()
+        for owner, some in self._partials.items():
+            elements = n_samples * sum(p.elements for p in some)
+            value_R[owner] += elements
+            gradient_R[owner] += elements
+        inside_N = gradient_R[self._tells]
+        gradient_R[self._tells] += 1
+        value_R, gradient_R = self._pad(value_R * item), self._pad(gradient_R * item)
+        value_at, gradient_at = cumulative(value_R) // item, cumulative(gradient_R) // item
+        for owner, some in self._partials.items():
+            value_from, gradient_from = (
+                int(value_at[owner] + ends_R[0][owner]),
+                int(gradient_at[owner] + ends_R[1][owner]),
+            )
+            for p in some:
+                partials.append(PartialMove(p, n_samples, value_from, gradient_from))
+                value_from += n_samples * p.elements
+                gradient_from += n_samples * p.elements
+        value_S, gradient_S = value_at[s.owner_S] + inside_S, gradient_at[s.owner_S] + inside_S
+        return value_S, gradient_S, value_R, gradient_R, partials, inside_N
+
+    def _copy_moves(
+        self,
+        columns: Mapping[str, Column],
+        requests: Requests,
+        first_E: Ints,
+        value_S: Ints,
+        gradient_S: Ints,
+        n_samples: int,
+        *,
+        train: bool,
+    ) -> list[Move]:
+        """Of vectors of bags: one move for all streams that are moved alike."""
+        s, moves = self._streams, list[Move]()
+        scales = [form.scale(columns) for form in self._splitter.forms]
+        for (group, width, meets), streams in self._copies.items():
+            entry = s.entry_S[streams]
+            bags = requests.bags_E[entry]
+            of_V, j = np.repeat(streams, bags), _counted(bags)
+            sample = requests.bag[np.repeat(first_E[entry], bags) + j]
+            leaf = self._layout.groups[group]
+            leaf_start = (sample * len(leaf.lookups) + s.place_S[of_V]) * leaf.width + s.column_S[of_V]
+            value_start, gradient_start = value_S[of_V] + j * width, gradient_S[of_V] + j * width
+            scale = None
+            if any(scales[b] is not None for b in set(s.bundle_S[streams].tolist())):
+                one = np.ones(n_samples, self._dtype)
+                by_bundle = np.stack([one if scale_B is None else scale_B for scale_B in scales])
+                scale = by_bundle[s.bundle_S[of_V], sample]
+            if meets == "max":
+                meet = kernels.group(leaf_start)  # stable: the parts of a bag stay in the order of their owners
+                winners = np.empty((len(meet.unique), width), np.int32) if train else None
+                starts = value_start[meet.order], gradient_start[meet.order]
+                moves.append(MaxMove(group, width, *starts, meet.segments, meet.unique, winners))
+            else:
+                moves.append(CopyMove(group, width, meets == "add", value_start, gradient_start, leaf_start, scale))
+        return moves
+
+    def _pool_move(
+        self,
+        key: tuple[int, int, bool],
+        parts: Sequence[tuple[int, str]],
+        columns: Mapping[str, Column],
+        requests: Requests,
+        first_E: Ints,
+        value_S: Ints,
+        gradient_S: Ints,
+        index: Sequence[Ints | None],
+        unique: Sequence[int],
+        rows: Sequence[Ints],
+        tables_of: int,
+        *,
+        train: bool,
+    ) -> PoolMove:
+        """Of rows that come, or are here: those of several bundles and tables, one after the other."""
+        group, block, largest = key
+        leaf, s = self._layout.groups[group], self._streams
+        base = cumulative(np.array([unique[b] for b, _ in parts], np.int64))
+        forms = [self._splitter.forms[b] for b, _ in parts]
+        mine = [[columns[f] for f in form.features] for form in forms]
+        crossings = []
+        for (b, table), first in zip(parts, base.tolist(), strict=False):
+            streams = np.array([i for i, t in enumerate(s.tables) if t == table and s.bundle_S[i] == b], np.int64)
+            for width in np.unique(s.width_S[streams]).tolist():
+                alike = streams[s.width_S[streams] == width]
+                entry = s.entry_S[alike]
+                bags = requests.bags_E[entry]
+                of_V, j = np.repeat(alike, bags), _counted(bags)
+                row = requests.bag[np.repeat(first_E[entry], bags) + j]
+                crossings.append(
+                    Crossing(
+                        width=width,
+                        value_start=None if block >= 0 else value_S[of_V] + j * width,
+                        gradient_start=gradient_S[of_V] + j * width,
+                        row_start=(first + row) * leaf.width + s.column_S[of_V],
+                    )
+                )
+        index_K = np.concatenate([_whole(index[b]) + at for (b, _), at in zip(parts, base.tolist(), strict=False)])
+        every = [c for some in mine for c in some]
+        lengths = [c.lengths for c in every]
+        offsets = cumulative(np.concatenate(lengths))
+        weights = filled([c.weights for c in every], [len(c.rows) for c in every], self._dtype)
+        samples = np.arange(len(lengths[0]), dtype=np.int64)
+        places = [
+            self._layout.place[f, table][1]
+            for (_, table), form in zip(parts, forms, strict=True)
+            for f in form.features
+        ]
+        row_of, table_rows = None, None
+        if block >= 0:
+            assert self._replicas is not None
+            table_rows = self._replicas.copies(block)
+            bases = [self._replicas.place(name_in(tables_of, table)) for _, table in parts]
+            row_of = np.concatenate(
+                [rows[b] + (found[1].base if found else 0) for (b, _), found in zip(parts, bases, strict=True)]
+            )
+        by_bag = weights is None and not largest
+        return PoolMove(
+            group=group,
+            width=leaf.width,
+            table_rows=table_rows,
+            row_of=row_of,
+            n_unique=int(base[-1]),
+            crossings=crossings,
+            index=index_K,
+            offsets=offsets,
+            leaf_start=np.concatenate([(samples * len(leaf.lookups) + p) * leaf.width for p in places]),
+            weights=weights,
+            scale=filled([c.scale for c in every], [len(n) for n in lengths], self._dtype),
+            grouping=kernels.group(index_K, offsets if by_bag else None) if train else None,
+            largest=largest,
+            winners=np.empty((len(offsets) - 1, leaf.width), np.int32) if train and largest else None,
+        )
+
+
+def filled(parts: Sequence[Floats | None], lengths: Sequence[int], dtype: np.dtype) -> Floats | None:
+    """The parts joined, ones for the missing; None where all are missing."""
+    if all(p is None for p in parts):
+        return None
+    return np.concatenate([np.ones(n, dtype) if p is None else p for p, n in zip(parts, lengths, strict=True)])
+
+
+def _counted(bags: Ints) -> Ints:
+    """0, 1, ... for each of these numbers of bags, one after the other."""
+    ends = np.cumsum(bags)
+    return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - bags, bags)
+
+
+def _whole(index: Ints | None) -> Ints:
+    assert index is not None, "of a form that pools"
+    return index

@@ -1,0 +1,42 @@
+"""Forms ``pooled`` and ``partial``: bags go out, a pooled vector a bag comes back, or its part where rows are dealt.
+
+Under ``partial`` [DES], where all operators that read a table can be computed at the owners, these send one partial
+result a sample and operator, and no vectors of that table cross; their empty bags go out too. Knows one batch; knows no
+MPI.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hpcrec.exchange.columns import Column, Dealt
+from hpcrec.exchange.forms.form import Form
+from hpcrec.types import Floats, Ints
+
+
+class Pooled(Form):
+    """See ``Form``; one feature a bundle."""
+
+    name = "pooled"
+
+    def ask(self, columns: Mapping[str, Column]) -> tuple[Dealt, Ints | None]:
+        """See ``Form``."""
+        column = columns[self.features[0]]
+        n_samples = len(column.lengths)
+        bag = np.arange(n_samples) if len(column.rows) == n_samples and (column.lengths == 1).all() else None
+        bag = np.repeat(np.arange(n_samples), column.lengths) if bag is None else bag
+        if self.family.kind != "row":
+            return Dealt(column.rows, None, bag, n_samples, column.weights), None
+        part, there = self.family.deal(column.rows)
+        return Dealt(there, part, bag, n_samples, column.weights), None
+
+    def scale(self, columns: Mapping[str, Column]) -> Floats | None:
+        """See ``Form``."""
+        return columns[self.features[0]].scale
+
+
+class Partial(Pooled):
+    """See ``Form``."""
+
+    name = "partial"
+    stays = True
