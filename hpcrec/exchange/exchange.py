@@ -142,8 +142,8 @@ class Exchange:
         self.reduction = reduction or Reduction(layout, topology.dense, topology.host_of, "dense")
         self._holder = self._asker = self._reader = self.masks = None
         self._zeros_R = np.zeros(self._size, np.int64)
-        teller_of = verdict.tellers(layout.legs, topology.owners, topology.dense)
-        self._teller = teller_of.get(rank, -1)
+        self._teller_of = verdict.tellers(layout.legs, topology.owners, topology.dense)
+        self._teller = self._teller_of.get(rank, -1)
         self._due_R = self._zeros_R.copy()  # of gradients, where nothing is held: the verdict
         if self._teller >= 0:
             self._due_R[self._teller] = UNIT_BYTES
@@ -154,18 +154,7 @@ class Exchange:
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, replicas=store, weighted=weighted, dtype=dtype)
         if topology.is_dense:
-            self._asker = Asker(
-                split(set(self.features)),
-                layout,
-                replicas=store,
-                size=self._size,
-                pad=padded_bytes,
-                dtype=dtype,
-                far=topology.far,
-                sent=lambda holder: self.reduction.sent(holder, rank),
-                tells=[told for told, teller in teller_of.items() if teller == rank],
-                device=self._where.assembler,
-            )
+            self._asker = self._asking(split(set(self.features)))
         self._reads_ids = reads_ids
         if self.held:
             self._reader = IdReader(
@@ -192,6 +181,21 @@ class Exchange:
             sets=self._world.topology.table_sets,
             teller=self._teller,
             keeps=keeps,
+        )
+
+    def _asking(self, splitter: Splitter) -> Asker:
+        rank = self._world.topology.rank
+        return Asker(
+            splitter,
+            self.layout,
+            replicas=self.store,
+            size=self._size,
+            pad=padded_bytes,
+            dtype=self.dtype,
+            far=self._world.topology.far,
+            sent=lambda holder: self.reduction.sent(holder, rank),
+            tells=[told for told, teller in self._teller_of.items() if teller == rank],
+            device=self._where.assembler,
         )
 
     @property
@@ -313,7 +317,9 @@ class Exchange:
             with self._timer("disassemble"):
                 asked.disassemble(self._where.assembler, found, sent, behind // self.dtype.itemsize, learned=learned)
         with self._timer("gradients"):
-            received = self._codec.gradients(sent, sent_R, due_R, behind, self._kept(route))
+            received = self._codec.gradients(
+                sent, sent_R, due_R, behind, self._kept(route) if self._thresholds else None
+            )
             if learned is None:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
             if not learned:  # what is kept of the step goes with it
@@ -328,10 +334,8 @@ class Exchange:
             self._norms.sum({})  # every owner takes part, one that holds nothing too
         return True
 
-    def _kept(self, route: Route) -> Kept | None:
-        """Which elements of gradients cross: those whose values did, and the verdict; None: all."""
-        if not self._thresholds:
-            return None
+    def _kept(self, route: Route) -> Kept:
+        """Which elements of gradients cross where not all do: those whose values did, and the verdict."""
         told = {} if route.asked is None else route.asked.told
         heard = {} if self._teller < 0 else {self._teller: 0 if route.served is None else route.served.verdict_in}
         return verdict.kept_with(route.kept or Kept({}, {}), told, heard)

@@ -16,89 +16,19 @@ Knows when; what is done is for ``exchange``.
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 
 from hpcrec import kernels
-from hpcrec.errors import ConfigError
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.inputs import Gradients, Inputs
-from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.route import Reading, Route
 from hpcrec.policy.policy import LEARN, READ, Points, Policy, events
+from hpcrec.policy.tickets import Later, Ticket
 from hpcrec.types import Batch, GlobalIds
 
-__all__ = ["LANE", "Inputs", "Pipeline", "Reading", "Ticket", "refuse"]
+__all__ = ["LANE", "Inputs", "Pipeline", "Reading", "Ticket"]
 
 LANE = "steps"  # of the thread, where there is one
-
-
-class _Later(Future[Route]):
-    """A route that is made when it is first asked for, by who asks."""
-
-    def __init__(self, make: Callable[[], Route]) -> None:
-        super().__init__()
-        self._make: Callable[[], Route] | None = make
-
-    def result(self, timeout: float | None = None) -> Route:
-        if self._make is not None:
-            make, self._make = self._make, None
-            try:
-                self.set_result(make())
-            except BaseException as error:
-                self.set_exception(error)
-        return super().result(timeout)
-
-
-@dataclass(frozen=True, eq=False)
-class Ticket:
-    """A batch on its way: its part on this rank (None where the rank is not dense), and its route when done.
-
-    ``beside`` are tickets of the same batch, read of other sets of tables: to be read before it in training, so
-    that nothing comes between its vectors and their gradients, and after it in an evaluation.
-    """
-
-    batch: Batch | None
-    train: bool
-    routed: Future[Route]
-    beside: "tuple[Ticket, ...]" = ()
-
-
-def refuse(policy: Policy, name: str, layout: Layout, *, cached: bool, changes: bool) -> None:
-    """Refuses what does not go with several steps in flight; on every rank alike.
-
-    Parameters
-    ----------
-    policy : Policy
-    name : str
-        As the configuration has it.
-    layout : Layout
-    cached : bool
-        Rows may be cached in a GPU's memory.
-    changes : bool
-        Forms may be changed between steps.
-
-    Raises
-    ------
-    ConfigError
-    """
-    if policy.in_flight == 1:
-        return
-    why = f"policy.name is {name!r}, under which up to {policy.in_flight} steps are in flight, but "
-    if layout.away:
-        raise ConfigError(
-            f"{why}under form 'partial' owners would train dense parameters of {', '.join(layout.substituted)}, and "
-            "use them as they were some steps ago: dense parameters are always current. Set exchange.form = 'pooled'."
-        )
-    if cached:
-        raise ConfigError(f"{why}store.memory_bytes caches rows of one step at a time. Remove one of them.")
-    if any(family.dynamic is not None for family in layout.families):
-        raise ConfigError(
-            f"{why}rows of dynamic tables may be given to other ids between a read and its update. Set policy.name = "
-            "'sync', or leave out embedding.tables.<table>.dynamic."
-        )
-    if changes:
-        raise ConfigError(f"{why}exchange.auto_every changes forms between steps. Set exchange.auto_every = 0.")
 
 
 class Pipeline:
@@ -159,7 +89,7 @@ class Pipeline:
             with self._timer("route"):
                 return self.exchange.route(batch, ids, train=train, stop=stop, reading=reading)
 
-        return Ticket(batch, train, _Later(route) if self._router is None else self._router.submit(route))
+        return Ticket(batch, train, Later(route) if self._router is None else self._router.submit(route))
 
     def inputs(self, ticket: Ticket) -> Inputs | None:
         """What the model receives for the batch; None on ranks that are not dense."""
