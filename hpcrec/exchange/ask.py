@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
 from hpcrec.exchange.collect import CopyMoves, PoolMoves
 from hpcrec.exchange.forms import Collected, Starts
@@ -91,7 +91,7 @@ class Asker:
     ----------
     splitter : Splitter
     layout : Layout
-    replicas : RowStore or None
+    replicas : Store or None
         The replicated tables on this rank.
     size : int
         Ranks in the world.
@@ -113,7 +113,7 @@ class Asker:
         splitter: Splitter,
         layout: Layout,
         *,
-        replicas: RowStore | None,
+        replicas: Store | None,
         size: int,
         pad: Callable[[Ints], Ints],
         dtype: np.dtype,
@@ -171,7 +171,14 @@ class Asker:
         collected = Collected(CopyMoves(), PoolMoves(), tables_of)
         for part in parts:
             part.place(starts, collected)
-        replicas = [] if self._replicas is None else [a.rows for a in self._replicas.arenas]
+        replicas = (
+            []
+            if self._replicas is None
+            else [
+                self._replicas.copies(b) if block.kind == "replicate" else np.empty(0)
+                for b, block in enumerate(self._replicas.blocks)
+            ]
+        )
         widths = [g.width for g in self._layout.groups]
         moves: list[Move] = [
             *collected.copies.finish(self._dtype, train=train),

@@ -39,7 +39,7 @@ from hpcrec.comm.collectives import UNIT_BYTES, Collectives, padded_bytes
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.embedding.load import Load
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
 from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.ask import Asker
@@ -71,7 +71,7 @@ class Exchange:
     layout : Layout
     operators : mapping of str to Operator
         What the model receives.
-    store : RowStore or None
+    store : Store or None
         What this rank holds, replicas included; None where it holds nothing.
     weighted : set of str
         Features whose ids carry weights.
@@ -104,7 +104,8 @@ class Exchange:
         What the bags of this rank's part of a batch have to hold, on a dense rank.
     held : tuple of str
         What the ids of the global batch have to hold, on a holder that reads them.
-    reduction : Reduction
+    store, thresholding, load, reduction
+        As given; reduction by default that of none.
     masks : Masks or None
         Of a holder whose vectors are thresholded.
     """
@@ -114,7 +115,7 @@ class Exchange:
         world: World,
         layout: Layout,
         operators: Mapping[str, Operator],
-        store: RowStore | None,
+        store: Store | None,
         *,
         weighted: set[str],
         seed: int,
@@ -133,7 +134,7 @@ class Exchange:
         self.layout = layout
         self._where = where or Here()
         self._operators = operators
-        self.store = store
+        self.store, self.thresholding, self.load = store, thresholding, load
         self.dtype = np.dtype(dtype)
         self._world = world
         self._timer = timer
@@ -142,8 +143,8 @@ class Exchange:
         self.reduction = reduction or Reduction(layout, topology.dense, topology.host_of, "dense")
         self._holder = self._asker = self._reader = self.masks = None
         self._zeros_R = np.zeros(self._size, np.int64)
-        self._teller_of = verdict.tellers(layout.legs, topology.owners, topology.dense)
-        self._teller = self._teller_of.get(rank, -1)
+        teller_of = verdict.tellers(layout.legs, topology.owners, topology.dense)
+        self._teller = teller_of.get(rank, -1)
         self._due_R = self._zeros_R.copy()  # of gradients, where nothing is held: the verdict
         if self._teller >= 0:
             self._due_R[self._teller] = UNIT_BYTES
@@ -154,7 +155,7 @@ class Exchange:
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, replicas=store, weighted=weighted, dtype=dtype)
         if topology.is_dense:
-            self._asker = self._asking(split(set(self.features)))
+            self._asker = self._asking(split(set(self.features)), [r for r, by in teller_of.items() if by == rank])
         self._reads_ids = reads_ids
         if self.held:
             self._reader = IdReader(
@@ -166,7 +167,7 @@ class Exchange:
         self._codec = codec_for(lane or world.main, codec, self.dtype, self.masks, thresholding, devices)
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
 
-    def _serving(self, store: RowStore, leg: Leg, weighted: set[str], load: Load | None, *, keeps: bool) -> Holder:
+    def _serving(self, store: Store, leg: Leg, weighted: set[str], load: Load | None, *, keeps: bool) -> Holder:
         weighs = [e.form in ("pooled", "partial") and e.features[0] in weighted for e in leg.entries]
         return Holder(
             store,
@@ -183,8 +184,8 @@ class Exchange:
             keeps=keeps,
         )
 
-    def _asking(self, splitter: Splitter) -> Asker:
-        rank = self._world.topology.rank
+    def _asking(self, splitter: Splitter, tells: list[int]) -> Asker:
+        topology = self._world.topology
         return Asker(
             splitter,
             self.layout,
@@ -192,9 +193,9 @@ class Exchange:
             size=self._size,
             pad=padded_bytes,
             dtype=self.dtype,
-            far=self._world.topology.far,
-            sent=lambda holder: self.reduction.sent(holder, rank),
-            tells=[told for told, teller in self._teller_of.items() if teller == rank],
+            far=topology.far,
+            sent=lambda holder: self.reduction.sent(holder, topology.rank),
+            tells=tells,
             device=self._where.assembler,
         )
 
@@ -230,6 +231,11 @@ class Exchange:
         reading = reading or Reading((0,) * self._size, counted=train)
         with self._counting(reading.counted):
             return self._route(batch, ids, reading, train=train, stop=stop)
+
+    def give_up(self, route: Route) -> None:
+        """Of a step whose values were sent no gradients come any more."""
+        if self._holder is not None and route.served is not None:
+            self._holder.release(route.served)
 
     def close(self) -> None:
         """No step comes any more."""
@@ -323,6 +329,8 @@ class Exchange:
             if learned is None:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
             if not learned:  # what is kept of the step goes with it
+                if self._holder is not None and served is not None:
+                    self._holder.release(served)
                 return False
             if self._holder is not None and served is not None:
                 self._holder.read_gradients(served, received)

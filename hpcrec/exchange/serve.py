@@ -10,33 +10,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 
 import numpy as np
 
+from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.load import Load
-from hpcrec.embedding.store import RowStore
-from hpcrec.exchange import rows
-from hpcrec.exchange.arenas import ArenaReader
-from hpcrec.exchange.cached import CacheFeed
+from hpcrec.embedding.store import NormSum, Store
+from hpcrec.exchange.arenas import BlockReader
 from hpcrec.exchange.find_rows import RowFinder
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.staged import brought, written
 from hpcrec.exchange.substitute import Slice, Substitute
 from hpcrec.exchange.wire import Header, cumulative, read_header
-from hpcrec.exchange.work import ArenaWork, Served, Spans, pairs_of
+from hpcrec.exchange.work import Served, Spans
 from hpcrec.operators.base import Operator
 from hpcrec.types import Floats, Ints
 
-# Column-sharded row-wise Adagrad needs squared norms over all columns: own norms [U] by table -> the sums by table.
-NormSum = Callable[[dict[str, Floats]], dict[str, Floats]]
-
 
 class Holder:
-    """Serves one rank's arenas.
+    """Serves one rank's rows.
 
     Parameters
     ----------
-    store : RowStore
+    store : Store
     leg : Leg
         This rank's leg of the layout.
     operators : mapping of str to Operator
@@ -67,7 +64,7 @@ class Holder:
 
     def __init__(
         self,
-        store: RowStore,
+        store: Store,
         leg: Leg,
         operators: Mapping[str, Operator],
         pooling: Mapping[str, str],
@@ -93,8 +90,8 @@ class Holder:
         self._substitute = Substitute(leg, operators, sent, keeps=keeps) if leg.partials else None
         self._means = [h for h, s in enumerate(leg.hidden) if pooling[leg.entries[s.entry].features[0]] == "mean"]
         self._rows = RowFinder(store, leg, sets)
-        self._arenas = ArenaReader(store, leg, pooling, self._weighted_E, sets)
-        self._feed = CacheFeed(store.arenas, store.device)
+        self._blocks = BlockReader(store, leg, pooling, self._weighted_E, sets)
+        self._numbers = count()
 
     @property
     def slices(self) -> list[Slice]:
@@ -110,7 +107,7 @@ class Holder:
         with nullcontext() if self.store.device is None else self.store.device.aside():
             served = self._read(received, bytes_R, sets, train=train)
         if served.find is None:
-            self._feed.note(served)
+            self.store.prefetch(served.number, served.works)
         return served
 
     def _read(self, received: np.ndarray, bytes_R: Ints, sets: Sequence[int] | None, *, train: bool) -> Served:
@@ -158,15 +155,14 @@ class Holder:
     def _find(self, served: Served) -> None:
         """Which rows are asked for, unless that is known."""
         if served.find is not None:
-            served.works, served.find = served.find(), None
-            served.beside = pairs_of(self.store.arenas, served.works)
+            served.works, served.find, served.number = served.find(), None, next(self._numbers)
 
     def _works(
         self, received: np.ndarray, headers: Sequence[Header], places: tuple[Ints, Ints], ids_at: int, *, train: bool
-    ) -> tuple[ArenaWork, ...]:
-        """The work of each arena; in training, ids of dynamic tables get their rows here."""
+    ) -> tuple[Asked, ...]:
+        """What is asked of each block; in training, ids of dynamic tables get their rows here."""
         received, headers = self._rows.find(received, headers, train=train)
-        works = self._arenas.read(received, headers, *places, ids_at, train=train)
+        works = self._blocks.read(received, headers, *places, ids_at, train=train)
         if train:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
             self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
@@ -194,22 +190,26 @@ class Holder:
         began_s = time.thread_time()
         if served.find is not None:
             self._find(served)
-            self._feed.note(served)
+            self.store.prefetch(served.number, served.works)
             self.load.add_time("find", began_s)
             began_s = time.thread_time()
-        self._feed.ready(served)
         with written(self.store.device, values, served.values_behind) as there:
-            rows.gather(self.store.arenas, served, there)
+            self.store.gather(served.number, served.works, there)
             if self._substitute is not None and served.partials is not None:
                 train = all(w.grouping is not None for w in served.works)
                 self._substitute.forward(served.partials, there, train=train)
-        self._feed.ahead()
-        if all(work.grouping is not None for work in served.works):  # else it is an evaluation
+        if all(work.grouping is not None for work in served.works):
             self.load.add_time("gather", began_s)
+        else:  # it is an evaluation, of which nothing comes back
+            self.store.release(served.number)
+
+    def release(self, served: Served) -> None:
+        """The step is over, learned or left out."""
+        self.store.release(served.number)
 
     def close(self) -> None:
         """Nothing is asked any more."""
-        self._feed.close()
+        self.store.close()
 
     def write(self, served: Served, values: Floats) -> None:
         """Puts the partial results into the values messages."""
@@ -240,14 +240,17 @@ class Holder:
             self._apply(served, there, step, lr_scale, norm_sum)
 
     def _apply(self, served: Served, gradients: Floats, step: int, lr_scale: float, norm_sum: NormSum) -> None:
-        began_s, arenas = time.thread_time(), self.store.arenas
+        began_s, waited_s = time.thread_time(), 0.0
         if self._substitute is not None and served.partials is not None:
             self._substitute.backward(served.partials, gradients)
-        split, norms = rows.merge_split(arenas, served, gradients)
-        self.load.add_time("update", began_s)  # ranks wait for each other in the sum of norms, which is no work
-        norms = norm_sum(norms)
-        began_s = time.thread_time()
-        rows.learn(arenas, served, gradients, split, norms, step=step, lr_scale=lr_scale)
-        self._feed.done()
-        self.store.clear_spares()
-        self.load.add_time("update", began_s)
+
+        def norms(own: dict[str, Floats]) -> dict[str, Floats]:
+            nonlocal waited_s
+            before_s = time.thread_time()
+            total = norm_sum(own)
+            waited_s += time.thread_time() - before_s  # ranks wait for each other, which is no work
+            return total
+
+        self.store.learn(served.number, served.works, gradients, norms, number=step, lr_scale=lr_scale)
+        self.load.add_time("update", began_s + waited_s)
+        self.store.release(served.number)

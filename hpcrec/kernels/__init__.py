@@ -31,6 +31,7 @@ from hpcrec.kernels.positions import (
 )
 from hpcrec.kernels.reference import Coding, Grouping, Unpacked
 from hpcrec.kernels.reference_positions import PositionCoding
+from hpcrec.kernels.requests import RequestPlan, Requests, plan_requests, read_requests, write_requests
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
 from hpcrec.kernels.slots import MOST_CLOCK, MOST_SLOTS, NO_ID, WAYS, Placed, SlotMap
 from hpcrec.kernels.threshold import select_above, select_largest, select_with_feedback, threshold_of
@@ -55,6 +56,8 @@ __all__ = [
     "IdState",
     "Placed",
     "PositionCoding",
+    "RequestPlan",
+    "Requests",
     "SlotMap",
     "Unpacked",
     "active",
@@ -82,6 +85,7 @@ __all__ = [
     "packed_bytes",
     "partition",
     "permute",
+    "plan_requests",
     "pooled_gather",
     "pooled_max",
     "pooled_max_backward",
@@ -89,6 +93,7 @@ __all__ = [
     "read_chunks",
     "read_halves",
     "read_positions",
+    "read_requests",
     "reserved_zeros",
     "room_beside",
     "scatter_add",
@@ -109,4 +114,5 @@ __all__ = [
     "use",
     "write_halves",
     "write_positions",
+    "write_requests",
 ]

@@ -5,6 +5,7 @@ The choice is the process's; the number of threads is the calling thread's. Eith
 
 import threading
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Literal
 
@@ -23,6 +24,24 @@ MOST_THREADS = 1024  # the OpenMP runtime ends the process where it cannot start
 
 _local = threading.local()
 _active: Any = None
+
+
+def native_fits(*parameters: str) -> Callable[..., bool]:
+    """A function that says whether the native kernels are in use and their arguments are what a kernel needs.
+
+    It sees all that ``checks`` sees, of arrays of NumPy, in one native call. False says only that Python has to look:
+    at something to be refused in words, at arrays of a device or rows of halves, or at who else is to compute.
+
+    Parameters
+    ----------
+    parameters : str
+        What each argument has to be, as ``native/include/hpcrec/signature.h`` says.
+    """
+    return native.loaded.signature(parameters, globals(), "_active", native) if native.available() else _never
+
+
+def _never(*_: Any) -> bool:
+    return False
 
 
 def use(name: Literal["native", "reference", "cuda", "emulated"]) -> None:
@@ -86,7 +105,7 @@ def device(name: Literal["cuda", "emulated"]) -> Device:
 
 def active() -> str:
     """The name of the backend in use."""
-    current = backend()
+    current = backend() if _active is None else _active
     return next(key for key, module in BACKENDS.items() if module is current)
 
 

@@ -1,7 +1,8 @@
 """Checks of what a kernel is given, before a backend sees it: types and shapes; for the reference, also contents.
 
-The cost is about a microsecond an array. The native kernels check contents (indices inside arrays) themselves, where it
-is nearly free. Knows nothing of what the kernels compute.
+The cost is about a microsecond an array. So kernels that run natively first ask ``backend.native_fits``, which lets
+through at once what would pass here; what it does not is looked at here, and refused in words. The native kernels check
+contents (indices inside arrays) themselves, where it is nearly free. Knows nothing of what the kernels compute.
 """
 
 import operator

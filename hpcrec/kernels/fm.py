@@ -3,9 +3,16 @@
 Shapes: B samples, F features, D width.
 """
 
-from hpcrec.kernels import checks
-from hpcrec.kernels.backend import backend
+from hpcrec.kernels import checks, native
+from hpcrec.kernels.backend import backend, native_fits
 from hpcrec.types import Floats
+
+# Views that are not contiguous do not fit, and are looked at in Python.
+_sums_fit = native_fits("vectors: float[B, F, D]", "written sums: float[B, D]", "written squares: float[B]")
+_backward_fits = native_fits(
+    "vectors: float[B, F, D]", "sums_gradient: float[B, D]", "squares_gradient: float[B]",
+    "written gradient: float[B, F, D]",
+)  # fmt: skip
 
 
 def fm_sums(vectors: Floats, sums: Floats, squares: Floats) -> None:
@@ -25,6 +32,9 @@ def fm_sums(vectors: Floats, sums: Floats, squares: Floats) -> None:
     ValueError
         A type or shape is wrong, or an output shares memory with another argument.
     """
+    if _sums_fit(vectors, sums, squares):
+        native.fm_sums(vectors, sums, squares)
+        return
     dtype = checks.vectors("vectors", vectors).dtype
     n_samples, _, width = vectors.shape
     checks.floats("sums", sums, (n_samples, width), dtype, write=True)
@@ -51,6 +61,9 @@ def fm_sums_backward(vectors: Floats, sums_gradient: Floats, squares_gradient: F
     ValueError
         A type or shape is wrong, or ``gradient`` shares memory with another argument, or its vectors with each other.
     """
+    if _backward_fits(vectors, sums_gradient, squares_gradient, gradient):
+        native.fm_sums_backward(vectors, sums_gradient, squares_gradient, gradient)
+        return
     dtype = checks.vectors("vectors", vectors).dtype
     n_samples, _, width = vectors.shape
     checks.floats("sums_gradient", sums_gradient, (n_samples, width), dtype)

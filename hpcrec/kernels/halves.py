@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from hpcrec.kernels import checks, reference_halves
-from hpcrec.kernels.backend import messages_backend
+from hpcrec.kernels import checks, native_messages, reference_halves
+from hpcrec.kernels.backend import messages_backend, native_fits
 from hpcrec.kernels.reference_halves import HALF_BLOCK, HALF_KINDS, Bytes
 from hpcrec.types import Floats
 
 __all__ = ["HALF_BLOCK", "half_bytes", "read_halves", "write_halves"]
 _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
+_write_fits = native_fits("values: float32[any]", "written out: uint8[any]")
+_read_fits = native_fits("data: uint8[any]", "written out: float32[any]")
 assert sys.byteorder == "little", "halves are written as little-endian words"
 
 
@@ -53,6 +55,9 @@ def write_halves(values: Floats, out: Bytes, kind: str) -> None:
     ValueError
         A type, shape or size is wrong, the arrays share memory, or the kind is not known.
     """
+    if kind in HALF_KINDS and _write_fits(values, out) and out.size == reference_halves.half_bytes(values.size, kind):
+        native_messages.write_halves(values, out, kind)
+        return
     n = checks.floats("values", values, (None,), _FLOAT32).size
     checks.writable("out", checks.ints("out", out, half_bytes(n, kind), dtype=_UINT8))
     checks.apart("out", out, values=values)
@@ -74,6 +79,9 @@ def read_halves(data: Bytes, out: Floats, kind: str) -> None:
     ValueError
         A type, shape or size is wrong, the arrays share memory, or the kind is not known.
     """
+    if kind in HALF_KINDS and _read_fits(data, out) and data.size == reference_halves.half_bytes(out.size, kind):
+        native_messages.read_halves(data, out, kind)
+        return
     n = checks.floats("out", out, (None,), _FLOAT32, write=True).size
     checks.ints("data", data, half_bytes(n, kind), dtype=_UINT8)
     checks.apart("out", out, data=data)

@@ -8,7 +8,7 @@ of a batch decides who gets the last rows. Shapes: K ids of a batch, N ids that 
 from typing import Literal, NamedTuple
 
 from hpcrec.kernels import checks, native_id_map, reference_id_map
-from hpcrec.kernels.backend import active
+from hpcrec.kernels.backend import active, native_fits
 from hpcrec.kernels.reference_id_map import IdState
 from hpcrec.kernels.reference_mix import WORD
 from hpcrec.types import Ints
@@ -16,6 +16,7 @@ from hpcrec.types import Ints
 __all__ = ["MOST_ROWS", "Admitted", "IdMap", "IdState"]
 MOST_ROWS = 2**32 - 1  # native row numbers have 32 bits
 MOST_BATCHES = 2**32 - 2  # and so have numbers of batches
+_ids_fit = native_fits("ids: int64[any]")
 
 
 class Admitted(NamedTuple):
@@ -108,11 +109,11 @@ class IdMap:
 
     def find(self, ids: Ints) -> Ints:
         """Rows [K] of any int64 ids [K], -1 where an id has none. Changes nothing."""
-        return self._map.find(checks.ints("ids", ids))
+        return self._map.find(ids if _ids_fit(ids) else checks.ints("ids", ids))
 
     def admit(self, ids: Ints) -> Admitted:
         """Rows of a batch: any int64 ids [K], in the order in which they are let in; repeated ones count once."""
-        return Admitted(*self._map.admit(checks.ints("ids", ids)))
+        return Admitted(*self._map.admit(ids if _ids_fit(ids) else checks.ints("ids", ids)))
 
     def save(self) -> IdState:
         """All that it knows."""

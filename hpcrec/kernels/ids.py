@@ -8,12 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrec.kernels import checks
-from hpcrec.kernels.backend import backend
+from hpcrec.kernels import checks, native
+from hpcrec.kernels.backend import backend, native_fits
 from hpcrec.kernels.reference import Grouping, Unpacked
 from hpcrec.kernels.reference_mix import WORD
 from hpcrec.kernels.reference_packed import PACKED_BLOCK
 from hpcrec.types import Floats, Ints
+
+_take_fits = native_fits(
+    "items: number[any]", "offsets: int64[S + 1]", "rows: int64[B]", "out_offsets: int64[B + 1]",
+    "written out: number[any]",
+)  # fmt: skip
+_group_fits = native_fits("index: int64[any]", "offsets?: int64[V + 1]")
+_ids_fit = native_fits("ids: int64[any]")
+_partition_fits = native_fits("part: int32[any]", "n_parts: D")
+_map_fits = native_fits("ids: int64[any]", "rows: 1+")
+_init_fits = native_fits("ids: int64[any]", "width: D", "column_start: 0+")
 
 
 def unpack(
@@ -78,6 +88,9 @@ def take_bags(items: NDArray[Any], offsets: Ints, rows: Ints, out_offsets: Ints,
     ValueError
         A type or shape is wrong, or a bag is not there, or not where it should lie.
     """
+    if _take_fits(items, offsets, rows, out_offsets, out):
+        native.take_bags(items, offsets, rows, out_offsets, out)
+        return
     if not (isinstance(items, np.ndarray) and items.dtype in (checks.INT64, checks.FLOATS[0])):
         raise checks.fail("items", items, "int64[any] or float32[any]")
     checks.ints("items", items, dtype=items.dtype)
@@ -110,6 +123,8 @@ def group(index: Ints, offsets: Ints | None = None) -> Grouping:
     ValueError
         A type or shape is wrong, or ``offsets`` do not bound bags of K ids.
     """
+    if _group_fits(index, offsets):
+        return native.group(index, offsets)
     if offsets is not None and checks.ints("offsets", offsets).size == 0:
         raise checks.fail("offsets", offsets, "int64[V + 1]")
     return backend(index, offsets).group(checks.ints("index", index), offsets)
@@ -117,6 +132,8 @@ def group(index: Ints, offsets: Ints | None = None) -> Grouping:
 
 def dedup(ids: Ints) -> tuple[Ints, Ints]:
     """Distinct ids [U], ascending, and for each of the K ids its place among them: ``unique[inverse] == ids``."""
+    if _ids_fit(ids):
+        return native.dedup(ids)
     return backend(ids).dedup(checks.ints("ids", ids))
 
 
@@ -135,6 +152,8 @@ def partition(part: NDArray[np.int32], n_parts: int) -> tuple[Ints, Ints]:
     order : int64 [K]
         Positions of the things of part 0, then of part 1, ...; ascending in each.
     """
+    if _partition_fits(part, n_parts):
+        return native.partition(part, n_parts)
     checks.ints("part", part, dtype=checks.INT32)
     return backend(part).partition(part, checks.whole("n_parts", n_parts, 1, checks.WIDEST))
 
@@ -155,16 +174,22 @@ def permute(ids: Ints, rows: int, seed: int) -> Ints:
     int64 [K]
         In ``[0, rows)``.
     """
+    if _map_fits(ids, rows):
+        return native.permute(ids, rows, seed & WORD, False)
     return backend(ids).permute(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD, False)
 
 
 def unpermute(ids: Ints, rows: int, seed: int) -> Ints:
     """What ``permute`` took to ``ids``."""
+    if _map_fits(ids, rows):
+        return native.permute(ids, rows, seed & WORD, True)
     return backend(ids).permute(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD, True)
 
 
 def hash_ids(ids: Ints, rows: int, seed: int) -> Ints:
     """Any int64 ids [K] into ``[0, rows)``, seeded, uniform; two ids may meet."""
+    if _map_fits(ids, rows):
+        return native.hash_ids(ids, rows, seed & WORD)
     return backend(ids).hash_ids(checks.ints("ids", ids), checks.positive("rows", rows), seed & WORD)
 
 
@@ -195,6 +220,13 @@ def init_rows(
     -------
     dtype [K, width]
     """
+    if (
+        _init_fits(ids, width, column_start)
+        and column_start <= checks.LARGEST - width
+        and np.dtype(dtype) in checks.FLOATS
+        and scale != 0
+    ):
+        return native.init_rows(seed & WORD, ids, width, column_start, float(scale), np.dtype(dtype))
     checks.ints("ids", ids)
     width = checks.width_of("width", width)
     column_start = checks.whole("column_start", column_start, 0, checks.LARGEST - width)

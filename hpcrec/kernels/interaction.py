@@ -5,9 +5,15 @@ is fast. Each backend gives the same bits for any number of threads. Does not kn
 Shapes: B samples, F vectors in the block, N = F + 1 with a first vector, else F; D width, P = N (N - 1) / 2 pairs.
 """
 
-from hpcrec.kernels import checks
-from hpcrec.kernels.backend import backend
+from hpcrec.kernels import checks, native
+from hpcrec.kernels.backend import backend, native_fits
 from hpcrec.types import Floats
+
+_fits = native_fits("first?: float[B, D]", "block: float[B, F, D]", "written out: float[B, any]")
+_backward_fits = native_fits(
+    "first?: float[B, D]", "block: float[B, F, D]", "gradient: float[B, any]", "written first_gradient?: float[B, D]",
+    "written block_gradient: float[B, F, D]",
+)  # fmt: skip
 
 
 def dot_interaction(first: Floats | None, block: Floats, out: Floats) -> None:
@@ -25,6 +31,9 @@ def dot_interaction(first: Floats | None, block: Floats, out: Floats) -> None:
     ValueError
         A type or shape is wrong.
     """
+    if _fits(first, block, out) and out.shape[1] == _columns(first, block):
+        native.dot_interaction(first, block, out)
+        return
     _check(first, block, "out", out, write=True)
     backend(first, block, out).dot_interaction(first, block, out)
 
@@ -43,6 +52,13 @@ def dot_interaction_backward(
     ValueError
         A type or shape is wrong, or only one of ``first`` and ``first_gradient`` is given.
     """
+    if (
+        (first is None) == (first_gradient is None)
+        and _backward_fits(first, block, gradient, first_gradient, block_gradient)
+        and gradient.shape[1] == _columns(first, block)
+    ):
+        native.dot_interaction_backward(first, block, gradient, first_gradient, block_gradient)
+        return
     _check(first, block, "gradient", gradient, write=False)
     checks.floats("block_gradient", block_gradient, block.shape, block.dtype, write=True)
     if (first is None) != (first_gradient is None):
@@ -55,12 +71,19 @@ def dot_interaction_backward(
 
 def _check(first: Floats | None, block: Floats, name: str, out: Floats, *, write: bool) -> None:
     dtype = checks.floats("block", block, (None, None, None)).dtype
-    n_samples, n_vectors, width = block.shape
+    n_samples, _, width = block.shape
     checks.positive("width of block", width)
-    n_out = 0
     if first is not None:
         checks.floats("first", first, (n_samples, width), dtype)
+    checks.floats(name, out, (n_samples, _columns(first, block)), dtype, write=write)
+
+
+def _columns(first: Floats | None, block: Floats) -> int:
+    """Of the output: those of ``first``, and all pairs."""
+    _, n_vectors, width = block.shape
+    n_out = 0
+    if first is not None:
         n_vectors, n_out = n_vectors + 1, width
     if n_vectors < 2:
         raise ValueError(f"dot_interaction: {n_vectors} vectors a sample; pairs need at least 2")
-    checks.floats(name, out, (n_samples, n_out + n_vectors * (n_vectors - 1) // 2), dtype, write=write)
+    return n_out + n_vectors * (n_vectors - 1) // 2

@@ -7,17 +7,64 @@ Shapes: N rows, D width, K occurrences, U unique rows.
 """
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from hpcrec.kernels import checks
-from hpcrec.kernels.backend import backend
+from hpcrec.kernels import checks, native
+from hpcrec.kernels.backend import backend, native_fits
 from hpcrec.kernels.beside import BesideStep
 from hpcrec.kernels.device_array import room_beside
 from hpcrec.kernels.half_rows import HalfRows, Rows, memory
 from hpcrec.kernels.reference import Grouping
-from hpcrec.kernels.rules import rule_of, state_shapes, step_numbers
+from hpcrec.kernels.rules import RULES, Rule, rule_of, state_shapes, step_numbers
 from hpcrec.types import Floats, Ints, OptimizerSpec
+
+_OCCURRENCES = (
+    "unique: int64[U]", "segments: int64[U + 1]", "order: int64[any]", "gradients: float[any]",
+    "source_start: int64[S]", "weights?: float[S]",
+)  # fmt: skip
+_merge_fits = native_fits(*_OCCURRENCES, "width: D", "written out?: float[U, D]")
+_norm_fits = native_fits("merged: float[U, D]")
+# By rule, whose states follow in its order.
+_update_fits = {
+    name: native_fits(
+        "written rows: float[N, D]", "unique: int64[U]", "merged: float[U, D]", "squared_norm?: float[U]",
+        *(f"written state: float[{sizes}]" for sizes in rule.sizes("N", "D")),
+    )
+    for name, rule in RULES.items()
+}  # fmt: skip
+_merge_updates_fit = {
+    name: native_fits(
+        *_OCCURRENCES, "written rows: float[N, D]",
+        *(f"written state: float[{sizes}]" for sizes in rule.sizes("N", "D")),
+        "...", "written beside.rows: float[M, 1]", "beside.source_start: int64[S]",
+        *(f"written beside.state: float[{sizes}]" for sizes in rule.sizes("M", "1")),
+    )
+    for name, rule in RULES.items()
+}  # fmt: skip
+
+
+def _merge_update_fits(
+    rule: Rule,
+    spec: OptimizerSpec,
+    rows: Rows,
+    states: dict[str, Floats],
+    grouping: Grouping,
+    gradients: Floats,
+    source_start: Ints,
+    weights: Floats | None,
+    beside: BesideStep | None,
+) -> bool:
+    if states.keys() != rule.states.keys():
+        return False
+    its: list[Any] = []
+    if beside is not None:
+        if beside.spec.name != spec.name or beside.states.keys() != states.keys():
+            return False
+        its = [beside.rows, beside.source_start, *[beside.states[name] for name in rule.states]]
+    found = [states[name] for name in rule.states]
+    return _merge_updates_fit[spec.name](*grouping, gradients, source_start, weights, rows, *found, *its)
 
 
 def _check_occurrences(
@@ -82,6 +129,11 @@ def merge(
     -------
     like gradients [U, width]
     """
+    if _merge_fits(*grouping, gradients, source_start, weights, width, out):
+        if out is None:
+            out = np.empty((grouping.unique.size, width), gradients.dtype)
+        native.merge(grouping, gradients, source_start, width, weights, out)
+        return out
     dtype = checks.floats("gradients", gradients, (None,)).dtype
     width = checks.width_of("width", width)
     _check_occurrences(grouping, gradients, source_start, weights, dtype)
@@ -101,6 +153,8 @@ def merge(
 
 def squared_norm(merged: Floats) -> Floats:
     """Sum of squares of each of the U rows of ``merged [U, D]``: what row-wise Adagrad adds up over column shards."""
+    if _norm_fits(merged):
+        return native.squared_norm(merged)
     checks.width_of("width of merged", checks.floats("merged", merged, (None, None)).shape[1])
     return backend(merged).squared_norm(merged)
 
@@ -146,18 +200,25 @@ def update(
         The optimizer is not known, a state is missing, a type or shape is wrong, a row is outside the table, or rows
         or a state share memory with another argument.
     """
-    dtype = _check_rows(spec, rows, states, step)
-    checks.ints("unique", unique)
-    checks.floats("merged", merged, (unique.size, rows.shape[1]), dtype)
-    if squared_norm is not None:
-        checks.floats("squared_norm", squared_norm, (unique.size,), dtype)
+    rule = RULES.get(spec.name)
+    fits = (
+        rule is not None
+        and states.keys() == rule.states.keys()
+        and _update_fits[spec.name](rows, unique, merged, squared_norm, *[states[name] for name in rule.states])
+    )
+    if not fits:
+        dtype = _check_rows(spec, rows, states, step)
+        checks.ints("unique", unique)
+        checks.floats("merged", merged, (unique.size, rows.shape[1]), dtype)
+        if squared_norm is not None:
+            checks.floats("squared_norm", squared_norm, (unique.size,), dtype)
+        _check_apart({"rows": memory(rows), **states}, unique=unique, merged=merged, squared_norm=squared_norm)
     if spec.name != "rowwise_adagrad" and (squared_norm is not None or total_width is not None):
         raise ValueError(f"squared_norm and total_width are row-wise Adagrad's; the optimizer is {spec.name}")
     width = rows.shape[1] if total_width is None else checks.positive("total_width", total_width)
-    _check_apart({"rows": memory(rows), **states}, unique=unique, merged=merged, squared_norm=squared_norm)
     numbers = step_numbers(spec, lr=lr, step=step)
-    run = backend(memory(rows), states, unique, merged, squared_norm).update
-    run(spec.name, numbers, rows, states, unique, merged, squared_norm, width)
+    run = native if fits else backend(memory(rows), states, unique, merged, squared_norm)
+    run.update(spec.name, numbers, rows, states, unique, merged, squared_norm, width)
 
 
 def merge_update(
@@ -179,7 +240,13 @@ def merge_update(
     table of width 1 that was asked for the same rows, moves as by a second call, in the same pass. Beside rows of
     halves it is float32, too, and the pass is a second one.
     """
-    rule_of(spec)
+    rule = rule_of(spec)
+    if _merge_update_fits(rule, spec, rows, states, grouping, gradients, source_start, weights, beside):
+        native.merge_update(
+            spec.name, step_numbers(spec, lr=lr, step=step), rows, states, grouping, gradients, source_start, weights,
+            None if beside is None else (beside, step_numbers(beside.spec, lr=beside.lr, step=step)),
+        )  # fmt: skip
+        return
     dtype = _check_rows(spec, rows, states, step)
     _check_occurrences(grouping, gradients, source_start, weights, dtype)
     written = {"rows": memory(rows), **states}

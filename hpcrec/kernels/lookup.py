@@ -9,13 +9,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hpcrec.kernels import checks
-from hpcrec.kernels.backend import backend
+from hpcrec.kernels import checks, native
+from hpcrec.kernels.backend import backend, native_fits
 from hpcrec.kernels.beside import Beside
 from hpcrec.kernels.device_array import device_of
 from hpcrec.kernels.half_rows import HalfBits, HalfRows, Rows, memory
 from hpcrec.kernels.memory import aligned_empty
 from hpcrec.types import Floats, Ints
+
+_gather_fits = native_fits(
+    "rows: float[N, D]", "index: int64[K]", "offsets: int64[V + 1]", "written out: float[any]", "out_start?: int64[V]",
+    "weights?: float[K]", "scale?: float[V]", "...", "beside.rows: float[any, 1]", "beside.start: int64[V]",
+)  # fmt: skip
+_copy_fits = native_fits(
+    "source: float[any]", "written target: float[any]", "width: D", "source_start?: int64[V]",
+    "target_start?: int64[V]", "scale?: float[V]",
+)  # fmt: skip
 
 
 def pooled_gather(
@@ -56,6 +65,9 @@ def pooled_gather(
         A type or shape is wrong, an index, offset or start points outside its array, or ``out`` shares memory with
         another argument.
     """
+    if _gather_fits(rows, index, offsets, out, out_start, weights, scale, *(beside or ())):
+        native.pooled_gather(rows, index, offsets, out, out_start, weights, scale, beside)
+        return
     dtype = checks.rows("rows", rows)
     checks.ints("index", index)
     if checks.ints("offsets", offsets).size == 0:
@@ -108,10 +120,13 @@ def copy_vectors(
     ValueError
         A type or shape is wrong, a start points outside its array, or ``target`` shares memory with another argument.
     """
+    given = source_start if source_start is not None else target_start
+    if given is not None and _copy_fits(source, target, width, source_start, target_start, scale):
+        native.copy_vectors(source, target, width, given.size, source_start, target_start, bool(accumulate), scale)
+        return
     dtype = checks.floats("source", source, (None,)).dtype
     checks.floats("target", target, (None,), dtype, write=True)
     width = checks.width_of("width", width)
-    given = source_start if source_start is not None else target_start
     n = checks.ints("start", given).size if given is not None else source.size // width
     if given is None and not source.size == target.size == n * width:
         raise ValueError(

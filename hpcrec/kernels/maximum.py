@@ -8,11 +8,20 @@ Shapes: N rows, D width, K ids, V vectors (bags).
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrec.kernels import checks
-from hpcrec.kernels.backend import backend
+from hpcrec.kernels import checks, native
+from hpcrec.kernels.backend import backend, native_fits
 from hpcrec.kernels.device_array import DeviceArray
 from hpcrec.kernels.half_rows import Rows, memory
 from hpcrec.types import Floats, Ints
+
+_max_fits = native_fits(
+    "rows: float[N, D]", "index: int64[K]", "offsets: int64[V + 1]", "written out: float[any]", "out_start?: int64[V]",
+    "written winners?: int32[V, D]",
+)  # fmt: skip
+_backward_fits = native_fits(
+    "winners: int32[V, D]", "offsets: int64[V + 1]", "gradients: float[any]", "written out: float[any, D]",
+    "source_start?: int64[V]",
+)  # fmt: skip
 
 
 def pooled_max(
@@ -47,6 +56,9 @@ def pooled_max(
         A type or shape is wrong, an index, offset or start points outside its array, or an output shares memory with
         another argument.
     """
+    if _max_fits(rows, index, offsets, out, out_start, winners):
+        native.pooled_max(rows, index, offsets, out, out_start, winners)
+        return
     dtype = checks.rows("rows", rows)
     n_vectors = _n_bags(offsets)
     if checks.ints("index", index).size > checks.WIDEST:
@@ -90,6 +102,9 @@ def pooled_max_backward(
         A type or shape is wrong, an offset or start points outside its array, a winner outside its bag, or ``out``
         shares memory with another argument.
     """
+    if _backward_fits(winners, offsets, gradients, out, source_start):
+        native.pooled_max_backward(winners, offsets, gradients, out, source_start)
+        return
     dtype = checks.floats("gradients", gradients, (None,)).dtype
     checks.floats("out", out, (None, None), dtype, write=True)
     checks.width_of("width of out", out.shape[1])

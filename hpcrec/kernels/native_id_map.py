@@ -4,7 +4,7 @@ import secrets
 
 import numpy as np
 
-from hpcrec.kernels.native import module
+from hpcrec.kernels.native_module import loaded
 from hpcrec.kernels.reference_id_map import IdState
 from hpcrec.types import Ints
 
@@ -20,7 +20,7 @@ class IdMap:
         # Nothing but time depends on where ids lie: no two processes have to share the key, and nobody can know it.
         key = np.frombuffer(secrets.token_bytes(32), np.uint64)
         self._evicts, self._counts = evict is not None, admit_from > 1
-        self._map = module().IdMap(capacity, _EVICT[evict], admit_from, pending, probability, seed, key)
+        self._map = loaded.IdMap(capacity, _EVICT[evict], admit_from, pending, probability, seed, key)
 
     @property
     def size(self) -> int:

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from hpcrec.errors import MissingError
 
@@ -41,7 +42,18 @@ def _load() -> ModuleType | MissingError:
         )
 
 
+class _Missing:
+    """In place of the module, where it is not there: each of its kernels says so."""
+
+    def __getattr__(self, name: str) -> Any:
+        def missing(*_: Any) -> None:
+            module()
+
+        return missing
+
+
 _loaded = _load()
+loaded: Any = _loaded if isinstance(_loaded, ModuleType) else _Missing()  # once, and not in each call of a kernel
 
 
 def available() -> bool:

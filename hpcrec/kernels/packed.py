@@ -8,12 +8,15 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrec.kernels import checks
-from hpcrec.kernels.backend import backend
+from hpcrec.kernels import checks, native
+from hpcrec.kernels.backend import backend, native_fits
 from hpcrec.kernels.reference_packed import PACKED_BLOCK
 from hpcrec.types import Ints
 
 _UINT8 = np.dtype(np.uint8)
+_numbers_fit = native_fits("numbers: int64[any]")
+_pack_fits = native_fits("numbers: int64[any]", "written out: uint8[any]")
+_unpack_fits = native_fits("packed: uint8[any]", "n: 0+")
 assert sys.byteorder == "little", "packed numbers are read as little-endian words"
 
 
@@ -25,6 +28,8 @@ def packed_bytes(numbers: Ints) -> tuple[int, int]:
     ValueError
         A type or shape is wrong.
     """
+    if _numbers_fit(numbers):
+        return native.packed_bytes(numbers)
     return backend(numbers).packed_bytes(checks.ints("numbers", numbers))
 
 
@@ -36,6 +41,9 @@ def pack_numbers(numbers: Ints, out: NDArray[np.uint8], *, rising: bool) -> None
     ValueError
         A type, shape or size is wrong.
     """
+    if _pack_fits(numbers, out):
+        native.pack_numbers(numbers, bool(rising), out)
+        return
     checks.ints("numbers", numbers)
     checks.writable("out", checks.ints("out", out, dtype=_UINT8))
     checks.apart("out", out, numbers=numbers)
@@ -50,6 +58,8 @@ def unpack_numbers(packed: NDArray[np.uint8], n: int, *, rising: bool) -> Ints:
     ValueError
         A type or shape is wrong, or the bytes are not so many packed numbers.
     """
+    if _unpack_fits(packed, n) and n <= PACKED_BLOCK * packed.size:
+        return native.unpack_numbers(packed, n, bool(rising))
     checks.ints("packed", packed, dtype=_UINT8)
     n = checks.whole("n", n, 0)
     if n > PACKED_BLOCK * packed.size:  # before memory is had for them

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from hpcrec.kernels import checks, reference_positions
-from hpcrec.kernels.backend import messages_backend
+from hpcrec.kernels import checks, native_messages, reference_positions
+from hpcrec.kernels.backend import messages_backend, native_fits
 from hpcrec.kernels.packed import pack_numbers, packed_bytes, unpack_numbers
 from hpcrec.kernels.reference_packed import PACKED_BLOCK
 from hpcrec.kernels.reference_positions import Bytes, PositionCoding
 from hpcrec.types import Floats, Ints
 
 _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
+_put_fits = native_fits("written out: float32[any]", "positions: int64[K]", "values: float32[K]")
+_gather_fits = native_fits("values: float32[any]", "positions: int64[any]")
 
 
 def _backend(*arrays: Any) -> Any:
@@ -38,11 +40,17 @@ def expand(out: Floats, positions: Ints, values: Floats) -> None:
         A type or shape is wrong, a position is outside or does not rise, or ``out`` shares memory with another
         argument.
     """
+    if _put_fits(out, positions, values):
+        native_messages.expand(out, positions, values)
+        return
     _backend(out, positions, values).expand(*_put(out, positions, values))
 
 
 def scatter_add(out: Floats, positions: Ints, values: Floats) -> None:
     """``out[positions[k]] += values[k]``; parameters and errors as of `expand`."""
+    if _put_fits(out, positions, values):
+        native_messages.scatter_add(out, positions, values)
+        return
     _backend(out, positions, values).scatter_add(*_put(out, positions, values))
 
 
@@ -61,6 +69,8 @@ def gather(values: Floats, positions: Ints) -> Floats:
     ValueError
         A type or shape is wrong, or a position is outside.
     """
+    if _gather_fits(values, positions):
+        return native_messages.gather(values, positions)
     return _backend(values, positions).gather(
         checks.floats("values", values, (None,), _FLOAT32), checks.ints("positions", positions)
     )

@@ -22,33 +22,35 @@ def _blocks(n: int) -> list[slice]:
     return [slice(first, min(first + PACKED_BLOCK, n)) for first in range(0, n, PACKED_BLOCK)]
 
 
-def _bits(numbers: Ints) -> int:
+def width_of(numbers: Ints) -> int:
+    """Bits that each of some numbers takes where they share a width; there is one at least."""
     bits = int(numbers.view(np.uint64).max()).bit_length()
     return WORD_BITS if bits > MOST_PACKED_BITS else bits
 
 
-def _between(numbers: Ints) -> Ints:
+def between(numbers: Ints) -> Ints:
+    """What is packed of numbers that rise."""
     return np.diff(numbers, prepend=-1) - 1
 
 
 def _n_bytes(numbers: Ints) -> int:
-    return sum(1 + (len(block) * _bits(block) + 7) // 8 for block in (numbers[b] for b in _blocks(len(numbers))))
+    return sum(1 + (len(block) * width_of(block) + 7) // 8 for block in (numbers[b] for b in _blocks(len(numbers))))
 
 
 def packed_bytes(numbers: Ints) -> tuple[int, int]:
     """Bytes packed, and packed rising."""
-    return _n_bytes(numbers), _n_bytes(_between(numbers))
+    return _n_bytes(numbers), _n_bytes(between(numbers))
 
 
 def pack_numbers(numbers: Ints, rising: bool, out: Bytes) -> None:
     """Block by block."""
-    numbers = _between(numbers) if rising else numbers
+    numbers = between(numbers) if rising else numbers
     if _n_bytes(numbers) != out.size:
         raise ValueError(f"numbers do not take the {out.size} bytes of out")
     blocks = [numbers[b] for b in _blocks(len(numbers))]
-    parts = [np.array([_bits(block) for block in blocks], np.uint8)]
+    parts = [np.array([width_of(block) for block in blocks], np.uint8)]
     parts += [
-        np.packbits((block[:, None] >> np.arange(_bits(block))) & 1, bitorder="little").astype(np.uint8)
+        np.packbits((block[:, None] >> np.arange(width_of(block))) & 1, bitorder="little").astype(np.uint8)
         for block in blocks
     ]
     out[:] = np.concatenate(parts)

@@ -6,7 +6,7 @@ is in ``reference.py`` and ``native/include/hpcrec/optimizer.h``. Names are FBGE
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,10 @@ class Rule:
     code: int
     states: dict[str, Literal["row", "element"]]
 
+    def sizes(self, n_rows: str, width: str) -> list[str]:
+        """Sizes of the states, in their order, as parameters of native kernels name them."""
+        return [f"{n_rows}, {width}" if kind == "element" else n_rows for kind in self.states.values()]
+
 
 RULES = {
     "sgd": Rule(code=0, states={}),
@@ -30,8 +34,7 @@ RULES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepNumbers:
+class StepNumbers(NamedTuple):
     """Scalars of one step. ``rate`` is the learning rate, or Adam's step size; ``rest`` is 1 - beta.
 
     ``step`` counts from 1; of it the random bits are drawn by which half rows are rounded.

@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from hpcrec.kernels import checks, reference_threshold
-from hpcrec.kernels.backend import messages_backend
+from hpcrec.kernels import checks, native_messages, reference_threshold
+from hpcrec.kernels.backend import messages_backend, native_fits
 from hpcrec.types import Floats, Ints
 
 _FLOAT32 = np.dtype(np.float32)
+_values_fit = native_fits("values: float32[any]")
+_threshold_fits = native_fits("values: float32[any]", "keep: 1+")
+_largest_fits = native_fits("values: float32[V, D]", "keep: 1+")
+_feedback_fits = native_fits("gradient: float32[N]", "written residual: float32[N]")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -41,6 +45,8 @@ def threshold_of(values: Floats, keep: int) -> float:
     ValueError
         A type or shape is wrong, or there are not so many values.
     """
+    if _threshold_fits(values, keep) and keep <= values.size:
+        return native_messages.threshold_of(values, keep)
     n = checks.floats("values", values, (None,), _FLOAT32).size
     if n == 0:
         raise ValueError("values is empty; a threshold needs at least one value")
@@ -67,6 +73,8 @@ def select_above(values: Floats, tau: float) -> tuple[Ints, Floats]:
     ValueError
         A type or shape is wrong, or ``tau`` is negative or NaN.
     """
+    if _values_fit(values):
+        return native_messages.select_above(values, _least(tau))
     return _backend(values).select_above(checks.floats("values", values, (None,), _FLOAT32), _least(tau))
 
 
@@ -91,6 +99,8 @@ def select_largest(values: Floats, keep: int) -> tuple[Ints, Floats]:
     ValueError
         A type or shape is wrong, or vectors have not so many values.
     """
+    if _largest_fits(values, keep) and keep <= values.shape[1]:
+        return native_messages.select_largest(values, keep)
     width = checks.floats("values", values, (None, None), _FLOAT32).shape[1]
     if width == 0:
         raise ValueError("values has vectors of no values; they need at least one")
@@ -120,6 +130,8 @@ def select_with_feedback(gradient: Floats, residual: Floats, tau: float) -> tupl
     ValueError
         A type or shape is wrong, the arrays share memory, or ``tau`` is negative or NaN.
     """
+    if _feedback_fits(gradient, residual):
+        return native_messages.select_with_feedback(gradient, residual, _least(tau))
     checks.floats("gradient", gradient, (None,), _FLOAT32)
     checks.floats("residual", residual, (gradient.size,), _FLOAT32, write=True)
     checks.apart("residual", residual, gradient=gradient)

@@ -42,7 +42,7 @@ _SORT_BYTES_AN_ID = 32  # on a GPU while rows are sorted: keys and places, twice
 _PLACE_BYTES_AN_ID = 48  # of rows that are cached: distinct rows, their slots, what went for them, where each id is
 _PINNED_BYTES = 3 * 2 * 8 * MiB  # two buffers of each thread: steps, routes, rows ahead (kernels.staging)
 _KEPT_BYTES = 3 * 32 * MiB  # of rows that change while a checkpoint is written, as they are sorted (embedding.store)
-_SAVED_BYTES = (32 * MiB, 48 * MiB)  # at most, of a part: exported (embedding.arena), gathered (data.hdf5_filled)
+_SAVED_BYTES = (32 * MiB, 48 * MiB)  # at most, of a part: exported (embedding.held_rows), gathered (data.hdf5_filled)
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
 
@@ -140,8 +140,7 @@ def rank_memory(
     held_elements = traffic.elements, traffic.kept
     asked_elements = (dense.samples * dense.leaf_elements, dense.kept) if dense else (0.0, 0.0)
     if written is not None:
-        crossing = written_terms(written, item_bytes, held_elements, asked_elements)
-        terms |= {name: in_flight * n for name, n in crossing.items()}
+        terms |= written_terms(written, item_bytes, *(_times(in_flight, n) for n in (held_elements, asked_elements)))
     some = {"ids read": read_bytes, "sums among owners": _SUM_COPIES * item_bytes * added_elements}
     some["saving"] = 0 if saves is None else _saving_bytes(held, item_bytes, marks, steps=saves)
     some["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID if held_ids else 0
@@ -155,17 +154,19 @@ def rank_memory(
     maxima_bytes = _maxima_bytes(traffic, item_bytes) + (0 if dense is None else _maxima_bytes(dense, item_bytes))
     if maxima_bytes:
         terms["max pooling"] = in_flight * maxima_bytes
-    if dense:
-        terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes, lookups=lookups, in_flight=in_flight)
+    terms |= _dense_terms(dense, item_bytes, routes, lookups, in_flight) if dense else {}
     if shared:  # who writes a message and who reads it have its pages, and keep them, on both sides
         ids_bytes = shared * _message_bytes(traffic) + (0 if dense is None else _message_bytes(dense))
         wire = written or Written(item_bytes=item_bytes)  # values or gradients, whichever are more, in turn
         wire_bytes = max(wire.wire_bytes(*held_elements), wire.wire_bytes(*asked_elements))
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
-    gpu_terms = {}
-    if on_gpu and held:
-        gpu_terms = _to_gpu(terms, held, traffic, routes * lookups, item_bytes, gpu_bytes, in_flight)
+    flying = routes * lookups, in_flight
+    gpu_terms = _to_gpu(terms, held, traffic, flying, item_bytes, gpu_bytes) if on_gpu and held else {}
     return RankMemory(*({name: round(n) for name, n in where.items()} for where in (terms, gpu_terms)))
+
+
+def _times(n: int, elements: tuple[float, float]) -> tuple[float, float]:
+    return n * elements[0], n * elements[1]
 
 
 def _block_bytes(held: HeldRows, item_bytes: int) -> int:
@@ -186,12 +187,12 @@ def _to_gpu(
     terms: dict[str, float],
     held: Sequence[HeldRows],
     traffic: HolderTraffic,
-    routes: int,
+    flying: tuple[int, int],
     item_bytes: int,
     gpu_bytes: int | None,
-    in_flight: int,
 ) -> dict[str, float]:
     """Takes what is in a GPU's memory, or copied through pinned memory, out of the host's terms, or adds it there."""
+    routes, in_flight = flying
     copies = [h for h in held if h.copied]  # are not cached
     own_bytes = sum(h.rows * row_bytes(h.width, h.optimizer, item_bytes) for h in held if not h.copied)
     if gpu_bytes is not None and own_bytes > gpu_bytes:
@@ -210,7 +211,7 @@ def _to_gpu(
     return gpu
 
 
-def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int, lookups: int, in_flight: int) -> dict[str, float]:
+def _dense_terms(dense: DenseRank, item_bytes: int, routes: int, lookups: int, in_flight: int) -> dict[str, float]:
     batches = dense.prefetch + 1 + routes
     terms = {
         "dense process": DENSE_BASE_BYTES,

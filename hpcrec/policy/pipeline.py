@@ -171,6 +171,7 @@ class _Steps:
         self._expected: dict[int, int] = {}  # step of each ticket to be read, by identity
         self._read: dict[int, Inputs | None] = {}  # by identity of the ticket
         self._handed: dict[int, tuple[Gradients | None, bool | None, float]] = {}  # by step
+        self._flying: dict[int, Route] = {}  # of steps read and not yet learned, by step; the thread's own
         self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
 
     # Called by the main thread.
@@ -179,7 +180,7 @@ class _Steps:
         self.give_up()
         self.settle()
         self._given_up, self._last, self._submitted, self._asked = False, last, first, first
-        for left in (self._tickets, self._expected, self._read, self._handed, self._told):
+        for left in (self._tickets, self._expected, self._read, self._handed, self._told, self._flying):
             left.clear()
         threads = kernels.get_threads()
         self._thread = threading.Thread(target=self._run, args=(first, threads), name=LANE, daemon=True)
@@ -252,7 +253,8 @@ class _Steps:
                 first = until
                 self._over(until)
         except _GivenUpError:
-            pass
+            for route in self._flying.values():
+                self._exchange.give_up(route)
         except BaseException as error:
             self._failure = error
         with self._changed:
@@ -282,6 +284,7 @@ class _Steps:
             routes = [one.routed.result() for one in (*ticket.beside, ticket)]
         if routes[-1].stop:  # a rank was asked to stop when this batch was routed: it is the last one, on every rank
             self._last = step + 1
+        self._flying[step] = routes[-1]
         for one, route in zip((*ticket.beside, ticket), routes, strict=True):
             found = self._exchange.values(route)
             with self._changed:
@@ -293,7 +296,7 @@ class _Steps:
             raise _GivenUpError
         self._await(lambda: step in self._handed)
         gradients, verdict, lr_scale = self._handed.pop(step)
-        route = self._tickets[step].routed.result()
+        route = self._flying.pop(step)
         told = self._exchange.gradients(route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale)
         with self._changed:
             del self._tickets[step]

@@ -8,6 +8,7 @@
 #include <optional>
 #include <tuple>
 
+#include "hpcrec/bind_requests.h"
 #include "hpcrec/chunks.h"
 #include "hpcrec/fm.h"
 #include "hpcrec/halves.h"
@@ -20,6 +21,7 @@
 #include "hpcrec/packed.h"
 #include "hpcrec/parallel.h"
 #include "hpcrec/positions.h"
+#include "hpcrec/signature.h"
 #include "hpcrec/take.h"
 #include "hpcrec/text.h"
 #include "hpcrec/threshold.h"
@@ -718,6 +720,7 @@ NB_MODULE(_native, m) {
   m.attr("block_size") = hpcrec::block_size;
   m.def("set_threads", &hpcrec::set_threads, "n"_a);
   m.def("get_threads", &hpcrec::threads);
+  hpcrec::bind_signature(m);
   bind_ids(m);
   bind_packed(m);
   bind_halves(m);
@@ -727,6 +730,7 @@ NB_MODULE(_native, m) {
   bind_id_map(m);
   bind_text(m);
   bind_chunks(m);
+  hpcrec::bind_requests(m);
   bind_lookup<float>(m);
   bind_lookup<double>(m);
   bind_learn<float>(m);

@@ -76,15 +76,15 @@ template <class Number> void pack_block(const Number& number, int64_t first, int
   pack_group(number, first, last - first, bits, out);
 }
 
-// Whether they fit, exactly.
-template <class Number> bool pack(const Number& number, int64_t n, uint8_t* out, const uint8_t* end) {
-  if (end - out < packed_blocks(n)) return false;
+// Where they end; null where they do not fit.
+template <class Number> uint8_t* pack(const Number& number, int64_t n, uint8_t* out, const uint8_t* end) {
+  if (end - out < packed_blocks(n)) return nullptr;
   uint8_t* widths = out;
   out += packed_blocks(n);
   for (int64_t first = 0; first < n; first += packed_block) {
     const int64_t last = std::min(n, first + packed_block), bits = width_of(bits_in(number, first, last));
     const int64_t bytes = ((last - first) * bits + 7) / 8;
-    if (end - out < bytes) return false;
+    if (end - out < bytes) return nullptr;
     *widths++ = static_cast<uint8_t>(bits);
     if (bits == whole_word_bits) {
       pack_words(number, first, last, out);
@@ -97,7 +97,7 @@ template <class Number> bool pack(const Number& number, int64_t n, uint8_t* out,
     }
     out += bytes;
   }
-  return out == end;
+  return out;
 }
 
 }  // namespace
@@ -106,9 +106,17 @@ PackedBytes packed_bytes(const int64_t* numbers, int64_t n) {
   return {count(Plain{numbers}, n), count(Between{numbers}, n)};
 }
 
+uint8_t* append_packed(const int64_t* numbers, int64_t n, bool rising, uint8_t* out, const uint8_t* end) {
+  return rising ? pack(Between{numbers}, n, out, end) : pack(Plain{numbers}, n, out, end);
+}
+
+int64_t packed_width(const int64_t* numbers, int64_t n, bool rising) {
+  return width_of(rising ? bits_in(Between{numbers}, 0, n) : bits_in(Plain{numbers}, 0, n));
+}
+
 void pack_numbers(const int64_t* numbers, int64_t n, bool rising, uint8_t* out, int64_t size) {
-  const bool fit = rising ? pack(Between{numbers}, n, out, out + size) : pack(Plain{numbers}, n, out, out + size);
-  if (!fit) refuse("numbers do not take the " + std::to_string(size) + " bytes of out");
+  if (append_packed(numbers, n, rising, out, out + size) != out + size)
+    refuse("numbers do not take the " + std::to_string(size) + " bytes of out");
 }
 
 void unpack_numbers(const uint8_t* packed, int64_t size, int64_t n, bool rising, int64_t* out) {

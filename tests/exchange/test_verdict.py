@@ -9,7 +9,7 @@ from mpi4py import MPI
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 from hpcrec.embedding.shards import Placement, build_families
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout
@@ -57,7 +57,7 @@ def test_every_rank_hears_it_and_a_step_left_out_changes_nothing(codec: str) -> 
             )
             layout = Layout(specs, families, LOOKUPS, forms={}, default_form="pooled", operators={})
             held = [f for f in families if topology.rank in f.holders]
-            store = RowStore(specs, held, rank=topology.rank, seed=7, dtype=dtype)
+            store = MemoryStore(specs, held, rank=topology.rank, seed=7, dtype=dtype)
             exchange = Exchange(
                 world,
                 layout,

@@ -464,12 +464,59 @@ def read_positions(rng: np.random.Generator) -> Call:
     return Call(kernels.read_positions, {"data": data, "k": k, **call.arguments})
 
 
+def asked(rng: np.random.Generator) -> dict[str, Any]:
+    """What some owners are asked: few ids a cell, and now and then as many as are packed by themselves."""
+    n_owners, n_entries = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    keys = np.flatnonzero(rng.random(n_owners * n_entries) < 0.6)
+    n_bags = rng.choice([1, 3, 130], keys.size)
+    lengths = np.ones(n_bags.sum(), np.int64) if rng.random() < 0.5 else rng.integers(0, 3, n_bags.sum())
+    n_ids = np.array([part.sum() for part in np.split(lengths, np.cumsum(n_bags))[:-1]], np.int64)
+    return {
+        "ids": rng.integers(-(2**63) if rng.random() < 0.2 else 0, 2 ** int(rng.integers(1, 60)), lengths.sum()),
+        "lengths": lengths, "cells": np.stack([keys // n_entries, keys % n_entries, n_ids, n_bags], axis=1),
+        "far": rng.random(n_owners) < 0.5, "weighted": rng.random(n_entries) < 0.3, "item": 4,
+    }  # fmt: skip
+
+
+def plan_requests(rng: np.random.Generator) -> Call:
+    return Call(lambda **arguments: tuple(kernels.plan_requests(**arguments)), asked(rng))
+
+
+def write_requests(rng: np.random.Generator) -> Call:
+    arguments = asked(rng)
+    plan = kernels.plan_requests(**arguments)
+    del arguments["far"]
+    cells, padded_R = arguments["cells"], -(-plan.bytes_R // 64) * 64
+    n_weighted = int(cells[arguments["weighted"][cells[:, 1]], 2].sum())
+    arguments |= plan._asdict() | {
+        "weights": rng.integers(0, 256, 4 * n_weighted, np.uint8), "out": np.zeros(padded_R.sum(), np.uint8),
+        "at_R": np.cumsum(padded_R) - padded_R,
+    }  # fmt: skip
+
+    def run(**given: Any) -> None:
+        kernels.write_requests(kernels.RequestPlan(*(given.pop(name) for name in plan._fields)), **given)
+
+    return Call(run, arguments, ("out",))
+
+
+def read_requests(rng: np.random.Generator) -> Call:
+    call = write_requests(rng)
+    call.run()
+    given = call.arguments
+    arguments = {
+        "message": given["out"], "at_P": given["at_R"], "bytes_P": given["bytes_R"], "weighted": given["weighted"],
+        "item": given["item"],
+    }  # fmt: skip
+    return Call(lambda **arguments: tuple(kernels.read_requests(**arguments)), arguments)
+
+
 CALLS = (
     gather, beside_gather, maximum, maximum_backward, fm, fm_backward, copy, merge, update, merge_update,
     beside_merge_update, squared_norm, group, dedup, partition, permute, hash_ids, init_rows, take_bags, packed_bytes,
     pack_numbers, unpack_numbers, fletcher32, read_chunks, write_halves, read_halves, threshold_of, select_above,
     select_largest, select_with_feedback, scatter, gather_positions, positions_bytes, write_positions, read_positions,
-    half_gather, half_maximum, half_update, half_merge_update, to_half_rows, from_half_rows,
+    half_gather, half_maximum, half_update, half_merge_update, to_half_rows, from_half_rows, plan_requests,
+    write_requests, read_requests,
 )  # fmt: skip
 
 
