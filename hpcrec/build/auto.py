@@ -32,8 +32,9 @@ from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.thresholds import thresholded_bytes
 from hpcrec.operators.base import Operator
-from hpcrec.policy.pipeline import LANE, Pipeline, refuse
+from hpcrec.policy.pipeline import LANE, Pipeline
 from hpcrec.policy.policy import Points
+from hpcrec.policy.refusals import refuse
 from hpcrec.training.chosen import Chosen
 from hpcrec.training.parts import Split
 

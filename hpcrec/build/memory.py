@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from hpcrec.build.tables import DTYPES, make_model, make_offers, make_roles, make_thresholding
+from hpcrec.build.tables import DTYPES, make_model, make_offers, make_policy, make_roles, make_thresholding
 from hpcrec.comm.topology import Topology
 from hpcrec.config import Config, DenseConfig
 from hpcrec.data.reader import DataSet
@@ -106,6 +106,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             gpu_bytes=config.store.memory_bytes,
             saves=config.checkpoint.every + config.train.eval_every > 0 if config.checkpoint.background else None,
             marks=1 if config.checkpoint.full_every == 1 else 3,
+            in_flight=make_policy(config).in_flight,
         )
         for rank in range(topology.size)
     ]

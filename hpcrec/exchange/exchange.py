@@ -230,6 +230,11 @@ class Exchange:
         with self._counting(reading.counted):
             return self._route(batch, ids, reading, train=train, stop=stop)
 
+    def give_up(self, route: Route) -> None:
+        """Of a step whose values were sent no gradients come any more."""
+        if self._holder is not None and route.served is not None:
+            self._holder.release(route.served)
+
     def close(self) -> None:
         """No step comes any more."""
         if self._owner_side is not None:
@@ -318,7 +323,9 @@ class Exchange:
             with self._timer("disassemble"):
                 asked.disassemble(self._where.assembler, found, sent, behind // self.dtype.itemsize, learned=learned)
         with self._timer("gradients"):
-            received = self._codec.gradients(sent, sent_R, due_R, behind, self._kept(route))
+            received = self._codec.gradients(
+                sent, sent_R, due_R, behind, self._kept(route) if self._thresholds else None
+            )
             if learned is None:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
             if not learned:  # what is kept of the step goes with it
@@ -335,10 +342,8 @@ class Exchange:
             self._norms.sum({})  # every owner takes part, one that holds nothing too
         return True
 
-    def _kept(self, route: Route) -> Kept | None:
-        """Which elements of gradients cross: those whose values did, and the verdict; None: all."""
-        if not self._thresholds:
-            return None
+    def _kept(self, route: Route) -> Kept:
+        """Which elements of gradients cross where not all do: those whose values did, and the verdict."""
         told = {} if route.asked is None else route.asked.told
         heard = {} if self._teller < 0 else {self._teller: 0 if route.served is None else route.served.verdict_in}
         return verdict.kept_with(route.kept or Kept({}, {}), told, heard)

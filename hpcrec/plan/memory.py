@@ -85,6 +85,7 @@ def rank_memory(
     gpu_bytes: int | None = None,
     saves: bool | None = None,
     marks: int = 1,
+    in_flight: int = 1,
 ) -> RankMemory:
     """The memory of one rank.
 
@@ -122,22 +123,24 @@ def rank_memory(
         where they take more, they are cached there.
     saves, marks : bool or None, int
         Whether steps go on while a thread writes checkpoints; None: no thread does. Bytes a row of who knows of it.
+    in_flight : int
+        Steps read and not yet learned, at most (``policy``): what each of them keeps is there so many times.
     """
-    routes = ahead + 2  # being used, those ahead, one being made
+    routes = in_flight + ahead + 1  # being used, those ahead, one being made
     terms = {
         "rows": sum(h.rows * h.width for h in held) * item_bytes,
         "optimizer state": sum(state_bytes(h, item_bytes) for h in held),
         "routes": lookups * routes * (traffic.ids * _ROUTE_BYTES_AN_ID + traffic.bags * _ROUTE_BYTES_A_BAG)
         + traffic.ids * _READ_BYTES_AN_ID
         + traffic.bags * _READ_BYTES_A_BAG,
-        "vectors": _VECTOR_COPIES * item_bytes * traffic.elements,
+        "vectors": in_flight * _VECTOR_COPIES * item_bytes * traffic.elements,
         "block": max((_block_bytes(h, item_bytes) for h in held), default=0),
         "process": base_bytes,
     }
     held_elements = traffic.elements, traffic.kept
     asked_elements = (dense.samples * dense.leaf_elements, dense.kept) if dense else (0.0, 0.0)
     if written is not None:
-        terms |= written_terms(written, item_bytes, held_elements, asked_elements)
+        terms |= written_terms(written, item_bytes, *(_times(in_flight, n) for n in (held_elements, asked_elements)))
     some = {"ids read": read_bytes, "sums among owners": _SUM_COPIES * item_bytes * added_elements}
     some["saving"] = 0 if saves is None else _saving_bytes(held, item_bytes, marks, steps=saves)
     some["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID if held_ids else 0
@@ -150,15 +153,20 @@ def rank_memory(
         )
     maxima_bytes = _maxima_bytes(traffic, item_bytes) + (0 if dense is None else _maxima_bytes(dense, item_bytes))
     if maxima_bytes:
-        terms["max pooling"] = maxima_bytes
-    terms |= _dense_terms(dense, item_bytes=item_bytes, routes=routes, lookups=lookups) if dense else {}
+        terms["max pooling"] = in_flight * maxima_bytes
+    terms |= _dense_terms(dense, item_bytes, routes, lookups, in_flight) if dense else {}
     if shared:  # who writes a message and who reads it have its pages, and keep them, on both sides
         ids_bytes = shared * _message_bytes(traffic) + (0 if dense is None else _message_bytes(dense))
-        crossing = written or Written(item_bytes=item_bytes)  # values or gradients, whichever are more, in turn
-        wire_bytes = max(crossing.wire_bytes(*held_elements), crossing.wire_bytes(*asked_elements))
+        wire = written or Written(item_bytes=item_bytes)  # values or gradients, whichever are more, in turn
+        wire_bytes = max(wire.wire_bytes(*held_elements), wire.wire_bytes(*asked_elements))
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
-    gpu_terms = _to_gpu(terms, held, traffic, routes * lookups, item_bytes, gpu_bytes) if on_gpu and held else {}
+    flying = routes * lookups, in_flight
+    gpu_terms = _to_gpu(terms, held, traffic, flying, item_bytes, gpu_bytes) if on_gpu and held else {}
     return RankMemory(*({name: round(n) for name, n in where.items()} for where in (terms, gpu_terms)))
+
+
+def _times(n: int, elements: tuple[float, float]) -> tuple[float, float]:
+    return n * elements[0], n * elements[1]
 
 
 def _block_bytes(held: HeldRows, item_bytes: int) -> int:
@@ -179,11 +187,12 @@ def _to_gpu(
     terms: dict[str, float],
     held: Sequence[HeldRows],
     traffic: HolderTraffic,
-    routes: int,
+    flying: tuple[int, int],
     item_bytes: int,
     gpu_bytes: int | None,
 ) -> dict[str, float]:
     """Takes what is in a GPU's memory, or copied through pinned memory, out of the host's terms, or adds it there."""
+    routes, in_flight = flying
     copies = [h for h in held if h.copied]  # are not cached
     own_bytes = sum(h.rows * row_bytes(h.width, h.optimizer, item_bytes) for h in held if not h.copied)
     if gpu_bytes is not None and own_bytes > gpu_bytes:
@@ -197,19 +206,19 @@ def _to_gpu(
         gpu = {name: terms.pop(name) for name in _HELD}
     asked = traffic.ids * _ROUTE_BYTES_AN_ID + traffic.bags * _ROUTE_BYTES_A_BAG
     gpu["routes"] = routes * asked + traffic.ids * _SORT_BYTES_AN_ID
-    gpu["vectors"] = _VECTOR_COPIES * item_bytes * traffic.elements
+    gpu["vectors"] = in_flight * _VECTOR_COPIES * item_bytes * traffic.elements
     terms["pinned memory"] = _PINNED_BYTES
     return gpu
 
 
-def _dense_terms(dense: DenseRank, *, item_bytes: int, routes: int, lookups: int) -> dict[str, float]:
+def _dense_terms(dense: DenseRank, item_bytes: int, routes: int, lookups: int, in_flight: int) -> dict[str, float]:
     batches = dense.prefetch + 1 + routes
     terms = {
         "dense process": DENSE_BASE_BYTES,
         "read windows": 2 * dense.window_samples * dense.sample_bytes,
         "batches": batches * dense.samples * dense.sample_bytes,
         "asking": lookups * routes * (dense.ids * _ASK_BYTES_AN_ID + dense.bags * _ASK_BYTES_A_BAG),
-        "leaves": _LEAF_COPIES * item_bytes * dense.samples * dense.leaf_elements,
+        "leaves": in_flight * _LEAF_COPIES * item_bytes * dense.samples * dense.leaf_elements,
         "parameters": (dense.parameters * (2 + DENSE_STATES.get(dense.optimizer, 2)) + dense.away) * item_bytes,
         "activations": _ACTIVATION_COPIES * item_bytes * dense.samples * dense.layer_elements,
     }

@@ -16,76 +16,19 @@ Knows when; what is done is for ``exchange``.
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 
 from hpcrec import kernels
-from hpcrec.errors import ConfigError
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.inputs import Gradients, Inputs
-from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.route import Reading, Route
 from hpcrec.policy.policy import LEARN, READ, Points, Policy, events
+from hpcrec.policy.tickets import Later, Ticket
 from hpcrec.types import Batch, GlobalIds
 
-__all__ = ["LANE", "Inputs", "Pipeline", "Reading", "Ticket", "refuse"]
+__all__ = ["LANE", "Inputs", "Pipeline", "Reading", "Ticket"]
 
 LANE = "steps"  # of the thread, where there is one
-
-
-class _Later(Future[Route]):
-    """A route that is made when it is first asked for, by who asks."""
-
-    def __init__(self, make: Callable[[], Route]) -> None:
-        super().__init__()
-        self._make: Callable[[], Route] | None = make
-
-    def result(self, timeout: float | None = None) -> Route:
-        if self._make is not None:
-            make, self._make = self._make, None
-            try:
-                self.set_result(make())
-            except BaseException as error:
-                self.set_exception(error)
-        return super().result(timeout)
-
-
-@dataclass(frozen=True, eq=False)
-class Ticket:
-    """A batch on its way: its part on this rank (None where the rank is not dense), and its route when done.
-
-    ``beside`` are tickets of the same batch, read of other sets of tables: to be read before it in training, so
-    that nothing comes between its vectors and their gradients, and after it in an evaluation.
-    """
-
-    batch: Batch | None
-    train: bool
-    routed: Future[Route]
-    beside: "tuple[Ticket, ...]" = ()
-
-
-def refuse(policy: Policy, name: str, layout: Layout) -> None:
-    """Refuses what does not go with several steps in flight; on every rank alike.
-
-    Parameters
-    ----------
-    policy : Policy
-    name : str
-        As the configuration has it.
-    layout : Layout
-
-    Raises
-    ------
-    ConfigError
-    """
-    if policy.in_flight == 1:
-        return
-    why = f"policy.name is {name!r}, under which up to {policy.in_flight} steps are in flight, but "
-    if layout.away:
-        raise ConfigError(
-            f"{why}under form 'partial' owners would train dense parameters of {', '.join(layout.substituted)}, and "
-            "use them as they were some steps ago: dense parameters are always current. Set exchange.form = 'pooled'."
-        )
 
 
 class Pipeline:
@@ -146,7 +89,7 @@ class Pipeline:
             with self._timer("route"):
                 return self.exchange.route(batch, ids, train=train, stop=stop, reading=reading)
 
-        return Ticket(batch, train, _Later(route) if self._router is None else self._router.submit(route))
+        return Ticket(batch, train, Later(route) if self._router is None else self._router.submit(route))
 
     def inputs(self, ticket: Ticket) -> Inputs | None:
         """What the model receives for the batch; None on ranks that are not dense."""
@@ -228,6 +171,7 @@ class _Steps:
         self._expected: dict[int, int] = {}  # step of each ticket to be read, by identity
         self._read: dict[int, Inputs | None] = {}  # by identity of the ticket
         self._handed: dict[int, tuple[Gradients | None, bool | None, float]] = {}  # by step
+        self._flying: dict[int, Route] = {}  # of steps read and not yet learned, by step; the thread's own
         self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
 
     # Called by the main thread.
@@ -236,7 +180,7 @@ class _Steps:
         self.give_up()
         self.settle()
         self._given_up, self._last, self._submitted, self._asked = False, last, first, first
-        for left in (self._tickets, self._expected, self._read, self._handed, self._told):
+        for left in (self._tickets, self._expected, self._read, self._handed, self._told, self._flying):
             left.clear()
         threads = kernels.get_threads()
         self._thread = threading.Thread(target=self._run, args=(first, threads), name=LANE, daemon=True)
@@ -309,7 +253,8 @@ class _Steps:
                 first = until
                 self._over(until)
         except _GivenUpError:
-            pass
+            for route in self._flying.values():
+                self._exchange.give_up(route)
         except BaseException as error:
             self._failure = error
         with self._changed:
@@ -339,6 +284,7 @@ class _Steps:
             routes = [one.routed.result() for one in (*ticket.beside, ticket)]
         if routes[-1].stop:  # a rank was asked to stop when this batch was routed: it is the last one, on every rank
             self._last = step + 1
+        self._flying[step] = routes[-1]
         for one, route in zip((*ticket.beside, ticket), routes, strict=True):
             found = self._exchange.values(route)
             with self._changed:
@@ -350,7 +296,7 @@ class _Steps:
             raise _GivenUpError
         self._await(lambda: step in self._handed)
         gradients, verdict, lr_scale = self._handed.pop(step)
-        route = self._tickets[step].routed.result()
+        route = self._flying.pop(step)
         told = self._exchange.gradients(route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale)
         with self._changed:
             del self._tickets[step]

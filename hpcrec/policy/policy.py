@@ -34,7 +34,8 @@ class Policy(Protocol):
     Options: ClassVar[type]
     in_flight: int
 
-    def __init__(self, options: Any) -> None: ...
+    def __init__(self, options: Any) -> None:
+        """``options`` are ``Options``."""
 
     def version(self, step: int, since: int) -> int:
         """What ``step``'s lookup reads: never falls, at most ``step``, at least ``since``, the last drain point."""

@@ -37,7 +37,7 @@ class Guard:
     Attributes
     ----------
     skipped, in_a_row : int
-        Steps left out in the run, and by the last steps.
+        Steps left out in the run, and by the last steps; a step that is learned ends the second count.
     """
 
     def __init__(self, main: Collectives, dense: Collectives | None, *, skips: bool, limit: int) -> None:
@@ -60,10 +60,6 @@ class Guard:
         assert self._dense is not None, "only dense ranks have a loss"
         self._flag[0] = not here
         return not self._dense.allreduce(self._flag)[0]
-
-    def learned(self) -> None:
-        """The step was not left out, as every rank knows."""
-        self.in_a_row = 0
 
     def skip(self, found: str | None) -> None:
         """Counts a step that is left out, or raises where it may not be; collective.

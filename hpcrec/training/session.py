@@ -131,9 +131,10 @@ class Session:
                     raise HpcrecError(f"step {step.number} was left without run(), which every rank must call")
                 if ticket.routed.result().stop:
                     self.stopped = self.step < last
-                    return
+                    break
+            pipeline.drain()
         finally:
-            pipeline.give_up()  # what the loop has left, or its last steps
+            pipeline.give_up()  # where the loop was left, perhaps by an error
             tickets.close()
 
     def run_step(self, ticket: Ticket, losses: Losses | None) -> float:
@@ -159,7 +160,7 @@ class Session:
         lr_scale = scale if parts.scale_embeddings else 1.0
         verdict = pipeline.learn(ticket, gradients, verdict, step=step, lr_scale=lr_scale)  # owners are told
         if verdict:
-            self.guard.learned()
+            self.guard.in_a_row = 0
             update_dense(parts, step, scale)
         else:
             if parts.dense is not None:

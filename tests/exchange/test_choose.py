@@ -237,9 +237,9 @@ def test_a_layer_is_folded_where_that_saves_more_than_it_costs(
     assert cheaper == (fewer_elements and folded + owners * longer / 50 < (1 - WORTH) * pooled)
     assert set(choice.forms.values()) == {"partial" if cheaper else "pooled"}
     assert choice.flops == (flops if cheaper else 0)
-    verdicts = 4 * owners  # each is told by one dense rank
-    wanted = (folded if cheaper else pooled) + 2 * item_bytes * elements + verdicts
-    assert sum(choice.predicted.values()) == pytest.approx(wanted)
+    verdicts = 4 * owners  # each is told by a dense rank
+    predicted = (folded if cheaper else pooled) + 2 * item_bytes * elements + verdicts
+    assert sum(choice.predicted.values()) == pytest.approx(predicted)
 
 
 def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:

@@ -238,6 +238,21 @@ def thresholded_step(codec: Thresholded, values: np.ndarray, bytes_R: np.ndarray
     codec.gradients(gradients, bytes_R, bytes_R, 0, kept)
 
 
+def test_steps_in_flight():
+    """What a step keeps from its read to its update is there for each of them; the rest is not."""
+    traffic = HolderTraffic(ids=3000, bags=1000, elements=16_000, id_elements=480, bag_elements=160, kept=900)
+    written = Written(item_bytes=2.0, thresholded=True)
+    both = [
+        rank_memory([], traffic, DENSE, item_bytes=4, ahead=1, shared=0.5, written=written, in_flight=n).terms
+        for n in (1, 3)
+    ]
+    times = {name: both[1][name] / n for name, n in both[0].items() if n}
+    kept = {"vectors", "leaves", "written messages", "chosen elements", "max pooling"}
+    assert all(times[name] == pytest.approx(3, rel=1e-4) for name in kept)
+    assert all(times[name] == 1 for name in set(times) - kept - {"routes", "asking", "batches"})
+    assert 1 < times["routes"] < times["asking"] == pytest.approx(5 / 3) and 1 < times["batches"] < 5 / 3
+
+
 def test_what_max_pooling_adds(tmp_path):
     """On one rank, 4 features of width 32 with one id each, one of them pooled by max."""
     traffic = HolderTraffic(ids=3000, bags=1000, elements=16_000, id_elements=48_000, bag_elements=16_000)

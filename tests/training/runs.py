@@ -85,6 +85,7 @@ def global_batches(session: Session, n: int) -> list[GlobalBatch]:
 def gather_tables(session: Session) -> dict[str, np.ndarray]:
     """Rows of every table, whole, on every rank; each must be held, and copies must agree."""
     parts, mine = session.parts, {}
+    parts.pipeline.settle()
     if parts.store is not None:
         for table in parts.store.tables:
             columns = parts.store.place(table)[1].columns

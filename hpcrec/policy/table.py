@@ -1,0 +1,58 @@
+"""What waits for what under a policy, as a table: docs/architecture.md has it of every policy.
+
+Follows from ``events`` and from how ``pipeline`` runs them. Knows no rows and no ranks, only their roles.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcrec.policy.policy import EVALUATE, LEARN, READ, Event, Policy, events
+
+
+@dataclass(frozen=True)
+class Wait:
+    """An event of step t, the ranks and the thread that it is on, and what these wait for before it."""
+
+    event: str
+    ranks: str
+    thread: str
+    waits_for: tuple[str, ...]
+
+
+def waits(policy: Policy) -> list[Wait]:
+    """Those of a step t far from drain points, in the order of the step."""
+    t = 4 * policy.in_flight
+    order = list(events(policy, 0, 2 * t))
+    evaluated = list(events(policy, 0, 2 * t, lambda step: step == t + 1))
+    inline = policy.in_flight == 1
+    thread, drained = "main" if inline else "steps", "nothing in flight"
+
+    def before(event: Event, order: Sequence[Event] = order) -> str:
+        return _named(order[order.index(event) - 1], t)
+
+    learned = (before((LEARN, t)),) if not inline else ()  # inline, the read before it is what inputs waited for
+    over = _named(evaluated[evaluated.index((EVALUATE, t + 1)) + 1], t)
+    return [
+        Wait("ids t", "all", "routing", ("ids t - 1",)),
+        Wait("read t", "all", thread, ("ids t", before((READ, t)))),
+        Wait("forward, backward t", "dense", "main", ("read t", "dense update t - 1")),
+        Wait("agree t", "dense", "main", ("forward, backward t of all dense ranks",)),
+        Wait("learn t", "dense", thread, ("agree t", *learned)),
+        Wait("learn t", "owners", thread, ("gradients and verdict t of the dense ranks", *learned)),
+        Wait("dense update t", "dense", "main", ("learn t" if inline else "agree t",)),
+        Wait("next step", "only owners", "main", ("learn t",)),
+        Wait("evaluation after t", "all", "main", (before((EVALUATE, t + 1), evaluated), f"and is over before {over}")),
+        Wait("drain point after t", "all", "main", ("learn t", drained, "and is over before read t + 1")),
+    ]
+
+
+def table(policy: Policy) -> str:
+    """The same in Markdown."""
+    rows = [f"| {w.event} | {w.ranks} | {w.thread} | {'; '.join(w.waits_for)} |" for w in waits(policy)]
+    return "\n".join(["| event | ranks | thread | waits for |", "|---|---|---|---|", *rows])
+
+
+def _named(event: Event, t: int) -> str:
+    """An event, its step as a distance from t."""
+    what, step = event
+    return f"{what} t" if step == t else f"{what} t {'+' if step > t else '-'} {abs(step - t)}"

@@ -1,0 +1,319 @@
+"""Policy ``delayed``, a stand-in in these tests: it reads what it says, whatever the ranks' speed, and drains."""
+
+import math
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.cli import train as commands
+from hpcrec.config import Config
+from hpcrec.errors import ConfigError
+from hpcrec.training.session import Session, Step
+from tests.policy.delayed import DelayedReference, put_delayed
+from tests.together import on_every_rank
+from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.training.test_equivalence import covering, roles_for
+from tests.training.test_nonfinite import SKIP, spoil
+
+COMM = MPI.COMM_WORLD
+WAYS = {  # form, model, how tables are placed
+    "pooled": ("pooled", "dlrm", {"user": {"shard": "row"}, "item": {"shard": "table"}}),
+    "pooled, by columns": ("pooled", "deepfm", {"user": {"shard": "column"}, "item": {"shard": "column"}}),
+    "rows": ("rows", "dlrm", {"user": {"shard": "row"}, "item": {"shard": "table"}}),
+    "partial": ("partial", "fm", {"user": {"shard": "table"}, "item": {"shard": "column"}}),
+    "copies": ("pooled", "dcn", {t: {"shard": "replicate"} for t in ("user", "item", "tag")}),
+    "some copies": ("rows", "fm", {"user": {"shard": "replicate"}, "item": {"shard": "row"}}),
+}
+OPTIMIZERS = ("adagrad", "rowwise_adagrad", "adam", "sgd")
+
+
+def config_of(folder: Path, delay: int | None, way: str, optimizer: str = "adagrad", **more: dict[str, Any]) -> Config:
+    """``delay`` None is policy ``sync``."""
+    form, model, tables = WAYS[way]
+    wanted: dict[str, dict[str, Any]] = {
+        "policy": {"name": "sync" if delay is None else f"delayed{delay}"},
+        "model": {"name": model},
+        "exchange": {"form": form},
+        "embedding": {"optimizer": {"name": optimizer, "lr": 0.1}, "share": {"history": "item"}, "tables": tables},
+    }
+    return config_for(folder, **{s: {**wanted.get(s, {}), **more.get(s, {})} for s in {*wanted, *more}})
+
+
+def results(session: Session) -> dict[str, np.ndarray]:
+    """Rows, and dense parameters of the first dense rank."""
+    found, model = gather_tables(session), session.model
+    dense = None if model is None else {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+    return {**found, **COMM.bcast(dense, root=session.topology.dense[0])}
+
+
+def trained(config: Config, before: Callable[[Session, Step], None] = lambda session, step: None) -> dict[str, Any]:
+    with open_session(config) as session:
+        losses = []
+        for step in session.steps():
+            before(session, step)
+            losses.append(step.run())
+        return {**results(session), "losses": np.array(COMM.allgather(losses))}
+
+
+def same_bits(found: dict[str, Any], expected: dict[str, Any], about: Any = "") -> None:
+    with on_every_rank():
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            assert np.array_equal(found[name], values, equal_nan=True), (about, name)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("delay", [1, 2])
+def test_equals_one_process_that_does_the_same(delay: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, delay)
+    cases = covering(roles_for(COMM.size), tuple(WAYS), OPTIMIZERS)
+    for roles, way, optimizer in cases if delay == 1 else cases[:: 2 * COMM.size]:
+        about = {"topology": roles, "checkpoint": {"every": 5}, "train": {"steps": 9}}
+        config = config_of(folder, delay, way, optimizer, **about)
+        with open_session(config) as session:
+            reference = reference_for(session, config)
+            delayed = DelayedReference(reference, delay, drains=(5,))
+            batches = global_batches(session, 9)
+            for step in session.steps():
+                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+                assert abs(loss - delayed.step(batches[step.number])) < 1e-12, (roles, way, optimizer, step.number)
+            found = results(session)
+        with on_every_rank():
+            for name in reference.tables:
+                np.testing.assert_allclose(found[name], reference.rows(name), rtol=0, atol=1e-12, err_msg=name)
+            for name, p in reference.module.named_parameters():
+                np.testing.assert_allclose(found[name], p.detach().numpy(), rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_delay_0_is_sync_and_delay_1_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 0, 1)
+    for roles, way in zip(roles_for(COMM.size), ("pooled", "rows", "partial", "copies", "some copies"), strict=False):
+        expected = trained(config_of(folder, None, way, topology=roles))
+        same_bits(trained(config_of(folder, 0, way, topology=roles)), expected, roles)
+        delayed = trained(config_of(folder, 1, way, topology=roles))
+        assert not np.array_equal(delayed["user"], expected["user"])
+
+
+def slowly(most_s: float) -> Callable[[Session, Step], None]:
+    """Waits before each step, read and update, as long as chance has it on this rank."""
+    chance = random.Random()
+
+    def waiting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*given: Any, **named: Any) -> Any:
+            time.sleep(chance.uniform(0, most_s))
+            return call(*given, **named)
+
+        return wait
+
+    def before(session: Session, step: Step) -> None:
+        exchange = session.parts.pipeline.exchange
+        if step.number == 0:
+            for name in ("values", "gradients", "route"):
+                monkeypatched = waiting(getattr(exchange, name))
+                setattr(exchange, name, monkeypatched)
+        time.sleep(chance.uniform(0, most_s))
+
+    return before
+
+
+CODECS: dict[str, dict[str, Any]] = {
+    "float64": {},
+    "fp16": {"exchange": {"codec": "fp16"}, "train": {"dtype": "float32"}},
+    "dct": {
+        "exchange": {"codec": "dct", "dct": {"density": 0.4, "threshold": "feature", "every": 2}},
+        "train": {"dtype": "float32"},
+    },
+}
+
+
+def check_speeds(folder: Path, repeats: int, most_s: float) -> None:
+    for number, (codec, more) in enumerate(CODECS.items()):
+        for roles in roles_for(COMM.size)[:2]:
+            way = ("pooled", "partial")[number % 2]
+            config = config_of(folder, 1, way, topology=roles, **more)
+            expected = trained(config)
+            for _ in range(repeats):
+                same_bits(trained(config, slowly(most_s)), expected, (codec, roles))
+
+
+@pytest.mark.parallel([2, 3])
+def test_ranks_of_any_speed_give_the_same_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 1)
+    check_speeds(folder, 2, 0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parallel([2, 4])
+def test_ranks_of_any_speed_give_the_same_bits_often(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 1)
+    check_speeds(folder, 20, 0.05)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_interrupted_at_a_drain_point_is_uninterrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 2)
+    ways = (("rows", {}), ("pooled", CODECS["dct"]), ("partial", {}), ("copies", {}))
+    for roles, (way, more) in zip(roles_for(COMM.size), ways, strict=False):
+        more = {**more, "topology": roles, "checkpoint": {"every": 4}, "train": {**more.get("train", {}), "steps": 9}}
+        config = config_of(folder, 2, way, run={"folder": str(folder / way)}, **more)
+        expected = trained(config)
+        expected.pop("losses")
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+                if session.step == 4:
+                    state.save(session, Path(config.run.folder), {})
+                    break
+        with open_session(config) as session:
+            last = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
+            state.load(session, last, resume=True)
+            for step in session.steps():
+                step.run()
+            same_bits(results(session), expected, roles)
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_a_signal_drains_where_it_comes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 1)
+    for roles in roles_for(COMM.size):
+        config = config_of(folder, 1, "pooled", topology=roles, train={"steps": 11})
+        with open_session(config) as session:
+            for step in session.steps():
+                if step.number == 3 and session.topology.rank == COMM.size - 1:
+                    session.parts.signal.requested = True
+                step.run()
+            stopped = session.step
+            assert session.stopped and 5 <= stopped <= 7
+            found = results(session)
+            session.parts.signal.requested = False
+            session.stopped = False
+            for step in session.steps():
+                step.run()
+            resumed = results(session)
+        config = config_of(folder, 1, "pooled", topology=roles, train={"steps": 11}, checkpoint={"every": stopped})
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+                if session.step == stopped:
+                    same_bits(results(session), found, roles)
+            same_bits(results(session), resumed, roles)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_evaluations_change_no_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the configuration has, which have their place, and those of a user's own loop."""
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 1)
+    for roles, way in zip(roles_for(COMM.size), ("pooled", "copies", "partial", "rows", "some copies"), strict=False):
+        more = {"topology": roles, "train": {"steps": 23}, "data": {"validation": str(folder / "data.h5")}}
+        more["checkpoint"] = {"keep_best": False}
+        expected = trained(config_of(folder, 1, way, **more))
+        for every, at in ((10, 10), (0, 7)):
+            seen = []
+
+            def evaluate(session: Session, step: Step, at: int = at, seen: list[Any] = seen) -> None:
+                if step.number and step.number % at == 0:
+                    tables = gather_tables(session)
+                    seen.append((step.number, session.evaluate("validation")["logloss"], tables["user"].sum()))
+
+            more["train"] = {"steps": 23, "eval_every": every}
+            same_bits(trained(config_of(folder, 1, way, **more), evaluate), expected, (roles, way, every))
+            assert len(seen) == 22 // at
+
+
+@pytest.mark.parallel([2, 3])
+def test_whole_runs_with_and_without_evaluations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 1)
+    for roles in roles_for(COMM.size)[:2]:
+        found = []
+        for name, every, best in (("never", 0, False), ("often", 5, False), ("best", 5, True)):
+            run = str(folder / f"{roles['mode']}-{name}")
+            more: dict[str, Any] = {"topology": roles, "run": {"folder": run}, "checkpoint": {"keep_best": best}}
+            more["train"] = {"steps": 18, "eval_every": every, "log_every": 4}
+            more["data"] = {"validation": str(folder / "data.h5")}
+            config = config_of(folder, 1, "pooled", **more)
+            assert commands.train(config) == 0
+            with open_session(config) as session:
+                state.load(session, find_checkpoint(Path(run), "last", session.parts.world.main), resume=True)
+                assert session.step == 18
+                found.append(results(session))
+        same_bits(found[1], found[0], roles)
+        assert not np.array_equal(found[2]["user"], found[0]["user"])  # its evaluations are drain points
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_a_step_left_out_changes_nothing_and_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 1)
+    for roles in roles_for(COMM.size):
+        for way in ("pooled", "partial", "copies"):
+            config = config_of(folder, 1, way, "adagrad", topology=roles, train={**SKIP, "steps": 7})
+            with open_session(config) as session:
+                reference = reference_for(session, config)
+                delayed, batches = DelayedReference(reference, 1), global_batches(session, 7)
+                for step in session.steps():
+                    left_out = step.number in (2, 3)
+                    if left_out:
+                        spoil(session, step)
+                    loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+                    expected = delayed.step(batches[step.number], left_out=left_out)
+                    with on_every_rank():
+                        assert math.isnan(loss) if left_out else abs(loss - expected) < 1e-12, (roles, step.number)
+                        assert session.guard.in_a_row == (step.number - 1 if left_out else 0)
+                found = results(session)
+            with on_every_rank():
+                for name in reference.tables:
+                    np.testing.assert_allclose(found[name], reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
+
+
+@pytest.mark.parallel([1])  # of several ranks another may wait for one that has failed, as ever
+def test_an_error_on_the_thread_is_raised_by_the_next_call(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 1)
+    with open_session(config_of(folder, 1, "pooled")) as session:
+        exchange = session.parts.pipeline.exchange
+        gradients = exchange.gradients
+
+        def failing(route: Any, found: Any, *, step: int, **named: Any) -> bool:
+            if step == 3:
+                raise torch.OutOfMemoryError("no room")
+            return bool(gradients(route, found, step=step, **named))
+
+        exchange.gradients = failing
+        with pytest.raises(torch.OutOfMemoryError, match="no room"):
+            for step in session.steps():
+                step.run()
+        assert 3 <= session.step + 1 <= 4
+        session.parts.pipeline._steps = None  # so that it can be closed
+
+
+@pytest.mark.parallel([1, 2])
+def test_what_does_not_go_with_steps_in_flight_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 1)
+    sections = {
+        "model": {"name": "wide_deep", "options": {"hidden": [2, 3]}},
+        "exchange": {"form": "partial"},
+        "embedding": {"tables": {t: {"shard": "table"} for t in ("user", "item", "tag")}},
+    }
+    with pytest.raises(ConfigError, match=r"policy.name is 'delayed1'.*dense parameters are always current"):
+        open_session(config_for(folder, policy={"name": "delayed1"}, **sections))
+    open_session(config_for(folder, policy={"name": "sync"}, **sections)).close()

@@ -1,0 +1,92 @@
+"""The order of events that follows from a policy, drain points, and the table of what waits for what."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcrec.config import validate
+from hpcrec.errors import ConfigError
+from hpcrec.policy import POLICIES
+from hpcrec.policy.policy import EVALUATE, LEARN, READ, Points, events
+from hpcrec.policy.table import table, waits
+from tests.policy.delayed import Delayed, DelayedOptions
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
+
+
+def delayed(delay: int) -> Delayed:
+    return Delayed(DelayedOptions(delay=delay))
+
+
+@pytest.mark.parametrize("policy", [*(make(make.Options()) for make in POLICIES.values()), *map(delayed, range(4))])
+def test_each_step_is_read_at_its_version_and_learned_once(policy) -> None:
+    for first, last in ((0, 9), (4, 5), (7, 7), (3, 12)):
+        learned, flying, read = first, 0, []
+        for event, step in events(policy, first, last):
+            if event == READ:
+                assert learned == policy.version(step, first), "it sees the updates of the steps before its version"
+                read.append(step)
+                flying += 1
+                assert flying <= policy.in_flight
+            else:
+                assert (event, step) == (LEARN, learned) and step in read
+                learned, flying = learned + 1, flying - 1
+        assert read == list(range(first, last)) and learned == last
+
+
+def test_an_evaluation_comes_after_an_update_and_before_the_next_read() -> None:
+    order = list(events(delayed(2), 0, 6, lambda step: step % 2 == 0))
+    assert order[:5] == [(READ, 0), (READ, 1), (READ, 2), (LEARN, 0), (READ, 3)]
+    for step in (2, 4):
+        at = order.index((EVALUATE, step))
+        assert order[at - 1] == (LEARN, step - 1)
+        assert order[at + 1] == ((READ, step + 2) if step + 2 < 6 else (LEARN, step))
+    assert [o for o in order if o[0] == EVALUATE] == [(EVALUATE, 2), (EVALUATE, 4)]  # at 0 and 6 nothing is in flight
+
+
+def test_a_policy_that_answers_what_it_may_not_is_found() -> None:
+    policy = delayed(1)
+    policy.in_flight = 1
+    with pytest.raises(AssertionError, match="may answer"):
+        list(events(policy, 0, 4))
+    policy.version = lambda step, since: step + 1
+    with pytest.raises(AssertionError, match="may answer"):
+        list(events(policy, 0, 4))
+
+
+def test_a_policy_may_give_its_own_events() -> None:
+    class Parted(Delayed):
+        def events(self, first, last, evaluated):
+            yield from (("early", first), ("late", last))
+
+    assert list(events(Parted(DelayedOptions()), 2, 5)) == [("early", 2), ("late", 5)]
+
+
+def test_drain_points_are_a_function_of_the_step() -> None:
+    points = Points(drains=(4, 0, 6), evaluations=(3,))
+    assert [points.next_drain(step, 20) for step in (0, 3, 4, 5, 6, 12, 19)] == [4, 4, 6, 6, 8, 16, 20]
+    assert Points().next_drain(3, 8) == 8
+    assert [step for step in range(1, 10) if points.evaluated(step)] == [3, 6, 9]
+
+
+def test_a_policy_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.name is 'psync'\. Allowed: 'sync'"):
+        validate({"data": {"train": "x"}, "run": {"folder": "y"}, "policy": {"name": "psync"}}, "test")
+
+
+def test_the_page_has_the_table_of_every_policy() -> None:
+    """``docs/architecture.md`` has between its markers what this gives."""
+    parts = [f"`{name}`:\n\n{table(make(make.Options()))}" for name, make in POLICIES.items()]
+    expected = "<!-- waits -->\n" + "\n\n".join(parts) + "\n<!-- /waits -->"
+    found = PAGE.read_text()
+    found = found[found.index("<!-- waits -->") : found.index("<!-- /waits -->") + len("<!-- /waits -->")]
+    assert found == expected, f"to be put there:\n{expected}"
+
+
+def test_what_overlaps_is_seen_in_the_table() -> None:
+    by_event = {(w.event, w.ranks): w for w in waits(delayed(1))}
+    assert by_event["read t", "all"].thread == "steps"
+    assert by_event["read t", "all"].waits_for == ("ids t", "learn t - 2")
+    assert by_event["learn t", "owners"].waits_for[1] == "read t + 1"
+    assert by_event["dense update t", "dense"].waits_for == ("agree t",)
+    assert by_event["evaluation after t", "all"].waits_for == ("learn t", "and is over before read t + 2")
