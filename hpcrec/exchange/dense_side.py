@@ -19,7 +19,7 @@ from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
 from hpcrec.exchange.bags import Requests, Splitter, cumulative
-from hpcrec.exchange.columns import Column
+from hpcrec.exchange.columns import Column, Dealt
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout, LeafGroup, Partial
 from hpcrec.exchange.moves import CopyMove, Crossing, MaxMove, Move, PartialMove, PoolMove
@@ -106,6 +106,45 @@ class _Streams:
     begins_S: Ints  # the first stream of the same owner
 
 
+@dataclass(frozen=True)
+class _Pool:
+    """Bundles with their tables whose rows are pooled alike on this rank, one after the other.
+
+    ``block`` is that of the copies; -1: rows come. ``widths``: streams of each width that crosses, and the part that
+    each is of. ``features`` and ``places`` are those of all parts, with their lookups' places in the leaf.
+    """
+
+    group: int
+    block: int
+    largest: bool
+    parts: list[tuple[int, str]]
+    widths: dict[int, tuple[Ints, Ints]]
+    features: list[str]
+    places: list[int]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One batch: its columns, what each form has dealt, and where vectors lie in the messages."""
+
+    columns: Mapping[str, Column]
+    dealt: Sequence[tuple[Dealt, Ints | None]]
+    requests: Requests
+    first_E: Ints
+    value_S: Ints
+    gradient_S: Ints
+    n_samples: int
+    tables_of: int
+    train: bool
+
+    def vectors(self, streams: Ints, entry: Ints) -> tuple[Ints, Ints, Ints]:
+        """Of the vectors of these streams, one after the other: the stream, the bag, and how many came before."""
+        bags = self.requests.bags_E[entry]
+        ends = np.cumsum(bags)
+        before = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - bags, bags)
+        return np.repeat(streams, bags), self.requests.bag[np.repeat(self.first_E[entry], bags) + before], before
+
+
 class DenseSide:
     """A dense rank's.
 
@@ -180,13 +219,10 @@ class DenseSide:
         begins: Ints = np.searchsorted(of[0], of[0]).astype(np.int64)
         return _Streams(*of[:3], of[3].astype(bool), *of[4:], tuple(tables), begins)  # type: ignore[call-arg, arg-type]
 
-    def _kinds(self) -> tuple[dict[tuple[int, int, str], Ints], dict[tuple[int, int, bool], list[tuple[int, str]]]]:
-        """Streams whose vectors are moved alike: by leaf group, width and how parts of a bag meet.
-
-        And bundles with their tables whose rows are pooled alike: by leaf group, block of copies (-1: rows that come),
-        and whether by max.
-        """
+    def _kinds(self) -> tuple[dict[tuple[int, int, str], Ints], list[_Pool]]:
+        """Streams whose vectors are moved alike: by leaf group, width and how parts of a bag meet; and pools."""
         s, layout = self._streams, self._layout
+        part_S = self._splitter.entries.part_E[s.entry_S]
         copies: dict[tuple[int, int, str], list[int]] = {}
         for i, b in enumerate(s.bundle_S.tolist()):
             form = self._splitter.forms[b]
@@ -204,12 +240,26 @@ class DenseSide:
                     block = found[0]
                 key = layout.place[form.features[0], table][0], block, layout.pooling[form.features[0]] == "max"
                 pools.setdefault(key, []).append((b, table))
-        part_S = self._splitter.entries.part_E[s.entry_S]
         in_order = {  # parts of a bag meet in the order of the parts
             key: np.array(sorted(some, key=lambda i: (s.bundle_S[i], part_S[i])), np.int64)
             for key, some in copies.items()
         }
-        return in_order, pools
+        return in_order, [self._pool(*key, parts) for key, parts in pools.items()]
+
+    def _pool(self, group: int, block: int, largest: bool, parts: list[tuple[int, str]]) -> _Pool:
+        number, s = {part: i for i, part in enumerate(parts)}, self._streams
+        part_S = np.array(
+            [number.get((b, t), -1) for b, t in zip(s.bundle_S.tolist(), s.tables, strict=True)], np.int64
+        )
+        widths = {}
+        for width in np.unique(s.width_S[part_S >= 0]).tolist():
+            streams = np.flatnonzero((part_S >= 0) & (s.width_S == width))
+            widths[width] = streams, part_S[streams]
+        forms = [self._splitter.forms[b] for b, _ in parts]
+        features = [f for form in forms for f in form.features]
+        named = zip(parts, forms, strict=True)
+        places = [self._layout.place[f, table][1] for (_, table), form in named for f in form.features]
+        return _Pool(group, block, largest, parts, widths, features, places)
 
     def ask(
         self, bags: Bags, n_samples: int, room: Room | None, *, train: bool, tables_of: int = 0
@@ -245,17 +295,8 @@ class DenseSide:
             message, id_bytes_R = self._written(requests, room)
         value_S, gradient_S, value_R, gradient_R, partials, inside_N = self._places(requests, n_samples)
         first_E = cumulative(requests.bags_E)
-        moves: list[Move] = self._copy_moves(columns, requests, first_E, value_S, gradient_S, n_samples, train=train)
-        index = [of for _, of in dealt]
-        unique = [len(of.rows) for of, _ in dealt]
-        rows = [of.rows for of, _ in dealt]
-        for key, parts in self._pools.items():
-            moves.append(
-                self._pool_move(
-                    key, parts, columns, requests, first_E, value_S, gradient_S, index, unique, rows, tables_of,
-                    train=train,
-                )
-            )  # fmt: skip
+        step = _Step(columns, dealt, requests, first_E, value_S, gradient_S, n_samples, tables_of, train)
+        moves: list[Move] = [*self._copy_moves(step), *(self._pool_move(step, pool) for pool in self._pools)]
         groups = self._layout.groups
         n_written = [sum(m.written for m in moves if m.group == g) for g in range(len(groups))]
         filled = [n == n_samples * len(g.lookups) * g.width for n, g in zip(n_written, groups, strict=True)]
@@ -309,103 +350,50 @@ class DenseSide:
         value_S, gradient_S = value_at[s.owner_S] + inside_S, gradient_at[s.owner_S] + inside_S
         return value_S, gradient_S, value_R, gradient_R, partials, inside_N
 
-    def _copy_moves(
-        self,
-        columns: Mapping[str, Column],
-        requests: Requests,
-        first_E: Ints,
-        value_S: Ints,
-        gradient_S: Ints,
-        n_samples: int,
-        *,
-        train: bool,
-    ) -> list[Move]:
+    def _copy_moves(self, step: _Step) -> list[Move]:
         """Of vectors of bags: one move for all streams that are moved alike."""
         s, moves = self._streams, list[Move]()
-        scales = [form.scale(columns) for form in self._splitter.forms]
+        scales = [form.scale(step.columns) for form in self._splitter.forms]
         for (group, width, meets), streams in self._copies.items():
-            entry = s.entry_S[streams]
-            bags = requests.bags_E[entry]
-            of_V, j = np.repeat(streams, bags), _counted(bags)
-            sample = requests.bag[np.repeat(first_E[entry], bags) + j]
+            of_V, sample, before = step.vectors(streams, s.entry_S[streams])
             leaf = self._layout.groups[group]
             leaf_start = (sample * len(leaf.lookups) + s.place_S[of_V]) * leaf.width + s.column_S[of_V]
-            value_start, gradient_start = value_S[of_V] + j * width, gradient_S[of_V] + j * width
+            value_start, gradient_start = (at[of_V] + before * width for at in (step.value_S, step.gradient_S))
             scale = None
             if any(scales[b] is not None for b in set(s.bundle_S[streams].tolist())):
-                one = np.ones(n_samples, self._dtype)
+                one = np.ones(step.n_samples, self._dtype)
                 by_bundle = np.stack([one if scale_B is None else scale_B for scale_B in scales])
                 scale = by_bundle[s.bundle_S[of_V], sample]
             if meets == "max":
-                meet = kernels.group(leaf_start)  # stable: the parts of a bag stay in the order of their owners
-                winners = np.empty((len(meet.unique), width), np.int32) if train else None
+                meet = kernels.group(leaf_start)  # stable: the parts of a bag stay in their order
+                winners = np.empty((len(meet.unique), width), np.int32) if step.train else None
                 starts = value_start[meet.order], gradient_start[meet.order]
                 moves.append(MaxMove(group, width, *starts, meet.segments, meet.unique, winners))
             else:
                 moves.append(CopyMove(group, width, meets == "add", value_start, gradient_start, leaf_start, scale))
         return moves
 
-    def _pool_move(
-        self,
-        key: tuple[int, int, bool],
-        parts: Sequence[tuple[int, str]],
-        columns: Mapping[str, Column],
-        requests: Requests,
-        first_E: Ints,
-        value_S: Ints,
-        gradient_S: Ints,
-        index: Sequence[Ints | None],
-        unique: Sequence[int],
-        rows: Sequence[Ints],
-        tables_of: int,
-        *,
-        train: bool,
-    ) -> PoolMove:
-        """Of rows that come, or are here: those of several bundles and tables, one after the other."""
-        group, block, largest = key
-        leaf, s = self._layout.groups[group], self._streams
-        base = cumulative(np.array([unique[b] for b, _ in parts], np.int64))
-        forms = [self._splitter.forms[b] for b, _ in parts]
-        mine = [[columns[f] for f in form.features] for form in forms]
+    def _pool_move(self, step: _Step, pool: _Pool) -> PoolMove:
+        """Of rows that come, or are here."""
+        leaf, s, dealt = self._layout.groups[pool.group], self._streams, step.dealt
+        base = cumulative(np.array([len(dealt[b][0].rows) for b, _ in pool.parts], np.int64))
         crossings = []
-        for (b, table), first in zip(parts, base.tolist(), strict=False):
-            streams = np.array([i for i, t in enumerate(s.tables) if t == table and s.bundle_S[i] == b], np.int64)
-            for width in np.unique(s.width_S[streams]).tolist():
-                alike = streams[s.width_S[streams] == width]
-                entry = s.entry_S[alike]
-                bags = requests.bags_E[entry]
-                of_V, j = np.repeat(alike, bags), _counted(bags)
-                row = requests.bag[np.repeat(first_E[entry], bags) + j]
-                crossings.append(
-                    Crossing(
-                        width=width,
-                        value_start=None if block >= 0 else value_S[of_V] + j * width,
-                        gradient_start=gradient_S[of_V] + j * width,
-                        row_start=(first + row) * leaf.width + s.column_S[of_V],
-                    )
-                )
-        index_K = np.concatenate([_whole(index[b]) + at for (b, _), at in zip(parts, base.tolist(), strict=False)])
-        every = [c for some in mine for c in some]
-        lengths = [c.lengths for c in every]
-        offsets = cumulative(np.concatenate(lengths))
+        for width, (streams, part) in pool.widths.items():
+            entry = s.entry_S[streams]
+            of_V, row, before = step.vectors(streams, entry)
+            row += np.repeat(base[part], step.requests.bags_E[entry])
+            value_start = None if pool.block >= 0 else step.value_S[of_V] + before * width
+            row_start = row * leaf.width + s.column_S[of_V]
+            crossings.append(Crossing(width, value_start, step.gradient_S[of_V] + before * width, row_start))
+        index = [(dealt[b][1], first) for (b, _), first in zip(pool.parts, base.tolist(), strict=False)]
+        index_K = np.concatenate([at + first for at, first in index if at is not None])
+        every = [step.columns[f] for f in pool.features]
+        offsets = cumulative(np.concatenate([c.lengths for c in every]))
         weights = filled([c.weights for c in every], [len(c.rows) for c in every], self._dtype)
-        samples = np.arange(len(lengths[0]), dtype=np.int64)
-        places = [
-            self._layout.place[f, table][1]
-            for (_, table), form in zip(parts, forms, strict=True)
-            for f in form.features
-        ]
-        row_of, table_rows = None, None
-        if block >= 0:
-            assert self._replicas is not None
-            table_rows = self._replicas.copies(block)
-            bases = [self._replicas.place(name_in(tables_of, table)) for _, table in parts]
-            row_of = np.concatenate(
-                [rows[b] + (found[1].base if found else 0) for (b, _), found in zip(parts, bases, strict=True)]
-            )
-        by_bag = weights is None and not largest
+        samples, by_bag = np.arange(step.n_samples), weights is None and not pool.largest
+        table_rows, row_of = self._copies_of(step, pool)
         return PoolMove(
-            group=group,
+            group=pool.group,
             width=leaf.width,
             table_rows=table_rows,
             row_of=row_of,
@@ -413,13 +401,25 @@ class DenseSide:
             crossings=crossings,
             index=index_K,
             offsets=offsets,
-            leaf_start=np.concatenate([(samples * len(leaf.lookups) + p) * leaf.width for p in places]),
+            leaf_start=np.concatenate([(samples * len(leaf.lookups) + p) * leaf.width for p in pool.places]),
             weights=weights,
-            scale=filled([c.scale for c in every], [len(n) for n in lengths], self._dtype),
-            grouping=kernels.group(index_K, offsets if by_bag else None) if train else None,
-            largest=largest,
-            winners=np.empty((len(offsets) - 1, leaf.width), np.int32) if train and largest else None,
+            scale=filled([c.scale for c in every], [len(c.lengths) for c in every], self._dtype),
+            grouping=kernels.group(index_K, offsets if by_bag else None) if step.train else None,
+            largest=pool.largest,
+            winners=np.empty((len(offsets) - 1, leaf.width), np.int32) if step.train and pool.largest else None,
         )
+
+    def _copies_of(self, step: _Step, pool: _Pool) -> tuple[Floats | None, Ints | None]:
+        """The copies that a pool reads, and the row there of each distinct row; None of rows that come."""
+        if pool.block < 0:
+            return None, None
+        assert self._replicas is not None
+        rows = []
+        for b, table in pool.parts:
+            found = self._replicas.place(name_in(step.tables_of, table))
+            assert found is not None, "every dense rank has every replicated table"
+            rows.append(step.dealt[b][0].rows + found[1].base)
+        return self._replicas.copies(pool.block), np.concatenate(rows)
 
 
 def filled(parts: Sequence[Floats | None], lengths: Sequence[int], dtype: np.dtype) -> Floats | None:
@@ -427,14 +427,3 @@ def filled(parts: Sequence[Floats | None], lengths: Sequence[int], dtype: np.dty
     if all(p is None for p in parts):
         return None
     return np.concatenate([np.ones(n, dtype) if p is None else p for p, n in zip(parts, lengths, strict=True)])
-
-
-def _counted(bags: Ints) -> Ints:
-    """0, 1, ... for each of these numbers of bags, one after the other."""
-    ends = np.cumsum(bags)
-    return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - bags, bags)
-
-
-def _whole(index: Ints | None) -> Ints:
-    assert index is not None, "of a form that pools"
-    return index

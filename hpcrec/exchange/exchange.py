@@ -232,8 +232,8 @@ class Exchange:
 
     def give_up(self, route: Route) -> None:
         """Of a step whose values were sent no gradients come any more."""
-        if self._holder is not None and route.served is not None:
-            self._holder.release(route.served)
+        if self._owner_side is not None and route.served is not None:
+            self._owner_side.release(route.served)
 
     def close(self) -> None:
         """No step comes any more."""

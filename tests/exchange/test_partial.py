@@ -17,6 +17,7 @@ from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.reduction import Reduction
+from hpcrec.exchange.verdict import tellers
 from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Batch, Lookup
 from tests.exchange.messages import message_bytes
@@ -243,6 +244,7 @@ def test_ledger_equals_the_formula(batch: int) -> None:
         topology = world.topology
         layout = run(world, operators, "table", "partial", "sgd", batch)[3]
         cuts = np.linspace(0, batch, len(topology.dense) + 1).astype(int)
+        told = tellers(layout.legs, topology.owners, topology.dense)
         expected = {"ids": 0, "values": 0, "gradients": 0}
         for step, (d, rank) in itertools.product(range(STEPS), enumerate(topology.dense)):
             ids, _ = global_batch(step, batch)
@@ -261,7 +263,7 @@ def test_ledger_equals_the_formula(batch: int) -> None:
                 elements = n * ((WIDTH + 1 if features else 0) + (1 if has_wide else 0))
                 expected["ids"] += unit(id_bytes)
                 expected["values"] += unit(8 * elements)
-                expected["gradients"] += unit(8 * elements)
+                expected["gradients"] += unit(8 * (elements + (told[holder] == rank)))
         counted = {tag: sum(n.values()) for tag, n in describe(world.total_wire_bytes()).items()}
         assert {tag: counted[tag] for tag in expected} == expected, mode
         world.close()
