@@ -17,6 +17,7 @@ from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.reduction import Reduction
+from hpcrec.exchange.verdict import tellers
 from hpcrec.exchange.wire import entry_bytes
 from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Batch, Lookup
@@ -245,6 +246,7 @@ def test_ledger_equals_the_formula(batch: int) -> None:
         layout = run(world, operators, "table", "partial", "sgd", batch)[3]
         cuts = np.linspace(0, batch, len(topology.dense) + 1).astype(int)
         expected = {"ids": 0, "values": 0, "gradients": 0}
+        teller = tellers(layout.legs, topology.owners, topology.dense)
         for step, (d, rank) in itertools.product(range(STEPS), enumerate(topology.dense)):
             ids, _ = global_batch(step, batch)
             mine = {f: bags[cuts[d] : cuts[d + 1]] for f, bags in ids.items()}
@@ -262,7 +264,7 @@ def test_ledger_equals_the_formula(batch: int) -> None:
                 elements = n * ((WIDTH + 1 if features else 0) + (1 if has_wide else 0))
                 expected["ids"] += unit(id_bytes)
                 expected["values"] += unit(8 * elements)
-                expected["gradients"] += unit(8 * elements)
+                expected["gradients"] += unit(8 * (elements + (teller.get(holder) == rank)))
         counted = {tag: sum(n.values()) for tag, n in describe(world.total_wire_bytes()).items()}
         assert {tag: counted[tag] for tag in expected} == expected, mode
         world.close()

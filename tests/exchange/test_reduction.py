@@ -21,6 +21,7 @@ from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.reduction import ROUND_BYTES, SAME_HOST_PRICE, WAYS, Reduction, reduction_for
+from hpcrec.exchange.verdict import tellers
 from hpcrec.operators import FM2, Operator, WideSum
 from hpcrec.types import Feature, Lookup, TableSpec
 from tests.exchange.test_exchange import STEPS, layouts_of
@@ -128,12 +129,15 @@ def test_ledger_equals_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
             dense = world.topology.dense
             layout = run(world, SETS[name], "table", "partial", "sgd", 13, way=way)[3]
             samples = dict(zip(dense, np.diff(np.linspace(0, 13, len(dense) + 1).astype(int)).tolist(), strict=True))
-            reduction, expected = Reduction(layout, dense, hosts, way), np.zeros(2, int)
-            for messages in by_message(reduction, layout, samples):
-                for (sender, receiver), elements in messages.items():
-                    expected[int(hosts[sender] != hosts[receiver])] += STEPS * -(-8 * elements // 64) * 64
+            reduction, expected = Reduction(layout, dense, hosts, way), np.zeros((2, 2), int)
+            of_dense, *among = by_message(reduction, layout, samples)[::-1]
+            told = {(h, d): 1 for h, d in tellers(layout.legs, world.topology.owners, dense).items() if h != d}
+            back = {pair: of_dense.get(pair, 0) + told.get(pair, 0) for pair in {**of_dense, **told}}
+            for tag, phase in enumerate(([of_dense, *among], [back, *among])):
+                for (sender, receiver), elements in (item for messages in phase for item in messages.items()):
+                    expected[tag, int(hosts[sender] != hosts[receiver])] += STEPS * -(-8 * elements // 64) * 64
             counted = dict(zip(TAGS, world.total_wire_bytes().tolist(), strict=True))
-            assert counted["values"] == counted["gradients"] == expected.tolist(), (hosts, roles, name, way)
+            assert [counted["values"], counted["gradients"]] == expected.tolist(), (hosts, roles, name, way)
 
 
 def by_message(reduction: Reduction, layout: Layout, samples: dict[int, int]) -> list[dict[tuple[int, int], int]]:
