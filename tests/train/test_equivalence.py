@@ -76,8 +76,8 @@ def covering(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def shared_out(cases: Sequence[Any]) -> Sequence[Any]:
-    """Those of this number of ranks: each case runs on one of 1 to 4."""
-    return cases[MPI.COMM_WORLD.size - 1 :: 4]
+    """Those of this number of ranks: each case runs on one of 1 to 4, and each of them has one."""
+    return cases[(MPI.COMM_WORLD.size - 1) % len(cases) :: 4]
 
 
 def covering_roles(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -85,10 +85,12 @@ def covering_roles(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
     Each case runs on one number of ranks that can have its roles; those with the same roles take turns.
     """
-    mine, turns = [], [itertools.cycle(n for n in range(1, 5) if len(roles_for(n)) > at) for at in range(5)]
+    mine, sizes = [], [[n for n in range(1, 5) if len(roles_for(n)) > at] for at in range(5)]
+    turns = [itertools.cycle(those) for those in sizes]
     for at, *rest in covering(tuple(range(5)), *axes):
         if next(turns[at]) == MPI.COMM_WORLD.size:
             mine.append((roles_for(MPI.COMM_WORLD.size)[at], *rest))
+    assert mine
     return mine
 
 
