@@ -70,7 +70,7 @@ def measured(config: Path, owners: int, placement: str) -> dict[str, Any]:
 def write_data(path: Path) -> None:
     """Samples whose ids are power-law distributed; id 0 is the most frequent."""
     from hpcrec.data.layout import Column, Columns
-    from hpcrec.data.writer import Writer
+    from hpcrec.preparation.writer import Writer
     from hpcrec.types import Feature
 
     rng = np.random.default_rng(1)

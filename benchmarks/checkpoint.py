@@ -20,7 +20,7 @@ import numpy as np
 from _report import ROOT, claim, finish, hpcrec, options, spread
 
 from hpcrec.data.layout import Column, Columns
-from hpcrec.data.writer import Writer
+from hpcrec.preparation.writer import Writer
 from hpcrec.types import Feature
 
 WIDTH, SAMPLES, BATCH = 32, 1 << 18, 2048

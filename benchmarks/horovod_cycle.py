@@ -63,7 +63,7 @@ def measured(ranks: int, quick: bool) -> list[dict[str, Any]]:
 
 def launched(ranks: int, cycle_ms: float, quick: bool) -> dict[str, float]:
     """What one launch measures."""
-    start = "import os, sys; from hpcrec.launch import run_command; sys.exit(run_command(int(sys.argv[1]), \
+    start = "import os, sys; from hpcrec.launcher.mpirun import run_command; sys.exit(run_command(int(sys.argv[1]), \
 sys.argv[2:], environment=os.environ, threads=1, program=(sys.executable,)))"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"

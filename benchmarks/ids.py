@@ -2,9 +2,9 @@
 
     python benchmarks/ids.py [--quick] [--threads N] [--ids N] [--json FILE]
 
-The owner is what a run has: a ``RowStore`` with one dynamic family, whose rows are the store's arenas; a step is what
+The owner is what a run has: a ``MemoryStore`` with one dynamic family and its rows; a step is what
 ``RowFinder`` does with the ids of its messages, which are not made here: distinct ids, ``DynamicRows.admit``, and
-``RowStore.start_rows`` for new ones. 50 million ids from the whole of 64 bits (``--ids`` says another number;
+``MemoryStore.start_rows`` for new ones. 50 million ids from the whole of 64 bits (``--ids`` says another number;
 ``--quick``: 4 million) come in batches of 131,072 that are all new, get rows of 16 elements made from the id, and the
 state of row-wise Adagrad.
 
@@ -37,7 +37,7 @@ from _report import available_bytes, claim, finish, options
 
 from hpcrec import kernels
 from hpcrec.embedding.shards import Family
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.types import Dynamic, OptimizerSpec, TableSpec
 
 BATCH = 1 << 17
@@ -69,7 +69,7 @@ class Owner:
             holders=(0,),
             dynamic=rules,
         )
-        self.store = RowStore({"t": table}, [family], rank=0, seed=SEED, dtype=np.dtype(np.float32))
+        self.store = MemoryStore({"t": table}, [family], rank=0, seed=SEED, dtype=np.dtype(np.float32))
         self.held = self.store.dynamic["t"]
 
     def admit(self, unique: np.ndarray) -> np.ndarray:

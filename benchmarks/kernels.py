@@ -59,7 +59,7 @@ QUICK = Size(table_bytes=512 * MiB, n_ids=500_000, n_rounds=9)
 
 
 class Step:
-    """One arena and one step's ids: pooled gather, and ids to updated rows."""
+    """One block and one step's ids: pooled gather, and ids to updated rows."""
 
     def __init__(self, rows: np.ndarray, index: np.ndarray, bag: int, places: np.ndarray | None = None) -> None:
         self.rows, self.index, self.width = rows, index, rows.shape[1]
@@ -161,7 +161,7 @@ def limit_claims(size: Size, limits: Limits, rows: Rows) -> Iterator[dict[str, A
 
 
 def step_of(workload: Workload) -> Step:
-    """A workload's tables one after the other in an arena; vectors in an array [batch, tables x width]."""
+    """A workload's tables one after the other in a block; vectors in an array [batch, tables x width]."""
     bases = np.cumsum([0, *workload.rows[:-1]])
     index = (workload.ids() + bases[:, None, None]).reshape(-1)
     return Step(filled((sum(workload.rows), workload.width)), index, workload.pooling, workload.places())

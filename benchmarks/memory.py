@@ -82,7 +82,7 @@ def measured(total_bytes: int, *, save: bool) -> list[dict[str, Any]]:
 def write_data(path: Path, rows: int) -> None:
     """A small data set over large tables."""
     from hpcrec.data.layout import Column, Columns
-    from hpcrec.data.writer import Writer
+    from hpcrec.preparation.writer import Writer
     from hpcrec.types import Feature
 
     rng = np.random.default_rng(1)
@@ -96,11 +96,11 @@ def write_data(path: Path, rows: int) -> None:
 
 def worker(config_file: Path, save: bool) -> None:
     """One rank: trains, saves if asked, and hands in what it held."""
-    from hpcrec.build import open_session
-    from hpcrec.build_memory import predict_memory
+    from hpcrec.build.memory import predict_memory
+    from hpcrec.build.session import open_session
+    from hpcrec.checkpoint import state
     from hpcrec.config import load_config
-    from hpcrec.train import state
-    from hpcrec.train.telemetry import peak_rss_bytes
+    from hpcrec.training.telemetry import peak_rss_bytes
 
     config = load_config(config_file)
     with open_session(config) as session:

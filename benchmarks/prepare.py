@@ -27,7 +27,7 @@ MB = 1e6
 LINES = 100_000  # that differ: more than an HDF5 chunk, so that nothing repeats within one
 HPCREC = """
 import sys, time
-from hpcrec.data.convert import Split, prepare_criteo
+from hpcrec.preparation.convert import Split, prepare_criteo
 wall, cpu = time.perf_counter(), time.process_time()
 found = prepare_criteo([sys.argv[1]], sys.argv[2], split=Split("hash", (0.9, 0.0, 0.1)), piece_bytes=64 << 20)
 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -35,7 +35,7 @@ wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
 TWO_RANKS = """
 import os, sys, time
 from hpcrec.comm.everyone import everyone
-from hpcrec.data.convert import Split, prepare_criteo
+from hpcrec.preparation.convert import Split, prepare_criteo
 ranks = everyone(os.environ)
 ranks.barrier()
 wall, cpu = time.perf_counter(), time.process_time()

@@ -20,7 +20,7 @@ from _report import ROOT, claim, finish, hpcrec, options, spread
 
 from hpcrec.data import gather
 from hpcrec.data.reader import DataSet
-from hpcrec.data.writer import Writer
+from hpcrec.preparation.writer import Writer
 
 FOLDS = 5
 LR = [

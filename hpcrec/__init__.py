@@ -7,19 +7,19 @@ does the rest. Imports nothing until asked, so that metrics, data and configurat
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcrec.build import open_session
-    from hpcrec.train.session import Session
+    from hpcrec.build.session import open_session
+    from hpcrec.training.session import Session
 
 __all__ = ["Session", "open_session"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "open_session":
-        from hpcrec.build import open_session
+        from hpcrec.build.session import open_session
 
         return open_session
     if name == "Session":
-        from hpcrec.train.session import Session
+        from hpcrec.training.session import Session
 
         return Session
     raise AttributeError(f"module 'hpcrec' has no attribute {name!r}")

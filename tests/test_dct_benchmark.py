@@ -11,7 +11,7 @@ from hpcrec.dense.dct_choose import choose
 from hpcrec.dense.dct_parts import Part, Segment
 from hpcrec.dense.residuals import Piece
 from hpcrec.types import Floats
-from tests.train.runs import write_data
+from tests.training.runs import write_data
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS)]

@@ -9,7 +9,7 @@ from pytest_mpi import parallel_assert
 
 import hpcrec
 from hpcrec.comm.ledger import TAGS
-from tests.train.runs import BATCH, write_data
+from tests.training.runs import BATCH, write_data
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "on_ranks")]

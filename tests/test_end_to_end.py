@@ -14,8 +14,8 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from hpcrec.data.reader import DataSet
-from hpcrec.train.telemetry import SUMMARY_KEYS, read_metrics
-from tests.train.runs import write_data
+from hpcrec.training.telemetry import SUMMARY_KEYS, read_metrics
+from tests.training.runs import write_data
 
 ROOT = Path(__file__).resolve().parent.parent
 HPCREC = [sys.executable, "-m", "hpcrec"]

@@ -37,7 +37,7 @@ BLOCKED_IMPORT = """
 """
 
 
-@pytest.mark.parametrize("module", ["hpcrec", "hpcrec.train.metrics", "hpcrec.data", "hpcrec.config"])
+@pytest.mark.parametrize("module", ["hpcrec", "hpcrec.training.metrics", "hpcrec.data", "hpcrec.config"])
 def test_imports_without_horovod_and_cuda(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(BLOCKED_IMPORT), module],

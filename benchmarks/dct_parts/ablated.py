@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from mpi4py import MPI
 
-from hpcrec.cli import main
+from hpcrec.cli.main import main
 from hpcrec.dense import dct
 from hpcrec.dense.dct_choose import Chosen, kept_of
 from hpcrec.dense.dct_parts import Part, Segment

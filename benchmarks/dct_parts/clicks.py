@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from hpcrec.data import layout
-from hpcrec.data.synthetic import BLOCK_SAMPLES, SyntheticSpec, Teacher, auc
-from hpcrec.data.writer import Writer
+from hpcrec.preparation.synthetic import BLOCK_SAMPLES, SyntheticSpec, Teacher, auc
+from hpcrec.preparation.writer import Writer
 
 SEED = 0
 TEST_BLOCKS = 16  # 1,048,576 samples

@@ -16,7 +16,7 @@ from _report import hpcrec
 from speed_parts import hpcrec_data
 
 from hpcrec.data.reader import DataSet
-from hpcrec.data.writer import Writer
+from hpcrec.preparation.writer import Writer
 
 SEED, BATCH = 1, 4096
 FILES = {"movielens": "ml1m_pairs_934k.csv.gz", "criteo": "criteo_kaggle_sample.tsv.gz"}

@@ -1,6 +1,6 @@
 """A step of the embeddings of W1 and W2 beside torch's own tables on the same GPU. One part for each workload.
 
-Batch 65,536, tables and ids as ``_workloads.py`` has them (drawn on the device). The step is ids to rows of one arena,
+Batch 65,536, tables and ids as ``_workloads.py`` has them (drawn on the device). The step is ids to rows of one block,
 pooled gather, group, and the optimizer's step by gradients that are given. torch has an ``EmbeddingBag(sparse=True)``
 for each table, whose outputs are joined as ours lie, and ``torch.optim.Adagrad``; ours is Adagrad too in the case that
 is claimed, and row-wise Adagrad, which torch has not, in another. ``gpu.step.*``: torch's time over ours.
@@ -31,7 +31,7 @@ GOAL = ">= 5"
 
 
 class Ours:
-    """All tables in an arena."""
+    """All tables in a block."""
 
     def __init__(self, machine: Machine, workload: Workload, tables: list[torch.Tensor], spec: OptimizerSpec) -> None:
         self._machine, self._spec = machine, spec

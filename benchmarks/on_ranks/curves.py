@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import hpcrec
-from hpcrec.train.session import Session
+from hpcrec.training.session import Session
 from hpcrec.types import Floats
 
 STOPPED = 75  # exit code of ranks that were asked to stop

@@ -24,7 +24,7 @@ from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.start import start
 from hpcrec.comm.world import World
-from hpcrec.train.session import Session
+from hpcrec.training.session import Session
 from hpcrec.types import Ints
 
 ROUNDS = 10  # of messages sent again
@@ -128,9 +128,7 @@ def sent_again(session: Session, bytes_RTR: Ints) -> float:
     return float(np.median(taken_s))
 
 
-def pairs(
-    config: str, settings: Sequence[str], variants: Mapping[str, Sequence[str]], n_pairs: int, steps: int
-) -> Any:
+def pairs(config: str, settings: Sequence[str], variants: Mapping[str, Sequence[str]], n_pairs: int, steps: int) -> Any:
     """Runs at once that take turns: mean seconds of a step of each in each of ``n_pairs`` turns, and of set-up.
 
     ``variants`` are the settings in which they differ, by name. A turn is one step that is not timed, in which what

@@ -22,13 +22,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpcrec.build import open_session
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.checkpoint.saver import Saver
 from hpcrec.comm.collectives import Collectives
 from hpcrec.config import load_config
-from hpcrec.train import state
-from hpcrec.train.checkpoint import find_checkpoint
-from hpcrec.train.saver import Saver
-from hpcrec.train.session import Session
+from hpcrec.training.session import Session
 
 _PIECE_BYTES = 16 << 20
 _SAMPLE_S = 0.05

@@ -6,7 +6,7 @@ import numpy as np
 from speed_parts import workload
 
 from hpcrec.data.layout import Column, Columns
-from hpcrec.data.writer import Writer
+from hpcrec.preparation.writer import Writer
 from hpcrec.types import Feature
 
 

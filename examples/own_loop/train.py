@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import hpcrec
 from hpcrec.comm.start import start
-from hpcrec.train.parts import Samples
+from hpcrec.training.parts import Samples
 
 
 def main(config: str, *overrides: str) -> None:

@@ -3,7 +3,7 @@
 Knows roles and hosts; does not know what crosses. Horovod is given the dense communicator by ``dense``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -46,6 +46,8 @@ class World:
         Of dense ranks, whose number is a multiple of it.
     own_tables : bool
         Whether each group has embedding tables of its own.
+    lanes : sequence of str
+        Threads that need all ranks' collectives of their own, by name; see ``lane``.
 
     Attributes
     ----------
@@ -78,6 +80,7 @@ class World:
         windows: bool = True,
         groups: int = 1,
         own_tables: bool = False,
+        lanes: Sequence[str] = (),
     ) -> None:
         self._closed = False
         comm = MPI.COMM_WORLD if comm is None else comm
@@ -102,6 +105,8 @@ class World:
         )
         assert main is not None and route is not None
         self.main, self.route = main, route
+        self._lanes = {name: self._part(comm, name, members["main"], windows=windows) for name in lanes}
+        members |= dict.fromkeys(lanes, members["main"])
         self.aside = self._beside(comm, members) if self.threads_may_communicate else None
         self.host_owners = self._per_host(comm, owners, members, windows=windows)
         self.group, self.across = self._grouped(comm, members) if groups > 1 else (self.dense, None)
@@ -148,6 +153,12 @@ class World:
         if not inside or not isinstance(part, MPI.Intracomm):
             return None
         return Collectives(part, ranks, self.ledger, self.progress.lane(name, ranks), windows=windows)
+
+    def lane(self, name: str) -> Collectives:
+        """All ranks: the collectives of the thread of that name, which must not mix with others'."""
+        lane = self._lanes[name]
+        assert lane is not None, "every rank is in it"
+        return lane
 
     @property
     def threads_may_communicate(self) -> bool:
@@ -199,7 +210,8 @@ class World:
         if self._watch is not None:
             self._watch.close()
         group = self.group if self.topology.groups > 1 else None
-        for part in (self.across, group, self.host_owners, self.dense, self.owners, self.route, self.main):
+        roles = self.across, group, self.host_owners, self.dense, self.owners
+        for part in (*roles, *self._lanes.values(), self.route, self.main):
             if part is not None:
                 part.close()
         if self.aside is not None:

@@ -1,1 +1,1 @@
-"""Data sets: the HDF5 schema with its reader and writer, converters, the global order and the loader."""
+"""Data sets: the HDF5 files with their reader, the global order and the loader: what training reads."""

@@ -13,7 +13,7 @@ torch and the ranks; does not know what is computed with a slice, nor who chose 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,29 +46,30 @@ class Slices:
         All ranks.
     wholes : mapping of str to nn.Parameter
         Parameters that may be away, by name; the same on every rank.
+    away : tuple of str
+        Those that are not trained on dense ranks; the same on every rank.
+    own : mapping of str to Slice
+        This rank's, which have their values already.
     optimizer_for : callable
         Named parameters -> their optimizer.
 
     Attributes
     ----------
-    away : tuple of str
-        Parameters that are not trained on dense ranks now; the same on every rank.
-    own : dict of str to Slice
-        This rank's.
+    wholes, away, own
+        As given.
     """
 
     def __init__(
         self,
         ranks: Collectives,
         wholes: Mapping[str, nn.Parameter],
+        away: tuple[str, ...],
+        own: Mapping[str, Slice],
         optimizer_for: Callable[[Named], torch.optim.Optimizer],
     ) -> None:
-        self.wholes = dict(wholes)
-        self.away: tuple[str, ...] = ()
-        self.own: dict[str, Slice] = {}
+        self.wholes, self.away, self.own = dict(wholes), away, dict(own)
         self._ranks = ranks
-        self._optimizer_for = optimizer_for
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizer = optimizer_for(self._named) if self._named else None
 
     @property
     def _named(self) -> Named:
@@ -77,26 +78,12 @@ class Slices:
 
     # Where they are.
 
-    def place(self, own: Mapping[str, Slice], away: Sequence[str], state: State) -> None:
-        """Takes other slices, which have their values already; ``state`` is that of whole parameters."""
-        self.own, self.away = dict(own), tuple(away)
-        self._optimizer = self._optimizer_for(self._named) if self._named else None
-        self._take_state(state)
-
-    def gather(self, here: State | None = None) -> State:
-        """Brings whole parameters up to date on every rank; collective. Returns their optimizer state by name.
-
-        Parameters
-        ----------
-        here : mapping, optional
-            State of parameters that are trained on dense ranks, on one of these: they are handed to every rank too.
-        """
+    def gather(self) -> State:
+        """Brings whole parameters up to date on every rank; collective. Returns their optimizer state by name."""
         mine: list[tuple[str, int, int, dict[str, Any]]] = []
         state = {} if self._optimizer is None else optimizer_state(self._optimizer, self._named)
         for name, own in self.own.items():
             mine.append((name, own.start, own.stop, {"": _out(own.part), **_all_out(state.get(name, {}))}))
-        for name, values in (here or {}).items():
-            mine.append((name, 0, len(self.wholes[name]), {"": _out(self.wholes[name]), **_all_out(values)}))
         found: State = {}
         for name, start, stop, values in (item for items in self._ranks.allgather(mine) for item in items):
             whole = self.wholes[name]
@@ -123,9 +110,6 @@ class Slices:
             for name, own in self.own.items():
                 self.wholes[name].copy_(values[name])
                 own.part.copy_(values[name][own.start : own.stop])
-        self._take_state(state)
-
-    def _take_state(self, state: State) -> None:
         if self._optimizer is None:
             return
         cut: State = {}

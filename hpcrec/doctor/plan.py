@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcrec.build_memory import memory_lines, predict_memory, topology_of
+from hpcrec.build.memory import memory_lines, predict_memory, topology_of
 from hpcrec.config import Config
 from hpcrec.data.reader import DataSet
 from hpcrec.doctor.base import Finding, Site, fail, odd_ones, ok, warn

@@ -10,7 +10,7 @@ import torch
 
 from hpcrec.doctor.base import Finding, Site, fail, odd_ones, ok, text_of, warn
 from hpcrec.kernels import native
-from hpcrec.train import telemetry
+from hpcrec.training import telemetry
 
 _TASKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _MUST_AGREE = ("hpcrec", "torch", "numpy", "mpi4py", "h5py", "horovod", "python", "mpi_library")

@@ -1,6 +1,6 @@
 """Checks of disks against what a run asks of them: of the run's folder, of node-local scratch, of the data set.
 
-How speeds are measured is in ``disk``; what a run asks for, in ``build_needs``.
+How speeds are measured is in ``disk``; what a run asks for, in ``build.needs``.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcrec.build_needs import DiskNeeds, disk_needs
+from hpcrec.build.needs import DiskNeeds, disk_needs
 from hpcrec.data.index import open_files
 from hpcrec.doctor.base import Finding, Site, fail, ok, warn
 from hpcrec.doctor.disk import IN_MEMORY, Extent, Nothing, Read, Speed, Written, file_system, share_bytes, timed

@@ -30,6 +30,8 @@ class DynamicFigures:
         Ids that were given a row, and that lost it.
     refused : int
         Ids that a training step asked for and that got no row in it, counted once a step.
+    dropped : int
+        Gradients of rows that were given to another id before they came.
     map_bytes : int
         Memory of the maps.
     """
@@ -39,6 +41,7 @@ class DynamicFigures:
     admitted: int
     evicted: int
     refused: int
+    dropped: int
     map_bytes: int
 
 
@@ -55,7 +58,7 @@ class DynamicRows:
     ----------
     spare : int
         A row behind those that are given: zeros, which ids without a row are answered with.
-    refused : int
+    refused, dropped : int
         See ``DynamicFigures``.
     """
 
@@ -63,7 +66,7 @@ class DynamicRows:
         self.family = family
         self.number = number
         self.spare = family.part_rows(number)
-        self.refused = 0
+        self.refused = self.dropped = 0
         self._map = self._new()
 
     def _new(self) -> kernels.IdMap:
@@ -113,6 +116,7 @@ class DynamicRows:
             admitted=rows + evicted,
             evicted=evicted,
             refused=self.refused,
+            dropped=self.dropped,
             map_bytes=self._map.n_bytes,
         )
 

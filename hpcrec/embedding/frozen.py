@@ -74,7 +74,7 @@ class _File:
 
 
 class FrozenRows:
-    """Of one arena. ``keep`` is the step's thread's, ``take`` another one's; each row is taken once.
+    """Of one block. ``keep`` is the step's thread's, ``take`` another one's; each row is taken once.
 
     Parameters
     ----------

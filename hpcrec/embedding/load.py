@@ -41,18 +41,10 @@ class Load:
         """Adds to ``work`` what this thread has computed since its ``time.thread_time()`` was ``began_s``."""
         self.seconds[work] += time.thread_time() - began_s
 
-    def figures(self, rows: int, n_bytes: int) -> dict[str, float]:
-        """What summary.json says of one owner: what it holds, and means over training steps.
-
-        Parameters
-        ----------
-        rows, n_bytes : int
-            Rows that it holds, and their bytes with optimizer state.
-        """
+    def figures(self) -> dict[str, float]:
+        """What summary.json says of one owner's work: means over training steps."""
         steps = max(self.steps, 1)
         return {
-            "rows": rows,
-            "bytes": n_bytes,
             "lookups_per_step": self.lookups / steps,
             "distinct_per_step": self.distinct / steps,
             **{f"{work}_ms": 1e3 * seconds / steps for work, seconds in self.seconds.items()},
@@ -60,7 +52,7 @@ class Load:
 
 
 def imbalance(owners: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The most of any owner divided by the mean over owners, of what ``Load.figures`` gives for each.
+    """The most of any owner divided by the mean over owners, of what is said of each in summary.json.
 
     ``time`` is gather and update. 1 is even, and also where there is nothing to share.
     """

@@ -5,7 +5,6 @@ import math
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.cache import RowCache
 from hpcrec.errors import ConfigError
 from hpcrec.types import Floats, OptimizerSpec
 
@@ -20,23 +19,11 @@ def bytes_of(n_rows: int, width: int, spec: OptimizerSpec, dtype: np.dtype) -> i
     return sum(math.prod(shape) for shape in shapes) * np.dtype(dtype).itemsize
 
 
-def cache_for(device: kernels.Device, rows: Floats, states: dict[str, Floats], n_bytes: int) -> RowCache:
-    """A cache of rows that takes so many bytes, or as few as it can.
-
-    Raises
-    ------
-    ConfigError
-        The device has not so much memory.
-    """
-    a_row = sum(array[:1].nbytes for array in (rows, *states.values())) + _MAP_BYTES_A_SLOT
-    slots = min(n_bytes // a_row // kernels.WAYS, -(-len(rows) // kernels.WAYS)) * kernels.WAYS
-    try:
-        return RowCache(device, rows, states, max(slots, kernels.WAYS))
-    except MemoryError as error:
-        raise ConfigError(
-            f"store.memory_bytes asks for a cache of {slots} rows, which this rank's GPU has no memory for: "
-            f"{error}. Lower it."
-        ) from None
+def slots_for(n_rows: int, n_bytes: int, cache_bytes: int) -> int:
+    """Slots of a cache that takes so many bytes, or as few as it can, of rows that all take ``n_bytes``."""
+    a_row = n_bytes // n_rows + _MAP_BYTES_A_SLOT
+    slots = min(cache_bytes // a_row // kernels.WAYS, -(-n_rows // kernels.WAYS)) * kernels.WAYS
+    return max(slots, kernels.WAYS)
 
 
 def fresh_room(

@@ -1,27 +1,32 @@
-"""Rows in memory, the host's or a device's: the arenas that a rank holds, their first values, export and load.
+"""What a store is: one rank's rows and their optimizer state, read and changed by step.
 
-Parts of tables with equal width and optimizer lie in one *arena*, so that a step touches each arena with one kernel
-call, however many tables there are. Rows of dynamic tables have arenas of their own, which take memory as rows come
-into use. Knows rows and optimizer state; does not know who asks for them.
+Rows of equal width and optimizer lie in one block (``embedding.blocks``), so that a step is one gather and one update a
+block. What all stores share is here: first values, ids of dynamic tables, export, load, what changed. Where rows lie
+and what a step does with them is for ``embedding.stores``. Knows rows; does not know who asks for them.
 """
 
-import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.arena import BLOCK_ROWS, Arena, Mask, Part, Picked, parts_of
-from hpcrec.embedding.cache import CacheCounts
+from hpcrec.embedding.asked import Asked
+from hpcrec.embedding.blocks import Block, Part, blocks_of
 from hpcrec.embedding.dynamic import DynamicRows
-from hpcrec.embedding.room import bytes_of, cache_for, fresh_room, spare_room
+from hpcrec.embedding.held_rows import HeldRows, Mask, Picked
+from hpcrec.embedding.room import fresh_room, spare_room
 from hpcrec.embedding.shards import Family, table_seed
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 from hpcrec.units import MiB
 
+BLOCK_ROWS = 1 << 13  # rows made at once: bounds the memory beside the rows, and stays in a cache
 KEPT_BYTES = 32 * MiB  # of rows that change while they are exported, before a file takes them; thrice that for a moment
+
+# Column-sharded row-wise Adagrad needs squared norms over all columns: own norms [U] by table -> the sums by table.
+NormSum = Callable[[dict[str, Floats]], dict[str, Floats]]
 
 
 def row_states(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
@@ -29,8 +34,101 @@ def row_states(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
     return kernels.state_shapes(spec, 1, 1)
 
 
+class Store(Protocol):
+    """One rank's rows and their state, by step.
+
+    A step is any number that the caller gives it, each once. For each step that is learned from: ``prefetch`` when its
+    rows are known, ``gather``, ``learn``, ``release``; for one that is only read, or left out, ``learn`` is missing.
+    Several steps may be between ``gather`` and ``release``. ``find`` comes before: rows of dynamic tables are given in
+    the order of its calls. One call at a time of ``gather``, ``learn``, ``release`` and a ``find`` that admits;
+    ``prefetch`` may come from another thread. A step's arrays are the device's, where there is one.
+    """
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """Geometry of the rows."""
+
+    @property
+    def device(self) -> kernels.Device | None:
+        """In whose memory a step's rows are; None: the host's."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of rows."""
+
+    @property
+    def dynamic(self) -> Mapping[str, DynamicRows]:
+        """By family: which ids have rows."""
+
+    @property
+    def tables(self) -> Sequence[str]:
+        """Tables that this rank holds a part of."""
+
+    def place(self, table: str) -> tuple[int, Part] | None:
+        """Number of the block that holds part of a table, and the part; None where this rank holds none of it."""
+
+    def part(self, table: str) -> Part | None:
+        """The part alone."""
+
+    def copies(self, block: int) -> Floats:
+        """Rows of a block of copies, to be read between ``learn`` and the next."""
+
+    def find(self, family: str, ids: Ints, *, admit: bool) -> Ints:
+        """Rows [K] in the part of a dynamic family; with ``admit`` ids without a row may get one."""
+
+    def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
+        """A step that will be gathered, in the order of these calls, and its rows by block; a hint."""
+
+    def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
+        """Pooled vectors of all bags, to where they lie in ``values``."""
+
+    def learn(
+        self, step: int, asked: Sequence[Asked], gradients: Floats, norms: NormSum, *, number: int, lr_scale: float
+    ) -> None:
+        """Gradients summed by row in the order of bags; each row steps once.
+
+        Parameters
+        ----------
+        gradients : float, flat
+            With room behind them, as ``Maxima.behind`` says.
+        norms : callable
+            Called once, whatever the blocks.
+        number : int
+            Global step, from 1.
+        lr_scale : float
+            What the schedule multiplies each table's learning rate by.
+        """
+
+    def release(self, step: int) -> None:
+        """The step is over, learned or not."""
+
+    def export(self, table: str, picked: Picked = None) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
+        """Ids, rows and states of this rank's part of a table, in pieces; all of them, or those that were picked."""
+
+    def load(self, table: str, ids: Ints, rows: Floats, states: Mapping[str, Floats], columns: tuple[int, int]) -> int:
+        """Takes over those of ids and columns that this rank holds; returns how many values."""
+
+    def freeze(self, tables: Mapping[str, Picked], spill: Path) -> None:
+        """Until ``thaw``, each row that is picked is exported once, as it is now, on another thread."""
+
+    def thaw(self) -> None:
+        """Ends it."""
+
+    def track(self) -> None:
+        """From now on it is known which rows of declared tables change."""
+
+    def changed(self, table: str) -> Mask:
+        """Which rows of this rank's part of ``table`` have changed since ``track``."""
+
+    def figures(self) -> dict[str, float]:
+        """What ``summary.json`` says of it: rows in use and their bytes, and what else it counts."""
+
+    def close(self) -> None:
+        """No step comes any more."""
+
+
 class RowStore:
-    """The arenas that one rank holds.
+    """What all stores share: rows of every block in arrays, of whatever memory ``_room`` gives.
 
     Parameters
     ----------
@@ -43,14 +141,12 @@ class RowStore:
         The run's seed; rows start from (seed, table, id) alone, never from the rank or the order of arrival.
     dtype : numpy float type
     device : Device, optional
-        In whose memory rows and states are; default: the host's.
-    room_bytes : int, optional
-        Of the device's memory, for them. Where they take more, they are the host's and cached there, but for copies.
+        In whose memory a step's arrays are; default: the host's.
 
     Attributes
     ----------
-    device : Device or None
-    arenas : list of Arena
+    held : list of HeldRows
+        By block.
     dynamic : dict of str to DynamicRows
         By family: which ids have rows.
     """
@@ -64,61 +160,42 @@ class RowStore:
         seed: int,
         dtype: np.dtype,
         device: kernels.Device | None = None,
-        room_bytes: int | None = None,
     ) -> None:
         self.dtype = np.dtype(dtype)
         self.device = device
-        self.arenas: list[Arena] = []
-        self.dynamic: dict[str, DynamicRows] = {}
+        self.dynamic: dict[str, DynamicRows] = {
+            family.name: DynamicRows(family, family.holders.index(rank))
+            for family in families
+            if family.dynamic is not None
+        }
         self._starts = {name: (table.init_scale, table.init_decay) for name, table in tables.items()}
         self._seed = seed
-        for family in families:
-            if family.dynamic is not None:
-                self.dynamic[family.name] = DynamicRows(family, family.holders.index(rank))
-        plans = parts_of(tables, families, rank)
-        own = [(parts[-1].end, width, spec) for (width, _, spec, kind), parts in plans.items() if kind != "replicate"]
-        own_bytes = sum(bytes_of(*shape, self.dtype) for shape in own)
-        cached = device is not None and room_bytes is not None and own_bytes > room_bytes
-        for (width, total_width, spec, kind), parts in plans.items():
-            shape = parts[-1].end, width, spec
-            where = None if cached and kind != "replicate" else device
-            build = self._reserve if kind == "dynamic" else self._build
-            arena = build(parts, width, total_width, spec, where)
-            if where is not device:
-                assert device is not None and room_bytes is not None, "it is cached"
-                its_bytes = room_bytes * bytes_of(*shape, self.dtype) // own_bytes
-                arena.cache = cache_for(device, arena.rows, arena.states, its_bytes)
-                arena.cache.will_change = arena.will_change
-            self.arenas.append(arena)
-        self._where = {p.table: (arena, p) for arena in self.arenas for p in arena.parts}
+        self.blocks: tuple[Block, ...] = tuple(blocks_of(tables, families, rank))
+        self.held = [self._made(block) for block in self.blocks]
+        self._where = {p.table: (b, p) for b, block in enumerate(self.blocks) for p in block.parts}
 
-    @classmethod
-    def joined(cls, base: "RowStore | None", copies: "RowStore | None", copied: Collection[str]) -> "RowStore | None":
-        """``base``, but of the tables ``copied`` it has those in ``copies``, or none; rows are shared with both.
+    def _memory_of(self, block: Block) -> kernels.Device | None:  # noqa: ARG002
+        """Where rows of a block lie; None: in the host's memory."""
+        return self.device
 
-        Rows of these tables in ``base`` stay in memory and are not reached.
-        """
-        stores = [store for store in (base, copies) if store is not None]
-        if not stores:
-            return None
-        out = copy.copy(stores[0])
-        out.arenas = [arena for store in stores for arena in store.arenas]
-        own = {} if base is None else {table: at for table, at in base._where.items() if table not in copied}
-        out._where = {**own, **({} if copies is None else copies._where)}
-        return out
+    def _room(self, block: Block) -> tuple[Floats, dict[str, Floats]]:
+        """Memory for the rows of a block and their states: of dynamic tables zeros, of others whatever is in it."""
+        device = self._memory_of(block)
+        if block.kind == "dynamic":
+            tables = ", ".join(part.table for part in block.parts)
+            return spare_room(tables, block.rows, block.width, block.spec, self.dtype, device)
+        return fresh_room(block.rows, block.width, block.spec, self.dtype, device)
 
-    def _build(
-        self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec, device: kernels.Device | None
-    ) -> Arena:
-        n_rows = parts[-1].end
-        rows, states = fresh_room(n_rows, width, spec, self.dtype, device)
-        for part in parts:
+    def _made(self, block: Block) -> HeldRows:
+        rows, states = self._room(block)
+        device = self._memory_of(block)
+        for part in block.parts if block.kind != "dynamic" else ():
             for start in range(0, part.rows, BLOCK_ROWS):
                 stop = min(start + BLOCK_ROWS, part.rows)
                 rows[part.base + start : part.base + stop] = self._initial(
                     part, part.ids(np.arange(start, stop)), device
                 )
-        return Arena(width=width, total_width=total_width, spec=spec, rows=rows, states=states, parts=parts)
+        return HeldRows(block, rows, states)
 
     def _initial(self, part: Part, ids: Ints, device: kernels.Device | None = None) -> Floats:
         """First values; computed where rows are, but for those that decay by column."""
@@ -136,14 +213,28 @@ class RowStore:
             rows *= (np.arange(start + 1, stop + 1) ** -decay).astype(self.dtype)  # may be 0; its inverse overflow
         return rows
 
+    # Where a row may be beside ``held``: in a cache.
+
+    def _settled(self, block: int) -> None:
+        """What ``held`` has of a block is as it should be."""
+
+    def _cleared(self, block: int) -> None:
+        """All rows of a block are about to be set anew in ``held``."""
+
+    def _refreshed(self, block: int, rows: Ints) -> None:
+        """These rows were."""
+
     # Dynamic tables.
 
-    def _reserve(
-        self, parts: list[Part], width: int, total_width: int, spec: OptimizerSpec, device: kernels.Device | None
-    ) -> Arena:
-        tables = ", ".join(part.table for part in parts)
-        rows, states = spare_room(tables, parts[-1].end, width, spec, self.dtype, device)
-        return Arena(width=width, total_width=total_width, spec=spec, rows=rows, states=states, parts=parts)
+    def find(self, family: str, ids: Ints, *, admit: bool) -> Ints:
+        """See ``Store``."""
+        held = self.dynamic[family]
+        if not admit:
+            return held.find(ids)
+        unique, place = kernels.dedup(ids)
+        rows, fresh = held.admit(unique)
+        self.start_rows(family, rows[fresh], unique[fresh])
+        return rows[place]
 
     def start_rows(self, family: str, rows: Ints, ids: Ints) -> None:
         """Makes rows of a dynamic family's tables what those of new ids start from, with fresh optimizer state.
@@ -153,97 +244,101 @@ class RowStore:
         rows, ids : int64 [M]
             Row numbers in the part, and to which ids they were given.
         """
-        for arena, part in self._parts_of(family):
+        for b, part in self._parts_of(family):
             for first in range(0, len(rows), BLOCK_ROWS):
                 where = rows[first : first + BLOCK_ROWS] + part.base
                 fresh = self._initial(part, ids[first : first + BLOCK_ROWS])
-                arena.put(where, fresh, kernels.state_values(arena.spec))
+                self._put(b, where, fresh, kernels.state_values(self.blocks[b].spec))
 
     def clear_spares(self) -> None:
         """Makes the spare rows zeros again, whatever gradients they were given."""
-        for family, held in self.dynamic.items():
-            for arena, part in self._parts_of(family):
-                arena.put(np.array([part.base + held.spare]), 0.0, dict.fromkeys(arena.states, 0.0))
+        for family, rows in self.dynamic.items():
+            for b, part in self._parts_of(family):
+                self._put(b, np.array([part.base + rows.spare]), 0.0, dict.fromkeys(self.held[b].states, 0.0))
 
-    def _parts_of(self, family: str) -> list[tuple[Arena, Part]]:
+    def _put(self, block: int, where: Ints, rows: Floats | float, states: Mapping[str, float]) -> None:
+        self.held[block].put(where, rows, states)
+        self._refreshed(block, where)
+
+    def _parts_of(self, family: str) -> list[tuple[int, Part]]:
         return [self._where[table] for table in self.dynamic[family].family.tables]
 
-    def find(self, table: str) -> tuple[int, Part] | None:
-        """Number of the arena that holds part of ``table``, and the part; None where this rank holds none of it."""
-        if table not in self._where:
-            return None
-        arena, part = self._where[table]
-        return self.arenas.index(arena), part
+    # What there is.
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Tables that this rank holds a part of."""
+        """See ``Store``."""
         return tuple(self._where)
 
-    @property
-    def rows_in_use(self) -> int:
-        """Rows of all tables, copies included; of dynamic ones those that ids have."""
-        return sum(self._in_use(part) for arena in self.arenas for part in arena.parts)
+    def place(self, table: str) -> tuple[int, Part] | None:
+        """See ``Store``."""
+        return self._where.get(table)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Rows in use and optimizer state, and which ids have them."""
-        maps = sum(held.figures().map_bytes for held in self.dynamic.values())
-        return maps + sum(
-            self._in_use(part) * sum(x[:1].nbytes for x in (arena.rows, *arena.states.values()))
-            for arena in self.arenas
-            for part in arena.parts
-        )
+    def part(self, table: str) -> Part | None:
+        """See ``Store``."""
+        found = self.place(table)
+        return None if found is None else found[1]
 
-    @property
-    def cache_counts(self) -> CacheCounts | None:
-        """What steps asked of the caches; None where there is none."""
-        caches = [arena.cache.counts for arena in self.arenas if arena.cache is not None]
-        return sum(caches, start=CacheCounts()) if caches else None
+    def copies(self, block: int) -> Floats:
+        """See ``Store``."""
+        assert self.blocks[block].kind == "replicate", "rows of others are the store's own"
+        return self.held[block].rows
 
-    def _in_use(self, part: Part) -> int:
-        return part.rows if part.family.dynamic is None else len(self.dynamic[part.family.name])
+    def figures(self) -> dict[str, float]:
+        """See ``Store``: rows in use (of dynamic tables those that ids have), bytes with states and maps of ids."""
+        rows, n_bytes = 0, sum(rows.figures().map_bytes for rows in self.dynamic.values())
+        for block, held in zip(self.blocks, self.held, strict=True):
+            a_row = sum(x[:1].nbytes for x in held.columns.values())
+            for part in block.parts:
+                used = part.rows if part.family.dynamic is None else len(self.dynamic[part.family.name])
+                rows, n_bytes = rows + used, n_bytes + used * a_row
+        return {"rows": rows, "bytes": n_bytes}
+
+    def close(self) -> None:
+        """See ``Store``."""
+
+    # Checkpoints.
 
     def export(self, table: str, picked: Picked = None) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
-        """Ids, rows and states of this rank's part of ``table``, in blocks; all of them, or those that were picked."""
-        arena, part = self._where[table]
+        """See ``Store``."""
+        block, part = self._where[table]
         if part.family.dynamic is not None and picked is None:
             picked = self.dynamic[part.family.name].save()
-        return arena.export(part, picked)
+        if self.held[block].frozen is None:
+            self._settled(block)
+        return self.held[block].export(part, picked)
 
     def changed(self, table: str) -> Mask:
-        """Which rows of this rank's part of ``table`` have changed since ``track``."""
-        arena, part = self._where[table]
-        assert arena.changed is not None, "track() was called"
-        if arena.cache is not None:
-            arena.cache.flush()
-        return arena.changed[part.base : part.base + part.rows].copy()
+        """See ``Store``."""
+        block, part = self._where[table]
+        self._settled(block)
+        changed = self.held[block].changed
+        assert changed is not None, "track() was called"
+        return changed[part.base : part.base + part.rows].copy()
 
     def track(self) -> None:
-        """From now on it is known which rows of declared tables change."""
-        for arena in (a for a in self.arenas if a.parts[0].family.dynamic is None):
-            arena.changed = np.zeros(len(arena.rows), bool)
+        """See ``Store``."""
+        for block, held in zip(self.blocks, self.held, strict=True):
+            if block.kind != "dynamic":
+                held.changed = np.zeros(block.rows, bool)
 
     def freeze(self, tables: Mapping[str, Picked], spill: Path) -> None:
-        """Until ``thaw``, each row that is picked is exported once, as it is now, on another thread than the steps'.
-
-        Files ``spill`` take what memory does not of rows that change meanwhile.
-        """
-        for number, arena in enumerate(self.arenas):
-            mine = [p for p in arena.parts if p.table in tables and self._where[p.table][0] is arena]
-            arena.freeze(
-                [(part, tables[part.table]) for part in mine],
+        """See ``Store``; files ``spill`` take what memory does not of rows that change meanwhile."""
+        for number, (block, held) in enumerate(zip(self.blocks, self.held, strict=True)):
+            self._settled(number)
+            held.freeze(
+                [(part, tables[part.table]) for part in block.parts if part.table in tables],
                 spill.with_name(f"{spill.name}-{number}"),
-                KEPT_BYTES // len(self.arenas),
+                KEPT_BYTES // len(self.blocks),
             )
 
     def thaw(self) -> None:
-        """Ends it."""
-        for arena in self.arenas:
-            arena.thaw()
+        """See ``Store``."""
+        for held in self.held:
+            held.thaw()
 
     def load(self, table: str, ids: Ints, rows: Floats, states: Mapping[str, Floats], columns: tuple[int, int]) -> int:
-        """Takes over those of ``ids`` and ``columns`` that this rank holds; returns how many rows.
+        """See ``Store``.
 
         Parameters
         ----------
@@ -260,25 +355,27 @@ class RowStore:
         CheckpointError
             An id outside the table.
         """
-        arena, part = self._where[table]
+        block, part = self._where[table]
         local, mine = self._places(table, part, ids)
         start, stop = max(columns[0], part.columns[0]), min(columns[1], part.columns[1])
         if start >= stop:
             return 0
-        values = {"": rows, **{name: states[name] for name in arena.states if states}}
+        values = {"": rows, **{name: states[name] for name in self.held[block].states if states}}
         if mine is not None and not mine.all():
             local, values = local[mine], {name: of[mine] for name, of in values.items()}
         cut = slice(start - columns[0], stop - columns[0])
         values = {name: of if of.ndim == 1 else of[:, cut] for name, of in values.items()}
-        arena.place(local + part.base, slice(start - part.columns[0], stop - part.columns[0]), values)
+        self._settled(block)
+        self._cleared(block)
+        self.held[block].place(local + part.base, slice(start - part.columns[0], stop - part.columns[0]), values)
         return len(local) * (stop - start)
 
     def _places(self, table: str, part: Part, ids: Ints) -> tuple[Ints, np.ndarray | None]:
         """Rows of these ids in the part, and which of them it has (None: all of them)."""
         if part.family.dynamic is not None:
-            held = self.dynamic[part.family.name]
-            local = held.find(ids)
-            return local, local < held.spare
+            rows = self.dynamic[part.family.name]
+            local = rows.find(ids)
+            return local, local < rows.spare
         if len(ids) and (ids.min() < 0 or ids.max() >= part.family.rows):
             raise CheckpointError(
                 f"table {table!r}: ids from {ids.min()} to {ids.max()} are to be loaded. Allowed: row numbers, 0 to "

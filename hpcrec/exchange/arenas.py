@@ -1,29 +1,29 @@
-"""From the messages of all ranks to what one step wants of each arena of a holder.
+"""From the messages of all ranks to what one step asks of each block of a holder's store.
 
-Knows the holder's leg and its arenas; knows no MPI, and not what is done with the rows.
+Knows the holder's leg and the geometry of its blocks; knows no MPI, and not what is done with the rows.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.sets import name_in
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.staged import Mover
 from hpcrec.exchange.wire import Header
-from hpcrec.exchange.work import ArenaWork, as_before, read_maxima, with_maxima
+from hpcrec.exchange.work import as_before, read_maxima, with_maxima
 from hpcrec.types import Floats, Ints
 
 
-class ArenaReader:
-    """Reads what is asked of one holder, arena by arena.
+class BlockReader:
+    """Reads what is asked of one holder, block by block.
 
     Parameters
     ----------
-    store : RowStore
+    store : Store
     leg : Leg
         This rank's leg of the layout.
     pooling : mapping of str to str
@@ -31,11 +31,11 @@ class ArenaReader:
     weighted_E : bool [E]
         Which entries carry weights.
     sets : int
-        Sets of tables (``embedding.sets``): those of one table lie in one arena.
+        Sets of tables (``embedding.sets``): those of one table lie in one block.
     """
 
     def __init__(
-        self, store: RowStore, leg: Leg, pooling: Mapping[str, str], weighted_E: np.ndarray, sets: int = 1
+        self, store: Store, leg: Leg, pooling: Mapping[str, str], weighted_E: np.ndarray, sets: int = 1
     ) -> None:
         self._store = store
         self._weighted = bool(weighted_E.any())
@@ -43,13 +43,13 @@ class ArenaReader:
         self._entry_S = np.array([s.entry for s in streams], np.int64)
         self._n_sent = len(leg.streams)
         self._valued = leg.n_value_streams
-        # By arena: its streams, and where their part of each set begins in it, [G, S]; those pooled by max apart.
+        # By block: its streams, and where their part of each set begins in it, [G, S]; those pooled by max apart.
         self._streams_of: list[tuple[Ints, Ints]] = []
         self._maxima_of: list[tuple[Ints, Ints]] = []
         bags = [leg.entries[s.entry] for s in streams]
         largest = [e.form in ("pooled", "partial") and pooling[e.features[0]] == "max" for e in bags]
-        places = [[store.find(name_in(g, s.table)) for g in range(sets)] for s in streams]
-        for a in range(len(store.arenas)):
+        places = [[store.place(name_in(g, s.table)) for g in range(sets)] for s in streams]
+        for a in range(len(store.blocks)):
             for of, wanted in ((self._streams_of, False), (self._maxima_of, True)):
                 mine = [
                     (s, [found[1].base for found in places_G if found is not None])
@@ -68,8 +68,8 @@ class ArenaReader:
         ids_at: int,
         *,
         train: bool,
-    ) -> tuple[ArenaWork, ...]:
-        """The work of each arena.
+    ) -> tuple[Asked, ...]:
+        """What is asked of each block.
 
         Parameters
         ----------
@@ -84,37 +84,36 @@ class ArenaReader:
         train : bool
             Whether gradients will come.
         """
-        alike: dict[bytes, ArenaWork] = {}
+        alike: dict[bytes, Asked] = {}
         move, works = Mover(self._store.device), []
-        for a, arena in enumerate(self._store.arenas):
-            work = self._arena_work(a, received, headers, value_at, gradient_at, alike, ids_at, move, train=train)
-            work = move.work(work)
-            works.append(work if arena.cache is None else replace(work, distinct=kernels.dedup(work.index)))
+        for a in range(len(self._store.blocks)):
+            asked = self._asked_of(a, received, headers, value_at, gradient_at, alike, ids_at, move, train=train)
+            works.append(move.asked(asked))
         return tuple(works)
 
-    def _arena_work(
+    def _asked_of(
         self,
         a: int,
         received: np.ndarray,
         headers: Sequence[Header],
         value_at: Ints,
         gradient_at: Ints,
-        alike: dict[bytes, ArenaWork],
+        alike: dict[bytes, Asked],
         ids_at: int,
         move: Mover,
         *,
         train: bool,
-    ) -> ArenaWork:
-        """``alike``: the works of arenas read before, by what was asked of them; ``ids_at``: ``Maxima.behind``.
+    ) -> Asked:
+        """``alike``: what was asked of blocks read before, by what was asked of them; ``ids_at``: ``Maxima.behind``.
 
         Arrays are the host's; occurrences are grouped where the rows are, which takes the most time.
         """
         streams, bases = self._streams_of[a]
         has_maxima = bool(len(self._maxima_of[a][0]))
-        replicated = bool(len(streams)) and self._valued <= streams[0] < self._n_sent  # all of an arena, or none
+        replicated = bool(len(streams)) and self._valued <= streams[0] < self._n_sent  # all of a block, or none
         valued = bool(len(streams)) and not replicated
         asked_PX = self._asked(headers, streams, bases, value_at, gradient_at)
-        width = self._store.arenas[a].width
+        width = self._store.blocks[a].width
         key = asked_PX[:, :5].tobytes()
         if key in alike and not has_maxima:  # tables of several widths over the same features: listed and sorted once
             return as_before(alike[key], asked_PX, width, values=valued)
@@ -130,7 +129,7 @@ class ArenaReader:
                 source_start = np.repeat(source_start, np.diff(joined.offsets))
             if not has_maxima:
                 grouping = kernels.group(move(joined.index), None if self._weighted else move(joined.offsets))
-        work = ArenaWork(
+        work = Asked(
             index=joined.index,
             offsets=joined.offsets,
             value_start=joined.value_start,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
+from hpcrec.exchange import verdict
 from hpcrec.exchange.collect import CopyMoves, PoolMoves
 from hpcrec.exchange.forms import Collected, Starts
 from hpcrec.exchange.inputs import Gradients
@@ -39,6 +40,10 @@ class Asked:
     n_samples : int
     filled : sequence of bool
         By leaf group: whether the moves write every element of the leaf; if not, it has to start as zeros.
+    verdicts : int64 [N]
+        Places in the gradients of the verdicts that this rank tells (``verdict``).
+    told : mapping of int to int
+        Whom it tells, and the place in that rank's message.
     """
 
     id_bytes_R: Ints
@@ -48,6 +53,8 @@ class Asked:
     partials: Sequence[PartialMove]
     n_samples: int
     filled: Sequence[bool]
+    verdicts: Ints
+    told: Mapping[int, int]
 
     def assemble(
         self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]
@@ -65,13 +72,16 @@ class Asked:
                 move.forward(values, leaves)
             return leaves, [(p.of, p.take(values)) for p in self.partials]
 
-    def disassemble(self, device: kernels.Device | None, found: Gradients, sent: Floats, behind: int) -> None:
-        """Writes the gradients of both into the messages, behind which are so many elements more."""
+    def disassemble(
+        self, device: kernels.Device | None, found: Gradients, sent: Floats, behind: int, *, learned: bool
+    ) -> None:
+        """Writes the gradients of both, and the verdict, into the messages, behind which are so many elements more."""
         with written(device, sent, behind) as gradients:
             for move in self.moves:
                 move.backward(found.leaves, gradients)
             for partial, gradient_BP in zip(self.partials, found.partials, strict=True):
                 partial.give(gradient_BP, gradients)
+        verdict.write(sent, self.verdicts, learned=learned)
 
 
 class Asker:
@@ -81,7 +91,7 @@ class Asker:
     ----------
     splitter : Splitter
     layout : Layout
-    replicas : RowStore or None
+    replicas : Store or None
         The replicated tables on this rank.
     size : int
         Ranks in the world.
@@ -92,6 +102,8 @@ class Asker:
         World ranks on other hosts, to which ids are written in fewer bytes at the price of more time.
     sent : callable, optional
         Holder -> numbers of its partial results that it sends to this rank; default: all.
+    tells : sequence of int
+        Ranks that this one tells the verdict.
     device : Device, optional
         Whose kernels assemble what comes: positions are brought there as ids are asked for, ahead of the step.
     """
@@ -101,12 +113,13 @@ class Asker:
         splitter: Splitter,
         layout: Layout,
         *,
-        replicas: RowStore | None,
+        replicas: Store | None,
         size: int,
         pad: Callable[[Ints], Ints],
         dtype: np.dtype,
         far: AbstractSet[int] = frozenset(),
         sent: Callable[[int], Sequence[int]] | None = None,
+        tells: Sequence[int] = (),
         device: kernels.Device | None = None,
     ) -> None:
         self._splitter = splitter
@@ -117,6 +130,7 @@ class Asker:
         self._pad = pad
         self._dtype = np.dtype(dtype)
         self._far = far
+        self._tells = np.array(tells, np.int64)
         self._partials = {  # that reach this rank, by holder
             holder: [leg.partials[n] for n in (range(len(leg.partials)) if sent is None else sent(holder))]
             for holder, leg in layout.legs.items()
@@ -153,11 +167,18 @@ class Asker:
         message, id_bytes_R = np.empty(0, np.uint8), np.zeros(self._size, np.int64)
         if room is not None:
             message, id_bytes_R = self._encode(pieces, room)
-        starts, partials, value_bytes_R, gradient_bytes_R = self._starts(pieces, n_samples)
+        starts, partials, value_bytes_R, gradient_bytes_R, verdicts, told = self._starts(pieces, n_samples)
         collected = Collected(CopyMoves(), PoolMoves(), tables_of)
         for part in parts:
             part.place(starts, collected)
-        replicas = [] if self._replicas is None else [a.rows for a in self._replicas.arenas]
+        replicas = (
+            []
+            if self._replicas is None
+            else [
+                self._replicas.copies(b) if block.kind == "replicate" else np.empty(0)
+                for b, block in enumerate(self._replicas.blocks)
+            ]
+        )
         widths = [g.width for g in self._layout.groups]
         moves: list[Move] = [
             *collected.copies.finish(self._dtype, train=train),
@@ -171,7 +192,10 @@ class Asker:
         if self._device is not None:
             with self._device.aside():
                 moves = [Mover(self._device).move(m) for m in moves]
-        return Asked(id_bytes_R, value_bytes_R, gradient_bytes_R, moves, partials, n_samples, filled), message
+        asked = Asked(
+            id_bytes_R, value_bytes_R, gradient_bytes_R, moves, partials, n_samples, filled, verdicts, told
+        )  # fmt: skip
+        return asked, message
 
     def _encode(self, pieces: Mapping[tuple[int, int], Piece], room: Room) -> tuple[np.ndarray, Ints]:
         size_R = np.zeros(self._size, np.int64)
@@ -195,7 +219,7 @@ class Asker:
 
     def _starts(
         self, pieces: Mapping[tuple[int, int], Piece], n_samples: int
-    ) -> tuple[Starts, list[PartialMove], Ints, Ints]:
+    ) -> tuple[Starts, list[PartialMove], Ints, Ints, Ints, dict[int, int]]:
         item = self._dtype.itemsize
         value_R, gradient_R = np.zeros(self._size, np.int64), np.zeros(self._size, np.int64)
         counts: dict[int, Ints] = {}
@@ -204,6 +228,8 @@ class Asker:
             partial = n_samples * sum(p.elements for p in self._partials[holder])
             value_R[holder] = (counts[holder][: leg.n_value_streams].sum() + partial) * item
             gradient_R[holder] = (counts[holder].sum() + partial) * item
+        inside_N = gradient_R[self._tells] // item
+        gradient_R[self._tells] += item
         value_R, gradient_R = self._pad(value_R), self._pad(gradient_R)
         value_at, gradient_at = cumulative(value_R) // item, cumulative(gradient_R) // item
         starts, partials = Starts({}, {}, {}), list[PartialMove]()
@@ -220,4 +246,5 @@ class Asker:
                 partials.append(PartialMove(p, n_samples, value_from, gradient_from))
                 value_from += n_samples * p.elements
                 gradient_from += n_samples * p.elements
-        return starts, partials, value_R, gradient_R
+        told = dict(zip(self._tells.tolist(), inside_N.tolist(), strict=True))
+        return starts, partials, value_R, gradient_R, gradient_at[self._tells] + inside_N, told

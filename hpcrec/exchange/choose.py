@@ -93,7 +93,7 @@ class Chooser:
     def choose(self) -> Choice:
         """The cheapest that was found, or the simplest that is at most ``WORTH`` above it.
 
-        So two ways that hardly differ do not take turns whenever they are counted.
+        So a way that is harder to follow is taken only where it saves something.
         """
         offers = self._offers
         single = {form: sum(self._predicted(offers.single(form)).values()) for form in offers.forms}

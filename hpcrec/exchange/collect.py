@@ -79,19 +79,19 @@ class PoolMoves:
     """Collects bundles of forms ``rows`` and ``replicate``; a move for each leaf group, source of rows and pooling."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[int, int, bool], list[PoolPart]] = {}  # by (group, replicated arena or -1, max)
+        self._parts: dict[tuple[int, int, bool], list[PoolPart]] = {}  # by (group, block of copies or -1, max)
 
-    def add(self, group: int, arena: int, part: PoolPart) -> None:
-        """One bundle's table; ``arena`` is -1 where the rows arrive in the values."""
-        self._parts.setdefault((group, arena, part.largest), []).append(part)
+    def add(self, group: int, block: int, part: PoolPart) -> None:
+        """One bundle's table; ``block`` is -1 where the rows arrive in the values."""
+        self._parts.setdefault((group, block, part.largest), []).append(part)
 
     def finish(
         self, widths: Sequence[int], replicas: Sequence[Floats], dtype: np.dtype, *, train: bool
     ) -> list[PoolMove]:
-        """The moves; ``widths`` by leaf group, ``replicas`` the rows of each replicated arena."""
+        """The moves; ``widths`` by leaf group, ``replicas`` the rows of each block of copies."""
         return [
-            _join(parts, group, widths[group], replicas[arena] if arena >= 0 else None, dtype, train)
-            for (group, arena, _), parts in self._parts.items()
+            _join(parts, group, widths[group], replicas[block] if block >= 0 else None, dtype, train)
+            for (group, block, _), parts in self._parts.items()
         ]
 
 

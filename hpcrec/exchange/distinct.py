@@ -11,7 +11,7 @@ import numpy as np
 from hpcrec import kernels
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.shards import Family
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
 from hpcrec.exchange.collect import PoolPart, filled
 from hpcrec.exchange.forms import Collected, Column, Entry, Starts
 from hpcrec.exchange.layout import Layout
@@ -24,7 +24,7 @@ class DistinctForm:
     """Forms ``rows`` and ``replicate``: see the module."""
 
     def __init__(
-        self, layout: Layout, family: Family, features: tuple[str, ...], replicas: RowStore | None, dtype: np.dtype
+        self, layout: Layout, family: Family, features: tuple[str, ...], replicas: Store | None, dtype: np.dtype
     ) -> None:
         self._layout = layout
         self._family = family
@@ -77,7 +77,7 @@ class DistinctPart:
     layout: Layout
     family: Family
     features: tuple[str, ...]
-    replicas: RowStore | None
+    replicas: Store | None
     dtype: np.dtype
     columns: list[Column]
     unique: Ints
@@ -91,7 +91,7 @@ class DistinctPart:
         n_bags = [len(c.lengths) for c in self.columns]
         samples = np.arange(n_bags[0], dtype=np.int64)
         for table in self.layout.tables_of[self.features[0]]:
-            arena, row_of = self._replica(name_in(moves.tables_of, table))
+            block, row_of = self._replica(name_in(moves.tables_of, table))
             places = [self.layout.place[feature, table] for feature in self.features]
             leaf = self.layout.groups[places[0][0]]  # one table has one width, so one leaf
             part = PoolPart(
@@ -105,13 +105,13 @@ class DistinctPart:
                 scale=filled([c.scale for c in self.columns], n_bags, self.dtype),
                 largest=self.layout.pooling[self.features[0]] == "max",
             )
-            moves.pools.add(places[0][0], arena, part)
+            moves.pools.add(places[0][0], block, part)
 
     def _replica(self, table: str) -> tuple[int, Ints | None]:
-        """Arena and rows of the copy here; (-1, None) where rows arrive in the values."""
+        """Block and rows of the copy here; (-1, None) where rows arrive in the values."""
         if self.family.kind != "replicate":
             return -1, None
-        found = None if self.replicas is None else self.replicas.find(table)
+        found = None if self.replicas is None else self.replicas.place(table)
         assert found is not None, "every dense rank has every replicated table"
         return found[0], self.unique + found[1].base
 

@@ -22,7 +22,8 @@ counting what a rank sends to itself, each message rounded up to 64 bytes:
                ``replicate`` nothing; ``partial`` s P a sample for each operator computed there, P the elements of its
                partial result, and as ``pooled`` for what other operators read; however many of them are added
                on the way, as many bytes are sent in all (``reduction``)
-``gradients``  dense -> holder: as ``values``; ``replicate`` s D a distinct row to every dense rank
+``gradients``  dense -> holder: as ``values``; ``replicate`` s D a distinct row to every dense rank; and s, in one
+               message to each holder, for the verdict on the step (``verdict``)
 
 Ids do not depend on weights, so the phase ``ids`` may run ahead of the step on a thread of its own; which rows ids of
 dynamic tables have is found as the phase ``values`` begins. Knows bytes, not time: when a phase runs ``policy`` says.
@@ -34,13 +35,15 @@ from functools import partial
 
 import numpy as np
 
-from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.collectives import UNIT_BYTES, Collectives, padded_bytes
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.embedding.load import Load
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
+from hpcrec.exchange import verdict
 from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.ask import Asker
+from hpcrec.exchange.codec import Kept
 from hpcrec.exchange.codecs import codec_for
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.layout import Layout, Leg
@@ -68,7 +71,7 @@ class Exchange:
     layout : Layout
     operators : mapping of str to Operator
         What the model receives.
-    store : RowStore or None
+    store : Store or None
         What this rank holds, replicas included; None where it holds nothing.
     weighted : set of str
         Features whose ids carry weights.
@@ -90,6 +93,10 @@ class Exchange:
         Where the model has its tensors; default: on the host.
     direct : bool
         Messages cross from and to devices' memory; the same on every rank.
+    lane : Collectives, optional
+        All ranks: of the thread that calls ``values`` and ``gradients``; by default the main thread's.
+    keeps : bool
+        Other steps may be read before a step's gradients come.
 
     Attributes
     ----------
@@ -97,7 +104,8 @@ class Exchange:
         What the bags of this rank's part of a batch have to hold, on a dense rank.
     held : tuple of str
         What the ids of the global batch have to hold, on a holder that reads them.
-    reduction : Reduction
+    store, thresholding, load, reduction
+        As given; reduction by default that of none.
     masks : Masks or None
         Of a holder whose vectors are thresholded.
     """
@@ -107,7 +115,7 @@ class Exchange:
         world: World,
         layout: Layout,
         operators: Mapping[str, Operator],
-        store: RowStore | None,
+        store: Store | None,
         *,
         weighted: set[str],
         seed: int,
@@ -120,11 +128,13 @@ class Exchange:
         reduction: Reduction | None = None,
         where: Where | None = None,
         direct: bool = False,
+        lane: Collectives | None = None,
+        keeps: bool = False,
     ) -> None:
         self.layout = layout
         self._where = where or Here()
         self._operators = operators
-        self.store = store
+        self.store, self.thresholding, self.load = store, thresholding, load
         self.dtype = np.dtype(dtype)
         self._world = world
         self._timer = timer
@@ -132,35 +142,32 @@ class Exchange:
         self._size, rank, leg = topology.size, topology.rank, layout.legs.get(topology.rank)
         self.reduction = reduction or Reduction(layout, topology.dense, topology.host_of, "dense")
         self._holder = self._asker = self._reader = self.masks = None
+        self._zeros_R = np.zeros(self._size, np.int64)
+        teller_of = verdict.tellers(layout.legs, topology.owners, topology.dense)
+        self._teller = teller_of.get(rank, -1)
+        self._due_R = self._zeros_R.copy()  # of gradients, where nothing is held: the verdict
+        if self._teller >= 0:
+            self._due_R[self._teller] = UNIT_BYTES
         if store is not None and leg is not None:
-            self._holder = self._serving(store, leg, weighted, load)
+            self._holder = self._serving(store, leg, weighted, load, keeps=keeps)
             self.masks = make_masks(leg, thresholding, topology.table_sets) if thresholding is not None else None
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, replicas=store, weighted=weighted, dtype=dtype)
         if topology.is_dense:
-            self._asker = Asker(
-                split(set(self.features)),
-                layout,
-                replicas=store,
-                size=self._size,
-                pad=padded_bytes,
-                dtype=dtype,
-                far=topology.far,
-                sent=lambda holder: self.reduction.sent(holder, rank),
-                device=self._where.assembler,
-            )
+            self._asker = self._asking(split(set(self.features)), [r for r, by in teller_of.items() if by == rank])
         self._reads_ids = reads_ids
         if self.held:
             self._reader = IdReader(
                 split(set(self.held)), layout, rank, topology.dense, size=self._size, pad=padded_bytes
             )
         self._norms = ColumnNorms(world, layout, self.dtype)
+        self._thresholds = thresholding is not None
         devices = (None if store is None else store.device, self._where.assembler) if direct else None
-        self._codec = codec_for(world.main, codec, self.dtype, self.masks, thresholding, devices)
+        self._codec = codec_for(lane or world.main, codec, self.dtype, self.masks, thresholding, devices)
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
 
-    def _serving(self, store: RowStore, leg: Leg, weighted: set[str], load: Load | None) -> Holder:
+    def _serving(self, store: Store, leg: Leg, weighted: set[str], load: Load | None, *, keeps: bool) -> Holder:
         weighs = [e.form in ("pooled", "partial") and e.features[0] in weighted for e in leg.entries]
         return Holder(
             store,
@@ -173,6 +180,23 @@ class Exchange:
             load=load,
             sent=partial(self.reduction.sent, self._world.topology.rank),
             sets=self._world.topology.table_sets,
+            teller=self._teller,
+            keeps=keeps,
+        )
+
+    def _asking(self, splitter: Splitter, tells: list[int]) -> Asker:
+        topology = self._world.topology
+        return Asker(
+            splitter,
+            self.layout,
+            replicas=self.store,
+            size=self._size,
+            pad=padded_bytes,
+            dtype=self.dtype,
+            far=topology.far,
+            sent=lambda holder: self.reduction.sent(holder, topology.rank),
+            tells=tells,
+            device=self._where.assembler,
         )
 
     @property
@@ -246,9 +270,8 @@ class Exchange:
         """Phase ``values``; collective. What the model receives, on dense ranks; None elsewhere."""
         asked, served = route.asked, route.served
         with self._timer("gather"):
-            zeros_R = np.zeros(self._size, np.int64)
-            sent_R = zeros_R if served is None else served.value_bytes_R
-            wanted_R = zeros_R if asked is None else asked.value_bytes_R
+            sent_R = self._zeros_R if served is None else served.value_bytes_R
+            wanted_R = self._zeros_R if asked is None else asked.value_bytes_R
             behind = 0 if served is None else served.values_behind * self.dtype.itemsize
             sent = self._codec.message(sent_R, behind)
             if self._holder is not None and served is not None:
@@ -265,29 +288,43 @@ class Exchange:
             leaves, partials = asked.assemble(self._where.assembler, received, self.layout.groups)
         return Inputs(leaves, partials, self.layout, self._operators, train=route.train, where=self._where)
 
-    def gradients(self, route: Route, found: Gradients | None, *, step: int, lr_scale: float) -> None:
-        """Phase ``gradients``; collective. Rows and their optimizers have stepped when it returns.
+    def gradients(
+        self, route: Route, found: Gradients | None, *, learned: bool | None, step: int, lr_scale: float
+    ) -> bool:
+        """Phase ``gradients``; collective. Rows and their optimizers have stepped when it returns, if they are to.
 
         Parameters
         ----------
         found : Gradients or None
             None on ranks that are not dense.
+        learned : bool or None
+            The verdict that dense ranks have agreed on: else the step changes nothing. None on the other ranks.
         step : int
             Global step, from 1.
         lr_scale : float
+
+        Returns
+        -------
+        bool
+            The verdict, on every rank.
         """
         asked, served = route.asked, route.served
-        zeros_R = np.zeros(self._size, np.int64)
-        sent_R = zeros_R if asked is None else asked.gradient_bytes_R
+        sent_R = self._zeros_R if asked is None else asked.gradient_bytes_R
+        due_R = self._due_R if served is None else served.gradient_bytes_R
         behind = 0 if served is None else served.gradients_behind * self.dtype.itemsize
         sent = self._codec.message(sent_R, behind, "gradients")
         if asked is not None:
-            assert found is not None
+            assert found is not None and learned is not None
             with self._timer("disassemble"):
-                asked.disassemble(self._where.assembler, found, sent, behind // self.dtype.itemsize)
+                asked.disassemble(self._where.assembler, found, sent, behind // self.dtype.itemsize, learned=learned)
         with self._timer("gradients"):
-            due_R = zeros_R if served is None else served.gradient_bytes_R
-            received = self._codec.gradients(sent, sent_R, due_R, behind, route.kept)
+            received = self._codec.gradients(sent, sent_R, due_R, behind, self._kept(route))
+            if learned is None:
+                learned = verdict.read(received, 0 if served is None else served.verdict_at)
+            if not learned:  # what is kept of the step goes with it
+                if self._holder is not None and served is not None:
+                    self._holder.release(served)
+                return False
             if self._holder is not None and served is not None:
                 self._holder.read_gradients(served, received)
             self._among.backward(None if served is None else served.partials)
@@ -296,3 +333,12 @@ class Exchange:
                 self._holder.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)
         else:
             self._norms.sum({})  # every owner takes part, one that holds nothing too
+        return True
+
+    def _kept(self, route: Route) -> Kept | None:
+        """Which elements of gradients cross: those whose values did, and the verdict; None: all."""
+        if not self._thresholds:
+            return None
+        told = {} if route.asked is None else route.asked.told
+        heard = {} if self._teller < 0 else {self._teller: 0 if route.served is None else route.served.verdict_in}
+        return verdict.kept_with(route.kept or Kept({}, {}), told, heard)

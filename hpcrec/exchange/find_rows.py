@@ -14,9 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.dynamic import DynamicRows
 from hpcrec.embedding.sets import name_in
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.wire import Header, cumulative
 from hpcrec.kernels import Coding
@@ -28,14 +27,14 @@ class RowFinder:
 
     Parameters
     ----------
-    store : RowStore
+    store : Store
     leg : Leg
         This rank's leg of the layout.
     sets : int
         Sets of tables (``embedding.sets``).
     """
 
-    def __init__(self, store: RowStore, leg: Leg, sets: int = 1) -> None:
+    def __init__(self, store: Store, leg: Leg, sets: int = 1) -> None:
         self._store = store
         self._held = list(store.dynamic.values())
         number = {held.family.name: f for f, held in enumerate(self._held)}
@@ -80,7 +79,7 @@ class RowFinder:
         ends = cumulative(n_F).tolist()
         rows = np.empty_like(joined.index)
         for held, start, stop in zip(self._held, ends, ends[1:], strict=False):
-            rows[start:stop] = self._rows_of(held, joined.index[start:stop], train=train)
+            rows[start:stop] = self._store.find(held.family.name, joined.index[start:stop], admit=train)
         behind = np.empty(-len(received) % 8, np.uint8)  # rows are read as words
         lengths = np.diff(joined.offsets).astype(np.int32)
         pieces_NX[order] = _places(asked_NX, len(received) + len(behind), len(rows))
@@ -90,14 +89,6 @@ class RowFinder:
             moved_EX[self._entries] = places_EX
             out.append(replace(h, places_EX=moved_EX))
         return np.concatenate([received, behind, rows.view(np.uint8), lengths.view(np.uint8)]), out
-
-    def _rows_of(self, held: DynamicRows, ids: Ints, *, train: bool) -> Ints:
-        if not train:
-            return held.find(ids)
-        unique, place = kernels.dedup(ids)
-        rows, fresh = held.admit(unique)
-        self._store.start_rows(held.family.name, rows[fresh], unique[fresh])
-        return rows[place]
 
 
 def _places(asked_NX: Ints, ids_at: int, n_ids: int) -> Ints:

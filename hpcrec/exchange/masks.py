@@ -25,13 +25,11 @@ DRIFT = 2  # times the elements wanted, above which a threshold is found anew at
 
 Chosen = tuple[Ints, Floats]
 """Rising positions, and the elements there."""
-Saved = tuple[Sequence[Mapping[str, Any]], int | None]
-"""What the masks of every rank had saved, and which of them are this one's."""
 
 
 @dataclass
 class Thresholding:
-    """How; one for all of a rank's exchanges.
+    """How; the same on every rank.
 
     Attributes
     ----------
@@ -91,14 +89,12 @@ class Masks(ABC):
         self.widths = [s.width for s in streams]
         self.whole_S = np.array([s.width == 1 or how.density == 1 for s in streams], bool)
         self.batches = self.drifts = self.kept = self.elements = 0
-        self._restored: Saved | None = None  # until a batch is trained: other masks may follow that have other streams
 
     def picked(self, sent: Floats, spans: Spans, *, train: bool) -> list[Chosen]:
         """For each sender of ``spans``: positions in its message, rising, and the elements there."""
         by_sender = self._chosen(sent, spans, train=train)
         if train:
             self.batches += 1
-            self._restored = None
             cut = ~self.whole_S
             self.kept += sum(len(x) for streams in by_sender for (x, _), of in zip(streams, cut, strict=True) if of)
             self.elements += int(spans.elements_PS.sum(axis=0)[cut].sum())
@@ -118,18 +114,12 @@ class Masks(ABC):
         """``kept``, ``elements`` and ``drifts``."""
         return self.kept, self.elements, self.drifts
 
-    def follow(self, before: "Masks") -> None:
-        """Goes on where the masks of another layout were, of the same rank."""
-        self.restore(*(before._restored or ([before.saved()], 0)))
-        self.drifts, self.kept, self.elements = before.drifts, before.kept, before.elements
-
     def saved(self) -> dict[str, Any]:
         """What a checkpoint keeps of one rank's, JSON-like."""
         return {"batches": self.batches}
 
-    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int | None) -> None:
+    def restore(self, by_rank: Sequence[Mapping[str, Any]], rank: int | None) -> None:  # noqa: ARG002
         """Takes over what ``saved`` gave on every rank, this one as ``rank``; None where they were more or fewer."""
-        self._restored = by_rank, rank
         self.batches = max((found["batches"] for found in by_rank if found), default=0)
 
     @abstractmethod

@@ -14,8 +14,9 @@ from itertools import chain
 import numpy as np
 
 from hpcrec.exchange.layout import Entry, Layout
-from hpcrec.exchange.reduction import Reduction
+from hpcrec.exchange.reduction import Reduction, Transfer
 from hpcrec.exchange.split import Splitter
+from hpcrec.exchange.verdict import tellers
 from hpcrec.exchange.wire import entry_bytes
 from hpcrec.types import Bags, Floats
 
@@ -213,8 +214,9 @@ def step_bytes(
     """
     partials = sum(asks.samples[h] * p.elements for h, leg in layout.legs.items() for p in leg.partials)
     reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
+    told = [1 for holder, teller in _verdicts(layout, asks) if teller != holder]
     return {
-        **_by_tag(layout, asks, partials, item_bytes),
+        **_by_tag(layout, asks, partials, len(told), item_bytes),
         "dense": 2.0 * (dense_ranks - groups) * dense_item_bytes * reduced,
     }
 
@@ -223,19 +225,26 @@ def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_b
     """Those of ``step_bytes`` that cross from host to host, which are fewer where owners add partial results."""
     assert asks.far is not None, "asks are those of a counter"
     partials = sum(asks.own_samples[t.dense] * t.elements for t in chain(*reduction.rounds()) if reduction.crosses(t))
-    return _by_tag(layout, asks.far, partials, item_bytes)
+    told = [1 for holder, teller in _verdicts(layout, asks) if reduction.crosses(Transfer(teller, holder, teller, 1))]
+    return _by_tag(layout, asks.far, partials, len(told), item_bytes)
 
 
-def _by_tag(layout: Layout, asks: Asks, partials: float, item_bytes: ItemBytes) -> dict[str, float]:
-    """Bytes of what is asked, and of so many elements of partial results."""
-    totals = {"ids": 0.0, "values": item_bytes.whole * partials, "gradients": item_bytes.whole * partials}
+def _verdicts(layout: Layout, asks: Asks) -> list[tuple[int, int]]:
+    """Holders, and who tells each the verdict on a step; owners without rows, which are told too, left out."""
+    return list(tellers(layout.legs, (), tuple(asks.own_samples)).items())
+
+
+def _by_tag(layout: Layout, asks: Asks, partials: float, verdicts: int, item_bytes: ItemBytes) -> dict[str, float]:
+    """Bytes of what is asked, and of so many elements of partial results, and of verdicts beside the gradients."""
+    elements = partials, partials + verdicts
+    totals = {"ids": 0.0, "values": item_bytes.whole * elements[0], "gradients": item_bytes.whole * elements[1]}
     for holder, leg in layout.legs.items():
         found = [asks.of(entry, holder) for entry in leg.entries]
         totals["ids"] += sum(id_bytes for id_bytes, _ in found)
         for number, stream in enumerate(leg.streams):
-            elements, (value_bytes, gradient_bytes) = found[stream.entry][1] * stream.width, item_bytes.of(stream.width)
-            totals["values"] += value_bytes * elements * (number < leg.n_value_streams)
-            totals["gradients"] += gradient_bytes * elements
+            many, (value_bytes, gradient_bytes) = found[stream.entry][1] * stream.width, item_bytes.of(stream.width)
+            totals["values"] += value_bytes * many * (number < leg.n_value_streams)
+            totals["gradients"] += gradient_bytes * many
     return totals
 
 

@@ -10,33 +10,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 
 import numpy as np
 
+from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.load import Load
-from hpcrec.embedding.store import RowStore
-from hpcrec.exchange import rows
-from hpcrec.exchange.arenas import ArenaReader
-from hpcrec.exchange.cached import CacheFeed
+from hpcrec.embedding.store import NormSum, Store
+from hpcrec.exchange.arenas import BlockReader
 from hpcrec.exchange.find_rows import RowFinder
 from hpcrec.exchange.layout import Leg
 from hpcrec.exchange.staged import brought, written
 from hpcrec.exchange.substitute import Slice, Substitute
 from hpcrec.exchange.wire import Header, cumulative, read_header
-from hpcrec.exchange.work import ArenaWork, Served, Spans, pairs_of
+from hpcrec.exchange.work import Served, Spans
 from hpcrec.operators.base import Operator
 from hpcrec.types import Floats, Ints
 
-# Column-sharded row-wise Adagrad needs squared norms over all columns: own norms [U] by table -> the sums by table.
-NormSum = Callable[[dict[str, Floats]], dict[str, Floats]]
-
 
 class Holder:
-    """Serves one rank's arenas.
+    """Serves one rank's rows.
 
     Parameters
     ----------
-    store : RowStore
+    store : Store
     leg : Leg
         This rank's leg of the layout.
     operators : mapping of str to Operator
@@ -54,6 +51,10 @@ class Holder:
         Dense rank -> numbers of this holder's partial results that it is sent; default: all.
     sets : int
         Sets of tables (``embedding.sets``).
+    teller : int
+        The dense rank that tells the verdict (``verdict``).
+    keeps : bool
+        Other steps may be answered before a step's gradients come.
 
     Attributes
     ----------
@@ -63,7 +64,7 @@ class Holder:
 
     def __init__(
         self,
-        store: RowStore,
+        store: Store,
         leg: Leg,
         operators: Mapping[str, Operator],
         pooling: Mapping[str, str],
@@ -74,21 +75,23 @@ class Holder:
         load: Load | None = None,
         sent: Callable[[int], Sequence[int]] | None = None,
         sets: int = 1,
+        teller: int = 0,
+        keeps: bool = False,
     ) -> None:
         self.store = store
         self.load = load or Load()
         self._leg = leg
-        self._size, self._pad = size, pad
+        self._size, self._pad, self._teller = size, pad, teller
         self._weighted_E = np.array(weighted, bool)
         streams = (*leg.streams, *leg.hidden)
         self._entry_S = np.array([s.entry for s in streams], np.int64)
         self._width_S = np.array([s.width for s in leg.streams], np.int64)
         self._valued = leg.n_value_streams
-        self._substitute = Substitute(leg, operators, sent) if leg.partials else None
+        self._substitute = Substitute(leg, operators, sent, keeps=keeps) if leg.partials else None
         self._means = [h for h, s in enumerate(leg.hidden) if pooling[leg.entries[s.entry].features[0]] == "mean"]
         self._rows = RowFinder(store, leg, sets)
-        self._arenas = ArenaReader(store, leg, pooling, self._weighted_E, sets)
-        self._feed = CacheFeed(store.arenas, store.device)
+        self._blocks = BlockReader(store, leg, pooling, self._weighted_E, sets)
+        self._numbers = count()
 
     @property
     def slices(self) -> list[Slice]:
@@ -104,7 +107,7 @@ class Holder:
         with nullcontext() if self.store.device is None else self.store.device.aside():
             served = self._read(received, bytes_R, sets, train=train)
         if served.find is None:
-            self._feed.note(served)
+            self.store.prefetch(served.number, served.works)
         return served
 
     def _read(self, received: np.ndarray, bytes_R: Ints, sets: Sequence[int] | None, *, train: bool) -> Served:
@@ -121,9 +124,14 @@ class Holder:
         values_P, gradients_P = counts[:, : self._valued].sum(axis=1), counts.sum(axis=1)
         value_bytes_R, gradient_bytes_R = np.zeros(size, np.int64), np.zeros(size, np.int64)
         value_bytes_R[senders] = self._pad((values_P + partial_P) * item)
-        gradient_bytes_R[senders] = self._pad((gradients_P + partial_P) * item)
+        gradient_bytes_R[senders] = (gradients_P + partial_P) * item
+        verdict_in = int(gradient_bytes_R[self._teller]) // item
+        gradient_bytes_R[self._teller] += item
+        gradient_bytes_R = self._pad(gradient_bytes_R)
         value_base = cumulative(value_bytes_R)[senders] // item
-        gradient_base = cumulative(gradient_bytes_R)[senders] // item
+        gradient_at = cumulative(gradient_bytes_R) // item
+        gradient_base = gradient_at[senders]
+        verdict_at = int(gradient_at[self._teller]) + verdict_in
         inside = np.cumsum(counts, axis=1) - counts
         places = value_base[:, None] + inside, gradient_base[:, None] + inside
         partials, ids_at = None, int(gradient_bytes_R.sum()) // item
@@ -136,7 +144,7 @@ class Holder:
             ids_at += partials.elements
         sets_P = np.array([h.tables_of for h in headers], np.int64)
         spans = Spans(senders, sets_P, value_base, value_base + values_P + partial_P, counts[:, : self._valued])
-        served = Served(value_bytes_R, gradient_bytes_R, spans, partials, find=None)
+        served = Served(value_bytes_R, gradient_bytes_R, spans, partials, None, verdict_at, verdict_in)
         served.find = partial(self._works, received, headers, places, ids_at, train=train)
         if not self._rows.any:
             self._find(served)
@@ -147,15 +155,14 @@ class Holder:
     def _find(self, served: Served) -> None:
         """Which rows are asked for, unless that is known."""
         if served.find is not None:
-            served.works, served.find = served.find(), None
-            served.beside = pairs_of(self.store.arenas, served.works)
+            served.works, served.find, served.number = served.find(), None, next(self._numbers)
 
     def _works(
         self, received: np.ndarray, headers: Sequence[Header], places: tuple[Ints, Ints], ids_at: int, *, train: bool
-    ) -> tuple[ArenaWork, ...]:
-        """The work of each arena; in training, ids of dynamic tables get their rows here."""
+    ) -> tuple[Asked, ...]:
+        """What is asked of each block; in training, ids of dynamic tables get their rows here."""
         received, headers = self._rows.find(received, headers, train=train)
-        works = self._arenas.read(received, headers, *places, ids_at, train=train)
+        works = self._blocks.read(received, headers, *places, ids_at, train=train)
         if train:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
             self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
@@ -183,22 +190,26 @@ class Holder:
         began_s = time.thread_time()
         if served.find is not None:
             self._find(served)
-            self._feed.note(served)
+            self.store.prefetch(served.number, served.works)
             self.load.add_time("find", began_s)
             began_s = time.thread_time()
-        self._feed.ready(served)
         with written(self.store.device, values, served.values_behind) as there:
-            rows.gather(self.store.arenas, served, there)
+            self.store.gather(served.number, served.works, there)
             if self._substitute is not None and served.partials is not None:
                 train = all(w.grouping is not None for w in served.works)
                 self._substitute.forward(served.partials, there, train=train)
-        self._feed.ahead()
-        if all(work.grouping is not None for work in served.works):  # else it is an evaluation
+        if all(work.grouping is not None for work in served.works):
             self.load.add_time("gather", began_s)
+        else:  # it is an evaluation, of which nothing comes back
+            self.store.release(served.number)
+
+    def release(self, served: Served) -> None:
+        """The step is over, learned or left out."""
+        self.store.release(served.number)
 
     def close(self) -> None:
         """Nothing is asked any more."""
-        self._feed.close()
+        self.store.close()
 
     def write(self, served: Served, values: Floats) -> None:
         """Puts the partial results into the values messages."""
@@ -229,14 +240,17 @@ class Holder:
             self._apply(served, there, step, lr_scale, norm_sum)
 
     def _apply(self, served: Served, gradients: Floats, step: int, lr_scale: float, norm_sum: NormSum) -> None:
-        began_s, arenas = time.thread_time(), self.store.arenas
+        began_s, waited_s = time.thread_time(), 0.0
         if self._substitute is not None and served.partials is not None:
             self._substitute.backward(served.partials, gradients)
-        split, norms = rows.merge_split(arenas, served, gradients)
-        self.load.add_time("update", began_s)  # ranks wait for each other in the sum of norms, which is no work
-        norms = norm_sum(norms)
-        began_s = time.thread_time()
-        rows.learn(arenas, served, gradients, split, norms, step=step, lr_scale=lr_scale)
-        self._feed.done()
-        self.store.clear_spares()
-        self.load.add_time("update", began_s)
+
+        def norms(own: dict[str, Floats]) -> dict[str, Floats]:
+            nonlocal waited_s
+            before_s = time.thread_time()
+            total = norm_sum(own)
+            waited_s += time.thread_time() - before_s  # ranks wait for each other, which is no work
+            return total
+
+        self.store.learn(served.number, served.works, gradients, norms, number=step, lr_scale=lr_scale)
+        self.load.add_time("update", began_s + waited_s)
+        self.store.release(served.number)

@@ -4,7 +4,7 @@ import numpy as np
 
 from hpcrec import kernels
 from hpcrec.embedding.shards import table_seed
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.store import Store
 from hpcrec.errors import DataError
 from hpcrec.exchange.distinct import DistinctForm
 from hpcrec.exchange.forms import Column, Entry, Form, Part, PooledForm
@@ -23,7 +23,7 @@ class Splitter:
         Those that it is given.
     seed : int
         The run's seed, for hashed ids.
-    replicas : RowStore or None
+    replicas : Store or None
         The replicated tables on this rank.
     weighted : set of str
         Features whose ids carry weights.
@@ -36,7 +36,7 @@ class Splitter:
         features: set[str],
         *,
         seed: int,
-        replicas: RowStore | None,
+        replicas: Store | None,
         weighted: set[str],
         dtype: np.dtype,
     ) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.embedding.asked import Asked
 from hpcrec.exchange.moves import Move, PoolMove
-from hpcrec.exchange.work import ArenaWork
 from hpcrec.types import Floats
 
 Array = Any  # of the host, or of a device
@@ -69,12 +69,12 @@ class Mover:
             self._there[id(array)] = array, self._device.array(array)
         return self._there[id(array)][1]
 
-    def work(self, work: ArenaWork) -> ArenaWork:
-        """One arena's."""
+    def asked(self, asked: Asked) -> Asked:
+        """Of one block."""
         if self._device is None:
-            return work
-        maxima = work.maxima and replace(work.maxima, **self._fields(work.maxima))
-        return replace(work, **self._fields(work), maxima=maxima)
+            return asked
+        maxima = asked.maxima and replace(asked.maxima, **self._fields(asked.maxima))
+        return replace(asked, **self._fields(asked), maxima=maxima)
 
     def move(self, move: Move) -> Move:
         """One of a dense rank's; those that pool rows themselves compute with positions, which stay on the host."""

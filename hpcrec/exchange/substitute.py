@@ -82,6 +82,8 @@ class Substitute:
     operators : mapping of str to Operator
     sent : callable, optional
         Dense rank -> numbers of the partial results that this holder sends it, in their order; default: all.
+    keeps : bool
+        Vectors are copied, since the memory behind the values is used again before their gradients come.
 
     Attributes
     ----------
@@ -90,8 +92,14 @@ class Substitute:
     """
 
     def __init__(
-        self, leg: Leg, operators: Mapping[str, Operator], sent: Callable[[int], Sequence[int]] | None = None
+        self,
+        leg: Leg,
+        operators: Mapping[str, Operator],
+        sent: Callable[[int], Sequence[int]] | None = None,
+        *,
+        keeps: bool = False,
     ) -> None:
+        self._keeps = keeps
         self.slices: list[Slice] = []
         self._partials = [(self._operator(operators[p.operator], p, leg), p) for p in leg.partials]
         self._sent = sent or (lambda _: range(len(leg.partials)))
@@ -170,7 +178,8 @@ class Substitute:
         leaves: list[Tensor] = []
         for _, n, width in self._groups:
             size = n * samples * width
-            leaves.append(tensor_of(values[at : at + size].reshape(n, samples, width)).requires_grad_(train))
+            vectors_FSD = tensor_of(values[at : at + size].reshape(n, samples, width))
+            leaves.append((vectors_FSD.clone() if self._keeps and train else vectors_FSD).requires_grad_(train))
             at += size
         with torch.set_grad_enabled(train):
             vectors = [

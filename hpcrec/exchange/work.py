@@ -1,94 +1,15 @@
-"""What one step wants of a holder's arenas, and which of them are worked on together. Knows no MPI."""
+"""What one step asks of a holder, and where its streams are in the messages. Knows no MPI."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcrec import kernels
-from hpcrec.embedding.arena import Arena
+from hpcrec.embedding.asked import Asked, Maxima
 from hpcrec.exchange.substitute import Sent
 from hpcrec.exchange.wire import cumulative
-from hpcrec.types import Floats, Ints
-
-
-@dataclass(frozen=True)
-class Maxima:
-    """Bags of one arena that are pooled by max.
-
-    Attributes
-    ----------
-    index : int64 [K]
-        Rows of the arena, bag after bag.
-    offsets : int64 [V + 1]
-    value_start, gradient_start : int64 [V]
-        First element of each bag's vector in the values sent, and of its gradient in the gradients received; the second
-        is empty in evaluation.
-    winners : int32 [V, D] or None
-        Which of its ids gave each column of a bag, once it was gathered; None in evaluation.
-    behind : int
-        Where the gradients of single ids are put, [K, D]: behind the messages and the vectors that stay, where every
-        arena has its turn.
-    """
-
-    index: Ints
-    offsets: Ints
-    value_start: Ints
-    gradient_start: Ints
-    winners: NDArray[np.int32] | None
-    behind: int
-
-    @property
-    def elements(self) -> int:
-        """Of the gradients of single ids."""
-        return 0 if self.winners is None else len(self.index) * self.winners.shape[1]
-
-    def forward(self, rows: Floats, values: Floats) -> None:
-        """Rows of the arena -> the vector of each bag."""
-        kernels.pooled_max(rows, self.index, self.offsets, values, out_start=self.value_start, winners=self.winners)
-
-    def backward(self, gradients: Floats) -> None:
-        """Gradient of each bag's vector -> gradients of its ids, behind: zero where another id won."""
-        assert self.winners is not None, "this step was routed for evaluation"
-        ids_KD = gradients[self.behind : self.behind + self.elements].reshape(len(self.index), self.winners.shape[1])
-        kernels.pooled_max_backward(
-            self.winners, self.offsets, gradients[: self.behind], ids_KD, source_start=self.gradient_start
-        )
-
-
-@dataclass(frozen=True)
-class ArenaWork:
-    """What one step wants of one arena.
-
-    Attributes
-    ----------
-    index : int64 [K]
-        Rows of the arena, bag after bag; at the end those of bags that are pooled by max.
-    offsets : int64 [V + 1]
-        Bags in ``index`` whose rows are added.
-    value_start : int64 [V] or None
-        First element of each bag's vector in the values sent; None for replicated tables, which have gradients only.
-    weights : float [K] or None
-    grouping : kernels.Grouping or None
-        Occurrences by row, named by their bags, or by their positions where ids carry weights or some bags are pooled
-        by max; None where no gradients will come.
-    source_start : int64 [V] or [K]
-        First element of the gradient of each bag, or of each position's bag (of max: its own), in the gradients.
-    maxima : Maxima or None
-        Bags that are pooled by max; None where there are none.
-    distinct : (int64 [U], int64 [K]) or None
-        Distinct rows, ascending, and the place of each of ``index`` among them; None where rows are not cached.
-    """
-
-    index: Ints
-    offsets: Ints
-    value_start: Ints | None
-    weights: Floats | None
-    grouping: kernels.Grouping | None
-    source_start: Ints
-    maxima: Maxima | None = None
-    distinct: tuple[Ints, Ints] | None = None
+from hpcrec.types import Ints
 
 
 @dataclass(frozen=True)
@@ -139,19 +60,23 @@ class Served:
     find : callable or None
         Makes ``works`` once the updates of all steps before are done, where rows depend on them; None where they are
         made.
-    works : tuple of ArenaWork
-        By arena.
-    beside : mapping of int to int
-        Arena -> arena of width 1 that is read and moved along with it.
+    verdict_at, verdict_in : int
+        Place of the verdict in the gradients that come, and in the message that has it (``verdict``).
+    works : tuple of Asked
+        By block of the store.
+    number : int
+        What the store calls the step.
     """
 
     value_bytes_R: Ints
     gradient_bytes_R: Ints
     spans: Spans
     partials: Sent | None
-    find: Callable[[], tuple[ArenaWork, ...]] | None
-    works: tuple[ArenaWork, ...] = ()
-    beside: Mapping[int, int] = field(default_factory=dict)
+    find: Callable[[], tuple[Asked, ...]] | None
+    verdict_at: int
+    verdict_in: int
+    works: tuple[Asked, ...] = ()
+    number: int = -1
 
     @property
     def values_behind(self) -> int:
@@ -160,12 +85,12 @@ class Served:
 
     @property
     def gradients_behind(self) -> int:
-        """Elements of the gradients of those vectors, and of single ids: of one arena at a time."""
+        """Elements of the gradients of those vectors, and of single ids: of one block at a time."""
         return self.values_behind + max((w.maxima.elements for w in self.works if w.maxima is not None), default=0)
 
 
 def read_maxima(received: np.ndarray, asked_PX: Ints, width: int, behind: int, *, train: bool) -> Maxima:
-    """What was asked of one arena in bags that are pooled by max; ``asked_PX`` as of ``kernels.unpack``."""
+    """What was asked of one block in bags that are pooled by max; ``asked_PX`` as of ``kernels.unpack``."""
     joined = kernels.unpack(received, asked_PX, width, gradients=train)
     assert joined.value_start is not None
     return Maxima(
@@ -178,8 +103,8 @@ def read_maxima(received: np.ndarray, asked_PX: Ints, width: int, behind: int, *
     )
 
 
-def with_maxima(work: ArenaWork, maxima: Maxima, width: int, move: Callable[[Ints], Ints]) -> ArenaWork:
-    """The same, and bags of the same arena that are pooled by max; ``work`` has no grouping yet.
+def with_maxima(work: Asked, maxima: Maxima, width: int, move: Callable[[Ints], Ints]) -> Asked:
+    """The same, and bags of the same block that are pooled by max; ``work`` has no grouping yet.
 
     A row has one gradient a step, whatever bags it is in, so both kinds are grouped together, by position; where, that
     ``move`` says.
@@ -196,29 +121,8 @@ def with_maxima(work: ArenaWork, maxima: Maxima, width: int, move: Callable[[Int
     return replace(work, index=index, weights=weights, grouping=grouping, source_start=source_start, maxima=maxima)
 
 
-def pairs_of(arenas: Sequence[Arena], works: Sequence[ArenaWork]) -> dict[int, int]:
-    """By arena: one of width 1 that was asked for the same rows and learns by the same rule, to be read along."""
-
-    def fits(a: int, b: int) -> bool:
-        alike = (
-            works[a].index is works[b].index
-            and works[a].distinct is None  # where rows are cached, each arena has other slots for them
-            and arenas[a].spec.name == arenas[b].spec.name
-        )
-        sent = (works[a].value_start is None) == (works[b].value_start is None)
-        return alike and sent and arenas[a].width > 1 and not needs_norms(arenas[a])
-
-    pairs: dict[int, int] = {}
-    for b, narrow in enumerate(arenas):
-        if narrow.width == 1 and not needs_norms(narrow):
-            wide = next((a for a in range(len(arenas)) if a not in pairs and fits(a, b)), None)
-            if wide is not None:
-                pairs[wide] = b
-    return pairs
-
-
-def as_before(work: ArenaWork, asked_PX: Ints, width: int, *, values: bool) -> ArenaWork:
-    """The same rows of an arena of another width, whose vectors begin elsewhere."""
+def as_before(work: Asked, asked_PX: Ints, width: int, *, values: bool) -> Asked:
+    """The same rows of a block of another width, whose vectors begin elsewhere."""
     bags_P = asked_PX[:, 3]
     n_bags = len(work.offsets) - 1
     first_P = cumulative(bags_P)[:-1] * width
@@ -229,8 +133,3 @@ def as_before(work: ArenaWork, asked_PX: Ints, width: int, *, values: bool) -> A
     elif work.weights is not None:
         source_start = np.repeat(source_start, np.diff(work.offsets))
     return replace(work, value_start=value_start if values else None, source_start=source_start)
-
-
-def needs_norms(arena: Arena) -> bool:
-    """Whether a step of this arena needs squared norms over columns that other ranks hold."""
-    return arena.width != arena.total_width and arena.spec.name == "rowwise_adagrad"

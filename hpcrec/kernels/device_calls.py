@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcrec.kernels.device_array import DeviceArray
-from hpcrec.kernels.device_memory import DeviceMemory
+from hpcrec.kernels.device_array import DeviceArray, DeviceMemory
 
 if TYPE_CHECKING:
     from torch import Tensor

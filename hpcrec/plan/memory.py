@@ -42,7 +42,7 @@ _SORT_BYTES_AN_ID = 32  # on a GPU while rows are sorted: keys and places, twice
 _PLACE_BYTES_AN_ID = 48  # of rows that are cached: distinct rows, their slots, what went for them, where each id is
 _PINNED_BYTES = 3 * 2 * 8 * MiB  # two buffers of each thread: steps, routes, rows ahead (kernels.staging)
 _KEPT_BYTES = 3 * 32 * MiB  # of rows that change while a checkpoint is written, as they are sorted (embedding.store)
-_SAVED_BYTES = (32 * MiB, 48 * MiB)  # at most, of a part: exported (embedding.arena), gathered (data.hdf5_filled)
+_SAVED_BYTES = (32 * MiB, 48 * MiB)  # at most, of a part: exported (embedding.held_rows), gathered (data.hdf5_filled)
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
 

@@ -1,1 +1,6 @@
-"""When rows and gradients cross. Time, not bytes (those are ``exchange``)."""
+"""When rows are read and gradients applied. Time, not bytes (those are ``exchange``). The list of policies."""
+
+from hpcrec.policy.policy import Policy
+from hpcrec.policy.sync import Sync
+
+POLICIES: dict[str, type[Policy]] = {"sync": Sync}

@@ -11,7 +11,7 @@ _BATCH = 8192  # samples
 
 
 def predict_data(folder: Path, data: Path, out: Path) -> int:
-    """Writes probabilities of a data set's samples as ``/prediction`` of an HDF5 file, like ``commands.predict``.
+    """Writes probabilities of a data set's samples as ``/prediction`` of an HDF5 file, as ``hpcrec predict`` does.
 
     Returns
     -------

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.bad_input.forked import Forked
-from tests.train.runs import write_data
+from tests.training.runs import write_data
 
 CONFIG = """\
 [data]

@@ -59,10 +59,10 @@ def _serve() -> None:
     import torch._dynamo  # noqa: F401 - the first optimizer would
 
     import hpcrec.config
-    import hpcrec.data.convert
     import hpcrec.kernels
-    import hpcrec.models.zoo  # noqa: F401
-    from hpcrec.cli import main
+    import hpcrec.models.zoo
+    import hpcrec.preparation.convert  # noqa: F401
+    from hpcrec.cli.main import main
 
     for line in iter(sys.stdin.readline, ""):
         asked = json.loads(line)

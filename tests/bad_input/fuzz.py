@@ -19,13 +19,13 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcrec.checkpoint.checkpoint import CheckpointWriter, find_checkpoint
+from hpcrec.checkpoint.files import fingerprint
 from hpcrec.config import load_config, to_toml
-from hpcrec.data import convert
 from hpcrec.data.reader import DataSet
-from hpcrec.data.schema import Column, Columns, Writer
 from hpcrec.errors import HpcrecError
-from hpcrec.train.checkpoint import CheckpointWriter, find_checkpoint
-from hpcrec.train.checkpoint_files import fingerprint
+from hpcrec.preparation import convert
+from hpcrec.preparation.schema import Column, Columns, Writer
 from hpcrec.types import Feature
 
 LIMIT_S = 20  # of one seed

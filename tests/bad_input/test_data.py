@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcrec.cli.train import evaluate, predict, train
 from hpcrec.comm.failure import exit_code
-from hpcrec.commands import evaluate, predict, train
 from hpcrec.config import load_config
 from hpcrec.errors import DataError
 from tests.bad_input.forked import Forked

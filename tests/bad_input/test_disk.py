@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrec.commands import train
+from hpcrec.cli.train import train
 from hpcrec.config import load_config
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import CheckpointError, OutputError
@@ -80,7 +80,7 @@ def test_a_folder_for_data_that_cannot_be_written(hpcrec: Forked, tmp_path: Path
     done = hpcrec("prepare", "synthetic", "--out", tmp_path / "file" / "data", "--samples", 1000)
     assert done.code == 1 and "file/data: cannot be written (Not a directory)" in done.err, done.err
     assert "Traceback" not in done.err
-    from hpcrec.data.schema import Writer
+    from hpcrec.preparation.schema import Writer
 
     with DataSet(whole_file) as data, pytest.raises(OutputError, match=r"file/x.h5: cannot be written"):
         Writer(tmp_path / "file" / "x.h5", data.features, n_dense=3)

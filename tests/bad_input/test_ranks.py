@@ -8,13 +8,13 @@ import pytest
 from tests.bad_input.forked import ROOT
 from tests.bad_input.test_data import chunk
 from tests.comm.job import Job
-from tests.train.runs import write_data
+from tests.training.runs import write_data
 
 BODY = """
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from hpcrec.build import open_session
-from tests.train.runs import config_for
+from hpcrec.build.session import open_session
+from tests.training.runs import config_for
 folder = Path({folder!r}) / ("mine" if world.rank == 1 else "theirs")
 config = config_for(folder, train={{"batch_size": 50, "steps": 10000}})
 if {other}:

@@ -7,10 +7,10 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcrec.commands import train
+from hpcrec.cli.train import train
 from hpcrec.config import load_config
-from hpcrec.data.schema import Column, Columns, DataSet, Writer
 from hpcrec.errors import CheckpointError
+from hpcrec.preparation.schema import Column, Columns, DataSet, Writer
 
 
 def rewritten(path: Path) -> None:

@@ -26,13 +26,12 @@ def ready():
         open(sys.argv[1], "w").close()
 """
 _START_S = 120  # imports of torch and Horovod on a machine with other work
-LAUNCHER = (
-    "import os, sys; from hpcrec.launch import run_command; sys.exit(run_command(int(sys.argv[1]), sys.argv[3:], \
-environment=os.environ, program=(sys.executable, '-u', sys.argv[2])))"
-)
+LAUNCHER = "import os, sys; from hpcrec.launcher.mpirun import run_command; sys.exit(run_command(int(sys.argv[1]), \
+sys.argv[3:], environment=os.environ, program=(sys.executable, '-u', sys.argv[2])))"
 
 WATCHED = (  # the same, with the launcher's last words
-    "import os, sys; from hpcrec.launch import run_command; from hpcrec.restarts import run_attempts; "
+    "import os, sys; from hpcrec.launcher.mpirun import run_command; "
+    "from hpcrec.launcher.restarts import run_attempts; "
     "sys.exit(run_attempts(lambda a, e, h: run_command(int(sys.argv[1]), a, environment=e, heard=h, "
     "program=(sys.executable, '-u', sys.argv[2])), sys.argv[3:], environment=os.environ))"
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcrec.data.schema import Column, Columns, Writer
+from hpcrec.preparation.schema import Column, Columns, Writer
 from hpcrec.types import Feature
 
 FEATURES = (

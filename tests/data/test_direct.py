@@ -14,8 +14,8 @@ from hpcrec.data import direct, layout
 from hpcrec.data.loader import Loader
 from hpcrec.data.order import GlobalOrder
 from hpcrec.data.reader import DataSet
-from hpcrec.data.schema import Columns, write_index
 from hpcrec.errors import DataError
+from hpcrec.preparation.schema import Columns, write_index
 
 N = 2357
 NAMES = ("user", "tags", "terms")

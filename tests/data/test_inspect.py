@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 from conftest import cut, make_columns, write
 
-from hpcrec.cli_data import data as command
+from hpcrec.cli.data import data as command
 from hpcrec.data import inspect as module
 from hpcrec.data.counts import IdCounts
 from hpcrec.data.inspect import inspect
-from hpcrec.data.schema import Columns, write_index
+from hpcrec.preparation.schema import Columns, write_index
 
 
 def run(*arguments: str) -> str:

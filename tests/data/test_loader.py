@@ -15,8 +15,8 @@ from hpcrec.data import gather, reader
 from hpcrec.data.loader import Loader
 from hpcrec.data.order import GlobalOrder
 from hpcrec.data.prefetch import Prefetch
-from hpcrec.data.schema import Columns, DataSet
 from hpcrec.errors import ConfigError, DataError
+from hpcrec.preparation.schema import Columns, DataSet
 from hpcrec.types import Bags, Batch
 
 NAMES = ("terms", "user", "tags")

@@ -14,9 +14,9 @@ from conftest import FEATURES, cut, make_columns, write
 
 from hpcrec.data import checksum, layout
 from hpcrec.data.inspect import inspect
-from hpcrec.data.schema import Column, Columns, DataSet, Writer, write_index
 from hpcrec.data.verify import verify
 from hpcrec.errors import DataError
+from hpcrec.preparation.schema import Column, Columns, DataSet, Writer, write_index
 from hpcrec.types import Feature
 
 

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 from conftest import cut, write
 
-from hpcrec.cli_data import data as command
-from hpcrec.data.schema import Columns, write_index
+from hpcrec.cli.data import data as command
 from hpcrec.data.verify import verify
 from hpcrec.errors import DataError
+from hpcrec.preparation.schema import Columns, write_index
 
 
 def run(*paths: Path) -> tuple[int, str, str]:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 
 def test_horovod_on_two_of_four_ranks_leaves_the_owners_alone():
-    launcher = (
-        "import os, sys; from hpcrec.launch import run_command; sys.exit(run_command(4, [], environment=os.environ, \
-program=(sys.executable, sys.argv[1])))"
-    )
+    launcher = "import os, sys; from hpcrec.launcher.mpirun import run_command; sys.exit(run_command(4, [], \
+environment=os.environ, program=(sys.executable, sys.argv[1])))"
     script = Path(__file__).with_name("horovod_part.py")
     outside = {k: v for k, v in os.environ.items() if not k.startswith(("PMIX_", "OMPI_COMM", "PRTE_MCA"))}
     done = subprocess.run(

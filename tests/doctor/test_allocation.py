@@ -11,7 +11,7 @@ import pytest
 from hpcrec.doctor import allocation
 from hpcrec.doctor.allocation import job_fields, judge_allocation, measure_allocation, nodes_in, signal_of
 from tests.doctor.site import only, site_of
-from tests.train.runs import config_for
+from tests.training.runs import config_for
 
 END = "2026-11-23T12:00:00"
 SHOWN = (

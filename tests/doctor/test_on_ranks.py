@@ -20,7 +20,7 @@ from hpcrec.doctor.base import Check, Site, ok
 from hpcrec.doctor.examine import examine
 from hpcrec.doctor.registry import CHECKS, CONFIG_CHECKS, LAST_CHECKS
 from tests.doctor.site import fake_root
-from tests.train.runs import config_for, write_data
+from tests.training.runs import config_for, write_data
 
 CHECK = {check.name: check for check in (*CHECKS, *CONFIG_CHECKS, *LAST_CHECKS)}
 WORLD = MPI.COMM_WORLD

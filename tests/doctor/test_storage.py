@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcrec.build_needs import DiskNeeds, disk_needs
+from hpcrec.build.needs import DiskNeeds, disk_needs
 from hpcrec.doctor import disk, storage
 from hpcrec.doctor.disk import Read, Speed, Written, cached_part, file_system, joined, nearest, share_bytes, timed
 from tests.doctor.site import only, site_of
-from tests.train.runs import config_for, write_data
+from tests.training.runs import config_for, write_data
 
 FOUR = ["h1", "h2", "h3", "h4"]
 

@@ -1,43 +1,64 @@
-"""The cache of rows: any sequence of steps leaves what main memory alone would have, whatever the cache's size."""
+"""The cache of rows: any sequence of steps leaves what the rows below alone would have, whatever the cache's size."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import numpy as np
 import pytest
 
-from hpcrec.embedding.cache import RowCache
+from hpcrec.embedding.blocks import Block
+from hpcrec.embedding.held_rows import HeldRows
+from hpcrec.embedding.stores.cache import RowCache
 from hpcrec.errors import HpcrecError
+from hpcrec.types import OptimizerSpec
 from tests.devices import device_or_skip
+
+WHERE = ["emulated", "cuda", "host"]
 
 
 class Steps:
-    """Random steps on rows of a cache, and on a copy of the host's."""
+    """Random steps on rows of a cache, and on a copy of those below."""
 
     def __init__(self, name: str, n_rows: int, slots: int, seed: int = 0) -> None:
         rng = self.rng = np.random.default_rng(seed)
-        self.device, self.n_rows = device_or_skip(name), n_rows
+        self.device, self.n_rows = None if name == "host" else device_or_skip(name), n_rows
         self.host, self.state = rng.normal(size=(n_rows, 3)), rng.normal(size=n_rows)
         self.wanted = self.host.copy(), self.state.copy()
-        self.cache = RowCache(self.device, self.host, {"accumulator": self.state}, slots)
+        block = Block(width=3, total_width=3, spec=OptimizerSpec(), kind="", parts=())
+        self.cache = RowCache(self.device, HeldRows(block, self.host, {"accumulator": self.state}), slots)
+        self.rows: dict[int, np.ndarray] = {}
+        self.numbers = count()
 
     def rows_of(self, most: int) -> np.ndarray:
         n = int(self.rng.integers(0, most + 1))
         hot = self.rng.zipf(1.3, 4 * n) % self.n_rows
         return np.unique(np.r_[hot[: n // 2], self.rng.integers(0, self.n_rows, n - n // 2)]).astype(np.int64)
 
-    def admit(self, rows: np.ndarray, *, changes: bool = True):
-        return self.cache.admit(self.device.array(rows), changes=changes)
+    def admit(self, rows: np.ndarray) -> int:
+        step = next(self.numbers)
+        self.rows[step] = rows
+        self.cache.admit(step, rows if self.device is None else self.device.array(rows))
+        return step
 
-    def work(self, held, *, changes: bool = True) -> None:
-        """What a step does: reads its rows at their slots, and changes them."""
-        cache, slots = self.cache, held.slots
-        assert len(np.unique(slots)) == len(slots) and (slots >= 0).all()
+    def work(self, step: int, *, changes: bool = True) -> None:
+        """What a step does: reads its rows at their places, and changes them."""
+        cache, rows, places = self.cache, self.rows[step], self.cache.places(step)
+        assert len(np.unique(places)) == len(places) and (places >= 0).all()
+        if changes:
+            cache.changes(step)
         for there, wanted in ((cache.rows, self.wanted[0]), (cache.states["accumulator"], self.wanted[1])):
-            found = np.asarray(there[slots])
-            np.testing.assert_array_equal(found, wanted[held.rows])
+            found = np.asarray(there[places])
+            np.testing.assert_array_equal(found, wanted[rows])
             if changes:
-                there[slots] = found * 1.5 + 1
-                wanted[held.rows] = found * 1.5 + 1
+                there[places] = found * 1.5 + 1
+                wanted[rows] = found * 1.5 + 1
+
+    def whole(self, rows: np.ndarray, *, changes: bool = True) -> None:
+        """A step from its first to its last call."""
+        step = self.admit(rows)
+        self.cache.load(step)
+        self.work(step, changes=changes)
+        self.cache.release(step)
 
     def same(self) -> None:
         self.cache.flush()
@@ -45,24 +66,21 @@ class Steps:
         np.testing.assert_array_equal(self.state, self.wanted[1])
 
 
-@pytest.mark.parametrize("name", ["emulated", "cuda"])
+@pytest.mark.parametrize("name", WHERE)
 @pytest.mark.parametrize("slots", [32, 64, 320])
 @pytest.mark.parametrize("most", [5, 60, 250])
 def test_steps_leave_what_main_memory_would_have(slots: int, most: int, name: str) -> None:
     s = Steps(name, 300, slots)
     coming = s.admit(s.rows_of(most))
     for _ in range(40):
-        held, evaluates = coming, not coming.changes
-        s.cache.load(held)
-        coming = s.admit(s.rows_of(most), changes=bool(s.rng.random() < 0.8))  # beside the step
-        if s.rng.random() < 0.1:
-            continue  # left out
-        s.work(held, changes=not evaluates)
-        s.cache.finish()
+        step, evaluates = coming, bool(s.rng.random() < 0.2)
+        s.cache.load(step)
+        coming = s.admit(s.rows_of(most))  # beside the step
+        if s.rng.random() < 0.9:  # else it is left out
+            s.work(step, changes=not evaluates)
+        s.cache.release(step)
         if s.rng.random() < 0.3:  # an evaluation comes before the step that waits
-            between = s.admit(s.rows_of(most), changes=False)
-            s.cache.load(between)
-            s.work(between, changes=False)
+            s.whole(s.rows_of(most), changes=False)
     s.cache.load(coming)
     s.same()
     counts = s.cache.counts
@@ -70,47 +88,68 @@ def test_steps_leave_what_main_memory_would_have(slots: int, most: int, name: st
     assert counts.behind > 0 or most < 2 * slots, "rows that find no slot are tested where a cache is small"
 
 
-@pytest.mark.parametrize("name", ["emulated", "cuda"])
+@pytest.mark.parametrize("name", WHERE)
+@pytest.mark.parametrize("slots", [32, 320])
+@pytest.mark.parametrize("under_way", [2, 3])
+def test_several_steps_are_under_way(slots: int, under_way: int, name: str) -> None:
+    """Each reads its rows before those before it have changed theirs, and finds them in its turn where they are."""
+    s = Steps(name, 300, slots)
+    steps: list[int] = []
+    for _ in range(40):
+        steps.append(s.admit(s.rows_of(120)))
+        s.cache.load(steps[-1])
+        s.work(steps[-1], changes=False)
+        if len(steps) == under_way:
+            step = steps.pop(0)
+            if s.rng.random() < 0.9:
+                s.work(step)
+            s.cache.release(step)
+        if s.rng.random() < 0.2:
+            s.whole(s.rows_of(60), changes=False)
+    for step in steps:
+        s.work(step)
+        s.cache.release(step)
+    s.same()
+    assert s.cache.counts.behind > 0 or slots == 320
+
+
+@pytest.mark.parametrize("name", WHERE)
 def test_hot_rows_stay(name: str) -> None:
     s = Steps(name, 1000, 320)
     for _ in range(30):
-        s.cache.load(s.admit(s.rows_of(100)))
-        s.cache.finish()
+        s.whole(s.rows_of(100), changes=False)
     counts = s.cache.counts
     assert 0.25 < counts.found / counts.asked < 0.7
     assert s.cache.n_bytes >= 320 * (12 + 32)
 
 
-@pytest.mark.parametrize("name", ["emulated", "cuda"])
-def test_the_host_may_set_rows_between_steps(name: str) -> None:
-    s = Steps(name, 100, 64)
-    held = s.admit(np.arange(40))
-    s.cache.load(held)
-    s.work(held)
-    s.cache.finish()
-    some = np.array([3, 7, 99])
-    s.cache.forget(some)  # not written back later, over what is set now
+@pytest.mark.parametrize("name", WHERE)
+@pytest.mark.parametrize("slots", [32, 64])
+def test_rows_may_be_set_anew_below(name: str, slots: int) -> None:
+    """Where they are in a slot, where a step under way has them behind the slots, and where they are in no cache."""
+    s = Steps(name, 100, slots)
+    s.whole(np.arange(40))
+    under_way = s.admit(np.arange(1, 60))
+    s.cache.load(under_way)
+    some = np.array([3, 7, 45, 59, 99])
     s.host[some] = s.wanted[0][some] = 5.0
     s.state[some] = s.wanted[1][some] = 6.0
-    held = s.admit(np.arange(0, 100, 3))
-    s.cache.load(held)
-    s.work(held)
-    s.cache.finish()
+    s.cache.refresh(some)  # what is there is not written back later, over what is set now
+    s.work(under_way)
+    s.cache.release(under_way)
+    s.whole(np.arange(0, 100, 3))
     s.same()
     s.cache.clear()
     s.host[:] = s.wanted[0][:] = 1.0
-    held = s.admit(np.arange(50))
-    s.cache.load(held)
-    np.testing.assert_array_equal(np.asarray(s.cache.rows[held.slots]), 1.0)
+    s.whole(np.arange(50), changes=False)
 
 
-@pytest.mark.parametrize("name", ["emulated", "cuda"])
+@pytest.mark.parametrize("name", WHERE)
 def test_what_was_only_read_is_not_written(name: str) -> None:
     s = Steps(name, 500, 32)
     s.host.flags.writeable = s.state.flags.writeable = False
     for _ in range(10):
-        s.cache.load(s.admit(s.rows_of(60), changes=False))
-        s.cache.finish()
+        s.whole(s.rows_of(60), changes=False)
     s.same()  # after a flush, to memory that cannot be written
     assert s.cache.counts.asked > s.cache.counts.found, "rows have come and gone"
 
@@ -122,12 +161,11 @@ def test_a_step_that_waits_keeps_its_own_rows_alone() -> None:
         s = Steps("emulated", 4000, 256, seed=3)
         first = s.admit(np.arange(30)) if waits else None
         for batch in range(40):
-            hot = 40 * (batch // 4) + np.arange(100)  # drifts
-            s.cache.load(s.admit(hot, changes=False))
+            s.whole(40 * (batch // 4) + np.arange(100), changes=False)  # drifts
         if first is not None:
             s.cache.load(first)
             s.work(first)
-            s.cache.finish()
+            s.cache.release(first)
             s.same()
         hits.append((s.cache.counts.found / s.cache.counts.asked, s.cache.counts.behind))
     assert hits[0][0] - hits[1][0] < 0.1, hits
@@ -136,10 +174,7 @@ def test_a_step_that_waits_keeps_its_own_rows_alone() -> None:
 
 def test_room_behind_the_slots_is_had_without_a_copy_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     s = Steps("emulated", 300, 32)
-    held = s.admit(np.arange(32))
-    s.cache.load(held)
-    s.work(held)
-    s.cache.finish()
+    s.whole(np.arange(32))
     alive: list[int] = []
     empty = s.device.empty
 
@@ -148,21 +183,26 @@ def test_room_behind_the_slots_is_had_without_a_copy_of_them(monkeypatch: pytest
         return empty(shape, dtype)
 
     monkeypatch.setattr(s.device, "empty", counted)
-    held = s.admit(np.arange(200))
+    step = s.admit(np.arange(200))
     alive.clear()
-    s.cache.load(held)
+    s.cache.load(step)
     assert max(alive[:2]) == 1, "an array is let go before the one in its place is had"
-    s.work(held)
-    s.cache.finish()
+    s.work(step)
+    s.cache.release(step)
+    s.same()
+
+
+def test_places_behind_the_slots_are_used_again() -> None:
+    s = Steps("host", 300, 32)
+    for _ in range(20):
+        s.whole(np.arange(200))
+    assert len(s.cache.rows) < 32 + 1.5 * 200
     s.same()
 
 
 def test_rows_that_could_not_be_brought_are_not_taken_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     s = Steps("emulated", 300, 64)
-    held = s.admit(np.arange(60))
-    s.cache.load(held)
-    s.work(held)
-    s.cache.finish()
+    s.whole(np.arange(60))
 
     def fails(*_: object) -> None:
         raise MemoryError("no more")
@@ -171,16 +211,13 @@ def test_rows_that_could_not_be_brought_are_not_taken_for_others(monkeypatch: py
         patched.setattr(s.cache, "_load", fails)
         with pytest.raises(MemoryError, match="no more"):
             s.admit(np.arange(100, 160))
-    with pytest.raises(HpcrecError, match="could not be brought into the GPU's cache"):
+    with pytest.raises(HpcrecError, match="could not be brought into the cache"):
         s.cache.flush()
     with pytest.raises(HpcrecError, match="Go on from the last checkpoint"):
         s.admit(np.arange(3))
     s.cache.clear()
     s.host[:], s.state[:] = s.wanted  # as a checkpoint would
-    held = s.admit(np.arange(50))
-    s.cache.load(held)
-    s.work(held)
-    s.cache.finish()
+    s.whole(np.arange(50))
     s.same()
 
 
@@ -189,13 +226,13 @@ def test_another_thread_admits_beside_a_step() -> None:
     with ThreadPoolExecutor(1) as pool:
         coming = s.admit(s.rows_of(120))
         for _ in range(25):
-            held = coming
-            s.cache.load(held)
+            step = coming
+            s.cache.load(step)
             rows = s.rows_of(120)
             later = pool.submit(s.admit, rows)
-            s.work(held)
+            s.work(step)
             coming = later.result()
-            s.cache.finish()
+            s.cache.release(step)
     s.cache.load(coming)
     s.same()
     assert s.cache.counts.behind > 0 and s.cache.counts.found > 0

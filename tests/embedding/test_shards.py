@@ -9,9 +9,9 @@ from hpcrec import kernels
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.embedding.place import BALANCE
 from hpcrec.embedding.shards import Placement, build_families, predicted_balance, table_seed
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.errors import CheckpointError, ConfigError
-from hpcrec.train.telemetry import peak_rss_bytes
+from hpcrec.training.telemetry import peak_rss_bytes
 from hpcrec.types import Dynamic, Feature, Lookup, OptimizerSpec, TableSpec
 
 
@@ -85,9 +85,9 @@ def test_every_row_is_held_once_and_starts_alike(kind: str, decay: float) -> Non
         seen = np.zeros((101, 7), int)
         rows = np.full((101, 7), np.nan, np.float32)
         for rank in families[0].holders:
-            store = RowStore(tables, families, rank=rank, seed=3, dtype=np.float32)
+            store = MemoryStore(tables, families, rank=rank, seed=3, dtype=np.float32)
             for ids, block, _ in store.export("a") if "a" in store.tables else ():
-                columns = slice(*store.find("a")[1].columns)
+                columns = slice(*store.place("a")[1].columns)
                 seen[ids, columns] += 1
                 rows[ids, columns] = block
         assert (seen == 1).all()
@@ -105,7 +105,7 @@ def test_columns_that_fall_off_steeply_do_not_overflow() -> None:
     families = build_families(
         tables, features, lookups, {"a": Placement(kind="table")}, owners=(0,), dense=(0,), replicate_rows=0
     )
-    ((_, rows, _),) = RowStore(tables, families, rank=0, seed=3, dtype=np.float32).export("a")
+    ((_, rows, _),) = MemoryStore(tables, families, rank=0, seed=3, dtype=np.float32).export("a")
     assert (rows[:, 0] != 0).all()
     assert (np.abs(rows[:, 1]) < 0.5 / 2**19).all()
     assert (np.abs(rows[:, -1]) < 1e-38).all()
@@ -116,17 +116,17 @@ def test_load_takes_what_export_gave_for_any_shards() -> None:
     tables = {"a": TableSpec(name="a", rows=50, width=6, optimizer=spec)}
     lookups, features = [Lookup(feature="a", table="a")], [Feature(name="a", cardinality=50)]
 
-    def stores(kind: str, owners: int) -> list[RowStore]:
+    def stores(kind: str, owners: int) -> list[MemoryStore]:
         families = build_families(
             tables, features, lookups, {"a": Placement(kind=kind)}, owners=range(owners), dense=(0,), replicate_rows=0
         )
-        return [RowStore(tables, families, rank=r, seed=1, dtype=np.float64) for r in families[0].holders]
+        return [MemoryStore(tables, families, rank=r, seed=1, dtype=np.float64) for r in families[0].holders]
 
     source = stores("row", 3)
     for store in source:
-        for arena in store.arenas:
-            arena.rows += 5.0
-            arena.states["accumulator"] += arena.rows
+        for held in store.held:
+            held.rows += 5.0
+            held.states["accumulator"] += held.rows
     for kind, owners in (("table", 1), ("row", 2), ("column", 3)):
         target, taken = stores(kind, owners), 0
         for store in source:
@@ -237,14 +237,16 @@ def test_rows_are_dealt_evenly_under_skew_in_any_numbering() -> None:
 def test_imbalance_of_owners() -> None:
     even, none = Load(steps=10, lookups=1000, distinct=500), Load()
     even.seconds.update(gather=0.1, update=0.3, read=9.0, find=0.2)
-    figures = [even.figures(100, 800), none.figures(100, 800)]
+    held = {"rows": 100, "bytes": 800}
+    figures = [{**held, **even.figures()}, {**held, **none.figures()}]
     assert figures[0] == {
-        "rows": 100, "bytes": 800, "lookups_per_step": 100, "distinct_per_step": 50,
+        **held, "lookups_per_step": 100, "distinct_per_step": 50,
         "read_ms": pytest.approx(900), "find_ms": pytest.approx(20),
         "gather_ms": pytest.approx(10), "update_ms": pytest.approx(30),
     }  # fmt: skip
     assert imbalance(figures) == {"bytes": 1.0, "lookups": 2.0, "distinct": 2.0, "time": 2.0}
-    assert imbalance([none.figures(0, 0)]) == {"bytes": 1.0, "lookups": 1.0, "distinct": 1.0, "time": 1.0}
+    nothing = {"rows": 0, "bytes": 0, **none.figures()}
+    assert imbalance([nothing]) == {"bytes": 1.0, "lookups": 1.0, "distinct": 1.0, "time": 1.0}
 
 
 # Dynamic tables.
@@ -309,21 +311,22 @@ def test_rows_that_nobody_has_take_no_memory() -> None:
     lookups, features = [Lookup(feature="a", table="a")], [Feature(name="a", cardinality=0)]
     families = build_families(tables, features, lookups, {}, owners=(0,), dense=(0,), replicate_rows=0)
     before = peak_rss_bytes()
-    store = RowStore(tables, families, rank=0, seed=7, dtype=np.dtype(np.float32))
+    store = MemoryStore(tables, families, rank=0, seed=7, dtype=np.dtype(np.float32))
     held = store.dynamic["a"]
     ids = np.array([-(2**63), 5, 2**63 - 1])
     rows, fresh = held.admit(ids)
     store.start_rows("a", rows[fresh], ids[fresh])
     assert peak_rss_bytes() - before < 64 << 20
-    assert store.rows_in_use == 3 and store.memory_bytes - held.figures().map_bytes == 3 * 2 * 64 * 4
+    figures = store.figures()
+    assert figures["rows"] == 3 and figures["bytes"] - held.figures().map_bytes == 3 * 2 * 64 * 4
     ((found, values, states),) = store.export("a")
     np.testing.assert_array_equal(found, ids)
     np.testing.assert_array_equal(values, kernels.init_rows(table_seed(7, "a"), ids, 64, scale=0.3))
     assert (states["accumulator"] == 0.25).all() and states["accumulator"].shape == (3, 64)
     assert held.find(np.array([6, 5])).tolist() == [held.spare, 1]
-    store.arenas[0].rows[held.spare] = 3.0
+    store.held[0].rows[held.spare] = 3.0
     store.clear_spares()
-    assert not store.arenas[0].rows[held.spare].any()
+    assert not store.held[0].rows[held.spare].any()
 
 
 def test_rows_without_addresses_are_refused() -> None:
@@ -331,4 +334,4 @@ def test_rows_without_addresses_are_refused() -> None:
     lookups, features = [Lookup(feature="a", table="a")], [Feature(name="a", cardinality=0)]
     families = build_families(tables, features, lookups, {}, owners=(0,), dense=(0,), replicate_rows=0)
     with pytest.raises(ConfigError, match=r"4294967296 rows of dynamic tables \(a\) cannot be had: no addresses"):
-        RowStore(tables, families, rank=0, seed=7, dtype=np.dtype(np.float32))
+        MemoryStore(tables, families, rank=0, seed=7, dtype=np.dtype(np.float32))

@@ -1,4 +1,4 @@
-"""Exchange ``auto``: changing forms and copies while a run goes on changes no result, and is counted as predicted."""
+"""Exchange ``auto``: whatever forms and copies are chosen, results are the same, and bytes are counted as predicted."""
 
 import itertools
 from pathlib import Path
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcrec.build import open_session
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.exchange.choose import Choice, Chooser
-from hpcrec.train import state
-from hpcrec.train.checkpoint import find_checkpoint
-from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.train.test_equivalence import Roles, few_or_all_roles, roles_for
+from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.training.test_equivalence import Roles, few_or_all_roles, roles_for
 
 TAGS = ("ids", "values", "gradients")
 
@@ -46,11 +46,11 @@ def in_sequence(monkeypatch: pytest.MonkeyPatch, first: int = 0) -> None:
     monkeypatch.setattr(Chooser, "choose", choose)
 
 
-def changing(folder: Path, optimizer: str, model: str, ids: str, item: str, **sections: Any) -> Any:
+def choosing(folder: Path, optimizer: str, model: str, ids: str, item: str, **sections: Any) -> Any:
     return config_for(
         folder,
         model={"name": model},
-        exchange={"form": "auto", "auto_every": 1, "auto_steps": 1, "ids": ids},
+        exchange={"form": "auto", "auto_steps": 1, "ids": ids},
         embedding={
             "optimizer": {"name": optimizer, "lr": 0.1},
             "tables": {"user": {"optimizer": {"name": "sgd", "lr": 0.1}}, "item": {"shard": item}},
@@ -62,8 +62,8 @@ def changing(folder: Path, optimizer: str, model: str, ids: str, item: str, **se
 @pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("optimizer", ["adam", "rowwise_adagrad"])
-def test_a_change_of_forms_changes_no_result(folder: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms and copies change every step, rows and optimizer state with them; equal to one process all along."""
+def test_a_choice_changes_no_result(folder: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal to one process, with whatever forms and copies; tables that are copied are on dense ranks alone."""
     write_data(folder / "data.h5")
     ways = (
         ("deepfm", "read", "auto"),
@@ -71,9 +71,10 @@ def test_a_change_of_forms_changes_no_result(folder: Path, optimizer: str, monke
         ("dcn", "routed", "auto"),
         ("deepfm", "read", "row"),
     )
-    for (model, ids, item), topology in zip(ways, itertools.cycle(roles_for(MPI.COMM_WORLD.size)), strict=False):
-        in_sequence(monkeypatch)
-        config = changing(folder, optimizer, model, ids, item, topology=topology, train={"steps": 9})
+    in_sequence(monkeypatch)
+    roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
+    for (forms, copies), (model, ids, item), topology in zip(SEQUENCE, itertools.cycle(ways), roles, strict=False):
+        config = choosing(folder, optimizer, model, ids, item, topology=topology, train={"steps": 4})
         with open_session(config) as session:
             reference = reference_for(session, config)
             batches = global_batches(session, session.total_steps)
@@ -83,22 +84,23 @@ def test_a_change_of_forms_changes_no_result(folder: Path, optimizer: str, monke
                 np.testing.assert_allclose(loss, expected, rtol=0, atol=1e-12)
             for name, rows in gather_tables(session).items():
                 np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
-            history = session.parts.auto.history
-            session.parts.auto.finish(session.step)
-        assert [(h["from_step"], h["steps"]) for h in history] == [(step, 1) for step in range(9)]
-        copied = [[t.split(".")[0] for t in h["copied_tables"]] for h in history]
-        assert [set(c) for c in copied] == [
-            {t for t in SEQUENCE[n % 8][1] if t != "item" or item == "auto"} for n in range(9)
-        ]
+            found, store = session.parts.chosen.found, session.parts.store
+            held_R = session.parts.world.main.allgather(() if store is None else store.tables)
+        assert {t.split(".")[0] for t in found["copied_tables"]} == {t for t in copies if t != "item" or item == "auto"}
+        named = dict(zip(("user", "item", "history", "tag"), forms, strict=True))
+        assert found["forms"] == {f: named[f] for f in found["forms"]}
+        for table in found["copied_tables"]:
+            holders = [rank for rank, held in enumerate(held_R) if table in held]
+            assert holders == sorted(session.topology.dense), table
 
 
 @few_or_all_roles
 @pytest.mark.parallel([1, 2, 3])
 def test_copies_survive_a_resume(folder: Path, monkeypatch: pytest.MonkeyPatch, roles_of: Roles) -> None:
-    """What the checkpoint held as copies is loaded under another choice, then taken to a third."""
+    """What a checkpoint holds as copies is loaded under another choice, and what that saved under a third."""
     write_data(folder / "data.h5")
     for number, topology in enumerate(roles_of(MPI.COMM_WORLD.size)):
-        config = changing(
+        config = choosing(
             folder,
             "adam",
             "deepfm",
@@ -108,56 +110,52 @@ def test_copies_survive_a_resume(folder: Path, monkeypatch: pytest.MonkeyPatch, 
             train={"steps": 6},
             run={"folder": str(folder / f"run{number}")},
         )
-        in_sequence(monkeypatch)
-        with open_session(config) as session:
-            reference = reference_for(session, config)
-            batches = global_batches(session, 6)
-            for step in session.steps():
-                step.run()
-                reference.step(batches[step.number])
-                if session.step == 3:
-                    state.save(session, Path(config.run.folder), {"note": ""})
-                    break
-        in_sequence(monkeypatch, first=1)  # opened with copies of user, then user and tag
-        with open_session(config) as session:
-            state.load(session, find_checkpoint(Path(config.run.folder), "last", session.parts.world.main), resume=True)
-            for step in session.steps():
-                step.run()
-                reference.step(batches[step.number])
-            for name, rows in gather_tables(session).items():
-                np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
-            assert session.parts.auto.history[0]["from_step"] == 3
+        for first, until in ((2, 3), (1, 5), (7, 6)):  # copies of user and tag, of user, of item
+            in_sequence(monkeypatch, first)
+            with open_session(config) as session:
+                main = session.parts.world.main
+                if until == 3:
+                    reference = reference_for(session, config)
+                    batches = global_batches(session, 6)
+                else:
+                    state.load(session, find_checkpoint(Path(config.run.folder), "last", main), resume=True)
+                for step in session.steps():
+                    step.run()
+                    reference.step(batches[step.number])
+                    if session.step == until:
+                        state.save(session, Path(config.run.folder), {"note": ""})
+                        break
+                for name, rows in gather_tables(session).items():
+                    np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
+                copied = {t.split(".")[0] for t in session.parts.chosen.found["copied_tables"]}
+                assert copied == set(SEQUENCE[first][1])
 
 
 @pytest.mark.parallel([2, 3])
-def test_what_a_resumed_run_has_counted_is_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms are counted again where it goes on, and stay as they are."""
+def test_what_a_resumed_run_has_counted_is_its_own(folder: Path) -> None:
+    """It chooses what the run before it had, by the same batches."""
     write_data(folder / "data.h5")
-    monkeypatch.setattr(Chooser, "choose", lambda chooser: Choice(chooser._offers.single("rows"), (), {}, {}))
-    config = config_for(
-        folder, exchange={"form": "auto", "auto_every": 3, "auto_steps": 1, "prefetch": 0}, train={"steps": 8}
-    )
+    config = config_for(folder, exchange={"form": "auto", "auto_steps": 1, "prefetch": 0}, train={"steps": 8})
+    found = []
     for resumes in (False, True):
         with open_session(config) as session:
-            auto, world = session.parts.auto, session.parts.world
+            chosen, world = session.parts.chosen, session.parts.world
             if resumes:
                 state.load(session, find_checkpoint(Path(config.run.folder), "last", world.main), resume=True)
+            assert chosen.record(session.step)["counted_bytes_per_step"] == {}
             before = world.total_wire_bytes().sum(axis=1)[1:3]
             for step in session.steps():
                 step.run()
                 if not resumes and session.step == 6:
                     state.save(session, Path(config.run.folder), {"note": ""})
                     break
-            auto.finish(session.step)
+            counted = chosen.record(session.step)["counted_bytes_per_step"]
             spent = (world.total_wire_bytes().sum(axis=1)[1:3] - before).tolist()
-        (only,) = auto.history
-        assert (only["from_step"], only["steps"]) == ((6, 2) if resumes else (0, 6))
-        counted = only["counted_bytes_per_step"]
-        assert [counted["values"] * only["steps"], counted["gradients"] * only["steps"]] == pytest.approx(spent)
+            found.append(chosen.found)
+        steps = 2 if resumes else 6
+        assert [counted["values"] * steps, counted["gradients"] * steps] == pytest.approx(spent)
         assert min(spent) > 0
-        assert [t["counted_bytes_per_step"].get("values") is None for t in auto.told] == (
-            [True] if resumes else [True, False]
-        )
+    assert found[0] == found[1]
 
 
 @few_or_all_roles
@@ -175,8 +173,7 @@ def test_counted_bytes_are_those_predicted(folder: Path, roles_of: Roles) -> Non
         with open_session(config) as session:
             for step in session.steps():
                 step.run()
-            session.parts.auto.finish(session.step)
-            (only,) = session.parts.auto.history
+            only = session.parts.chosen.record(session.step)
         assert sum(only["predicted_bytes_per_step"].values()) <= min(only["single_form_bytes_per_step"].values())
         for tag in TAGS:
             assert only["counted_bytes_per_step"][tag] == pytest.approx(

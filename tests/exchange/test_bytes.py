@@ -36,10 +36,14 @@ def expected(world: World, form: str, kind: str) -> dict[str, int]:
     specs = tables("sgd")
     total = {"ids": 0, "values": 0, "gradients": 0, "control": STEPS * 32 * topology.size * (topology.size - 1)}
     cuts = np.linspace(0, BATCH, len(topology.dense) + 1).astype(int)
+    holders = topology.owners[:1] if kind == "table" else topology.dense
+    idle = sorted(set(topology.owners) - set(topology.dense) - set(holders))
+    teller = {h: topology.dense[j % len(topology.dense)] for j, h in enumerate((*holders, *idle))}
     for step in range(STEPS):
         ids, _ = global_batch(step, BATCH)
         for d, rank in enumerate(topology.dense):
             mine = {f: bags[cuts[d] : cuts[d + 1]] for f, bags in ids.items()}
+            total["gradients"] += sum(unit(ITEM) for owner in idle if teller[owner] == rank)
             for holder in set(topology.owners if kind == "table" else topology.dense) - {rank}:
                 # kind "table": every table is put on owner 0; "replicate": every dense rank has every table
                 if kind == "table" and holder != topology.owners[0]:
@@ -57,7 +61,7 @@ def expected(world: World, form: str, kind: str) -> dict[str, int]:
                     value_bytes += len(bags) * ITEM * sum(specs[t].width for t in tables_of[features[0]])
                 total["ids"] += unit(id_bytes)
                 total["values"] += 0 if kind == "replicate" else unit(value_bytes)
-                total["gradients"] += unit(value_bytes)
+                total["gradients"] += unit(value_bytes + ITEM * (teller[holder] == rank))
     return total
 
 

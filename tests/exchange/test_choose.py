@@ -1,4 +1,4 @@
-"""Exchange ``auto``: predicted bytes are the ledger's, the choice is the cheapest there is, and changing it is safe."""
+"""Exchange ``auto``: predicted bytes are the ledger's, and the choice is the cheapest there is."""
 
 import itertools
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import torch
 from mpi4py import MPI
 
 import hpcrec.comm.world as world_module
-from hpcrec.build import open_session
+from hpcrec.build.session import open_session
 from hpcrec.comm.ledger import TAGS as LEDGER_TAGS
 from hpcrec.data.loader import Loader
 from hpcrec.embedding.shards import Placement, build_families
@@ -24,9 +24,9 @@ from hpcrec.exchange.reduction import WAYS
 from hpcrec.exchange.split import Splitter
 from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Bags, Feature, Lookup, TableSpec
-from tests.train.dynamic_runs import write_data as write_any_ids
-from tests.train.runs import config_for, write_data
-from tests.train.test_equivalence import covering
+from tests.training.dynamic_runs import write_data as write_any_ids
+from tests.training.runs import config_for, write_data
+from tests.training.test_equivalence import covering
 
 TAGS = ("ids", "values", "gradients")
 WIDTH = 8
@@ -72,7 +72,7 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str, monke
             train={"batch_size": 13, "steps": 3},
         )
         with open_session(config) as session:
-            layout, reduction = session.parts.policy._exchange.layout, session.parts.policy._exchange.reduction
+            layout, reduction = session.parts.pipeline.exchange.layout, session.parts.pipeline.exchange.reduction
             split = partial(Splitter, seed=1, replicas=None, weighted={"tag"}, dtype=np.float64)
             predicted, messages, at = {tag: np.zeros(2) for tag in TAGS}, 0, session.topology
             for step in session.steps():

@@ -10,15 +10,15 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from hpcrec.build import open_session
+from hpcrec.build.session import open_session
 from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.world import World
 from hpcrec.exchange.codec import Codec, make_codec, wire_item_bytes
-from hpcrec.train.session import Session
+from hpcrec.training.session import Session
 from tests.reference import Reference
 from tests.together import on_every_rank
-from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.train.test_equivalence import roles_for
+from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.training.test_equivalence import roles_for
 
 HALVES = ("bf16", "fp16")
 BLOCK = 128
@@ -187,7 +187,7 @@ def test_bytes_of_a_run(folder: Path) -> None:
             with open_session(wanted) as session:
                 spent[kind] = of_steps(session)
                 if form == "auto":
-                    predicted = session.parts.auto.history[0]["predicted_bytes_per_step"]
+                    predicted = session.parts.chosen.found["predicted_bytes_per_step"]
                     np.testing.assert_allclose(
                         spent[kind], [predicted["values"], predicted["gradients"]], atol=16 * 128
                     )

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcrec.build import open_session
+from hpcrec.build.session import open_session
 from hpcrec.comm.gpu import takes_gpu_memory
-from tests.train.runs import config_for, gather_tables, write_data
-from tests.train.test_equivalence import roles_for
+from tests.training.runs import config_for, gather_tables, write_data
+from tests.training.test_equivalence import roles_for
 
 GPU = {"store": {"name": "gpu", "device": "emulated"}}
 CASES: dict[str, dict[str, Any]] = {

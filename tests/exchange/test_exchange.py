@@ -13,7 +13,7 @@ from hpcrec import kernels
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 from hpcrec.embedding.shards import Placement, build_families
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout
@@ -152,7 +152,7 @@ def run(
     )
     layout = Layout(specs, families, LOOKUPS, forms={}, default_form=form, operators={})
     held = [f for f in families if topology.rank in f.holders]
-    store = RowStore(specs, held, rank=topology.rank, seed=7, dtype=dtype, device=device)
+    store = MemoryStore(specs, held, rank=topology.rank, seed=7, dtype=dtype, device=device)
     initial = gather_rows(world, store, specs, dtype)
     exchange = Exchange(
         world, layout, {}, store, weighted={"tags"}, seed=7, dtype=dtype, timer=lambda name: contextlib.nullcontext()
@@ -174,12 +174,14 @@ def run(
         if leaves is not None:
             seen.append((start, stop, [leaf.copy() for leaf in leaves]))
             gradients = [np.sin(3 * leaf) + 0.1 for leaf in leaves]
-        exchange.gradients(route, Gradients(gradients, []) if leaves is not None else None, step=step + 1, lr_scale=1.0)
+        found = None if leaves is None else Gradients(gradients, [])
+        learned = None if leaves is None else True
+        assert exchange.gradients(route, found, learned=learned, step=step + 1, lr_scale=1.0)
     return seen, gather_rows(world, store, specs, dtype), initial
 
 
-def gather_rows(world: World, store: RowStore, specs: dict[str, TableSpec], dtype: type) -> dict[str, np.ndarray]:
-    mine = {t: [(i.copy(), r.copy(), store.find(t)[1].columns) for i, r, _ in store.export(t)] for t in store.tables}
+def gather_rows(world: World, store: MemoryStore, specs: dict[str, TableSpec], dtype: type) -> dict[str, np.ndarray]:
+    mine = {t: [(i.copy(), r.copy(), store.place(t)[1].columns) for i, r, _ in store.export(t)] for t in store.tables}
     out = {n: np.full((s.rows, s.width), np.nan, dtype) for n, s in specs.items()}
     for theirs in world.main.allgather(mine):
         for name, blocks in theirs.items():

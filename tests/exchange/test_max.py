@@ -9,7 +9,7 @@ from hpcrec import kernels
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 from hpcrec.embedding.shards import Family
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.errors import ConfigError
 from hpcrec.operators import FM2, Block, Operator, WideSum
 from hpcrec.types import Lookup
@@ -39,13 +39,13 @@ KINDS = ("table", "row", "column", "replicate", "mixed")
 OPTIMIZERS = ("sgd", "rowwise_adagrad", "adam", "adagrad")
 
 
-def coarse(store: RowStore) -> None:
+def coarse(store: MemoryStore) -> None:
     """Rows of five values, most of them negative: bags have equal rows, and zeros would win where they must not.
 
     No sum of a few of them is zero, for what is left of one in floating point would be a direction for Adam.
     """
-    for arena in store.arenas:
-        arena.rows[:] = np.round(4 * arena.rows) / 16 - 0.07
+    for held in store.held:
+        held.rows[:] = np.round(4 * held.rows) / 16 - 0.07
 
 
 class MaxReference(Reference):
@@ -125,9 +125,9 @@ def test_the_first_of_equal_rows_learns() -> None:
     for kind, form in (("table", "pooled"), ("row", "pooled"), ("row", "rows"), ("column", "rows")):
         world = World(MPI.COMM_WORLD, lambda hosts: assign_roles(hosts, mode="fused"))
 
-        def flat(store: RowStore) -> None:
-            for arena in store.arenas:
-                arena.rows[:] = -1
+        def flat(store: MemoryStore) -> None:
+            for held in store.held:
+                held.rows[:] = -1
 
         _, initial, rows, layout = run(world, operators, kind, form, "sgd", prepare=flat)
         assert (initial["item"] == -1).all()

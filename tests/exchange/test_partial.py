@@ -13,7 +13,7 @@ from hpcrec.comm.ledger import describe
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 from hpcrec.embedding.shards import Placement, build_families
-from hpcrec.embedding.store import RowStore
+from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.reduction import Reduction
@@ -118,14 +118,14 @@ def run(
     form: str,
     optimizer: str,
     batch: int = BATCH,
-    prepare: Callable[[RowStore], None] = lambda store: None,
+    prepare: Callable[[MemoryStore], None] = lambda store: None,
     way: str = "dense",
 ) -> tuple:
     """Results of every step on this rank, rows before (as ``prepare`` left them) and after, and the layout."""
     topology = world.topology
     specs, families, layout = layout_of(world, operators, kind, form, optimizer, {"item", "country"})
     held = [f for f in families if topology.rank in f.holders]
-    store = RowStore(specs, held, rank=topology.rank, seed=7, dtype=np.float64)
+    store = MemoryStore(specs, held, rank=topology.rank, seed=7, dtype=np.float64)
     prepare(store)
     initial = gather_rows(world, store, specs, np.float64)
     exchange = Exchange(
@@ -161,7 +161,8 @@ def run(
             loss_of(flat, int(start)).backward()
             seen.append((start, stop, [r.detach().numpy().copy() for r in flat]))
             found = inputs.gradients()
-        exchange.gradients(route, found, step=step + 1, lr_scale=1.0)
+        learned = None if found is None else True
+        assert exchange.gradients(route, found, learned=learned, step=step + 1, lr_scale=1.0)
     return seen, initial, gather_rows(world, store, specs, np.float64), layout
 
 

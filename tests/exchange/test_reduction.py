@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import hpcrec.comm.world as world_module
 import hpcrec.exchange.reduction as reduction_module
-from hpcrec.build import open_session
+from hpcrec.build.session import open_session
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
@@ -25,9 +25,9 @@ from hpcrec.operators import FM2, Operator, WideSum
 from hpcrec.types import Feature, Lookup, TableSpec
 from tests.exchange.test_exchange import STEPS, layouts_of
 from tests.exchange.test_partial import DEEP, SETS, run
-from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.train.test_equivalence import check_against_reference, covering, sections
-from tests.train.test_folded import config_of, oracle_for, oracle_step, same_parameters
+from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.training.test_equivalence import check_against_reference, covering, sections
+from tests.training.test_folded import config_of, oracle_for, oracle_step, same_parameters
 
 NAMES = ("fm", "two of one", "deepfm", "folded", "labels")
 HOSTS = {  # of so many ranks
@@ -170,59 +170,57 @@ def test_sessions_equal_one_process(folder: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parallel([3, 4])
 @pytest.mark.parametrize("form", ["partial", "auto"])
 def test_a_folded_layer_is_added_among_owners(form: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sums come and go with forms; the norm is that of all gradients, wherever they are."""
+    """Where forms have it at owners its sums are added there; the norm is that of all gradients, wherever they are."""
     write_data(folder / "data.h5")
     hosts = HOSTS[MPI.COMM_WORLD.size][0]
     monkeypatch.setattr(world_module, "hosts_of", lambda comm: hosts)
-    stay = itertools.cycle((FEATURES, ()))
-    monkeypatch.setattr(Chooser, "choose", lambda chooser: choice_of(chooser, next(stay)))
     config = config_of(
         folder,
         hidden=(2, 3),
         clip=0.05,
         topology={"mode": "split", "owners": 2},
-        exchange={"form": form, "reduce": "host", **({"auto_every": 1} if form == "auto" else {})},
+        exchange={"form": form, "reduce": "host"},
         schedule={},
     )
-    with open_session(config) as session:
-        reference, batches, added = oracle_for(session, config), global_batches(session, 4), []
-        for step in session.steps():
-            step.run()
-            oracle_step(reference, session, batches[step.number], step.number)
-            reduction = session.parts.policy._exchange.reduction
-            added.append("first" in [s.operator for s in reduction.inside])
-            assert len(session.parts.slices.away) == (4 if added[-1] else 0)
-        assert added == [form == "partial" or i % 2 == 0 for i in range(4)]
-        same_parameters(session, reference)
+    for stay in (FEATURES, ()) if form == "auto" else (FEATURES,):
+        monkeypatch.setattr(Chooser, "choose", lambda chooser, stay=stay: choice_of(chooser, stay))
+        with open_session(config) as session:
+            reference, batches = oracle_for(session, config), global_batches(session, 4)
+            reduction = session.parts.exchange.reduction
+            assert ("first" in [s.operator for s in reduction.inside]) == bool(stay)
+            assert len(session.parts.slices.away) == (4 if stay else 0)
+            for step in session.steps():
+                step.run()
+                oracle_step(reference, session, batches[step.number], step.number)
+            same_parameters(session, reference)
 
 
 @pytest.mark.parallel([3, 4])
-def test_a_change_of_forms_changes_the_sums(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms and copies change every step, evaluations among them."""
+def test_sums_among_owners_are_those_of_the_forms_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations among steps."""
     write_data(folder / "data.h5")
     hosts = HOSTS[MPI.COMM_WORLD.size][0]
     monkeypatch.setattr(world_module, "hosts_of", lambda comm: hosts)
-    stay = itertools.cycle((FEATURES, ("item", "history"), (), ("user", "tag")))
-    monkeypatch.setattr(Chooser, "choose", lambda chooser: choice_of(chooser, next(stay)))
     wanted = sections({"mode": "split", "owners": 2}, "fm", "table", "adam", "auto")
     monkeypatch.setattr(reduction_module, "ROUND_BYTES", 0)  # else nothing is worth a collective here
-    wanted["exchange"] |= {"auto_every": 1, "reduce": "auto"}
+    wanted["exchange"] |= {"reduce": "auto"}
     wanted["data"] = {"validation": str(folder / "data.h5")}
-    config = config_for(folder, **wanted, train={"steps": 9})
-    with open_session(config) as session:
-        reference, sums = reference_for(session, config), set()
-        batches = global_batches(session, 9)
-        for step in session.steps():
-            step.run()
-            reference.step(batches[step.number])
-            reduction = session.parts.policy._exchange.reduction
+    config, sums = config_for(folder, **wanted, train={"steps": 3}), set()
+    for stay in (FEATURES, ("item", "history"), (), ("user", "tag")):
+        monkeypatch.setattr(Chooser, "choose", lambda chooser, stay=stay: choice_of(chooser, stay))
+        with open_session(config) as session:
+            reference, reduction = reference_for(session, config), session.parts.exchange.reduction
+            batches = global_batches(session, 3)
             sums.add((reduction.inside, reduction.across))
-            assert session.parts.engine.reduce == session.parts.auto.told[-1]["reduce"] == reduction.way
+            assert session.parts.chosen.found["reduce"] == reduction.way
             assert reduction.way == ("host" if reduction.inside else "dense")
-            assert session.evaluate("validation", 1)["logloss"] > 0
-        for name, rows in gather_tables(session).items():
-            np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
-        assert len(sums) > 1 and ((), ()) in sums
+            for step in session.steps():
+                step.run()
+                reference.step(batches[step.number])
+                assert session.evaluate("validation", 1)["logloss"] > 0
+            for name, rows in gather_tables(session).items():
+                np.testing.assert_allclose(rows, reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
+    assert len(sums) > 1 and ((), ()) in sums
 
 
 FEATURES = ("user", "item", "history", "tag")

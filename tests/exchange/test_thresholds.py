@@ -14,19 +14,20 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from hpcrec import commands
-from hpcrec.build import open_session
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.cli import train as commands
 from hpcrec.config import ThresholdConfig
 from hpcrec.data.loader import Loader
 from hpcrec.exchange.masks import FeatureMasks, Thresholding
 from hpcrec.exchange.work import Spans
-from hpcrec.train import metrics, state
-from hpcrec.train.checkpoint import find_checkpoint
-from hpcrec.train.compression import advise_reader, evaluated_otherwise
-from hpcrec.train.session import Session
+from hpcrec.training import metrics
+from hpcrec.training.compression import advise_reader, evaluated_otherwise
+from hpcrec.training.session import Session
 from tests.reference import Bag, Reference, join
-from tests.train.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.train.test_equivalence import roles_for, shared_out
+from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
+from tests.training.test_equivalence import roles_for, shared_out
 
 # One element of a vector is what tests of few columns are about.
 pytestmark = pytest.mark.filterwarnings("ignore:exchange.dct.density = .* leaves")
@@ -128,7 +129,7 @@ def test_equals_one_process_with_the_same_masks(folder: Path, model: str, thresh
                 np.testing.assert_allclose(rows, reference.rows(table), rtol=0, atol=1e-5)
                 if not table.endswith("wide"):
                     assert np.abs(rows - exact.rows(table)).max() > 1e-3
-            masks = session.parts.engine.masks
+            masks = session.parts.exchange.masks
             found = [0, 0] if masks is None else [masks.kept, masks.drifts]
             assert [total(session, n) for n in found] == [reference.kept, reference.drifts]
 
@@ -196,18 +197,6 @@ def test_thresholds_are_found_anew_where_too_much_passes() -> None:
     assert (thresholds.batches, thresholds.elements) == (4, 1600)
 
 
-def test_masks_of_another_layout_go_on() -> None:
-    """Streams that both have keep their threshold and its age; others have none yet."""
-    how = Thresholding(density=0.1, every=100, evaluates=True)
-    before = FeatureMasks(leg_of("ab"), how)
-    before.tau_GS[0] = 1.5, 2.5
-    before.batches, before.drifts, before.kept, before.elements = 7, 2, 30, 300
-    after = FeatureMasks(leg_of("cb"), how)
-    after.follow(before)
-    np.testing.assert_array_equal(after.tau_GS[0], [np.nan, 2.5])
-    assert (after.batches, *after.counts()) == (7, 30, 300, 2)
-
-
 @pytest.mark.parallel([1, 2, 3])
 def test_density_one_is_the_codec_of_its_values(folder: Path) -> None:
     write_data(folder / "data.h5")
@@ -241,7 +230,7 @@ def test_bytes_follow_what_is_kept(folder: Path) -> None:
         for step in session.steps():
             step.run()
         _, values, gradients = (session.parts.world.total_wire_bytes().sum(axis=1) - before)[:3]
-        masks = session.parts.engine.masks
+        masks = session.parts.exchange.masks
         kept = total(session, 0 if masks is None else masks.kept)
         elements = total(session, 0 if masks is None else masks.elements)
     padding = 4 * 64 * len(session.topology.dense)
@@ -289,7 +278,7 @@ def test_a_run_tells_of_thresholded_and_of_whole_vectors(folder: Path, threshold
     )
     with open_session(wanted) as session:
         session.evaluate("validation")
-        held = session.parts.engine.masks
+        held = session.parts.exchange.masks
         assert held is None or (held.batches, *held.counts()) == (0, 0, 0, 0), "only training counts"
         reference = masking(session, wanted)
         batches = global_batches(session, session.total_steps)
@@ -344,9 +333,6 @@ def test_thresholds_of_other_ranks() -> None:
         after = FeatureMasks(leg_of("bac"), how)
         after.restore(saved, rank)
         np.testing.assert_array_equal(after.tau_GS[0], wanted)
-        changed = FeatureMasks(leg_of("abc"), how)  # as form auto changes it before the first batch
-        changed.follow(after)
-        np.testing.assert_array_equal(changed.tau_GS[0], [wanted[1], wanted[0], nan])
 
 
 def test_thresholds_of_another_density_are_found_anew() -> None:
@@ -357,22 +343,6 @@ def test_thresholds_of_another_density_are_found_anew() -> None:
         saved.tau_GS[0] = (2.0, 3.0) if before is thresholded else (0.0, 0.0)
         after.restore([saved.saved()], 0)
         np.testing.assert_array_equal(after.tau_GS[0], taus)
-
-
-def test_what_was_restored_is_for_the_layout_of_the_next_batch() -> None:
-    """Form auto may first have a layout of which a stream is not, and take it over when it changes."""
-    how = Thresholding(density=0.1, every=100, evaluates=True)
-    saved = FeatureMasks(leg_of("ab"), how)
-    saved.tau_GS[0] = 2.0, 3.0
-    first, then = FeatureMasks(leg_of("a"), how), FeatureMasks(leg_of("ab"), how)
-    first.restore([saved.saved()], 0)
-    then.follow(first)
-    assert then.tau_GS[0].tolist() == [2.0, 3.0]
-    spans = Spans(np.array([0]), np.array([0]), np.array([0]), np.array([40]), np.array([[40]]))
-    first.picked(np.arange(40, dtype=np.float32), spans, train=True)
-    trained = FeatureMasks(leg_of("ab"), how)
-    trained.follow(first)
-    np.testing.assert_array_equal(trained.tau_GS[0], [first.tau_GS[0][0], np.nan])
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
@@ -400,7 +370,7 @@ def test_auto_chooses_among_thresholded_vectors_and_partial_results(folder: Path
             for step in session.steps():
                 step.run()
             spent = (session.parts.world.total_wire_bytes().sum(axis=1) - before)[1:3] / session.step
-            told = session.parts.auto.history[0]
+            told = session.parts.chosen.found
         predicted, single = told["predicted_bytes_per_step"], told["single_form_bytes_per_step"]
         assert "rows" not in {*told["forms"].values(), *single}
         assert sum(predicted.values()) <= min(single.values()) * 1.005

@@ -126,8 +126,8 @@ def holder_of(n_entries: int) -> Holder:
     """One that holds a table of 10^6 rows, 4 wide, for each of the entries."""
     names = [f"f{e}" for e in range(n_entries)]
     parts = {name: SimpleNamespace(base=10**6 * e) for e, name in enumerate(names)}
-    arena = SimpleNamespace(width=4, total_width=4, spec=SimpleNamespace(name="sgd"), cache=None)
-    found = {"arenas": [arena], "find": lambda table: (0, parts[table]), "dynamic": {}}
+    block = SimpleNamespace(width=4, total_width=4, spec=SimpleNamespace(name="sgd"))
+    found = {"blocks": [block], "place": lambda table: (0, parts[table]), "dynamic": {}, "prefetch": lambda *_: None}
     store = SimpleNamespace(dtype=np.dtype("f4"), device=None, **found)
     streams = [SimpleNamespace(entry=e, table=name, width=4) for e, name in enumerate(names)]
     entries = [SimpleNamespace(form="rows", features=(name,)) for name in names]

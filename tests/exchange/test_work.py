@@ -1,46 +1,48 @@
-"""Which arenas are worked on together, and what is shared between arenas that were asked for the same rows."""
+"""Which blocks are worked on together, and what is shared between blocks that were asked for the same rows."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hpcrec import kernels
-from hpcrec.exchange.work import ArenaWork, as_before, pairs_of
+from hpcrec.embedding.asked import Asked, pairs_of
+from hpcrec.embedding.blocks import Block
+from hpcrec.exchange.work import as_before
 from hpcrec.types import OptimizerSpec
 
 ADAGRAD = OptimizerSpec(name="rowwise_adagrad")
 INDEX = np.arange(3)
 
 
-def arena(width, spec=ADAGRAD, total_width=None):
-    return SimpleNamespace(width=width, total_width=total_width or width, spec=spec)
+def block(width, spec=ADAGRAD, total_width=None):
+    return Block(width=width, total_width=total_width or width, spec=spec, kind="", parts=())
 
 
 def work(index=INDEX, value_start=INDEX):
-    return ArenaWork(
+    return Asked(
         index=index, offsets=np.arange(4), value_start=value_start, weights=None, grouping=None, source_start=INDEX
     )
 
 
 @pytest.mark.parametrize(
-    ("arenas", "works", "wanted"),
+    ("blocks", "works", "wanted"),
     [
-        ([arena(16), arena(1)], [work(), work()], {0: 1}),
-        ([arena(1), arena(16)], [work(), work()], {1: 0}),
-        ([arena(16), arena(1), arena(8), arena(1)], [work()] * 4, {0: 1, 2: 3}),
-        ([arena(16), arena(2)], [work(), work()], {}),
-        ([arena(1), arena(1)], [work(), work()], {}),
-        ([arena(16), arena(1)], [work(), work(INDEX.copy())], {}),
-        ([arena(16), arena(1, OptimizerSpec(name="adam"))], [work(), work()], {}),
-        ([arena(16), arena(1)], [work(), work(value_start=None)], {}),
-        ([arena(16, total_width=32), arena(1)], [work(), work()], {}),  # their norms are sums over ranks
-        ([arena(16), arena(1, total_width=4)], [work(), work()], {}),
+        ([block(16), block(1)], [work(), work()], {0: 1}),
+        ([block(1), block(16)], [work(), work()], {1: 0}),
+        ([block(16), block(1), block(8), block(1)], [work()] * 4, {0: 1, 2: 3}),
+        ([block(16), block(2)], [work(), work()], {}),
+        ([block(1), block(1)], [work(), work()], {}),
+        ([block(16), block(1)], [work(), work(INDEX.copy())], {}),
+        ([block(16), block(1, OptimizerSpec(name="adam"))], [work(), work()], {}),
+        ([block(16), block(1)], [work(), work(value_start=None)], {}),
+        ([block(16, total_width=32), block(1)], [work(), work()], {}),  # their norms are sums over ranks
+        ([block(16), block(1, total_width=4)], [work(), work()], {}),
     ],
 )
-def test_a_table_of_width_1_goes_with_one_that_was_asked_alike(arenas, works, wanted):
-    assert pairs_of(arenas, works) == wanted
+def test_a_table_of_width_1_goes_with_one_that_was_asked_alike(blocks, works, wanted):
+    assert pairs_of(blocks, works, apart=[False] * len(works)) == wanted
+    assert not pairs_of(blocks, works, apart=[True] * len(works))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -52,7 +54,7 @@ def test_what_is_shared_is_what_would_be_read_again(weighted):
     def read(asked_PX, width):
         joined = kernels.unpack(message, asked_PX, width)
         start = np.repeat(joined.gradient_start, np.diff(joined.offsets)) if weighted else joined.gradient_start
-        return ArenaWork(
+        return Asked(
             index=joined.index,
             offsets=joined.offsets,
             value_start=joined.value_start,

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcrec.build_memory import memory_report, predict_memory, ranks_asked_for
+from hpcrec.build.memory import memory_report, predict_memory, ranks_asked_for
 from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config, validate
 from hpcrec.data.layout import Column, Columns
-from hpcrec.data.writer import Writer
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.masks import Thresholding, make_masks
 from hpcrec.exchange.thresholds import Thresholded
@@ -32,6 +31,7 @@ from hpcrec.plan.memory import (
 )
 from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
 from hpcrec.plan.written import Written, written_terms
+from hpcrec.preparation.writer import Writer
 from hpcrec.types import Feature, OptimizerSpec
 
 DENSE = DenseRank(
@@ -359,11 +359,7 @@ def test_choosing_forms_takes_copies_and_a_window(tmp_path):
     config = write_run(tmp_path, 2000, topology=SPLIT)
     fixed = predict_memory(load_config(config), [0, 0, 0])
     auto = predict_memory(load_config(config, ["exchange.form='auto'", "exchange.auto_copies=300_000"]), [0, 0, 0])
-    assert [m.terms.get("copies", 0) for m in auto] == [
-        0,
-        0,
-        600_000,
-    ]  # old and new ones, of 4 tables of 264,000 bytes each
+    assert [m.terms.get("copies", 0) for m in auto] == [0, 0, 300_000]  # of 4 tables of 264,000 bytes each
     assert auto[2].terms["counting"] == 12_000 * (4 * (4 + 1 + 1) + 4 * 8)
     for one, other in zip(fixed, auto, strict=True):
         assert one.total_bytes == other.total_bytes - sum(other.terms.get(t, 0) for t in ("copies", "counting"))
@@ -401,7 +397,7 @@ def test_ranks_that_a_configuration_asks_for(topology, ranks):
 
 
 # hpcrec with another meaning of peak_rss_bytes: pages in memory at the end that other ranks may share
-SHARED = """import re, sys; from hpcrec.train import telemetry; from hpcrec.cli import main
+SHARED = """import re, sys; from hpcrec.training import telemetry; from hpcrec.cli.main import main
 telemetry.peak_rss_bytes = lambda: 1024 * int(re.search(r"RssShmem:\\s+(\\d+)", open("/proc/self/status").read())[1])
 sys.argv[0] = "hpcrec"; sys.exit(main())
 """

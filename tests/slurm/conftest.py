@@ -9,7 +9,7 @@ import pytest
 
 from tests.slurm.cluster import slurm
 from tests.slurm.runs import ONE_KIND, Run, job
-from tests.train.runs import write_data
+from tests.training.runs import write_data
 
 
 def why_not() -> str | None:

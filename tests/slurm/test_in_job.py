@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcrec.config import load_config
-from hpcrec.train import attempts
+from hpcrec.training import attempts
 from tests.slurm.cluster import SCRATCH, BatchJob, slurm, until
 from tests.slurm.runs import ONE_KIND, Run, data_in, job, under_way
 

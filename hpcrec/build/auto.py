@@ -1,0 +1,213 @@
+"""The exchange of a session, by the forms of the configuration or those that ``auto`` chooses.
+
+Which batches the first steps will have is known, so forms are chosen by these very batches, before there are rows. A
+choice is a pure function of data and configuration: a resumed run chooses what the run before it had. Knows what is to
+be built; bytes are for ``exchange.measure``, the choice for ``exchange.choose``.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from hpcrec.build.dense import DenseSide
+from hpcrec.build.device import crosses_directly
+from hpcrec.build.tables import DTYPES, make_policy, make_thresholding
+from hpcrec.comm.failure import agree
+from hpcrec.comm.topology import Topology
+from hpcrec.comm.world import World
+from hpcrec.config import Config
+from hpcrec.data.loader import Loader
+from hpcrec.dense.place import Place
+from hpcrec.embedding.load import Load
+from hpcrec.embedding.sets import families_in
+from hpcrec.embedding.shards import Family
+from hpcrec.embedding.store import Store
+from hpcrec.exchange.choose import Choice, Chooser
+from hpcrec.exchange.codec import wire_item_bytes
+from hpcrec.exchange.exchange import Exchange, Timer
+from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes
+from hpcrec.exchange.offers import Offers
+from hpcrec.exchange.reduction import Reduction, reduction_for
+from hpcrec.exchange.split import Splitter
+from hpcrec.exchange.thresholds import thresholded_bytes
+from hpcrec.operators.base import Operator
+from hpcrec.policy.pipeline import LANE, Pipeline, refuse
+from hpcrec.policy.policy import Points
+from hpcrec.training.chosen import Chosen
+from hpcrec.training.parts import Split
+
+
+def choose(
+    config: Config, world: World, train: Split, offers: Offers, dense: DenseSide, timer: Timer
+) -> tuple[Layout, tuple[Family, ...], Chosen | None]:
+    """The layout, the families of all sets as it has them, and what form ``auto`` chose; collective.
+
+    Raises
+    ------
+    DataError
+        The data cannot be read, or have an id outside its table; on every rank.
+    """
+    layout, families, chosen = offers.layout({}), offers.families, None
+    if offers.free:
+        with timer("choose"):
+            choice, asks = _choice(config, world, train, offers, dense)
+            layout = offers.layout(choice.forms, choice.replicated)
+            families = offers.families_with(choice.replicated)
+            chosen = Chosen(world, _found(config, world.topology, offers, choice, asks, layout))
+    return layout, families_in(world.topology.table_sets, families), chosen
+
+
+def _choice(config: Config, world: World, train: Split, offers: Offers, dense: DenseSide) -> tuple[Choice, Asks]:
+    error, counter = None, None
+    try:
+        counter = _counted(config, train, offers, world.topology)
+    except Exception as caught:
+        error = caught
+    agree(world.main, error)
+    assert counter is not None, "no rank has failed"
+    asks = counter.asks(world.main.allreduce(counter.totals()))
+    chooser = Chooser(
+        offers,
+        asks,
+        item_bytes=_item_bytes(config),
+        budget_bytes=0 if config.exchange.codec in ("fp16", "dct") else config.exchange.auto_copies,
+        dense_elements=dense.elements,
+        dense_item_bytes=dense.item_bytes,
+        samples=config.train.batch_size,
+        groups=world.topology.groups,
+    )
+    return chooser.choose(), asks
+
+
+def _counted(config: Config, train: Split, offers: Offers, topology: Topology) -> Counter:
+    """What this rank asks in the first steps under each form: nothing, where it is not dense."""
+    layouts = offers.counted()
+    splitter: Callable[[Layout, set[str]], Splitter] = partial(
+        Splitter,
+        seed=config.train.seed,
+        replicas=None,
+        weighted=_weighted(train),
+        dtype=DTYPES[config.train.dtype][0],
+    )
+    counter = Counter(
+        layouts,
+        splitter,
+        reads_ids=config.exchange.ids == "read",
+        rank=topology.rank,
+        dense=topology.dense,
+        far=topology.far,
+    )
+    if topology.is_dense:
+        loader = Loader(
+            train.dataset,
+            train.order,
+            part=topology.dense_index,
+            parts=len(topology.dense),
+            features=tuple(layouts[0].form_of),
+            prefetch=0,
+        )
+        with loader.batches(0, 0, config.exchange.auto_steps) as batches:
+            for batch in batches:
+                counter.add(batch.bags, len(batch.label))
+    return counter
+
+
+def _found(
+    config: Config, topology: Topology, offers: Offers, choice: Choice, asks: Asks, layout: Layout
+) -> dict[str, Any]:
+    """What a run's records say of the choice."""
+    reduction, item_bytes = _reduction(config, layout, topology), _item_bytes(config)
+    return {
+        "forms": choice.forms,
+        "copied_tables": [t for f in offers.families if f.name in choice.replicated for t in f.tables],
+        "reduce": reduction.way,
+        "predicted_cross_host_bytes_per_step": cross_host_bytes(layout, asks, reduction, item_bytes=item_bytes),
+        "predicted_bytes_per_step": choice.predicted,
+        "single_form_bytes_per_step": choice.single,
+        "owner_flops_per_step": choice.flops,
+    }
+
+
+def make_exchange(
+    config: Config,
+    world: World,
+    train: Split,
+    operators: Mapping[str, Operator],
+    layout: Layout,
+    store: Store | None,
+    place: Place,
+    timer: Timer,
+) -> Exchange:
+    """An exchange of that layout; collective.
+
+    Raises
+    ------
+    ConfigError
+        Layout and policy do not go together; on every rank.
+    """
+    policy = make_policy(config)
+    refuse(policy, config.policy.name, layout)
+    several = policy.in_flight
+    return Exchange(
+        world,
+        layout,
+        operators,
+        store,
+        weighted=_weighted(train),
+        seed=config.train.seed,
+        dtype=DTYPES[config.train.dtype][0],
+        timer=timer,
+        codec=_written_as(config),
+        thresholding=make_thresholding(config),
+        reads_ids=config.exchange.ids == "read",
+        load=Load(),
+        reduction=_reduction(config, layout, world.topology),
+        where=place,
+        direct=crosses_directly(config, world, place),
+        lane=world.main if several == 1 else world.lane(LANE),
+        keeps=several > 1,
+    )
+
+
+def make_pipeline(config: Config, exchange: Exchange, timer: Timer) -> Pipeline:
+    """What runs the exchange as the policy says."""
+    ahead, points = config.exchange.prefetch > 0, make_points(config)
+    return Pipeline(make_policy(config), exchange, timer=timer, ahead=ahead, points=points)
+
+
+def make_points(config: Config) -> Points:
+    """What comes between the steps of a run: checkpoints, evaluations, the end."""
+    train, evaluates = config.train, config.data.validation is not None
+    judged = train.eval_every if evaluates else 0
+    hangs = config.checkpoint.keep_best or train.early_stop is not None
+    return Points(drains=(config.checkpoint.every, judged if hangs else 0), evaluations=(judged,))
+
+
+def _weighted(train: Split) -> set[str]:
+    """Features whose ids carry weights."""
+    return {f.name for f in train.dataset.features if f.weighted}
+
+
+def _written_as(config: Config) -> str:
+    """Codec of what is not thresholded."""
+    return config.exchange.dct.values if config.exchange.codec == "dct" else config.exchange.codec
+
+
+def _item_bytes(config: Config) -> ItemBytes:
+    """Bytes of an element on the wire, by what it is of; of thresholded ones as many as their density asks for."""
+    how, kind = make_thresholding(config), _written_as(config)
+    thresholded = None if how is None else partial(thresholded_bytes, how, kind=kind)
+    return ItemBytes(wire_item_bytes(kind, DTYPES[config.train.dtype][0]), thresholded)
+
+
+def _reduction(config: Config, layout: Layout, topology: Topology) -> Reduction:
+    """Which owners add partial results of that layout."""
+    return reduction_for(
+        layout,
+        topology.dense,
+        topology.host_of,
+        config.exchange.reduce,
+        samples=config.train.batch_size / len(topology.dense),
+        item_bytes=_item_bytes(config).whole,
+    )

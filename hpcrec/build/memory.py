@@ -1,0 +1,298 @@
+"""From a configuration to the memory that each rank will need, before any rank is started.
+
+Builds the model and the layout as a run does, but no rows; what each term counts is ``plan.memory``. Knows no
+communicator.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from hpcrec.build.tables import DTYPES, make_model, make_offers, make_roles, make_thresholding
+from hpcrec.comm.topology import Topology
+from hpcrec.config import Config, DenseConfig
+from hpcrec.data.reader import DataSet
+from hpcrec.embedding.shards import Family
+from hpcrec.exchange.codec import wire_item_bytes
+from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.masks import Thresholding
+from hpcrec.exchange.offers import Offers
+from hpcrec.exchange.reduction import Reduction, reduction_for
+from hpcrec.operators.base import weights_of
+from hpcrec.plan.lines import lines_of
+from hpcrec.plan.memory import RankMemory, rank_memory
+from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
+from hpcrec.plan.written import Written
+from hpcrec.types import TableSpec
+
+
+def topology_of(config: Config, host_of: Sequence[int], rank: int = 0) -> Topology:
+    """Roles of so many ranks on these hosts, as ``[topology]`` asks for.
+
+    Raises
+    ------
+    ConfigError
+        They cannot be had.
+    """
+    owners, dense = make_roles(config, host_of)
+    wanted = config.dense.codistillation
+    return Topology(
+        rank=rank,
+        size=len(host_of),
+        owners=owners,
+        dense=dense,
+        host_of=tuple(host_of),
+        groups=wanted.groups,
+        own_tables=not wanted.share_embeddings,
+    )
+
+
+def ranks_asked_for(config: Config) -> int | None:
+    """Ranks that ``[topology]`` implies; None where it leaves their number open."""
+    owners, dense = config.topology.owners, config.topology.dense
+    if config.topology.mode != "split" or owners is None or dense is None:
+        return None
+    if isinstance(owners, int) and isinstance(dense, int):
+        return owners + dense
+    named = {r for given in (owners, dense) if isinstance(given, tuple) for r in given}
+    counted = sum(given for given in (owners, dense) if isinstance(given, int))
+    return max(len(named) + counted, *(r + 1 for r in named))
+
+
+def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
+    """Memory of each rank; reads the head of the training data.
+
+    Raises
+    ------
+    ConfigError, DataError
+        What a run would refuse.
+    """
+    topology = topology_of(config, host_of)
+    with DataSet(Path(config.data.train)) as dataset:
+        model, operators = make_model(config, dataset)
+        tables, families, offers = make_offers(config, dataset, operators, topology)
+        layout = offers.layout({})  # where forms are chosen, what crosses is seldom more than under pooled
+        dtype, exchange = DTYPES[config.train.dtype][0], config.exchange
+        codec = exchange.dct.values if exchange.codec == "dct" else exchange.codec
+        wire_bytes = wire_item_bytes(codec, dtype)
+        mean_ids = {f.name: f.mean_ids for f in dataset.features}
+        samples = config.train.batch_size / len(topology.dense)
+        reduction = reduction_for(
+            layout, topology.dense, host_of, config.exchange.reduce, samples=samples, item_bytes=wire_bytes
+        )
+        dense = _dense_rank(config, dataset, model, layout, mean_ids, topology, reduction)
+        auto = _auto(config, dataset, offers)
+    wholes = sum(w.numel() for o in operators.values() for w in weights_of(o, o.lookups))
+    return [
+        rank_memory(
+            _held(tables, families, rank),
+            _traffic(config, layout, rank, mean_ids),
+            dense if rank in topology.dense else None,
+            item_bytes=dtype.itemsize,
+            ahead=config.exchange.prefetch,
+            written=_written(config, wire_bytes),
+            read_bytes=_read_bytes(config, dataset, layout, rank),
+            added_elements=samples * reduction.elements_at(rank),
+            auto=auto if rank in topology.dense else None,
+            held_ids=_held_ids(families, rank),
+            lookups=topology.table_sets,
+            shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
+            if config.exchange.windows
+            else 0.0,
+            wholes=wholes if topology.groups == 1 else 0,
+            dense_optimizer=config.dense.optimizer.name,
+            on_gpu=config.store.name == "gpu",
+            gpu_bytes=config.store.memory_bytes,
+            saves=config.checkpoint.every + config.train.eval_every > 0 if config.checkpoint.background else None,
+            marks=1 if config.checkpoint.full_every == 1 else 3,
+        )
+        for rank in range(topology.size)
+    ]
+
+
+def _auto(config: Config, dataset: DataSet, offers: Offers) -> dict[str, float]:
+    """What choosing forms takes on a dense rank: copies, and the window of all features that is counted on."""
+    if not offers.free:
+        return {}
+    features = tuple(offers.layout({}).form_of)
+    window = max(_window_samples(config, dataset, features), config.train.batch_size)
+    copies_bytes = min(config.exchange.auto_copies, sum(offers.replicable.values()))
+    return {"copies": copies_bytes, "counting": window * _sample_bytes(dataset, features)}
+
+
+def _held(tables: dict[str, TableSpec], families: Sequence[Family], rank: int) -> list[HeldRows]:
+    held = []
+    for family in families:
+        if rank not in family.holders:
+            continue
+        part = family.holders.index(rank)
+        for name in family.tables:
+            start, stop = family.part_columns(tables[name].width, part)
+            if start < stop:
+                rows, optimizer = family.part_rows(part), tables[name].optimizer.name
+                copied = family.kind == "replicate"
+                held.append(HeldRows(rows=rows, width=stop - start, optimizer=optimizer, copied=copied))
+    return held
+
+
+def _held_ids(families: Sequence[Family], rank: int) -> list[HeldIds]:
+    held = []
+    for family in families:
+        if family.dynamic is not None and rank in family.holders:
+            rows, evicts = family.part_rows(family.holders.index(rank)), family.dynamic.evict is not None
+            waiting = family.dynamic.pending // family.row_parts if family.dynamic.admit_from > 1 else 0
+            held.append(HeldIds(rows=rows, evicts=evicts, pending=waiting))
+    return held
+
+
+def _written(config: Config, wire_bytes: float) -> Written | None:
+    if config.exchange.codec == "fp32":
+        return None
+    own_tables = not config.dense.codistillation.share_embeddings  # those of other groups are read as in evaluations
+    whole = bool(config.data.test or config.data.validation) or (own_tables and not config.exchange.dct.evaluate)
+    return Written(item_bytes=wire_bytes, thresholded=config.exchange.codec == "dct", whole_evaluations=whole)
+
+
+def _traffic(config: Config, layout: Layout, rank: int, mean_ids: dict[str, float]) -> HolderTraffic:
+    leg, batch = layout.legs.get(rank), config.train.batch_size
+    if leg is None:
+        return HolderTraffic()
+    ids_E, bags_E = [], []
+    for entry in leg.entries:
+        ids = batch * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
+        ids_E.append(ids)
+        bags = min(ids, batch) if entry.form in ("pooled", "partial") else ids
+        bags_E.append(batch if entry.every_bag else bags)
+    elements = sum(bags_E[s.entry] * s.width for s in (*leg.streams, *leg.hidden))
+    partials = batch * sum(p.elements for p in leg.partials)
+    how = make_thresholding(config)
+    valued = [(bags_E[s.entry] * s.width, s.width) for s in leg.streams[: leg.n_value_streams]]
+    kept = 0.0 if how is None else partials + sum(n * _crossing(how, width) for n, width in valued)
+    pooled = [e.form in ("pooled", "partial") and layout.pooling[e.features[0]] == "max" for e in leg.entries]
+    maxima = [s for s in (*leg.streams, *leg.hidden) if pooled[s.entry]]
+    weights, columns = layout.weights_at(rank)
+    return HolderTraffic(
+        weights=weights,
+        weighed_elements=batch * columns,
+        ids=sum(ids_E),
+        bags=sum(bags_E),
+        elements=elements + partials,
+        kept=kept,
+        id_elements=sum(ids_E[s.entry] * s.width for s in maxima),
+        bag_elements=sum(bags_E[s.entry] * s.width for s in maxima),
+        dynamic_ids=sum(n for n, e in zip(ids_E, leg.entries, strict=True) if e.family.dynamic is not None),
+    )
+
+
+def _crossing(how: Thresholding, width: int) -> float:
+    """Share of the elements of such vectors that is to cross."""
+    return 1.0 if width == 1 else how.density_of(width)
+
+
+def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int) -> float:
+    """Of ids that a holder reads: two windows, or none where it reads just its batches, and the batches ahead."""
+    held = layout.held(rank)
+    if config.exchange.ids != "read" or not held:
+        return 0.0
+    batches = config.data.prefetch + 2 + config.exchange.prefetch + 1
+    windows = 2 * config.dense.codistillation.groups  # groups of dense ranks read beside each other
+    samples = batches * config.train.batch_size + windows * _window_samples(config, dataset, held, ids_only=True)
+    return samples * _ids_bytes(dataset, held)
+
+
+def _window_samples(config: Config, dataset: DataSet, features: tuple[str, ...], *, ids_only: bool = False) -> int:
+    # None where it reads just what each batch needs.
+    exact = not config.data.shuffle and dataset.plain(features, ("weight",), ids_only=ids_only)
+    return 0 if exact else min(config.data.chunk * config.data.window, dataset.samples)
+
+
+def _sample_bytes(dataset: DataSet, features: tuple[str, ...]) -> float:
+    return 4.0 * (dataset.n_dense + dataset.n_labels + 1) + _ids_bytes(dataset, features)
+
+
+def _ids_bytes(dataset: DataSet, features: tuple[str, ...]) -> float:
+    n_bytes = 0.0
+    for feature in (dataset.feature(name) for name in features):
+        n_bytes += feature.mean_ids * (12 if feature.weighted else 8) + 8 * dataset.jagged(feature.name)
+    return n_bytes
+
+
+def _dense_rank(
+    config: Config,
+    dataset: DataSet,
+    model: nn.Module,
+    layout: Layout,
+    mean_ids: dict[str, float],
+    topology: Topology,
+    reduction: Reduction,
+) -> DenseRank:
+    batch, n = config.train.batch_size, len(topology.dense)
+    asked = [_traffic(config, layout, rank, mean_ids) for rank in layout.legs]
+    used = layout.visible if config.exchange.ids == "read" else tuple(layout.form_of)
+    maxima = [  # pooled by max here: rows that came or are here, or parts of bags, at most as many as ids
+        (k.feature, group.width)
+        for group in layout.groups
+        for k in group.lookups
+        if k.pooling == "max"
+        and (layout.form_of[k.feature] in ("rows", "replicate") or layout.family_of[k.feature].kind == "row")
+    ]
+    away = sum(weight.numel() for weight in layout.away)
+    parameters = sum(p.numel() for p in model.parameters()) - away
+    return DenseRank(
+        samples=batch / n,
+        ids=sum(t.ids for t in asked) / n,
+        bags=sum(t.bags for t in asked) / n,
+        leaf_elements=sum(g.width * len(g.lookups) for g in layout.groups)
+        + max(
+            sum(leg.partials[i].elements for h, leg in layout.legs.items() for i in reduction.sent(h, d))
+            for d in topology.dense
+        ),
+        sample_bytes=_sample_bytes(dataset, used),
+        window_samples=_window_samples(config, dataset, used),
+        prefetch=config.data.prefetch,
+        parameters=parameters,
+        away=away,
+        optimizer=config.dense.optimizer.name,
+        layer_elements=sum(int(getattr(m, "out_features", 0)) for m in model.modules()),  # of linear layers
+        id_elements=batch / n * sum(mean_ids[f] * width for f, width in maxima),
+        bag_elements=batch / n * sum(width for _, width in maxima),
+        dynamic_ids=sum(t.dynamic_ids for t in asked) / n,
+        kept=sum(t.kept for t in asked) / n,
+        unsent=_unsent(config.dense, parameters, n // topology.groups),
+        taught_by=topology.groups - 1,
+    )
+
+
+def _unsent(dense: DenseConfig, parameters: int, ranks: int) -> float:
+    """Elements that a dense rank keeps of its own gradients, and of the sums that it may make for all."""
+    if dense.compression == "none" or dense.dct.density == 1:
+        return 0.0
+    sums = dense.dct.collective == "reduce_scatter" or (dense.dct.collective == "auto" and ranks > 4)
+    return parameters * (1 + sums / ranks)
+
+
+def memory_lines(predicted: Sequence[RankMemory], topology: Topology) -> list[str]:
+    """One line for each kind of rank that differs, the largest of it: what it is for, in order of size."""
+    roles: dict[str, list[int]] = {}
+    for rank in range(topology.size):
+        owner, dense = rank in topology.owners, rank in topology.dense
+        roles.setdefault("owner and dense" if owner and dense else "owner" if owner else "dense", []).append(rank)
+    return [line for role, ranks in roles.items() for line in lines_of(role, {r: predicted[r] for r in ranks})]
+
+
+def memory_report(config: Config, ranks: int | None) -> list[str]:
+    """Lines on the memory of each rank, for so many ranks on one host; by default as many as ``[topology]`` counts.
+
+    Raises
+    ------
+    ConfigError, DataError
+        What a run would refuse.
+    """
+    fewest = config.dense.codistillation.groups * (2 if config.topology.mode == "split" else 1)
+    size = ranks or ranks_asked_for(config) or fewest
+    asked = f"{size} rank{'s' * (size > 1)}" + (
+        "" if ranks or ranks_asked_for(config) else " (-n N for another number)"
+    )
+    lines = memory_lines(predict_memory(config, [0] * size), topology_of(config, [0] * size))
+    return [f"memory a rank, with {asked}:", *(f"  {line}" for line in lines)]

@@ -1,0 +1,262 @@
+"""From a configuration to a session: every choice of the configuration becomes an object here, and only here.
+
+Knows every package; decides nothing that the configuration does not say. Set-up is collective: what one rank finds
+wrong is raised on all of them together (``comm.failure.agree``), before any data crosses.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from hpcrec import kernels
+from hpcrec.build.auto import choose, make_exchange, make_pipeline
+from hpcrec.build.dense import DenseSide
+from hpcrec.build.device import make_device, make_place
+from hpcrec.build.tables import DTYPES, make_model, make_offers, make_policy, make_roles
+from hpcrec.comm.failure import agree, unwatch, watch
+from hpcrec.comm.stall import StallLimits
+from hpcrec.comm.topology import Topology
+from hpcrec.comm.world import World
+from hpcrec.config import Config, load_config
+from hpcrec.data.grouped import GroupedOrder, Order
+from hpcrec.data.order import GlobalOrder
+from hpcrec.data.reader import DataSet
+from hpcrec.dense.codistillation import Other
+from hpcrec.embedding.shards import Family
+from hpcrec.embedding.store import Store
+from hpcrec.embedding.stores import STORES
+from hpcrec.errors import ConfigError, DataError
+from hpcrec.policy.pipeline import LANE
+from hpcrec.training.compression import advise
+from hpcrec.training.nonfinite import Guard
+from hpcrec.training.parts import DensePart, Parts, Split
+from hpcrec.training.schedule import Schedule
+from hpcrec.training.session import Session
+from hpcrec.training.timer import PhaseTimer
+from hpcrec.types import TableSpec
+
+T = TypeVar("T")
+
+
+def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, reading: bool = False) -> Session:
+    """A session for a user's own loop, or for ``hpcrec train``; collective over all ranks.
+
+    Parameters
+    ----------
+    config : Config or path of a TOML file
+    overrides : sequence of "section.key=value"
+    reading : bool
+        Nothing will be trained: any number of owners has room for all rows of dynamic tables.
+
+    Raises
+    ------
+    ConfigError, DataError
+        On all ranks together.
+    """
+    config = config if isinstance(config, Config) else load_config(config, overrides)
+    world = make_world(config)
+    agreed = partial(_together, world)
+    splits = agreed(lambda: _open_splits(config))
+    agreed(lambda: _check_same_data(splits, world))
+    dataset = splits["train"].dataset
+    model, operators = agreed(lambda: make_model(config, dataset, world.topology.group))
+    tables, _, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology, reading=reading))
+    agreed(lambda: offers.layout({}))  # refuses what cannot be had, before anything is counted or made
+    agreed(lambda: _check_threads(config, world))
+    place, others = agreed(lambda: make_place(config, world.topology)), _other_groups(config, dataset, world.topology)
+    dense = agreed(lambda: DenseSide(config, model, operators, world, place, others))
+    timer, signal = PhaseTimer(), watch()
+    layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer)
+    part = agreed(lambda: dense.part(layout.away))
+    store = agreed(lambda: _make_store(config, tables, families, world.topology))
+    exchange = make_exchange(config, world, splits["train"], operators, layout, store, place, timer)
+
+    guard = Guard(world.main, world.dense, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
+    parts = Parts(
+        world=world,
+        exchange=exchange,
+        pipeline=make_pipeline(config, exchange, timer),
+        chosen=chosen,
+        tables=tables,
+        dense=part,
+        slices=dense.slices(exchange.slices, layout.away),
+        clip_norm=config.dense.clip_norm,
+        splits=splits,
+        schedule=_schedule(config, config.train.steps or config.train.epochs * splits["train"].order.n_batches),
+        scale_embeddings=config.schedule.apply_to_embeddings,
+        epochs=config.train.epochs,
+        steps=config.train.steps,
+        seed=config.train.seed,
+        dtype=DTYPES[config.train.dtype][1],
+        prefetch=config.data.prefetch,
+        ahead=config.exchange.prefetch + make_policy(config).in_flight - 1,
+        timer=timer,
+        signal=signal,
+        teaches_from=_teaches_from(config),
+        close=partial(_close, part, splits, world),
+    )
+    if not reading:
+        advise(parts)
+    return Session(parts, guard)
+
+
+def _close(dense: DensePart | None, splits: dict[str, Split], world: World) -> None:
+    if dense is not None:
+        dense.close()
+    unwatch()
+    for split in splits.values():
+        split.dataset.close()
+    world.close()
+
+
+def make_world(config: Config) -> World:
+    """The communicators that ``[topology]`` asks for; collective."""
+    limits = StallLimits(config.run.stall_report_s, config.run.stall_abort_s)
+    wanted = config.dense.codistillation
+    return World(
+        None,
+        partial(make_roles, config),
+        limits,
+        windows=config.exchange.windows,
+        groups=wanted.groups,
+        own_tables=not wanted.share_embeddings,
+        lanes=() if make_policy(config).in_flight == 1 else (LANE,),
+    )
+
+
+def _teaches_from(config: Config) -> int | None:
+    """The step from which on tables of other groups are read in training; None where they never are."""
+    wanted = config.dense.codistillation
+    return None if wanted.share_embeddings or not wanted.weight else wanted.burn_in_steps
+
+
+def _other_groups(config: Config, dataset: DataSet, topology: Topology) -> dict[int, Other]:
+    """Models of the other groups than this dense rank's."""
+    if not topology.is_dense:
+        return {}
+    return {g: Other(*make_model(config, dataset, g)) for g in range(topology.groups) if g != topology.group}
+
+
+def _together(world: World, make: Callable[[], T]) -> T:
+    """``make()`` on every rank; if it fails on any rank, all ranks raise."""
+    error, made = None, None
+    try:
+        made = make()
+    except Exception as caught:
+        error = caught
+    agree(world.main, error)
+    return made  # type: ignore[return-value]
+
+
+def _open_splits(config: Config) -> dict[str, Split]:
+    """The data sets of the configuration; only the training data is shuffled."""
+    splits: dict[str, Split] = {}
+    for name in ("train", "validation", "test"):
+        path = getattr(config.data, name)
+        if path is None:
+            continue
+        dataset = DataSet(path)
+        if not dataset.samples:
+            raise DataError(f"{path}: has no samples. Set data.{name} to a file that has some, or leave it out.")
+        read = {"seed": config.train.seed, "chunk": config.data.chunk, "window": config.data.window}
+        shuffle, batch = config.data.shuffle and name == "train", config.train.batch_size
+        groups = config.dense.codistillation.groups if name == "train" else 1
+        order: Order
+        if groups > 1:
+            order = GroupedOrder(dataset.samples, batch, groups, **read, shuffle=shuffle)
+        else:
+            order = GlobalOrder(dataset.samples, batch, **read, shuffle=shuffle)
+        splits[name] = Split(dataset=dataset, order=order)
+        facts = [(f.name, f.cardinality, f.weighted) for f in dataset.features], dataset.n_dense, dataset.n_labels
+        first = splits["train"].dataset
+        expected = [(f.name, f.cardinality, f.weighted) for f in first.features], first.n_dense, first.n_labels
+        if facts != expected:
+            raise ConfigError(
+                f"data.{name} ({path}) and data.train ({config.data.train}) differ in features, cardinalities, dense "
+                "inputs or labels. Prepare both in one go, so that they have the same ids."
+            )
+    return splits
+
+
+def _check_same_data(splits: dict[str, Split], world: World) -> None:
+    """Refuses ranks that read different files under one name, say copies on the disks of their hosts. Collective."""
+    for name, split in splits.items():
+        prints_R = world.main.allgather(split.dataset.fingerprint)
+        others = [rank for rank, one in enumerate(prints_R) if one != prints_R[0]]
+        if others:
+            raise DataError(
+                f"data.{name} ({split.dataset.path}): rank {others[0]} reads another data set there than rank 0. Give "
+                "every host the same files."
+            )
+
+
+def _make_store(
+    config: Config, tables: dict[str, TableSpec], families: Sequence[Family], topology: Topology
+) -> Store | None:
+    held = [family for family in families if topology.rank in family.holders]
+    if not held:
+        return None
+    store = STORES[config.store.name]
+    return store(
+        tables,
+        held,
+        rank=topology.rank,
+        seed=config.train.seed,
+        dtype=DTYPES[config.train.dtype][0],
+        device=make_device(config, topology),
+        **store.settings(config.store.memory_bytes),
+    )
+
+
+def _schedule(config: Config, total_steps: int) -> Schedule:
+    s = config.schedule
+    if s.kind == "constant":
+        return Schedule(warmup_steps=s.warmup_steps)
+    start = s.warmup_steps if s.decay_start is None else s.decay_start
+    return Schedule(
+        kind=s.kind,
+        warmup_steps=s.warmup_steps,
+        decay_start=s.decay_start,
+        decay_steps=s.decay_steps or max(1, total_steps - start),
+        final=s.final,
+        power=s.power,
+        factor=s.factor,
+    )
+
+
+def _check_threads(config: Config, world: World) -> None:
+    """Threads of this rank's kernels and of torch; refuses what MPI's thread level does not allow. Collective."""
+    if config.exchange.prefetch and not world.threads_may_communicate:
+        raise ConfigError(
+            f"exchange.prefetch is {config.exchange.prefetch}, but this MPI library does not let two threads "
+            "communicate at once (MPI_THREAD_MULTIPLE). Set exchange.prefetch = 0, or use an MPI with thread support."
+        )
+    if make_policy(config).in_flight > 1 and not world.threads_may_communicate:
+        raise ConfigError(
+            f"policy.name is {config.policy.name!r}, under which a thread communicates beside the steps, but this MPI "
+            "library does not let two threads communicate at once (MPI_THREAD_MULTIPLE). Set policy.name = 'sync', or "
+            "use an MPI with thread support."
+        )
+    if config.dense.reducer == "horovod" and len(world.topology.dense) > 1 and not world.threads_may_communicate:
+        raise ConfigError(
+            "dense.reducer is 'horovod', whose thread sends while others do, but this MPI library does not let two "
+            "threads communicate at once (MPI_THREAD_MULTIPLE). Set dense.reducer = 'mpi', or use an MPI with thread "
+            "support."
+        )
+    if config.dense.device != "cpu" and config.dense.reducer == "mpi" and not world.threads_may_communicate:
+        raise ConfigError(
+            "dense.device is not 'cpu', where gradients are sent from a thread of torch's, but this MPI library does "
+            "not let two threads communicate (MPI_THREAD_MULTIPLE). Use an MPI with thread support."
+        )
+    topology = world.topology
+    mine = frozenset(os.sched_getaffinity(0))
+    cores_R = world.main.allgather(mine)
+    sharing = sum(cores_R[rank] == mine for rank in topology.host_ranks)  # a rank that is bound has its cores alone
+    fair = max(1, len(mine) // sharing)
+    kernels.set_threads((config.topology.owner_threads if topology.is_owner else config.topology.dense_threads) or fair)
+    asked = config.topology.dense_threads if topology.is_dense else config.topology.owner_threads
+    torch.set_num_threads(asked or fair)  # owners compute partial results by torch

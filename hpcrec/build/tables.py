@@ -1,0 +1,277 @@
+"""From a configuration to roles, a model, its tables and their layout.
+
+Knows no communicator: pure, the same on every rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpcrec.comm.topology import Topology, assign_roles
+from hpcrec.config import Config, DenseConfig, ExchangeConfig, Form, PolicyConfig, StoreConfig, TopologyConfig
+from hpcrec.data import hashing
+from hpcrec.data.reader import DataSet
+from hpcrec.embedding.place import row_elements
+from hpcrec.embedding.sets import families_in, tables_in
+from hpcrec.embedding.shards import Family, Placement, build_families
+from hpcrec.errors import ConfigError
+from hpcrec.exchange.masks import Thresholding
+from hpcrec.exchange.offers import Offers
+from hpcrec.models import build_model, tables_of
+from hpcrec.operators.base import Operator
+from hpcrec.policy import POLICIES
+from hpcrec.policy.policy import Policy
+from hpcrec.types import Dynamic, Feature, Lookup, TableSpec
+
+DTYPES: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
+    "float32": (np.dtype(np.float32), torch.float32),
+    "float64": (np.dtype(np.float64), torch.float64),
+}
+
+
+def as_read(config: Config) -> Config:
+    """The configuration of a run by which it is read, on any ranks: what concerns others than these is left out."""
+    tables = {name: replace(own, owners=None, parts=None) for name, own in config.embedding.tables.items()}
+    threads = {"owner_threads": config.topology.owner_threads, "dense_threads": config.topology.dense_threads}
+    return replace(
+        config,
+        topology=TopologyConfig(mode="fused", **threads),
+        exchange=_without_auto(config.exchange),
+        # nothing is reduced, so Horovod need not be there; of several groups, the first one's model is read
+        dense=DenseConfig(reducer="mpi", optimizer=config.dense.optimizer, autocast=config.dense.autocast),
+        embedding=replace(config.embedding, tables=tables),
+        store=StoreConfig(),
+        policy=PolicyConfig(),  # nothing is trained
+    )
+
+
+def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
+    """Nothing is counted to read a run. Forms change the order of sums, and what codec ``dct`` thresholds."""
+    defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_copies")}
+    fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
+    form: Form = "pooled" if exchange.form == "auto" else exchange.form
+    return replace(exchange, form=form, forms=fixed, **defaults)
+
+
+def make_policy(config: Config) -> Policy:
+    """The policy that ``[policy]`` names."""
+    policy = POLICIES[config.policy.name]
+    return policy(policy.Options())
+
+
+def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Owners and dense ranks on these hosts, as ``[topology]`` asks for.
+
+    Raises
+    ------
+    ConfigError
+        They cannot be had.
+    """
+    t, groups = config.topology, config.dense.codistillation.groups
+    owners, dense = assign_roles(
+        host_of,
+        mode=t.mode,
+        owners=t.owners,
+        dense=t.dense,
+        owners_per_host=t.owners_per_host,
+        dense_per_host=t.dense_per_host,
+    )
+    if len(dense) % groups:
+        allowed = [str(n) for n in range(1, len(dense) + 1) if len(dense) % n == 0]
+        raise ConfigError(
+            f"dense.codistillation.groups is {groups}, but there {'is' if len(dense) == 1 else 'are'} {len(dense)} "
+            f"dense rank{'s' * (len(dense) > 1)}, which cannot be split into so many equal groups. Allowed: "
+            f"{', '.join(allowed)}. Set it to one of these, or start other ranks (topology.dense under mode 'split')."
+        )
+    return owners, dense
+
+
+def make_thresholding(config: Config) -> Thresholding | None:
+    """How vectors are thresholded, if they are."""
+    if config.exchange.codec != "dct":
+        return None
+    dct = config.exchange.dct
+    return Thresholding(dct.density, dct.every, dct.evaluate, by_vector=dct.threshold == "vector")
+
+
+def make_model(config: Config, dataset: DataSet, group: int = 0) -> tuple[nn.Module, dict[str, Operator]]:
+    """The model of a group of dense ranks and its operators, with shared tables put in.
+
+    Groups differ in the seed that parameters are drawn by; that of the first is ``train.seed``.
+
+    Raises
+    ------
+    ConfigError
+        A feature that the data set does not have, or what ``build_model`` refuses.
+    """
+    torch.manual_seed(config.train.seed if group == 0 else hashing.stream(config.train.seed, group))
+    model = build_model(
+        config.model.name,
+        _used_features(config, dataset),
+        dataset.n_dense,
+        width=config.model.width,
+        n_labels=dataset.n_labels,
+        pooling=config.model.pooling,
+        options=config.model.options,
+        folder=None if config.model.folder is None else Path(config.model.folder),
+    ).to(DTYPES[config.train.dtype][1])
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise ConfigError(
+                f"model {config.model.name}: {name or 'it'} is a {type(module).__name__} with running statistics, "
+                "which would differ by rank, so that ranks would evaluate differently. Use LayerNorm, or "
+                "track_running_stats = False."
+            )
+    operators = {name: _shared(operator, config) for name, operator in dict(model.operators).items()}  # type: ignore[arg-type]
+    return model, operators
+
+
+def make_offers(
+    config: Config, dataset: DataSet, operators: dict[str, Operator], topology: Topology, *, reading: bool = False
+) -> tuple[dict[str, TableSpec], tuple[Family, ...], Offers]:
+    """Tables of all sets, where their parts are, and what messages may hold; ``reading`` as of ``build.open_session``.
+
+    A message is read to one set: offers know of the tables of one.
+
+    Raises
+    ------
+    ConfigError
+        Settings of a table that the model does not read, a placement that cannot be had, a max of weighted ids, or a
+        table called as one of another set.
+    """
+    widths = tables_of(operators)
+    lookups = [lookup for operator in operators.values() for lookup in operator.lookups]
+    for lookup in lookups:
+        if lookup.pooling == "max" and dataset.feature(lookup.feature).weighted:
+            raise ConfigError(
+                f"model: feature {lookup.feature!r} is pooled by 'max', but its ids carry weights in {dataset.path}. "
+                f"Allowed for it: 'sum', 'mean'. Set model.pooling.{lookup.feature} to one of them."
+            )
+    beside = {k.table: config.embedding.table_of(k.feature) for k in lookups}
+    for name in config.embedding.tables:
+        if name not in widths and name not in beside.values():
+            known = ", ".join(dict.fromkeys((*beside.values(), *widths)))
+            raise ConfigError(f"embedding.tables.{name} is set, but the model reads no such table. It reads: {known}.")
+    tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
+    placements = {name: _placement(config, name, beside[name]) for name in widths}
+    thresholded = config.exchange.codec == "dct"
+    families = build_families(
+        tables,
+        dataset.features,
+        lookups,
+        placements,
+        owners=topology.owners,
+        dense=topology.dense,
+        replicate_rows=config.exchange.replicate_rows,
+        reading=reading,
+        # thresholded in parts, vectors would keep one element at least of each part, however small it is
+        whole_rows=thresholded and config.exchange.dct.density < 1,
+    )
+    rows = {name: family.rows for family in families for name in family.tables}
+    tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
+    item_bytes, sets = DTYPES[config.train.dtype][0].itemsize, topology.table_sets
+    replicable = {
+        family.name: sets * item_bytes * sum(family.rows * row_elements(tables[t]) for t in family.tables)
+        for family in families
+        if family.dynamic is None and all(placements[t] == Placement() for t in family.tables)
+    }
+    offers = Offers(
+        tables,
+        families,
+        lookups,
+        operators,
+        {f.name for f in dataset.features if not dataset.jagged(f.name)},
+        forms=config.exchange.forms,
+        default_form=config.exchange.form,
+        replicable={name: n for name, n in replicable.items() if n <= config.exchange.auto_copies},
+        dense=topology.dense,
+        rows=not thresholded,
+        learned=topology.groups == 1,
+    )
+    return tables_in(sets, tables), families_in(sets, families), offers
+
+
+def _placement(config: Config, name: str, beside: str) -> Placement:
+    """A table's own, or that of the table of its feature: both are routed by the same ids."""
+    own = config.embedding.tables.get(name) or config.embedding.table(beside)
+    return Placement(kind=own.shard, owners=own.owners, parts=own.parts)
+
+
+def _table(config: Config, name: str, width: int, lookups: Sequence[Lookup], dataset: DataSet) -> TableSpec:
+    """One table; a wide table has the rows of the table beside it, for both are read by the same ids."""
+    readers = [k.feature for k in lookups if k.table == name]
+    own = config.embedding.table(name)
+    beside_name = config.embedding.table_of(readers[0])
+    beside = config.embedding.table(beside_name)
+    assert own.optimizer is not None, "EmbeddingConfig.table fills it in"
+    assert own.init_scale is not None and own.init_decay is not None, "likewise"
+    spec = TableSpec(
+        name=name,
+        rows=1,
+        width=width,
+        init_scale=own.init_scale,
+        init_decay=own.init_decay,
+        optimizer=own.optimizer.spec(),
+    )
+    dynamic = own.dynamic or beside.dynamic
+    if dynamic is not None:
+        if own.rows or own.hashed:
+            raise ConfigError(
+                f"embedding.tables.{name} has {'rows' if own.rows else 'hashed'} of its own, but {beside_name!r} "
+                f"is read by the same ids and dynamic. Remove it, or embedding.tables.{beside_name}.dynamic."
+            )
+        named = name if own.dynamic is not None else beside_name
+        rules = {key: getattr(dynamic, key) for key in ("evict", "admit_from", "pending", "admit_probability")}
+        return replace(spec, rows=dynamic.capacity, dynamic=Dynamic(**rules, seed=config.train.seed, named=named))
+    open_ended = [f for f in readers if not dataset.feature(f).cardinality]
+    rows, hashed = own.rows or beside.rows, own.hashed or beside.hashed
+    if open_ended and not hashed:
+        raise ConfigError(
+            f"embedding.tables: table {name!r} is read by feature {open_ended[0]!r}, which has no cardinality in "
+            f"{dataset.path}: its ids are any 64-bit numbers. Set embedding.tables.{beside_name}.dynamic.capacity, or "
+            "its rows and hashed = true."
+        )
+    cardinality = max(dataset.feature(f).cardinality for f in readers)
+    rows = rows or cardinality
+    if rows < cardinality and not hashed:
+        raise ConfigError(
+            f"embedding.tables: table {name!r} has {rows} rows, but its features have ids up to {cardinality - 1}. Set "
+            "its rows to at least that many and one, or hashed = true."
+        )
+    return replace(spec, rows=rows, hashed=hashed)
+
+
+def _used_features(config: Config, dataset: DataSet) -> tuple[Feature, ...]:
+    names = config.data.features or tuple(f.name for f in dataset.features)
+    known = {f.name: f for f in dataset.features}
+    for section, keys in (
+        ("data.features", names),
+        ("model.pooling", config.model.pooling),
+        ("exchange.forms", config.exchange.forms),
+        ("embedding.share", config.embedding.share),
+        ("embedding.share", config.embedding.share.values()),
+    ):
+        for name in keys:
+            if name not in known:
+                raise ConfigError(
+                    f"{section} names feature {name!r}, which {dataset.path} does not have. It has: {', '.join(known)}."
+                )
+    return tuple(known[name] for name in names)
+
+
+def _shared(operator: Any, config: Config) -> Any:
+    """The operator with each lookup's table replaced as ``embedding.share`` says, wide tables alike."""
+
+    def table(lookup: Lookup) -> str:
+        if lookup.table != lookup.feature and not lookup.table.startswith(lookup.feature + "."):
+            return lookup.table  # a table that the model named itself
+        return config.embedding.table_of(lookup.feature) + lookup.table[len(lookup.feature) :]
+
+    if not config.embedding.share:
+        return operator
+    return replace(operator, lookups=tuple(replace(k, table=table(k)) for k in operator.lookups))

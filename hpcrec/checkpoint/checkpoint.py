@@ -1,0 +1,266 @@
+"""Checkpoints: written by any number of ranks, read by any number of others. docs/checkpoint.md is the format.
+
+A table is any number of parts, each some ids and some columns of it, with every optimizer state by its plain name; a
+reader takes what it holds out of all of them. Dense parameters and their state go by parameter name. Knows arrays and
+files; does not know the model, the shard map or MPI (``Ranks`` is what it takes of a communicator). No pickle.
+
+The writer is here, the reader in ``reader``, folders and manifests in ``files``; all that others
+need can be imported from here. Legend: ``U`` ids in a part or block, ``D`` its columns.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcrec.checkpoint import files
+from hpcrec.checkpoint.dense import DenseState, dense_file, snapshot_file, write_dense, write_snapshot
+from hpcrec.checkpoint.files import (
+    mark_best,
+    prune,
+    read_best,
+    remove_leftovers,
+    steps_in,
+    unmark_best,
+)
+from hpcrec.checkpoint.find import find_checkpoint
+from hpcrec.checkpoint.parts import Admission, Block, TableBlock, write_admission, write_part
+from hpcrec.checkpoint.reader import Checkpoint
+from hpcrec.checkpoint.residuals import Unsent, file_name, write_unsent
+from hpcrec.comm.ranks import Alone, Ranks
+from hpcrec.data.files import sync
+from hpcrec.data.hdf5_out import Output
+from hpcrec.errors import CheckpointError, HpcrecError
+from hpcrec.training.ranks import on_root
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointWriter",
+    "DenseState",
+    "Ranks",
+    "TableBlock",
+    "find_checkpoint",
+    "mark_best",
+    "prune",
+    "read_best",
+    "remove_leftovers",
+    "steps_in",
+    "unmark_best",
+]
+
+
+class CheckpointWriter:
+    """Writes one checkpoint; all ranks together.
+
+    Every rank makes one, calls ``begin``, writes what it holds, and calls ``commit``; between these nothing is
+    collective. A write that fails (a full disk) is remembered, and ``commit`` raises it on every rank.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    step : int
+        Steps done.
+    ranks : Ranks, optional
+        Collectives of the ranks that write; one rank by default.
+    base : int, optional
+        Step of a checkpoint of the same run with all rows: of declared tables this one has those that changed since,
+        in parts that are cut alike.
+    comes_on : callable, optional
+        Called again and again while files are written, for whoever looks whether this hangs.
+
+    Attributes
+    ----------
+    hidden : Path
+        Where files are until they are a checkpoint; made by ``begin``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        ranks: Ranks | None = None,
+        base: int | None = None,
+        comes_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.step = step
+        self._ranks = ranks or Alone()
+        self._base = base
+        self._comes_on = comes_on
+        self.hidden = files.hidden_folder(self.folder, step)
+        self._written: dict[str, dict[str, Any]] = {}
+        self._failure: str | None = None
+
+    def begin(self) -> None:
+        """Makes the hidden folder, and removes what a killed run left; collective.
+
+        Raises
+        ------
+        CheckpointError
+            The folder cannot be made; on every rank.
+        """
+        on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step))
+
+    def write_table_part(
+        self,
+        table: str,
+        part: int,
+        blocks: Iterable[Block],
+        *,
+        n_ids: int,
+        rows: int,
+        width: int,
+        columns: tuple[int, int],
+        dynamic: bool = False,
+        hashed: bool | None = False,
+        admission: Admission | None = None,
+    ) -> None:
+        """Writes one part of a table, block by block.
+
+        Parameters
+        ----------
+        part : int
+            Its number, which no other part of the table has.
+        blocks : iterable of (ids [U], rows [U, D], states by name [U] or [U, D])
+            As ``Store.export`` gives them.
+        n_ids : int
+            In all of them.
+        rows, width : int
+            Shape of the whole table; the most rows of a dynamic one.
+        columns : (int, int)
+            Columns of the whole table that this part has.
+        dynamic : bool
+            Whether ids have their rows as they came.
+        hashed : bool
+            Whether row numbers are hashes of ids; None: not known.
+        admission : Admission, optional
+            What is known of them, in the order of the blocks' ids; of one of the tables that have the same ids.
+        """
+        facts = {"table": table, "rows": rows, "width": width, "column_start": columns[0], "column_stop": columns[1]}
+        facts |= {"dynamic": True} if dynamic else {} if hashed is None else {"hashed": hashed}
+
+        def describe(file: h5py.File) -> None:
+            file.attrs.update(facts)
+            if admission is not None:
+                write_admission(file, admission)
+
+        def write(path: Path) -> int:
+            path.parent.mkdir(exist_ok=True)
+            return write_part(path, describe, map(self._noted, blocks), n_ids)  # a map keeps no block
+
+        self._write(f"{files.quoted(table)}/part-{part}.h5", write)
+
+    def write_dense(
+        self,
+        parameters: Mapping[str, Any],
+        optimizer: Mapping[str, Mapping[str, Any]],
+        extra: Mapping[str, Any] | None = None,
+        *,
+        group: int = 0,
+    ) -> None:
+        """Writes the dense part of a group of dense ranks; on one rank. Values are NumPy arrays, tensors or numbers."""
+        state = DenseState(
+            parameters=dict(parameters),
+            optimizer={name: dict(of) for name, of in optimizer.items()},
+            extra=dict(extra or {}),
+        )
+        self._write_file(dense_file(group), lambda file: write_dense(file, state))
+
+    def write_snapshot(self, group: int, values: Mapping[str, Any]) -> None:
+        """Writes what the other groups of dense ranks have of a group; on one rank."""
+        self._write_file(snapshot_file(group), lambda file: write_snapshot(file, values))
+
+    def write_residuals(self, unsent: Unsent, *, part: int, ranks: int) -> None:
+        """Writes the dense gradients that dense rank ``part`` of ``ranks`` has not sent; on each of these."""
+        self._write_file(file_name(part), lambda file: write_unsent(file, unsent, part=part, ranks=ranks))
+
+    def write_state(self, state: Mapping[str, Any]) -> None:
+        """Writes the position of the run and what else JSON can hold; on one rank, always. Adds ``step``."""
+        text = json.dumps({**state, "step": self.step}, indent=1, default=_as_json)
+        self._write(files.STATE, lambda path: _write_text(path, text + "\n"))
+
+    def commit(self, ranks: Ranks | None = None) -> Path:
+        """Makes what was written a checkpoint, whole and on disk; collective. Returns its folder.
+
+        Parameters
+        ----------
+        ranks : Ranks, optional
+            Other collectives of the same ranks, for another thread than that of ``begin``.
+
+        Raises
+        ------
+        CheckpointError
+            A rank could not write its files; on every rank. Earlier checkpoints are untouched.
+        """
+        ranks = ranks or self._ranks
+        parts = ranks.allgather((self._written, self._failure))
+        failure = next((f"rank {i}: {text}" for i, (_, text) in enumerate(parts) if text), None)
+        if failure is not None:
+            if ranks.rank == 0:
+                shutil.rmtree(self.hidden, ignore_errors=True)
+            raise CheckpointError(f"the checkpoint of step {self.step} could not be written: {failure}")
+        everything: dict[str, dict[str, Any]] = {}
+        for written, _ in parts:
+            twice = sorted(set(written) & set(everything))
+            assert not twice, f"two ranks wrote {twice}"
+            everything.update(written)
+        assert files.STATE in everything, "write_state() was not called on any rank"
+
+        def finish() -> None:
+            base = None if self._base is None else files.named_base(self.folder, self._base)
+            files.write_manifest(self.hidden, self.step, everything, base)
+            files.publish(self.folder, self.step)
+
+        on_root(ranks, finish)
+        return files.step_folder(self.folder, self.step)
+
+    def prune(self, keep: int, protect: Iterable[int] = ()) -> None:
+        """Removes all but the newest ``keep`` checkpoints of the run and those to protect; collective."""
+        on_root(self._ranks, lambda: files.prune(self.folder, keep, protect))
+
+    def _write_file(self, name: str, fill: Callable[[h5py.File], None]) -> None:
+        """Writes an HDF5 file in one go."""
+
+        def write(path: Path) -> None:
+            with Output(path) as output:
+                fill(output.file)
+
+        self._write(name, write)
+
+    def _write(self, name: str, write: Callable[[Path], int | None]) -> None:
+        """Writes a file; ``write`` returns its CRC-32, or it is read for that."""
+        if self._failure is not None:
+            return
+        path = self.hidden / name
+        try:
+            self._comes_on()
+            crc32 = write(path)
+            self._comes_on()
+            sync(path)
+            self._comes_on()
+            self._written[name] = files.fingerprint(path, crc32)
+        except Exception as error:  # whatever it is, the other ranks learn of it in commit()
+            foreseen = isinstance(error, OSError | HpcrecError)
+            self._failure = f"{path}: {error}" if foreseen else f"{path}: {type(error).__name__}: {error}"
+        self._comes_on()
+
+    def _noted(self, block: Block) -> Block:
+        self._comes_on()
+        return block
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"a checkpoint's state cannot hold {value!r}: it is JSON, plus arrays, which are read as lists")

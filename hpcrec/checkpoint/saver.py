@@ -1,0 +1,161 @@
+"""Checkpoints of a session, one after the other: written at once, or by a thread while steps go on.
+
+One is written at a time: to save again is to wait for the last one first, and to learn there, on every rank alike, if
+it failed. Knows a session, and when things are written; what is written is for ``image``.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import CheckpointWriter
+from hpcrec.checkpoint.image import Write, frozen_parts_of, parts_of
+from hpcrec.comm.aside import Aside
+from hpcrec.comm.failure import agree
+from hpcrec.embedding.store import Store
+from hpcrec.errors import CheckpointError, ConfigError
+from hpcrec.training.ranks import on_root
+from hpcrec.training.session import Session
+
+
+class Saver:
+    """Of one run.
+
+    Parameters
+    ----------
+    session : Session
+    folder : Path
+        The run's.
+    background : bool
+        Whether steps go on while a checkpoint is written.
+    full_every : int
+        How many checkpoints in a row have one with all rows among them; the others have what changed since that.
+
+    Raises
+    ------
+    ConfigError
+        They cannot, with this MPI library; on every rank.
+    """
+
+    def __init__(self, session: Session, folder: Path, *, background: bool, full_every: int) -> None:
+        self._session = session
+        self._folder = folder
+        self._background = background
+        self._full_every = full_every
+        self._base: int | None = None  # step of the last checkpoint with all rows, where it is known what changed since
+        self._since_base = 0
+        self._thread: threading.Thread | None = None
+        self._store: Store | None = None  # whose rows the thread reads
+        self._failure: BaseException | None = None
+        if background and session.parts.world.aside is None:
+            raise ConfigError(
+                "checkpoint.background is true, but this MPI library does not let two threads communicate at once "
+                "(MPI_THREAD_MULTIPLE). Set checkpoint.background = false, or use an MPI with thread support."
+            )
+
+    def save(self, extra: dict[str, Any], then: Callable[[], None], *, last: bool = False) -> None:
+        """Writes a checkpoint of the session as it is now; collective.
+
+        Parameters
+        ----------
+        extra : dict
+            As for ``state.save``.
+        then : callable
+            What rank 0 does when it is whole.
+        last : bool
+            The run ends: that the one before could not be written is a warning, and this one is tried.
+
+        Raises
+        ------
+        CheckpointError
+            This one cannot be written, or the last one could not; on every rank.
+        """
+        try:
+            self.wait()
+        except CheckpointError as error:  # of every rank
+            if not last:
+                raise
+            if self._session.topology.rank == 0:
+                warnings.warn(f"{error}; the last one is tried", stacklevel=2)
+        session, aside = self._session, self._session.parts.world.aside
+        base = self._next_base()
+        writer = CheckpointWriter(
+            self._folder,
+            session.step,
+            session.parts.world.main,
+            base=base,
+            comes_on=aside.comes_on if self._background and aside is not None else lambda: None,
+        )
+        writer.begin()
+        self._store, said = session.parts.store, {**state.identity(session), **extra}
+        if not self._background:
+            for write in parts_of(session, said, some=base is not None):
+                write(writer)
+            self._track(base)
+            writer.commit()
+            on_root(session.parts.world.main, then)
+            return
+        writes = frozen_parts_of(session, said, writer, some=base is not None)
+        self._track(base)
+        assert aside is not None, "or it would have been refused"
+        self._thread = threading.Thread(
+            target=self._write, args=(writer, writes, aside, then), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def _next_base(self) -> int | None:
+        """Which checkpoint the next one needs besides; None: it will have all rows."""
+        if self._base in (None, self._session.step) or self._since_base + 1 >= self._full_every:
+            return None
+        self._since_base += 1
+        return self._base
+
+    def _track(self, base: int | None) -> None:
+        """After all rows are picked, it is known what changes from now on."""
+        if base is None and self._full_every > 1:
+            self._base, self._since_base = self._session.step, 0
+            if self._session.parts.store is not None:
+                self._session.parts.store.track()
+
+    def _write(self, writer: CheckpointWriter, writes: list[Write], aside: Aside, then: Callable[[], None]) -> None:
+        try:
+            with aside.working("checkpoint"):
+                problem = None
+                try:
+                    for write in writes:
+                        write(writer)
+                    self._thaw()
+                except Exception as caught:  # what the writer did not foresee: the others do not wait for it in commit
+                    problem = caught
+                agree(aside, problem)
+                writer.commit(aside)
+                on_root(aside, then)
+        except BaseException as error:  # whoever waits raises it
+            self._failure = error
+
+    def wait(self) -> None:
+        """The last checkpoint is whole.
+
+        Raises
+        ------
+        CheckpointError
+            It is not; on every rank.
+        HpcrecError
+            The same by an error of one rank that nobody foresaw, which that rank raises as it is.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._thaw()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            self._base = None  # it may have been that one
+            raise failure
+
+    def _thaw(self) -> None:
+        if self._store is not None:
+            self._store.thaw()
+            self._store = None

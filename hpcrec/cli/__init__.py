@@ -1,0 +1,1 @@
+"""The command ``hpcrec``: a file for each of its commands; `main` has the way in. Imports nothing itself."""

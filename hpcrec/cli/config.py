@@ -1,0 +1,63 @@
+"""``hpcrec config``: checks and shows configurations, and prints the reference of their keys.
+
+Knows options; keys and limits are ``config``'s, memory ``build.memory``'s.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from hpcrec.cli.options import File, examples, set_option
+
+
+@click.group("config", short_help="Check or show configurations; print the reference of keys.")
+def config_group() -> None:
+    """Look at configurations: check one, show it whole, or print the reference of all keys."""
+
+
+@config_group.command(
+    "check", short_help="Check a configuration.", epilog=examples("hpcrec config check my.toml --set train.steps=100")
+)
+@click.argument("config", type=File)
+@set_option
+@click.option("-n", "ranks", type=click.IntRange(min=1), help="Ranks of the run; by default what [topology] counts.")
+def config_check(config: Path, overrides: Sequence[str], ranks: int | None) -> None:
+    """Check the TOML file CONFIG: unknown keys, wrong types, keys that do not go together.
+
+    Where its training data is at hand, also print the memory that each rank will need (docs/memory.md).
+    """
+    from hpcrec.config import load_config
+
+    checked = load_config(config, overrides)
+    click.echo(f"{config}: valid")
+    if not Path(checked.data.train).exists():
+        click.echo(f"memory a rank: not predicted, for data.train ({checked.data.train}) is not here")
+        return
+    from hpcrec.build.memory import memory_report
+
+    click.echo("\n".join(memory_report(checked, ranks)))
+
+
+@config_group.command(
+    "show", short_help="Print a configuration with every default.", epilog=examples("hpcrec config show my.toml")
+)
+@click.argument("config", type=File)
+@set_option
+def config_show(config: Path, overrides: Sequence[str]) -> None:
+    """Print the TOML file CONFIG with every default, as a run folder's config.toml has it."""
+    from hpcrec.config import load_config, to_toml
+
+    click.echo(to_toml(load_config(config, overrides)), nl=False)
+
+
+@config_group.command(
+    "reference",
+    short_help="Print every key and what is allowed.",
+    epilog=examples("hpcrec config reference > docs/configuration.md"),
+)
+def config_reference() -> None:
+    """Print every key with its default and what is allowed, as Markdown."""
+    from hpcrec.config import reference
+
+    click.echo(reference(), nl=False)

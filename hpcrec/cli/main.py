@@ -1,0 +1,288 @@
+"""The command ``hpcrec``: train, evaluate, predict, prepare, data, doctor, run, submit, status, config.
+
+Parses a command line, checks the configuration and hands over. What a command needs is imported when it runs, so that
+``--help`` is quick and ``hpcrec run`` does not start MPI itself. Knows no sessions, files or communicators.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcrec.cli.checkpoint import checkpoint, predict_exported
+from hpcrec.cli.config import config_group
+from hpcrec.cli.data import data
+from hpcrec.cli.doctor import doctor
+from hpcrec.cli.options import (
+    CONTEXT,
+    EXPORT,
+    HELP,
+    Anything,
+    File,
+    Target,
+    checkpoint_option,
+    data_copy_option,
+    examples,
+    run_config,
+    set_option,
+)
+from hpcrec.cli.prepare import check_prepare, prepare
+from hpcrec.cli.slurm import status, submit
+from hpcrec.errors import ConfigError, HpcrecError
+
+if TYPE_CHECKING:
+    from hpcrec.config import Config
+    from hpcrec.launcher.relay import Heard
+
+RESTARTS_HELP = "Start a training run that fails again, from its newest checkpoint, up to N times."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and ends the process: 0, 1 (error), 2 (configuration, usage), 75 (stopped, goes on)."""
+    try:
+        code = command_line(args=arguments, prog_name="hpcrec", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except HpcrecError as error:
+        if sys.excepthook is not sys.__excepthook__:  # on ranks, comm.failure says it once and ends all of them
+            raise
+        click.echo(f"hpcrec: error: {error}", err=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    sys.exit(code or 0)
+
+
+@click.group(
+    context_settings=CONTEXT,
+    epilog=examples(
+        "hpcrec prepare synthetic --out data/quickstart",
+        "hpcrec run -n 4 -- train examples/quickstart/config.toml",
+        "hpcrec run -n 4 -- evaluate runs/quickstart",
+    ),
+)
+@click.version_option(package_name="hpcrec")
+def command_line() -> None:
+    """Train recommendation models whose embedding tables outgrow a node, over MPI."""
+
+
+# ---- commands of every rank ------------------------------------------------------------------------------------------
+
+
+@command_line.command(
+    epilog=examples(
+        "hpcrec train my.toml --set train.steps=100", "hpcrec run -n 4 -- train my.toml --set topology.mode=split"
+    )
+)
+@click.argument("config", type=File)
+@set_option
+@click.option(
+    "--resume",
+    metavar="auto|never|PATH",
+    help="Go on from the run folder's newest checkpoint if there is one (auto), start anew (never), or start from the "
+    "checkpoint folder PATH. Default: checkpoint.resume of the configuration, which is auto unless it says otherwise.",
+)
+@data_copy_option
+def train(config: Path, overrides: Sequence[str], resume: str | None, copies: Sequence[tuple[str, str]]) -> int:
+    """Train as the TOML file CONFIG says, into its run.folder.
+
+    Runs on one rank; start it by 'hpcrec run', mpirun or srun for more. Stopped by a signal (TERM, INT, USR1), it
+    writes a checkpoint and ends with exit code 75; the same command then goes on.
+    """
+    _start()
+    from hpcrec.cli import train as commands
+
+    checked, job = _train_config(config, overrides, resume), os.environ.get("SLURM_JOB_ID")
+    return int(commands.train(checked, job=job, copies=copies))
+
+
+@command_line.command(
+    epilog=examples(
+        "hpcrec evaluate runs/quickstart", "hpcrec run -n 4 -- evaluate my.toml --data tomorrow.h5 --checkpoint last"
+    )
+)
+@click.argument("run_or_config", type=Anything)
+@click.option("--data", type=File, help="Data set to evaluate on; the run's test or validation data by default.")
+@checkpoint_option
+@set_option
+def evaluate(run_or_config: Path, data: Path | None, checkpoint: str, overrides: Sequence[str]) -> None:
+    """Evaluate a trained model; print its metrics as JSON.
+
+    RUN_OR_CONFIG is a run folder, or the TOML file that made it. Any number of ranks will do.
+    Every rank has both roles here: of [topology] only the threads count.
+    """
+    rank = _start()
+    from hpcrec.cli import train as commands
+
+    config = run_config(run_or_config, overrides)
+    found = commands.evaluate(config, data=None if data is None else str(data), checkpoint=checkpoint)
+    if rank == 0:
+        click.echo(json.dumps(found, indent=2, default=_as_list))
+
+
+@command_line.command(
+    short_help="Write a trained model's probabilities for a data set.",
+    epilog=examples("hpcrec predict runs/quickstart --data data/quickstart/test.h5 --out predictions.h5"),
+)
+@click.argument("run", type=Anything)
+@click.option("--data", type=File, required=True, help="Data set to predict.")
+@click.option("--out", type=Target, required=True, help="HDF5 file to write: probabilities in /prediction.")
+@checkpoint_option
+@set_option
+def predict(run: Path, data: Path, out: Path, checkpoint: str, overrides: Sequence[str]) -> None:
+    """Write a trained model's probabilities for a data set, in its order.
+
+    RUN is a run folder, or the TOML file that made it; or an export ('hpcrec checkpoint export'), which takes one
+    process and no MPI.
+    """
+    if (run / EXPORT).is_file():
+        predict_exported(run, data, out, os.environ)
+        return
+    rank = _start()
+    from hpcrec.cli import train as commands
+
+    config = run_config(run, overrides)
+    samples = commands.predict(config, data=str(data), out=out, checkpoint=checkpoint)
+    if rank == 0:
+        click.echo(f"{out}: {samples} predictions")
+
+
+def _start() -> int:
+    """Makes this process a rank, before anything that can go wrong on all of them."""
+    from hpcrec.comm.start import start
+
+    return start(os.environ)
+
+
+def _train_config(path: Path, overrides: Sequence[str], resume: str | None) -> "Config":
+    from hpcrec.config import load_config
+
+    return load_config(path, [*overrides, *([] if resume is None else [f"checkpoint.resume={resume}"])])
+
+
+def _as_list(value: Any) -> Any:
+    return value.tolist()
+
+
+command_line.add_command(prepare)
+command_line.add_command(data, "data")
+command_line.add_command(doctor)
+command_line.add_command(checkpoint, "checkpoint")
+command_line.add_command(config_group)
+command_line.add_command(submit)
+command_line.add_command(status)
+
+
+# ---- run -------------------------------------------------------------------------------------------------------------
+
+
+@command_line.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Start one of the others on several ranks.",
+    epilog=examples(
+        "hpcrec run -n 4 -- train my.toml --set train.batch_size=8192",
+        "hpcrec run -n 4 --restarts 3 -- train my.toml",
+        "hpcrec run -n 2 --threads 8 -- evaluate runs/quickstart",
+        "hpcrec run -n 4 -- examples/own_loop/train.py examples/quickstart/config.toml",
+    ),
+)
+@click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Ranks to start.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads a rank; by default an equal part of the cores.")
+@click.option("--hostfile", type=click.Path(path_type=Path), help="Host file for mpirun, to run on several hosts.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["mpirun", "srun"]),
+    default="mpirun",
+    show_default=True,
+    help="srun in a Slurm job with PMIx: the only one over both parts of a heterogeneous job.",
+)
+@click.option("--restarts", type=click.IntRange(min=0), default=0, metavar="N", help=RESTARTS_HELP)
+@click.option("--launcher-option", "options", multiple=True, metavar="OPTION", help="Handed to it; repeatable.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, required=True)
+def run(
+    ranks: int,
+    threads: int | None,
+    hostfile: Path | None,
+    launcher: str,
+    restarts: int,
+    options: Sequence[str],
+    arguments: tuple[str, ...],
+) -> int:
+    """Start 'hpcrec ARGUMENTS' on several ranks by mpirun or srun, with binding, threads and signals that suit it.
+
+    ARGUMENTS may also be a Python file of your own and its arguments. A command line of hpcrec's and its configuration
+    are checked before anything is started.
+
+    Where a rank is killed, the whole job ends, and it is said which rank died first, where it was, and where the others
+    were (docs/failure.md). With --restarts, a training run then goes on from its newest checkpoint.
+    """
+    config = _check_before(arguments)
+    if restarts and config is None:
+        raise click.UsageError(f"--restarts {restarts}: only train can go on, not {arguments[0]!r}. Leave it out.")
+    if threads is not None and arguments[0] in _TRAINED:
+        for role in ("owner", "dense"):
+            arguments = (*arguments, "--set", f"topology.{role}_threads={threads}")
+    from hpcrec.launcher.mpirun import run_command
+    from hpcrec.launcher.restarts import Run, on_several_hosts, run_attempts
+
+    own_loop, hosts = arguments[0].endswith(".py"), None if hostfile is None else str(hostfile)
+
+    def start(arguments: Sequence[str], environment: Mapping[str, str], heard: "Heard") -> int:
+        return run_command(
+            ranks,
+            arguments,
+            program=(sys.executable, "-u", *(() if own_loop else ("-m", "hpcrec"))),
+            environment=environment,
+            launcher=launcher,
+            threads=threads,
+            hostfile=hosts,
+            options=options,
+            heard=heard,
+        )
+
+    return run_attempts(
+        start,
+        arguments,
+        environment=os.environ,
+        run=None if config is None else Run(Path(config.run.folder).absolute(), config.checkpoint.resume),
+        restarts=restarts,
+        several_hosts=on_several_hosts(hosts, os.environ),
+    )
+
+
+_TRAINED = {"train": train, "evaluate": evaluate, "predict": predict}  # take --set topology
+
+
+def _check_before(arguments: Sequence[str]) -> "Config | None":
+    """Refuses here, once, what every rank would refuse; returns the configuration of a run that is to be trained."""
+    name, *rest = arguments
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise click.UsageError(f"{name} is not a file.")
+        return None
+    wanted = {**_TRAINED, "prepare": prepare, "doctor": doctor}
+    if name not in wanted:
+        raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)} or a Python file, not {name!r}.")
+    if set(rest) & set(HELP):
+        raise click.UsageError(f"For help on it: hpcrec {name} --help")
+    if name == "prepare":
+        check_prepare(rest)
+        return None
+    given = wanted[name].make_context(f"hpcrec {name}", list(rest)).params
+    if name == "train":
+        from hpcrec.config import with_copied_data
+
+        checked = _train_config(given["config"], given["overrides"], given["resume"])
+        with_copied_data(checked, given["copies"])
+        return checked
+    if name == "doctor":
+        if given["config_file"] is not None:
+            _train_config(given["config_file"], given["overrides"], None)
+    else:
+        run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
+    return None

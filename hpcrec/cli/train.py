@@ -1,0 +1,271 @@
+"""What the commands ``train``, ``evaluate`` and ``predict`` do on every rank, from a checked configuration on.
+
+Knows sessions and run folders; does not parse a command line (``cli.main``).
+"""
+
+import contextlib
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcrec.build.reading import open_for_reading
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint.files import checkpoints_in
+from hpcrec.comm.failure import ExitCodes
+from hpcrec.comm.ledger import describe
+from hpcrec.comm.world import versions as mpi_versions
+from hpcrec.config import (
+    Config,
+    to_toml,
+    with_absolute_paths,
+    with_copied_data,
+)
+from hpcrec.data.files import writing
+from hpcrec.data.predictions import predictions
+from hpcrec.embedding.load import Load, imbalance
+from hpcrec.errors import HpcrecError
+from hpcrec.training import attempts, report, telemetry
+from hpcrec.training.claim import claimed
+from hpcrec.training.compression import compression, vectors
+from hpcrec.training.loop import Loop, Outcome
+from hpcrec.training.loop_options import LoopOptions
+from hpcrec.training.ranks import on_root
+from hpcrec.training.session import Session
+
+EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
+EVALUATED_BESIDE = ("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss")
+
+
+def train(config: Config, *, job: str | None = None, copies: Sequence[tuple[str, str]] = ()) -> ExitCodes:
+    """Trains as the configuration says, into its run folder; collective.
+
+    Parameters
+    ----------
+    job : str, optional
+        Slurm's number of the job, for the record of the run's attempts.
+    copies : sequence of (folder, copy)
+        Data sets in ``folder`` are read from ``copy``; the run folder remembers ``folder``, which outlives the job.
+
+    Returns
+    -------
+    ExitCodes
+        ``FINISHED``, or ``STOPPED`` where a signal ended it: started again, it goes on.
+    """
+    config = with_absolute_paths(config)
+    run, began = Path(config.run.folder), attempts.now()
+    with open_session(with_copied_data(config, copies)) as session, claimed(run, job, session.parts.world.main):
+        root = session.topology.rank == 0
+        on_root(session.parts.world.main, lambda: _prepare_folder(run, config))
+        software = {**telemetry.versions(), **mpi_versions()}
+        loop = Loop(session, run, _loop_options(config), software)
+        first = loop.resume()
+        _begin_attempt(session, run, began, first, job)
+        if root and first:
+            print(f"resumed from step {first} of {session.total_steps}", flush=True)
+            for difference in loop.differences:
+                print(f"not as before, so not bit for bit: {difference}", flush=True)
+        with telemetry.Telemetry(
+            run,
+            active=root,
+            first_step=first,
+            total_steps=session.total_steps,
+            tensorboard=config.run.tensorboard,
+            progress=config.run.progress,
+        ) as told:
+
+            def note(said: str) -> None:
+                """The end of a run that failed, by whichever rank knows of it."""
+                telemetry.write_summary(run, {**_failed(session, told, software, said), **_attempts(run)})
+                attempts.end(run, session.step, "failed")
+
+            with session.parts.world.noting_stalls(note):
+                try:
+                    outcome = loop.run(told)
+                except Exception as error:
+                    with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
+                        note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
+                    raise
+                summary = _summary(session, outcome, told.throughput(), software)
+        if root:
+            summary |= _attempts(run)
+            attempts.end(run, session.step, outcome.status)
+            telemetry.write_summary(run, summary)
+            report.write_report(run, summary)
+            print(report.text_table(summary), flush=True)
+            print(f"run folder: {run}", flush=True)
+    return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
+
+
+def evaluate(config: Config, *, data: str | None = None, checkpoint: str = "best") -> dict[str, Any]:
+    """Metrics of a run's checkpoint on ``data``, by default its test or validation data; collective.
+
+    ``checkpoint`` is ``best`` (``last`` where none was marked), ``last`` or a path.
+    """
+    with open_for_reading(config, data, checkpoint) as session:
+        result = session.evaluate("test")
+        attainable = session.parts.splits["test"].dataset.attributes.get("attainable_auc")
+    return {**result, **({} if attainable is None else {"attainable_auc": float(attainable)})}
+
+
+def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -> int:
+    """Writes probabilities of a data set's samples, in its order, as ``/prediction`` of an HDF5 file; collective.
+
+    Returns
+    -------
+    int
+        Samples written.
+    """
+    with open_for_reading(config, data, checkpoint) as session:
+        topology, dense = session.topology, session.parts.world.dense
+        dataset = session.parts.splits["test"].dataset
+        shape = (dataset.samples,) if dataset.n_labels == 1 else (dataset.samples, dataset.n_labels)
+        writes = topology.is_dense and topology.dense_index == 0
+        with predictions(out, shape) if writes else contextlib.nullcontext() as output:
+            for first, _, logits in session.outputs("test"):
+                assert dense is not None
+                parts = dense.gather_arrays(torch.sigmoid(logits).to(torch.float32).numpy())
+                if output is not None and parts is not None:
+                    joined = np.concatenate(parts)
+                    output.file["prediction"][first : first + len(joined)] = joined
+                    output.check()
+            if output is not None:
+                output.file.attrs.update({"data": str(dataset.path), "step": session.step})
+        return dataset.samples
+
+
+def _prepare_folder(run: Path, config: Config) -> None:
+    with writing(run):
+        _clean_folder(run, config)
+
+
+def _clean_folder(run: Path, config: Config) -> None:
+    if config.checkpoint.resume == "never":
+        for replaced in (checkpoints_in(run), run / "tensorboard"):  # of the run that this one replaces
+            shutil.rmtree(replaced, ignore_errors=True)
+        (run / attempts.FILE).unlink(missing_ok=True)
+    for name in ("summary.json", "report.html"):  # what an earlier run ended with is not what this one will
+        (run / name).unlink(missing_ok=True)
+    (run / "config.toml").write_text(to_toml(config), encoding="utf-8")
+
+
+def _begin_attempt(session: Session, run: Path, began: str, step: int, job: str | None) -> None:
+    """Notes that the run goes on from ``step``, before its metrics past it are dropped; collective."""
+    main = session.parts.world.main
+    with session.parts.world.ledger.paused():
+        hosts = list(dict.fromkeys(main.allgather(socket.gethostname())))
+        on_root(main, lambda: attempts.begin(run, began, step, main.size, hosts, job))
+
+
+def _attempts(run: Path) -> dict[str, Any]:
+    """What ``summary.json`` says of all attempts of the run, this one being under way."""
+    return {"attempts": attempts.figures(run)}
+
+
+def _loop_options(config: Config) -> LoopOptions:
+    stop = config.train.early_stop
+    return LoopOptions(
+        log_every=config.train.log_every,
+        eval_every=config.train.eval_every,
+        eval_batches=config.train.eval_batches,
+        checkpoint_every=config.checkpoint.every,
+        background=config.checkpoint.background,
+        full_every=config.checkpoint.full_every,
+        keep=config.checkpoint.keep,
+        keep_best=bool(config.checkpoint.keep_best),
+        resume=config.checkpoint.resume,
+        patience=None if stop is None else stop.patience,
+        min_delta=0.0 if stop is None else stop.min_delta,
+        metric=config.best_metric,
+    )
+
+
+def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str], error: str) -> dict[str, Any]:
+    """``summary.json`` of a run that ends by this rank's error: what this rank knows."""
+    rank, chosen = session.topology.rank, session.parts.chosen
+    order = session.parts.splits["train"].order
+    epochs, batches = divmod(session.step, order.n_batches)
+    return {
+        "status": "failed",
+        "error": error,
+        "steps": session.step,
+        "skipped_steps": session.guard.skipped,
+        "samples": epochs * order.samples + batches * order.batch_size,
+        "eval": dict.fromkeys(EVALUATED),
+        "throughput": told.throughput(),
+        "wire_bytes": {},
+        "dense_compression": {},
+        "exchange_thresholds": {},
+        "exchange": {} if chosen is None else {**chosen.found, "counted_bytes_per_step": {}},
+        "phase_s": session.parts.timer.seconds(),
+        "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
+        "owners": {},
+        "imbalance": {},
+        "dynamic_tables": {},
+        "topology": {**session.parts.world.describe(), "reduce": session.parts.exchange.reduction.way},
+        "versions": software,
+    }
+
+
+def _summary(
+    session: Session, outcome: Outcome, throughput: dict[str, Any], software: dict[str, str]
+) -> dict[str, Any]:
+    """``summary.json``, as design says; collective."""
+    main = session.parts.world.main
+    dense = session.topology.is_dense
+    mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
+    everyone = main.allgather(mine)
+    owners = {str(rank): found for rank, found in enumerate(main.allgather(_owner(session))) if found is not None}
+    chosen = session.parts.chosen
+    split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
+    evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
+    if outcome.evaluation is not None:
+        further = [name for name in EVALUATED_BESIDE if name in outcome.evaluation]
+        evaluation = {name: outcome.evaluation[name] for name in ("step", *EVALUATED, *further)}
+    if (
+        split is not None
+        and (known := session.parts.splits[split].dataset.attributes.get("attainable_auc")) is not None
+    ):
+        evaluation["attainable_auc"] = float(known)
+    return {
+        "status": outcome.status,
+        "steps": session.step,
+        "skipped_steps": session.guard.skipped,
+        "samples": outcome.progress.samples,
+        "eval": evaluation,
+        "throughput": throughput,
+        "wire_bytes": describe(session.parts.world.total_wire_bytes()),
+        "dense_compression": compression(session),
+        "exchange_thresholds": vectors(session),
+        "exchange": {} if chosen is None else chosen.record(session.step),
+        "phase_s": _phases(everyone),
+        "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
+        "owners": owners,
+        "imbalance": imbalance(list(owners.values())),
+        "dynamic_tables": outcome.dynamic,
+        "topology": {**session.parts.world.describe(), "reduce": session.parts.exchange.reduction.way},
+        "versions": software,
+    }
+
+
+def _owner(session: Session) -> dict[str, float] | None:
+    """This rank's figures if it is an owner: zeros where it holds no rows."""
+    if not session.topology.is_owner:
+        return None
+    store, load = session.parts.store, session.parts.load
+    held = {"rows": 0, "bytes": 0} if store is None else store.figures()
+    return {**held, **(load or Load()).figures()}
+
+
+def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, float]:
+    """Mean seconds by phase over the dense ranks; phases of ranks that only own rows under ``owner.<phase>``."""
+    out: dict[str, float] = {}
+    for prefix, wanted in (("", True), ("owner.", False)):
+        phases = [seconds for seconds, _, dense in everyone if dense == wanted]
+        for name in sorted({n for seconds in phases for n in seconds}):
+            out[prefix + name] = sum(s.get(name, 0.0) for s in phases) / len(phases)
+    return out

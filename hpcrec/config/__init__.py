@@ -1,0 +1,35 @@
+"""A run's configuration, read and checked: what others need of `keys`, to be imported from here."""
+
+from hpcrec.config.keys import (
+    Config,
+    DenseConfig,
+    ExchangeConfig,
+    Form,
+    PolicyConfig,
+    StoreConfig,
+    ThresholdConfig,
+    TopologyConfig,
+    load_config,
+    reference,
+    to_toml,
+    validate,
+    with_absolute_paths,
+    with_copied_data,
+)
+
+__all__ = [
+    "Config",
+    "DenseConfig",
+    "ExchangeConfig",
+    "Form",
+    "PolicyConfig",
+    "StoreConfig",
+    "ThresholdConfig",
+    "TopologyConfig",
+    "load_config",
+    "reference",
+    "to_toml",
+    "validate",
+    "with_absolute_paths",
+    "with_copied_data",
+]

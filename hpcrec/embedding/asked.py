@@ -1,0 +1,113 @@
+"""What one step asks of one block of a store: rows, bag after bag, and where vectors and gradients lie in messages.
+
+Arrays are the host's, or a device's. Knows rows by number and places in flat arrays; knows no ids, no forms, no MPI.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcrec import kernels
+from hpcrec.embedding.blocks import Block
+from hpcrec.types import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Maxima:
+    """Bags of one block that are pooled by max.
+
+    Attributes
+    ----------
+    index : int64 [K]
+        Rows of the block, bag after bag.
+    offsets : int64 [V + 1]
+    value_start, gradient_start : int64 [V]
+        First element of each bag's vector in the values, and of its gradient in the gradients; the second is empty in
+        evaluation.
+    winners : int32 [V, D] or None
+        Which of its ids gave each column of a bag, once it was gathered; None in evaluation.
+    behind : int
+        Where the gradients of single ids are put, [K, D]: behind the messages and the vectors that stay, where every
+        block has its turn.
+    """
+
+    index: Ints
+    offsets: Ints
+    value_start: Ints
+    gradient_start: Ints
+    winners: NDArray[np.int32] | None
+    behind: int
+
+    @property
+    def elements(self) -> int:
+        """Of the gradients of single ids."""
+        return 0 if self.winners is None else len(self.index) * self.winners.shape[1]
+
+    def forward(self, rows: Floats, values: Floats) -> None:
+        """Rows of the block -> the vector of each bag."""
+        kernels.pooled_max(rows, self.index, self.offsets, values, out_start=self.value_start, winners=self.winners)
+
+    def backward(self, gradients: Floats) -> None:
+        """Gradient of each bag's vector -> gradients of its ids, behind: zero where another id won."""
+        assert self.winners is not None, "this step was routed for evaluation"
+        ids_KD = gradients[self.behind : self.behind + self.elements].reshape(len(self.index), self.winners.shape[1])
+        kernels.pooled_max_backward(
+            self.winners, self.offsets, gradients[: self.behind], ids_KD, source_start=self.gradient_start
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one step asks of one block.
+
+    Attributes
+    ----------
+    index : int64 [K]
+        Rows of the block, bag after bag; at the end those of bags that are pooled by max.
+    offsets : int64 [V + 1]
+        Bags in ``index`` whose rows are added.
+    value_start : int64 [V] or None
+        First element of each bag's vector in the values; None for replicated tables, which have gradients only.
+    weights : float [K] or None
+    grouping : kernels.Grouping or None
+        Occurrences by row, named by their bags, or by their positions where ids carry weights or some bags are pooled
+        by max; None where no gradients will come.
+    source_start : int64 [V] or [K]
+        First element of the gradient of each bag, or of each position's bag (of max: its own), in the gradients.
+    maxima : Maxima or None
+        Bags that are pooled by max; None where there are none.
+    """
+
+    index: Ints
+    offsets: Ints
+    value_start: Ints | None
+    weights: Floats | None
+    grouping: kernels.Grouping | None
+    source_start: Ints
+    maxima: Maxima | None = None
+
+
+def pairs_of(blocks: Sequence[Block], asked: Sequence[Asked], *, apart: Sequence[bool]) -> dict[int, int]:
+    """By block: one of width 1 that was asked for the same rows and learns by the same rule, to be read along.
+
+    ``apart``: whether a block's rows lie elsewhere than their numbers say, as in a cache.
+    """
+
+    def fits(a: int, b: int) -> bool:
+        alike = (
+            asked[a].index is asked[b].index
+            and not apart[a]  # where rows are cached, each block has other slots for them
+            and blocks[a].spec.name == blocks[b].spec.name
+        )
+        sent = (asked[a].value_start is None) == (asked[b].value_start is None)
+        return alike and sent and blocks[a].width > 1 and not blocks[a].needs_norms
+
+    pairs: dict[int, int] = {}
+    for b, narrow in enumerate(blocks):
+        if narrow.width == 1 and not narrow.needs_norms:
+            wide = next((a for a in range(len(blocks)) if a not in pairs and fits(a, b)), None)
+            if wide is not None:
+                pairs[wide] = b
+    return pairs

@@ -1,0 +1,359 @@
+"""The one pipeline that runs a policy's events, and the only place with threads for them.
+
+::
+
+    main thread        submit t+n   inputs t   forward, backward   learn t   inputs t+1 ...
+    routing            ids of t+n                                                            own thread and lane
+    steps              policy.events: read (values), learn (gradients)                       inline, or its own
+
+With one step in flight a step is read where its inputs are asked for and learned where its gradients are handed over,
+by the main thread. With more, one thread does both, in the order of ``events``, on a communicator of its own; so no two
+threads share a communicator, calls may block, and results do not depend on how fast a rank is. What this thread may do
+is fixed by what it was handed, the same on every rank, so it also comes to rest at the same place on every rank.
+Ids may be routed ahead under every policy, by a thread and on a communicator of their own: they depend on no weight.
+Knows when; what is done is for ``exchange``.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from hpcrec import kernels
+from hpcrec.errors import ConfigError
+from hpcrec.exchange.exchange import Exchange, Timer
+from hpcrec.exchange.inputs import Gradients, Inputs
+from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.route import Reading, Route
+from hpcrec.policy.policy import LEARN, READ, Points, Policy, events
+from hpcrec.types import Batch, GlobalIds
+
+__all__ = ["LANE", "Inputs", "Pipeline", "Reading", "Ticket", "refuse"]
+
+LANE = "steps"  # of the thread, where there is one
+
+
+class _Later(Future[Route]):
+    """A route that is made when it is first asked for, by who asks."""
+
+    def __init__(self, make: Callable[[], Route]) -> None:
+        super().__init__()
+        self._make: Callable[[], Route] | None = make
+
+    def result(self, timeout: float | None = None) -> Route:
+        if self._make is not None:
+            make, self._make = self._make, None
+            try:
+                self.set_result(make())
+            except BaseException as error:
+                self.set_exception(error)
+        return super().result(timeout)
+
+
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """A batch on its way: its part on this rank (None where the rank is not dense), and its route when done.
+
+    ``beside`` are tickets of the same batch, read of other sets of tables: to be read before it in training, so
+    that nothing comes between its vectors and their gradients, and after it in an evaluation.
+    """
+
+    batch: Batch | None
+    train: bool
+    routed: Future[Route]
+    beside: "tuple[Ticket, ...]" = ()
+
+
+def refuse(policy: Policy, name: str, layout: Layout) -> None:
+    """Refuses what does not go with several steps in flight; on every rank alike.
+
+    Parameters
+    ----------
+    policy : Policy
+    name : str
+        As the configuration has it.
+    layout : Layout
+
+    Raises
+    ------
+    ConfigError
+    """
+    if policy.in_flight == 1:
+        return
+    why = f"policy.name is {name!r}, under which up to {policy.in_flight} steps are in flight, but "
+    if layout.away:
+        raise ConfigError(
+            f"{why}under form 'partial' owners would train dense parameters of {', '.join(layout.substituted)}, and "
+            "use them as they were some steps ago: dense parameters are always current. Set exchange.form = 'pooled'."
+        )
+
+
+class Pipeline:
+    """Runs a policy over an exchange. Its verbs are called by one thread, in the same order on every rank.
+
+    Parameters
+    ----------
+    policy : Policy
+    exchange : Exchange
+        On the lane ``LANE``, where several steps are in flight.
+    timer : callable
+    ahead : bool
+        Route on a thread of its own; else a batch is routed as it is read, or its route asked for: one that is given up
+        before leaves no trace. With several steps in flight there always is one.
+    points : Points
+        What comes between steps.
+    """
+
+    def __init__(self, policy: Policy, exchange: Exchange, *, timer: Timer, ahead: bool, points: Points) -> None:
+        self.exchange = exchange
+        self._timer = timer
+        self._steps = None if policy.in_flight == 1 else _Steps(policy, exchange, timer, points)
+        # one thread, first in first out: all ranks submit in the same order, so their collectives meet
+        ahead = ahead or self._steps is not None
+        self._router = ThreadPoolExecutor(1, thread_name_prefix="route") if ahead else None
+
+    def begin(self, first: int, last: int) -> None:
+        """Steps [first, last) follow: the next training batches that are submitted."""
+        if self._steps is not None:
+            self._steps.begin(first, last)
+
+    def submit(
+        self,
+        batch: Batch | None,
+        ids: GlobalIds | None,
+        *,
+        train: bool,
+        stop: bool = False,
+        readings: Sequence[Reading],
+    ) -> Ticket:
+        """A batch to be routed: at once where routing runs ahead, else in its step. ``ids``: of holders.
+
+        ``readings`` say which sets of tables are read; it is learned from, if at all, as the first of them says.
+        """
+        first, *others = readings
+        ticket = self._routed(batch, ids, first, train=train, stop=stop)
+        if others:
+            beside = tuple(self._routed(batch, ids, one, train=False, stop=False) for one in others)
+            ticket = Ticket(batch, train, ticket.routed, beside)
+        if train and self._steps is not None:
+            self._steps.submit(ticket)
+        return ticket
+
+    def _routed(
+        self, batch: Batch | None, ids: GlobalIds | None, reading: Reading, *, train: bool, stop: bool
+    ) -> Ticket:
+        def route() -> Route:
+            with self._timer("route"):
+                return self.exchange.route(batch, ids, train=train, stop=stop, reading=reading)
+
+        return Ticket(batch, train, _Later(route) if self._router is None else self._router.submit(route))
+
+    def inputs(self, ticket: Ticket) -> Inputs | None:
+        """What the model receives for the batch; None on ranks that are not dense."""
+        if self._steps is not None:
+            return self._steps.inputs(ticket)
+        if self._router is None:
+            ticket.routed.result()  # is the routing itself, whose time is its own
+        with self._timer("route_wait"):
+            route = ticket.routed.result()
+        return self.exchange.values(route)
+
+    def learn(
+        self, ticket: Ticket, gradients: Gradients | None, verdict: bool | None, *, step: int, lr_scale: float
+    ) -> bool:
+        """Hands over a step's gradients, to be sent to their rows, and whether it is learned at all; returns that.
+
+        Parameters
+        ----------
+        ticket : Ticket
+        gradients : Gradients or None
+            None on ranks that are not dense. They are not changed any more.
+        verdict : bool or None
+            What dense ranks have agreed on; None on the others, which are told.
+        step : int
+            Steps done before.
+        lr_scale : float
+        """
+        if self._steps is not None:
+            return self._steps.learn(step, gradients, verdict, lr_scale)
+        return self.exchange.gradients(
+            ticket.routed.result(), gradients, learned=verdict, step=step + 1, lr_scale=lr_scale
+        )
+
+    def settle(self) -> None:
+        """What was handed over is learned. Reads that it allows may be done too: on every rank the same."""
+        if self._steps is not None:
+            self._steps.settle()
+
+    def drain(self) -> None:
+        """The same, and nothing is read further: steps that were read and not learned are given up."""
+        if self._steps is not None:
+            self._steps.give_up()
+            self._steps.settle()
+
+    def give_up(self) -> None:
+        """No step that ``begin`` announced follows any more. Waits for nothing, so that no error is held up."""
+        if self._steps is not None:
+            self._steps.give_up()
+
+    def close(self) -> None:
+        """Ends what runs ahead."""
+        self.drain()
+        if self._router is not None:
+            self._router.shutdown()
+        self.exchange.close()
+
+
+class _GivenUpError(Exception):
+    """The thread waits for something that does not come any more."""
+
+
+class _Steps:
+    """The thread that reads and learns, where several steps are in flight.
+
+    It waits for what only the main thread can give (a ticket, gradients, that a drain point or an evaluation is over),
+    and for the other ranks. ``settle`` returns when it waits for the main thread: what it has done by then is the same
+    on every rank, so that an evaluation may be read on its communicator meanwhile.
+    """
+
+    def __init__(self, policy: Policy, exchange: Exchange, timer: Timer, points: Points) -> None:
+        self._policy, self._exchange, self._timer, self._points = policy, exchange, timer, points
+        self._changed = threading.Condition()  # guards all that follows
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._ready: Callable[[], bool] | None = None  # what the thread waits for, while it does
+        self._given_up = False
+        self._last = self._submitted = self._asked = 0
+        self._tickets: dict[int, Ticket] = {}  # by step: submitted and not yet learned
+        self._expected: dict[int, int] = {}  # step of each ticket to be read, by identity
+        self._read: dict[int, Inputs | None] = {}  # by identity of the ticket
+        self._handed: dict[int, tuple[Gradients | None, bool | None, float]] = {}  # by step
+        self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
+
+    # Called by the main thread.
+
+    def begin(self, first: int, last: int) -> None:
+        self.give_up()
+        self.settle()
+        self._given_up, self._last, self._submitted, self._asked = False, last, first, first
+        for left in (self._tickets, self._expected, self._read, self._handed, self._told):
+            left.clear()
+        threads = kernels.get_threads()
+        self._thread = threading.Thread(target=self._run, args=(first, threads), name=LANE, daemon=True)
+        self._thread.start()
+
+    def submit(self, ticket: Ticket) -> None:
+        with self._changed:
+            self._tickets[self._submitted] = ticket
+            self._expected |= {id(one): self._submitted for one in (*ticket.beside, ticket)}
+            self._submitted += 1
+            self._changed.notify_all()
+
+    def inputs(self, ticket: Ticket) -> Inputs | None:
+        with self._changed:
+            step = self._expected.pop(id(ticket), None)
+            if step is not None:
+                self._asked = step
+                self._changed.notify_all()
+                self._wait(lambda: id(ticket) in self._read)
+                return self._read.pop(id(ticket))
+        self.settle()  # an evaluation, read here: nothing else is on the communicator
+        with self._timer("route_wait"):
+            route = ticket.routed.result()
+        return self._exchange.values(route)
+
+    def learn(self, step: int, gradients: Gradients | None, verdict: bool | None, lr_scale: float) -> bool:
+        with self._changed:
+            self._handed[step] = gradients, verdict, lr_scale
+            self._changed.notify_all()
+            if verdict is not None:
+                return verdict
+            self._wait(lambda: step in self._told)
+            return self._told.pop(step)
+
+    def settle(self) -> None:
+        if self._thread is None:
+            return
+        with self._changed:
+            self._wait(lambda: self._ready is not None and not self._ready() and not self._given_up)
+            ended = self._given_up
+        if ended:
+            self._thread.join()
+            self._thread = None
+            self._raise()
+
+    def give_up(self) -> None:
+        with self._changed:
+            self._given_up = self._thread is not None
+            self._changed.notify_all()
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """For the thread, until ``ready()``; raises what it has failed with."""
+        self._changed.wait_for(lambda: ready() or self._failure is not None or self._given_up)
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # Called by the thread.
+
+    def _run(self, first: int, threads: int) -> None:
+        kernels.set_threads(threads)
+        do = {READ: self._do_read, LEARN: self._do_learn}
+        try:
+            while first < self._last:
+                until = self._points.next_drain(first, self._last)
+                for event, step in events(self._policy, first, until, self._points.evaluated):
+                    do.get(event, self._over)(step)
+                first = until
+                self._over(until)
+        except _GivenUpError:
+            pass
+        except BaseException as error:
+            self._failure = error
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
+
+    def _await(self, ready: Callable[[], bool]) -> None:
+        """Until the main thread has given what ``ready`` looks for."""
+        with self._changed:
+            self._ready = ready
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: ready() or self._given_up)
+            self._ready = None
+            if not ready():
+                raise _GivenUpError
+
+    def _over(self, step: int) -> None:
+        """A drain point or an evaluation after so many steps is over: the next step is asked for."""
+        self._await(lambda: self._asked >= step)
+
+    def _do_read(self, step: int) -> None:
+        if step >= self._last:
+            return
+        self._await(lambda: step in self._tickets)
+        ticket = self._tickets[step]
+        with self._timer("route_wait"):
+            routes = [one.routed.result() for one in (*ticket.beside, ticket)]
+        if routes[-1].stop:  # a rank was asked to stop when this batch was routed: it is the last one, on every rank
+            self._last = step + 1
+        for one, route in zip((*ticket.beside, ticket), routes, strict=True):
+            found = self._exchange.values(route)
+            with self._changed:
+                self._read[id(one)] = found
+                self._changed.notify_all()
+
+    def _do_learn(self, step: int) -> None:
+        if step >= self._last:
+            raise _GivenUpError
+        self._await(lambda: step in self._handed)
+        gradients, verdict, lr_scale = self._handed.pop(step)
+        route = self._tickets[step].routed.result()
+        told = self._exchange.gradients(route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale)
+        with self._changed:
+            del self._tickets[step]
+            if verdict is None:
+                self._told[step] = told
+            self._changed.notify_all()

@@ -1,0 +1,99 @@
+"""The contract of a policy, and the order of reads and updates that follows from it.
+
+Knows numbers of steps, counted from 0; knows nothing of rows, threads or ranks.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+READ, LEARN, EVALUATE = "read", "learn", "evaluate"
+Event = tuple[str, int]
+"""What is done, and the step that it is done for; an evaluation's is the number of steps done before it."""
+
+
+class RowsRule(Protocol):
+    """Rule by which copies of single rows on dense ranks may be older than their step's version."""
+
+
+class Policy(Protocol):
+    """Which version of the rows each step's lookup reads. Version v: the updates of exactly the steps before v are in.
+
+    A pure function of the step, the same on every rank. From it alone follow what may overlap, how many steps are in
+    flight, how much memory they take and what a checkpoint has to wait for; nothing below it assumes an order. A policy
+    whose reads or updates come in parts has a method ``events`` besides, which stands for the function of that name.
+
+    Attributes
+    ----------
+    Options : type
+        Its section of the configuration: a frozen dataclass beside the class, whose defaults are the policy's.
+    in_flight : int
+        Steps read and not yet learned, at most.
+    """
+
+    Options: ClassVar[type]
+    in_flight: int
+
+    def __init__(self, options: Any) -> None: ...
+
+    def version(self, step: int, since: int) -> int:
+        """What ``step``'s lookup reads: never falls, at most ``step``, at least ``since``, the last drain point."""
+
+    def rows_rule(self) -> RowsRule | None:
+        """Rule by which copies of single rows on dense ranks may be older still; None: there are none."""
+
+
+def never(_: int) -> bool:
+    """No evaluation comes."""
+    return False
+
+
+def events(policy: Policy, first: int, last: int, evaluated: Callable[[int], bool] = never) -> Iterator[Event]:
+    """The order in which every rank reads and learns steps [first, last), from one drain point to the next.
+
+    Parameters
+    ----------
+    policy : Policy
+    first, last : int
+    evaluated : callable
+        Whether an evaluation comes after so many steps. It has its place before the reads that follow the last
+        update: one at ``first`` or ``last`` comes while nothing is in flight, so it is no event.
+    """
+    own = getattr(policy, "events", None)
+    if own is not None:
+        yield from own(first, last, evaluated)
+        return
+    reading = first
+    for step in range(first, last):
+        if step > first and evaluated(step):
+            yield EVALUATE, step
+        while reading < last and policy.version(reading, first) <= step:
+            yield READ, reading
+            reading += 1
+        assert step < reading <= step + policy.in_flight, f"version({reading}, {first}) is not what a policy may answer"
+        yield LEARN, step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """What comes between steps: known before the first of them, from the configuration alone.
+
+    Attributes
+    ----------
+    drains : tuple of int
+        Nothing is in flight after each so many steps, and none is read further before: at checkpoints, and at
+        evaluations on which a checkpoint of the best or an early end may hang, whatever they find.
+    evaluations : tuple of int
+        After each so many steps an evaluation comes.
+    """
+
+    drains: tuple[int, ...] = ()
+    evaluations: tuple[int, ...] = ()
+
+    def next_drain(self, first: int, last: int) -> int:
+        """The first drain point after ``first``; ``last``, the end, where none comes before."""
+        return min([last, *(first - first % every + every for every in self.drains if every)])
+
+    def evaluated(self, step: int) -> bool:
+        """Whether an evaluation comes after so many steps."""
+        return any(every and step % every == 0 for every in self.evaluations)

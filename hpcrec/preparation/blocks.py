@@ -1,0 +1,179 @@
+"""Opens spans of a table as blocks of rows: text by its delimiter, Parquet by Arrow; each knows where its rows stand.
+
+What the columns mean is not known here.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hpcrec.errors import ConfigError, DataError
+from hpcrec.kernels import text
+from hpcrec.kernels.text import Places
+from hpcrec.preparation import lines
+from hpcrec.preparation.cells import ArrowCells, Cells, TextCells
+from hpcrec.preparation.lines import Digest, Lines
+from hpcrec.preparation.pieces import Span, kind_of, open_parquet
+from hpcrec.preparation.tablemap import TableMap, places
+from hpcrec.types import Ints
+
+_PARQUET_ROWS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of a span that follow each other.
+
+    Attributes
+    ----------
+    span : Span
+    n : int
+    first : int
+        Number of row 0 in the span (of text: of its line in the span, a header counts).
+    offset_R : int64 [n] or None
+        Byte of the file that each row begins at; None for Parquet.
+    cells : dict of str to Cells
+        By column.
+    wrong : dict of int to str
+        Rows that are no row of the table, and what was found.
+    """
+
+    span: Span
+    n: int
+    first: int
+    cells: dict[str, Cells]
+    offset_R: Ints | None = None
+    wrong: dict[int, str] = field(default_factory=dict)
+    lines: Lines | None = None
+
+    def raw(self, row: int) -> str:
+        """The row as it stands in the file; of Parquet, the columns in use."""
+        if self.lines is None or self.offset_R is None:
+            return ", ".join(f"{name}={cells.shown(row)}" for name, cells in self.cells.items())
+        begin = int(self.offset_R[row] - self.offset_R[0])
+        line = self.lines.text[begin:].tobytes().split(b"\n", 1)[0]
+        return line.rstrip(b"\r").decode(errors="replace")
+
+
+class Reader:
+    """Reads the spans of sources that have the same columns.
+
+    Parameters
+    ----------
+    table : TableMap
+    sources : sequence of Path
+        All of them: their columns are looked at here.
+
+    Raises
+    ------
+    ConfigError
+        A column that the map names is not there.
+    DataError
+        Headers that differ, or a file that cannot be read.
+    """
+
+    def __init__(self, table: TableMap, sources: list[Path]) -> None:
+        self.table = table
+        self._names: tuple[str, ...] = table.columns
+        self._header_of: Path | None = None
+        has_text = False
+        for path in sources:
+            kind = kind_of(path)
+            if kind == "parquet":
+                with open_parquet(path) as file:
+                    places(file.schema_arrow.names, table.used, str(path))
+                    self._check_lists(path, file.schema_arrow)
+                continue
+            has_text = True
+            if table.header:
+                self._take_header(path, kind)
+        if has_text:
+            self._open_text()
+
+    def _open_text(self) -> None:
+        if not self._names:
+            raise ConfigError("columns: needed for text without a header line; name them, or set header = true.")
+        if lists := [name for name, column in self.table.sparse.items() if column.list]:
+            raise ConfigError(f"sparse.{lists[0]}: list is for Parquet; of text files give the separator.")
+        where = "the table" if self._header_of is None else str(self._header_of)
+        at = places(self._names, self.table.used, where)
+        order = np.argsort(at)
+        self._used = [self.table.used[i] for i in order]
+        self._at: Places = np.array(at, np.int32)[order]
+
+    def blocks(self, span: Span, digest: Digest) -> Iterator[Block]:
+        """The rows of a span."""
+        if span.kind == "parquet":
+            yield from self._parquet(span, digest)
+            return
+        for block in lines.read(span, digest, skip_header=self.table.header):
+            yield self._text(block)
+
+    def count(self, span: Span, digest: Digest) -> int:
+        """Rows of a span, bad ones included, without a look at what they hold."""
+        if span.kind == "parquet":
+            with open_parquet(span.path) as file:
+                return sum(file.metadata.row_group(group).num_rows for group in range(span.start, span.stop))
+        return lines.count(span, digest, skip_header=self.table.header)
+
+    def _text(self, block: Lines) -> Block:
+        begin, end, line_begin, columns = text.cut_lines(
+            block.text,
+            delimiter=self.table.delimiter,
+            quote='"' if self.table.quotes else None,
+            wanted=self._at,
+            n_lines=block.n,
+        )
+        wrong = {}
+        for row in np.flatnonzero(columns != len(self._names)).tolist():
+            shown = block.text[line_begin[row] : line_begin[row + 1] - 1].tobytes().decode(errors="replace")
+            found = f"{columns[row]} columns" if columns[row] >= 0 else "a quote that is not closed"
+            wrong[row] = f"found {found} in {shown[:80]!r}; allowed is {len(self._names)}"
+        cells: dict[str, Cells] = {name: TextCells(block.text, begin[i], end[i]) for i, name in enumerate(self._used)}
+        return Block(
+            block.span, block.n, block.first, cells, block.offset + line_begin[:-1].astype(np.int64), wrong, block
+        )
+
+    def _parquet(self, span: Span, digest: Digest) -> Iterator[Block]:
+        first = 0
+        try:
+            with open_parquet(span.path) as file:
+                # The bytes of a span of row groups do not lie together: its checksum is of what says where they lie.
+                for group in range(span.start, span.stop):
+                    digest.update(repr(file.metadata.row_group(group).to_dict()).encode())
+                columns = list(self.table.used)
+                groups = range(span.start, span.stop)
+                for batch in file.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=columns, use_threads=False):
+                    cells: dict[str, Cells] = {name: ArrowCells(batch.column(name)) for name in columns}
+                    yield Block(span, batch.num_rows, first, cells)
+                    first += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{span.path}: not readable after row {first} ({error}); copy it again.") from error
+
+    def _take_header(self, path: Path, kind: str) -> None:
+        line = lines.first_line(path, kind)
+        names = tuple(line.split(self.table.delimiter))
+        if self.table.quotes:
+            names = tuple(next(csv.reader([line], delimiter=self.table.delimiter), ()))
+        if self._header_of is None:
+            self._names, self._header_of = names, path
+            if len(set(names)) != len(names):
+                raise DataError(f"{path}, line 1: a name occurs twice in the header {line[:80]!r}; name each once.")
+        elif names != self._names:
+            raise DataError(
+                f"{path}, line 1: found the header {line[:80]!r}; {self._header_of} has "
+                f"{self.table.delimiter.join(self._names)[:80]!r}. Convert files with other columns apart."
+            )
+
+    def _check_lists(self, path: Path, schema: Any) -> None:
+        for name, column in self.table.sparse.items():
+            kind = schema.field(column.column or name).type
+            is_list = ArrowCells(pa.array([], kind)).is_list
+            if column.list != is_list:
+                change = "set list = true" if is_list else "leave list out"
+                raise ConfigError(f"{path}: column {column.column or name!r} is {kind}; {change} in sparse.{name}.")

@@ -1,0 +1,129 @@
+"""The end of a conversion: from the pieces to a data set under its names, with its rejects and vocabularies.
+
+Can be cut short anywhere and done again. On one rank; knows nothing of how pieces were made.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from hpcrec.data import files, layout
+from hpcrec.errors import DataError
+from hpcrec.preparation import rejects
+from hpcrec.preparation.job import Job
+from hpcrec.preparation.journal import Journal, Record
+from hpcrec.preparation.parts import no_sample
+from hpcrec.preparation.pieces import Piece
+from hpcrec.preparation.schema import write_index
+from hpcrec.preparation.split import Summary
+from hpcrec.preparation.tablemap import SparseColumn
+from hpcrec.types import Feature
+
+_SLICE = 1 << 18
+
+
+def is_there(journal: Journal) -> Callable[[Record], bool]:
+    """Whether the files of a written piece are still there, at their size."""
+
+    def check(record: Record) -> bool:
+        for part, (name, size) in record["files"].items():
+            places = (journal.pieces / name, journal.work / name, journal.folder / f"{part}.h5")
+            if not any(path.is_file() and path.stat().st_size == size for path in places):
+                return False
+        return True
+
+    return check
+
+
+def publish(
+    job: Job, journal: Journal, plan: Sequence[Piece], records: Sequence[Record], features: Sequence[Feature]
+) -> Record:
+    """Give the data set its names; the result, for `summary`.
+
+    Raises
+    ------
+    DataError
+        More bad lines than allowed (the pieces stay), or a part without samples (they do not).
+    """
+    lines, bad = sum(record["rows"] for record in records), sum(record["bad"] for record in records)
+    if bad > job.max_bad * lines:
+        raise DataError(rejects.too_many(bad, lines, job.max_bad))
+    samples = {name: sum(record["samples"][name] for record in records) for name in job.split.names}
+    for name, n in samples.items():
+        if not n:
+            journal.clear()
+            raise no_sample(str(job.out / name), name, job.split, lines)
+    written = [_join(job, journal, name, records) for name in job.split.names]
+    result: Record = {
+        "files": {name: path.name for name, path in zip(job.split.names, written, strict=True)},
+        "samples": samples,
+        "label_rate": {n: sum(r["positives"][n] for r in records) / samples[n] for n in job.split.names},
+        "cardinalities": {feature.name: feature.cardinality for feature in features},
+        "rejected": bad,
+    }
+    rejected = job.out / "rejects.tsv"
+    rejected.unlink(missing_ok=True)
+    if bad:
+        parts = [(journal.work / f"rejects-{piece.number:05d}.tsv", r) for piece, r in zip(plan, records, strict=True)]
+        rejects.write_all(rejected, plan, parts)
+        written.append(rejected)
+    if job.table.counted:
+        written.append(_write_vocabularies(job, journal))
+    if len(plan) > 1:
+        written += [journal.pieces / name for record in records for name, _ in record["files"].values()]
+    journal.finish(result, written)
+    return result
+
+
+def summary(folder: Path, result: Record) -> Summary:
+    """What a conversion gave."""
+    return Summary(
+        files={part: str(folder / name) for part, name in result["files"].items()},
+        samples=result["samples"],
+        label_rate=result["label_rate"],
+        cardinalities=result["cardinalities"],
+        rejected=result["rejected"],
+    )
+
+
+def _join(job: Job, journal: Journal, part: str, records: Sequence[Record]) -> Path:
+    """One file takes the part's name; several are joined by an index."""
+    if len(records) == 1:
+        target = job.out / f"{part}.h5"
+        source = journal.work / records[0]["files"][part][0]
+        if source.exists():
+            files.publish(source, target)
+        return target
+    target = job.out / f"{part}{layout.INDEX_SUFFIX}"
+    paths = [journal.pieces / record["files"][part][0] for record in records if part in record["files"]]
+    digest = hashlib.sha256("".join(record["sha256"] for record in records).encode())
+    write_index(target, paths, {layout.SOURCE_ATTRIBUTE: digest.hexdigest()})
+    return target
+
+
+def _write_vocabularies(job: Job, journal: Journal) -> Path:
+    """The values of each vocabulary, by id."""
+    target = job.out / "vocabulary.h5"
+    temporary = files.temporary_beside(target)
+    try:
+        with h5py.File(temporary, "w", locking=False) as out:
+            for number, name in enumerate(job.table.counted):
+                path = journal.work / f"vocabulary-{number}.values"
+                dtype = _type_of(job.table.sparse[name])
+                data = out.create_dataset(name, (path.stat().st_size // 8,), dtype)
+                for start in range(0, len(data), _SLICE):
+                    values = np.fromfile(path, np.uint64, _SLICE, offset=8 * start)
+                    data[start : start + len(values)] = values.view(np.int64 if dtype == np.int64 else np.uint64)
+        files.publish(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def _type_of(spec: SparseColumn) -> type:
+    if spec.value == "integer":
+        return np.int64
+    return np.uint32 if spec.value == "hex" and 0 < spec.digits <= 8 else np.uint64

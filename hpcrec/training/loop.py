@@ -1,0 +1,273 @@
+"""The training loop: what happens every n steps around ``Session.steps`` (logging, evaluation, checkpoints, stopping).
+
+Every rank runs it; rank 0 writes. Knows when; how a step is done is for ``session``, what is written for ``telemetry``,
+``state`` and ``checkpoint``.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcrec.checkpoint import saved, state
+from hpcrec.checkpoint.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
+from hpcrec.checkpoint.dynamic_state import LOGGED, figures
+from hpcrec.checkpoint.resume import resumed_from
+from hpcrec.checkpoint.saved import Progress
+from hpcrec.checkpoint.saver import Saver
+from hpcrec.errors import CheckpointError
+from hpcrec.training.compression import Kept, density, evaluated_otherwise
+from hpcrec.training.loop_options import LoopOptions
+from hpcrec.training.metrics import RunningMetrics
+from hpcrec.training.ranks import on_root
+from hpcrec.training.session import Session
+from hpcrec.training.telemetry import Telemetry
+
+RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: ``finished`` or ``stopped``, and what it measured last, with the ``step`` of the weights."""
+
+    status: str
+    evaluation: dict[str, Any] | None
+    progress: Progress
+    dynamic: dict[str, dict[str, int]]
+
+
+class Loop:
+    """Trains a session to its end.
+
+    Parameters
+    ----------
+    session : Session
+    folder : Path
+        The run's folder.
+    options : LoopOptions
+    software : dict of str to str
+        Versions, processor and threads: what the bits of a result depend on.
+
+    Attributes
+    ----------
+    differences : list of str
+        In what a resumed run's ranks and software are not those of its checkpoint.
+    """
+
+    def __init__(self, session: Session, folder: Path, options: LoopOptions, software: dict[str, str]) -> None:
+        self.differences: list[str] = []
+        self._software = software
+        self._session = session
+        self._folder = folder
+        self._options = options
+        self._saver = Saver(session, folder, background=options.background, full_every=options.full_every)
+        self._progress = Progress()
+        self._running = RunningMetrics()
+        self._saved_at = self._judged_at = -1
+        self._logged_bytes = self._logged_at = 0
+        self._since_s = 0.0  # when the last step, and what followed it, had ended
+
+    def resume(self) -> int:
+        """Goes on from a checkpoint where there is one; collective. Returns the steps done before."""
+        world, which = self._session.parts.world, self._options.resume
+        checkpoint = resumed_from(self._folder, which, world.main)
+        if checkpoint is None:
+            return 0
+        state.load(self._session, checkpoint, resume=True)
+        self._progress, then = on_root(world.main, lambda: (saved.progress(checkpoint), saved.ran_on(checkpoint)))
+        self.differences = _differences(then, self._ran_on())
+        self._saved_at = self._session.step
+        self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
+        self._logged_bytes, self._logged_at = world.total_wire_bytes().sum(), self._session.step
+        if self._options.keep_best:
+            self._find_best()
+        return self._session.step
+
+    def _ran_on(self) -> dict[str, Any]:
+        """Software and ranks, as a checkpoint keeps them."""
+        return {**self._software, **self._session.topology.describe()}
+
+    def _find_best(self) -> None:
+        """Makes the note of the best checkpoint what this run knows of it; collective.
+
+        It may be of a checkpoint that was killed before it was noted, was set aside, or is in another folder, where the
+        run began: then there is no best one until the next evaluation.
+        """
+        progress, main = self._progress, self._session.parts.world.main
+        step, value, metric = progress.best_step, progress.best_value, self._options.metric
+        if step is None or value is None or step not in on_root(main, lambda: steps_in(self._folder)):
+            progress.best_value, progress.best_step, progress.misses = None, None, 0
+            on_root(main, lambda: unmark_best(self._folder))
+        else:
+            on_root(main, lambda: mark_best(self._folder, step, metric, value))
+
+    def run(self, telemetry: Telemetry) -> Outcome:
+        """Trains, evaluates and saves as the options say; collective."""
+        self._telemetry = telemetry
+        session = self._session
+        self._kept = Kept(session)
+        if session.step > 0 and self._owes_evaluation():  # the stop that ended the last run interrupted it
+            self._progress.ended = self._judge()
+        if not self._progress.ended and not session.stopped:
+            self._train()
+        if not session.stopped and "validation" in session.parts.splits and self._judged_at != session.step:
+            self._judge()
+        self.save(last=True)
+        self._saver.wait()
+        dynamic = figures(session)  # of the last step, whichever is evaluated
+        evaluation = None if session.stopped else self._final_evaluation()
+        return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress, dynamic)
+
+    def _train(self) -> None:
+        """All steps that are left, with what is due after each."""
+        session = self._session
+        if session.parts.chosen is not None and session.step < session.total_steps:
+            self._telemetry.log(session.step, session.parts.chosen.found)
+        self._since_s = time.perf_counter()
+        for step in session.steps():
+            self._one(step)
+            if self._owes_evaluation() and self._judge():
+                self._progress.ended = True
+                return
+            if session.stopped:
+                return
+            if self._due(self._options.checkpoint_every):
+                self.save()
+            self._since_s = time.perf_counter()
+
+    def _owes_evaluation(self) -> bool:
+        session = self._session
+        due = self._due(self._options.eval_every) and "validation" in session.parts.splits
+        return due and self._judged_at != session.step
+
+    def _final_evaluation(self) -> dict[str, Any] | None:
+        """Of the best checkpoint where one is kept, else of the last step; on the test data, else the validation's."""
+        session = self._session
+        split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
+        if split is None:
+            return None
+        with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
+            step = self._take_best()
+            found = session.evaluate_unless_stopped(split)
+            otherwise = None if found is None else evaluated_otherwise(session, split)
+        return None if found is None or otherwise is None else {"step": step, **found, **otherwise}
+
+    def _take_best(self) -> int:
+        """Loads the best checkpoint where one is kept and whole; returns the step whose weights there are then."""
+        session, main, last = self._session, self._session.parts.world.main, self._session.step
+        if not self._options.keep_best or self._progress.best_step in (None, last):
+            return last
+        best, problem = None, None
+        try:
+            best = find_checkpoint(self._folder, "best", main)
+        except CheckpointError as error:
+            problem = str(error)
+        problem = next((text for text in main.allgather(problem) if text), None)
+        if best is None or problem is not None:  # what was trained is all there: no reason to fail
+            if main.rank == 0:
+                warnings.warn(f"the last step, {last}, is evaluated instead of the best: {problem}", stacklevel=4)
+            return last
+        state.load(session, best, resume=False)
+        return best.step
+
+    def _one(self, step: Any) -> None:
+        session = self._session
+        loss = step.run()
+        took_s = time.perf_counter() - self._since_s  # with the wait for its batch, which came before ``run``
+        order = session.parts.splits["train"].order
+        start, stop = order.batch_range(step.number % order.n_batches)
+        self._progress.samples += stop - start
+        self._telemetry.step(took_s, stop - start)
+        if session.last_logits is not None and step.batch is not None:
+            self._running.update(session.last_logits.cpu().numpy(), step.batch.label, step.batch.weight)
+        if self._due(self._options.log_every):
+            self._log(loss)
+        elif session.guard.in_a_row:
+            self._telemetry.log(session.step, {"skipped_steps": session.guard.skipped})
+
+    def _log(self, loss: float) -> None:
+        """One line of metrics: the loss of this step over all ranks."""
+        session = self._session
+        total = session.parts.world.main.allreduce(np.array([loss, *self._kept.more()]))
+        running = session.parts.world.main.bcast(self._running.read(), root=session.topology.dense[0])
+        wire_bytes = session.parts.world.total_wire_bytes().sum()
+        self._telemetry.log(
+            session.step,
+            {
+                "loss": float(total[0]),
+                "skipped_steps": session.guard.skipped,
+                "train_auc": running["auc"],
+                "wire_bytes_per_step": float(wire_bytes - self._logged_bytes) / (session.step - self._logged_at),
+                "lr_scale": session.parts.schedule.multiplier(session.step - 1),
+                "epoch": session.step / session.batches_per_epoch,
+                **density(total[1], total[2]),
+                **{f"{t}.{n}": f[n] for t, f in figures(session).items() for n in LOGGED},
+            },
+        )
+        self._logged_bytes, self._logged_at = wire_bytes, session.step
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self._session.step % every == 0
+
+    def _judge(self) -> bool:
+        """Evaluates the validation data; says whether to end early. Collective, same answer on every rank.
+
+        Nothing is kept of an evaluation during which the ranks agreed to stop.
+        """
+        session, options, progress = self._session, self._options, self._progress
+        with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
+            found = session.evaluate_unless_stopped("validation", options.eval_batches)
+        if found is None:
+            return False
+        self._judged_at = session.step
+        self._saved_at = -1  # a checkpoint of this step does not know of the evaluation
+        progress.evaluations.append({"step": session.step, **found})
+        self._telemetry.log(session.step, {f"validation_{k}": v for k, v in found.items()})
+        value = found.get(options.metric)
+        if value is None or not math.isfinite(_mean(value)):
+            return False
+        value = _mean(value)
+        best = progress.best_value
+        sign = 1 if RISES[options.metric] else -1
+        if best is None or sign * (value - best) > options.min_delta:
+            progress.best_value, progress.best_step, progress.misses = value, session.step, 0
+            if options.keep_best:
+                self.save()
+        else:
+            progress.misses += 1
+        return options.patience is not None and progress.misses >= options.patience
+
+    def save(self, *, last: bool = False) -> None:
+        """Writes a checkpoint unless this step has one, and removes those that are not to be kept; collective."""
+        session = self._session
+        if self._saved_at == session.step:
+            return
+        with session.parts.timer("checkpoint"), session.parts.world.ledger.paused():
+            extra = {"progress": self._progress.__dict__, "ran_on": self._ran_on()}
+            self._saver.save(extra, self._mark_and_prune(session.step), last=last)
+        self._saved_at = session.step
+
+    def _mark_and_prune(self, step: int) -> Callable[[], None]:
+        """What rank 0 does when this step's checkpoint is whole: the best one is noted before the one before may go."""
+        best, value, options = self._progress.best_step, self._progress.best_value, self._options
+
+        def do() -> None:
+            if options.keep_best and best == step and value is not None:
+                mark_best(self._folder, step, options.metric, value)
+            prune(self._folder, options.keep, [] if best is None else [best])
+
+        return do
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [f"{key} was {then.get(key)}, is {now.get(key)}" for key in now if then.get(key) != now[key]]
+
+
+def _mean(value: float | Mapping[str, float] | list[float]) -> float:
+    """A metric's value; its mean over labels where there are several."""
+    return float(np.mean(value)) if isinstance(value, list) else float(value)  # type: ignore[arg-type]

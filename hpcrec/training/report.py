@@ -1,0 +1,281 @@
+"""A finished run as a page and as a table: what is in summary.json and metrics.jsonl, for a reader.
+
+The page is one file without scripts or anything from elsewhere, so it can be mailed or kept. Knows the summary's keys
+(``telemetry``) and nothing of how a run goes.
+"""
+
+import html
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrec.data.files import write_text
+from hpcrec.training import attempts
+from hpcrec.training.telemetry import read_metrics
+from hpcrec.units import format_bytes
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 240, 64, 16, 14, 34  # pixels of a chart and its margins
+_DOTS = 60  # points up to which each has a dot
+_COLORS = ("#3465a4", "#c4650a", "#4e8f2f", "#8a4fa3")
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+table { border-collapse: collapse } td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top }
+td.number { text-align: right; font-variant-numeric: tabular-nums }
+pre { background: #f4f4f2; padding: .8rem; overflow-x: auto; font-size: .85rem }
+svg text { font: 12px system-ui, sans-serif; fill: #444 } svg .axis { stroke: #aaa } svg .grid { stroke: #e6e6e6 }
+@media (prefers-color-scheme: dark) {
+  body { background: #1b1b1b; color: #ddd } pre { background: #262626 } svg text { fill: #bbb }
+  svg .grid { stroke: #333 }
+}
+"""
+
+
+def write_report(folder: Path, summary: Mapping[str, Any]) -> Path:
+    """Writes report.html from a run's summary, its metrics.jsonl and its config.toml; returns its path."""
+    folder = Path(folder)
+    config = folder / "config.toml"
+    path = folder / "report.html"
+    text = config.read_text(encoding="utf-8") if config.exists() else ""
+    write_text(path, page(folder.absolute().name, summary, read_metrics(folder), text, attempts.rows(folder)))
+    return path
+
+
+def page(
+    title: str,
+    summary: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    config: str,
+    took: Sequence[tuple[str, ...]] = (),
+) -> str:
+    """The page as text; ``took`` are the rows of the run's attempts."""
+    body = [f"<h1>{html.escape(title)}: {html.escape(str(summary['status']))}</h1>", _table(quality_rows(summary))]
+    for name in ("loss", "auc", "logloss"):
+        if chart := line_chart(name, series(lines, name)):
+            body += [f"<h2>{name}</h2>", chart]
+    body += ["<h2>Bytes sent, all ranks</h2>", _table(wire_rows(summary), ("", "same host", "across hosts", "a step"))]
+    if found := compression_rows(summary):
+        body += ["<h2>Thresholded</h2>", _table(found)]
+    if summary["exchange"]:
+        body += ["<h2>Forms chosen</h2>", _table(choice_rows(summary))]
+    body += ["<h2>Time by phase</h2>", _table(phase_rows(summary))]
+    body += [
+        "<h2>Most memory</h2>",
+        _table((f"rank {r}", format_bytes(n)) for r, n in _pairs(summary, "peak_rss_bytes")),
+    ]
+    body += ["<h2>Owners</h2>", _table(owner_rows(summary), OWNER_HEADS), _table(imbalance_rows(summary))]
+    if summary["dynamic_tables"]:
+        body += ["<h2>Dynamic tables</h2>", _table(dynamic_rows(summary), DYNAMIC_HEADS)]
+    if took:
+        body += ["<h2>Attempts</h2>", _table(took, attempts.ROW_HEADS)]
+    body += ["<h2>Topology</h2>", _table((k, str(v)) for k, v in _pairs(summary, "topology"))]
+    body += ["<h2>Versions</h2>", _table((k, str(v)) for k, v in _pairs(summary, "versions"))]
+    body += ["<h2>Configuration</h2>", f"<pre>{html.escape(config)}</pre>"]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
+    )
+
+
+def text_table(summary: Mapping[str, Any]) -> str:
+    """The summary as lines for a terminal."""
+    rows = [*quality_rows(summary)]
+    rows += [(f"sent: {tag}", f"{same} same host, {cross} across hosts") for tag, same, cross, _ in wire_rows(summary)]
+    rows += compression_rows(summary)
+    rows += choice_rows(summary)
+    rows += [(f"time: {phase}", value) for phase, value in phase_rows(summary)]
+    rows += imbalance_rows(summary)
+    for table, in_use, *rest in dynamic_rows(summary):
+        said = (f"{n} {what}" for n, what in zip(rest, DYNAMIC_HEADS[2:], strict=True))
+        rows.append((f"dynamic: {table}", ", ".join((in_use, *said))))
+    wide = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{wide}}  {value}" for name, value in rows)
+
+
+def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What came out and how fast, as (name, value)."""
+    rows = [
+        ("status", str(summary["status"])),
+        ("steps", f"{summary['steps']:,}"),
+        ("samples", f"{summary['samples']:,}"),
+    ]
+    tries = summary["attempts"]
+    if tries["number"] > 1:
+        lost = f"{tries['lost_steps']:,} steps done again, {_duration(tries['lost_s'])}"
+        rows.append(("attempts", f"{tries['number']}, {_duration(tries['total_s'])} in all; {lost} of them lost"))
+    found = dict(summary["eval"])
+    rows += [("evaluated", f"step {found.pop('step'):,}")] if "step" in found else []
+    rows += [(name, _number(value)) for name, value in found.items() if value is not None]
+    throughput = summary["throughput"]
+    rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
+    step_ms = throughput["step_ms"]
+    return [*rows, ("step", f"{step_ms['p50']:.3g} ms median, {step_ms['p95']:.3g} ms 95th percentile")]
+
+
+def _duration(seconds_s: float) -> str:
+    """``4000`` -> ``'1 h 6 min'``."""
+    if seconds_s < 60:
+        return f"{seconds_s:.3g} s"
+    minutes = round(seconds_s / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def _number(value: float | Sequence[float | None]) -> str:
+    """A number, or that of each group."""
+    if isinstance(value, Sequence):
+        return ", ".join("none" if one is None else f"{one:.6g}" for one in value)
+    return f"{value:.6g}"
+
+
+def wire_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Bytes sent by all ranks, as (tag, same host, across hosts, both a step)."""
+    steps = max(summary["steps"], 1)
+    return [
+        (tag, format_bytes(n["same_host"]), format_bytes(n["cross_host"]), format_bytes(sum(n.values()) / steps))
+        for tag, n in summary["wire_bytes"].items()
+    ]
+
+
+def compression_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What thresholding let through of dense gradients and of vectors, and how often it found thresholds anew."""
+    rows: list[tuple[str, str]] = []
+    if found := summary["dense_compression"]:
+        sent, plain = format_bytes(found["sent_bytes"]), format_bytes(found["plain_bytes"])
+        less = "" if found["ratio"] is None else f", {found['ratio']:.3g} times less"
+        rows.append(("dense gradients: sent", f"{sent} in place of {plain}{less}"))
+        if found["density"] is not None:
+            rows.append(("dense gradients: density", f"{found['density']:.3g}"))
+        anew = found["thresholds"]
+        rows.append(("dense gradients: thresholds", f"{anew['scheduled']:,} by schedule, {anew['drift']:,} by drift"))
+    if found := summary["exchange_thresholds"]:
+        rows.append(("vectors: density", f"{found['density']:.3g}"))
+        rows.append(("vectors: thresholds", f"{found['drift']:,} thresholds found anew by drift"))
+    return rows
+
+
+def choice_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What form ``auto`` chose: features by form, copies, bytes a step predicted and counted, work at owners."""
+    choice = summary["exchange"]
+    if not choice:
+        return []
+    shown = [f"{n} {form}" for form, n in Counter(choice["forms"].values()).items()]
+    shown += [f"{len(choice['copied_tables'])} tables copied"] if choice["copied_tables"] else []
+    predicted = choice["predicted_bytes_per_step"]
+    counted = sum(choice["counted_bytes_per_step"].get(tag, 0) for tag in predicted)
+    shown.append(f"{format_bytes(sum(predicted.values()))} a step predicted, {format_bytes(counted)} counted")
+    if choice["owner_flops_per_step"]:
+        shown.append(f"{choice['owner_flops_per_step'] / 1e6:,.1f} Mflop a step at owners")
+    return [("forms chosen", ", ".join(shown))]
+
+
+def phase_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Seconds by phase, the longest first."""
+    return [(phase, f"{s:.2f} s") for phase, s in sorted(summary["phase_s"].items(), key=lambda item: -item[1])]
+
+
+OWNER_HEADS = ("", "rows", "with state", "lookups a step", "distinct rows", "read", "find", "gather", "update")
+
+
+def owner_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """What each owner holds and does in a step."""
+    return [
+        (
+            f"rank {rank}",
+            f"{o['rows']:,}",
+            format_bytes(o["bytes"]),
+            f"{o['lookups_per_step']:,.0f}",
+            f"{o['distinct_per_step']:,.0f}",
+            *(f"{o[key]:.3g} ms" for key in ("read_ms", "find_ms", "gather_ms", "update_ms")),
+        )
+        for rank, o in _pairs(summary, "owners")
+    ]
+
+
+DYNAMIC_HEADS = ("", "rows in use", "admitted", "evicted", "left without a row")
+
+
+def dynamic_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Ids of dynamic tables: how many have rows, have had them and lost them, and were asked for without one."""
+    return [
+        (name, f"{f['rows']:,} of {f['capacity']:,}", *(f"{f[key]:,}" for key in ("admitted", "evicted", "refused")))
+        for name, f in _pairs(summary, "dynamic_tables")
+    ]
+
+
+def imbalance_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The fullest and the busiest owner against the mean."""
+    if not summary["imbalance"]:
+        return []
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in summary["imbalance"].items())
+    return [("owners: most / mean", shown)]
+
+
+# ---- charts ----------------------------------------------------------------------------------------------------------
+
+
+def series(lines: Iterable[Mapping[str, Any]], name: str) -> dict[str, list[tuple[int, float]]]:
+    """Points (step, value) of every quantity in metrics.jsonl that is called ``name``, or ``something_name``."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for key, value in line.items():
+            if (key == name or key.endswith(f"_{name}")) and isinstance(value, int | float):
+                points.setdefault(key, []).append((line["step"], float(value)))
+    return points
+
+
+def line_chart(name: str, points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """An SVG of a line for each quantity; nothing where none has two points."""
+    points = {key: values for key, values in points.items() if values}
+    if not any(len(values) > 1 for values in points.values()):
+        return ""
+    steps = [step for values in points.values() for step, _ in values]
+    heights = [value for values in points.values() for _, value in values]
+    x_range = (min(steps), max(steps))
+    y_range = _widened(min(heights), max(heights))
+
+    def place(step: float, value: float) -> tuple[float, float]:
+        x = _LEFT + (step - x_range[0]) / max(x_range[1] - x_range[0], 1) * (_WIDTH - _LEFT - _RIGHT)
+        y = _HEIGHT - _BOTTOM - (value - y_range[0]) / (y_range[1] - y_range[0]) * (_HEIGHT - _TOP - _BOTTOM)
+        return x, y
+
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(name)} by step">']
+    for i in range(5):
+        value = y_range[0] + (y_range[1] - y_range[0]) * i / 4
+        _, y = place(x_range[0], value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>')
+    base = _HEIGHT - _BOTTOM
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
+    for step, anchor in zip(x_range, ("start", "end"), strict=True):
+        x, _ = place(step, y_range[0])
+        parts.append(f'<text x="{x:.1f}" y="{base + 16}" text-anchor="{anchor}">step {step:,}</text>')
+    for i, (key, values) in enumerate(points.items()):
+        color = _COLORS[i % len(_COLORS)]
+        places = [place(*point) for point in values]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.8"/>')
+        if len(places) <= _DOTS:
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{color}"/>' for x, y in places]
+        x = (_LEFT + _WIDTH) / 2 + (i - (len(points) - 1) / 2) * 110
+        parts.append(
+            f'<text x="{x:.0f}" y="{base + 30}" text-anchor="middle" style="fill:{color}">{html.escape(key)}</text>'
+        )
+    return "\n".join([*parts, "</svg>"])
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    margin = (high - low) * 0.05 or abs(high) * 0.05 or 0.5
+    return low - margin, high + margin
+
+
+def _pairs(summary: Mapping[str, Any], key: str) -> Iterable[tuple[Any, Any]]:
+    return summary[key].items()
+
+
+def _table(rows: Iterable[Sequence[str]], heads: Sequence[str] = ()) -> str:
+    lines = ["<tr>" + "".join(f"<th>{html.escape(head)}</th>" for head in heads) + "</tr>"] if heads else []
+    for name, *cells in rows:
+        numbers = "".join(f'<td class="number">{html.escape(cell)}</td>' for cell in cells)
+        lines.append(f"<tr><td>{html.escape(str(name))}</td>{numbers}</tr>")
+    return "<table>" + "\n".join(lines) + "</table>"

@@ -1,0 +1,51 @@
+"""Batches of a split in order, submitted to the pipeline ahead of their turn.
+
+Where groups of dense ranks have tables of their own, a batch is submitted for each set of them that it is read of.
+Knows a session's parts; what is done with a batch is for ``session``.
+"""
+
+from collections.abc import Generator, Iterable
+
+from hpcrec.policy.pipeline import Reading, Ticket
+from hpcrec.training.feed import Feed
+from hpcrec.training.parts import Parts, Split
+
+
+def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generator[Ticket]:
+    """Tickets of ``n`` training batches from number ``first`` on; the next is routed while one is worked on.
+
+    Each reads the tables of its rank's group, and beside, where groups teach each other, those of the others.
+    """
+    waiting, feed = list[Ticket](), Feed(parts, source, first, n)
+    sets = parts.world.topology.table_sets
+    try:
+        for number in range(first, first + n):
+            with parts.timer("load_wait"):
+                batch, ids = next(feed)
+            teaches = sets > 1 and parts.teaches_from is not None and number >= parts.teaches_from
+            readings = [Reading(parts.world.topology.reads(g), counted=True) for g in range(sets if teaches else 1)]
+            stop = parts.signal.requested
+            waiting.append(parts.pipeline.submit(batch, ids, train=True, stop=stop, readings=readings))
+            if len(waiting) > parts.ahead:
+                yield waiting.pop(0)
+        yield from waiting
+    finally:
+        # Routes left in flight are of every rank alike; later ones follow them on the same thread.
+        feed.close()
+
+
+def reading_tickets(parts: Parts, source: Split, n: int, sets: Iterable[int], *, stoppable: bool) -> Generator[Ticket]:
+    """Tickets of the first ``n`` batches, of which nothing is learned; read of the first of ``sets``, others beside."""
+    waiting, feed = list[Ticket](), Feed(parts, source, 0, n)
+    readings = [Reading((number,) * parts.world.topology.size, counted=False) for number in sets]
+    try:
+        for _ in range(n):
+            with parts.timer("load_wait"):
+                batch, ids = next(feed)
+            stop = stoppable and parts.signal.requested
+            waiting.append(parts.pipeline.submit(batch, ids, train=False, stop=stop, readings=readings))
+            if len(waiting) > parts.ahead:
+                yield waiting.pop(0)
+        yield from waiting
+    finally:
+        feed.close()

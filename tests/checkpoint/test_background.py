@@ -1,0 +1,285 @@
+"""Checkpoints that are written while training goes on hold what there was when they were asked for, bit for bit."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from pytest_mpi import parallel_assert
+
+from hpcrec.checkpoint import saver
+from hpcrec.checkpoint.find import find_checkpoint
+from hpcrec.cli import train as commands
+from hpcrec.comm.failure import ExitCodes
+from hpcrec.config import Config
+from hpcrec.data import hdf5_filled
+from hpcrec.embedding import frozen, held_rows, store
+from hpcrec.embedding.frozen import FrozenRows
+from hpcrec.models.deepfm import DeepFM, DeepFMOptions
+from tests.devices import device_or_skip
+from tests.exchange.test_auto import in_sequence
+from tests.training.runs import config_for, write_data
+from tests.training.test_equivalence import roles_for
+from tests.training.test_kills import values_in
+
+STEPS = 14
+CASES: dict[str, dict[str, Any]] = {
+    "wide before its vectors": {"model": {"name": "deepfm"}},
+    "vectors before wide": {"model": {"name": "tests.checkpoint.test_background:narrow_last"}},
+    "split by rows": {"embedding": {"tables": {"user": {"shard": "row"}, "item": {"shard": "row"}}}},
+    "split by columns": {
+        "embedding": {
+            "tables": {"user": {"shard": "column"}, "item": {"shard": "column"}},
+            "optimizer": {"name": "rowwise_adagrad", "lr": 0.1},
+        }
+    },
+    "adam, folded": {
+        "model": {"name": "deepfm"},
+        "exchange": {"form": "partial"},
+        "embedding": {"optimizer": {"name": "adam", "lr": 0.01}},
+        "dense": {"optimizer": {"name": "Adam", "lr": 0.01}},
+    },
+    "replicated": {"embedding": {"tables": {t: {"shard": "replicate"} for t in ("user", "item")}}},
+    "chosen copies": {
+        "model": {"name": "deepfm"},
+        "exchange": {"form": "auto", "auto_steps": 1},
+        "embedding": {"optimizer": {"name": "adam", "lr": 0.1}},
+    },
+    "dynamic": {"embedding": {"tables": {"user": {"dynamic": {"capacity": 12, "evict": "lru"}}}}},
+    "thresholded": {"dense": {"compression": "dct", "dct": {"density": 0.3}}, "train": {"dtype": "float32"}},
+    "on a device": {"store": {"name": "gpu", "device": "emulated"}},
+    "cached by a device": {"store": {"name": "gpu", "device": "emulated", "memory_bytes": 6000}},
+}
+
+
+def narrow_last(features: Any, n_dense: int, **options: Any) -> DeepFM:
+    """DeepFM whose tables of one column come last: a step of the vectors' rows steps theirs in the same pass."""
+    model = DeepFM(features, n_dense, options=DeepFMOptions(hidden=(8,)), **options)
+    model.operators = dict(reversed(model.operators.items()))
+    return model
+
+
+def config_of(folder: Path, run: str, background: bool, **sections: dict[str, Any]) -> Config:
+    wanted = {**sections, "train": {"steps": STEPS, **sections.get("train", {})}}
+    return config_for(
+        folder,
+        **{
+            **wanted,
+            "checkpoint": {"every": 4, "keep": 99, "background": background},
+            "run": {"folder": str(folder / run)},
+        },
+    )
+
+
+@pytest.mark.in_turn
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_beside_steps_is_what_there_was(
+    folder: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections = CASES[case]
+    if "store" in sections:
+        device_or_skip("emulated")
+    write_data(folder / "data.h5")
+    size = MPI.COMM_WORLD.size
+    topology = roles_for(size)[len(case) % len(roles_for(size))]
+    kept, behind = [0], [0]
+    in_sequence(monkeypatch, first=2)  # copies of two tables
+    with monkeypatch.context() as patched:
+        slow_down(patched, kept, behind)
+        done = commands.train(config_of(folder, "beside", True, topology=topology, **sections))
+    assert done == ExitCodes.FINISHED
+    in_sequence(monkeypatch, first=2)
+    assert commands.train(config_of(folder, "waiting", False, topology=topology, **sections)) == ExitCodes.FINISHED
+    parallel_assert(max(MPI.COMM_WORLD.allgather(behind[0])) >= 2, msg="no step was made while one was written")
+    parallel_assert(max(MPI.COMM_WORLD.allgather(kept[0])) > 0, msg="no row changed while it was written")
+    for step in (4, 8, 12, STEPS):
+        same_files(*(folder / run / f"checkpoints/step-{step}" for run in ("beside", "waiting")))
+        parallel_assert(not list((folder / f"beside/checkpoints/step-{step}").glob("kept*")))
+
+
+def slow_down(patched: pytest.MonkeyPatch, kept: list[int], behind: list[int]) -> None:
+    """Blocks of few rows, each taken after a while, so that steps come between; and hardly any memory for copies."""
+    take, keep = FrozenRows.take, FrozenRows.keep
+    write, wait, waited_for = saver.Saver._write, saver.Saver.wait, threading.Event()
+
+    def slowly(self: FrozenRows, rows: Any) -> Any:
+        time.sleep(0.002)
+        return take(self, rows)
+
+    def counted(self: FrozenRows, rows: Any) -> None:
+        before = int(self._wanted.sum())
+        keep(self, rows)
+        kept[0] += before - int(self._wanted.sum())
+
+    def waiting(self: saver.Saver, *given: Any) -> None:
+        until_s = time.monotonic() + 5
+        while self._session.step < given[0].step + 2 and self._session.step < STEPS and time.monotonic() < until_s:
+            if waited_for.wait(0.001):  # then no step comes
+                break
+        behind[0] += self._session.step >= given[0].step + 2
+        write(self, *given)
+
+    def noted(self: saver.Saver) -> None:
+        waited_for.set()
+        try:
+            wait(self)
+        finally:
+            waited_for.clear()
+
+    patched.setattr(held_rows, "EXPORT_BYTES", 200)
+    patched.setattr(store, "KEPT_BYTES", 600)
+    patched.setattr(FrozenRows, "take", slowly)
+    patched.setattr(FrozenRows, "keep", counted)
+    patched.setattr(saver.Saver, "_write", waiting)
+    patched.setattr(saver.Saver, "wait", noted)
+
+
+def same_files(one: Path, other: Path) -> None:
+    files = sorted(str(p.relative_to(other)) for p in other.rglob("*.h5"))
+    assert len(files) >= 3 and files == sorted(str(p.relative_to(one)) for p in one.rglob("*.h5"))
+    for name in files:
+        mine, theirs = values_in(one / name), values_in(other / name)
+        assert mine.keys() == theirs.keys()
+        for key in theirs:
+            assert mine[key].dtype == theirs[key].dtype and mine[key].tobytes() == theirs[key].tobytes(), (name, key)
+    mine, theirs = (json.loads((path / "state.json").read_text()) for path in (one, other))
+    for unlike in ("ran_on", "wire_bytes"):
+        del mine[unlike], theirs[unlike]
+    assert mine == theirs
+    assert find_checkpoint(one.parent.parent, str(one)).step == theirs["step"]
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_what_cannot_be_written_beside_steps_ends_the_run_on_every_rank(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is told by the next checkpoint, or the end; earlier ones are whole."""
+    from hpcrec.errors import CheckpointError
+
+    write_data(folder / "data.h5")
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    pwrite, calls = hdf5_filled.os.pwrite, [0]
+
+    def refuses(*given: Any) -> int:
+        calls[0] += 1
+        if rank == size - 1 and (folder / "run/checkpoints/step-4").exists():
+            raise OSError(28, "No space left on device")
+        return pwrite(*given)
+
+    monkeypatch.setattr(hdf5_filled.os, "pwrite", refuses)
+    with pytest.raises(CheckpointError, match=rf"step 8 could not be written: rank {size - 1}.*No space left"):
+        commands.train(config_of(folder, "run", True, topology={"mode": "fused"}))
+    assert calls[0] > 0
+    assert find_checkpoint(folder / "run").step == 4
+    assert not list((folder / "run/checkpoints").glob("step-8"))
+
+
+@pytest.mark.in_turn
+@pytest.mark.parallel([1, 2])
+@pytest.mark.parametrize("full_every", [1, 2])  # 2: the one before would have been its base
+def test_the_last_checkpoint_is_tried_where_the_one_before_could_not_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, full_every: int
+) -> None:
+    write_data(folder / "data.h5")
+    rank, size, pwrite = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, hdf5_filled.os.pwrite
+
+    def refuses(*given: Any) -> int:
+        saved = folder / "run/checkpoints"
+        if rank == size - 1 and (saved / "step-8").exists() and not (saved / ".step-14.tmp").exists():
+            raise OSError(28, "No space left on device")
+        return pwrite(*given)
+
+    monkeypatch.setattr(hdf5_filled.os, "pwrite", refuses)
+    config = config_of(folder, "run", True, topology={"mode": "fused"})
+    config = replace(config, checkpoint=replace(config.checkpoint, full_every=full_every))
+    assert commands.train(config) == ExitCodes.FINISHED
+    told = [str(w.message) for w in recwarn if "could not be written" in str(w.message)]
+    assert len(told) == (rank == 0)
+    assert all("step 12" in text and text.endswith("the last one is tried") for text in told)
+    parallel_assert(
+        sorted(p.name for p in (folder / "run/checkpoints").glob("step-*")) == ["step-14", "step-4", "step-8"]
+    )
+    assert find_checkpoint(folder / "run").step == STEPS
+
+
+def test_each_row_is_given_once_as_it_was_whatever_changes_meanwhile(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    for trial in range(30):
+        n = int(rng.integers(1, 400))
+        arrays = {"": rng.random((n, 3)), "accumulator": rng.random(n)}
+        was = {name: array.copy() for name, array in arrays.items()}
+        wanted = rng.random(n) < 0.8
+        order = rng.permutation(np.flatnonzero(wanted)) if trial % 2 else None  # as dynamic tables, or as others
+        spill = tmp_path / f"spill-{trial}"
+        held = FrozenRows(arrays, wanted.copy() if order is not None else np.ones(n, bool), spill, 500)
+        total = len(order) if order is not None else n
+        for start in range(0, total, 37):
+            for _ in range(3):
+                rows = rng.choice(n, int(rng.integers(0, n + 1)) // 2, replace=False)
+                held.keep(rows)
+                for array in arrays.values():
+                    array[rows] += 1
+            stop = min(start + 37, total)
+            here: Any = slice(start, stop) if order is None else order[start:stop]
+            found = held.take(here)
+            for name, values in found.items():
+                np.testing.assert_array_equal(values, was[name][here], err_msg=f"trial {trial}, {name}")
+        held.close()
+        assert not spill.exists()
+
+
+def test_copies_beyond_the_budget_go_to_a_file(tmp_path: Path) -> None:
+    rows = np.arange(40_000, dtype=np.float32).reshape(10_000, 4)
+    was = rows.copy()
+    held = FrozenRows({"": rows}, np.ones(10_000, bool), tmp_path / "spill", 32_000)
+    for start in range(0, 10_000, 500):
+        numbers = np.arange(start, start + 500)
+        held.keep(numbers)
+        rows[numbers] = -1
+    in_memory = sum(r.n_bytes for r in held._runs if isinstance(r, frozen._Run)) + held._fresh_bytes
+    assert in_memory <= 32_000
+    assert (tmp_path / "spill").stat().st_size >= 10_000 * 24 - 32_000
+    np.testing.assert_array_equal(held.take(slice(0, 10_000))[""], was)
+
+
+def test_many_runs_in_the_file_take_one_descriptor_and_one_step_takes_no_more_than_the_budget(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    rows, state = rng.random((60_000, 4)), rng.random(60_000)
+    was = rows.copy(), state.copy()
+    held = FrozenRows({"": rows, "sum": state}, np.ones(60_000, bool), tmp_path / "spill", 8_000)
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    order, most_bytes = rng.permutation(60_000), 0
+    sort = held._sort
+
+    def looked() -> None:
+        nonlocal most_bytes
+        most_bytes = max(most_bytes, held._fresh_bytes)
+        sort()
+
+    held._sort = looked  # type: ignore[method-assign]
+    for some in np.split(order, [50_000]):  # most of them in one step
+        held.keep(some)
+        rows[some], state[some] = 0, 0
+    assert len(held._runs) > 300 and most_bytes < 2 * 8_000 // 4 + 100
+    for here in (slice(0, 30_000), np.arange(30_000, 60_000)[::-1]):
+        found = held.take(here)
+        np.testing.assert_array_equal(found[""], was[0][here])
+        np.testing.assert_array_equal(found["sum"], was[1][here])
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_before + 2
+
+
+def test_copies_that_cannot_be_kept_are_told_to_the_reader_alone(tmp_path: Path) -> None:
+    from hpcrec.errors import HpcrecError
+
+    rows = np.zeros((1000, 4))
+    held = FrozenRows({"": rows}, np.ones(1000, bool), tmp_path / "no folder/spill", 1000)
+    held.keep(np.arange(900))  # the step goes on
+    held.keep(np.arange(900, 1000))
+    with pytest.raises(HpcrecError, match=r"no folder/spill.*cannot be kept there \(No such file.*background = false"):
+        held.take(slice(0, 1000))

@@ -1,0 +1,209 @@
+"""One suite over every store: the same steps leave the same bits as in the host's memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcrec import kernels
+from hpcrec.embedding.asked import Asked
+from hpcrec.embedding.shards import Placement, build_families
+from hpcrec.embedding.store import Store
+from hpcrec.embedding.stores.device import DeviceStore
+from hpcrec.embedding.stores.memory import MemoryStore
+from hpcrec.types import Dynamic, Feature, Lookup, OptimizerSpec, TableSpec
+from tests.devices import device_or_skip
+from tests.stand_ins.file_store import FileStore
+
+ROWS, WIDTH, CAPACITY = 300, 4, 24
+Make = Callable[..., Store]
+
+
+def on_device(name: str, room_bytes: int | None) -> Make:
+    return lambda *args, **more: DeviceStore(*args, device=device_or_skip(name), room_bytes=room_bytes, **more)
+
+
+STORES: dict[str, Make] = {
+    "gpu": on_device("cuda", None),
+    "gpu cached": on_device("cuda", 4000),
+    "emulated": on_device("emulated", None),
+    "emulated cached": on_device("emulated", 4000),
+    "file": FileStore,
+}
+OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+
+
+def tables_and_families(optimizer: str) -> tuple[dict[str, TableSpec], Any]:
+    spec = OptimizerSpec(name=optimizer, lr=0.1)
+    tables = {
+        "a": TableSpec(name="a", rows=ROWS, width=WIDTH, optimizer=spec, init_scale=0.5),
+        "a.wide": TableSpec(name="a.wide", rows=ROWS, width=1, optimizer=spec, init_scale=0.5),
+        "b": TableSpec(name="b", rows=ROWS // 2, width=WIDTH, optimizer=spec, init_decay=1.0),
+        "d": TableSpec(name="d", rows=CAPACITY, width=WIDTH, optimizer=spec, dynamic=Dynamic(evict="lru")),
+        "copy": TableSpec(name="copy", rows=20, width=WIDTH, optimizer=spec),
+    }
+    names = (("a", "a"), ("a", "a.wide"), ("b", "b"), ("d", "d"), ("copy", "copy"))
+    lookups = [Lookup(feature=f, table=t) for f, t in names]
+    features = [Feature(name=f, cardinality=0 if f == "d" else tables[f].rows) for f in ("a", "b", "d", "copy")]
+    placements = {"copy": Placement(kind="replicate")}
+    families = build_families(tables, features, lookups, placements, owners=(0,), dense=(0,), replicate_rows=0)
+    return tables, families
+
+
+def made(make: Make, optimizer: str = "adagrad") -> Store:
+    return make(*tables_and_families(optimizer), rank=0, seed=5, dtype=np.dtype(np.float64))
+
+
+class Steps:
+    """Random bags for the tables of two stores, which are told the same."""
+
+    def __init__(self, make: Make, optimizer: str, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.pair = made(MemoryStore, optimizer), made(make, optimizer)
+        self.under_way: list[tuple[int, list[list[Asked]], int, list[np.ndarray]]] = []
+        self.n = 0
+
+    def rows_of(self, table: str, ids: np.ndarray, store: Store, *, train: bool) -> np.ndarray:
+        base = store.place(table)[1].base
+        return base + (store.find("d", ids, admit=train) if table == "d" else ids)
+
+    def read(self, *, train: bool) -> None:
+        """A step is found, prefetched and gathered in both stores; the vectors are the same."""
+        number, self.n = self.n, self.n + 1
+        drawn = {}
+        for table, most in (("a", ROWS), ("b", ROWS // 2), ("d", 400), ("copy", 20)):
+            lengths = self.rng.integers(0, 4, 25)
+            drawn[table] = lengths, self.rng.zipf(1.2, int(lengths.sum())) % most
+        values, both, size = [], [], 0
+        for store in self.pair:
+            asked, at = [], 0
+            for block in store.blocks:
+                names = [p.table for p in block.parts]
+                columns = [drawn["a" if t == "a.wide" else t] for t in names]
+                index = np.concatenate(
+                    [self.rows_of(t, ids, store, train=train) for t, (_, ids) in zip(names, columns, strict=True)]
+                ).astype(np.int64)
+                lengths = np.concatenate([n for n, _ in columns])
+                one, at = self.asked(store, block, index, lengths, at, train=train)
+                asked.append(one)
+            size = max(size, at)
+            both.append(asked)
+            values.append(self.gathered(store, number, asked, at))
+        np.testing.assert_array_equal(*values)
+        if train:
+            self.under_way.append((number, both, size, values))
+        else:
+            for store in self.pair:
+                store.release(number)
+
+    def asked(self, store: Store, block: Any, index: Any, lengths: Any, at: int, *, train: bool) -> tuple[Asked, int]:
+        there = (lambda a: a) if store.device is None else store.device.array
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        start = at + np.arange(len(lengths)) * block.width
+        grouping = kernels.group(there(index), there(offsets)) if train else None
+        return (
+            Asked(
+                index=there(index),
+                offsets=there(offsets),
+                value_start=None if block.kind == "replicate" else there(start),
+                weights=None,
+                grouping=grouping,
+                source_start=there(start),
+            ),
+            at + len(lengths) * block.width,
+        )
+
+    def gathered(self, store: Store, number: int, asked: list[Asked], size: int) -> np.ndarray:
+        store.prefetch(number, asked)
+        values = np.zeros(size) if store.device is None else store.device.array(np.zeros(size))
+        store.gather(number, asked, values)
+        return np.asarray(values).copy()
+
+    def learn(self, *, left_out: bool = False) -> None:
+        number, both, size, _ = self.under_way.pop(0)
+        gradients = self.rng.normal(size=size)
+        for store, asked in zip(self.pair, both, strict=True):
+            given = gradients.copy() if store.device is None else store.device.array(gradients)
+            if not left_out:
+                store.learn(number, asked, given, lambda own: own, number=number + 1, lr_scale=0.7)
+            store.release(number)
+
+    def same(self) -> None:
+        for table in self.pair[0].tables:
+            wanted, found = (
+                [list(map(np.copy, (i, r, *s.values()))) for i, r, s in x.export(table)] for x in self.pair
+            )
+            assert len(wanted) == len(found) > 0
+            for want, have in zip(wanted, found, strict=True):
+                for a, b in zip(want, have, strict=True):
+                    np.testing.assert_array_equal(a, b, err_msg=table)
+
+
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("under_way", [1, 3])
+def test_steps_give_the_bits_of_main_memory(name: str, optimizer: str, under_way: int) -> None:
+    s = Steps(STORES[name], optimizer, seed=under_way)
+    for step in range(30):
+        s.read(train=True)
+        if step % 7 == 3:
+            s.read(train=False)
+        if len(s.under_way) == under_way:
+            s.learn(left_out=step % 11 == 10)
+    while s.under_way:
+        s.learn()
+    s.same()
+    dropped = [store.dynamic["d"].figures().dropped for store in s.pair]
+    assert dropped[0] == dropped[1] and (dropped[0] > 0) == (under_way > 1), dropped
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_rows_are_exported_loaded_and_frozen_as_from_main_memory(name: str, tmp_path: Path) -> None:
+    s = Steps(STORES[name], "adagrad", seed=9)
+    for store in s.pair:
+        store.track()
+    for _ in range(5):
+        s.read(train=True)
+        s.learn()
+    changed = [store.changed("a") for store in s.pair]
+    np.testing.assert_array_equal(*changed)
+    assert 0 < changed[0].sum() < ROWS
+    kept = [[(i.copy(), r.copy()) for i, r, _ in store.export("b")] for store in s.pair]
+    for number, store in enumerate(s.pair):
+        store.freeze({"b": None}, tmp_path / f"{number}")
+    for _ in range(5):
+        s.read(train=True)
+        s.learn()
+    for store, before in zip(s.pair, kept, strict=True):
+        for (ids, rows, _), (old_ids, old_rows) in zip(store.export("b"), before, strict=True):
+            np.testing.assert_array_equal(ids, old_ids)
+            np.testing.assert_array_equal(rows, old_rows)
+        store.thaw()
+    for store in s.pair:
+        ids = np.arange(0, ROWS, 3)
+        rows = np.outer(ids, np.ones(WIDTH)) / 7
+        assert store.load("a", ids, rows, {}, (0, WIDTH)) == rows.size
+    for _ in range(3):
+        s.read(train=True)
+        s.learn()
+    s.same()
+    for store in s.pair:
+        store.close()
+    assert s.pair[1].figures()["rows"] == s.pair[0].figures()["rows"]
+
+
+def test_a_cache_that_forgets_a_pin_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite can fail: where a step's rows lose their places before it has learned, bits differ or it stops."""
+    from hpcrec.embedding.stores import cache
+
+    def admit(self: cache.RowCache, step: int, rows: Any) -> None:
+        kept, self._pinned = self._pinned, {}
+        real(self, step, rows)
+        self._pinned = {**kept, **self._pinned}
+
+    real = cache.RowCache.admit
+    monkeypatch.setattr(cache.RowCache, "admit", admit)
+    with pytest.raises((AssertionError, ValueError, KeyError, IndexError)):
+        test_steps_give_the_bits_of_main_memory("file", "adagrad", 3)

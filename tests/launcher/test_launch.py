@@ -1,0 +1,233 @@
+"""The command line of the launcher, and its filter of mpirun's remarks."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcrec.errors import ConfigError, MissingError
+from hpcrec.launcher import srun as launch_slurm
+from hpcrec.launcher.found import find_mpirun, flavour_of, physical_cores
+from hpcrec.launcher.mpirun import Launch, mpirun_line, run_command
+from hpcrec.launcher.relay import Heard, RemarkFilter, relay
+
+PROGRAM = ["python", "-m", "hpcrec", "train"]
+
+
+YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}  # whatever the binding: a rank has several threads
+
+
+def line(environment=None, **options):
+    launch = Launch(mpirun="mpirun", **{"flavour": "openmpi", "ranks": 4, "cores": 8, **options})
+    argv, env = mpirun_line(launch, PROGRAM, environment or {})
+    assert argv[-4:] == PROGRAM
+    return " ".join(argv[:-4]), env
+
+
+def test_ranks_that_fit_are_bound_to_cores():
+    assert line() == (
+        "mpirun -n 4 -x OMP_NUM_THREADS --map-by slot:pe=2 --bind-to core",
+        {"OMP_NUM_THREADS": "2", **YIELD},
+    )
+    assert line(threads=1)[0].endswith("--map-by slot:pe=1 --bind-to core")
+    assert line({"OMP_NUM_THREADS": "1"})[1] == {"OMP_NUM_THREADS": "1", **YIELD}
+    assert line({"OMP_NUM_THREADS": "1"}, threads=2)[1] == {"OMP_NUM_THREADS": "2", **YIELD}
+    assert line({"OMP_NUM_THREADS": "many"})[1] == {"OMP_NUM_THREADS": "2", **YIELD}
+
+
+def test_more_ranks_than_cores_are_not_bound():
+    argv, env = line(cores=2)
+    assert argv == "mpirun -n 4 -x OMP_NUM_THREADS --oversubscribe --bind-to none"
+    assert env == {"OMP_NUM_THREADS": "1", **YIELD}
+    assert line(threads=3)[0].endswith("--oversubscribe --bind-to none")
+
+
+def test_hostfile_root_and_own_options():
+    argv, env = line(hostfile="hosts", ranks=64, threads=4, is_root=True)
+    assert argv == "mpirun -n 64 -x OMP_NUM_THREADS --hostfile hosts --map-by slot:pe=4 --bind-to core"
+    assert env == {
+        "OMP_NUM_THREADS": "4",
+        **YIELD,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    assert line(options=("--report-bindings",))[0].endswith("--bind-to core --report-bindings")
+    assert line(options=("--map-by", "node"))[0] == "mpirun -n 4 -x OMP_NUM_THREADS --map-by node"
+    assert line(options=("--bind-to=none",))[0] == "mpirun -n 4 -x OMP_NUM_THREADS --bind-to=none"
+
+
+def test_mpich_takes_other_flags():
+    assert line(flavour="mpich", is_root=True) == ("mpirun -n 4 -bind-to core:2", {"OMP_NUM_THREADS": "2"})
+    assert line(flavour="mpich", cores=2, hostfile=None)[0] == "mpirun -n 4 -bind-to none"
+    assert line(flavour="mpich", hostfile="hosts", threads=1)[0] == "mpirun -n 4 -f hosts -bind-to core:1"
+    assert line(flavour="mpich", options=("-bind-to", "socket"))[0] == "mpirun -n 4 -bind-to socket"
+
+
+def test_the_flavour_is_read_from_the_version():
+    assert (
+        flavour_of("mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/") == "openmpi"
+    )
+    assert flavour_of("mpirun (Open MPI) 4.1.6") == "openmpi"
+    assert flavour_of("HYDRA build details:\n    Version:                                 4.2.1") == "mpich"
+    assert flavour_of("Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005") == "mpich"
+    with pytest.raises(MissingError, match=r"'mpirun 0\.1', which is neither Open MPI nor MPICH"):
+        flavour_of("mpirun 0.1\nmore")
+
+
+def test_mpirun_is_found_beside_python_first(tmp_path):
+    command = tmp_path / "mpirun"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    found = find_mpirun({"PATH": str(tmp_path)})
+    assert Path(found).parent in (Path(sys.executable).parent, tmp_path)
+    assert 1 <= physical_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_no_mpirun_says_how_to_get_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(MissingError, match="'make setup'"):
+        find_mpirun({"PATH": str(tmp_path)})
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ConfigError, match=r"-n is 0. Allowed: 1 and more"):
+        line(ranks=0)
+    with pytest.raises(ConfigError, match="--threads is -1"):
+        line(threads=-1)
+    with pytest.raises(ConfigError, match="--hostfile /nowhere is not a file"):
+        run_command(1, [], environment={}, hostfile="/nowhere")
+
+
+RULE = b"-" * 74 + b"\n"
+STOPPED = (
+    RULE + b"prterun detected that one or more processes exited with non-zero status,\nthus causing the job to be "
+    b"terminated. The first process to do so was:\n\n   Process name: [prterun-vm-1@1,1]\n   Exit code:    75\n" + RULE
+)
+ABORTED = b"Abort(2) on node 0 (rank 0 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 2) - process 0\n"
+KILLED = RULE + b"prterun noticed that process rank 1 with PID 15144 on node vm exited on\nsignal 9 (Killed).\n" + RULE
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+def test_remarks_on_ends_on_purpose_are_taken_out_however_they_arrive(piece):
+    text = b"a\n" + STOPPED + b"\0--- b\n" + ABORTED + STOPPED.replace(b"75", b"3") + KILLED + b"50%|###\r60%"
+    remarks = RemarkFilter()
+    out = b"".join(remarks.feed(text[i : i + piece]) for i in range(0, len(text), piece))
+    assert out == b"a\n--- b\n" + STOPPED.replace(b"75", b"3") + KILLED + b"50%|###\r60%"
+    assert not remarks.holds
+
+
+def test_a_user_who_prints_rules_gets_all_of_them():
+    remarks = RemarkFilter()
+    lines = b"".join(b"line %d\n" % i for i in range(40))
+    assert remarks.feed(b"-") == b""
+    assert remarks.feed(RULE[1:] + lines) == RULE + lines
+    assert remarks.feed(RULE + b"half") == b""
+    assert remarks.flush() == RULE + b"half"
+
+
+def test_relay_passes_on_what_is_held_once_nothing_follows():
+    source, write = os.pipe()
+    read, target = os.pipe()
+    os.write(write, b"x\n" + STOPPED + RULE)
+    os.close(write)
+    handler = signal.getsignal(signal.SIGINT)
+    heard = Heard()
+    relay(source, target, heard)
+    assert heard.tail == b"x\n" + STOPPED + RULE and not heard.stopping
+    os.close(target)
+    assert os.read(read, 1000) == b"x\n" + RULE
+    for fd in (source, read):
+        os.close(fd)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_freed_memory_is_kept() -> None:
+    """In a process of its own: a second array of 20 MB takes no page from the system."""
+    code = """
+import resource
+import numpy as np
+from hpcrec.comm.start import keep_freed_memory
+
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+assert keep_freed_memory()
+np.ones(20_000_000, np.uint8)
+before = faults()
+np.ones(20_000_000, np.uint8)
+assert faults() - before < 100, faults() - before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3", "SLURM_JOB_NUM_NODES": "2"}
+TWO_PARTS = {
+    **JOB,
+    "SLURM_HET_SIZE": "2",
+    "SLURM_NTASKS_HET_GROUP_0": "2",
+    "SLURM_CPUS_PER_TASK_HET_GROUP_0": "8",
+    "SLURM_NTASKS_HET_GROUP_1": "4",
+}
+
+
+def srun(ranks, environment, **more):
+    return " ".join(launch_slurm.srun_line("srun", ranks, PROGRAM, environment, **more))
+
+
+def test_srun_starts_the_tasks_of_a_job():
+    program = " ".join(PROGRAM)
+    assert srun(4, JOB) == (
+        "srun --mpi=pmix --export=ALL --wait=30 -n 4 --cpus-per-task 3 --cpu-bind=cores env OMP_NUM_THREADS=3 "
+        + program
+    )
+    line = srun(2, JOB, threads=2, options=["--cpu-bind=none", "-l"])
+    assert line.endswith("-n 2 --cpus-per-task 2 --cpu-bind=none -l env OMP_NUM_THREADS=2 " + program)
+    without = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "OMP_NUM_THREADS": "5"}
+    assert srun(1, without).endswith("-n 1 --cpu-bind=cores env OMP_NUM_THREADS=5 " + program)
+    with pytest.raises(ConfigError, match=r"-n is 5\. Allowed: 1 to 4\."):
+        srun(5, JOB)
+
+
+def test_srun_starts_one_world_over_both_parts_of_a_heterogeneous_job():
+    program = " ".join(PROGRAM)
+    assert srun(6, {**TWO_PARTS, "OMP_NUM_THREADS": "2"}) == (
+        "srun --mpi=pmix --export=ALL --wait=30 "
+        f"--het-group=0 -n 2 --cpus-per-task 8 --cpu-bind=cores env OMP_NUM_THREADS=8 {program} : "
+        f"--het-group=1 -n 4 --cpu-bind=cores env OMP_NUM_THREADS=2 {program}"
+    )
+    with pytest.raises(ConfigError, match=r"-n is 2\. Allowed: 2 \+ 4 = 6, all tasks of a heterogeneous job"):
+        srun(2, TWO_PARTS)
+    with pytest.raises(ConfigError, match=r"job of 2 parts, of which mpirun sees the first alone. Use --launcher srun"):
+        run_command(6, [], environment=TWO_PARTS)
+
+
+def test_srun_needs_a_job_with_pmix(tmp_path):
+    command = tmp_path / "srun"
+    command.write_text("#!/bin/sh\necho 'MPI plugin types are... none pmi2'\n")
+    command.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"no SLURM_JOB_ID"):
+        run_command(1, [], environment={"PATH": str(tmp_path)}, launcher="srun")
+    with pytest.raises(MissingError, match=r"no PMIx \(MPI plugin types are... none pmi2\)"):
+        launch_slurm.find_srun({**JOB, "PATH": str(tmp_path)})
+    with pytest.raises(MissingError, match="no srun in PATH"):
+        launch_slurm.find_srun({**JOB, "PATH": str(tmp_path / "nothing")})
+    with pytest.raises(ConfigError, match="srun takes the nodes of its job"):
+        run_command(1, [], environment=JOB, launcher="srun", hostfile="hosts")
+
+
+def test_mpirun_takes_cores_and_threads_from_the_job():
+    argv, env = line(JOB, cores=16)
+    assert argv.endswith("--map-by slot:pe=3 --bind-to core") and env["OMP_NUM_THREADS"] == "3"
+    assert line({**JOB, "OMP_NUM_THREADS": "2"}, cores=16)[1]["OMP_NUM_THREADS"] == "2"
+    assert (launch_slurm.nodes_of(JOB), launch_slurm.nodes_of({})) == (2, 1)
+
+
+def test_remarks_of_srun_on_ends_on_purpose_are_taken_out():
+    purpose = b"srun: error: n1: task 0: Exited with exit code 75\n"
+    purpose += b"srun: error: n[2-3]: tasks 1-2,4: Exited with exit code 1\n"
+    news = b"srun: error: n4: task 3: Killed\nsrun: error: n4: task 3: Exited with exit code 14\n"
+    remarks = RemarkFilter()
+    assert remarks.feed(purpose + news + b"srun: cluster configuration lacks support for cpu binding\n") == news

@@ -1,0 +1,208 @@
+"""When a job that failed is started again, from where, and what is said; jobs are stood in for by functions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from hpcrec.cli import main as cli
+from hpcrec.comm import board
+from hpcrec.comm.board import Board
+from hpcrec.launcher.relay import Heard
+from hpcrec.launcher.restarts import Run, on_several_hosts, run_attempts
+from hpcrec.training import attempts
+
+KILLED = b"prterun noticed that process rank 1 with PID 15144 on node vm exited on\nsignal 9 (Killed).\n"
+
+
+class Job:
+    """Attempts of a run: what each does, in turn; notes the command lines that it was started with."""
+
+    def __init__(self, folder: Path, *works: Callable[["Job"], int]) -> None:
+        self.folder, self.works = folder, list(works)
+        self.lines: list[tuple[str, ...]] = []
+        self.boards: list[Path] = []
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], heard: Heard) -> int:
+        self.lines.append(tuple(arguments))
+        self.boards.append(Path(environment[board.FOLDER]))
+        self.heard = heard
+        return self.works.pop(0)(self)
+
+    def begin(self, step: int) -> None:
+        attempts.begin(self.folder, attempts.now(), step, 2, ["node"], None)
+
+    def save(self, *steps: int) -> None:
+        for step in steps:
+            (self.folder / f"checkpoints/step-{step}").mkdir(parents=True)
+            (self.folder / f"checkpoints/step-{step}/manifest.json").write_text("{}")
+
+    def note(self, step: int | None, error: str = "") -> None:
+        memory = bytearray(board.SIZE_BYTES)
+        mine = Board(memory, 1, 2)
+        if step is not None:
+            mine.set_step(step)
+        if error:
+            mine.end(error)
+        (self.boards[-1] / "rank-1").write_bytes(memory)
+
+
+def fails(step: int | None, *saved: int, code: int = 137, error: str = "", begun: int | None = 0):
+    """An attempt that begins, saves checkpoints, and fails after so many steps."""
+
+    def work(job: Job) -> int:
+        if begun is not None:
+            job.begin(begun)
+        job.save(*saved)
+        job.note(step, error)
+        if code == 137:
+            job.heard.tail += KILLED
+        return code
+
+    return work
+
+
+def finishes(job: Job) -> int:
+    job.begin(0)
+    attempts.end(job.folder, 50, "finished")
+    return 0
+
+
+def run(tmp_path: Path, *works: Callable[[Job], int], restarts: int = 3, resume: str = "auto") -> tuple[int, Job]:
+    job = Job(tmp_path / "run", *works)
+    job.folder.mkdir(exist_ok=True)
+    code = run_attempts(
+        job.start, ("train", "x.toml"), environment={"A": "b"}, run=Run(job.folder, resume), restarts=restarts
+    )
+    assert not any(folder.exists() for folder in job.boards)
+    return code, job
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint_and_each_restart_is_one_line(tmp_path, capsys) -> None:
+    code, job = run(tmp_path, fails(35, 10, 30), fails(12, begun=30), finishes)
+    assert code == 0 and job.lines == [("train", "x.toml")] * 3
+    lines = capsys.readouterr().err.splitlines()
+    (first, second) = [line for line in lines if line.startswith("hpcrec: restart")]
+    assert first.startswith("hpcrec: restart 1 of 3, from the checkpoint of step 30: rank 1 was ")
+    assert first.endswith("rank 1 was killed by signal 9 (SIGKILL) at step 35") and second.startswith(
+        "hpcrec: restart 2 of 3, "
+    )
+    assert sum(line.startswith("hpcrec: error: rank 1 on ") for line in lines) == 2
+    events = attempts.read(job.folder)
+    assert [(e["event"], e["step"], e.get("status")) for e in events[:4]] == [
+        ("begin", 0, None),
+        ("end", 35, "killed"),
+        ("begin", 30, None),
+        ("end", 12, "killed"),
+    ]
+    assert events[2]["lost_steps"] == 5
+
+
+def test_it_ends_after_so_many_and_without_restarts_at_the_first(tmp_path, capsys) -> None:
+    code, job = run(tmp_path, *(fails(i) for i in range(1, 5)))
+    assert code == 137 and len(job.lines) == 4
+    said = capsys.readouterr().err
+    assert "restart 3 of 3, from the beginning (nothing is saved yet): rank 1 was" in said
+    assert "not started again: that was restart 3 of 3 (rank 1 was" in said
+    (tmp_path / "other").mkdir()
+    code, job = run(tmp_path / "other", fails(5), restarts=0)
+    assert code == 137 and len(job.lines) == 1
+    said = capsys.readouterr().err
+    assert "hpcrec: error: rank 1 on" in said and "start" not in said
+
+
+@pytest.mark.parametrize("code", [0, 2, 75])
+def test_what_ended_as_asked_or_cannot_be_run_is_not_started_again(tmp_path, capsys, code) -> None:
+    found, job = run(tmp_path, fails(5, code=code))
+    assert found == code and len(job.lines) == 1 and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("killing", [False, True])
+def test_a_run_that_was_asked_to_stop_is_not_started_again(tmp_path, capsys, killing) -> None:
+    def stopped(job: Job) -> int:
+        job.heard.stopping, job.heard.killing = True, killing
+        return fails(5)(job)
+
+    code, job = run(tmp_path, stopped)
+    assert code == 137 and len(job.lines) == 1
+    said = capsys.readouterr().err
+    assert "restart" not in said and ("rank 1 on" in said) == (not killing)
+
+
+def test_an_error_is_tried_again_and_ends_it_where_it_comes_back_at_the_same_step(tmp_path, capsys) -> None:
+    bad = {"code": 1, "error": "train.h5 is short\nmore"}
+    code, job = run(tmp_path, fails(35, 30, **bad), fails(35, begun=30, **bad))
+    assert code == 1 and len(job.lines) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0] == "hpcrec: restart 1 of 3, from the checkpoint of step 30: rank 1: train.h5 is short"
+    twice = "not started again: it failed twice at step 35 without a new checkpoint in between"
+    assert lines[1] == f"hpcrec: {twice} (rank 1: train.h5 is short)"
+    assert [e.get("status") for e in attempts.read(job.folder)] == [None, "failed", None, "failed"]
+
+
+def test_other_steps_or_new_checkpoints_are_no_repetition(tmp_path, capsys) -> None:
+    code, _ = run(tmp_path, fails(35), fails(34), fails(35), finishes)
+    assert code == 0
+    (tmp_path / "b").mkdir()
+    code, _ = run(tmp_path / "b", fails(35, 10), fails(35, 20), fails(35, 30), finishes)
+    assert code == 0
+    (tmp_path / "c").mkdir()
+    code, job = run(tmp_path / "c", fails(None, begun=None, code=3), fails(None, begun=None, code=3))
+    assert code == 3 and len(job.lines) == 2
+    assert "it failed twice before the first step without a new checkpoint in between" in capsys.readouterr().err
+    assert attempts.read(job.folder) == []
+
+
+def test_a_run_that_starts_anew_keeps_what_it_has_saved_and_only_that(tmp_path, capsys) -> None:
+    old = Job(tmp_path / "run")
+    old.save(40)  # of the run that this one replaces
+    old.begin(0)
+
+    def clears(job: Job) -> int:
+        for path in sorted((job.folder / "checkpoints").rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        (job.folder / attempts.FILE).unlink()
+        return fails(12, 10)(job)
+
+    early = fails(None, begun=None)  # killed before it had cleared the folder
+    code, job = run(tmp_path, early, clears, fails(13, begun=10), finishes, resume="never")
+    assert code == 0
+    assert [line[2:] for line in job.lines] == [(), (), ("--resume", "auto"), ("--resume", "auto")]
+    said = capsys.readouterr().err
+    assert (
+        "restart 1 of 3, as at first (nothing is saved yet)" in said
+        and "restart 2 of 3, from the checkpoint of" in said
+    )
+
+
+def test_a_run_from_a_given_checkpoint_starts_from_it_until_it_has_one_of_its_own(tmp_path) -> None:
+    Job(tmp_path / "run").save(10)
+    works = (fails(52, begun=50), fails(53, 55, begun=50), fails(56, begun=55), finishes)
+    code, job = run(tmp_path, *works, resume="/elsewhere/step-50")
+    assert code == 0
+    assert [line[2:] for line in job.lines] == [(), (), ("--resume", "auto"), ("--resume", "auto")]
+
+
+def test_boards_lie_in_the_runs_folder_where_several_hosts_need_them(tmp_path) -> None:
+    job = Job(tmp_path / "run", finishes)
+    (tmp_path / "run").mkdir()
+    code = run_attempts(job.start, ("train",), environment={}, run=Run(job.folder, "auto"), several_hosts=True)
+    assert code == 0 and job.boards[0].parent == job.folder and not job.boards[0].exists()
+    plain = Job(tmp_path / "none", lambda job: 3)
+    assert run_attempts(plain.start, ("evaluate",), environment={}, several_hosts=True) == 3
+    assert on_several_hosts("hosts", {}) and on_several_hosts(None, {"SLURM_JOB_NUM_NODES": "2"})
+    assert on_several_hosts(None, {"PBS_NODEFILE": "x"})
+    assert on_several_hosts(None, {"SLURM_JOB_NUM_NODES": "1", "SLURM_HET_SIZE": "2"})  # of the first part
+    assert not on_several_hosts(None, {}) and not on_several_hosts(None, {"SLURM_JOB_NUM_NODES": "1"})
+
+
+def test_restarts_are_for_training_alone(tmp_path, capsys) -> None:
+    own = tmp_path / "loop.py"
+    own.write_text("")
+    (tmp_path / "config.toml").write_text('[data]\ntrain = "train.h5"\n[run]\nfolder = "x"\n')
+    for arguments in ([str(own)], ["evaluate", str(tmp_path)]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["run", "-n", "2", "--restarts", "3", "--", *arguments])
+        assert caught.value.code == 2
+        assert "--restarts 3: only train can go on" in capsys.readouterr().err

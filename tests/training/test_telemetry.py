@@ -1,0 +1,278 @@
+"""What a run tells: phase times, metrics that survive a resume, a summary with the promised keys, and the page."""
+
+import html.parser
+import json
+import math
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hpcrec.embedding.load import Load
+from hpcrec.training import report, telemetry
+from hpcrec.training.telemetry import Telemetry, read_metrics, versions, write_summary
+from hpcrec.training.timer import PhaseTimer
+
+
+def summary(**changes):
+    whole = {
+        "status": "finished",
+        "steps": 100,
+        "samples": 204_800,
+        "skipped_steps": 0,
+        "attempts": {"number": 3, "total_s": 4000.0, "lost_steps": 1200, "lost_s": 45.6},
+        "eval": {"auc": 0.79, "attainable_auc": 0.8, "logloss": 0.4, "normalized_entropy": 0.9, "calibration": 1.0},
+        "throughput": {"samples_per_s": 12345.6, "step_ms": {"p50": 3.0, "p95": 5.0}},
+        "wire_bytes": {"values": {"same_host": 2_000_000, "cross_host": 500}},
+        "dense_compression": {
+            "sent_bytes": 1_000_000,
+            "plain_bytes": 50_000_000,
+            "ratio": 50.0,
+            "density": 0.006,
+            "thresholds": {"scheduled": 1200, "drift": 7},
+            "sums": {"thresholded": 90, "whole": 10},
+        },
+        "exchange_thresholds": {"density": 0.07, "drift": 3},
+        "exchange": [],
+        "phase_s": {"forward": 1.0, "values": 2.5},
+        "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
+        "owners": {"0": Load(steps=4, lookups=400, distinct=200).figures(1000, 68_000)},
+        "imbalance": {"bytes": 1.0, "lookups": 1.25, "distinct": 1.0, "time": 1.0},
+        "dynamic_tables": {
+            "user": {
+                "rows": 900,
+                "capacity": 1000,
+                "admitted": 1500,
+                "evicted": 600,
+                "refused": 42,
+                "map_bytes": 36_000,
+            }
+        },
+        "topology": {"ranks": 2, "owners": [0], "dense": [1]},
+        "versions": {"python": "3.11", "cpu": "a <b> & c"},
+    }
+    return {**whole, **changes}
+
+
+def test_phases_add_up_over_threads():
+    timer = PhaseTimer()
+
+    def work():
+        for _ in range(200):
+            with timer("routing"):
+                pass
+            timer.add("counted", 0.25)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    with timer("values"):
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    seconds = timer.seconds()
+    assert next(iter(seconds)) == "counted" and seconds["counted"] == 200.0
+    assert 0.02 <= seconds["values"] < 1.0 and 0 < seconds["routing"] < 5.0
+
+
+def test_a_phase_that_fails_is_counted_and_not_hidden():
+    timer = PhaseTimer()
+    with pytest.raises(KeyError), timer("values"):
+        raise KeyError
+    assert timer.seconds()["values"] > 0
+
+
+def test_throughput_counts_steps(tmp_path):
+    told = Telemetry(tmp_path / "run", active=False)
+    assert told.throughput() == {"samples_per_s": 0.0, "step_ms": {"p50": 0.0, "p95": 0.0}}
+    for ms in range(1, 101):
+        told.step(ms / 1e3, 50)
+    found = told.throughput()
+    assert found["samples_per_s"] == pytest.approx(100 * 50 / 5.05)
+    assert found["step_ms"]["p50"] == pytest.approx(50.5) and found["step_ms"]["p95"] == pytest.approx(95.05)
+    told.log(1, {"loss": 1.0})
+    assert not (tmp_path / "run").exists()  # a rank that is not the first writes nothing
+
+
+def test_metrics_are_strict_json_lines_at_once(tmp_path):
+    with Telemetry(tmp_path, active=True, tensorboard=False, progress=False) as told:
+        told.log(3, {"loss": np.float32(0.5), "auc": math.nan, "labels": np.arange(2), "best": math.inf})
+        (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()  # before it is closed
+
+        def strict(word):
+            raise AssertionError(word)
+
+        found = json.loads(line, parse_constant=strict)
+    assert found.pop("time") == pytest.approx(time.time(), abs=60)
+    assert found == {"step": 3, "loss": 0.5, "auc": None, "labels": [0, 1], "best": None}
+    told.close()
+
+
+def test_a_resumed_run_goes_on_with_the_metrics_of_its_checkpoint(tmp_path):
+    options = {"active": True, "tensorboard": False, "progress": False}
+    with Telemetry(tmp_path, **options) as told:
+        for step in (10, 20, 30):
+            told.log(step, {"loss": step / 10})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "lo')  # killed while it wrote
+    with Telemetry(tmp_path, first_step=20, **options) as told:
+        told.log(30, {"loss": 99.0})
+    assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == [(10, 1.0), (20, 2.0), (30, 99.0)]
+    with Telemetry(tmp_path, **options):
+        pass
+    assert read_metrics(tmp_path) == []
+
+
+def test_bar_and_tensorboard(tmp_path, capsys):
+    with Telemetry(tmp_path, active=True, total_steps=5, first_step=3) as told:
+        told.step(0.5, 100, loss=0.25, wire_bytes=1_540_000)
+        told.log(4, {"validation_auc": 0.75, "note": "text", "auc": math.nan})
+        told.step(0.5, 100)
+    bar = capsys.readouterr().err
+    assert "5/5" in bar
+    assert all(text in bar for text in ("loss=0.2500", "1.54 MB/step", "validation_auc=0.7500", "samples/s=200"))
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"validation_auc" in events.read_bytes()
+
+
+def test_the_summary_has_the_promised_keys(tmp_path):
+    write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
+    found = json.loads((tmp_path / "run/summary.json").read_text())
+    assert " ".join(found) == (
+        "status steps samples skipped_steps attempts eval throughput wire_bytes dense_compression exchange_thresholds "
+        "exchange phase_s peak_rss_bytes owners imbalance dynamic_tables topology versions"
+    )
+    assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
+    assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
+    assert found["wire_bytes"]["values"] == {"same_host": 2_000_000, "cross_host": 500}
+    without = {key: value for key, value in summary()["eval"].items() if key != "attainable_auc"}
+    write_summary(tmp_path / "run", summary(eval=without))
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize("key", sorted(telemetry.SUMMARY_KEYS))
+def test_a_summary_without_a_key_is_refused(tmp_path, key):
+    broken = {k: v for k, v in summary().items() if k != key}
+    with pytest.raises(ValueError, match=f"has no {key}. Allowed: status, steps"):
+        write_summary(tmp_path, broken)
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_other_wrong_summaries_are_refused(tmp_path):
+    wrong = [
+        (summary(extra=1), "unknown key extra"),
+        (summary(status="done"), "'done'. Allowed: finished, stopped, failed"),
+        (summary(eval={"auc": 0.5}), "has no eval.logloss"),
+        (summary(throughput={"samples_per_s": 1.0, "step_ms": {"p50": 1.0}}), "has no throughput.step_ms.p95"),
+        (summary(wire_bytes={"ids": {"same_host": 1}}), "has no wire_bytes.ids.cross_host"),
+    ]
+    for broken, words in wrong:
+        with pytest.raises(ValueError, match=re.escape(words)):
+            write_summary(tmp_path, broken)
+
+
+class Page(html.parser.HTMLParser):
+    """Tags that are opened and closed, and what a page would load."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.loads, self.tags = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loads += [value for name, value in attrs if name in ("src", "href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_shows_the_run(tmp_path):
+    (tmp_path / "config.toml").write_text('[model]\nname = "<dlrm>"\n')
+    with Telemetry(tmp_path, active=True, tensorboard=False, progress=False) as told:
+        for step in (10, 20, 30):
+            told.log(step, {"loss": 1 / step, "train_auc": 0.5 + step / 100})
+        told.log(30, {"validation_auc": 0.79})
+    text = report.write_report(tmp_path, summary()).read_text()
+    page = Page(text)
+    assert page.open == [] and page.loads == [] and "script" not in page.tags and "http" not in text
+    assert page.tags.count("svg") == 2 and page.tags.count("polyline") == 3
+    for shown in (
+        "68.00 kB",
+        "lookups 1.25, distinct 1.00",
+        "&lt;dlrm&gt;",
+        "a &lt;b&gt; &amp; c",
+        "2.00 MB",
+        "12,346",
+        "2.50 s",
+        "204,800",
+        "0.79",
+        "900 of 1,000",
+    ):
+        assert shown in text
+    assert "finished" in text
+
+
+def test_a_chart_needs_two_points_and_stands_equal_values():
+    assert report.line_chart("loss", {"loss": [(1, 0.5)]}) == ""
+    chart = report.line_chart("loss", {"loss": [(1, 0.5), (2, 0.5)]})
+    assert "nan" not in chart and chart.count("<circle") == 2
+
+
+def test_the_table_for_the_terminal():
+    lines = report.text_table(summary()).splitlines()
+    assert lines[0].split() == ["status", "finished"]
+    (tries,) = [line for line in lines if line.startswith("attempts")]
+    assert tries.endswith("  3, 1 h 7 min in all; 1,200 steps done again, 45.6 s of them lost")
+    once = {"number": 1, "total_s": 9.0, "lost_steps": 0, "lost_s": 0.0}
+    assert "attempts" not in report.text_table(summary(attempts=once))
+    assert any(line.split() == ["samples/s", "12,346"] for line in lines)
+    assert any(line.startswith("sent: values") and "2.00 MB same host, 500 B across hosts" in line for line in lines)
+    assert [line.split()[1] for line in lines if line.startswith("time:")] == ["values", "forward"]
+    assert lines[-2].endswith("bytes 1.00, lookups 1.25, distinct 1.00, time 1.00")
+    last = "900 of 1,000, 1,500 admitted, 600 evicted, 42 left without a row"
+    assert lines[-1].startswith("dynamic: user ") and lines[-1].endswith(last)
+    assert "dynamic" not in report.text_table(summary(dynamic_tables={}))
+    vectors = [line.split("  ")[-1].strip() for line in lines if line.startswith("vectors")]
+    assert vectors == ["0.07", "3 thresholds found anew by drift"]
+    assert "vectors" not in report.text_table(summary(exchange_thresholds={}))
+    said = [line.split("  ")[-1].strip() for line in lines if line.startswith("dense gradients")]
+    assert said == ["1.00 MB in place of 50.00 MB, 50 times less", "0.006", "1,200 by schedule, 7 by drift"]
+    assert "Thresholded" in report.page("run", summary(), [], "")
+    for none in (
+        report.text_table(summary(dense_compression={})),
+        report.page("r", summary(dense_compression={}), [], ""),
+    ):
+        assert "dense gradients" not in none.lower()
+    chosen = {
+        "forms": {"a": "rows", "b": "pooled", "c": "rows"},
+        "copied_tables": ["d"],
+        "predicted_bytes_per_step": {"ids": 0.0, "values": 1e6},
+        "counted_bytes_per_step": {"ids": 0.0, "values": 1.1e6, "dense": 7e6},
+        "owner_flops_per_step": 2.5e6,
+    }
+    (line,) = (x for x in report.text_table(summary(exchange=chosen)).splitlines() if x.startswith("forms"))
+    said = "2 rows, 1 pooled, 1 tables copied, 1.00 MB a step predicted, 1.10 MB counted, 2.5 Mflop a step at owners"
+    assert line.split("  ")[0] == "forms chosen" and line.endswith(said)
+    assert said in report.page("run", summary(exchange=chosen), [], "")
+
+
+def test_memory_and_versions_are_real():
+    # in a process of its own, whose peak no earlier test has raised
+    code = """from hpcrec.training.telemetry import peak_rss_bytes; before = peak_rss_bytes()
+block = bytearray(60_000_000); print(before, peak_rss_bytes(), len(block))"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    before, after, size = map(int, said.split())
+    assert 20e6 < before <= after - 0.9 * size < 1e12
+    found = versions()
+    assert {"python", "cpu", "threads", "hpcrec", "torch", "numpy", "h5py"} <= set(found)
+    assert found["numpy"] == np.__version__ and all(isinstance(v, str) and v for v in found.values())
