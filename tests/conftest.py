@@ -44,6 +44,40 @@ def speed_of(item: pytest.Item) -> str:
     return "slow" if item.get_closest_marker("slow") else "fast"
 
 
+def in_turn(item: pytest.Item) -> bool:
+    """Whether it is the turn of a test's case on its number of ranks; of other tests always.
+
+    ``@pytest.mark.in_turn`` is for tests with ``parametrize`` of which each case may show its property on any of the
+    numbers of ranks: it runs on one of them (by the sum of the places of its values), and each of them has a case.
+    """
+    if not item.get_closest_marker("in_turn") or speed_of(item) == "slow":
+        return True
+    chosen = item.callspec.params  # type: ignore[attr-defined]
+    counts = list(item.get_closest_marker("parallel").args[0])  # type: ignore[union-attr]
+    place, last = 0, 0
+    for names, values in (marker.args for marker in item.iter_markers("parametrize")):
+        several = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
+        fast = [in_order for value in values if (in_order := fast_values(value, len(several))) is not None]
+        place, last = place + fast.index(tuple(chosen[name] for name in several)), last + len(fast) - 1
+    turns = min(len(counts), last + 1)
+    return place % turns == counts.index(chosen["_nprocs"]) % turns
+
+
+def fast_values(value: Any, n: int) -> tuple[Any, ...] | None:
+    """A value of ``parametrize`` for each of n names; None where it is for ``make soak``."""
+    if any(mark.name == "slow" for mark in getattr(value, "marks", ())):
+        return None
+    values = getattr(value, "values", value) if hasattr(value, "marks") else value
+    return tuple(values) if n > 1 or hasattr(value, "marks") else (values,)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves cases on numbers of ranks whose turn it is not to ``make soak``."""
+    for item in items:
+        if not in_turn(item):
+            item.add_marker(pytest.mark.slow)
+
+
 class Outcomes:
     """Writes what happens as it happens, so that a crash or a hang leaves it behind."""
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,10 @@ def runner() -> ModuleType:
 def write(folder: Path, *ranks: str) -> None:
     for rank, text in enumerate(ranks):
         (folder / f"outcomes-{rank}").write_text(text.replace("; ", "\n") + "\n")
+
+
+def of(runner: ModuleType, limits: Any) -> Any:
+    return runner.Run("one", limits, runner.print_now)
 
 
 def test_counts_the_worst_rank(runner: ModuleType, tmp_path: Path) -> None:
@@ -66,7 +71,7 @@ def test_a_hang_ends_with_stacks(runner: ModuleType, tmp_path: Path, capfd: pyte
         "stuck_here()\n"
     )
     began_s = time.monotonic()
-    status = runner.watched([sys.executable, "-c", script], tmp_path, runner.Limits(run_s=1.0, test_s=60.0))
+    status = runner.watched([sys.executable, "-c", script], tmp_path, of(runner, runner.Limits(run_s=1.0, test_s=60.0)))
     assert status != 0
     assert time.monotonic() - began_s < 30
     said = capfd.readouterr().out
@@ -81,6 +86,6 @@ def test_a_test_without_progress_is_ended(
     runner: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, "began a")
-    status = runner.watched(["sleep", "987"], tmp_path, runner.Limits(run_s=60.0, test_s=1.0))
+    status = runner.watched(["sleep", "987"], tmp_path, of(runner, runner.Limits(run_s=60.0, test_s=1.0)))
     assert status != 0
     assert "s in one test (limit 1 s)" in capfd.readouterr().out

@@ -1,6 +1,7 @@
 """Runs the whole test suite: serial tests in one pytest, then MPI tests in one mpirun for each rank count they ask for.
 
-Then those on a Slurm of several nodes, which as root on Debian is installed and started for them.
+Serial tests take one core. Beside them run those on one rank, then those on a Slurm of several nodes, which mostly
+wait; as root on Debian it is installed and started for them. What runs beside is shown when it has ended.
 
 ``make test`` calls it with the virtual environment's Python. Rank 0 is shown as it runs, the other ranks' output is
 kept apart and its end is shown when something fails. A run past its limit is asked for every rank's stacks (USR1,
@@ -21,8 +22,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,24 @@ class Limits:
     test_s: float
 
 
+Show = Callable[[str], None]  # takes a line, or several
+
+
+@dataclass(frozen=True)
+class Run:
+    """One part: its name and limits, where its output goes, its environment beside ours."""
+
+    name: str
+    limits: Limits
+    show: Show
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+COLLECTED = threading.Event()  # the serial run has noted what tests ask for, or is over
+ENDED = threading.Event()  # by an error or an interrupt: nothing else is begun
+RUNNING: list[subprocess.Popen[str]] = []  # parts
+
+
 def main() -> int:
     """Runs every part, prints the total, returns the exit status."""
     args, pytest_args = parse()
@@ -68,28 +88,52 @@ def main() -> int:
     limits = Limits(run_s=args.limit_s, test_s=args.test_limit_s)
     total: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
+    whole_s = time.monotonic()
 
-    def part(name: str, ranks: int, marks: str, files: Sequence[str] = ()) -> None:
+    def part(run: Run, ranks: int, marks: str, files: Sequence[str] = ()) -> None:
         began_s = time.monotonic()
         selection = [f"{marks} and {chosen}", *pytest_args, *files]
-        found = run_part(name, Path(folder) / str(ranks), ranks, selection, limits)
+        found = run_part(run, Path(folder) / str(ranks), ranks, selection)
         total.update(found)
         counts = {word: found[word] for word in ("passed", "failed", "skipped")}
-        rows.append({"part": name, "seconds": round(time.monotonic() - began_s), **counts})
+        rows.append({"part": run.name, "seconds": round(time.monotonic() - began_s), **counts})
 
-    with tempfile.TemporaryDirectory(prefix="hpcrec-test-") as folder:
-        if args.slurm != "only":
-            part("serial", 0, "not parallel and not slurm")
-            asked = rank_counts(Path(folder) / "0", speed)
-            for n in asked if args.ranks is None else args.ranks:
-                # No rank imports files in which nothing is for it; where the caller names files, those are taken.
-                files = [] if names_files(pytest_args) else asked.get(n, [])
-                part(f"{n} rank" + "s" * (n > 1), n, f"parallel and parallel[{n}]", files)
-        everything = args.slurm == "too" and args.ranks is None and asks_slurm(Path(folder) / "0", speed)
-        if everything or args.slurm == "only":
-            with slurm_at_hand():
-                part("slurm", SLURM, "slurm")
-    print("\ntime: " + ", ".join(f"{row['part']} {row['seconds']} s" for row in rows))
+    def on_ranks(n: int, show: Show) -> None:
+        # No rank imports files in which nothing is for it; where the caller names files, those are taken.
+        files = [] if names_files(pytest_args) else rank_counts(notes, speed).get(n, [])
+        part(Run(f"{n} rank" + "s" * (n > 1), limits, show), n, f"parallel and parallel[{n}]", files)
+
+    def on_slurm(show: Show) -> None:
+        with slurm_at_hand(show) as environment:
+            part(Run("slurm", limits, show, environment), SLURM, "slurm")
+
+    def counts() -> list[int]:
+        return list(rank_counts(notes, speed)) if args.ranks is None else args.ranks
+
+    def beside() -> None:
+        if wait_collected(notes) and 1 in counts():
+            with kept() as show:
+                on_ranks(1, show)
+        if not ENDED.is_set() and args.slurm == "too" and args.ranks is None and asks_slurm(notes, speed):
+            with kept() as show:
+                on_slurm(show)
+
+    with tempfile.TemporaryDirectory(prefix="hpcrec-test-") as folder, ThreadPoolExecutor() as pool, ended_with_us():
+        notes = Path(folder) / "0"
+        if args.slurm == "only":
+            on_slurm(print_now)
+        else:
+            others = pool.submit(beside)
+            try:
+                part(Run("serial", limits, print_now), 0, "not parallel and not slurm")
+            finally:
+                COLLECTED.set()
+            others.result()
+            for n in counts():
+                if n != 1:
+                    on_ranks(n, print_now)
+    took = ", ".join(f"{row['part']} {row['seconds']} s" for row in rows)
+    print(f"\ntime: {took}; in all {time.monotonic() - whole_s:.0f} s")
     if args.json:
         sys.path.insert(0, str(ROOT / "benchmarks"))
         from _report import claim, finish
@@ -114,7 +158,43 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     return args, pytest_args
 
 
-def run_part(name: str, folder: Path, ranks: int, pytest_args: list[str], limits: Limits) -> Counter[str]:
+def print_now(line: str) -> None:
+    """Shows a line, or several, at once."""
+    print(line, flush=True)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[Show]:
+    """Takes lines, and shows them together after the block."""
+    lines: list[str] = []
+    try:
+        yield lines.append
+    finally:
+        print_now("\n".join(lines))
+
+
+@contextlib.contextmanager
+def ended_with_us() -> Iterator[None]:
+    """Ends all runs of other threads where the block ends by an error, an interrupt for one."""
+    try:
+        yield
+    except BaseException:
+        ENDED.set()
+        COLLECTED.set()
+        for process in tuple(RUNNING):  # which each thread takes its own out of
+            end_session(process)
+        raise
+
+
+def wait_collected(notes: Path) -> bool:
+    """Waits until the serial run has noted what all tests ask for; False where it never will."""
+    while not COLLECTED.wait(0.2):
+        if any(word == "began" for word, _ in lines_of(notes, 0)):
+            return True
+    return not ENDED.is_set()
+
+
+def run_part(run: Run, folder: Path, ranks: int, pytest_args: list[str]) -> Counter[str]:
     """One pytest run, on ``ranks`` ranks or without MPI (0 and below); returns how many tests had which outcome."""
     folder.mkdir()
     colour = "yes" if sys.stdout.isatty() else "no"
@@ -123,37 +203,49 @@ def run_part(name: str, folder: Path, ranks: int, pytest_args: list[str], limits
     command += ["-o", "faulthandler_timeout=0", "-m", *pytest_args]
     if ranks > 0:
         command = [*mpirun(ranks), "sh", "-c", KEEP_APART, str(folder), *command]
-    print(f"\n=== tests: {name}", flush=True)
-    status = watched(command, folder, limits)
+    run.show(f"\n=== tests: {run.name}")
+    status = watched(command, folder, run)
     counts = count(folder, max(ranks, 1))
     if status not in (0, 5) and not counts["failed"]:
         counts["failed"] = 1  # a crash before or after the tests, or a file that cannot be collected
     if counts["failed"]:
-        show_others(folder, ranks)
-        print(f"=== tests: {name}: failed, exit status {status}\n    " + shlex.join(command), flush=True)
+        show_others(folder, ranks, run.show)
+        run.show(f"=== tests: {run.name}: failed, exit status {status}\n    " + shlex.join(command))
     return counts
 
 
 @contextlib.contextmanager
-def slurm_at_hand() -> Iterator[None]:
-    """A Slurm while the block lasts, where this machine lets us have one; there a test may not skip.
+def slurm_at_hand(show: Show) -> Iterator[dict[str, str]]:
+    """A Slurm while the block lasts, where this machine lets us have one, and the environment of tests on it.
+
+    There a test may not skip.
 
     Not with another MPI than Open MPI: srun starts ranks by PMIx.
     """
     script = str(ROOT / "tools" / "slurm.sh")
     ours = os.geteuid() == 0 and Path("/etc/debian_version").exists() and "--oversubscribe" in mpirun(1)
     if not ours:
-        yield
+        yield {}
         return
+
+    def call(verb: str) -> None:
+        done = subprocess.run(
+            [script, verb],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        show(done.stdout.rstrip())
+
     try:
         for verb in ("install", "start"):
-            subprocess.run([script, verb], check=False, stdin=subprocess.DEVNULL)
+            call(verb)
         said = subprocess.run([script, "env"], check=True, capture_output=True, text=True).stdout
-        os.environ["SLURM_CONF"] = said.strip().partition("=")[2]
-        os.environ["HPCREC_SLURM_TESTS"] = "required"
-        yield
+        yield {"SLURM_CONF": said.strip().partition("=")[2], "HPCREC_SLURM_TESTS": "required"}
     finally:
-        subprocess.run([script, "stop"], check=False, stdin=subprocess.DEVNULL)
+        call("stop")
 
 
 def mpirun(ranks: int) -> list[str]:
@@ -162,36 +254,40 @@ def mpirun(ranks: int) -> list[str]:
     return ["mpirun", "-n", str(ranks), *(["--oversubscribe"] if "Open MPI" in version else [])]
 
 
-def watched(command: list[str], folder: Path, limits: Limits) -> int:
+def watched(command: list[str], folder: Path, run: Run) -> int:
     """Runs a command in a session of its own, showing its output; ends it with stacks past its limits."""
-    environment = {**MPI_ENVIRONMENT, **os.environ}
+    environment = {**MPI_ENVIRONMENT, **os.environ, **run.environment}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, start_new_session=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
     )  # fmt: skip
-    threading.Thread(target=watch, args=(process, folder, limits), daemon=True).start()
+    RUNNING.append(process)
+    if ENDED.is_set():
+        end_session(process)
+    threading.Thread(target=watch, args=(process, folder, run), daemon=True).start()
     assert process.stdout is not None
     try:
         for line in process.stdout:
             if worth_showing(line):
-                print(line, end="", flush=True)
+                run.show(line.removesuffix("\n"))
         return process.wait()
     finally:
         end_session(process)
         process.stdout.close()
+        RUNNING.remove(process)
 
 
-def watch(process: subprocess.Popen[str], folder: Path, limits: Limits) -> None:
+def watch(process: subprocess.Popen[str], folder: Path, run: Run) -> None:
     """Ends a run that takes too long, or in which no rank began or ended a test for too long, with all stacks first."""
     began_s = moved_s = time.time()
     while process.poll() is None:
-        now_s = time.time()
+        now_s, limits = time.time(), run.limits
         moved_s = max([moved_s, *(path.stat().st_mtime for path in folder.glob("outcomes-*"))])
         if now_s - began_s > limits.run_s or now_s - moved_s > limits.test_s:
             why = f"{now_s - moved_s:.0f} s in one test (limit {limits.test_s:.0f} s)"
             if now_s - began_s > limits.run_s:
                 why = f"still running after {limits.run_s:.0f} s"
-            print(f"\n=== {why}: the stacks of every rank follow, then the run is ended", flush=True)
+            run.show(f"\n=== {why}: the stacks of every rank follow, then the run is ended")
             process.send_signal(signal.SIGUSR1)  # mpirun hands it to the ranks
             time.sleep(STACKS_S)
             end_session(process)
@@ -289,18 +385,18 @@ def count(folder: Path, ranks: int) -> Counter[str]:
     return Counter("failed" if word == "began" else word for word in worst.values())
 
 
-def show_others(folder: Path, ranks: int) -> None:
+def show_others(folder: Path, ranks: int, show: Show) -> None:
     """The end of what the ranks other than 0 wrote, where it says more than rank 0 did."""
     for rank in range(1, ranks):
         words = on_rank(folder, rank)
         if words == on_rank(folder, 0) and "began" not in words.values():
-            print(f"--- rank {rank}: the same outcomes as on rank 0", flush=True)
+            show(f"--- rank {rank}: the same outcomes as on rank 0")
             continue
         log = folder / f"rank-{rank}.log"
         text = log.read_text(errors="replace") if log.exists() else "(it wrote nothing)"
         lines = [line for line in text.splitlines() if worth_showing(line)]
         left_out = f" (last {TAIL_LINES} of {len(lines)} lines)" if len(lines) > TAIL_LINES else ""
-        print(f"\n--- rank {rank}{left_out}", *lines[-TAIL_LINES:], sep="\n", flush=True)
+        show("\n".join([f"\n--- rank {rank}{left_out}", *lines[-TAIL_LINES:]]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Checkpoints that are written while training goes on hold what there was when they were asked for, bit for bit."""
 
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,7 @@ def config_of(folder: Path, run: str, background: bool, **sections: dict[str, An
     )
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_beside_steps_is_what_there_was(
@@ -104,7 +106,7 @@ def test_what_is_written_beside_steps_is_what_there_was(
 def slow_down(patched: pytest.MonkeyPatch, kept: list[int], behind: list[int]) -> None:
     """Blocks of few rows, each taken after a while, so that steps come between; and hardly any memory for copies."""
     take, keep = FrozenRows.take, FrozenRows.keep
-    write = saver.Saver._write
+    write, wait, waited_for = saver.Saver._write, saver.Saver.wait, threading.Event()
 
     def slowly(self: FrozenRows, rows: Any) -> Any:
         time.sleep(0.002)
@@ -118,15 +120,24 @@ def slow_down(patched: pytest.MonkeyPatch, kept: list[int], behind: list[int]) -
     def waiting(self: saver.Saver, *given: Any) -> None:
         until_s = time.monotonic() + 5
         while self._session.step < given[0].step + 2 and self._session.step < STEPS and time.monotonic() < until_s:
-            time.sleep(0.001)
+            if waited_for.wait(0.001):  # then no step comes
+                break
         behind[0] += self._session.step >= given[0].step + 2
         write(self, *given)
+
+    def noted(self: saver.Saver) -> None:
+        waited_for.set()
+        try:
+            wait(self)
+        finally:
+            waited_for.clear()
 
     patched.setattr(held_rows, "EXPORT_BYTES", 200)
     patched.setattr(store, "KEPT_BYTES", 600)
     patched.setattr(FrozenRows, "take", slowly)
     patched.setattr(FrozenRows, "keep", counted)
     patched.setattr(saver.Saver, "_write", waiting)
+    patched.setattr(saver.Saver, "wait", noted)
 
 
 def same_files(one: Path, other: Path) -> None:
@@ -169,6 +180,7 @@ def test_what_cannot_be_written_beside_steps_ends_the_run_on_every_rank(
     assert not list((folder / "run/checkpoints").glob("step-8"))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2])
 @pytest.mark.parametrize("full_every", [1, 2])  # 2: the one before would have been its base
 def test_the_last_checkpoint_is_tried_where_the_one_before_could_not_be_written(

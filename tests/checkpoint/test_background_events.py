@@ -71,6 +71,7 @@ def spoil(patched: pytest.MonkeyPatch, under_way: list[int], met: list[int]) -> 
     patched.setattr(Session, "default_losses", losses)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("case", TRIED)
 def test_steps_left_out_and_evaluations_beside_a_checkpoint_change_nothing_of_it(
@@ -113,6 +114,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("case", GROUPS)
 def test_of_several_groups_the_same_is_written_beside_steps(
@@ -137,6 +139,7 @@ def test_of_several_groups_the_same_is_written_beside_steps(
     parallel_assert(wanted <= names, msg=str(names))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("case", ["wide before its vectors", "dynamic", "on a device"])
 def test_a_stop_beside_a_checkpoint_leaves_both_whole_and_a_resume_ends_the_same(
@@ -175,6 +178,7 @@ def test_a_stop_beside_a_checkpoint_leaves_both_whole_and_a_resume_ends_the_same
 PLACES = ["writing rows", "thawing", "the manifest", "after it is whole"]  # the last two are rank 0's
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("place", PLACES)

@@ -26,7 +26,7 @@ from tests.training.dynamic_runs import TABLES, dynamic_config, learned, write_d
 from tests.training.runs import config_for, gather_tables
 from tests.training.runs import write_data as write_declared
 from tests.training.test_dynamic import RULES
-from tests.training.test_equivalence import FORMS, OPTIMIZERS, roles_for
+from tests.training.test_equivalence import FORMS, OPTIMIZERS, Roles, few_or_all_roles, roles_for, shared_out
 
 
 def finish(config: Config, *, stop_at: int | None = None, resume: bool = False) -> dict[str, Any]:
@@ -56,7 +56,8 @@ def finish(config: Config, *, stop_at: int | None = None, resume: bool = False) 
 def test_resumed_equals_uninterrupted(folder: Path) -> None:
     write_data(folder / "data.h5")
     turns = (roles_for(MPI.COMM_WORLD.size), FORMS, OPTIMIZERS)
-    for number, (rules, roles, form, optimizer) in enumerate(zip(RULES, *map(itertools.cycle, turns), strict=False)):
+    cases = list(enumerate(zip(RULES, *map(itertools.cycle, turns), strict=False)))
+    for number, (rules, roles, form, optimizer) in shared_out(cases):
         config = dynamic_config(
             folder,
             rules,
@@ -80,11 +81,12 @@ def test_resumed_equals_uninterrupted(folder: Path) -> None:
             assert again[what] == whole[what], (rules, what)
 
 
+@few_or_all_roles
 @pytest.mark.parallel([2, 3, 4])
-def test_other_owners_go_on(folder: Path) -> None:
+def test_other_owners_go_on(folder: Path, roles_of: Roles) -> None:
     """With room for all ids, whoever had them; then a table without room for what one owner had."""
     write_data(folder / "data.h5")
-    roles = roles_for(MPI.COMM_WORLD.size)
+    roles = roles_of(MPI.COMM_WORLD.size)
     train = {"batch_size": 13, "dtype": "float64", "steps": 7}
     rules = {"capacity": 4000, "evict": "lfu", "admit_from": 2}
     configs = [dynamic_config(folder, rules, topology=r, train=train) for r in roles]
@@ -223,7 +225,7 @@ def test_a_declared_table_goes_on_as_a_dynamic_one(folder: Path) -> None:
     """Its ids are ids, whatever way it was cut."""
     write_declared(folder / "data.h5")
     train = {"batch_size": 13, "dtype": "float64", "steps": 7}
-    for shard in ("column", "row", "table"):
+    for shard in ("table", "column", "row")[MPI.COMM_WORLD.size - 1 :: 3]:
         declared = config_for(folder, train=train, embedding={"tables": {t: {"shard": shard} for t in TABLES}})
         with open_session(declared) as session:
             for step in session.steps():

@@ -43,6 +43,7 @@ def manifest(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "manifest.json").read_text()))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("case", [name for name in CASES if name != "thresholded"])
 def test_what_changed_and_what_was_are_together_the_whole(
@@ -68,6 +69,7 @@ def test_what_changed_and_what_was_are_together_the_whole(
     MPI.COMM_WORLD.Barrier()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize(("stopped_at", "base"), [(4, None), (6, 8)])  # the first one after a start has all rows
 def test_a_run_that_goes_on_from_what_changed_equals_the_uninterrupted(

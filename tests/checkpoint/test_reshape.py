@@ -142,7 +142,7 @@ FUSED, HALVES = {"mode": "fused"}, {"mode": "split"}
 
 
 @pytest.mark.parallel([4])
-@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adagrad"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("rowwise_adagrad", marks=pytest.mark.slow)])
 def test_other_ranks_and_roles(folder: Path, start: Start, optimizer: str) -> None:
     """1 to 4, 4 to 1, 3 to 2 fused; 2 owners and 2 dense ranks to 4 fused, and back."""
     write_data(folder / "data.h5")
@@ -170,7 +170,10 @@ def test_other_ranks_and_roles(folder: Path, start: Start, optimizer: str) -> No
 
 
 @pytest.mark.parallel([3])
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "rowwise_adagrad", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adam", "rowwise_adagrad", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adagrad", "sgd"))],
+)
 def test_other_shards(folder: Path, start: Start, optimizer: str) -> None:
     """Table-wise to row-wise to column-wise to copies and back, on other ranks too."""
     write_data(folder / "data.h5")
@@ -186,7 +189,7 @@ def test_other_shards(folder: Path, start: Start, optimizer: str) -> None:
 
 
 @pytest.mark.parallel([3])
-@pytest.mark.parametrize("model", ["fm", "deepfm"])
+@pytest.mark.parametrize("model", ["deepfm", pytest.param("fm", marks=pytest.mark.slow)])
 def test_other_exchanges(folder: Path, start: Start, model: str) -> None:
     """Pooled to rows to partial to auto and back: owners train slices of dense parameters under some of them."""
     write_data(folder / "data.h5")
@@ -310,6 +313,7 @@ def check_random(folder: Path, start: Start, seed: int) -> None:
         goes_on(start, before, after, whole)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_shapes(folder: Path, start: Start, seed: int) -> None:

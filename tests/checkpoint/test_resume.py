@@ -20,7 +20,7 @@ from hpcrec.checkpoint.files import fingerprint
 from hpcrec.cli import train as commands
 from hpcrec.errors import CheckpointError
 from tests.training.runs import config_for, gather_tables, write_data
-from tests.training.test_equivalence import OPTIMIZERS, roles_for
+from tests.training.test_equivalence import OPTIMIZERS, Roles, few_or_all_roles, roles_for, shared_out
 
 
 def finish(config: Any, stop_at: int | None = None, resume: bool = False) -> dict[str, np.ndarray]:
@@ -51,6 +51,7 @@ def finish(config: Any, stop_at: int | None = None, resume: bool = False) -> dic
     return learned
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_resumed_equals_uninterrupted(folder: Path, optimizer: str) -> None:
@@ -80,11 +81,12 @@ def test_resumed_equals_uninterrupted(folder: Path, optimizer: str) -> None:
                 np.testing.assert_array_equal(resumed[name], values, err_msg=f"{roles} {stop_at} {name}")
 
 
+@few_or_all_roles
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_resumed_with_chosen_forms_equals_uninterrupted(folder: Path) -> None:
+def test_resumed_with_chosen_forms_equals_uninterrupted(folder: Path, roles_of: Roles) -> None:
     """By the first batches, as before; the resumed run needs no note of them."""
     write_data(folder / "data.h5", samples=400)
-    for number, roles in enumerate(roles_for(MPI.COMM_WORLD.size)[:2]):
+    for number, roles in enumerate(roles_of(MPI.COMM_WORLD.size)[:2]):
         config = config_for(
             folder,
             topology=roles,
@@ -106,10 +108,9 @@ def test_resumed_with_chosen_forms_equals_uninterrupted(folder: Path) -> None:
 def test_ids_that_are_read_go_on_where_they_stopped(folder: Path) -> None:
     """Whatever is read or routed ahead, shuffled or in file order: what routed ids give, interrupted or not."""
     write_data(folder / "data.h5")
-    roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
-    for (data_prefetch, prefetch), shuffle in zip(
-        itertools.product((0, 2), (0, 2)), (True, False, False, True), strict=True
-    ):
+    roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size)[::-1])
+    cases = list(zip(itertools.product((0, 2), (0, 2)), (True, False, False, True), strict=True))
+    for (data_prefetch, prefetch), shuffle in shared_out(cases):
         found = {}
         own = next(roles)
         for ids in ("routed", "read"):

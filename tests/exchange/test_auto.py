@@ -13,7 +13,7 @@ from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.exchange.choose import Choice, Chooser
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import roles_for
+from tests.training.test_equivalence import Roles, few_or_all_roles, roles_for
 
 TAGS = ("ids", "values", "gradients")
 
@@ -59,6 +59,7 @@ def choosing(folder: Path, optimizer: str, model: str, ids: str, item: str, **se
     )
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("optimizer", ["adam", "rowwise_adagrad"])
 def test_a_choice_changes_no_result(folder: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +94,12 @@ def test_a_choice_changes_no_result(folder: Path, optimizer: str, monkeypatch: p
             assert holders == sorted(session.topology.dense), table
 
 
+@few_or_all_roles
 @pytest.mark.parallel([1, 2, 3])
-def test_copies_survive_a_resume(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_survive_a_resume(folder: Path, monkeypatch: pytest.MonkeyPatch, roles_of: Roles) -> None:
     """What a checkpoint holds as copies is loaded under another choice, and what that saved under a third."""
     write_data(folder / "data.h5")
-    for number, topology in enumerate(roles_for(MPI.COMM_WORLD.size)):
+    for number, topology in enumerate(roles_of(MPI.COMM_WORLD.size)):
         config = choosing(
             folder,
             "adam",
@@ -156,10 +158,11 @@ def test_what_a_resumed_run_has_counted_is_its_own(folder: Path) -> None:
     assert found[0] == found[1]
 
 
+@few_or_all_roles
 @pytest.mark.parallel([2, 3, 4])
-def test_counted_bytes_are_those_predicted(folder: Path) -> None:
+def test_counted_bytes_are_those_predicted(folder: Path, roles_of: Roles) -> None:
     write_data(folder / "data.h5", samples=4000)
-    for topology in roles_for(MPI.COMM_WORLD.size):
+    for topology in roles_of(MPI.COMM_WORLD.size):
         config = config_for(
             folder,
             topology=topology,

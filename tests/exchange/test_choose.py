@@ -48,6 +48,7 @@ FORMS: list[dict[str, Any]] = [
 HOSTS = {2: (0, 1), 3: (0, 0, 1), 4: (0, 0, 1, 1)}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("shard", ["table", "row", "column", "dynamic"])
 def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str, monkeypatch: pytest.MonkeyPatch) -> None:

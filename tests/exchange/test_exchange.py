@@ -201,6 +201,7 @@ def layouts_of(size: int) -> list[tuple[str, dict]]:
     return choices
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("form", ["pooled", "rows"])
 def test_windows_change_no_bit_and_no_byte(form: str) -> None:
@@ -217,6 +218,7 @@ def test_windows_change_no_bit_and_no_byte(form: str) -> None:
         assert found[0] == found[1], roles
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("kind", ["table", "row", "column", "replicate", "mixed"])
 @pytest.mark.parametrize("form", ["pooled", "rows"])

@@ -78,6 +78,7 @@ def part_of_ids(ids: np.ndarray, family: Family) -> np.ndarray:
     return kernels.permute(ids.astype(np.int64), family.rows, 0) % family.row_parts
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["pooled", "rows", "partial"])

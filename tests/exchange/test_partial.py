@@ -166,6 +166,7 @@ def run(
     return seen, initial, gather_rows(world, store, specs, np.float64), layout
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SETS)

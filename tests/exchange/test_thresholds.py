@@ -27,7 +27,7 @@ from hpcrec.training.compression import advise_reader, evaluated_otherwise
 from hpcrec.training.session import Session
 from tests.reference import Bag, Reference, join
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import roles_for
+from tests.training.test_equivalence import roles_for, shared_out
 
 # One element of a vector is what tests of few columns are about.
 pytestmark = pytest.mark.filterwarnings("ignore:exchange.dct.density = .* leaves")
@@ -109,6 +109,7 @@ def total(session: Session, value: float) -> float:
     return float(session.parts.world.main.allreduce(np.array([value]))[0])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("model", ["dcn", "deepfm"])
 @pytest.mark.parametrize("threshold", ["feature", "vector"])
@@ -260,6 +261,7 @@ def test_a_resumed_run_has_the_thresholds_of_before(folder: Path) -> None:
             np.testing.assert_array_equal(rows, ends[1][1][table])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("threshold", ["feature", "vector"])
 @pytest.mark.parametrize("evaluate", [True, False])
@@ -348,7 +350,8 @@ def test_auto_chooses_among_thresholded_vectors_and_partial_results(folder: Path
     """By bytes, which the ledger confirms: gradients to their padding, positions as they lie."""
     write_data(folder / "data.h5", samples=4000)
     densities, topologies = (0.125, 1.0), itertools.cycle(roles_for(MPI.COMM_WORLD.size))
-    for (density, model), topology in zip(itertools.product(densities, ("deepfm", "fm")), topologies, strict=False):
+    cases = list(zip(itertools.product(densities, ("deepfm", "fm")), topologies, strict=False))
+    for (density, model), topology in shared_out(cases):
         exchange = {
             "form": "auto",
             "auto_steps": 4,

@@ -72,6 +72,7 @@ def test_small_files_share_a_piece(tmp_path: Path) -> None:
     assert len(pieces.cut(paths, 1 << 20)) == 1
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("ids", ["hash", "vocabulary"])
 def test_any_number_of_ranks_gives_the_same_bytes(tmp_path: Path, ids: str) -> None:

@@ -1,5 +1,6 @@
 """Codistillation in whole runs: as its definition has it, evaluated, saved and gone on with, or refused."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -120,9 +121,14 @@ def rows_of(oracle: Groups, table: str) -> np.ndarray:
     return oracle.members[int(group or 0)].rows(name)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_learns_as_the_definition_does(folder: Path, optimizer: str) -> None:
+@pytest.mark.parametrize(
+    "every", [pytest.param(False, id="in turn"), pytest.param(True, id="all", marks=pytest.mark.slow)]
+)
+def test_learns_as_the_definition_does(folder: Path, optimizer: str, *, every: bool) -> None:
+    """Each case with some roles, or with all."""
     write_data(folder / "data.h5")
     lr = {"SGD": 0.1, "Adam": 0.01}[optimizer]
     cases = (
@@ -135,11 +141,12 @@ def test_learns_as_the_definition_does(folder: Path, optimizer: str) -> None:
         },
         {"exchange": {"prefetch": 0}, "data": {"shuffle": False, "prefetch": 0}},
     )
-    for roles, groups in roles_for(MPI.COMM_WORLD.size):
-        for number, case in enumerate(cases):
-            max_norm = {"clip_norm": 0.2} if number == 0 else {}
-            dense = {"optimizer": {"name": optimizer, "lr": lr}, **max_norm}
-            check(folder, groups, topology=roles, dense=dense, **case)
+    numbered, roles_of_size = list(enumerate(cases)), roles_for(MPI.COMM_WORLD.size)
+    chosen = itertools.product(roles_of_size, numbered) if every else zip(itertools.cycle(roles_of_size), numbered)
+    for (roles, groups), (number, case) in chosen:
+        max_norm = {"clip_norm": 0.2} if number == 0 else {}
+        dense = {"optimizer": {"name": optimizer, "lr": lr}, **max_norm}
+        check(folder, groups, topology=roles, dense=dense, **case)
 
 
 @pytest.mark.parallel([2])
@@ -225,6 +232,7 @@ def finish(config: Config, stop_at: int | None = None, resume: bool = False) -> 
     return finished(config, everything, stop_at, resume=resume)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("compression", ["none", "dct"])
 def test_resumed_equals_uninterrupted_bit_for_bit(folder: Path, compression: str) -> None:

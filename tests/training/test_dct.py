@@ -25,7 +25,7 @@ from hpcrec.training.session import Session
 from hpcrec.training.telemetry import read_metrics
 from tests.together import on_every_rank
 from tests.training.runs import config_for, finished, gather_tables, reference_for, train, write_data
-from tests.training.test_equivalence import roles_for
+from tests.training.test_equivalence import Roles, few_or_all_roles, roles_for
 from tests.training.thresholding import ThresholdedReference
 
 STEPS = 10
@@ -107,15 +107,17 @@ def owed(session: Session) -> dict[str, np.ndarray]:
     return {name: sum(found[name] for found in everyone) for name in everyone[0]}
 
 
+@few_or_all_roles
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_learns_as_the_definition_does(folder: Path, collective: str) -> None:
+def test_learns_as_the_definition_does(folder: Path, collective: str, roles_of: Roles) -> None:
     """Roles, bucket sizes, clipping and batches that leave ranks without samples; what is sent is counted the same."""
     write_data(folder / "data.h5")
     rules = itertools.cycle(({}, {"density": 0.03, "every": 3, "warmup_steps": 0}, {"density": 0.3, "every": 100}))
     seen = set()
     cases = [
-        (roles, size, batch) for roles in roles_for(MPI.COMM_WORLD.size) for size, batch in ((1 << 20, 13), (800, 3))
+        (roles, size, batch) for roles in roles_of(MPI.COMM_WORLD.size) for size, batch in ((1 << 20, 13), (800, 3))
     ]
     for (roles, bucket_bytes, batch), rule in zip(cases, rules, strict=False):
         max_norm = 0.05 if batch == 3 else None
@@ -142,6 +144,7 @@ def test_learns_as_the_definition_does(folder: Path, collective: str) -> None:
     assert seen == {"scheduled", "drifted"}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("reducer", ["mpi", "horovod"])
 def test_density_1_is_the_plain_sum_bit_for_bit(folder: Path, reducer: str) -> None:
@@ -158,6 +161,7 @@ def test_density_1_is_the_plain_sum_bit_for_bit(folder: Path, reducer: str) -> N
             assert all(np.array_equal(one[name], other[name]) for name in other) and one.keys() == other.keys()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("reducer", ["mpi", "horovod"])
 def test_first_steps_are_whole(folder: Path, reducer: str) -> None:
@@ -171,6 +175,7 @@ def test_first_steps_are_whole(folder: Path, reducer: str) -> None:
     assert found[0][5] != plain[0][5]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_a_step_that_is_left_out_changes_nothing(folder: Path, collective: str) -> None:
@@ -216,11 +221,13 @@ def _counts(session: Session) -> list[int]:
     return [] if session.parts.dense is None else session.parts.dense.dct.counts.as_array().tolist()
 
 
+@few_or_all_roles
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_resumed_equals_uninterrupted_bit_for_bit(folder: Path, collective: str) -> None:
+def test_resumed_equals_uninterrupted_bit_for_bit(folder: Path, collective: str, roles_of: Roles) -> None:
     write_data(folder / "data.h5")
-    for number, (roles, values) in enumerate(zip(roles_for(MPI.COMM_WORLD.size), itertools.cycle(("fp16", "bf16")))):
+    for number, (roles, values) in enumerate(zip(roles_of(MPI.COMM_WORLD.size), itertools.cycle(("fp16", "bf16")))):
         config = config_of(
             folder,
             {"collective": collective, "values": values},
@@ -237,6 +244,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(folder: Path, collective: str)
         assert same_residuals(unsent_again, unsent)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_another_number_of_dense_ranks_owes_the_same(folder: Path, collective: str) -> None:
@@ -281,6 +289,7 @@ def test_another_number_of_dense_ranks_owes_the_same(folder: Path, collective: s
                 step.run()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_resumed_with_another_density_finds_its_thresholds_at_once(folder: Path, collective: str) -> None:
@@ -391,6 +400,7 @@ def test_parameters_that_come_and_go_keep_what_they_have_unsent(folder: Path) ->
             session.step = session.total_steps
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_what_is_unsent_of_layers_that_are_away_is_kept(

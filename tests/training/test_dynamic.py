@@ -21,7 +21,7 @@ from tests.training.dynamic_runs import (
     write_data,
 )
 from tests.training.runs import config_for, global_batches
-from tests.training.test_equivalence import FORMS, IDS, OPTIMIZERS, covering, roles_for
+from tests.training.test_equivalence import FORMS, IDS, OPTIMIZERS, covering_roles, roles_for, shared_out
 
 SHORT = {"batch_size": 13, "dtype": "float64"}
 
@@ -63,7 +63,7 @@ def test_with_room_for_all_equals_one_process(folder: Path) -> None:
     write_data(folder / "data.h5")
     optimizers = itertools.cycle(OPTIMIZERS)
     rest = (("fm", "deepfm"), ("auto", "table"), IDS, ("sum", "mean", "max"))
-    for roles, form, model, shard, ids, pooling in covering(roles_for(MPI.COMM_WORLD.size), FORMS, *rest):
+    for roles, form, model, shard, ids, pooling in covering_roles(FORMS, *rest):
         optimizer = next(optimizers)
         check_against_reference(folder, shard, optimizer, sections(roles, model, optimizer, form, ids, pooling))
 
@@ -84,8 +84,8 @@ def test_rules_equal_maps_in_plain_python(folder: Path) -> None:
     ids = itertools.cycle(IDS)
     optimizers = itertools.cycle(OPTIMIZERS)
     roles_in_turn, forms = itertools.cycle(roles_for(MPI.COMM_WORLD.size)), itertools.cycle(FORMS)
-    for rules in RULES * 2:  # 5 rules, 4 forms: each rule meets two forms
-        roles, form = next(roles_in_turn), next(forms)
+    cases = [(rules, next(roles_in_turn), next(forms)) for rules in RULES * 2]  # each rule meets two of 4 forms
+    for rules, roles, form in shared_out(cases):
         wanted = sections(roles, "deepfm", next(optimizers), form, next(ids), "max" if form == "rows" else "mean")
         config = dynamic_config(
             folder,

@@ -1,7 +1,7 @@
 """Equivalences 1 and 2 of the design: a distributed run equals one process, whoever owns what and whatever crosses."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,18 @@ def roles_for(size: int) -> list[dict[str, Any]]:
     if size > 2:
         roles += [{"mode": "split", "owners": 1}, {"mode": "split", "dense": 1}]
     return roles
+
+
+def few_roles(size: int) -> list[dict[str, Any]]:
+    """Of these roles those of two each, but with one rank: all of them on 1 to 4 ranks together."""
+    every = roles_for(size)
+    return [every[at] for at in {1: (0,), 2: (1, 2), 3: (0, 3), 4: (1, 4)}[size]]
+
+
+Roles = Callable[[int], list[dict[str, Any]]]
+few_or_all_roles = pytest.mark.parametrize(
+    "roles_of", [few_roles, pytest.param(roles_for, marks=pytest.mark.slow)], ids=["few roles", "all roles"]
+)
 
 
 def sections(
@@ -64,8 +76,22 @@ def covering(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def shared_out(cases: Sequence[Any]) -> Sequence[Any]:
-    """Those of this number of ranks: each case runs on one of 1 to 4."""
-    return cases[MPI.COMM_WORLD.size - 1 :: 4]
+    """Those of this number of ranks: each case runs on one of 1 to 4, and each of them has one."""
+    return cases[(MPI.COMM_WORLD.size - 1) % len(cases) :: 4]
+
+
+def covering_roles(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """``covering`` of all roles there are and of axes; of its cases those of this number of ranks.
+
+    Each case runs on one number of ranks that can have its roles; those with the same roles take turns.
+    """
+    mine, sizes = [], [[n for n in range(1, 5) if len(roles_for(n)) > at] for at in range(5)]
+    turns = [itertools.cycle(those) for those in sizes]
+    for at, *rest in covering(tuple(range(5)), *axes):
+        if next(turns[at]) == MPI.COMM_WORLD.size:
+            mine.append((roles_for(MPI.COMM_WORLD.size)[at], *rest))
+    assert mine
+    return mine
 
 
 def check_against_reference(folder: Path, atol: float = 1e-12, **wanted: dict[str, Any]) -> None:
@@ -95,6 +121,15 @@ def check_against_reference(folder: Path, atol: float = 1e-12, **wanted: dict[st
 
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_every_pair_of_model_shard_optimizer_form_and_roles(folder: Path) -> None:
+    """Each case on one number of ranks that can have its roles."""
+    write_data(folder / "data.h5")
+    for case in covering_roles(tuple(MODELS), SHARDS, OPTIMIZERS, FORMS, IDS):
+        check_against_reference(folder, **sections(*case))
+
+
+@pytest.mark.slow
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_every_pair_on_every_number_of_ranks(folder: Path) -> None:
     write_data(folder / "data.h5")
     cases = covering(roles_for(MPI.COMM_WORLD.size), tuple(MODELS), SHARDS, OPTIMIZERS, FORMS, IDS)
     assert len(cases) >= len(MODELS) * len(SHARDS)
@@ -134,6 +169,7 @@ def test_every_combination(folder: Path) -> None:
         check_against_reference(folder, **sections(next(roles), *case, next(ids)))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("form", FORMS)
 def test_several_labels_and_routing_in_the_step(folder: Path, form: str) -> None:
@@ -174,6 +210,7 @@ def test_no_max_of_weighted_ids(folder: Path) -> None:
         pass
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([3, 4])
 @pytest.mark.parametrize("form", ["pooled", "rows"])  # partial results of other owners add up in another order
 @pytest.mark.parametrize("pooling", ["mean", "max"])
@@ -199,7 +236,8 @@ def test_any_number_of_owners_gives_the_same_bits(folder: Path, form: str, pooli
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_the_same_run_twice_gives_the_same_bits(folder: Path) -> None:
     write_data(folder / "data.h5")
-    for roles, prefetch in itertools.product(roles_for(MPI.COMM_WORLD.size)[:2], (0, 2)):
+    for number, roles in enumerate(roles_for(MPI.COMM_WORLD.size)[:2]):
+        prefetch = 2 * ((number + MPI.COMM_WORLD.size) % 2)
         wanted = sections(roles, "dcn", "auto", "adam", "pooled")
         wanted["exchange"]["prefetch"] = prefetch
         config = config_for(folder, **wanted, train={"batch_size": 13, "dtype": "float32", "steps": 9})
@@ -209,6 +247,7 @@ def test_the_same_run_twice_gives_the_same_bits(folder: Path) -> None:
         assert all(np.array_equal(dense[n], dense_again[n]) for n in dense)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("form", FORMS[:3])  # auto may choose others where ids cost nothing
 def test_ids_that_are_read_change_no_bit_and_do_not_cross(folder: Path, form: str) -> None:

@@ -25,7 +25,7 @@ from hpcrec.training.session import Session
 from tests.reference import Reference
 from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import covering, roles_for
+from tests.training.test_equivalence import covering, roles_for, shared_out
 
 STEPS = 4
 SHARDS = {
@@ -171,6 +171,7 @@ def test_stays_on_dense_ranks_where_that_is_fewer_elements(folder: Path) -> None
         same_parameters(session, reference)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("model", ["wide_deep", "deepfm"])
 def test_bytes_are_those_of_the_formula(folder: Path, model: str) -> None:
@@ -229,7 +230,7 @@ def test_a_choice_changes_no_result(folder: Path, monkeypatch: pytest.MonkeyPatc
         return Choice({f: form for f, form in named.items() if f not in taken}, copied, {}, {})
 
     monkeypatch.setattr(Chooser, "choose", choose)
-    for optimizer, topology in zip(OPTIMIZERS, itertools.cycle(roles_for(MPI.COMM_WORLD.size)[::-1])):
+    for optimizer, topology in shared_out(list(zip(OPTIMIZERS, itertools.cycle(roles_for(MPI.COMM_WORLD.size)[::-1])))):
         config = config_of(
             folder,
             hidden=(1, 3),
@@ -384,7 +385,7 @@ def test_a_checkpoint_is_whole(folder: Path) -> None:
         ("pooled", "table", roles[len(roles) // 2]),
         ("partial", "mixed", roles[0]),
     ]
-    for number, optimizer in enumerate(OPTIMIZERS):
+    for number, optimizer in shared_out(list(enumerate(OPTIMIZERS))):
         run = {"folder": str(folder / f"run{number}")}
         reference = None
         for at, (form, shard, topology) in enumerate(ways):

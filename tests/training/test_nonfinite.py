@@ -22,7 +22,7 @@ from hpcrec.training.nonfinite import nonfinite_gradients
 from hpcrec.training.session import Losses, Session
 from hpcrec.training.telemetry import read_metrics
 from tests.training.runs import BATCH, config_for, gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import roles_for
+from tests.training.test_equivalence import Roles, few_or_all_roles, roles_for
 
 BAD_STEP = 2
 SKIP = {"batch_size": BATCH, "dtype": "float64", "steps": 7, "nonfinite": "skip"}
@@ -82,10 +82,11 @@ def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
+@few_or_all_roles
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_stop_names_the_batch_its_samples_and_its_inputs_on_every_rank(folder: Path) -> None:
+def test_stop_names_the_batch_its_samples_and_its_inputs_on_every_rank(folder: Path, roles_of: Roles) -> None:
     write_data(folder / "data.h5")
-    for roles in roles_for(MPI.COMM_WORLD.size):
+    for roles in roles_of(MPI.COMM_WORLD.size):
         with open_session(config_for(folder, topology=roles)) as session:
             for step in session.steps():
                 if step.number < BAD_STEP:
@@ -112,11 +113,15 @@ def test_stop_names_the_batch_its_samples_and_its_inputs_on_every_rank(folder: P
         parallel_assert(re.search(r"logits: .*, 1 not finite\n", text) is not None, msg=text)
 
 
+@pytest.mark.in_turn
+@few_or_all_roles
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
-def test_a_skipped_batch_changes_nothing_and_the_rest_is_as_without_it(folder: Path, optimizer: str) -> None:
+def test_a_skipped_batch_changes_nothing_and_the_rest_is_as_without_it(
+    folder: Path, optimizer: str, roles_of: Roles
+) -> None:
     write_data(folder / "data.h5")
-    for roles in roles_for(MPI.COMM_WORLD.size):
+    for roles in roles_of(MPI.COMM_WORLD.size):
         tables = {"user": {"shard": "row"}, "item": {"shard": "column"}, "tag": {"shard": "replicate"}}
         embedding = {"optimizer": {"name": optimizer, "lr": 0.1}, "tables": tables}
         config = config_for(folder, topology=roles, train=SKIP, embedding=embedding)
@@ -152,6 +157,8 @@ SPOILT = {  # which gradients are not finite, and what is said of them
 }
 
 
+@pytest.mark.in_turn
+@few_or_all_roles
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize(("feature", "parameter", "says"), SPOILT.values(), ids=SPOILT)
 def test_gradients_that_are_not_finite_stop_every_rank_by_name(
@@ -159,9 +166,10 @@ def test_gradients_that_are_not_finite_stop_every_rank_by_name(
     feature: str | None,
     parameter: str | None,
     says: str,
+    roles_of: Roles,
 ) -> None:
     write_data(folder / "data.h5")
-    for roles, value in zip(roles_for(MPI.COMM_WORLD.size), itertools.cycle((math.nan, -math.inf)), strict=False):
+    for roles, value in zip(roles_of(MPI.COMM_WORLD.size), itertools.cycle((math.nan, -math.inf)), strict=False):
         with open_session(config_for(folder, topology=roles, dense={"bucket_bytes": 256})) as session:
             for step in session.steps():
                 if step.number < BAD_STEP:
@@ -183,6 +191,8 @@ def test_gradients_that_are_not_finite_stop_every_rank_by_name(
         parallel_assert(found is not None and re.search(r"\d not finite", text) is None, msg=text)
 
 
+@pytest.mark.in_turn
+@few_or_all_roles
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize(("feature", "parameter", "says"), SPOILT.values(), ids=SPOILT)
 def test_a_batch_with_gradients_that_are_not_finite_is_skipped_whole(
@@ -190,10 +200,11 @@ def test_a_batch_with_gradients_that_are_not_finite_is_skipped_whole(
     feature: str | None,
     parameter: str | None,
     says: str,
+    roles_of: Roles,
 ) -> None:
     write_data(folder / "data.h5")
     # Horovod serves one set of dense ranks a process: all of them; its sums are under way when the batch is left out
-    every = [(roles, "mpi") for roles in roles_for(MPI.COMM_WORLD.size)] + [({"mode": "fused"}, "horovod")]
+    every = [(roles, "mpi") for roles in roles_of(MPI.COMM_WORLD.size)] + [({"mode": "fused"}, "horovod")]
     for roles, reducer in every:
         config = config_for(folder, topology=roles, train=SKIP, dense={"reducer": reducer, "bucket_bytes": 256})
         with open_session(config) as session:
