@@ -66,7 +66,7 @@ class Trace:
         by_file: Counter[str] = Counter()
         for (file, _), n in self.calls.items():
             by_file[file] += n
-        return ", ".join(f"{file} {n}" for file, n in by_file.most_common(12))
+        return ", ".join(f"{file} {n}" for file, n in sorted(by_file.items(), key=lambda of: (-of[1], of[0]))[:12])
 
 
 class Tracer:
