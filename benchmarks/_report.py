@@ -5,6 +5,7 @@ A claim is a figure with an id, a goal and whether it holds, computed here and n
 
 import argparse
 import json
+import math
 import operator
 import platform
 import statistics
@@ -18,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "mpi4py", "horovod")
+CONFIDENCE = 0.9  # of intervals
 
 
 def options(description: str | None, parts: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -45,13 +47,24 @@ def asked(
 
 
 def claim(
-    name: str, value: float | None, unit: str, goal: str | None = None, reason: str | None = None
+    name: str,
+    value: float | None,
+    unit: str,
+    goal: str | None = None,
+    reason: str | None = None,
+    within: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """A claim; ``goal`` is like ``>= 0.97``, None where there is none; ``reason`` says why it has no value."""
+    """A claim; ``goal`` is like ``>= 0.97``, None where there is none; ``reason`` says why it has no value.
+
+    ``within`` is the value's interval: then the goal holds too where 1 is in it.
+    """
     holds = None
     if goal is not None and value is not None:
         sign, limit = goal.split()
         holds = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}[sign](value, float(limit))
+        holds = holds or (within is not None and within[0] <= 1.0 <= within[1])
+    if within is not None and goal is not None:
+        goal = f"{goal}, or 1 in {within[0]:.3f} to {within[1]:.3f}"
     found = {"id": name, "value": value, "unit": unit, "goal": goal, "holds": holds}
     return found if reason is None else found | {"reason": reason}
 
@@ -59,6 +72,20 @@ def claim(
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median and range."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The narrowest pair of order statistics, alike from both ends, that holds the median with ``CONFIDENCE``.
+
+    The k-th from either end holds it with 1 - 2 P(fewer than k of n fair coins fall heads). Of fewer than 5 values no
+    pair does: then it is their range.
+    """
+    ordered, n = sorted(values), len(values)
+    beyond, k = 0.0, 0
+    while beyond + math.comb(n, k) / 2**n <= (1 - CONFIDENCE) / 2:
+        beyond += math.comb(n, k) / 2**n
+        k += 1
+    return ordered[max(k, 1) - 1], ordered[n - max(k, 1)]
 
 
 def finish(

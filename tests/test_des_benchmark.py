@@ -14,7 +14,8 @@ from tests.training.runs import BATCH, write_data
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "on_ranks")]
 import rank  # noqa: E402 - of the benchmark, which is no package
-from des_parts import auc_part, bytes_part, cells, hosts_part, shapes, time_part  # noqa: E402
+from _report import interval  # noqa: E402
+from des_parts import auc_part, bytes_part, cells, hosts_part, shapes  # noqa: E402
 
 del sys.path[:2]
 ONEHOT = cells.SHAPES[0]
@@ -97,8 +98,8 @@ def test_claims_of_auc() -> None:
 
 def test_interval_of_a_median() -> None:
     # fewer than 6 of 20 fair coins fall heads with 0.0207, fewer than 7 with 0.0577
-    assert time_part.interval(range(20)) == (5, 14)
-    assert time_part.interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert interval(range(20)) == (5, 14)
+    assert interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
 def test_predicted_time_of_links() -> None:

@@ -23,6 +23,8 @@ PARTS = {
     "dct": "quality",
     **{f"dct_{part}": part for part in ("ranks", "curve", "time", "codistill")},
     "dct_real": "real --data DIR",
+    "house": "trace",
+    **{f"house_{part}": part for part in ("speed", "overhead", "route", "memory")},
     "kernels_messages": "messages",
 }
 # what the committed figures were run with

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+STARTED_S = time.monotonic()
 SLURM = -1  # in place of a number of ranks
 TAIL_LINES = 120  # of each other rank's output, shown on failure
 STACKS_S = 3.0  # between asking for the stacks and ending a run
@@ -138,7 +139,8 @@ def main() -> int:
         sys.path.insert(0, str(ROOT / "benchmarks"))
         from _report import claim, finish
 
-        finish("soak", rows, [claim("soak.failed", total["failed"], "tests", "<= 0")], args.json)
+        took = {"took_s": round(time.monotonic() - STARTED_S)}
+        finish("soak", rows, [claim("soak.failed", total["failed"], "tests", "<= 0")], args.json, took)
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
     return int(total["failed"] > 0 or total["passed"] == 0)
 

@@ -7,12 +7,11 @@ run pays it once, in the seconds that it takes to open (``_open_s``; that of ``r
 auto's. The interval is that of order statistics, which assumes nothing of the noise.
 """
 
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from _report import claim
+from _report import claim, interval
 from des_parts import cells
 from des_parts.cells import Row, Shape
 from on_ranks import launch
@@ -21,7 +20,7 @@ PAIRS, STEPS = 20, 10
 FEWER_STEPS = {"multihot": 4}
 AGAINST = ("rows", "auto")
 QUICK_MODELS, QUICK_SHAPES, QUICK_PAIRS = ("fm",), ("onehot",), 8
-LEAST, CONFIDENCE = 0.95, 0.9
+LEAST = 0.95
 
 
 def measure(data: dict[str, Path], *, quick: bool) -> tuple[list[Row], list[Row]]:
@@ -49,20 +48,6 @@ def row(shape: Shape, model: str, step_s: dict[str, list[float]], open_s: dict[s
     ratio = {"ratio": statistics.median(ratios), "low": low, "high": high}
     opened = {f"{form}_open_s": open_s[form] for form in AGAINST}
     return {"shape": shape.name, "model": model, "pairs": len(ratios), **ms, **ratio, **opened}
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The narrowest pair of order statistics, alike from both ends, that holds the median with ``CONFIDENCE``.
-
-    The k-th from either end holds it with 1 - 2 P(fewer than k of n fair coins fall heads). Of fewer than 5 values no
-    pair does: then it is their range.
-    """
-    ordered, n = sorted(values), len(values)
-    beyond, k = 0.0, 0
-    while beyond + math.comb(n, k) / 2**n <= (1 - CONFIDENCE) / 2:
-        beyond += math.comb(n, k) / 2**n
-        k += 1
-    return ordered[max(k, 1) - 1], ordered[n - max(k, 1)]
 
 
 def claims(rows: Sequence[Row]) -> list[Row]:
