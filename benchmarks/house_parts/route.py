@@ -35,9 +35,7 @@ def dense_side(rows: Sequence[int], owners: int, samples: int) -> Route:
     The one place to change where the exchange's classes do. Ids are written as they are to owners on the same host.
     """
     from hpcrec.embedding.shards import Placement, build_families
-    from hpcrec.exchange.ask import Asker
     from hpcrec.exchange.layout import Layout
-    from hpcrec.exchange.split import Splitter
 
     tables, features, lookups = tables_of(rows)
     placements = {name: Placement(kind="row") for name in tables}
@@ -45,15 +43,27 @@ def dense_side(rows: Sequence[int], owners: int, samples: int) -> Route:
     families = build_families(tables, features, lookups, placements, owners=every, dense=(me,), replicate_rows=0)
     layout = Layout(tables, families, lookups, forms={}, default_form="pooled", operators={})
     dtype = np.dtype(np.float32)
-    splitter = Splitter(layout, {f.name for f in features}, seed=1, replicas=None, weighted=set(), dtype=dtype)
-    asker = Asker(splitter, layout, replicas=None, size=owners + 1, pad=padded, dtype=dtype)
+    names = {f.name for f in features}
+    side: Any
+    try:
+        from hpcrec.exchange.bags import Splitter
+        from hpcrec.exchange.dense_side import DenseSide
+    except ImportError:  # a commit before these
+        from hpcrec.exchange.ask import Asker  # type: ignore[import-not-found]
+        from hpcrec.exchange.split import Splitter as Before  # type: ignore[import-not-found]
+
+        before = Before(layout, names, seed=1, replicas=None, weighted=set(), dtype=dtype)
+        side = Asker(before, layout, replicas=None, size=owners + 1, pad=padded, dtype=dtype)
+    else:
+        splitter = Splitter(layout, names, seed=1, weighted=set(), dtype=dtype)
+        side = DenseSide(splitter, layout, replicas=None, size=owners + 1, pad=padded)
     kept = np.empty(samples * len(rows) * 8 + owners * len(rows) * 64, np.uint8)
 
     def room(bytes_R: np.ndarray) -> np.ndarray:  # kept from step to step, as the exchange's own is
         return kept[: int(bytes_R.sum())]
 
     def route(bags: Bags) -> np.ndarray:
-        asked, _ = asker.ask(bags, samples, room, train=True)
+        asked, _ = side.ask(bags, samples, room, train=True)
         return np.asarray(asked.id_bytes_R)
 
     return route
