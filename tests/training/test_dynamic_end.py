@@ -73,7 +73,7 @@ def expected_figures(wanted: Config) -> dict[str, dict[str, int]]:
                 refused += int((own.admit(asked[family.deal(asked)[0] == part])[0] < 0).sum())
         rows, evicted = sum(m.size for m in maps), sum(m.evicted for m in maps)
         found = {"rows": rows, "capacity": rules["capacity"], "admitted": rows + evicted}
-        out[name] = {**found, "evicted": evicted, "refused": refused}
+        out[name] = {**found, "evicted": evicted, "refused": refused, "dropped": 0}
     return out
 
 

@@ -15,11 +15,11 @@ from tests.training.runs import config_for, write_data
 PLACES = {
     "route": ("hpcrec.exchange.exchange:Exchange.route", 4),
     "gather": ("hpcrec.exchange.exchange:Exchange.values", 4),
-    "answer": ("hpcrec.exchange.serve:Holder.answer", 4),
+    "answer": ("hpcrec.exchange.owner_side:OwnerSide.answer", 4),
     "forward": ("hpcrec.training.session:Session.default_losses", 4),
     "backward": ("hpcrec.dense.reducer:DenseReducer._start", 4),
     "scatter": ("hpcrec.exchange.exchange:Exchange.gradients", 4),
-    "apply": ("hpcrec.exchange.serve:Holder.apply", 4),
+    "apply": ("hpcrec.exchange.owner_side:OwnerSide.apply", 4),
     "dense reduce": ("hpcrec.dense.reducer:DenseReducer.reduce", 4),
     "optimizer": ("torch.optim:Adam.step", 4),
     "evaluation": ("hpcrec.training.session:Session._evaluate", 1),
