@@ -16,8 +16,8 @@ One all-to-all a phase whatever the number of tables and forms, through shared m
 between hosts (``comm``). Bytes sent per step, vectors of width D, s bytes an element as the ``codec`` writes it, not
 counting what a rank sends to itself, each message rounded up to 64 bytes:
 
-``ids``        dense -> holder: ``wire.entry_bytes`` of each entry, that is 24 and what its ids take when packed; before
-               it 32 bytes to every rank (tag ``control``), which tell the size
+``ids``        dense -> holder: one message for all entries, ``bytes_R`` of ``kernels.plan_requests``; before it 32
+               bytes to every rank (tag ``control``), which tell the size
 ``values``     holder -> dense: ``pooled`` s D a non-empty (part of a) bag; ``rows`` s D a distinct row;
                ``replicate`` nothing; ``partial`` s P a sample for each operator computed there, P the elements of its
                partial result, and as ``pooled`` for what other operators read; however many of them are added
