@@ -74,6 +74,8 @@ def test_claims_of_speed() -> None:
     assert found[1]["goal"] == ">= 0.98, or 1 in 0.870 to 1.070"
     assert not speed_part.ratio_claim("x", within, "", ">= 1.3", or_one=False)["holds"]
     assert claim("x", 0.99, "", ">= 0.98", within=(0.985, 0.995))["holds"]
+    few = speed_part.ratio_claim("x", within | {"pairs": 14}, "", ">= 0.98", or_one=True)
+    assert few["value"] is None and few["reason"] == "14 pairs, 15 are needed"
 
 
 def test_runs_that_failed_are_left_out_and_said() -> None:

@@ -67,7 +67,7 @@ def test_a_step_is_counted_and_written(tmp_path: Path) -> None:
     write_data(tmp_path / "data.h5")
     (tmp_path / "config.toml").write_text(CONFIG.format(folder=tmp_path))
     page, out = tmp_path / "page.md", tmp_path / "figures.json"
-    page.write_text(f"before\n{step_trace.MARKS[0]}old\n{step_trace.MARKS[1]}after\n")
+    page.write_text(f"before\n{step_trace.MARKS[0]}what was there\n{step_trace.MARKS[1]}after\n")
     line = [sys.executable, "-m", "hpcrec", "run", "-n", "2", "--", str(ROOT / "tools/step_trace.py")]
     line += [str(tmp_path / "config.toml"), "--json", str(out), "--markdown", str(page)]
     done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT)
@@ -75,7 +75,7 @@ def test_a_step_is_counted_and_written(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found["calls"] > found["functions"] > found["files"] > 10
     text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert text.startswith("before\n") and text.endswith("after\n") and "what was there" not in text
     hops = [hop[1:] for hop in hops_in(text)]
     assert ("training/session.py", "Step.run") in hops and "stall-watch" not in text
     assert len(set(hops)) == len(hops) <= found["functions"]

@@ -3,8 +3,9 @@
 Workloads ``w1``, ``w2`` and ``w3`` are those of ``benchmarks/speed.py``, every rank in both roles, dense sums by MPI:
 Horovod waits for its cycle, whatever hpcrec does. 1 rank has 2 threads, 2 and 4 ranks have 1 each.
 
-``house.speed.<workload>.<n>ranks``: the time of a step of the commit before over this one's, the median of pairs. Its
-90 % interval is that of order statistics, which assumes nothing of the noise; the claim also holds where 1 is in it.
+``house.speed.<workload>.<n>ranks``: the time of a step of the commit before over this one's, the median of 15 pairs or
+more; fewer give a row of the table but no value. Its 90 % interval is that of order statistics, which assumes nothing
+of the noise; the claim also holds where 1 is in it.
 ``house.overhead``: the same of the quickstart's model at 32 samples a step, 2 ranks.
 ``house.memory``: the most that a rank has held at once over what it had held before, the median of pairs, of the rank
 and workload where it is largest.
@@ -81,8 +82,9 @@ def overhead(sides: Sides | None, cell: Cell, n: int, reason: str | None) -> tup
 
 def ratio_claim(name: str, row: Row, unit: str, goal: str, *, or_one: bool) -> Row:
     """A row's ratio as a claim; ``or_one``: it holds too where 1 is in its interval."""
-    if "ratio" not in row:
-        return claim(name, None, unit, goal, row["result"])
+    if row["pairs"] < PAIRS:
+        reason = row.get("result", f"{row['pairs']} pairs, {PAIRS} are needed")
+        return claim(name, None, unit, goal, reason)
     return claim(name, row["ratio"], unit, goal, within=(row["low"], row["high"]) if or_one else None)
 
 
