@@ -11,7 +11,7 @@ from hpcrec.build import session as build
 from hpcrec.build.session import open_session
 from hpcrec.errors import ConfigError, DataError, HpcrecError
 from hpcrec.models import MODELS
-from hpcrec.types import Bags
+from hpcrec.types import Bags, Batch
 from tests.together import on_every_rank
 from tests.training.runs import FEATURES, SAMPLES, config_for, gather_tables, write_data
 from tests.training.test_equivalence import check_against_reference, roles_for, sections
@@ -92,11 +92,12 @@ def test_ids_outside_a_table_and_unknown_features_are_refused(folder: Path) -> N
     with pytest.raises(ConfigError, match=r"table 'user' has 5 rows, but its features have ids up to 39"):
         open_session(config_for(folder, embedding=small))
     with open_session(config_for(folder)) as session:
-        asker = session.parts.pipeline.exchange._asker
-        n = len(asker._layout.form_of)
-        bags = Bags(tuple(asker._layout.form_of), np.full(n, 40), np.arange(n + 1))  # one sample, id 40 everywhere
+        exchange = session.parts.pipeline.exchange
+        n, one = len(exchange.features), np.ones(1, np.float32)
+        bags = Bags(exchange.features, np.full(n, 40), np.arange(n + 1))  # one sample, id 40 everywhere
+        batch = Batch(0, 0, 1, 0, np.zeros((1, 0), np.float32), one, None, bags)
         with pytest.raises(DataError, match=r"feature 'user' has id 40. Allowed: 0 to 39"):
-            asker.ask(bags, 1, None, train=True)
+            exchange.route(batch, None, train=True)
     with pytest.raises(ConfigError, match=r"which .* does not have"):
         open_session(config_for(folder, exchange={"forms": {"nothing": "rows"}}))
 
