@@ -3,7 +3,7 @@
     python benchmarks/ids.py [--quick] [--threads N] [--ids N] [--json FILE]
 
 The owner is what a run has: a ``MemoryStore`` with one dynamic family and its rows; a step is what
-``RowFinder`` does with the ids of its messages, which are not made here: distinct ids, ``DynamicRows.admit``, and
+``OwnerSide`` does with the ids of its messages, which are not made here: distinct ids, ``DynamicRows.admit``, and
 ``MemoryStore.start_rows`` for new ones. 50 million ids from the whole of 64 bits (``--ids`` says another number;
 ``--quick``: 4 million) come in batches of 131,072 that are all new, get rows of 16 elements made from the id, and the
 state of row-wise Adagrad.

@@ -81,7 +81,7 @@ class Saver:
             if self._session.topology.rank == 0:
                 warnings.warn(f"{error}; the last one is tried", stacklevel=2)
         session, aside = self._session, self._session.parts.world.aside
-        session.parts.pipeline.settle()
+        session.parts.pipeline.rest()
         base = self._next_base()
         writer = CheckpointWriter(
             self._folder,

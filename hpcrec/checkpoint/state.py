@@ -35,7 +35,7 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
     extra : dict
         What else a resumed run needs to know, JSON-like.
     """
-    session.parts.pipeline.settle()
+    session.parts.pipeline.rest()
     writer = CheckpointWriter(folder, session.step, session.parts.world.main)
     writer.begin()
     for write in parts_of(session, {**identity(session), **extra}):

@@ -98,7 +98,7 @@ def pairs_of(blocks: Sequence[Block], asked: Sequence[Asked], *, apart: Sequence
     def fits(a: int, b: int) -> bool:
         alike = (
             asked[a].index is asked[b].index
-            and not apart[a]  # where rows are cached, each block has other slots for them
+            and not (apart[a] or apart[b])  # where rows are cached, each block has other slots for them
             and blocks[a].spec.name == blocks[b].spec.name
         )
         sent = (asked[a].value_start is None) == (asked[b].value_start is None)

@@ -77,7 +77,7 @@ class Store(Protocol):
         """Rows [K] in the part of a dynamic family; with ``admit`` ids without a row may get one."""
 
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
-        """A step that will be gathered, in the order of these calls, and its rows by block; a hint."""
+        """A step that will be gathered, and its rows by block. Steps that are learned are gathered in this order."""
 
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """Pooled vectors of all bags, to where they lie in ``values``."""

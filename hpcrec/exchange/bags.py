@@ -20,6 +20,8 @@ from hpcrec.exchange.columns import Column, Dealt
 from hpcrec.exchange.layout import Layout
 from hpcrec.types import Bags, Floats, Ints
 
+_SHARED_BYTES = 5  # of a message: the number of its entries, and how wide four numbers are that each of them has
+
 
 @dataclass(frozen=True)
 class Requests:
@@ -94,7 +96,7 @@ class Entries:
             bundle: np.array([at.get((bundle, p), -1) for p in range(len(layout.family_of[bundle[0]].holders))])
             for bundle in bundles
         }
-        self._weights = bool(self._weighted_E.any())
+        self.carries_weights = bool(self._weighted_E.any())
 
     def __len__(self) -> int:
         return len(self.owner_E)
@@ -116,7 +118,7 @@ class Entries:
         asked = np.flatnonzero(bags_E)
         cells = np.stack([self.owner_E[asked], self.bundle_E[asked], ids_E[asked], bags_E[asked]], axis=1)
         carried = np.zeros(0, np.uint8)
-        if self._weights:
+        if self.carries_weights:
             carried = weights[order][self._weighted_E[entry]].astype(dtype, copy=False).view(np.uint8)
         return Requests(rows[order], lengths, cells, carried, bag_V, bags_E)
 
@@ -125,18 +127,18 @@ class Entries:
         return self._names
 
     def bytes_of(self, requests: Requests, far_R: np.ndarray, item: int) -> Ints:
-        """Bytes of each entry's ids, were it a message by itself."""
+        """Bytes that each entry adds to a message of many, to within 2: those of one by itself, less what all share."""
         asked = np.flatnonzero(requests.bags_E)
         cells = np.column_stack([asked, requests.cells[:, 1:]])
         plan = kernels.plan_requests(
             requests.ids, requests.lengths, cells, far_R[self.owner_E], self.weighted, item
         )  # fmt: skip
-        return plan.bytes_R
+        return np.maximum(plan.bytes_R - _SHARED_BYTES, 0)
 
     def _spread(self, bundle: tuple[str, ...], dealt: Dealt) -> tuple[Ints, Ints, Ints, Floats]:
         """Entry, row, bag and weight of each id, once for each owner that is asked for it."""
         of_part, n = self._of_part[bundle], len(dealt.rows)
-        weights = np.zeros(n if self._weights else 0) if dealt.weights is None else dealt.weights
+        weights = np.zeros(n if self.carries_weights else 0) if dealt.weights is None else dealt.weights
         if dealt.part is not None:
             entry = of_part[dealt.part]
             if (of_part < 0).any():

@@ -1,9 +1,9 @@
 """The dense side of a step, from top to bottom: asks owners for a batch's bags, fills leaves, and sends gradients back.
 
 What is static (which streams of which owner go where) is laid out once as flat arrays over all owners; a step adds how
-many bags each entry has. So the cost of a step grows with ids and bags, not with owners. Where owners read the ids
-themselves (``owner_side.IdReader``) there are places, but no messages. Knows the layout, the forms and one batch; knows
-no MPI.
+many bags each entry has. So the cost of a step grows with ids and bags, not with owners, but for partial results, whose
+places are counted owner by owner. Where owners read the ids themselves (``owner_side.IdReader``) there are places, and
+no messages. Knows the layout, the forms and one batch; knows no MPI.
 
 Legend: ``S`` streams of all owners, ``E`` entries of all owners, ``V`` vectors of one move, ``R`` ranks.
 """

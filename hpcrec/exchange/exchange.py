@@ -263,7 +263,7 @@ class Exchange:
             sent_R = self._zeros_R if asked is None else asked.id_bytes_R
             came = route.alltoallv(message, sent_R.copy(), bytes_R, "ids")
             if owner_side is not None:
-                served = owner_side.read(owner_side.decoded(came, bytes_R), reading.sets, train=train)
+                served = owner_side.read(owner_side.decoded(came, bytes_R, train=train), reading.sets, train=train)
         elif self._reader is not None and owner_side is not None:
             assert ids is not None, "an owner that reads ids was given none"
             served = owner_side.read(self._reader.received(ids), reading.sets, train=train)

@@ -2,8 +2,9 @@
 
 Each dense rank splits its part of some batches as each form would, and keeps for every entry that might be sent the
 bytes of its ids and its bags. From sums over dense ranks follow the bytes of a step for any layout (``step_bytes``), by
-the formula of ``exchange.exchange``, but for the padding of messages and the norms of column shards; and those of them
-that cross hosts (``cross_host_bytes``). Knows layouts and batches; knows no MPI and chooses nothing.
+the formula of ``exchange.exchange``, but for the padding of messages and the norms of column shards, and to within 2
+bytes of ids an entry, since entries of a message share some; and those of them that cross hosts (``cross_host_bytes``).
+Knows layouts and batches; knows no MPI and chooses nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence

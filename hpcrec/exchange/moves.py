@@ -1,8 +1,7 @@
 """The dense side of a step: how vectors get from the wire into the leaves, and gradients from the leaves to the wire.
 
-A leaf is [B, F, D] (``layout.LeafGroup``). Moves are built when a batch is routed (``collect``) and used once forward,
-once backward.
-Knows arrays and the places in them; knows no MPI and no features.
+A leaf is [B, F, D] (``layout.LeafGroup``). Moves are built when a batch is routed (``dense_side``), and used once
+forward and once backward. Knows arrays and the places in them; knows no MPI and no features.
 """
 
 from collections.abc import Sequence

@@ -69,12 +69,13 @@ class IdReader:
         cells = [np.column_stack([np.full(len(r.cells), p), r.cells[:, 1:]]) for p, r in enumerate(asked)]
         cells_N4 = np.concatenate([none.reshape(0, 4), *cells])
         weights = np.concatenate([np.zeros(0, np.uint8), *(r.weights for r in asked)])
+        entries = splitter.entries
         return Received(
             self._dense[asking],
             np.concatenate([none, *(r.ids for r in asked)]),
             cumulative(np.concatenate([none, *(r.lengths for r in asked)])),
             cells_N4,
-            weights_by_id(cells_N4, splitter.entries.weighted, weights, splitter.dtype),
+            weights_by_id(cells_N4, entries.weighted, weights, splitter.dtype) if entries.carries_weights else None,
         )
 
 
@@ -134,6 +135,7 @@ class OwnerSide:
         self._weighted = np.array([form.carries_weights(weighted) for form in forms], bool)  # by bundle
         number = {entry.features: e for e, entry in enumerate(leg.entries)}
         self._entry_of = np.array([number.get(form.features, -1) for form in forms], np.int64)  # by bundle
+        self._carries = bool((self._weighted & (self._entry_of >= 0)).any())  # ids of what is held here
         streams = (*leg.streams, *leg.hidden)
         self._n_entries, self._n_sent, self._valued = len(leg.entries), len(leg.streams), leg.n_value_streams
         self._entry_S = np.array([s.entry for s in streams], np.int64)
@@ -171,18 +173,28 @@ class OwnerSide:
         """Parts of operators' dense parameters that are used here."""
         return [] if self._substitute is None else self._substitute.slices
 
-    def decoded(self, message: np.ndarray, bytes_R: Ints) -> Received:
-        """The messages of all ranks (uint8, one after the other in rank order).
+    def decoded(self, message: np.ndarray, bytes_R: Ints, *, train: bool = False) -> Received:
+        """The messages of all ranks (uint8, one after the other in rank order). ``train``: its time counts as reading.
 
         Raises
         ------
         ValueError
-            One is damaged.
+            One is damaged, or asks for what this rank does not hold.
         """
+        began_s = time.thread_time()
         senders, item = np.flatnonzero(bytes_R), self.store.dtype.itemsize
         at_P = cumulative(bytes_R)[senders]
         asked = kernels.read_requests(message, at_P, bytes_R[senders], self._weighted, item)
-        weights = weights_by_id(asked.cells, self._weighted, asked.weights, self.store.dtype)
+        foreign = np.flatnonzero(self._entry_of[asked.cells[:, 1]] < 0)
+        if len(foreign):
+            sender, bundle = asked.cells[foreign[0], :2].tolist()
+            raise ValueError(
+                f"rank {senders[sender]} asks for the features of number {bundle} of the layout, which this rank does "
+                "not hold: the message is damaged, or the two ranks have different layouts."
+            )
+        weights = weights_by_id(asked.cells, self._weighted, asked.weights, self.store.dtype) if self._carries else None
+        if train:
+            self.load.add_time("read", began_s)
         return Received(senders, asked.ids, asked.offsets, asked.cells, weights)
 
     def read(self, received: Received, sets: Sequence[int] | None = None, *, train: bool) -> Served:
@@ -205,6 +217,13 @@ class OwnerSide:
         bags_PE[sender_N, entry_N] = received.cells[:, 3]
         counts = bags_PE[:, self._entry_S[: self._n_sent]] * self._width_S  # elements by sender and stream
         samples_P = bags_PE[:, self._entry_S[-1]] if self._substitute is not None else np.zeros(len(senders), np.int64)
+        hidden_E = self._entry_S[self._n_sent :]
+        if (bags_PE[:, hidden_E] != samples_P[:, None]).any():
+            bad = int(np.flatnonzero((bags_PE[:, hidden_E] != samples_P[:, None]).any(axis=1))[0])
+            raise ValueError(
+                f"rank {senders[bad]} asks for {bags_PE[bad, hidden_E].tolist()} bags of the features that operators "
+                "here read; each has one a sample: the message is damaged."
+            )
         partial_P = samples_P * (0 if self._substitute is None else self._substitute.elements(senders))
         values_P, gradients_P = counts[:, : self._valued].sum(axis=1), counts.sum(axis=1)
         value_bytes_R, gradient_bytes_R = np.zeros(size, np.int64), np.zeros(size, np.int64)

@@ -126,7 +126,9 @@ def rank_memory(
     in_flight : int
         Steps read and not yet learned, at most (``policy``): what each of them keeps is there so many times.
     """
-    routes = in_flight + ahead + 1  # being used, those ahead, one being made
+    routes = ahead + (
+        1 + in_flight if dense is None else 2 * in_flight
+    )  # dense: more ahead, for what is read meanwhile
     terms = {
         "rows": sum(h.rows * h.width for h in held) * item_bytes,
         "optimizer state": sum(state_bytes(h, item_bytes) for h in held),
@@ -141,16 +143,14 @@ def rank_memory(
     asked_elements = (dense.samples * dense.leaf_elements, dense.kept) if dense else (0.0, 0.0)
     if written is not None:
         terms |= written_terms(written, item_bytes, *(_times(in_flight, n) for n in (held_elements, asked_elements)))
-    some = {"ids read": read_bytes, "sums among owners": _SUM_COPIES * item_bytes * added_elements}
+    some = {"ids read": read_bytes, "sums among owners": in_flight * _SUM_COPIES * item_bytes * added_elements}
     some["saving"] = 0 if saves is None else _saving_bytes(held, item_bytes, marks, steps=saves)
     some["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID if held_ids else 0
     terms |= {name: n for name, n in some.items() if n} | dict(auto or {})
     if traffic.weights or (wholes and dense is None):
-        terms["folded layers"] = item_bytes * (
-            (wholes if dense is None else 0)
-            + traffic.weights * (2 + DENSE_STATES.get(dense_optimizer, 2))
-            + traffic.weighed_elements * _WEIGHED_COPIES
-        )
+        states = DENSE_STATES.get(dense_optimizer, 2)
+        elements = traffic.weights * (2 + states) + traffic.weighed_elements * _WEIGHED_COPIES
+        terms["folded layers"] = item_bytes * (elements + (wholes if dense is None else 0))
     maxima_bytes = _maxima_bytes(traffic, item_bytes) + (0 if dense is None else _maxima_bytes(dense, item_bytes))
     if maxima_bytes:
         terms["max pooling"] = in_flight * maxima_bytes

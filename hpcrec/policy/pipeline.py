@@ -8,8 +8,8 @@
 
 With one step in flight a step is read where its inputs are asked for and learned where its gradients are handed over,
 by the main thread. With more, one thread does both, in the order of ``events``, on a communicator of its own; so no two
-threads share a communicator, calls may block, and results do not depend on how fast a rank is. What this thread may do
-is fixed by what it was handed, the same on every rank, so it also comes to rest at the same place on every rank.
+threads use a communicator at once, calls may block, and results do not depend on how fast a rank is. What this thread
+may do is fixed by what it was handed, the same on every rank, so it also comes to rest at the same place on every rank.
 Ids may be routed ahead under every policy, by a thread and on a communicator of their own: they depend on no weight.
 Knows when; what is done is for ``exchange``.
 """
@@ -19,10 +19,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hpcrec import kernels
+from hpcrec.errors import HpcrecError
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.route import Reading, Route
-from hpcrec.policy.policy import LEARN, READ, Points, Policy, events
+from hpcrec.policy.policy import EVALUATE, LEARN, READ, Points, Policy, events
 from hpcrec.policy.tickets import Later, Ticket
 from hpcrec.types import Batch, GlobalIds
 
@@ -128,6 +129,25 @@ class Pipeline:
         if self._steps is not None:
             self._steps.settle()
 
+    def rested(self) -> bool:
+        """Settles; whether no step was read that is not learned. The same on every rank."""
+        self.settle()
+        return self._steps is None or self._steps.rested
+
+    def rest(self) -> None:
+        """Settles, for what has to find rows and what is kept beside them as they are between two steps.
+
+        Raises
+        ------
+        HpcrecError
+            Steps were read that are not learned, as where a loop was left between two drain points; on every rank.
+        """
+        if not self.rested():
+            raise HpcrecError(
+                "a checkpoint of this step would have parts of later ones, which were read already, and not learned. "
+                "Save where nothing is in flight: after a step that checkpoint.every divides, or the last one."
+            )
+
     def drain(self) -> None:
         """The same, and nothing is read further: steps that were read and not learned are given up."""
         if self._steps is not None:
@@ -188,6 +208,7 @@ class _Steps:
 
     def submit(self, ticket: Ticket) -> None:
         with self._changed:
+            self._raise()
             self._tickets[self._submitted] = ticket
             self._expected |= {id(one): self._submitted for one in (*ticket.beside, ticket)}
             self._submitted += 1
@@ -208,6 +229,7 @@ class _Steps:
 
     def learn(self, step: int, gradients: Gradients | None, verdict: bool | None, lr_scale: float) -> bool:
         with self._changed:
+            self._raise()
             self._handed[step] = gradients, verdict, lr_scale
             self._changed.notify_all()
             if verdict is not None:
@@ -225,6 +247,11 @@ class _Steps:
             self._thread.join()
             self._thread = None
             self._raise()
+
+    @property
+    def rested(self) -> bool:
+        """After ``settle``: no step is read and not learned."""
+        return not self._flying
 
     def give_up(self) -> None:
         with self._changed:
@@ -244,12 +271,12 @@ class _Steps:
 
     def _run(self, first: int, threads: int) -> None:
         kernels.set_threads(threads)
-        do = {READ: self._do_read, LEARN: self._do_learn}
+        do = {READ: self._do_read, LEARN: self._do_learn, EVALUATE: self._over}
         try:
             while first < self._last:
                 until = self._points.next_drain(first, self._last)
                 for event, step in events(self._policy, first, until, self._points.evaluated):
-                    do.get(event, self._over)(step)
+                    do[event](step)
                 first = until
                 self._over(until)
         except _GivenUpError:

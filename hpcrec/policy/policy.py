@@ -20,8 +20,8 @@ class Policy(Protocol):
     """Which version of the rows each step's lookup reads. Version v: the updates of exactly the steps before v are in.
 
     A pure function of the step, the same on every rank. From it alone follow what may overlap, how many steps are in
-    flight, how much memory they take and what a checkpoint has to wait for; nothing below it assumes an order. A policy
-    whose reads or updates come in parts has a method ``events`` besides, which stands for the function of that name.
+    flight, how much memory they take and what a checkpoint has to wait for; nothing below it assumes an order. With
+    several steps in flight it may have a method ``events`` besides, which stands for the function of that name.
 
     Attributes
     ----------

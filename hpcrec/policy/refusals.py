@@ -1,4 +1,4 @@
-"""What does not go with several steps in flight. Knows a policy and a layout; knows no configuration."""
+"""What a policy may not ask for, and what does not go with several steps in flight. Knows a policy and a layout."""
 
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.layout import Layout
@@ -6,7 +6,7 @@ from hpcrec.policy.policy import Policy
 
 
 def refuse(policy: Policy, name: str, layout: Layout) -> None:
-    """Refuses what does not go with several steps in flight; on every rank alike.
+    """Refuses what the pipeline does not run, and what does not go with several steps in flight; on every rank alike.
 
     Parameters
     ----------
@@ -19,7 +19,17 @@ def refuse(policy: Policy, name: str, layout: Layout) -> None:
     ------
     ConfigError
     """
+    if policy.rows_rule() is not None:
+        raise ConfigError(
+            f"policy.name is {name!r}, whose copies of single rows may be older, but no rank keeps such copies. Take "
+            "another policy, or let rows_rule() return None."
+        )
     if policy.in_flight == 1:
+        if hasattr(policy, "events"):
+            raise ConfigError(
+                f"policy.name is {name!r}, which has an order of its own (events) and one step in flight, where a step "
+                "is read and learned as the model asks for it. Let in_flight be 2 or more, or leave events out."
+            )
         return
     why = f"policy.name is {name!r}, under which up to {policy.in_flight} steps are in flight, but "
     if layout.away:

@@ -193,6 +193,7 @@ class Loop:
     def _log(self, loss: float) -> None:
         """One line of metrics: the loss of this step over all ranks."""
         session = self._session
+        session.parts.pipeline.settle()  # figures are those of this step, and what has failed is told before ranks wait
         total = session.parts.world.main.allreduce(np.array([loss, *self._kept.more()]))
         running = session.parts.world.main.bcast(self._running.read(), root=session.topology.dense[0])
         wire_bytes = session.parts.world.total_wire_bytes().sum()
@@ -217,11 +218,13 @@ class Loop:
     def _judge(self) -> bool:
         """Evaluates the validation data; says whether to end early. Collective, same answer on every rank.
 
-        Nothing is kept of an evaluation during which the ranks agreed to stop.
+        Nothing is kept of an evaluation during which the ranks agreed to stop. Where steps are in flight it does not
+        end by that: training stops soon after, when these are learned.
         """
         session, options, progress = self._session, self._options, self._progress
+        evaluate = session.evaluate_unless_stopped if session.parts.pipeline.rested() else session.evaluate
         with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
-            found = session.evaluate_unless_stopped("validation", options.eval_batches)
+            found = evaluate("validation", options.eval_batches)
         if found is None:
             return False
         self._judged_at = session.step

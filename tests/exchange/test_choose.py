@@ -75,6 +75,7 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str, monke
             layout, reduction = session.parts.pipeline.exchange.layout, session.parts.pipeline.exchange.reduction
             split = partial(Splitter, seed=1, weighted={"tag"}, dtype=np.float64)
             predicted, messages, at = {tag: np.zeros(2) for tag in TAGS}, 0, session.topology
+            asked = len(at.dense) * sum(len(leg.entries) for leg in layout.legs.values())
             for step in session.steps():
                 counter = Counter([layout], split, reads_ids=ids == "read", rank=comm.rank, dense=at.dense, far=at.far)
                 if step.batch is not None:
@@ -90,9 +91,11 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str, monke
                 messages += pairs + sum(len(s.members) - 1 for s in (*reduction.inside, *reduction.across))
                 step.run()
             counted = dict(zip(LEDGER_TAGS, session.parts.world.total_wire_bytes(), strict=True))
-        for tag in TAGS:  # each message is padded
+        for tag in TAGS:  # each message is padded; and its entries share some bytes of ids
             more = counted[tag] - predicted[tag]
-            assert (more > -1e-6).all() and (more < 64 * messages).all(), (topology, exchange, ids, model, reduce, tag)
+            fewer, others = (2 * asked * config.train.steps, 5 * messages) if tag == "ids" else (1e-6, 0)
+            told = (topology, exchange, ids, model, reduce, tag, more)
+            assert (more > -fewer).all() and (more < 64 * messages + others + fewer).all(), told
 
 
 def whole_bags(session: Any, step: int) -> Bags:

@@ -1,9 +1,10 @@
 """What an owner reads itself is what all dense ranks would send it, and what it decodes of their messages."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from hpcrec import kernels
 from hpcrec.comm.collectives import padded_bytes
 from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.embedding.stores.memory import MemoryStore
@@ -72,4 +73,36 @@ def test_a_damaged_message_is_refused():
     side = OwnerSide(store, layout, 0, OPERATORS, weighted=set(), size=2, pad=padded_bytes)
     with pytest.raises(ValueError, match="sender 0"):
         side.decoded(np.full(64, 255, np.uint8), np.array([0, 64]))
-    assert kernels.get_threads() >= 1
+
+
+def sides(owners, form):
+    """Owner 0, what dense rank 1 asks of all owners for a batch, and the messages."""
+    specs, size = tables("sgd"), 3
+    families = build_families(specs, FEATURES, LOOKUPS, {}, owners=owners, dense=(1,), replicate_rows=0)
+    layout = Layout(specs, families, LOOKUPS, forms={}, default_form=form, operators=OPERATORS)
+    dtype = np.dtype(np.float64)
+    store = MemoryStore(specs, [f for f in families if 0 in f.holders], rank=0, seed=7, dtype=dtype)
+    owner = OwnerSide(store, layout, 0, OPERATORS, weighted={"tags"}, size=size, pad=padded_bytes)
+    splitter = Splitter(layout, {f.name for f in FEATURES}, seed=7, weighted={"tags"}, dtype=dtype)
+    side = DenseSide(splitter, layout, replicas=None, size=size, pad=padded_bytes)
+    bags = part_of(*global_batch(0, BATCH), 0, BATCH)
+    asked, message = side.ask(bags, BATCH, lambda n_R: np.zeros(int(n_R.sum()), np.uint8), train=True)
+    return owner, asked.id_bytes_R, np.split(message, np.cumsum(asked.id_bytes_R)[:-1])
+
+
+def test_what_an_owner_does_not_hold_is_refused():
+    """A message for another owner is well formed: what is wrong is only that these features are not here."""
+    owner, bytes_R, messages = sides((0, 2), "pooled")
+    assert len(owner.decoded(messages[0], np.array([0, bytes_R[0], 0])).ids) > 0
+    with pytest.raises(ValueError, match=r"rank 1 asks for the features of number \d+ of the layout, which this"):
+        owner.decoded(messages[2], np.array([0, bytes_R[2], 0]))
+
+
+def test_operators_are_given_as_many_bags_of_each_feature():
+    owner, bytes_R, messages = sides((0,), "partial")
+    received = owner.decoded(messages[0], np.array([0, bytes_R[0], 0]))
+    assert owner.read(received, train=True).partials.elements > 0
+    cells = received.cells.copy()
+    cells[0, 3] -= 1
+    with pytest.raises(ValueError, match=rf"rank 1 asks for \[.*{BATCH - 1}.*\] bags of the features that operators"):
+        owner.read(replace(received, cells=cells), train=True)

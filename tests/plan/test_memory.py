@@ -250,7 +250,7 @@ def test_steps_in_flight():
     kept = {"vectors", "leaves", "written messages", "chosen elements", "max pooling"}
     assert all(times[name] == pytest.approx(3, rel=1e-4) for name in kept)
     assert all(times[name] == 1 for name in set(times) - kept - {"routes", "asking", "batches"})
-    assert 1 < times["routes"] < times["asking"] == pytest.approx(5 / 3) and 1 < times["batches"] < 5 / 3
+    assert 1 < times["routes"] < times["asking"] == pytest.approx(7 / 3) and 1 < times["batches"] < 7 / 3
 
 
 def test_what_max_pooling_adds(tmp_path):

@@ -1,6 +1,7 @@
 """The order of events that follows from a policy, drain points, and the table of what waits for what."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ from hpcrec.config import validate
 from hpcrec.errors import ConfigError
 from hpcrec.policy import POLICIES
 from hpcrec.policy.policy import EVALUATE, LEARN, READ, Points, events
+from hpcrec.policy.refusals import refuse
 from hpcrec.policy.table import table, waits
 from tests.policy.delayed import Delayed, DelayedOptions
 
@@ -60,6 +62,19 @@ def test_a_policy_may_give_its_own_events() -> None:
             yield from (("early", first), ("late", last))
 
     assert list(events(Parted(DelayedOptions()), 2, 5)) == [("early", 2), ("late", 5)]
+
+
+def test_what_the_pipeline_does_not_run_is_refused() -> None:
+    layout = SimpleNamespace(away=False)
+    rule, early = delayed(1), delayed(0)
+    rule.rows_rule = object
+    early.events = lambda first, last, evaluated: iter(())
+    refuse(delayed(1), "delayed", layout)
+    refuse(delayed(0), "delayed", layout)
+    with pytest.raises(ConfigError, match=r"'rule', whose copies of single rows may be older, but no rank keeps"):
+        refuse(rule, "rule", layout)
+    with pytest.raises(ConfigError, match=r"'early', which has an order of its own \(events\) and one step in flight"):
+        refuse(early, "early", layout)
 
 
 def test_drain_points_are_a_function_of_the_step() -> None:

@@ -128,17 +128,18 @@ class CachedStore(MemoryStore):
     def _give_up_before(self, step: int) -> None:
         """Takes a step out of those that are to come, and those that it shows to have been given up.
 
-        An evaluation comes before steps that were routed for training already; else steps are gathered in order.
+        One that is only read may come before others that were routed earlier, and shows nothing of them. One that is
+        learned from comes after all that were: what of them still waits, as of an evaluation cut short, never comes.
         """
         with self._lock:
-            trains, over = self._noted[step].trains, list[int]()
-            while step in self._waiting:
-                over.append(next(s for s in self._waiting if trains or not self._noted[s].trains))
-                self._waiting.remove(over[-1])
-            for other in over[:-1]:
+            over = list[int]()
+            if self._noted[step].trains and step in self._waiting:
+                over, self._waiting = self._waiting[: (at := self._waiting.index(step))], self._waiting[at + 1 :]
+            self._waiting = [s for s in self._waiting if s != step]
+            for other in over:
                 del self._noted[other]
-                self._admitted = [s for s in self._admitted if s != other]
-        for other in over[:-1]:
+            self._admitted = [s for s in self._admitted if s not in over]
+        for other in over:
             for cache in self._caches.values():
                 cache.release(other)
 

@@ -4,7 +4,7 @@
 
 namespace hpcrec {
 
-// How an entry's ids and lengths are written; see hpcrec/exchange/wire.py.
+// How an entry's ids and lengths are written; see hpcrec/kernels/ids.py.
 enum class Coding : int64_t {
   plain = 0,   // int64 ids, int32 lengths
   packed = 1,  // both packed
