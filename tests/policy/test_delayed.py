@@ -17,7 +17,7 @@ from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.cli import train as commands
 from hpcrec.config import Config
-from hpcrec.errors import ConfigError
+from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.training.session import Session, Step
 from tests.policy.delayed import DelayedReference, put_delayed
 from tests.together import on_every_rank
@@ -189,6 +189,26 @@ def test_interrupted_at_a_drain_point_is_uninterrupted(folder: Path, monkeypatch
 
 
 @pytest.mark.parallel([1, 2, 3])
+def test_no_checkpoint_comes_between_a_read_and_its_update(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, 1)
+    for roles in roles_for(COMM.size):
+        config = config_of(folder, 1, "pooled", topology=roles, train={"steps": 6})
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+                if session.step == 3:
+                    assert not session.parts.pipeline.rested()
+                    break
+            with on_every_rank(), pytest.raises(HpcrecError, match="would have parts of later ones"):
+                state.save(session, Path(config.run.folder), {})
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+            assert session.parts.pipeline.rested()
+
+
+@pytest.mark.parallel([1, 2, 3])
 def test_a_signal_drains_where_it_comes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_delayed(monkeypatch, 1)
@@ -242,6 +262,15 @@ def test_evaluations_change_no_bit(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_whole_runs_with_and_without_evaluations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_delayed(monkeypatch, 1)
+    asked = []
+    for name in ("evaluate", "evaluate_unless_stopped"):
+        real = getattr(Session, name)
+
+        def noted(session: Session, *args: Any, name: str = name, real: Any = real) -> Any:
+            asked.append((name, session.step))
+            return real(session, *args)
+
+        monkeypatch.setattr(Session, name, noted)
     for roles in roles_for(COMM.size)[:2]:
         found = []
         for name, every, best in (("never", 0, False), ("often", 5, False), ("best", 5, True)):
@@ -257,6 +286,10 @@ def test_whole_runs_with_and_without_evaluations(folder: Path, monkeypatch: pyte
                 found.append(results(session))
         same_bits(found[1], found[0], roles)
         assert not np.array_equal(found[2]["user"], found[0]["user"])  # its evaluations are drain points
+    # A signal ends an evaluation only where no step is read that is not learned: what is saved then has all of them.
+    assert {step for name, step in asked if name == "evaluate"} == {5, 10, 15}
+    assert asked.count(("evaluate", 5)) == len(roles_for(COMM.size)[:2])
+    assert {step for name, step in asked if name == "evaluate_unless_stopped"} == {5, 10, 15, 18}
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
