@@ -28,6 +28,8 @@ from hpcrec.types import Bags, Floats, Ints
 
 Room = Callable[[Ints], np.ndarray]
 """Bytes of the messages on the wire, int64 [R] -> where to write them, uint8."""
+Arrived = tuple[list[Floats], list[tuple[Partial, Floats]]]
+"""Leaves [B, F, D], and partial results [B, P]."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Asked:
 
     def assemble(
         self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]
-    ) -> tuple[list[Floats], list[tuple[Partial, Floats]]]:
-        """Leaves [B, F, D] and partial results [B, P], from the values that came: the device's, if there is one."""
+    ) -> Arrived:
+        """Leaves and partial results, from the values that came: the device's, if there is one."""
         n = int(self.value_bytes_R.sum()) // received.dtype.itemsize
         with brought(device, received, n, 0) as values:
             leaves = [

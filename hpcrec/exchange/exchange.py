@@ -271,8 +271,8 @@ class Exchange:
         total, stop = float(weights_R.sum()), bool(heard_R["stop"].any())
         return Route(asked, served, train, stop, total, weights_R, counted=reading.counted)
 
-    def values(self, route: Route) -> Inputs | None:
-        """Phase ``values``; collective. What the model receives, on dense ranks; None elsewhere."""
+    def read(self, route: Route) -> None:
+        """Phase ``values``; collective, on the lane. What comes is kept with the route until ``inputs``."""
         asked, served = route.asked, route.served
         with self._timer("gather"):
             sent_R = self._zeros_R if served is None else served.value_bytes_R
@@ -287,16 +287,24 @@ class Exchange:
                 self._owner_side.write(served, sent)
             spans = None if served is None else served.spans
             received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)
-        if asked is None:
+        if asked is not None:
+            with self._timer("assemble"):
+                route.arrived = asked.assemble(self._where.assembler, received, self.layout.groups)
+
+    def inputs(self, route: Route) -> Inputs | None:
+        """What the model receives of what was read, on dense ranks; None elsewhere. Called by the thread of the steps.
+
+        Once: what came is the inputs' from then on.
+        """
+        if route.arrived is None:
             return None
-        with self._timer("assemble"):
-            leaves, partials = asked.assemble(self._where.assembler, received, self.layout.groups)
+        (leaves, partials), route.arrived = route.arrived, None
         return Inputs(leaves, partials, self.layout, self._operators, train=route.train, where=self._where)
 
-    def gradients(
+    def learn(
         self, route: Route, found: Gradients | None, *, learned: bool | None, step: int, lr_scale: float
     ) -> bool:
-        """Phase ``gradients``; collective. Rows and their optimizers have stepped when it returns, if they are to.
+        """Phase ``gradients``; collective, on the lane. Rows have stepped when it returns, if they are to.
 
         Parameters
         ----------

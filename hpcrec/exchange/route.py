@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hpcrec.exchange.codec import Kept
-from hpcrec.exchange.dense_side import Asked
+from hpcrec.exchange.dense_side import Arrived, Asked
 from hpcrec.exchange.work import Served
 from hpcrec.types import Floats
 
@@ -46,6 +46,8 @@ class Route:
         What the codec of its values has to know of them when gradients come back.
     counted : bool
         Whether what is sent counts as sent in training; not in an evaluation.
+    arrived : (leaves, partial results) or None
+        What was read for this dense rank's model, until the model takes it.
     """
 
     asked: Asked | None
@@ -56,3 +58,4 @@ class Route:
     weights_R: Floats | None = None
     kept: Kept | None = None
     counted: bool = True
+    arrived: Arrived | None = None

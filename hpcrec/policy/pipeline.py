@@ -100,7 +100,8 @@ class Pipeline:
             ticket.routed.result()  # is the routing itself, whose time is its own
         with self._timer("route_wait"):
             route = ticket.routed.result()
-        return self.exchange.values(route)
+        self.exchange.read(route)
+        return self.exchange.inputs(route)
 
     def learn(
         self, ticket: Ticket, gradients: Gradients | None, verdict: bool | None, *, step: int, lr_scale: float
@@ -120,7 +121,7 @@ class Pipeline:
         """
         if self._steps is not None:
             return self._steps.learn(step, gradients, verdict, lr_scale)
-        return self.exchange.gradients(
+        return self.exchange.learn(
             ticket.routed.result(), gradients, learned=verdict, step=step + 1, lr_scale=lr_scale
         )
 
@@ -189,7 +190,7 @@ class _Steps:
         self._last = self._submitted = self._asked = 0
         self._tickets: dict[int, Ticket] = {}  # by step: submitted and not yet learned
         self._expected: dict[int, int] = {}  # step of each ticket to be read, by identity
-        self._read: dict[int, Inputs | None] = {}  # by identity of the ticket
+        self._read: dict[int, Route] = {}  # by identity of the ticket
         self._handed: dict[int, tuple[Gradients | None, bool | None, float]] = {}  # by step
         self._flying: dict[int, Route] = {}  # of steps read and not yet learned, by step; the thread's own
         self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
@@ -221,11 +222,13 @@ class _Steps:
                 self._asked = step
                 self._changed.notify_all()
                 self._wait(lambda: id(ticket) in self._read)
-                return self._read.pop(id(ticket))
-        self.settle()  # an evaluation, read here: nothing else is on the communicator
-        with self._timer("route_wait"):
-            route = ticket.routed.result()
-        return self._exchange.values(route)
+                route = self._read.pop(id(ticket))
+        if step is None:
+            self.settle()  # an evaluation, read here: nothing else is on the communicator
+            with self._timer("route_wait"):
+                route = ticket.routed.result()
+            self._exchange.read(route)
+        return self._exchange.inputs(route)
 
     def learn(self, step: int, gradients: Gradients | None, verdict: bool | None, lr_scale: float) -> bool:
         with self._changed:
@@ -313,9 +316,9 @@ class _Steps:
             self._last = step + 1
         self._flying[step] = routes[-1]
         for one, route in zip((*ticket.beside, ticket), routes, strict=True):
-            found = self._exchange.values(route)
+            self._exchange.read(route)
             with self._changed:
-                self._read[id(one)] = found
+                self._read[id(one)] = route
                 self._changed.notify_all()
 
     def _do_learn(self, step: int) -> None:
@@ -324,7 +327,7 @@ class _Steps:
         self._await(lambda: step in self._handed)
         gradients, verdict, lr_scale = self._handed.pop(step)
         route = self._flying.pop(step)
-        told = self._exchange.gradients(route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale)
+        told = self._exchange.learn(route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale)
         with self._changed:
             del self._tickets[step]
             if verdict is None:

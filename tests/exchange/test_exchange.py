@@ -19,6 +19,7 @@ from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout
 from hpcrec.types import Bags, Batch, Feature, Lookup, OptimizerSpec, TableSpec
 from tests.devices import device_or_skip
+from tests.exchange.messages import read
 from tests.together import on_every_rank
 
 FEATURES = (
@@ -169,14 +170,14 @@ def run(
             part = Batch(0, step, batch, int(start), np.zeros((n, 0)), np.zeros(n), None, bags)
         route = exchange.route(part, train=True)
         assert route.total_weight == batch
-        inputs = exchange.values(route)
+        inputs = read(exchange, route)
         leaves = None if inputs is None else [leaf.detach().numpy() for leaf in inputs.leaves]
         if leaves is not None:
             seen.append((start, stop, [leaf.copy() for leaf in leaves]))
             gradients = [np.sin(3 * leaf) + 0.1 for leaf in leaves]
         found = None if leaves is None else Gradients(gradients, [])
         learned = None if leaves is None else True
-        assert exchange.gradients(route, found, learned=learned, step=step + 1, lr_scale=1.0)
+        assert exchange.learn(route, found, learned=learned, step=step + 1, lr_scale=1.0)
     return seen, gather_rows(world, store, specs, dtype), initial
 
 

@@ -20,7 +20,7 @@ from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.verdict import tellers
 from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Batch, Lookup
-from tests.exchange.messages import message_bytes
+from tests.exchange.messages import message_bytes, read
 from tests.exchange.test_exchange import (
     FEATURES,
     LOOKUPS,
@@ -148,9 +148,9 @@ def run(
             start, stop = cuts[topology.dense_index], cuts[topology.dense_index + 1]
             bags, n = part_of(ids, weights, start, stop), stop - start
             part = Batch(0, step, batch, int(start), np.zeros((n, 0)), np.zeros(n), None, bags)
-        evaluated = exchange.values(exchange.route(part, train=False))
+        evaluated = read(exchange, exchange.route(part, train=False))
         route = exchange.route(part, train=True)
-        inputs = exchange.values(route)
+        inputs = read(exchange, route)
         found = None
         with on_every_rank():
             for name in () if inputs is None else operators:
@@ -162,7 +162,7 @@ def run(
             seen.append((start, stop, [r.detach().numpy().copy() for r in flat]))
             found = inputs.gradients()
         learned = None if found is None else True
-        assert exchange.gradients(route, found, learned=learned, step=step + 1, lr_scale=1.0)
+        assert exchange.learn(route, found, learned=learned, step=step + 1, lr_scale=1.0)
     return seen, initial, gather_rows(world, store, specs, np.float64), layout
 
 

@@ -16,6 +16,7 @@ from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.verdict import tellers
 from hpcrec.types import Batch
+from tests.exchange.messages import read
 from tests.exchange.test_exchange import FEATURES, LOOKUPS, gather_rows, global_batch, layouts_of, part_of, tables
 from tests.together import on_every_rank
 
@@ -80,11 +81,11 @@ def test_every_rank_hears_it_and_a_step_left_out_changes_nothing(codec: str) -> 
                     part = Batch(0, step, 2, start, np.zeros((n, 0)), np.zeros(n), None, bags)
                 before = gather_rows(world, store, specs, dtype)
                 route = exchange.route(part, train=True)
-                inputs = exchange.values(route)
+                inputs = read(exchange, route)
                 if inputs is not None:
                     leaves = [leaf.detach().numpy() for leaf in inputs.leaves]
                     found = Gradients([np.sin(leaf) if verdict else np.full_like(leaf, np.inf) for leaf in leaves], [])
-                told = exchange.gradients(
+                told = exchange.learn(
                     route, found, learned=None if found is None else verdict, step=step + 1, lr_scale=1.0
                 )
                 after = gather_rows(world, store, specs, dtype)

@@ -121,7 +121,7 @@ def slowly(most_s: float) -> Callable[[Session, Step], None]:
     def before(session: Session, step: Step) -> None:
         exchange = session.parts.pipeline.exchange
         if step.number == 0:
-            for name in ("values", "gradients", "route"):
+            for name in ("read", "learn", "route"):
                 monkeypatched = waiting(getattr(exchange, name))
                 setattr(exchange, name, monkeypatched)
         time.sleep(chance.uniform(0, most_s))
@@ -323,14 +323,14 @@ def test_an_error_on_the_thread_is_raised_by_the_next_call(folder: Path, monkeyp
     put_delayed(monkeypatch, 1)
     with open_session(config_of(folder, 1, "pooled")) as session:
         exchange = session.parts.pipeline.exchange
-        gradients = exchange.gradients
+        learn = exchange.learn
 
         def failing(route: Any, found: Any, *, step: int, **named: Any) -> bool:
             if step == 3:
                 raise torch.OutOfMemoryError("no room")
-            return bool(gradients(route, found, step=step, **named))
+            return bool(learn(route, found, step=step, **named))
 
-        exchange.gradients = failing
+        exchange.learn = failing
         with pytest.raises(torch.OutOfMemoryError, match="no room"):
             for step in session.steps():
                 step.run()
