@@ -22,6 +22,7 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.sets import families_in
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
+from hpcrec.errors import ConfigError
 from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.exchange.codec import wire_item_bytes
@@ -148,7 +149,9 @@ def make_exchange(
     """
     policy = make_policy(config)
     refuse(policy, config.policy.name, layout)
-    several = policy.in_flight
+    several, direct = policy.in_flight, crosses_directly(config, world, place)
+    if layout.conditional:
+        _refuse_copies(config, layout, world.topology, direct=direct)
     return Exchange(
         world,
         layout,
@@ -164,10 +167,26 @@ def make_exchange(
         load=Load(),
         reduction=_reduction(config, layout, world.topology),
         where=place,
-        direct=crosses_directly(config, world, place),
+        direct=direct,
         lane=world.main if several == 1 else world.lane(LANE),
         keeps=several > 1,
     )
+
+
+def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct: bool) -> None:
+    """Refuses what does not go with rows that dense ranks keep; the same on every rank."""
+    reason = None
+    if config.exchange.codec == "dct":
+        reason = "exchange.codec is 'dct', which thresholds vectors, not rows. Take another codec"
+    elif topology.table_sets > 1:
+        reason = "dense ranks read the tables of several groups. Set dense.codistillation.share_embeddings = true"
+    elif direct:
+        reason = "messages cross from GPU to GPU. Set exchange.gpu_messages = 'host'"
+    if reason is not None:
+        raise ConfigError(
+            f"features {', '.join(layout.conditional)} have a form whose rows dense ranks keep, but {reason}, or "
+            "another form."
+        )
 
 
 def make_pipeline(config: Config, exchange: Exchange, timer: Timer) -> Pipeline:

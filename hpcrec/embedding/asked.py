@@ -4,7 +4,8 @@ Arrays are the host's, or a device's. Knows rows by number and places in flat ar
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +88,61 @@ class Asked:
     grouping: kernels.Grouping | None
     source_start: Ints
     maxima: Maxima | None = None
+
+
+def with_rows(asked: Asked, rows: Ints, start: Ints, *, train: bool, device: kernels.Device | None) -> Asked:
+    """The same, and single rows, each like a bag of its own.
+
+    Parameters
+    ----------
+    asked : Asked
+        Arrays are the device's, where there is one; so are those of what is returned.
+    rows : int64 [N]
+        Of the block; the host's.
+    start : int64 [N]
+        First element of each in the values that are gathered, or with ``train`` in the gradients that are learned.
+    """
+    if not len(rows):
+        return asked
+    n, maxima = len(rows), asked.maxima
+    n_added = len(asked.index) - (0 if maxima is None else len(maxima.index))
+    index, offsets, source = (np.asarray(a) for a in (asked.index, asked.offsets, asked.source_start))
+    weights = None if asked.weights is None else np.asarray(asked.weights)
+    by_position = weights is not None or maxima is not None
+    index = np.insert(index, n_added, rows) if n_added < len(index) else np.concatenate([index, rows])
+    if weights is not None:
+        weights = np.insert(weights, n_added, np.ones(n, weights.dtype))
+    offsets = np.concatenate([offsets, offsets[-1] + 1 + np.arange(n)])
+    value_start, grouping = np.zeros(0, np.int64) if asked.value_start is None else np.asarray(asked.value_start), None
+    if train:
+        source = np.insert(source, n_added if by_position else len(source), start)
+    else:
+        value_start = np.concatenate([value_start, start])
+
+    def there(array: Any) -> Any:
+        return array if device is None or array is None else device.array(array)
+
+    index, offsets = there(index), there(offsets)
+    if train:
+        grouping = kernels.group(index, None if by_position else offsets)
+    return replace(
+        asked,
+        index=index,
+        offsets=offsets,
+        value_start=there(value_start),
+        weights=there(weights),
+        grouping=grouping,
+        source_start=there(source),
+    )
+
+
+def without_any(asked: Asked) -> Asked:
+    """Nothing, of the same block."""
+    none = asked.index[:0]
+    return replace(
+        asked, index=none, offsets=asked.offsets[:1], value_start=None, weights=None, grouping=kernels.group(none),
+        source_start=asked.source_start[:0], maxima=None,
+    )  # fmt: skip
 
 
 def pairs_of(blocks: Sequence[Block], asked: Sequence[Asked], *, apart: Sequence[bool]) -> dict[int, int]:

@@ -67,6 +67,7 @@ class DynamicRows:
         self.number = number
         self.spare = family.part_rows(number)
         self.refused = self.dropped = 0
+        self._lives: Ints | None = None
         self._map = self._new()
 
     def _new(self) -> kernels.IdMap:
@@ -80,6 +81,13 @@ class DynamicRows:
             admit_probability=rules.admit_probability,
             seed=rules.seed,
         )
+
+    @property
+    def lives(self) -> Ints:
+        """How often each row was given to an id since this was first asked for, int64 [rows + 1]: tells ids apart."""
+        if self._lives is None:
+            self._lives = np.zeros(self.spare + 1, np.int64)
+        return self._lives
 
     def __len__(self) -> int:
         """Rows in use."""
@@ -101,6 +109,8 @@ class DynamicRows:
         """
         found = self._map.admit(unique)
         self.refused += int(np.count_nonzero(found.rows < 0))
+        if self._lives is not None:
+            self._lives[found.rows[found.fresh]] += 1
         return self._or_spare(found.rows), found.fresh
 
     def _or_spare(self, rows: Ints) -> Ints:
@@ -174,3 +184,5 @@ class DynamicRows:
         except ValueError as error:
             raise CheckpointError(f"table {self.family.name!r}: ids cannot have their rows again: {error}.") from None
         self._map, self.refused = anew, refused
+        if self._lives is not None:
+            self._lives += 1

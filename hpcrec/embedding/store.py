@@ -76,11 +76,23 @@ class Store(Protocol):
     def find(self, family: str, ids: Ints, *, admit: bool) -> Ints:
         """Rows [K] in the part of a dynamic family; with ``admit`` ids without a row may get one."""
 
+    def lives(self, family: str) -> Ints:
+        """How often each row of a dynamic family was given to an id since this was first asked for, int64 [rows + 1].
+
+        A view; the last is of the row that ids without one are answered with.
+        """
+
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
         """A step that will be gathered, and its rows by block. Steps that are learned are gathered in this order."""
 
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """Pooled vectors of all bags, to where they lie in ``values``."""
+
+    def extend(self, step: int, asked: Sequence[Asked]) -> None:
+        """The step asks for these rows in place of those of ``prefetch``; before ``gather``, or before ``learn``.
+
+        So rows may be pushed that were not asked for, and rows be left out that need not be sent.
+        """
 
     def learn(
         self, step: int, asked: Sequence[Asked], gradients: Floats, norms: NormSum, *, number: int, lr_scale: float
@@ -235,6 +247,10 @@ class RowStore:
         rows, fresh = held.admit(unique)
         self.start_rows(family, rows[fresh], unique[fresh])
         return rows[place]
+
+    def lives(self, family: str) -> Ints:
+        """See ``Store``."""
+        return self.dynamic[family].lives
 
     def start_rows(self, family: str, rows: Ints, ids: Ints) -> None:
         """Makes rows of a dynamic family's tables what those of new ids start from, with fresh optimizer state.

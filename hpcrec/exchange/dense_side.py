@@ -20,6 +20,7 @@ from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
 from hpcrec.exchange.bags import Requests, Splitter, cumulative
 from hpcrec.exchange.columns import Column, Dealt
+from hpcrec.exchange.copies import DenseCopies, Kept, Wanted
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout, LeafGroup, Partial
 from hpcrec.exchange.moves import CopyMove, Crossing, MaxMove, Move, PartialMove, PoolMove
@@ -30,6 +31,8 @@ Room = Callable[[Ints], np.ndarray]
 """Bytes of the messages on the wire, int64 [R] -> where to write them, uint8."""
 Arrived = tuple[list[Floats], list[tuple[Partial, Floats]]]
 """Leaves [B, F, D], and partial results [B, P]."""
+
+_KEPT = -2  # of a pool: rows are neither here nor on the wire, but those that a conditional form has
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,10 @@ class Asked:
         Places in the gradients of the verdicts that this rank tells (``verdict``).
     told : mapping of int to int
         Whom it tells, and the place in that rank's message.
+    kept : sequence of Kept
+        What conditional forms have of it, by bundle.
+    wanted : Wanted or None
+        What these ask owners for; None where no form is conditional.
     """
 
     id_bytes_R: Ints
@@ -60,10 +67,10 @@ class Asked:
     filled: Sequence[bool]
     verdicts: Ints
     told: Mapping[int, int]
+    kept: Sequence[Kept] = ()
+    wanted: Wanted | None = None
 
-    def assemble(
-        self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]
-    ) -> Arrived:
+    def assemble(self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]) -> Arrived:
         """Leaves and partial results, from the values that came: the device's, if there is one."""
         n = int(self.value_bytes_R.sum()) // received.dtype.itemsize
         with brought(device, received, n, 0) as values:
@@ -112,8 +119,9 @@ class _Streams:
 class _Pool:
     """Bundles with their tables whose rows are pooled alike on this rank, one after the other.
 
-    ``block`` is that of the copies; -1: rows come. ``widths``: streams of each width that crosses, and the part that
-    each is of. ``features`` and ``places`` are those of all parts, with their lookups' places in the leaf.
+    ``block`` is that of the copies; -1: rows come; -2: a conditional form has them. ``widths``: streams of each width
+    that crosses, and the part that each is of. ``features`` and ``places`` are those of all parts, with their lookups'
+    places in the leaf.
     """
 
     group: int
@@ -138,6 +146,7 @@ class _Step:
     n_samples: int
     tables_of: int
     train: bool
+    kept: Sequence[Kept] = ()
 
     def vectors(self, streams: Ints, entry: Ints) -> tuple[Ints, Ints, Ints]:
         """Of the vectors of these streams, one after the other: the stream, the bag, and how many came before."""
@@ -197,6 +206,9 @@ class DenseSide:
         }
         self._streams = self._laid_out()
         self._copies, self._pools = self._kinds()
+        self.copies = None
+        if layout.conditional:
+            self.copies = DenseCopies(layout, splitter.forms, size=size, dtype=self._dtype)
 
     def _laid_out(self) -> _Streams:
         """The static part of every step."""
@@ -235,7 +247,7 @@ class DenseSide:
         pools: dict[tuple[int, int, bool], list[tuple[int, str]]] = {}
         for b, form in enumerate(self._splitter.forms):
             for table in layout.tables_of[form.features[0]] if form.pools else ():
-                block = -1
+                block = _KEPT if form.conditional else -1
                 if form.local:
                     found = None if self._replicas is None else self._replicas.place(table)
                     assert found is not None, "every dense rank has every replicated table"
@@ -297,7 +309,8 @@ class DenseSide:
             message, id_bytes_R = self._written(requests, room)
         value_S, gradient_S, value_R, gradient_R, partials, inside_N = self._places(requests, n_samples)
         first_E = cumulative(requests.bags_E)
-        step = _Step(columns, dealt, requests, first_E, value_S, gradient_S, n_samples, tables_of, train)
+        kept, wanted = self._kept(dealt)
+        step = _Step(columns, dealt, requests, first_E, value_S, gradient_S, n_samples, tables_of, train, kept)
         moves: list[Move] = [*self._copy_moves(step), *(self._pool_move(step, pool) for pool in self._pools)]
         groups = self._layout.groups
         n_written = [sum(m.written for m in moves if m.group == g) for g in range(len(groups))]
@@ -307,8 +320,15 @@ class DenseSide:
                 moves = [Mover(self._device).move(m) for m in moves]
         verdicts = cumulative(gradient_R)[self._tells] // self._item + inside_N
         told = dict(zip(self._tells.tolist(), inside_N.tolist(), strict=True))
-        asked = Asked(id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told)
+        asked = Asked(id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told, kept, wanted)
         return asked, message
+
+    def _kept(self, dealt: Sequence[tuple[Dealt, Ints | None]]) -> tuple[Sequence[Kept], Wanted | None]:
+        """What conditional forms have of the step, and ask for."""
+        if self.copies is None:
+            return (), None
+        forms = zip(self._splitter.forms, dealt, strict=True)
+        return self.copies.kept([of for form, (of, _) in forms if form.conditional])
 
     def _written(self, requests: Requests, room: Room) -> tuple[np.ndarray, Ints]:
         """The ids messages, and their sizes."""
@@ -394,6 +414,10 @@ class DenseSide:
         weights = filled([c.weights for c in every], [len(c.rows) for c in every], self._dtype)
         samples, by_bag = np.arange(step.n_samples), weights is None and not pool.largest
         table_rows, row_of = self._copies_of(step, pool)
+        kept = list[tuple[Kept, str]]()
+        if pool.block == _KEPT:
+            of_form = {of.form: of for of in step.kept}
+            kept = [(of_form[self._splitter.forms[b]], table) for b, table in pool.parts]  # type: ignore[index]
         return PoolMove(
             group=pool.group,
             width=leaf.width,
@@ -409,6 +433,7 @@ class DenseSide:
             grouping=kernels.group(index_K, offsets if by_bag else None) if step.train else None,
             largest=pool.largest,
             winners=np.empty((len(offsets) - 1, leaf.width), np.int32) if step.train and pool.largest else None,
+            kept=kept,
         )
 
     def _copies_of(self, step: _Step, pool: _Pool) -> tuple[Floats | None, Ints | None]:

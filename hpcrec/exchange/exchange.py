@@ -47,6 +47,7 @@ from hpcrec.exchange.codec import Kept
 from hpcrec.exchange.codecs import codec_for
 from hpcrec.exchange.dense_side import DenseSide
 from hpcrec.exchange.inputs import Gradients, Inputs
+from hpcrec.exchange.kept import KeptRows
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Thresholding, make_masks
 from hpcrec.exchange.norms import ColumnNorms
@@ -165,6 +166,9 @@ class Exchange:
         devices = (None if store is None else store.device, self._where.assembler) if direct else None
         self._codec = codec_for(lane or world.main, codec, self.dtype, self.masks, thresholding, devices)
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
+        self._copies: KeptRows | None = None
+        if layout.conditional:
+            self._copies = KeptRows(lane or world.main, self._codec, layout, self._owner_side, self._dense_side)
 
     def _serving(self, store: Store, weighted: set[str], load: Load | None, *, keeps: bool) -> OwnerSide:
         topology = self._world.topology
@@ -196,6 +200,16 @@ class Exchange:
             tells=tells,
             device=self._where.assembler,
         )
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether dense ranks keep copies of rows, and perhaps gradients that are not pushed before a drain point."""
+        return self._copies is not None
+
+    def empty(self) -> None:
+        """Dense ranks forget all copies; after a drain."""
+        if self._copies is not None:
+            self._copies.empty()
 
     @property
     def slices(self) -> list[Slice]:
@@ -278,15 +292,24 @@ class Exchange:
             sent_R = self._zeros_R if served is None else served.value_bytes_R
             wanted_R = self._zeros_R if asked is None else asked.value_bytes_R
             behind = 0 if served is None else served.values_behind * self.dtype.itemsize
-            sent = self._codec.message(sent_R, behind)
             if self._owner_side is not None and served is not None:
-                self._owner_side.answer(served, sent)
+                self._owner_side.find(served)
+            apart = None
+            if self._copies is not None:
+                with self._counting(route.counted):
+                    apart = self._copies.ask(route)
+            behind += 0 if apart is None else int(apart.bytes_R.sum())
+            sent, copied = self._codec.message(sent_R, behind), None
+            if self._owner_side is not None and served is not None:
+                copied = self._owner_side.answer(served, sent, apart)
         with self._timer("values"), self._counting(route.counted):
             self._among.forward(None if served is None else served.partials, train=route.train)
             if self._owner_side is not None and served is not None:
                 self._owner_side.write(served, sent)
             spans = None if served is None else served.spans
             received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)
+            if self._copies is not None:
+                self._copies.bring(route, apart, copied)
         if asked is not None:
             with self._timer("assemble"):
                 route.arrived = asked.assemble(self._where.assembler, received, self.layout.groups)
@@ -302,7 +325,14 @@ class Exchange:
         return Inputs(leaves, partials, self.layout, self._operators, train=route.train, where=self._where)
 
     def learn(
-        self, route: Route, found: Gradients | None, *, learned: bool | None, step: int, lr_scale: float
+        self,
+        route: Route,
+        found: Gradients | None,
+        *,
+        learned: bool | None,
+        step: int,
+        lr_scale: float,
+        drain: bool = True,
     ) -> bool:
         """Phase ``gradients``; collective, on the lane. Rows have stepped when it returns, if they are to.
 
@@ -315,6 +345,8 @@ class Exchange:
         step : int
             Global step, from 1.
         lr_scale : float
+        drain : bool
+            No gradient may be held back: a drain point comes after the step. The same on every rank.
 
         Returns
         -------
@@ -336,19 +368,22 @@ class Exchange:
             )
             if learned is None:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
-            if not learned:  # what is kept of the step goes with it
+            if not learned and self._copies is None:  # what is kept of the step goes with it
                 if self._owner_side is not None and served is not None:
                     self._owner_side.release(served)
                 return False
-            if self._owner_side is not None and served is not None:
-                self._owner_side.read_gradients(served, received)
-            self._among.backward(None if served is None else served.partials)
+            if learned:
+                if self._owner_side is not None and served is not None:
+                    self._owner_side.read_gradients(served, received)
+                self._among.backward(None if served is None else served.partials)
+            if self._copies is not None:
+                received = self._copies.push(route, received, learned=learned, drain=drain)
         if self._owner_side is not None and served is not None:
             with self._timer("update"):
                 self._owner_side.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)
         else:
             self._norms.sum({})  # every owner takes part, one that holds nothing too
-        return True
+        return learned
 
     def _kept(self, route: Route) -> Kept:
         """Which elements of gradients cross where not all do: those whose values did, and the verdict."""

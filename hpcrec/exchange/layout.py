@@ -78,13 +78,15 @@ class Leg:
     """What passes between any dense rank and one holder, and what stays there.
 
     Entries and streams of the replicated form come last: they have gradients but no values. Hidden streams, ordered by
-    width, do not travel; the partial results do, after all streams.
+    width, do not travel; the partial results do, after all streams. Streams apart are of conditional forms, and travel
+    in messages of their own (``copies``).
     """
 
     entries: tuple[Entry, ...]
     streams: tuple[Stream, ...]
     hidden: tuple[Stream, ...]
     partials: tuple[Partial, ...]
+    apart: tuple[Stream, ...] = ()
 
     @property
     def n_value_streams(self) -> int:
@@ -191,6 +193,7 @@ class Layout:
         entries.sort(key=lambda e: e.form.local)
         kept: list[Entry] = []
         streams: list[Stream] = []
+        apart: list[Stream] = []
         hidden: list[tuple[Stream, Lookup]] = []
         lookups = {(k.feature, k.table): k for some in self.substituted.values() for k in some}
         for entry in entries:
@@ -204,6 +207,9 @@ class Layout:
                     (s, lookups[entry.features[0], s.table]) for s in own if (entry.features[0], s.table) in lookups
                 ]
                 kept.append(replace(entry, every_bag=bool(stay)))
+                if entry.form.conditional:
+                    apart += own
+                    continue
                 streams += [s for s in own if (entry.features[0], s.table) not in lookups]
                 hidden += stay
         hidden.sort(key=lambda item: item[0].width)
@@ -215,7 +221,7 @@ class Layout:
                 elements = elements_of(self._operators[name], columns[1] - columns[0])
                 these = tuple(h for h in mine if hidden[h][0].columns == columns)
                 partials.append(Partial(name, elements, columns, these))
-        return Leg(tuple(kept), tuple(streams), tuple(s for s, _ in hidden), tuple(partials))
+        return Leg(tuple(kept), tuple(streams), tuple(s for s, _ in hidden), tuple(partials), tuple(apart))
 
     def _bundles(self, family: Family) -> list[tuple[str, tuple[str, ...]]]:
         """(form, features) of the entries of one family: pooled features apart, the others by the tables they read.
@@ -253,6 +259,11 @@ class Layout:
         """Features of which vectors or rows reach dense ranks."""
         shown = {k.feature for group in self.groups for k in group.lookups}
         return tuple(f for f in self.form_of if f in shown)
+
+    @property
+    def conditional(self) -> tuple[str, ...]:
+        """Features whose rows dense ranks keep."""
+        return tuple(f for f, form in self.form_of.items() if FORMS[form].conditional)
 
     def bundled(self) -> list[Form]:
         """Each bundle once, under its form, in the order in which every owner has those that it is asked for."""

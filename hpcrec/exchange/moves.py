@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec import kernels
+from hpcrec.exchange.copies import Kept
 from hpcrec.exchange.layout import Partial
 from hpcrec.types import Floats, Ints
 
@@ -169,6 +170,8 @@ class PoolMove:
         Bags are pooled by max, and have no weights and no scale.
     winners : int32 [V, D] or None
         As of ``MaxMove``, of the ids of each bag; None where there is no max.
+    kept : sequence of (Kept, str)
+        Of a conditional form: whose rows of which table these are, one after the other; else empty.
     """
 
     group: int
@@ -185,6 +188,7 @@ class PoolMove:
     grouping: kernels.Grouping | None
     largest: bool
     winners: NDArray[np.int32] | None
+    kept: Sequence[tuple[Kept, str]] = ()
 
     @property
     def written(self) -> int:
@@ -198,6 +202,8 @@ class PoolMove:
             rows, index = self.table_rows, self.row_of[self.index]
         else:
             rows, index = kernels.room_beside(values, (self.n_unique, self.width), values.dtype), self.index
+            if self.kept:
+                rows[:] = np.concatenate([of.rows[table] for of, table in self.kept])
             for crossing in self.crossings:
                 kernels.copy_vectors(
                     values,
@@ -227,6 +233,10 @@ class PoolMove:
             source_start = np.repeat(source_start, lengths_V)
             weights = self.weights if weights is None else self.weights * np.repeat(weights, lengths_V)
         merged = kernels.merge(self.grouping, source, source_start, self.width, weights=weights)
+        at = 0
+        for of, table in self.kept:
+            of.gradients[table] = np.asarray(merged[at : at + len(of.asked.rows)])
+            at += len(of.asked.rows)
         for crossing in self.crossings:
             kernels.copy_vectors(
                 merged.reshape(-1),

@@ -20,12 +20,15 @@ from typing import Any
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.asked import Asked, Maxima
+from hpcrec.embedding.asked import Asked, Maxima, without_any
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import NormSum, Store
 from hpcrec.exchange.bags import Received, Splitter, cumulative, ranges, weights_by_id
+from hpcrec.exchange.copies import Served as Apart
+from hpcrec.exchange.copies import Vectors
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.rules import OwnerRules
 from hpcrec.exchange.staged import Mover, brought, written
 from hpcrec.exchange.substitute import Slice, Substitute
 from hpcrec.exchange.work import Served, Spans
@@ -110,6 +113,8 @@ class OwnerSide:
     ----------
     load : Load
         What training has asked of it so far.
+    rules : OwnerRules or None
+        Of conditional forms; None where none is held here.
     """
 
     def __init__(
@@ -155,6 +160,7 @@ class OwnerSide:
             [[family.get(name_in(g, entry.family.name), -1) for entry in leg.entries] for g in range(sets)], np.int64
         ).reshape(sets, len(leg.entries))
         self._numbers = count()
+        self.rules = OwnerRules(leg, store, size) if leg.apart else None
 
     @staticmethod
     def _of_block(
@@ -271,7 +277,15 @@ class OwnerSide:
     def _find(self, served: Served) -> None:
         """Which rows are asked for, unless that is known."""
         if served.find is not None:
-            served.works, served.find, served.number = served.find(), None, next(self._numbers)
+            (served.works, served.apart), served.find, served.number = served.find(), None, next(self._numbers)
+
+    def find(self, served: Served) -> None:
+        """Which rows are asked for, where that depends on the updates of all steps before; in the order of steps."""
+        if served.find is not None:
+            began_s = time.thread_time()
+            self._find(served)
+            self.store.prefetch(served.number, served.works)
+            self.load.add_time("find", began_s)
 
     def _works(
         self,
@@ -282,8 +296,8 @@ class OwnerSide:
         ids_at: int,
         *,
         train: bool,
-    ) -> tuple[Asked, ...]:
-        """What is asked of each block; in training, ids of dynamic tables get their rows here."""
+    ) -> tuple[tuple[Asked, ...], Apart | None]:
+        """What is asked of each block, and apart; in training, ids of dynamic tables get their rows here."""
         ids, move, alike = self._rows_of(received, sets_P, train=train), Mover(self.store.device), dict[bytes, Asked]()
         works = []
         for b in range(len(self.store.blocks)):
@@ -292,7 +306,16 @@ class OwnerSide:
         if train:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
             self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
-        return tuple(works)
+        return tuple(works), None if self.rules is None else self._apart(received, ids, self.rules)
+
+    def _apart(self, received: Received, ids: Ints, rules: OwnerRules) -> Apart:
+        """What conditional forms ask for."""
+        cells = received.cells
+        entry_N = rules.number_E[self._entry_of[cells[:, 1]]]
+        mine = np.flatnonzero(entry_N >= 0)
+        n = cells[mine, 2]
+        rows = ids[ranges(cumulative(cells[:, 2])[mine], n)]
+        return Apart(np.repeat(received.senders[cells[mine, 0]], n), np.repeat(entry_N[mine], n), rows)
 
     def _rows_of(self, received: Received, sets_P: Ints, *, train: bool) -> Ints:
         """The ids, rows in place of those of dynamic tables.
@@ -366,21 +389,26 @@ class OwnerSide:
             source_start = np.repeat(source_start, np.diff(part.offsets))
         return replace(before, value_start=value_start, source_start=source_start)
 
-    def answer(self, served: Served, values: Floats) -> None:
+    def answer(self, served: Served, values: Floats, apart: Vectors | None = None) -> Floats | None:
         """Fills the values messages with pooled vectors for every rank, one rank after the other.
 
-        ``values`` has room for ``served.values_behind`` more behind them. Partial results are computed, in
-        ``served.partials``, and put into the messages by ``write``. Called in the order of steps, each after the update
-        of the step before.
+        ``values`` has room for ``served.values_behind`` more behind them, and behind these for the vectors ``apart``
+        that conditional forms are sent, which are returned. Partial results are computed, in ``served.partials``, and
+        put into the messages by ``write``. Called in the order of steps, each after ``find`` and after the update of
+        the step before.
         """
-        began_s = time.thread_time()
-        if served.find is not None:
-            self._find(served)
-            self.store.prefetch(served.number, served.works)
-            self.load.add_time("find", began_s)
-            began_s = time.thread_time()
-        with written(self.store.device, values, served.values_behind) as there:
-            self.store.gather(served.number, served.works, there)
+        began_s, works, copied = time.thread_time(), served.works, None
+        n_apart = 0 if apart is None else int(apart.bytes_R.sum()) // self.store.dtype.itemsize
+        at = len(values) - n_apart
+        if apart is not None and served.apart is not None and self.rules is not None:
+            works = tuple(self.rules.with_rows(works, served.apart, apart, at, train=False))
+            self.store.extend(served.number, works)
+        with written(self.store.device, values, served.values_behind + n_apart) as there:
+            if n_apart:
+                there[at:] = 0.0  # padding crosses too, and may scale what is beside it
+            self.store.gather(served.number, works, there)
+            if apart is not None:
+                copied = np.asarray(there[at : at + n_apart])
             if self._substitute is not None and served.partials is not None:
                 train = all(w.grouping is not None for w in served.works)
                 self._substitute.forward(served.partials, there, train=train)
@@ -388,6 +416,7 @@ class OwnerSide:
             self.load.add_time("gather", began_s)
         else:  # it is an evaluation, of which nothing comes back
             self.store.release(served.number)
+        return copied
 
     def release(self, served: Served) -> None:
         """The step is over, learned or left out."""
@@ -407,6 +436,21 @@ class OwnerSide:
         if self._substitute is not None and served.partials is not None:
             self._substitute.read(served.partials, gradients)
 
+    def pushed(
+        self, served: Served, gradients: Floats, apart: Apart, v: Vectors, floats: Floats, *, learned: bool
+    ) -> Floats:
+        """Has ``apply`` learn these rows too, which dense ranks push; else, where the step is left out, them alone.
+
+        Returns the gradients with theirs behind.
+        """
+        assert self.rules is not None
+        works = served.works if learned else [without_any(asked) for asked in served.works]
+        if not learned:
+            served.partials = None
+        served.works = tuple(self.rules.with_rows(works, apart, v, len(gradients), train=True))
+        self.store.extend(served.number, served.works)
+        return np.concatenate([gradients, floats])
+
     def apply(self, served: Served, gradients: Floats, *, step: int, lr_scale: float, norm_sum: NormSum) -> None:
         """Sums the gradients of each row and steps its optimizer; follows ``read_gradients``.
 
@@ -421,8 +465,10 @@ class OwnerSide:
         norm_sum : callable
             See ``NormSum``.
         """
-        n = int(served.gradient_bytes_R.sum()) // self.store.dtype.itemsize
-        with brought(self.store.device, gradients, n, served.gradients_behind) as there:
+        n, behind = int(served.gradient_bytes_R.sum()) // self.store.dtype.itemsize, served.gradients_behind
+        if self.rules is not None:
+            n, behind = len(gradients), 0  # what conditional forms push lies behind
+        with brought(self.store.device, gradients, n, behind) as there:
             self._apply(served, there, step, lr_scale, norm_sum)
 
     def _apply(self, served: Served, gradients: Floats, step: int, lr_scale: float, norm_sum: NormSum) -> None:
@@ -438,6 +484,8 @@ class OwnerSide:
             return total
 
         self.store.learn(served.number, served.works, gradients, norms, number=step, lr_scale=lr_scale)
+        if self.rules is not None:
+            self.rules.learned(served.works)
         self.load.add_time("update", began_s + waited_s)
         self.store.release(served.number)
 

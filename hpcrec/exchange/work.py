@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcrec.embedding.asked import Asked
+from hpcrec.exchange.copies import Served as ServedApart
 from hpcrec.exchange.substitute import Sent
 from hpcrec.types import Ints
 
@@ -60,6 +61,8 @@ class Served:
         Place of the verdict in the gradients that come, and in the message that has it (``verdict``).
     works : tuple of Asked
         By block of the store.
+    apart : copies.Served or None
+        Rows that conditional forms ask for, once they are found.
     number : int
         What the store calls the step.
     """
@@ -68,11 +71,12 @@ class Served:
     gradient_bytes_R: Ints
     spans: Spans
     partials: Sent | None
-    find: Callable[[], tuple[Asked, ...]] | None
+    find: Callable[[], tuple[tuple[Asked, ...], "ServedApart | None"]] | None
     verdict_at: int
     verdict_in: int
     works: tuple[Asked, ...] = ()
     number: int = -1
+    apart: ServedApart | None = None
 
     @property
     def values_behind(self) -> int:

@@ -51,6 +51,8 @@ class Pipeline:
     def __init__(self, policy: Policy, exchange: Exchange, *, timer: Timer, ahead: bool, points: Points) -> None:
         self.exchange = exchange
         self._timer = timer
+        self._points, self._last = points, 0
+        self._whole = True  # nothing that was learned is held back by a dense rank
         self._steps = None if policy.in_flight == 1 else _Steps(policy, exchange, timer, points)
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
         ahead = ahead or self._steps is not None
@@ -58,6 +60,7 @@ class Pipeline:
 
     def begin(self, first: int, last: int) -> None:
         """Steps [first, last) follow: the next training batches that are submitted."""
+        self._last = last
         if self._steps is not None:
             self._steps.begin(first, last)
 
@@ -100,6 +103,11 @@ class Pipeline:
             ticket.routed.result()  # is the routing itself, whose time is its own
         with self._timer("route_wait"):
             route = ticket.routed.result()
+        if not ticket.train and not self._whole:
+            raise HpcrecError(
+                "an evaluation after this step would lack gradients that dense ranks hold back until the next drain "
+                "point. Evaluate after a step that train.eval_every or checkpoint.every divides, or the last one."
+            )
         self.exchange.read(route)
         return self.exchange.inputs(route)
 
@@ -121,9 +129,13 @@ class Pipeline:
         """
         if self._steps is not None:
             return self._steps.learn(step, gradients, verdict, lr_scale)
-        return self.exchange.learn(
-            ticket.routed.result(), gradients, learned=verdict, step=step + 1, lr_scale=lr_scale
-        )
+        route, exchange, done = ticket.routed.result(), self.exchange, step + 1
+        rests = route.stop or self._points.next_drain(step, self._last) == done
+        self._whole = rests or self._points.evaluated(done) or not exchange.keeps_copies
+        learned = exchange.learn(route, gradients, learned=verdict, step=done, lr_scale=lr_scale, drain=self._whole)
+        if rests and exchange.keeps_copies:
+            exchange.empty()
+        return learned
 
     def settle(self) -> None:
         """What was handed over is learned. Reads that it allows may be done too: on every rank the same."""
@@ -131,9 +143,9 @@ class Pipeline:
             self._steps.settle()
 
     def rested(self) -> bool:
-        """Settles; whether no step was read that is not learned. The same on every rank."""
+        """Settles; whether no step was read that is not learned, nor one learned in part. The same on every rank."""
         self.settle()
-        return self._steps is None or self._steps.rested
+        return self._whole if self._steps is None else self._steps.rested
 
     def rest(self) -> None:
         """Settles, for what has to find rows and what is kept beside them as they are between two steps.
@@ -141,12 +153,14 @@ class Pipeline:
         Raises
         ------
         HpcrecError
-            Steps were read that are not learned, as where a loop was left between two drain points; on every rank.
+            Steps were read that are not learned, as where a loop was left between two drain points, or dense ranks hold
+            gradients back; on every rank.
         """
         if not self.rested():
             raise HpcrecError(
-                "a checkpoint of this step would have parts of later ones, which were read already, and not learned. "
-                "Save where nothing is in flight: after a step that checkpoint.every divides, or the last one."
+                "a checkpoint of this step would have parts of later ones, which were read already, and not learned, "
+                "or lack gradients that dense ranks hold back. Save where nothing is in flight: after a step that "
+                "checkpoint.every divides, or the last one."
             )
 
     def drain(self) -> None:

@@ -31,6 +31,12 @@ def refuse(policy: Policy, name: str, layout: Layout) -> None:
                 "is read and learned as the model asks for it. Let in_flight be 2 or more, or leave events out."
             )
         return
+    if layout.conditional:
+        raise ConfigError(
+            f"policy.name is {name!r}, under which up to {policy.in_flight} steps are in flight, but features "
+            f"{', '.join(layout.conditional)} have a form whose rows dense ranks keep: what a copy may lack is counted "
+            "in steps that are done. Set policy.name = 'sync', or another form."
+        )
     why = f"policy.name is {name!r}, under which up to {policy.in_flight} steps are in flight, but "
     if layout.away:
         raise ConfigError(

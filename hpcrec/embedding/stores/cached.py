@@ -76,6 +76,25 @@ class CachedStore(MemoryStore):
                 self._noted[step] = _Noted(step, trains, distinct)
                 self._waiting.append(step)
 
+    def extend(self, step: int, asked: Sequence[Asked]) -> None:
+        """See ``Store``. Rows that it had keep their slots, unless they have to make room."""
+        if not self._caches:
+            return
+        self._wait()
+        with self._lock:
+            noted = self._noted[step]
+            noted.distinct = {b: kernels.dedup(asked[b].index) for b in self._caches}
+            gathered = step not in self._waiting
+            self._admitted = [s for s in self._admitted if s != step]
+        for cache in self._caches.values():
+            cache.release(step)
+        if gathered:
+            with self._aside():
+                for b, cache in self._caches.items():
+                    cache.admit(step, noted.distinct[b][0])
+            for cache in self._caches.values():
+                cache.load(step)
+
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """See ``Store``."""
         if self._caches:

@@ -54,6 +54,9 @@ class MemoryStore(RowStore):
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
         """See ``Store``: rows are here."""
 
+    def extend(self, step: int, asked: Sequence[Asked]) -> None:
+        """See ``Store``: rows are here."""
+
     def release(self, step: int) -> None:
         """See ``Store``."""
         self._given.pop(step, None)

@@ -36,6 +36,8 @@ class Form(ABC):
         Rows are on this rank: nothing comes back, and gradients go to every copy.
     stays : bool
         Operators may be computed at the owners, whose vectors then stay there.
+    conditional : bool
+        Dense ranks keep copies of rows, and owners say which of them are too old: see ``conditional.Conditional``.
     """
 
     name: ClassVar[str]
@@ -43,6 +45,7 @@ class Form(ABC):
     pools: ClassVar[bool] = False
     local: ClassVar[bool] = False
     stays: ClassVar[bool] = False
+    conditional: ClassVar[bool] = False
 
     def __init__(self, family: Family, features: tuple[str, ...]) -> None:
         self.family = family

@@ -1,0 +1,267 @@
+"""Messages of conditional forms: what dense ranks know, rows that are too old there, and rows that are pushed.
+
+::
+
+    dense rank                            owner
+    clocks it knows   --- ids ---------->  rule: which copies are too old      in the phase values, after rows are found
+    copies            <-- ids -----------  the clock of each row that follows; -1: the copy will do
+                      <-- values --------  those rows, as all values are written
+    rows it pushes    --- control, ids ->  how many of each entry; which       in the phase gradients, after the verdict
+                      --- gradients ---->  their gradients, likewise written
+
+A message has the entries of conditional forms one after the other, in the order of the leg; vectors follow stream after
+stream. Bytes: 8 a row asked for, out and back, 8 a row pushed and 8 an entry and rank, besides the vectors; each
+message but those of entries rounded up to 64. Knows the layout and rows by number; when a copy is too old, and what is
+pushed, ``forms.conditional`` says.
+
+Legend: ``K`` rows asked for or pushed, one peer after the other; ``P`` vectors: a row and a stream of its entry; ``C``
+entries of conditional forms; ``R`` ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hpcrec.comm.collectives import padded_bytes
+from hpcrec.errors import HpcrecError
+from hpcrec.exchange.bags import Entries, cumulative, ranges
+from hpcrec.exchange.columns import Dealt
+from hpcrec.exchange.forms.conditional import NOT_KNOWN, Asked, Conditional
+from hpcrec.exchange.forms.form import Form
+from hpcrec.exchange.layout import Layout
+from hpcrec.types import Floats, Ints
+
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors in the messages between this rank and its peers.
+
+    Attributes
+    ----------
+    row, stream : int64 [P]
+        Which of the rows that the messages are about, and which stream.
+    start : int64 [P]
+        First element of each in the messages.
+    bytes_R : int64 [R]
+        Sizes, padded.
+    """
+
+    row: Ints
+    stream: Ints
+    start: Ints
+    bytes_R: Ints
+
+
+class Streams:
+    """The streams apart, of one owner or of all, and which of them each entry has.
+
+    Parameters
+    ----------
+    entry_S, width_S : int64 [S]
+        In the order of messages.
+    entries : int
+    size : int
+        Ranks.
+    dtype : numpy float type
+    """
+
+    def __init__(self, entry_S: Ints, width_S: Ints, entries: int, *, size: int, dtype: np.dtype) -> None:
+        self._width_S, self._size, self._item = width_S, size, dtype.itemsize
+        self._count_E = np.bincount(entry_S, minlength=entries)
+        self._first_E, self._order_S = cumulative(self._count_E), np.argsort(entry_S, kind="stable")
+
+    def vectors(self, peer_K: Ints, entry_K: Ints, rows: Ints) -> Vectors:
+        """Those of some of the rows: peer after peer, stream after stream, row after row."""
+        of = entry_K[rows]
+        n = self._count_E[of]
+        row, stream = np.repeat(rows, n), self._order_S[ranges(self._first_E[of], n)]
+        order = np.lexsort((row, stream, peer_K[row]))
+        row, stream = row[order], stream[order]
+        peer, elements = peer_K[row], self._width_S[stream]
+        exact_R = np.bincount(peer, elements, self._size).astype(np.int64)
+        bytes_R = padded_bytes(exact_R * self._item)
+        start = np.cumsum(elements) - elements - cumulative(exact_R)[peer] + cumulative(bytes_R)[peer] // self._item
+        return Vectors(row, stream, start, bytes_R)
+
+
+def numbers(peer_K: Ints, size: int) -> tuple[Ints, Ints]:
+    """Of messages of one number a row: their padded sizes [R], and the place of each row's number [K]."""
+    n_R = np.bincount(peer_K, minlength=size)
+    bytes_R = padded_bytes(n_R * _NONE.itemsize)
+    return bytes_R, np.arange(len(peer_K)) - cumulative(n_R)[peer_K] + cumulative(bytes_R)[peer_K] // _NONE.itemsize
+
+
+@dataclass(eq=False)
+class Kept:
+    """What one step has of one bundle.
+
+    Attributes
+    ----------
+    form : Conditional
+    asked : Asked
+    rows : mapping of str to float [U, D]
+        By table: what is read, once it is there.
+    gradients : dict of str to float [U, D]
+        Likewise.
+    """
+
+    form: Conditional
+    asked: Asked
+    rows: Mapping[str, Floats] = field(default_factory=dict)
+    gradients: dict[str, Floats] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Wanted:
+    """Rows that a dense rank asks owners for, or pushes to them.
+
+    Attributes
+    ----------
+    owner_K, entry_K, bundle_K, row_K : int64 [K]
+        Whose row it is; the number of its entry and of its bundle; its number among the bundle's rows.
+    names_K : int64 [K]
+        What the owner calls it.
+    clocks_K : int64 [K]
+        What the owner has answered.
+    """
+
+    owner_K: Ints
+    entry_K: Ints
+    bundle_K: Ints
+    row_K: Ints
+    names_K: Ints
+    clocks_K: Ints = field(default_factory=lambda: _NONE)
+
+
+@dataclass(eq=False)
+class Served:
+    """Rows that dense ranks ask an owner for, or push to it.
+
+    Attributes
+    ----------
+    peer_K, entry_K, row_K : int64 [K]
+        Who asks; the number of the entry; the row of the part.
+    clocks_K : int64 [K]
+        What it is answered with.
+    """
+
+    peer_K: Ints
+    entry_K: Ints
+    row_K: Ints
+    clocks_K: Ints = field(default_factory=lambda: _NONE)
+
+
+class DenseCopies:
+    """A dense rank's side.
+
+    Parameters
+    ----------
+    layout : Layout
+    forms : sequence of Form
+        Those of all bundles; the conditional ones among them are used.
+    size : int
+        Ranks.
+    dtype : numpy float type
+
+    Attributes
+    ----------
+    forms : list of Conditional
+    """
+
+    def __init__(self, layout: Layout, forms: Sequence[Form], *, size: int, dtype: np.dtype) -> None:
+        self.forms = [form for form in forms if isinstance(form, Conditional)]
+        self._size, self._dtype = size, dtype
+        self._bundles = [form.features for form in self.forms]
+        self._entries = Entries(layout, self._bundles, set())
+        number = {features: b for b, features in enumerate(self._bundles)}
+        named = self._entries.names()
+        at = {name: e for e, name in enumerate(named)}
+        self._bundle_E = np.array([number[features] for _, features in named], np.int64)
+        owners = self._entries.owner_E
+        self.number_E = np.arange(len(owners)) - np.searchsorted(owners, owners)  # among its owner's
+        streams = [
+            (at[owner, leg.entries[s.entry].features], s.width, s.table, slice(*s.columns))
+            for owner, leg in sorted(layout.legs.items())
+            for s in leg.apart
+        ]
+        entry_S, width_S = (np.array([s[i] for s in streams], np.int64) for i in (0, 1))
+        self._streams = Streams(entry_S, width_S, len(named), size=size, dtype=dtype)
+        self._columns = [(table, columns) for _, _, table, columns in streams]
+        self._widths = [{t: layout.tables[t].width for t in layout.tables_of[form.features[0]]} for form in self.forms]
+
+    def kept(self, dealt: Sequence[Dealt]) -> tuple[list[Kept], Wanted]:
+        """A step's rows, as the forms have dealt them."""
+        asked = [Asked(d.rows, np.zeros_like(d.rows) if d.part is None else d.part) for d in dealt]
+        return [Kept(*of) for of in zip(self.forms, asked, strict=True)], self.wanted(dealt)
+
+    def wanted(self, dealt: Sequence[Dealt]) -> Wanted:
+        """Which of them each owner is asked for."""
+        r = self._entries.requests(self._bundles, dealt, self._dtype)
+        n_E = r.bags_E
+        entry_K = np.repeat(np.arange(len(n_E)), n_E)
+        return Wanted(self._entries.owner_E[entry_K], entry_K, self._bundle_E[entry_K], r.bag, r.ids)
+
+    def known(self, kept: Sequence[Kept], wanted: Wanted) -> Ints:
+        """The clock of each row, int64 [K]."""
+        return self._spread([of.form.known(of.asked) for of in kept], wanted)
+
+    def _spread(self, by_bundle: Sequence[Ints], wanted: Wanted) -> Ints:
+        first_B = cumulative(np.array([len(of) for of in by_bundle], np.int64))
+        return np.concatenate([_NONE, *by_bundle])[first_B[wanted.bundle_K] + wanted.row_K]
+
+    def vectors(self, wanted: Wanted, rows: Ints) -> Vectors:
+        """Those of some of the rows."""
+        return self._streams.vectors(wanted.owner_K, wanted.entry_K, rows)
+
+    def read(self, kept: Sequence[Kept], wanted: Wanted, clocks_K: Ints, values: Floats, *, train: bool) -> None:
+        """Takes what came into the copies, and has ``Kept.rows`` made of them; an evaluation reads what came alone."""
+        clocks = [np.full(len(of.asked.rows), NOT_KNOWN) for of in kept]
+        came = [
+            {t: np.zeros((len(of.asked.rows), width), self._dtype) for t, width in widths.items()}
+            for of, widths in zip(kept, self._widths, strict=True)
+        ]
+        for b, clock_U in enumerate(clocks):
+            mine = wanted.bundle_K == b
+            clock_U[wanted.row_K[mine]] = clocks_K[mine]
+            if (clock_U[wanted.row_K[mine]] != clocks_K[mine]).any():
+                raise HpcrecError(
+                    f"owners of parts of a row of the features {', '.join(self._bundles[b])} have different clocks "
+                    "for it. This is a fault of the form's rule, which has to be the same function on all of them."
+                )
+        v = self.vectors(wanted, np.flatnonzero(clocks_K >= 0))
+        for s, some in _by_stream(v):
+            table, columns = self._columns[s]
+            rows = v.row[some]
+            at = v.start[some, None] + np.arange(columns.stop - columns.start)
+            came[int(wanted.bundle_K[rows[0]])][table][wanted.row_K[rows], columns] = values[at]
+        for of, clock_U, fresh in zip(kept, clocks, came, strict=True):
+            of.rows = of.form.read(of.asked, clock_U, fresh) if train else fresh
+
+    def push(self, kept: Sequence[Kept], *, learned: bool, drain: bool) -> tuple[Wanted, list[Mapping[str, Floats]]]:
+        """What goes to owners after a step, and gradients [N, D] by bundle and table."""
+        pushes = [of.form.push(of.asked, of.gradients if learned else None, drain=drain) for of in kept]
+        dealt = []
+        for of, push in zip(kept, pushes, strict=True):
+            n = len(push.asked.rows)
+            part = push.asked.part if of.form.family.kind == "row" else None
+            dealt.append(Dealt(push.asked.rows, part, np.arange(n), n, None))
+        return self.wanted(dealt), [push.gradients for push in pushes]
+
+    def write(self, wanted: Wanted, gradients: Sequence[Mapping[str, Floats]], v: Vectors, message: Floats) -> None:
+        """Gradients of pushed rows, into the messages."""
+        for s, some in _by_stream(v):
+            table, columns = self._columns[s]
+            rows = v.row[some]
+            of = gradients[int(wanted.bundle_K[rows[0]])][table]
+            at = v.start[some, None] + np.arange(columns.stop - columns.start)
+            message[at] = of[wanted.row_K[rows], columns]
+
+
+def _by_stream(v: Vectors) -> list[tuple[int, slice]]:
+    """Each stream that has vectors, which lie together."""
+    first = np.flatnonzero(np.append(True, v.stream[1:] != v.stream[:-1])[: len(v.stream)])
+    spans = zip(first.tolist(), [*first[1:].tolist(), len(v.stream)], strict=False)
+    return [(int(v.stream[start]), slice(start, stop)) for start, stop in spans]

@@ -1,0 +1,176 @@
+"""What conditional forms do in a step, between ranks: ask with clocks, bring rows that are too old, push.
+
+Three collectives more in the phase values, two and one of counts in the phase gradients, only where a form is
+conditional. Knows both sides of this rank and what is sent; messages are ``copies``, rules ``rules``.
+"""
+
+import numpy as np
+
+from hpcrec.comm.collectives import Collectives
+from hpcrec.exchange.codec import Codec, Elementwise
+from hpcrec.exchange.copies import Served, Vectors, Wanted, numbers
+from hpcrec.exchange.dense_side import DenseSide
+from hpcrec.exchange.forms.conditional import NOT_KNOWN
+from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.owner_side import OwnerSide
+from hpcrec.exchange.route import Route
+from hpcrec.types import Floats, Ints
+
+_NONE = np.zeros(0, np.int64)
+
+
+class KeptRows:
+    """Of one exchange; every rank of it calls the verbs in the same order.
+
+    Parameters
+    ----------
+    collectives : Collectives
+        The lane of the exchange.
+    codec : Codec
+        That of values and gradients.
+    layout : Layout
+    owner_side : OwnerSide or None
+    dense_side : DenseSide or None
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        codec: Codec,
+        layout: Layout,
+        owner_side: OwnerSide | None,
+        dense_side: DenseSide | None,
+    ) -> None:
+        assert isinstance(codec, Elementwise), "conditional forms are refused with codec dct"
+        most = max(sum(entry.form.conditional for entry in leg.entries) for leg in layout.legs.values())
+        self._messages = _Messages(collectives, codec, most)
+        self._owner, self._rules = owner_side, None if owner_side is None else owner_side.rules
+        self._copies = None if dense_side is None else dense_side.copies
+        self._none_R = np.zeros(collectives.size, np.int64)
+
+    def ask(self, route: Route) -> Vectors | None:
+        """Dense ranks say what they know, owners which rows follow; returns where these lie, of an owner's messages."""
+        asked, apart, known_K = route.asked, None if route.served is None else route.served.apart, self._none_R[:0]
+        wanted = None if asked is None else asked.wanted
+        if asked is not None and wanted is not None and self._copies is not None:
+            known_K = np.full_like(wanted.row_K, NOT_KNOWN)
+            if route.train:
+                known_K = self._copies.known(asked.kept, wanted)
+        known_K = self._messages.known(wanted, known_K, apart)
+        if apart is not None and self._rules is not None:
+            self._rules.answer(apart, known_K)
+        clocks_K = self._messages.clocks(apart, wanted)
+        if wanted is not None:
+            wanted.clocks_K = clocks_K
+        if apart is None or self._rules is None:
+            return None
+        return self._rules.vectors(apart, np.flatnonzero(apart.clocks_K >= 0))
+
+    def bring(self, route: Route, sent: Vectors | None, rows: Floats | None) -> None:
+        """Those rows cross, and forms say what is read."""
+        asked, due_R = route.asked, self._none_R
+        wanted = None if asked is None else asked.wanted
+        if wanted is not None and self._copies is not None:
+            due_R = self._copies.vectors(wanted, np.flatnonzero(wanted.clocks_K >= 0)).bytes_R
+        came = self._messages.floats(
+            rows, self._none_R.copy() if sent is None else sent.bytes_R, due_R.copy(), "values"
+        )
+        if asked is not None and wanted is not None and self._copies is not None:
+            self._copies.read(asked.kept, wanted, wanted.clocks_K, came, train=route.train)
+
+    def push(self, route: Route, gradients: Floats, *, learned: bool, drain: bool) -> Floats:
+        """What forms push crosses, also in a step that is left out; returns the gradients, and those that came behind.
+
+        Parameters
+        ----------
+        gradients : float, flat
+            What came by the other messages, and the room behind it.
+        """
+        asked, served, copies, rules = route.asked, route.served, self._copies, self._rules
+        wanted, message, number_E = None, None, self._none_R
+        sent_R, due_R = self._none_R.copy(), self._none_R.copy()
+        if asked is not None and copies is not None:
+            wanted, by_bundle = copies.push(asked.kept, learned=learned, drain=drain)
+            v, number_E = copies.vectors(wanted, np.arange(len(wanted.row_K))), copies.number_E
+            sent_R, message = v.bytes_R, np.zeros(int(v.bytes_R.sum()) // gradients.itemsize, gradients.dtype)
+            copies.write(wanted, by_bundle, v, message)
+        pushed, due = self._messages.pushed(wanted, number_E), None
+        if rules is not None:
+            rules.found(pushed)
+            due = rules.vectors(pushed, np.arange(len(pushed.row_K)))
+            due_R = due.bytes_R
+        came = self._messages.floats(message, sent_R, due_R, "gradients")
+        if due is None or self._owner is None or served is None:
+            return gradients
+        return self._owner.pushed(served, gradients, pushed, due, came, learned=learned)
+
+    def empty(self) -> None:
+        """All copies on this rank are forgotten."""
+        for form in () if self._copies is None else self._copies.forms:
+            form.empty()
+
+    def figures(self) -> dict[str, float]:
+        """Sums of what this rank's forms say of themselves."""
+        total: dict[str, float] = {}
+        for form in () if self._copies is None else self._copies.forms:
+            for name, value in form.figures().items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+
+class _Messages:
+    """The collectives.
+
+    Parameters
+    ----------
+    collectives : Collectives
+    codec : Elementwise
+    entries : int
+        The most entries of conditional forms that an owner has.
+    """
+
+    def __init__(self, collectives: Collectives, codec: Elementwise, entries: int) -> None:
+        self._collectives, self._codec, self._size = collectives, codec, collectives.size
+        self._entries = entries
+
+    def known(self, wanted: Wanted | None, known_K: Ints, served: Served | None) -> Ints:
+        """What dense ranks know of the rows that they ask this owner for, int64 [K]."""
+        return self._numbers(_peers(wanted), known_K, _peers(served))
+
+    def clocks(self, served: Served | None, wanted: Wanted | None) -> Ints:
+        """What owners answer, for each row that this dense rank asks for."""
+        return self._numbers(_peers(served), _NONE if served is None else served.clocks_K, _peers(wanted))
+
+    def floats(self, message: Floats | None, sent_R: Ints, due_R: Ints, tag: str) -> Floats:
+        """Vectors, as the codec writes them."""
+        there = self._codec.message(sent_R, tag=tag)  # type: ignore[attr-defined]
+        if message is not None:
+            there[: len(message)] = message
+        return self._codec.alltoallv(there, sent_R, due_R, tag)
+
+    def pushed(self, wanted: Wanted | None, number_E: Ints) -> Served:
+        """Rows that dense ranks push to this owner, as these call them."""
+        counts_RC = np.zeros((self._size, self._entries), np.int64)
+        if wanted is not None:
+            np.add.at(counts_RC, (wanted.owner_K, number_E[wanted.entry_K]), 1)
+        came_RC = self._collectives.alltoall(counts_RC, "control")
+        peer, entry = np.nonzero(came_RC)
+        n = came_RC[peer, entry]
+        served = Served(np.repeat(peer, n), np.repeat(entry, n), _NONE)
+        names = _NONE if wanted is None else wanted.names_K
+        served.row_K = self._numbers(_peers(wanted), names, served.peer_K)
+        return served
+
+    def _numbers(self, to_K: Ints, values_K: Ints, from_K: Ints) -> Ints:
+        """A number a row each way."""
+        sent_R, at_K = numbers(to_K, self._size)
+        due_R, came_K = numbers(from_K, self._size)
+        message = self._collectives.message(sent_R, np.int64)
+        message[at_K] = values_K
+        return np.asarray(self._collectives.alltoallv(message, sent_R, due_R, "ids")[came_K])
+
+
+def _peers(of: Wanted | Served | None) -> Ints:
+    if of is None:
+        return _NONE
+    return of.owner_K if isinstance(of, Wanted) else of.peer_K

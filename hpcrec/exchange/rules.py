@@ -1,0 +1,117 @@
+"""An owner's side of conditional forms: which copies are too old, by each form's rule, and rows that are pushed.
+
+Knows the owner's leg, its store's geometry and the rules; messages are ``copies``.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcrec.embedding.asked import Asked, with_rows
+from hpcrec.embedding.blocks import Part
+from hpcrec.embedding.shards import Family
+from hpcrec.embedding.store import Store
+from hpcrec.exchange.copies import Served, Streams, Vectors
+from hpcrec.exchange.forms.conditional import Conditional, OwnerRule
+from hpcrec.exchange.forms.form import Form
+from hpcrec.exchange.layout import Leg
+from hpcrec.types import Ints
+
+
+class _Ruled:
+    """A rule over one part of a family."""
+
+    def __init__(self, rule: OwnerRule, family: Family, spare: int, lives: Ints | None) -> None:
+        self.rule, self.family, self.spare, self.lives = rule, family, spare, lives
+        self._seen = None if lives is None else lives.copy()
+
+    def answer(self, rows: Ints, known: Ints) -> Ints:
+        """Clocks; rows of which nothing is known, and ids without a row, are always sent."""
+        if self.lives is not None and self._seen is not None:
+            anew = np.unique(rows[self.lives[rows] != self._seen[rows]])
+            if len(anew):
+                self._seen[anew] = self.lives[anew]
+                self.rule.restarted(anew)
+        clocks = self.rule.answer(rows, known)
+        always = (known < 0) | (rows == self.spare)
+        return np.where(always, np.maximum(clocks, 0), clocks)
+
+
+class OwnerRules:
+    """One owner's.
+
+    Parameters
+    ----------
+    leg : Leg
+    store : Store
+    size : int
+        Ranks.
+    """
+
+    def __init__(self, leg: Leg, store: Store, size: int) -> None:
+        self._store = store
+        entries = [e for e, entry in enumerate(leg.entries) if entry.form.conditional]
+        number = {e: i for i, e in enumerate(entries)}
+        self.number_E = np.array([number.get(e, -1) for e in range(len(leg.entries))], np.int64)
+        entry_S = np.array([number[s.entry] for s in leg.apart], np.int64)
+        width_S = np.array([s.width for s in leg.apart], np.int64)
+        self._streams = Streams(entry_S, width_S, len(entries), size=size, dtype=store.dtype)
+        places = [store.place(s.table) for s in leg.apart]
+        self._block_S = np.array([found[0] for found in places if found is not None], np.int64)
+        self._base_S = np.array([found[1].base for found in places if found is not None], np.int64)
+        self._ruled: dict[tuple[str, str], _Ruled] = {}
+        self._of_entry = [self._rule(leg.entries[e].family, leg.entries[e].form, leg.entries[e].part) for e in entries]
+
+    def _rule(self, family: Family, form: type[Form], part: int) -> _Ruled:
+        key = family.name, form.name
+        if key not in self._ruled:
+            assert issubclass(form, Conditional)
+            dynamic, rows = family.dynamic is not None, family.part_rows(part)
+            lives = self._store.lives(family.name) if dynamic else None
+            self._ruled[key] = _Ruled(form.Owner(rows + dynamic), family, rows if dynamic else -1, lives)
+        return self._ruled[key]
+
+    def answer(self, served: Served, known_K: Ints) -> None:
+        """Fills in ``served.clocks_K``."""
+        served.clocks_K = np.empty_like(known_K)
+        for e, ruled in enumerate(self._of_entry):
+            mine = np.flatnonzero(served.entry_K == e)
+            served.clocks_K[mine] = ruled.answer(served.row_K[mine], known_K[mine])
+
+    def vectors(self, served: Served, rows: Ints) -> Vectors:
+        """Those of some of the rows."""
+        return self._streams.vectors(served.peer_K, served.entry_K, rows)
+
+    def found(self, pushed: Served) -> None:
+        """Rows in place of ids, of dynamic tables; gradients of ids that have none are dropped, and counted."""
+        for e, ruled in enumerate(self._of_entry):
+            if ruled.lives is not None:
+                mine = np.flatnonzero(pushed.entry_K == e)
+                pushed.row_K[mine] = self._store.find(ruled.family.name, pushed.row_K[mine], admit=False)
+                self._store.dynamic[ruled.family.name].dropped += int((pushed.row_K[mine] == ruled.spare).sum())
+
+    def with_rows(self, works: Sequence[Asked], served: Served, v: Vectors, at: int, *, train: bool) -> list[Asked]:
+        """What a step asks of each block, and these vectors, which lie behind ``at``: gathered, or to learn from."""
+        out = []
+        for b, asked in enumerate(works):
+            mine = np.flatnonzero(self._block_S[v.stream] == b)
+            rows = served.row_K[v.row[mine]] + self._base_S[v.stream[mine]]
+            out.append(with_rows(asked, rows, v.start[mine] + at, train=train, device=self._store.device))
+        return out
+
+    def learned(self, works: Sequence[Asked]) -> None:
+        """Tells the rules which rows have changed."""
+        for ruled in self._ruled.values():
+            found = [self._rows_of(self._store.place(table), works) for table in ruled.family.tables]
+            rows = np.unique(np.concatenate(found))
+            ruled.rule.learned(rows[rows != ruled.spare])
+
+    @staticmethod
+    def _rows_of(place: tuple[int, Part] | None, works: Sequence[Asked]) -> Ints:
+        if place is None:
+            return np.zeros(0, np.int64)
+        block, part = place
+        grouping = works[block].grouping
+        assert grouping is not None, "the step is learned from"
+        unique = np.asarray(grouping.unique)
+        return unique[slice(*np.searchsorted(unique, (part.base, part.end)).tolist())] - part.base

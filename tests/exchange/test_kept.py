@@ -1,0 +1,206 @@
+"""Forms whose rows dense ranks keep: ``kept`` is ``rows``, ``late`` is one process that learns as late."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.config import Config
+from hpcrec.embedding.shards import Family
+from hpcrec.embedding.stores import STORES
+from hpcrec.errors import ConfigError, HpcrecError
+from hpcrec.training.session import Session
+from hpcrec.types import Ints
+from tests.policy.delayed import put_delayed
+from tests.policy.test_delayed import OPTIMIZERS, config_of, results, same_bits, trained
+from tests.policy.test_delayed_stores import FewPlaces, dynamic_of, grown
+from tests.stand_ins.file_store import FileStore
+from tests.stand_ins.kept_form import Kept, LateReference, put_kept
+from tests.together import on_every_rank
+from tests.training.runs import global_batches, reference_for, write_data
+from tests.training.test_equivalence import covering, roles_for
+from tests.training.test_nonfinite import SKIP, spoil
+
+COMM = MPI.COMM_WORLD
+WAYS = ("rows", "pooled", "pooled, by columns")  # how tables are placed; the form is replaced
+
+
+def with_form(config: Config, form: str) -> Config:
+    return replace(config, exchange=replace(config.exchange, form=form))
+
+
+def kept_of(session: Session) -> list[Kept]:
+    """Those of this rank."""
+    side = session.parts.exchange._dense_side
+    return [] if side is None or side.copies is None else [f for f in side.copies.forms if isinstance(f, Kept)]
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_kept_is_rows_bit_for_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_kept(monkeypatch)
+    codecs: tuple[dict[str, Any], ...] = (
+        {},
+        {"exchange": {"codec": "bf16"}, "train": {"dtype": "float32"}},
+        {"exchange": {"codec": "fp16"}, "train": {"dtype": "float32"}},
+    )
+    for roles, way, optimizer, codec in covering(roles_for(COMM.size), WAYS, OPTIMIZERS, codecs):
+        more = {**codec, "topology": roles, "train": {**codec.get("train", {}), "steps": 9}, "checkpoint": {"every": 5}}
+        more["exchange"] = {**codec.get("exchange", {}), "ids": "read" if optimizer == "adam" else "routed"}
+        config = config_of(folder, None, way, optimizer, **more)
+        expected = trained(with_form(config, "rows"))
+        with open_session(with_form(config, "kept")) as session:
+            losses = [step.run() for step in session.steps()]
+            found = {**results(session), "losses": np.array(COMM.allgather(losses))}
+            counted = COMM.allreduce(np.array([[of.asked, of.sent] for of in kept_of(session)] or [[0, 0]]).sum(axis=0))
+        about = (roles, way, optimizer, codec)
+        if codec.get("exchange", {}).get("codec") == "fp16":  # blocks that are scaled together are others here
+            with on_every_rank():
+                for name, values in expected.items():
+                    np.testing.assert_allclose(found[name], values, rtol=0, atol=0.05, err_msg=str((name, about)))
+        else:
+            same_bits(found, expected, about)
+        with on_every_rank():
+            assert 0 < counted[1] == counted[0]  # who reads a row changes it in the same step
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_late_is_one_process_that_learns_as_late(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also past a drain point, and where steps are left out: what is held back is pushed all the same."""
+    write_data(folder / "data.h5")
+    put_kept(monkeypatch)
+    for roles, way, optimizer, left_out in covering(roles_for(COMM.size), WAYS, OPTIMIZERS, ((), (2, 3))):
+        more = {"topology": roles, "checkpoint": {"every": 5}, "train": {**SKIP, "steps": 9}}
+        config = with_form(config_of(folder, None, way, optimizer, **more), "late")
+        with open_session(config) as session:
+            layout = session.parts.exchange.layout
+            late = {t: late_in(family) for family in layout.families for t in family.tables}
+            reference = reference_for(session, config)
+            one, batches, held = LateReference(reference, late, drains=(5, 9)), global_batches(session, 9), []
+            for step in session.steps():
+                if step.number in left_out:
+                    spoil(session, step)
+                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+                expected = one.step(batches[step.number], left_out=step.number in left_out)
+                held.append(COMM.allreduce(sum(len(of.held_back) for of in kept_of(session))))
+                with on_every_rank():
+                    assert math.isnan(loss) if step.number in left_out else abs(loss - expected) < 1e-12, step.number
+            found = results(session)
+            asked, sent = COMM.allreduce(
+                np.array([[f.asked, f.sent] for f in kept_of(session)] or [[0, 0]]).sum(axis=0)
+            )
+        with on_every_rank():
+            assert 0 < sent < asked, "owners send only what has changed"
+            assert [n > 0 for n in held] == [done not in (5, 9) and done - 1 not in left_out for done in range(1, 10)]
+            for name in reference.tables:
+                np.testing.assert_allclose(found[name], reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
+
+
+def late_in(family: Family) -> Callable[[Ints], np.ndarray]:
+    return lambda ids: (family.deal(ids)[1] if family.kind == "row" else ids) % 2 == 1
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
+def test_rows_that_other_ids_get(evict: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id that has its row again, and one that has another's, are not answered by a copy of before."""
+    write_data(folder / "data.h5")
+    put_kept(monkeypatch)
+    for roles in roles_for(COMM.size):
+        config = dynamic_of(folder, None, evict, roles, checkpoint={"every": 6})
+        expected = grown(with_form(config, "rows"))
+        same_bits(grown(with_form(config, "kept")), expected, roles)
+        late = grown(with_form(config, "late"))
+        assert all(np.isfinite(values).all() for values in late.values())
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_stores_with_a_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are pushed and were not asked for are brought into the cache; other forms read the same table."""
+    write_data(folder / "data.h5")
+    put_kept(monkeypatch)
+    for roles, form, optimizer in covering(roles_for(COMM.size), ("kept", "late"), OPTIMIZERS):
+        config = config_of(folder, None, "rows", optimizer, topology=roles, train={"steps": 12})
+        forms = {"user": "rows", "history": "pooled"}  # history reads item's table
+        mixed = replace(config, exchange=replace(config.exchange, form=form, forms=forms))
+        expected = trained(mixed)
+        for store in (FileStore, FewPlaces):
+            with monkeypatch.context() as patch:
+                patch.setitem(STORES, "dram", store)
+                same_bits(trained(mixed), expected, (roles, form, optimizer, store))
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("form", ["kept", "late"])
+def test_interrupted_is_uninterrupted(form: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_kept(monkeypatch)
+    for roles in roles_for(COMM.size):
+        more = {
+            "topology": roles,
+            "checkpoint": {"every": 4},
+            "train": {"steps": 9},
+            "run": {"folder": str(folder / "run")},
+        }
+        config = with_form(config_of(folder, None, "rows", **more), form)
+        expected = trained(config)
+        expected.pop("losses")
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+                if session.step == 3 and form == "late":
+                    with on_every_rank(), pytest.raises(HpcrecError, match="gradients that dense ranks hold back"):
+                        state.save(session, Path(config.run.folder), {})
+                    with on_every_rank(), pytest.raises(HpcrecError, match="would lack gradients"):
+                        session.evaluate("train")
+                if session.step == 4:
+                    assert all(not of.copies for of in kept_of(session))
+                    state.save(session, Path(config.run.folder), {})
+                    break
+        with open_session(config) as session:
+            last = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
+            state.load(session, last, resume=True)
+            for step in session.steps():
+                step.run()
+            same_bits(results(session), expected, roles)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_evaluations_read_owners_and_leave_copies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_kept(monkeypatch)
+    for roles in roles_for(COMM.size):
+        more = {"topology": roles, "train": {"steps": 9, "eval_every": 3}, "checkpoint": {"keep_best": False}}
+        more["data"] = {"validation": str(folder / "data.h5")}
+        config = config_of(folder, None, "rows", **more)
+        seen: dict[str, list[Any]] = {"rows": [], "kept": []}
+        for form, found in seen.items():
+            with open_session(with_form(config, form)) as session:
+                for step in session.steps():
+                    step.run()
+                    if session.step % 3 == 0:
+                        before = [dict(of.copies) for of in kept_of(session)]
+                        found.append(session.evaluate("validation")["logloss"])
+                        assert before == [of.copies for of in kept_of(session)]
+        assert seen["kept"] == seen["rows"], roles
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_what_does_not_go_with_copies_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_kept(monkeypatch)
+    put_delayed(monkeypatch, 1)
+    dct = {"exchange": {"codec": "dct", "dct": {"density": 0.4}}, "train": {"dtype": "float32"}}
+    for roles in roles_for(COMM.size)[:1]:
+        for delay, more, why in ((1, {}, "policy.name is 'delayed1'"), (None, dct, "exchange.codec is 'dct'")):
+            config = with_form(config_of(folder, delay, "pooled", topology=roles, **more), "kept")
+            with on_every_rank(), pytest.raises(ConfigError, match=why):
+                open_session(config)

@@ -1,0 +1,153 @@
+"""A stand-in for forms whose rows dense ranks keep, and what one process does in its place.
+
+Form ``kept``: every row that was read is kept, and owners send those that have changed since. Form ``late`` besides
+holds back the gradients of every second row (those of odd number, as their part calls them) until the step after, or a
+drain point.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from hpcrec.exchange.forms import FORMS
+from hpcrec.exchange.forms.conditional import Asked, Conditional, Push
+from hpcrec.types import Floats, Ints
+from tests.reference import GlobalBatch, Reference, update_rows
+
+Key = tuple[int, int]
+
+
+class ChangedSince:
+    """The owner's rule: a copy will do where its row was not learned since; clocks count what was learned."""
+
+    def __init__(self, rows: int) -> None:
+        self._now = 1
+        self._changed = np.zeros(rows, np.int64)
+
+    def answer(self, rows: Ints, known: Ints) -> Ints:
+        return np.where(self._changed[rows] >= known, self._now, -1)
+
+    def learned(self, rows: Ints) -> None:
+        self._changed[rows] = self._now
+        self._now += 1
+
+    def restarted(self, rows: Ints) -> None:
+        self._changed[rows] = self._now
+
+
+class Kept(Conditional):
+    """See ``hpcrec.exchange.forms.conditional``."""
+
+    name = "kept"
+    Owner = ChangedSince
+    late = False
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.copies: dict[Key, tuple[int, dict[str, Floats]]] = {}
+        self.held_back: dict[Key, dict[str, Floats]] = {}
+        self.asked = self.sent = self.emptied = 0
+
+    def known(self, asked: Asked) -> Ints:
+        return np.array([self.copies.get(key, (-1, {}))[0] for key in _keys(asked)], np.int64)
+
+    def read(self, asked: Asked, clocks: Ints, came: Mapping[str, Floats]) -> Mapping[str, Floats]:
+        self.asked += len(clocks)
+        self.sent += int((clocks >= 0).sum())
+        for i, (key, clock) in enumerate(zip(_keys(asked), clocks.tolist(), strict=True)):
+            if clock >= 0:
+                self.copies[key] = clock, {table: rows[i].copy() for table, rows in came.items()}
+        copies = [self.copies[key][1] for key in _keys(asked)]
+        return {t: np.stack([of[t] for of in copies]) if copies else rows for t, rows in came.items()}
+
+    def push(self, asked: Asked, gradients: Mapping[str, Floats] | None, *, drain: bool) -> Push:
+        out, self.held_back = self.held_back, {}
+        for i, key in enumerate(_keys(asked) if gradients is not None else ()):
+            assert gradients is not None
+            own = {table: of[i] for table, of in gradients.items()}
+            if self.late and key[1] % 2 and not drain:
+                self.held_back[key] = own
+            else:
+                out[key] = {t: out[key][t] + g for t, g in own.items()} if key in out else own
+        keys = sorted(out)  # part after part, as ``rows`` has them
+        of = np.array(keys, np.int64).reshape(len(keys), 2)
+        tables = list(next(iter(out.values()))) if out else []
+        return Push(
+            Asked(of[:, 1].copy(), of[:, 0].copy()), {t: np.stack([out[key][t] for key in keys]) for t in tables}
+        )
+
+    def empty(self) -> None:
+        assert not self.held_back, "it was drained"
+        self.copies.clear()
+        self.emptied += 1
+
+    def figures(self) -> dict[str, float]:
+        return {"kept_asked": self.asked, "kept_sent": self.sent}
+
+
+class Late(Kept):
+    """The same, every second row a step late."""
+
+    name = "late"
+    late = True
+
+
+def put_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms ``kept`` and ``late``."""
+    for form in (Kept, Late):
+        monkeypatch.setitem(FORMS, form.name, form)
+
+
+def _keys(asked: Asked) -> list[Key]:
+    return list(zip(asked.part.tolist(), asked.rows.tolist(), strict=True))
+
+
+class LateReference:
+    """Trains a reference on global batches, rows that ``late`` names by table a step late.
+
+    Parameters
+    ----------
+    reference : Reference
+    late : mapping of str to callable
+        Table -> ids [U] -> bool [U].
+    drains : sequence of int
+        Numbers of steps after which nothing is held back.
+    """
+
+    def __init__(self, reference: Reference, late: Mapping[str, Callable[[Ints], np.ndarray]], drains: Sequence[int]):
+        self._reference, self._late, self._drains = reference, late, set(drains)
+        self._done = 0
+        self._held: dict[str, dict[int, torch.Tensor]] = {name: {} for name in reference.tables}
+
+    def step(self, batch: GlobalBatch, *, left_out: bool = False) -> float:
+        """Loss before the step."""
+        reference = self._reference
+        reference.module.zero_grad()
+        for table in reference.tables.values():
+            table.bags.weight.grad = None
+        loss = reference.loss(reference.logits(batch), batch)
+        loss.backward()
+        self._done += 1
+        if not left_out:
+            assert reference.dense_optimizer is not None
+            reference.dense_optimizer.step()
+        for name, touched in reference.touched(batch).items():
+            table, out = reference.tables[name], self._held[name]
+            self._held[name] = {}
+            late = self._late[name](touched.numpy()) & (self._done not in self._drains)
+            for i, row in enumerate(touched.tolist() if not left_out else ()):
+                assert table.bags.weight.grad is not None
+                own = table.bags.weight.grad[row].clone()
+                if late[i]:
+                    self._held[name][row] = own
+                else:
+                    out[row] = out[row] + own if row in out else own
+            if out:
+                rows = torch.tensor(sorted(out))
+                with torch.no_grad():
+                    update_rows(
+                        table, rows, torch.stack([out[r] for r in rows.tolist()]), lr_scale=1.0, step=self._done
+                    )
+        return loss.item()
