@@ -15,6 +15,7 @@ from hpcrec.config import Config, DenseConfig
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.codec import wire_item_bytes
+from hpcrec.exchange.forms.conditional import Conditional
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
@@ -262,7 +263,18 @@ def _dense_rank(
         kept=sum(t.kept for t in asked) / n,
         unsent=_unsent(config.dense, parameters, n // topology.groups),
         taught_by=topology.groups - 1,
+        kept_rows_bytes=_kept_rows(layout, DTYPES[config.train.dtype][0].itemsize),
     )
+
+
+def _kept_rows(layout: Layout, item: int) -> float:
+    """Bytes of rows that conditional forms keep on a dense rank."""
+    total = 0.0
+    for form in layout.bundled():
+        if isinstance(form, Conditional):
+            columns = sum(layout.tables[table].width for table in layout.tables_of[form.features[0]])
+            total += type(form).memory(form.family.rows, columns, item)
+    return total
 
 
 def _unsent(dense: DenseConfig, parameters: int, ranks: int) -> float:

@@ -205,6 +205,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
         "owners": {},
         "imbalance": {},
+        "copies": {},
         "dynamic_tables": {},
         "topology": {**session.parts.world.describe(), "reduce": session.parts.exchange.reduction.way},
         "versions": software,
@@ -246,6 +247,7 @@ def _summary(
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
         "owners": owners,
         "imbalance": imbalance(list(owners.values())),
+        "copies": _copies(session),
         "dynamic_tables": outcome.dynamic,
         "topology": {**session.parts.world.describe(), "reduce": session.parts.exchange.reduction.way},
         "versions": software,
@@ -259,6 +261,12 @@ def _owner(session: Session) -> dict[str, float] | None:
     store, load = session.parts.store, session.parts.load
     held = {"rows": 0, "bytes": 0} if store is None else store.figures()
     return {**held, **(load or Load()).figures()}
+
+
+def _copies(session: Session) -> dict[str, float]:
+    """What forms that keep copies of rows say of them, over all ranks; collective."""
+    every = session.parts.world.main.allgather(session.parts.exchange.figures())
+    return {name: sum(of.get(name, 0.0) for of in every) for name in sorted({name for of in every for name in of})}
 
 
 def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, float]:

@@ -206,6 +206,10 @@ class Exchange:
         """Whether dense ranks keep copies of rows, and perhaps gradients that are not pushed before a drain point."""
         return self._copies is not None
 
+    def figures(self) -> dict[str, float]:
+        """What this rank's forms that keep copies say of them: sums."""
+        return {} if self._copies is None else self._copies.figures()
+
     def empty(self) -> None:
         """Dense ranks forget all copies; after a drain."""
         if self._copies is not None:

@@ -224,6 +224,8 @@ def _dense_terms(dense: DenseRank, item_bytes: int, routes: int, lookups: int, i
     }
     if dense.unsent:
         terms["unsent gradients"] = item_bytes * dense.unsent
+    if dense.kept_rows_bytes:
+        terms["kept rows"] = dense.kept_rows_bytes
     if dense.taught_by:  # as they were exchanged, and, while it evaluates, as they are
         terms["other groups"] = 2 * item_bytes * dense.taught_by * dense.parameters
     return terms

@@ -89,6 +89,8 @@ class DenseRank:
         Of a batch on this rank, those of dynamic tables.
     kept : float
         Elements of a batch that holders choose to cross, where not all do.
+    kept_rows_bytes : float
+        Of rows that conditional forms keep.
     """
 
     samples: float
@@ -108,3 +110,4 @@ class DenseRank:
     unsent: float = 0.0
     taught_by: int = 0
     kept: float = 0.0
+    kept_rows_bytes: float = 0.0

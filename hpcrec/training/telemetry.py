@@ -57,6 +57,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "peak_rss_bytes": None,
     "owners": None,
     "imbalance": None,
+    "copies": None,
     "dynamic_tables": None,
     "topology": None,
     "versions": None,

@@ -1,5 +1,6 @@
 """Forms whose rows dense ranks keep: ``kept`` is ``rows``, ``late`` is one process that learns as late."""
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,15 +11,18 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.build.memory import predict_memory
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.stores import STORES
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.training.session import Session
 from hpcrec.types import Ints
+from tests.devices import device_or_skip
 from tests.policy.delayed import put_delayed
 from tests.policy.test_delayed import OPTIMIZERS, config_of, results, same_bits, trained
 from tests.policy.test_delayed_stores import FewPlaces, dynamic_of, grown
@@ -136,6 +140,40 @@ def test_stores_with_a_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
             with monkeypatch.context() as patch:
                 patch.setitem(STORES, "dram", store)
                 same_bits(trained(mixed), expected, (roles, form, optimizer, store))
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("device", ["emulated", "cuda"])
+def test_on_devices(device: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows there, all of them or a cache of them, and the model too."""
+    device_or_skip(device)
+    write_data(folder / "data.h5")
+    put_kept(monkeypatch)
+    for roles, way, form, memory in covering(roles_for(COMM.size), WAYS, ("kept", "late"), (None, 6000)):
+        config = with_form(config_of(folder, None, way, topology=roles, train={"steps": 5}), form)
+        expected = trained(config)
+        rows_there = replace(config, store=replace(config.store, name="gpu", device=device, memory_bytes=memory))
+        same_bits(trained(rows_there), expected, (roles, way, form, memory))
+        there = trained(replace(rows_there, dense=replace(config.dense, device=device)))
+        with on_every_rank():
+            for name, values in expected.items():
+                np.testing.assert_allclose(there[name], values, rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parallel([1, 3])
+def test_the_summary_and_the_memory_formula_ask_the_form(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    put_kept(monkeypatch)
+    more = {"topology": roles_for(COMM.size)[0], "train": {"steps": 6}, "run": {"folder": str(folder / "run")}}
+    config = with_form(config_of(folder, None, "rows", **more), "late")
+    assert commands.train(config) == 0
+    found = json.loads((folder / "run" / "summary.json").read_text())["copies"]
+    with on_every_rank():
+        assert 0 < found["kept_sent"] < found["kept_asked"]
+        for rank in predict_memory(config, [0] * COMM.size):
+            assert rank.terms["kept rows"] > 0
+        for rank in predict_memory(with_form(config, "rows"), [0] * COMM.size):
+            assert "kept rows" not in rank.terms
 
 
 @pytest.mark.parallel([1, 2, 3, 4])

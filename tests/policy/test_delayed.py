@@ -52,7 +52,7 @@ def config_of(folder: Path, delay: int | None, way: str, optimizer: str = "adagr
 def results(session: Session) -> dict[str, np.ndarray]:
     """Rows, and dense parameters of the first dense rank."""
     found, model = gather_tables(session), session.model
-    dense = None if model is None else {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+    dense = None if model is None else {n: p.detach().cpu().numpy().copy() for n, p in model.named_parameters()}
     return {**found, **COMM.bcast(dense, root=session.topology.dense[0])}
 
 

@@ -42,6 +42,7 @@ def summary(**changes):
         "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
         "owners": {"0": {"rows": 1000, "bytes": 68_000, **Load(steps=4, lookups=400, distinct=200).figures()}},
         "imbalance": {"bytes": 1.0, "lookups": 1.25, "distinct": 1.0, "time": 1.0},
+        "copies": {},
         "dynamic_tables": {
             "user": {
                 "rows": 900,

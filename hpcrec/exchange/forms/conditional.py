@@ -17,6 +17,8 @@ from hpcrec.types import Floats, Ints
 
 NOT_KNOWN = -1  # clock of a row of which there is no copy; and what an owner answers where the copy will do
 
+_CLOCK_BYTES = 8
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -105,6 +107,14 @@ class Conditional(Rows):
     @abstractmethod
     def empty(self) -> None:
         """Forgets all copies, at checkpoints, after a drain: a run that goes on from there has none."""
+
+    @classmethod
+    def memory(cls, rows: int, columns: int, item: int) -> float:
+        """The most bytes that what is kept takes on a dense rank: of all tables of a bundle, so many rows and columns.
+
+        By default a copy of every row, a gradient that is held back, and a clock.
+        """
+        return float(rows * (2 * columns * item + _CLOCK_BYTES))
 
     def figures(self) -> dict[str, float]:
         """What ``summary.json`` says of it: sums that are added over bundles and ranks."""
