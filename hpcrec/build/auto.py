@@ -152,6 +152,9 @@ def make_exchange(
     several, direct = policy.in_flight, crosses_directly(config, world, place)
     if layout.conditional:
         _refuse_copies(config, layout, world.topology, direct=direct)
+    parts = getattr(policy, "parts", False)
+    if parts:
+        _refuse_parts(config, layout, world.topology, direct=direct)
     return Exchange(
         world,
         layout,
@@ -170,6 +173,7 @@ def make_exchange(
         direct=direct,
         lane=world.main if several == 1 else world.lane(LANE),
         keeps=several > 1,
+        parts=parts,
     )
 
 
@@ -181,12 +185,27 @@ def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct
     elif topology.table_sets > 1:
         reason = "dense ranks read the tables of several groups. Set dense.codistillation.share_embeddings = true"
     elif direct:
-        reason = "messages cross from GPU to GPU. Set exchange.gpu_messages = 'host'"
+        reason = "messages cross from GPU to GPU. Set exchange.gpu_messages = 'off'"
     if reason is not None:
         raise ConfigError(
             f"features {', '.join(layout.conditional)} have a form whose rows dense ranks keep, but {reason}, or "
             "another form."
         )
+
+
+def _refuse_parts(config: Config, layout: Layout, topology: Topology, *, direct: bool) -> None:
+    """Refuses what does not go with steps that are read and learned in two parts; the same on every rank."""
+    reason = None
+    if config.exchange.codec == "dct":
+        reason = "exchange.codec is 'dct', which thresholds whole messages. Take another codec."
+    elif topology.table_sets > 1:
+        reason = "each group has tables of its own. Set dense.codistillation.share_embeddings = true."
+    elif direct:
+        reason = "messages cross from GPU to GPU. Set exchange.gpu_messages = 'off'."
+    elif layout.substituted:
+        reason = f"owners compute {', '.join(layout.substituted)}, of whole bags. Set exchange.form = 'rows'."
+    if reason is not None:
+        raise ConfigError(f"policy.name is {config.policy.name!r}, which reads a step in two parts, but {reason}")
 
 
 def make_pipeline(config: Config, exchange: Exchange, timer: Timer) -> Pipeline:

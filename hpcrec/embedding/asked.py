@@ -136,6 +136,42 @@ def with_rows(asked: Asked, rows: Ints, start: Ints, *, train: bool, device: ker
     )
 
 
+def some_bags(asked: Asked, keep_V: np.ndarray, *, maxima: bool, device: kernels.Device | None) -> Asked:
+    """Some of the bags whose rows are added, bool [V], to be gathered; those pooled by max all or not at all."""
+    index, offsets, largest = np.asarray(asked.index), np.asarray(asked.offsets), asked.maxima
+    n_added, lengths = int(offsets[-1]), np.diff(offsets)
+    keep_K = np.repeat(keep_V, lengths)
+    behind = index[n_added:] if maxima else index[:0]
+    weights = None if asked.weights is None else np.asarray(asked.weights)[:n_added][keep_K]
+    if weights is not None:
+        weights = np.concatenate([weights, np.ones(len(behind), weights.dtype)])
+    starts = asked.value_start
+    arrays: dict[str, Any] = {
+        "index": np.concatenate([index[:n_added][keep_K], behind]),
+        "offsets": np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[keep_V])]),
+        "value_start": None if starts is None else np.asarray(starts)[keep_V],
+        "weights": weights,
+    }
+    if device is not None:
+        arrays = {name: None if array is None else device.array(array) for name, array in arrays.items()}
+    return replace(asked, **arrays, maxima=largest if maxima else None)
+
+
+def some_rows(asked: Asked, keep_U: np.ndarray, device: kernels.Device | None) -> Asked:
+    """Some of the distinct rows, bool [U], to learn from."""
+    assert asked.grouping is not None, "it is learned from"
+    return replace(asked, grouping=picked(asked.grouping, keep_U, device))
+
+
+def picked(grouping: kernels.Grouping, keep: np.ndarray, device: kernels.Device | None) -> kernels.Grouping:
+    """Some of its rows, bool [U], with all their occurrences."""
+    ends: Ints = np.asarray(grouping.segments)
+    lengths = ends[1:] - ends[:-1]
+    segments = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[keep])])
+    kept = np.asarray(grouping.unique)[keep], segments, np.asarray(grouping.order)[np.repeat(keep, lengths)]
+    return kernels.Grouping(*(kept if device is None else (device.array(array) for array in kept)))
+
+
 def without_any(asked: Asked) -> Asked:
     """Nothing, of the same block."""
     none = asked.index[:0]

@@ -86,7 +86,7 @@ class Store(Protocol):
         """A step that will be gathered, and its rows by block. Steps that are learned are gathered in this order."""
 
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
-        """Pooled vectors of all bags, to where they lie in ``values``."""
+        """Pooled vectors of all bags, to where they lie in ``values``; perhaps in two calls, of some bags each."""
 
     def extend(self, step: int, asked: Sequence[Asked]) -> None:
         """The step asks for these rows in place of those of ``prefetch``; before ``gather``, or before ``learn``.
@@ -97,7 +97,7 @@ class Store(Protocol):
     def learn(
         self, step: int, asked: Sequence[Asked], gradients: Floats, norms: NormSum, *, number: int, lr_scale: float
     ) -> None:
-        """Gradients summed by row in the order of bags; each row steps once.
+        """Gradients summed by row in the order of bags; each row steps once. Perhaps in two calls, of some rows each.
 
         Parameters
         ----------

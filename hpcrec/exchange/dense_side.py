@@ -2,7 +2,7 @@
 
 What is static (which streams of which owner go where) is laid out once as flat arrays over all owners; a step adds how
 many bags each entry has. So the cost of a step grows with ids and bags, not with owners, but for partial results, whose
-places are counted owner by owner. Where owners read the ids themselves (``owner_side.IdReader``) there are places, and
+places are counted owner by owner. Where owners read the ids themselves (``id_reader``) there are places, and
 no messages. Knows the layout, the forms and one batch; knows no MPI.
 
 Legend: ``S`` streams of all owners, ``E`` entries of all owners, ``V`` vectors of one move, ``R`` ranks.
@@ -10,7 +10,7 @@ Legend: ``S`` streams of all owners, ``E`` entries of all owners, ``V`` vectors 
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from hpcrec.exchange.copies import DenseCopies, Kept, Wanted
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout, LeafGroup, Partial
 from hpcrec.exchange.moves import CopyMove, Crossing, MaxMove, Move, PartialMove, PoolMove
+from hpcrec.exchange.parts import Places
 from hpcrec.exchange.staged import Mover, brought, written
 from hpcrec.types import Bags, Floats, Ints
 
@@ -56,6 +57,8 @@ class Asked:
         What conditional forms have of it, by bundle.
     wanted : Wanted or None
         What these ask owners for; None where no form is conditional.
+    places, bags_R : Places and int64 [R], or None
+        Of the vectors that come, and how many bags each rank is asked for, where reads come in two parts.
     """
 
     id_bytes_R: Ints
@@ -69,6 +72,8 @@ class Asked:
     told: Mapping[int, int]
     kept: Sequence[Kept] = ()
     wanted: Wanted | None = None
+    places: Places | None = None
+    bags_R: Ints | None = None
 
     def assemble(self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]) -> Arrived:
         """Leaves and partial results, from the values that came: the device's, if there is one."""
@@ -176,6 +181,8 @@ class DenseSide:
         Owner -> numbers of its partial results that it sends to this rank; default: all.
     tells : sequence of int
         Ranks that this one tells the verdict.
+    parts : bool
+        Steps may be read in two parts.
     device : Device, optional
         Whose kernels assemble what comes: positions are brought there as ids are asked for, ahead of the step.
     """
@@ -191,10 +198,12 @@ class DenseSide:
         far: AbstractSet[int] = frozenset(),
         sent: Callable[[int], Sequence[int]] | None = None,
         tells: Sequence[int] = (),
+        parts: bool = False,
         device: kernels.Device | None = None,
     ) -> None:
         self._splitter, self._layout, self._replicas = splitter, layout, replicas
         self._size, self._pad, self._device = size, pad, device
+        self._parts = parts
         self._dtype, self._item = splitter.dtype, splitter.dtype.itemsize
         self._far_R = np.isin(np.arange(size), list(far))
         self._tells = np.array(tells, np.int64)
@@ -320,8 +329,24 @@ class DenseSide:
                 moves = [Mover(self._device).move(m) for m in moves]
         verdicts = cumulative(gradient_R)[self._tells] // self._item + inside_N
         told = dict(zip(self._tells.tolist(), inside_N.tolist(), strict=True))
-        asked = Asked(id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told, kept, wanted)
+        places, bags_R = self._parted(step, train=train)
+        asked = Asked(id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told)
+        if self.copies is not None or self._parts:
+            asked = replace(asked, kept=kept, wanted=wanted, places=places, bags_R=bags_R)
         return asked, message
+
+    def _parted(self, step: _Step, *, train: bool) -> tuple[Places | None, Ints | None]:
+        """Where the vectors are that may come in two parts, and the bags that each rank is asked for."""
+        if not (self._parts and train):
+            return None, None
+        s = self._streams
+        valued = np.flatnonzero(s.valued_S)
+        entry = s.entry_S[valued]
+        of_V, _, before = step.vectors(valued, entry)
+        bag_V = np.repeat(step.first_E[entry], step.requests.bags_E[entry]) + before
+        width_V = s.width_S[of_V]
+        bags_R = np.bincount(self._splitter.entries.owner_E, step.requests.bags_E, self._size).astype(np.int64)
+        return Places(s.owner_S[of_V], width_V, step.value_S[of_V] + before * width_V, bag_V), bags_R
 
     def _kept(self, dealt: Sequence[tuple[Dealt, Ints | None]]) -> tuple[Sequence[Kept], Wanted | None]:
         """What conditional forms have of the step, and ask for."""

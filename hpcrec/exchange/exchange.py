@@ -42,20 +42,22 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
 from hpcrec.exchange.among import AmongOwners
-from hpcrec.exchange.bags import Splitter
-from hpcrec.exchange.codec import Kept
+from hpcrec.exchange.bags import Splitter, cumulative, ranges
+from hpcrec.exchange.codec import Elementwise, Kept
 from hpcrec.exchange.codecs import codec_for
-from hpcrec.exchange.dense_side import DenseSide
+from hpcrec.exchange.dense_side import Asked, DenseSide
+from hpcrec.exchange.id_reader import IdReader
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.kept import KeptRows
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Thresholding, make_masks
 from hpcrec.exchange.norms import ColumnNorms
-from hpcrec.exchange.owner_side import IdReader, OwnerSide
+from hpcrec.exchange.owner_side import OwnerSide
 from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.route import Reading, Route
 from hpcrec.exchange.substitute import Slice
 from hpcrec.exchange.tensors import Here, Where
+from hpcrec.exchange.work import Served
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, GlobalIds
 
@@ -99,6 +101,8 @@ class Exchange:
         All ranks: of the thread that calls ``values`` and ``gradients``; by default the main thread's.
     keeps : bool
         Other steps may be read before a step's gradients come.
+    parts : bool
+        Steps may be read and learned in two parts (``parts``).
 
     Attributes
     ----------
@@ -132,8 +136,9 @@ class Exchange:
         direct: bool = False,
         lane: Collectives | None = None,
         keeps: bool = False,
+        parts: bool = False,
     ) -> None:
-        self.layout = layout
+        self.layout, self._parts = layout, parts
         self._where = where or Here()
         self._operators = operators
         self.store, self.thresholding, self.load = store, thresholding, load
@@ -185,6 +190,7 @@ class Exchange:
             sets=topology.table_sets,
             teller=self._teller,
             keeps=keeps,
+            parts=self._parts,
         )
 
     def _asking(self, splitter: Splitter, tells: list[int]) -> DenseSide:
@@ -198,6 +204,7 @@ class Exchange:
             far=topology.far,
             sent=lambda holder: self.reduction.sent(holder, topology.rank),
             tells=tells,
+            parts=self._parts,
             device=self._where.assembler,
         )
 
@@ -287,7 +294,22 @@ class Exchange:
             served = owner_side.read(self._reader.received(ids), reading.sets, train=train)
         weights_R = np.ascontiguousarray(heard_R["weight"])
         total, stop = float(weights_R.sum()), bool(heard_R["stop"].any())
-        return Route(asked, served, train, stop, total, weights_R, counted=reading.counted)
+        found = Route(asked, served, train, stop, total, weights_R, counted=reading.counted)
+        if self._parts and train:
+            found.early = self._early(route, asked, served)
+        return found
+
+    def _early(self, route: Collectives, asked: Asked | None, served: Served | None) -> np.ndarray:
+        """Owners tell which bags are early, a byte each: of those that this rank asks for, in the order of requests."""
+        parts = None if served is None else served.parts
+        n_sent_R = self._zeros_R if parts is None else parts.bags_R
+        n_due_R = self._zeros_R if asked is None or asked.bags_R is None else asked.bags_R
+        sent_R, due_R = padded_bytes(n_sent_R), padded_bytes(n_due_R)
+        message = route.message(sent_R, np.uint8)
+        if parts is not None:
+            message[ranges(cumulative(sent_R)[:-1], n_sent_R)] = parts.early
+        came = route.alltoallv(message, sent_R.copy(), due_R.copy(), "ids")
+        return np.asarray(came[ranges(cumulative(due_R)[:-1], n_due_R)]).astype(bool)
 
     def read(self, route: Route) -> None:
         """Phase ``values``; collective, on the lane. What comes is kept with the route until ``inputs``."""
@@ -318,6 +340,53 @@ class Exchange:
             with self._timer("assemble"):
                 route.arrived = asked.assemble(self._where.assembler, received, self.layout.groups)
 
+    def read_part(self, route: Route, *, early: bool) -> None:
+        """Phase ``values`` of the early bags of a step, or of the others, which follow; collective, on the lane."""
+        asked, served, owner = route.asked, route.served, self._owner_side
+        values, packed, sent_R, due_R = None, None, self._zeros_R, self._zeros_R
+        with self._timer("gather"):
+            if owner is not None and served is not None:
+                owner.find(served)
+                values = np.zeros(int(served.value_bytes_R.sum()) // self.dtype.itemsize, self.dtype)
+                packed = owner.answer_part(served, values, early=early)
+                sent_R = packed.bytes_R
+            message = self._codec.message(sent_R)
+            if packed is not None and values is not None:
+                packed.pack(values, message)
+        due = None
+        if asked is not None and asked.places is not None and route.early is not None:
+            due = asked.places.of(route.early if early else ~route.early, self._size, self.dtype.itemsize)
+            due_R = due.bytes_R
+        assert isinstance(self._codec, Elementwise), "refused where it is configured"
+        with self._timer("values"), self._counting(route.counted):
+            came = self._codec.alltoallv(message, sent_R.copy(), due_R.copy(), "values")
+        if asked is None or due is None:
+            return
+        if early:
+            route.values = np.zeros(int(asked.value_bytes_R.sum()) // self.dtype.itemsize, self.dtype)
+        assert route.values is not None, "early bags come first"
+        due.unpack(came, route.values)
+        if not early:
+            with self._timer("assemble"):
+                route.arrived = asked.assemble(self._where.assembler, route.values, self.layout.groups)
+            route.values = None
+
+    def learn_rest(self, route: Route, ahead: Route, *, step: int, lr_scale: float) -> None:
+        """Of a step that was learned in part: the rows that the step ``ahead`` does not ask for; as ``learn``."""
+        owner, served = self._owner_side, route.served
+        if owner is None or served is None:
+            if route.learned:
+                self._norms.sum({})
+        elif route.learned:
+            assert served.parts is not None and served.parts.received is not None and ahead.served is not None
+            works = owner.part_to_learn(served, ahead.served, asked=False)
+            with self._timer("update"):
+                owner.apply(
+                    served, served.parts.received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum, works=works
+                )
+        else:
+            owner.release(served)
+
     def inputs(self, route: Route) -> Inputs | None:
         """What the model receives of what was read, on dense ranks; None elsewhere. Called by the thread of the steps.
 
@@ -337,6 +406,7 @@ class Exchange:
         step: int,
         lr_scale: float,
         drain: bool = True,
+        ahead: Route | None = None,
     ) -> bool:
         """Phase ``gradients``; collective, on the lane. Rows have stepped when it returns, if they are to.
 
@@ -351,6 +421,8 @@ class Exchange:
         lr_scale : float
         drain : bool
             No gradient may be held back: a drain point comes after the step. The same on every rank.
+        ahead : Route, optional
+            A step that was read early: only the rows that it asks for are learned, the others by ``learn_rest``.
 
         Returns
         -------
@@ -372,8 +444,9 @@ class Exchange:
             )
             if learned is None:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
+            route.learned = learned
             if not learned and self._copies is None:  # what is kept of the step goes with it
-                if self._owner_side is not None and served is not None:
+                if self._owner_side is not None and served is not None and ahead is None:
                     self._owner_side.release(served)
                 return False
             if learned:
@@ -383,8 +456,20 @@ class Exchange:
             if self._copies is not None:
                 received = self._copies.push(route, received, learned=learned, drain=drain)
         if self._owner_side is not None and served is not None:
+            works = None
+            if ahead is not None and ahead.served is not None and served.parts is not None:
+                served.parts.received = received = np.array(received)
+                works = self._owner_side.part_to_learn(served, ahead.served, asked=True)
             with self._timer("update"):
-                self._owner_side.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)
+                self._owner_side.apply(
+                    served,
+                    received,
+                    step=step,
+                    lr_scale=lr_scale,
+                    norm_sum=self._norms.sum,
+                    works=works,
+                    last=works is None,
+                )
         else:
             self._norms.sum({})  # every owner takes part, one that holds nothing too
         return learned

@@ -3,7 +3,7 @@
 The same for every form: a request is bags of row numbers (of dynamic tables: of ids, whose rows are found first), the
 answer is one vector a bag and table, and the gradients have the layout of the answer. Gradients of a row are summed in
 the order (dense rank, entry, sample, position), those of bags pooled by max last, whatever the number of owners or
-threads. Owners may read the ids themselves (``IdReader``): results do not depend on which way ids took. Knows requests
+threads. Owners may read the ids themselves (``id_reader``): results do not depend on which way ids took. Knows requests
 and a store; knows no MPI.
 
 Legend: ``P`` senders, ``E`` entries of this owner, ``S`` its streams, ``N`` cells, ``I`` cells of one block.
@@ -14,72 +14,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.asked import Asked, Maxima, without_any
+from hpcrec.embedding.asked import Asked, Maxima, some_bags, some_rows, without_any
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import NormSum, Store
-from hpcrec.exchange.bags import Received, Splitter, cumulative, ranges, weights_by_id
+from hpcrec.exchange.bags import Received, cumulative, ranges, weights_by_id
 from hpcrec.exchange.copies import Served as Apart
 from hpcrec.exchange.copies import Vectors
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.parts import Early, Packed, Places
 from hpcrec.exchange.rules import OwnerRules
 from hpcrec.exchange.staged import Mover, brought, written
 from hpcrec.exchange.substitute import Slice, Substitute
-from hpcrec.exchange.work import Served, Spans
+from hpcrec.exchange.work import Parts, Served, Spans
 from hpcrec.operators.base import Operator
-from hpcrec.types import Floats, GlobalIds, Ints
-
-
-class IdReader:
-    """Makes what all dense ranks would ask of an owner from the ids of the global batch, which it reads itself.
-
-    The data set is columnar, and which samples a batch has is known to every rank. Nothing is written and read again.
-
-    Parameters
-    ----------
-    splitter : Splitter
-        Of this owner alone, of the features that it holds.
-    dense : sequence of int
-        Dense ranks, in the order of their parts of a batch.
-    """
-
-    def __init__(self, splitter: Splitter, dense: Sequence[int]) -> None:
-        self._splitter = splitter
-        self._dense = np.array(dense, np.int64)
-
-    def received(self, ids: GlobalIds) -> Received:
-        """What all of them ask.
-
-        Raises
-        ------
-        DataError
-            An id outside its table.
-        """
-        first = ids.first_D.tolist()
-        splitter = self._splitter
-        every = [
-            splitter.requests(splitter.columns(ids.bags, first[-1], slice(start, stop)))
-            for start, stop in pairwise(first)
-        ]
-        asking = [d for d in np.argsort(self._dense).tolist() if len(every[d].cells)]
-        asked, none = [every[d] for d in asking], np.zeros(0, np.int64)
-        cells = [np.column_stack([np.full(len(r.cells), p), r.cells[:, 1:]]) for p, r in enumerate(asked)]
-        cells_N4 = np.concatenate([none.reshape(0, 4), *cells])
-        weights = np.concatenate([np.zeros(0, np.uint8), *(r.weights for r in asked)])
-        entries = splitter.entries
-        return Received(
-            self._dense[asking],
-            np.concatenate([none, *(r.ids for r in asked)]),
-            cumulative(np.concatenate([none, *(r.lengths for r in asked)])),
-            cells_N4,
-            weights_by_id(cells_N4, entries.weighted, weights, splitter.dtype) if entries.carries_weights else None,
-        )
+from hpcrec.types import Floats, Ints
 
 
 class OwnerSide:
@@ -108,6 +63,8 @@ class OwnerSide:
         The dense rank that tells the verdict (``verdict``).
     keeps : bool
         Other steps may be answered before a step's gradients come.
+    parts : bool
+        Steps may be answered, and learned, in two parts.
 
     Attributes
     ----------
@@ -132,6 +89,7 @@ class OwnerSide:
         sets: int = 1,
         teller: int = 0,
         keeps: bool = False,
+        parts: bool = False,
     ) -> None:
         self.store = store
         self.load = load or Load()
@@ -161,6 +119,12 @@ class OwnerSide:
         ).reshape(sets, len(leg.entries))
         self._numbers = count()
         self.rules = OwnerRules(leg, store, size) if leg.apart else None
+        self._early = None
+        if parts:
+            number_of = {name: f for f, name in enumerate(dict.fromkeys(entry.family.name for entry in leg.entries))}
+            of = np.array([number_of[entry.family.name] for entry in leg.entries], np.int64)
+            by_max = [not e.form.pools and p == "max" for e, p in zip(leg.entries, pooling, strict=True)]
+            self._early = Early(of, np.array(by_max, bool))
 
     @staticmethod
     def _of_block(
@@ -258,11 +222,31 @@ class OwnerSide:
         spans = Spans(senders, sets_P, value_base, value_base + values_P + partial_P, counts[:, : self._valued])
         served = Served(value_bytes_R, gradient_bytes_R, spans, partials, None, verdict_at, verdict_in)
         served.find = partial(self._works, received, cell_PE, sets_P, places, ids_at, train=train)
+        if self._early is not None and train:
+            served.parts = self._parts(self._early, received, entry_N, cell_PE, places[0])
         if not self._families:
             self._find(served)
         if train:
             self.load.add_time("read", began_s)
         return served
+
+    def _parts(self, early: Early, received: Received, entry_N: Ints, cell_PE: Ints, value_PS: Ints) -> Parts:
+        """Which bags are early, and where the vectors that cross are."""
+        cells, n = received.cells, self._valued
+        cell_PS = cell_PE[:, self._entry_S[:n]]
+        p_I, s_I = np.nonzero(cell_PS >= 0)
+        cell_I = cell_PS[p_I, s_I]
+        bags_I, width_I = cells[cell_I, 3], self._width_S[s_I]
+        width_V = np.repeat(width_I, bags_I)
+        inside = ranges(np.zeros_like(bags_I), bags_I)
+        places = Places(
+            np.repeat(received.senders[p_I], bags_I),
+            width_V,
+            np.repeat(value_PS[p_I, s_I], bags_I) + inside * width_V,
+            ranges(cumulative(cells[:, 3])[cell_I], bags_I),
+        )
+        bags_R = np.bincount(received.senders[cells[:, 0]], cells[:, 3], self._size).astype(np.int64)
+        return Parts(early.of(received, entry_N), places, bags_R)
 
     def _mean_lengths(self, received: Received, cell_PE: Ints) -> dict[int, Ints]:
         """Ids of the bags of each hidden stream that is a mean, of all senders."""
@@ -277,7 +261,9 @@ class OwnerSide:
     def _find(self, served: Served) -> None:
         """Which rows are asked for, unless that is known."""
         if served.find is not None:
-            (served.works, served.apart), served.find, served.number = served.find(), None, next(self._numbers)
+            (served.works, served.apart, bags_of), served.find, served.number = served.find(), None, next(self._numbers)
+            if served.parts is not None:
+                served.parts.bags_of = bags_of
 
     def find(self, served: Served) -> None:
         """Which rows are asked for, where that depends on the updates of all steps before; in the order of steps."""
@@ -296,17 +282,23 @@ class OwnerSide:
         ids_at: int,
         *,
         train: bool,
-    ) -> tuple[tuple[Asked, ...], Apart | None]:
-        """What is asked of each block, and apart; in training, ids of dynamic tables get their rows here."""
+    ) -> tuple[tuple[Asked, ...], Apart | None, list[Ints]]:
+        """What is asked of each block, and apart; in training, ids of dynamic tables get their rows here.
+
+        And which bags are asked of each block, where steps come in parts.
+        """
         ids, move, alike = self._rows_of(received, sets_P, train=train), Mover(self.store.device), dict[bytes, Asked]()
-        works = []
+        works, bags_of = [], list[Ints]()
         for b in range(len(self.store.blocks)):
             cells = _Cells(received, ids, cell_PE, sets_P, self._entry_S, places)
+            if self._early is not None:
+                bags_of.append(cells.bags(self._streams_of[b][0]))
             works.append(move.asked(self._asked_of(b, cells, alike, ids_at, move, train=train)))
         if train:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
             self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
-        return tuple(works), None if self.rules is None else self._apart(received, ids, self.rules)
+        apart = None if self.rules is None else self._apart(received, ids, self.rules)
+        return tuple(works), apart, bags_of
 
     def _apart(self, received: Received, ids: Ints, rules: OwnerRules) -> Apart:
         """What conditional forms ask for."""
@@ -418,6 +410,29 @@ class OwnerSide:
             self.store.release(served.number)
         return copied
 
+    def answer_part(self, served: Served, values: Floats, *, early: bool) -> Packed:
+        """Gathers the early bags' vectors, or the others', to their places in ``values``; returns what crosses."""
+        parts, began_s = served.parts, time.thread_time()
+        assert parts is not None, "the step is read in parts"
+        keep = parts.early if early else ~parts.early
+        works = [
+            some_bags(asked, keep[bags], maxima=not early, device=self.store.device)
+            for asked, bags in zip(served.works, parts.bags_of, strict=True)
+        ]
+        with written(self.store.device, values, 0) as there:
+            self.store.gather(served.number, works, there)
+        self.load.add_time("gather", began_s)
+        return parts.places.of(keep, self._size, self.store.dtype.itemsize)
+
+    def part_to_learn(self, served: Served, ahead: Served, *, asked: bool) -> tuple[Asked, ...]:
+        """Of a step's rows those that the step after it asks for, or the others."""
+        works = []
+        for own, after in zip(served.works, ahead.works, strict=True):
+            assert own.grouping is not None, "the step is learned from"
+            keep = np.isin(np.asarray(own.grouping.unique), np.asarray(after.index)) == asked
+            works.append(some_rows(own, keep, self.store.device))
+        return tuple(works)
+
     def release(self, served: Served) -> None:
         """The step is over, learned or left out."""
         self.store.release(served.number)
@@ -451,7 +466,17 @@ class OwnerSide:
         self.store.extend(served.number, served.works)
         return np.concatenate([gradients, floats])
 
-    def apply(self, served: Served, gradients: Floats, *, step: int, lr_scale: float, norm_sum: NormSum) -> None:
+    def apply(
+        self,
+        served: Served,
+        gradients: Floats,
+        *,
+        step: int,
+        lr_scale: float,
+        norm_sum: NormSum,
+        works: tuple[Asked, ...] | None = None,
+        last: bool = True,
+    ) -> None:
         """Sums the gradients of each row and steps its optimizer; follows ``read_gradients``.
 
         Parameters
@@ -464,14 +489,28 @@ class OwnerSide:
             What the schedule multiplies each table's learning rate by.
         norm_sum : callable
             See ``NormSum``.
+        works : tuple of Asked, optional
+            The part that is learned; default: all.
+        last : bool
+            No other part follows.
         """
         n, behind = int(served.gradient_bytes_R.sum()) // self.store.dtype.itemsize, served.gradients_behind
         if self.rules is not None:
             n, behind = len(gradients), 0  # what conditional forms push lies behind
         with brought(self.store.device, gradients, n, behind) as there:
-            self._apply(served, there, step, lr_scale, norm_sum)
+            self._apply(served, served.works if works is None else works, there, step, lr_scale, norm_sum)
+        if last:
+            self.store.release(served.number)
 
-    def _apply(self, served: Served, gradients: Floats, step: int, lr_scale: float, norm_sum: NormSum) -> None:
+    def _apply(
+        self,
+        served: Served,
+        works: tuple[Asked, ...],
+        gradients: Floats,
+        step: int,
+        lr_scale: float,
+        norm_sum: NormSum,
+    ) -> None:
         began_s, waited_s = time.thread_time(), 0.0
         if self._substitute is not None and served.partials is not None:
             self._substitute.backward(served.partials, gradients)
@@ -483,11 +522,10 @@ class OwnerSide:
             waited_s += time.thread_time() - before_s  # ranks wait for each other, which is no work
             return total
 
-        self.store.learn(served.number, served.works, gradients, norms, number=step, lr_scale=lr_scale)
+        self.store.learn(served.number, works, gradients, norms, number=step, lr_scale=lr_scale)
         if self.rules is not None:
             self.rules.learned(served.works)
         self.load.add_time("update", began_s + waited_s)
-        self.store.release(served.number)
 
 
 @dataclass(frozen=True)
@@ -515,6 +553,12 @@ class _Cells:
     sets_P: Ints
     entry_S: Ints
     places: tuple[Ints, Ints]
+
+    def bags(self, streams: Ints) -> Ints:
+        """The bags of these streams among all, in the order of ``of``."""
+        cell_PS = self.cell_PE[:, self.entry_S[streams]]
+        cell_I = cell_PS[cell_PS >= 0]
+        return ranges(cumulative(self.received.cells[:, 3])[cell_I], self.received.cells[cell_I, 3])
 
     def of(self, streams: Ints, bases_GS: Ints, width: int, *, gradients: bool) -> _Part:
         """Those of these streams, sender after sender; rows are counted from where each stream's part begins."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from hpcrec.exchange.codec import Kept
 from hpcrec.exchange.dense_side import Arrived, Asked
 from hpcrec.exchange.work import Served
@@ -46,6 +48,13 @@ class Route:
         What the codec of its values has to know of them when gradients come back.
     counted : bool
         Whether what is sent counts as sent in training; not in an evaluation.
+    early : bool [bags] or None
+        Of the bags that this dense rank asks for, those that may come before the step before is learned, where reads
+        come in two parts.
+    values : float, flat or None
+        What has come of a step that is read in two parts.
+    learned : bool
+        The verdict on a step that is learned in two parts.
     arrived : (leaves, partial results) or None
         What was read for this dense rank's model, until the model takes it.
     """
@@ -58,4 +67,7 @@ class Route:
     weights_R: Floats | None = None
     kept: Kept | None = None
     counted: bool = True
+    early: np.ndarray | None = None
+    values: Floats | None = None
+    learned: bool = False
     arrived: Arrived | None = None

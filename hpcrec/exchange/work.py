@@ -1,12 +1,15 @@
 """What one step asks of a holder, and where its streams are in the messages. Knows no MPI."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from hpcrec.embedding.asked import Asked
 from hpcrec.exchange.copies import Served as ServedApart
+from hpcrec.exchange.parts import Places
 from hpcrec.exchange.substitute import Sent
-from hpcrec.types import Ints
+from hpcrec.types import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,31 @@ class Spans:
         return start, int(self.end_P[p]) - start
 
 
+@dataclass(eq=False)
+class Parts:
+    """Of a step that may be read in two parts.
+
+    Attributes
+    ----------
+    early : bool [bags]
+        Of all bags that are asked: those that may be answered before the step before is learned.
+    places : Places
+        Of the vectors that cross.
+    bags_R : int64 [R]
+        How many bags each rank asks for.
+    bags_of : list of int64 [V]
+        By block: which bags are asked of it, once that is known.
+    received : float, flat or None
+        Gradients, until all rows have learned.
+    """
+
+    early: np.ndarray
+    places: Places
+    bags_R: Ints
+    bags_of: list[Ints] = field(default_factory=list)
+    received: Floats | None = None
+
+
 @dataclass
 class Served:
     """One step's work at a holder.
@@ -63,6 +91,8 @@ class Served:
         By block of the store.
     apart : copies.Served or None
         Rows that conditional forms ask for, once they are found.
+    parts : Parts or None
+        Which bags may be answered early, where reads come in two parts.
     number : int
         What the store calls the step.
     """
@@ -71,12 +101,13 @@ class Served:
     gradient_bytes_R: Ints
     spans: Spans
     partials: Sent | None
-    find: Callable[[], tuple[tuple[Asked, ...], "ServedApart | None"]] | None
+    find: Callable[[], tuple[tuple[Asked, ...], "ServedApart | None", list[Ints]]] | None
     verdict_at: int
     verdict_in: int
     works: tuple[Asked, ...] = ()
     number: int = -1
     apart: ServedApart | None = None
+    parts: "Parts | None" = None
 
     @property
     def values_behind(self) -> int:

@@ -23,7 +23,18 @@ from hpcrec.errors import HpcrecError
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.route import Reading, Route
-from hpcrec.policy.policy import EVALUATE, LEARN, READ, Points, Policy, events
+from hpcrec.policy.policy import (
+    EVALUATE,
+    LEARN,
+    LEARN_FIRST,
+    LEARN_REST,
+    READ,
+    READ_EARLY,
+    READ_LATE,
+    Points,
+    Policy,
+    events,
+)
 from hpcrec.policy.tickets import Later, Ticket
 from hpcrec.types import Batch, GlobalIds
 
@@ -207,6 +218,7 @@ class _Steps:
         self._read: dict[int, Route] = {}  # by identity of the ticket
         self._handed: dict[int, tuple[Gradients | None, bool | None, float]] = {}  # by step
         self._flying: dict[int, Route] = {}  # of steps read and not yet learned, by step; the thread's own
+        self._event, self._scale = "", 1.0  # what the thread does; of the step that was learned in part
         self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
 
     # Called by the main thread.
@@ -288,11 +300,20 @@ class _Steps:
 
     def _run(self, first: int, threads: int) -> None:
         kernels.set_threads(threads)
-        do = {READ: self._do_read, LEARN: self._do_learn, EVALUATE: self._over}
+        do = {
+            READ: self._do_read,
+            READ_EARLY: self._do_read_early,
+            READ_LATE: self._do_read_late,
+            LEARN: self._do_learn,
+            LEARN_FIRST: self._do_learn,
+            LEARN_REST: self._do_learn_rest,
+            EVALUATE: self._over,
+        }
         try:
             while first < self._last:
                 until = self._points.next_drain(first, self._last)
                 for event, step in events(self._policy, first, until, self._points.evaluated):
+                    self._event = event
                     do[event](step)
                 first = until
                 self._over(until)
@@ -319,31 +340,55 @@ class _Steps:
         """A drain point or an evaluation after so many steps is over: the next step is asked for."""
         self._await(lambda: self._asked >= step)
 
-    def _do_read(self, step: int) -> None:
-        if step >= self._last:
-            return
+    def _routed(self, step: int) -> list[tuple[Ticket, Route]]:
+        """What is read for a step, its own ticket last."""
         self._await(lambda: step in self._tickets)
         ticket = self._tickets[step]
         with self._timer("route_wait"):
-            routes = [one.routed.result() for one in (*ticket.beside, ticket)]
-        if routes[-1].stop:  # a rank was asked to stop when this batch was routed: it is the last one, on every rank
+            found = [(one, one.routed.result()) for one in (*ticket.beside, ticket)]
+        route = self._flying[step] = found[-1][1]
+        if route.stop:  # a rank was asked to stop when this batch was routed: it is the last one, on every rank
             self._last = step + 1
-        self._flying[step] = routes[-1]
-        for one, route in zip((*ticket.beside, ticket), routes, strict=True):
+        return found
+
+    def _is_read(self, ticket: Ticket, route: Route) -> None:
+        with self._changed:
+            self._read[id(ticket)] = route
+            self._changed.notify_all()
+
+    def _do_read(self, step: int) -> None:
+        for ticket, route in self._routed(step) if step < self._last else ():
             self._exchange.read(route)
-            with self._changed:
-                self._read[id(one)] = route
-                self._changed.notify_all()
+            self._is_read(ticket, route)
+
+    def _do_read_early(self, step: int) -> None:
+        for _, route in self._routed(step) if step < self._last else ():
+            self._exchange.read_part(route, early=True)
+
+    def _do_read_late(self, step: int) -> None:
+        if step in self._flying:
+            self._exchange.read_part(self._flying[step], early=False)
+            self._is_read(self._tickets[step], self._flying[step])
 
     def _do_learn(self, step: int) -> None:
+        """A step, or of one the rows that the next one asks for."""
         if step >= self._last:
             raise _GivenUpError
         self._await(lambda: step in self._handed)
         gradients, verdict, lr_scale = self._handed.pop(step)
-        route = self._flying.pop(step)
-        told = self._exchange.learn(route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale)
+        route, ahead = self._flying[step], None
+        if self._event == LEARN_FIRST and step + 1 in self._flying:
+            ahead, self._scale = self._flying[step + 1], lr_scale
+        else:
+            del self._flying[step]
+        told = self._exchange.learn(route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale, ahead=ahead)
         with self._changed:
             del self._tickets[step]
             if verdict is None:
                 self._told[step] = told
             self._changed.notify_all()
+
+    def _do_learn_rest(self, step: int) -> None:
+        if step in self._flying:
+            route, ahead = self._flying.pop(step), self._flying[step + 1]
+            self._exchange.learn_rest(route, ahead, step=step + 1, lr_scale=self._scale)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 READ, LEARN, EVALUATE = "read", "learn", "evaluate"
+READ_EARLY, READ_LATE, LEARN_FIRST, LEARN_REST = "read early", "read late", "learn first", "learn rest"
 Event = tuple[str, int]
 """What is done, and the step that it is done for; an evaluation's is the number of steps done before it."""
 
@@ -22,6 +23,10 @@ class Policy(Protocol):
     A pure function of the step, the same on every rank. From it alone follow what may overlap, how many steps are in
     flight, how much memory they take and what a checkpoint has to wait for; nothing below it assumes an order. With
     several steps in flight it may have a method ``events`` besides, which stands for the function of that name.
+
+    With an attribute ``parts`` that is True these may come in parts: ``READ_EARLY`` t + 1, of what step t does not ask
+    for, before t is learned; ``LEARN_FIRST`` t, of the rows that t + 1 asks for; ``READ_LATE`` t + 1, of what is left;
+    and ``LEARN_REST`` t before the next read. So an exact look-ahead reads version t of rows that t does not change.
 
     Attributes
     ----------

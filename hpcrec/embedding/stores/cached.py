@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from hpcrec import kernels
 from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.stores.cache import CacheCounts, RowCache
@@ -44,6 +46,7 @@ class CachedStore(MemoryStore):
         self._noted: dict[int, _Noted] = {}  # in the order in which steps will be gathered
         self._waiting: list[int] = []  # of those, what was not gathered yet
         self._admitted: list[int] = []  # of those, what has places
+        self._gathered: set[int] = set()  # of those that have places, for as long
         self._lock = Lock()  # of these: another thread routes
         self._running: Future[None] | None = None
         threads = kernels.get_threads()
@@ -84,7 +87,7 @@ class CachedStore(MemoryStore):
         with self._lock:
             noted = self._noted[step]
             noted.distinct = {b: kernels.dedup(asked[b].index) for b in self._caches}
-            gathered = step not in self._waiting
+            gathered = step in self._gathered
             self._admitted = [s for s in self._admitted if s != step]
         for cache in self._caches.values():
             cache.release(step)
@@ -97,7 +100,8 @@ class CachedStore(MemoryStore):
 
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """See ``Store``."""
-        if self._caches:
+        if self._caches and step not in self._gathered:
+            self._gathered.add(step)
             self._wait()
             self._give_up_before(step)
             if step not in self._admitted or not all(cache.waits(step) for cache in self._caches.values()):
@@ -121,6 +125,7 @@ class CachedStore(MemoryStore):
             self._wait()
             for cache in self._caches.values():
                 cache.release(step)
+            self._gathered.discard(step)
             with self._lock:
                 self._noted.pop(step, None)
 
@@ -130,12 +135,22 @@ class CachedStore(MemoryStore):
             return super()._worked(step, block, asked)
         unique, inverse = self._noted[step].distinct[block]
         places = cache.places(step)
-        there: Any = places if self.device is None else self.device.array(places)
-        index = there[inverse]
-        grouping = asked.grouping and asked.grouping._replace(unique=there)
+        if len(asked.index) != len(inverse):  # a part of the bags
+            inverse = np.searchsorted(np.asarray(unique), np.asarray(asked.index))
+        if asked.grouping is not None and len(asked.grouping.unique) != len(places):  # a part of the rows
+            rows = np.asarray(asked.grouping.unique)
+            some = self._there(places[np.searchsorted(np.asarray(unique), rows)])
+            grouping: kernels.Grouping | None = asked.grouping._replace(unique=some)
+            unique = rows
+        else:
+            grouping = asked.grouping and asked.grouping._replace(unique=self._there(places))
+        index = self._there(places)[inverse]
         maxima = asked.maxima and replace(asked.maxima, index=index[len(index) - len(asked.maxima.index) :])
         at_places = replace(asked, index=index, grouping=grouping, maxima=maxima)
         return Worked(at_places, cache.rows, cache.states, unique)
+
+    def _there(self, array: Ints) -> Any:
+        return array if self.device is None else self.device.array(array)
 
     def _will_change(self, step: int, works: Sequence[Worked]) -> None:
         for b, (held, work) in enumerate(zip(self.held, works, strict=True)):

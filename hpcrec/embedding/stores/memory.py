@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.asked import Asked, pairs_of
+from hpcrec.embedding.asked import Asked, pairs_of, picked
 from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.store import NormSum, RowStore
 from hpcrec.types import Floats, Ints
@@ -74,7 +74,7 @@ class MemoryStore(RowStore):
         """See ``Store``."""
         beside = pairs_of(self.blocks, asked, apart=self._apart())
         if self._dynamic:
-            self._given[step] = {}
+            self._given.setdefault(step, {})
         for b, wanted in enumerate(asked):
             if wanted.maxima is None and (wanted.value_start is None or not len(wanted.value_start)):
                 continue
@@ -173,13 +173,8 @@ class MemoryStore(RowStore):
             return work
         grouping = work.asked.grouping
         assert grouping is not None, "it is learned from"
-        ends: Ints = np.asarray(grouping.segments)
-        lengths, keep = ends[1:] - ends[:-1], ~lost
-        segments = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[keep])])
-        kept = np.asarray(grouping.unique)[keep], segments, np.asarray(grouping.order)[np.repeat(keep, lengths)]
-        there = kept if self.device is None else tuple(self.device.array(array) for array in kept)
-        asked = replace(work.asked, grouping=kernels.Grouping(*there))
-        return replace(work, asked=asked, unique=rows[keep])
+        asked = replace(work.asked, grouping=picked(grouping, ~lost, self.device))
+        return replace(work, asked=asked, unique=rows[~lost])
 
     def _will_change(self, step: int, works: Sequence[Worked]) -> None:  # noqa: ARG002
         """Rows of a step are about to change where it works on them."""
