@@ -10,8 +10,9 @@ from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.exchange.bags import Splitter, cumulative
 from hpcrec.exchange.dense_side import DenseSide
+from hpcrec.exchange.id_reader import IdReader
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.owner_side import IdReader, OwnerSide
+from hpcrec.exchange.owner_side import OwnerSide
 from hpcrec.operators import FM2, Operator, WideSum
 from hpcrec.types import GlobalIds
 from tests.exchange.test_exchange import FEATURES, LOOKUPS, global_batch, part_of, tables
