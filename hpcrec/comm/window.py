@@ -154,11 +154,6 @@ class _Side:
         self._fit(0)
         self._numbers[0] = self.token
 
-    @property
-    def places(self) -> Ints:
-        """Where the message to each rank of the host begins, int64 [n_ranks]."""
-        return self._numbers[1:]
-
     def room(self, n_bytes: int) -> NDArray[np.uint8]:
         if n_bytes > len(self._messages):
             try:
@@ -176,6 +171,7 @@ class _Side:
         os.ftruncate(self.descriptor, head + _pages(n_bytes))
         mapped = np.frombuffer(mmap.mmap(self.descriptor, 0), np.uint8)
         self._numbers = mapped[: 8 * (1 + self._n_ranks)].view(np.int64)
+        self.places: Ints = self._numbers[1:]  # where the message to each rank of the host begins
         self._messages = mapped[head:]
 
 
@@ -184,16 +180,16 @@ class _View:
 
     def __init__(self, process: int, descriptor: int, token: int, n_ranks: int) -> None:
         self._path = f"/proc/{process}/fd/{descriptor}"
-        self._n_ranks = n_ranks
+        self._head_bytes = _head_bytes(n_ranks)
         # Where processes are numbered otherwise it may be anything, a pipe that is waited for among them.
         if not Path(self._path).readlink().name.startswith(f"memfd:{_NAME}"):
             raise OSError(f"{self._path} is not the memory of that rank")
         self._map()
-        if len(self._mapped) < _head_bytes(n_ranks) or self._numbers[0] != token:
+        if len(self._mapped) < self._head_bytes or self._numbers[0] != token:
             raise OSError(f"{self._path} is not the memory of that rank")
 
     def part(self, index: int, n_bytes: int) -> NDArray[np.uint8]:
-        at = _head_bytes(self._n_ranks) + int(self._numbers[1 + index])
+        at = self._head_bytes + int(self._numbers[1 + index])
         if at + n_bytes > len(self._mapped):
             try:
                 self._map()  # it has grown

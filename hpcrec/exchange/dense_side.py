@@ -318,7 +318,7 @@ class DenseSide:
             message, id_bytes_R = self._written(requests, room)
         value_S, gradient_S, value_R, gradient_R, partials, inside_N = self._places(requests, n_samples)
         first_E = cumulative(requests.bags_E)
-        kept, wanted = self._kept(dealt)
+        kept, wanted = ((), None) if self.copies is None else self._kept(dealt, self.copies)
         step = _Step(columns, dealt, requests, first_E, value_S, gradient_S, n_samples, tables_of, train, kept)
         moves: list[Move] = [*self._copy_moves(step), *(self._pool_move(step, pool) for pool in self._pools)]
         groups = self._layout.groups
@@ -329,16 +329,14 @@ class DenseSide:
                 moves = [Mover(self._device).move(m) for m in moves]
         verdicts = cumulative(gradient_R)[self._tells] // self._item + inside_N
         told = dict(zip(self._tells.tolist(), inside_N.tolist(), strict=True))
-        places, bags_R = self._parted(step, train=train)
+        places, bags_R = self._parted(step) if self._parts and train else (None, None)
         asked = Asked(id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told)
         if self.copies is not None or self._parts:
             asked = replace(asked, kept=kept, wanted=wanted, places=places, bags_R=bags_R)
         return asked, message
 
-    def _parted(self, step: _Step, *, train: bool) -> tuple[Places | None, Ints | None]:
+    def _parted(self, step: _Step) -> tuple[Places, Ints]:
         """Where the vectors are that may come in two parts, and the bags that each rank is asked for."""
-        if not (self._parts and train):
-            return None, None
         s = self._streams
         valued = np.flatnonzero(s.valued_S)
         entry = s.entry_S[valued]
@@ -348,12 +346,12 @@ class DenseSide:
         bags_R = np.bincount(self._splitter.entries.owner_E, step.requests.bags_E, self._size).astype(np.int64)
         return Places(s.owner_S[of_V], width_V, step.value_S[of_V] + before * width_V, bag_V), bags_R
 
-    def _kept(self, dealt: Sequence[tuple[Dealt, Ints | None]]) -> tuple[Sequence[Kept], Wanted | None]:
+    def _kept(
+        self, dealt: Sequence[tuple[Dealt, Ints | None]], copies: DenseCopies
+    ) -> tuple[Sequence[Kept], Wanted | None]:
         """What conditional forms have of the step, and ask for."""
-        if self.copies is None:
-            return (), None
         forms = zip(self._splitter.forms, dealt, strict=True)
-        return self.copies.kept([of for form, (of, _) in forms if form.conditional])
+        return copies.kept([of for form, (of, _) in forms if form.conditional])
 
     def _written(self, requests: Requests, room: Room) -> tuple[np.ndarray, Ints]:
         """The ids messages, and their sizes."""

@@ -318,7 +318,7 @@ class Exchange:
             sent_R = self._zeros_R if served is None else served.value_bytes_R
             wanted_R = self._zeros_R if asked is None else asked.value_bytes_R
             behind = 0 if served is None else served.values_behind * self.dtype.itemsize
-            if self._owner_side is not None and served is not None:
+            if self._owner_side is not None and served is not None and served.find is not None:
                 self._owner_side.find(served)
             apart = None
             if self._copies is not None:

@@ -63,6 +63,7 @@ class Pipeline:
         self.exchange = exchange
         self._timer = timer
         self._points, self._last = points, 0
+        self._copies = exchange.keeps_copies
         self._whole = True  # nothing that was learned is held back by a dense rank
         self._steps = None if policy.in_flight == 1 else _Steps(policy, exchange, timer, points)
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
@@ -141,10 +142,12 @@ class Pipeline:
         if self._steps is not None:
             return self._steps.learn(step, gradients, verdict, lr_scale)
         route, exchange, done = ticket.routed.result(), self.exchange, step + 1
+        if not self._copies:
+            return exchange.learn(route, gradients, learned=verdict, step=done, lr_scale=lr_scale)
         rests = route.stop or self._points.next_drain(step, self._last) == done
-        self._whole = rests or self._points.evaluated(done) or not exchange.keeps_copies
+        self._whole = rests or self._points.evaluated(done)
         learned = exchange.learn(route, gradients, learned=verdict, step=done, lr_scale=lr_scale, drain=self._whole)
-        if rests and exchange.keeps_copies:
+        if rests:
             exchange.empty()
         return learned
 

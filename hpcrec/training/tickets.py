@@ -18,12 +18,13 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
     """
     waiting, feed = list[Ticket](), Feed(parts, source, first, n)
     sets = parts.world.topology.table_sets
+    own, *others = [Reading(parts.world.topology.reads(ahead), counted=True) for ahead in range(sets)]
     try:
         for number in range(first, first + n):
             with parts.timer("load_wait"):
                 batch, ids = next(feed)
-            teaches = sets > 1 and parts.teaches_from is not None and number >= parts.teaches_from
-            readings = [Reading(parts.world.topology.reads(g), counted=True) for g in range(sets if teaches else 1)]
+            teaches = parts.teaches_from is not None and number >= parts.teaches_from
+            readings = [own, *others] if teaches else [own]
             stop = parts.signal.requested
             waiting.append(parts.pipeline.submit(batch, ids, train=True, stop=stop, readings=readings))
             if len(waiting) > parts.ahead:

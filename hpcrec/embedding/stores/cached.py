@@ -43,6 +43,7 @@ class CachedStore(MemoryStore):
         super().__init__(*args, **kwargs)
         found = {b: slots for b in range(len(self.blocks)) if (slots := self._slots(b)) is not None}
         self._caches = {b: self._cache(b, slots) for b, slots in found.items()}
+        self._apart = [b in self._caches for b in range(len(self.blocks))]
         self._noted: dict[int, _Noted] = {}  # in the order in which steps will be gathered
         self._waiting: list[int] = []  # of those, what was not gathered yet
         self._admitted: list[int] = []  # of those, what has places
@@ -64,9 +65,6 @@ class CachedStore(MemoryStore):
                 f"store.memory_bytes asks for a cache of {slots} rows, which this rank's GPU has no memory for: "
                 f"{error}. Lower it."
             ) from None
-
-    def _apart(self) -> list[bool]:
-        return [b in self._caches for b in range(len(self.blocks))]
 
     # Steps.
 

@@ -42,6 +42,7 @@ class MemoryStore(RowStore):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._apart = [False] * len(self.blocks)  # whether a step finds a block's rows elsewhere than their numbers say
         self._dynamic = [b for b, block in enumerate(self.blocks) if block.kind == "dynamic"]
         # of steps that were gathered and not released: by family, rows that other ids were given since
         self._given: dict[int, dict[str, list[Ints]]] = {}
@@ -66,13 +67,9 @@ class MemoryStore(RowStore):
         unique = asked.index if asked.grouping is None else asked.grouping.unique
         return Worked(asked, held.rows, held.states, unique)
 
-    def _apart(self) -> list[bool]:
-        """By block: whether a step finds its rows elsewhere than their numbers say."""
-        return [False] * len(self.blocks)
-
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """See ``Store``."""
-        beside = pairs_of(self.blocks, asked, apart=self._apart())
+        beside = pairs_of(self.blocks, asked, apart=self._apart)
         if self._dynamic:
             self._given.setdefault(step, {})
         for b, wanted in enumerate(asked):
@@ -109,7 +106,7 @@ class MemoryStore(RowStore):
         merged, own = self._merge_split(works, gradients)
         totals = norms(own)
         self._will_change(step, works)  # all before any: one block's turn may step another's rows
-        beside = pairs_of(self.blocks, asked, apart=self._apart())
+        beside = pairs_of(self.blocks, asked, apart=self._apart)
         for b, (block, work) in enumerate(zip(self.blocks, works, strict=True)):
             grouping = work.asked.grouping
             assert grouping is not None, "this step was routed for evaluation"
