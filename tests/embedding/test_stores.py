@@ -1,6 +1,6 @@
 """One suite over every store: the same steps leave the same bits as in the host's memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,41 @@ def test_steps_give_the_bits_of_main_memory(name: str, optimizer: str, under_way
     s.same()
     dropped = [store.dynamic["d"].figures().dropped for store in s.pair]
     assert dropped[0] == dropped[1] and (dropped[0] > 0) == (under_way > 1), dropped
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_row_that_another_id_got_learns_nothing_of_the_first(name: str) -> None:
+    s = Steps(STORES[name], "adagrad", seed=0)
+    first, second = np.arange(CAPACITY), 100 + np.arange(CAPACITY)
+    for store in s.pair:
+        expected = made(MemoryStore)
+        expected.find("d", second, admit=True)
+        steps = []
+        for number, ids in enumerate((first, second)):
+            asked, at = [], 0
+            for block in store.blocks:
+                mine = ids if block.kind == "dynamic" else ids[:0]
+                index = np.asarray(s.rows_of("d", mine, store, train=True) if len(mine) else mine, np.int64)
+                one, at = s.asked(store, block, index, np.ones(len(mine), np.int64), at, train=True)
+                asked.append(one)
+            store.prefetch(number, asked)
+            s.gathered(store, number, asked, at)
+            steps.append((asked, at))
+        asked, at = steps[0]
+        given = np.ones(at) if store.device is None else store.device.array(np.ones(at))
+        store.learn(0, asked, given, lambda own: own, number=1, lr_scale=1.0)
+        for number in (0, 1):
+            store.release(number)
+        found, fresh = (dict(rows_by_id(x)) for x in (store, expected))
+        assert found.keys() == fresh.keys() == set(second.tolist())
+        assert all(np.array_equal(found[i], fresh[i]) for i in found)
+        assert store.dynamic["d"].figures().dropped == CAPACITY
+
+
+def rows_by_id(store: Store) -> Iterator[tuple[int, np.ndarray]]:
+    for ids, rows, states in store.export("d"):
+        for i, number in enumerate(ids.tolist()):
+            yield number, np.concatenate([rows[i], *(np.ravel(of[i]) for of in states.values())])
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from hpcrec.config import Config
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.stores import STORES
 from hpcrec.errors import ConfigError, HpcrecError
+from hpcrec.exchange.copies import Served
+from hpcrec.exchange.rules import OwnerRules
 from hpcrec.training.session import Session
 from hpcrec.types import Ints
 from tests.devices import device_or_skip
@@ -242,3 +245,26 @@ def test_what_does_not_go_with_copies_is_refused(folder: Path, monkeypatch: pyte
             config = with_form(config_of(folder, delay, "pooled", topology=roles, **more), "kept")
             with on_every_rank(), pytest.raises(ConfigError, match=why):
                 open_session(config)
+
+
+def test_no_copy_is_valid_of_a_row_that_was_given_to_an_id_anew() -> None:
+    """Also where nothing was learned of it since, as in steps that are left out."""
+    lives = np.zeros(5, np.int64)
+    family = SimpleNamespace(name="d", dynamic=True, tables=("d",), part_rows=lambda part: 4)
+    store = SimpleNamespace(
+        lives=lambda name: lives, place=lambda table: (0, SimpleNamespace(base=0)), dtype=np.dtype("f4")
+    )
+    entry = SimpleNamespace(form=Kept, family=family, part=0)
+    leg = SimpleNamespace(entries=(entry,), apart=(SimpleNamespace(entry=0, width=2, table="d"),))
+    rules = OwnerRules(leg, store, 1)  # type: ignore[arg-type]
+
+    def asked(row: int, known: int) -> int:
+        served = Served(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([row]))
+        rules.answer(served, np.array([known]))
+        return int(served.clocks_K[0])
+
+    clock = asked(2, -1)
+    assert clock >= 0 and asked(2, clock) == -1  # nobody has learned
+    lives[2] += 1
+    assert asked(2, clock) >= 0
+    assert asked(4, 7) >= 0, "ids without a row are always sent"
