@@ -179,6 +179,13 @@ class World:
         with self.main.lane.inside("control"):
             return self.main.comm.allreduce(counted, op=MPI.SUM)
 
+    def total_wire_messages(self) -> np.ndarray | None:
+        """Messages by tag over all ranks, None where not all are known (``Ledger.messages_known``); collective."""
+        counted = self.ledger.messages()
+        with self.main.lane.inside("control"):
+            total = self.main.comm.allreduce(counted, op=MPI.SUM)
+        return total if self.ledger.messages_known else None
+
     @contextmanager
     def noting_stalls(self, note: Callable[[str], None]) -> Iterator[None]:
         """While the block lasts, a stall that ends the job is handed to ``note`` first, by the rank that ends it.

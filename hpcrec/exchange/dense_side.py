@@ -61,9 +61,7 @@ class Asked:
     verdicts: Ints
     told: Mapping[int, int]
 
-    def assemble(
-        self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]
-    ) -> Arrived:
+    def assemble(self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]) -> Arrived:
         """Leaves and partial results, from the values that came: the device's, if there is one."""
         n = int(self.value_bytes_R.sum()) // received.dtype.itemsize
         with brought(device, received, n, 0) as values:

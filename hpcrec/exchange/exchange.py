@@ -301,9 +301,7 @@ class Exchange:
         (leaves, partials), route.arrived = route.arrived, None
         return Inputs(leaves, partials, self.layout, self._operators, train=route.train, where=self._where)
 
-    def learn(
-        self, route: Route, found: Gradients | None, *, learned: bool | None, step: int, lr_scale: float
-    ) -> bool:
+    def learn(self, route: Route, found: Gradients | None, *, learned: bool | None, step: int, lr_scale: float) -> bool:
         """Phase ``gradients``; collective, on the lane. Rows have stepped when it returns, if they are to.
 
         Parameters

@@ -114,10 +114,31 @@ def test_ledger_pauses_and_goes_on() -> None:
     assert describe(ledger.snapshot())["ids"] == {"same_host": 6, "cross_host": 7}
     ledger.add_allgather("dense", [0, 1, 2], 10)
     assert describe(ledger.snapshot())["dense"] == {"same_host": 20, "cross_host": 0}
+    assert describe(ledger.messages())["ids"] == {"same_host": 1, "cross_host": 1}
+    assert describe(ledger.messages())["dense"] == {"same_host": 2, "cross_host": 0}
     other = Ledger(0, [0, 0, 1])
-    other.restore(ledger.snapshot())
+    other.restore(ledger.snapshot(), ledger.messages())
+    np.testing.assert_array_equal(other.messages(), ledger.messages())
     assert other.total_bytes() == ledger.total_bytes() == 33
     assert set(describe(other.snapshot())) == set(TAGS)
+
+
+def test_messages_are_sends_to_others_that_are_not_empty() -> None:
+    """And by the ring's formulas those of gathers and reductions, whose next rank is on another host here."""
+    ledger = Ledger(2, [0, 0, 1, 0])
+    ledger.add("ids", np.arange(4), np.array([64, 0, 640, 64]))
+    ledger.add_allreduce("dense", [0, 1, 2, 3], 1000)
+    ledger.add_allreduce("dense", [2], 1000)
+    ledger.add_allreduce("dense", [0, 1, 2, 3], 0)
+    ledger.add_allgather("control", [0, 2, 3], 8)
+    ledger.add_allgather("control", [0, 2, 3], 0)
+    ledger.add_ring("values", [1, 2], 8)
+    counted = describe(ledger.messages())
+    assert counted["ids"] == {"same_host": 0, "cross_host": 2}
+    assert counted["dense"] == {"same_host": 0, "cross_host": 6}
+    assert counted["control"] == {"same_host": 0, "cross_host": 2}
+    assert counted["values"] == {"same_host": 0, "cross_host": 1}
+    assert describe(ledger.snapshot())["dense"] == {"same_host": 0, "cross_host": 1500}
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
