@@ -84,7 +84,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
         session.step = checkpoint.step
         session.guard.skipped, session.guard.in_a_row = skipped
         ledger = session.parts.world.ledger
-        ledger.messages_known = wire_messages is not None
+        if wire_messages is None:
+            ledger.forget_messages()
         if session.topology.rank == 0:
             ledger.restore(wire_bytes, ledger.messages() if wire_messages is None else wire_messages)
     return checkpoint.state

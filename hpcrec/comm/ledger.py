@@ -5,6 +5,7 @@ not empty; and the ring algorithm's formulas for reductions and gathers, Horovod
 is not counted: it crosses nothing. Knows host numbers, not MPI.
 """
 
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,11 +27,6 @@ class Ledger:
     host_of_R : sequence of int
         Host number of each world rank.
 
-    Attributes
-    ----------
-    messages_known : bool
-        Whether the messages are those of the same steps as the bytes: a run that goes on from bytes alone does not
-        know how many messages they were.
     """
 
     def __init__(self, rank: int, host_of_R: Sequence[int]) -> None:
@@ -40,8 +36,23 @@ class Ledger:
         self._lock = threading.Lock()  # ids are routed by a thread of their own
         self._bytes = np.zeros((len(TAGS), 2), np.int64)  # [tag, (same host, cross host)]
         self._messages = np.zeros((len(TAGS), 2), np.int64)
-        self.messages_known = True
+        self._unknown = threading.Event()  # set: see ``messages_known``
         self._here = threading.local()  # what one thread leaves out, another may be counting
+
+    def among(self, ranks: Sequence[int]) -> "Ledger":
+        """The same ledger for a group that this rank is in: it counts here, and is told ranks by their place in it."""
+        of = copy.copy(self)  # the counts and what guards them are shared
+        to = np.asarray(ranks)
+        of._rank, of._crosses_R, of._sent_R = list(ranks).index(self._rank), self._crosses_R[to], self._sent_R[to]
+        return of
+
+    @property
+    def messages_known(self) -> bool:
+        """Whether the messages are those of the same steps as the bytes.
+
+        A run that goes on from bytes alone does not know how many messages they were.
+        """
+        return not self._unknown.is_set()
 
     def same_host(self, ranks: Sequence[int]) -> list[bool]:
         """Whether each of these world ranks is on this rank's host."""
@@ -99,6 +110,10 @@ class Ledger:
         """Messages by tag, in the shape of ``snapshot``."""
         with self._lock:
             return self._messages.copy()
+
+    def forget_messages(self) -> None:
+        """From now on they are not known."""
+        self._unknown.set()
 
     def restore(self, snapshot: Ints, messages: Ints) -> None:
         """Goes on from a snapshot and the messages beside it, as a resumed run does."""
