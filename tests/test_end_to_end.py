@@ -73,7 +73,8 @@ def test_a_run_leaves_what_the_design_lists(whole: Path) -> None:
     assert set(summary) == set(SUMMARY_KEYS)
     assert (summary["status"], summary["steps"], summary["samples"]) == ("finished", 240, 12000)
     assert summary["topology"]["owners"] == [0] and summary["topology"]["dense"] == [1, 2]
-    assert all(summary["wire_bytes"][tag]["same_host"] > 0 for tag in ("ids", "values", "gradients", "dense"))
+    for wire in ("wire_bytes", "wire_messages"):
+        assert all(summary[wire][tag]["same_host"] > 0 for tag in ("ids", "values", "gradients", "dense"))
     assert len(summary["peak_rss_bytes"]) == 3
     assert {"route", "route_wait", "forward", "owner.gather"} <= set(summary["phase_s"])
     assert (whole / "report.html").stat().st_size > 2000

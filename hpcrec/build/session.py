@@ -22,6 +22,7 @@ from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config
+from hpcrec.data.deal import Deal, cut, equal_parts
 from hpcrec.data.grouped import GroupedOrder, Order
 from hpcrec.data.order import GlobalOrder
 from hpcrec.data.reader import DataSet
@@ -42,7 +43,13 @@ from hpcrec.types import TableSpec
 T = TypeVar("T")
 
 
-def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, reading: bool = False) -> Session:
+def open_session(
+    config: Config | Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    reading: bool = False,
+    deal: Deal = equal_parts,
+) -> Session:
     """A session for a user's own loop, or for ``hpcrec train``; collective over all ranks.
 
     Parameters
@@ -51,6 +58,9 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     overrides : sequence of "section.key=value"
     reading : bool
         Nothing will be trained: any number of owners has room for all rows of dynamic tables.
+    deal : Deal
+        Which samples of a batch each dense rank takes (``data.deal``), the same function on every rank. What memory a
+        run is predicted to take is that of equal parts.
 
     Raises
     ------
@@ -60,8 +70,9 @@ def open_session(config: Config | Path | str, overrides: Sequence[str] = (), *, 
     config = config if isinstance(config, Config) else load_config(config, overrides)
     world = make_world(config)
     agreed = partial(_together, world)
-    splits = agreed(lambda: _open_splits(config))
+    splits = agreed(lambda: _open_splits(config, deal))
     agreed(lambda: _check_same_data(splits, world))
+    _check_same_deal(agreed(lambda: _dealt(splits, world.topology)), world)
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset, world.topology.group))
     tables, _, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology, reading=reading))
@@ -152,7 +163,7 @@ def _together(world: World, make: Callable[[], T]) -> T:
     return made  # type: ignore[return-value]
 
 
-def _open_splits(config: Config) -> dict[str, Split]:
+def _open_splits(config: Config, deal: Deal) -> dict[str, Split]:
     """The data sets of the configuration; only the training data is shuffled."""
     splits: dict[str, Split] = {}
     for name in ("train", "validation", "test"):
@@ -167,9 +178,9 @@ def _open_splits(config: Config) -> dict[str, Split]:
         groups = config.dense.codistillation.groups if name == "train" else 1
         order: Order
         if groups > 1:
-            order = GroupedOrder(dataset.samples, batch, groups, **read, shuffle=shuffle)
+            order = GroupedOrder(dataset.samples, batch, groups, **read, shuffle=shuffle, deal=deal)
         else:
-            order = GlobalOrder(dataset.samples, batch, **read, shuffle=shuffle)
+            order = GlobalOrder(dataset.samples, batch, **read, shuffle=shuffle, deal=deal)
         splits[name] = Split(dataset=dataset, order=order)
         facts = [(f.name, f.cardinality, f.weighted) for f in dataset.features], dataset.n_dense, dataset.n_labels
         first = splits["train"].dataset
@@ -192,6 +203,26 @@ def _check_same_data(splits: dict[str, Split], world: World) -> None:
                 f"data.{name} ({split.dataset.path}): rank {others[0]} reads another data set there than rank 0. Give "
                 "every host the same files."
             )
+
+
+def _dealt(splits: dict[str, Split], topology: Topology) -> dict[tuple[int, int], list[int]]:
+    """How batches are dealt, by their size and the number of parts: of all sizes that there are."""
+    shares = [split.order.share(0, len(topology.dense)) for split in splits.values()]
+    ranges = [(s, *s.order.batch_range(t)) for s in shares for t in (0, s.order.n_batches - 1)]
+    return {(stop - start, s.parts): cut(s.order.deal, stop - start, s.parts).tolist() for s, start, stop in ranges}
+
+
+def _check_same_deal(dealt: dict[tuple[int, int], list[int]], world: World) -> None:
+    """Refuses ranks that would cut a batch differently, so that samples had several ranks or none. Collective."""
+    dealt_R = world.main.allgather(dealt)
+    for rank, theirs in enumerate(dealt_R):
+        for (samples, parts), cuts in dealt_R[0].items():
+            if theirs[samples, parts] != cuts:
+                raise ConfigError(
+                    f"the deal that was handed in cuts a batch of {samples} samples for {parts} dense ranks at {cuts} "
+                    f"on rank 0, at {theirs[samples, parts]} on rank {rank}. Allowed: the same on all ranks. Hand in a "
+                    "function of its two arguments alone, or none, for equal parts."
+                )
 
 
 def _make_store(

@@ -102,11 +102,13 @@ def _others(session: Session, state: dict[str, Any]) -> list[Write]:
         writes.append(partial(_write_unsent, unsent, topology.dense_index, len(topology.dense)))
     remembered = parts.exchange.masks
     by_rank = world.main.allgather({} if remembered is None else remembered.saved())
-    wire_T2 = world.total_wire_bytes()
+    wire = {"wire_bytes": world.total_wire_bytes().tolist()}
+    if (messages_T2 := world.total_wire_messages()) is not None:
+        wire["wire_messages"] = messages_T2.tolist()
     if topology.rank == 0:
         skipped = {"skipped_steps": session.guard.skipped, "skipped_in_a_row": session.guard.in_a_row}
         thresholds = {"thresholds": by_rank} if any(by_rank) else {}
-        writes.append(partial(_write_state, {**state, **skipped, "wire_bytes": wire_T2.tolist(), **thresholds}))
+        writes.append(partial(_write_state, {**state, **skipped, **wire, **thresholds}))
     return writes
 
 

@@ -50,13 +50,22 @@ def progress(checkpoint: Checkpoint) -> Progress:
 
 def wire_bytes(checkpoint: Checkpoint) -> Ints:
     """Bytes sent by all ranks, by tag, as ``Ledger.restore`` takes them."""
-    value = checkpoint.state.get("wire_bytes")
+    return _by_tag(checkpoint, "wire_bytes")
+
+
+def wire_messages(checkpoint: Checkpoint) -> Ints | None:
+    """Messages likewise; None of a run that did not know them."""
+    return _by_tag(checkpoint, "wire_messages") if "wire_messages" in checkpoint.state else None
+
+
+def _by_tag(checkpoint: Checkpoint, name: str) -> Ints:
+    value = checkpoint.state.get(name)
     if isinstance(value, list) and len(value) == len(TAGS) - 1:
         value = [*value, [0, 0]]  # of a run that did not yet count the last tag
     rows = value if isinstance(value, list) and len(value) == len(TAGS) else [None]
     fits = all(isinstance(row, list) and len(row) == 2 and all(map(_is_count, row)) for row in rows)
     allowed = f"{len(TAGS)} pairs of whole numbers, one for each of {', '.join(TAGS)}"
-    return np.array(_checked(checkpoint, "wire_bytes", allowed, value, fits), np.int64)
+    return np.array(_checked(checkpoint, name, allowed, value, fits), np.int64)
 
 
 def skipped(checkpoint: Checkpoint) -> tuple[int, int]:

@@ -60,7 +60,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     try:
         _check(session, checkpoint, resume=resume)
         if resume:
-            wire_bytes, skipped = saved.wire_bytes(checkpoint), saved.skipped(checkpoint)
+            wire_bytes, wire_messages = saved.wire_bytes(checkpoint), saved.wire_messages(checkpoint)
+            skipped = saved.skipped(checkpoint)
     except Exception as caught:
         error = caught
     agree(session.parts.world.main, error)
@@ -82,8 +83,11 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     if resume:
         session.step = checkpoint.step
         session.guard.skipped, session.guard.in_a_row = skipped
+        ledger = session.parts.world.ledger
+        if wire_messages is None:
+            ledger.forget_messages()
         if session.topology.rank == 0:
-            session.parts.world.ledger.restore(wire_bytes)
+            ledger.restore(wire_bytes, ledger.messages() if wire_messages is None else wire_messages)
     return checkpoint.state
 
 

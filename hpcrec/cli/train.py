@@ -198,6 +198,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "eval": dict.fromkeys(EVALUATED),
         "throughput": told.throughput(),
         "wire_bytes": {},
+        "wire_messages": {},
         "dense_compression": {},
         "exchange_thresholds": {},
         "exchange": {} if chosen is None else {**chosen.found, "counted_bytes_per_step": {}},
@@ -221,7 +222,7 @@ def _summary(
     mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
     everyone = main.allgather(mine)
     owners = {str(rank): found for rank, found in enumerate(main.allgather(_owner(session))) if found is not None}
-    chosen = session.parts.chosen
+    chosen, messages = session.parts.chosen, session.parts.world.total_wire_messages()
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
@@ -240,6 +241,7 @@ def _summary(
         "eval": evaluation,
         "throughput": throughput,
         "wire_bytes": describe(session.parts.world.total_wire_bytes()),
+        "wire_messages": {} if messages is None else describe(messages),
         "dense_compression": compression(session),
         "exchange_thresholds": vectors(session),
         "exchange": {} if chosen is None else chosen.record(session.step),

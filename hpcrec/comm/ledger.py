@@ -1,9 +1,11 @@
-"""The ledger: bytes that a rank sends, by tag, split into same-host and cross-host.
+"""The ledger: bytes and messages that a rank sends, by tag, split into same-host and cross-host.
 
-Counts payload for point-to-point and all-to-all traffic, and the ring algorithm's formula for reductions and gathers,
-Horovod's included. Bytes a rank sends to itself are not counted: they cross nothing. Knows host numbers, not MPI.
+Counts payload for point-to-point and all-to-all traffic, where a message is whatever is sent to one other rank and is
+not empty; and the ring algorithm's formulas for reductions and gathers, Horovod's included. What a rank sends to itself
+is not counted: it crosses nothing. Knows host numbers, not MPI.
 """
 
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ TAGS = ("ids", "values", "gradients", "dense", "control", "teachers")
 
 
 class Ledger:
-    """Bytes sent by this rank.
+    """Bytes and messages sent by this rank.
 
     Parameters
     ----------
@@ -24,6 +26,7 @@ class Ledger:
         This rank in the world.
     host_of_R : sequence of int
         Host number of each world rank.
+
     """
 
     def __init__(self, rank: int, host_of_R: Sequence[int]) -> None:
@@ -32,33 +35,57 @@ class Ledger:
         self._sent_R = (np.arange(len(host_of_R)) != rank).astype(np.int64)
         self._lock = threading.Lock()  # ids are routed by a thread of their own
         self._bytes = np.zeros((len(TAGS), 2), np.int64)  # [tag, (same host, cross host)]
+        self._messages = np.zeros((len(TAGS), 2), np.int64)
+        self._unknown = threading.Event()  # set: see ``messages_known``
         self._here = threading.local()  # what one thread leaves out, another may be counting
+
+    def among(self, ranks: Sequence[int]) -> "Ledger":
+        """The same ledger for a group that this rank is in: it counts here, and is told ranks by their place in it."""
+        of = copy.copy(self)  # the counts and what guards them are shared
+        to = np.asarray(ranks)
+        of._rank, of._crosses_R, of._sent_R = list(ranks).index(self._rank), self._crosses_R[to], self._sent_R[to]
+        return of
+
+    @property
+    def messages_known(self) -> bool:
+        """Whether the messages are those of the same steps as the bytes.
+
+        A run that goes on from bytes alone does not know how many messages they were.
+        """
+        return not self._unknown.is_set()
 
     def same_host(self, ranks: Sequence[int]) -> list[bool]:
         """Whether each of these world ranks is on this rank's host."""
         return [not crosses for crosses in self._crosses_R[list(ranks)]]
 
     def add(self, tag: str, ranks: Sequence[int] | Ints, n_bytes: Ints) -> None:
-        """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``."""
-        if getattr(self._here, "paused", False):
-            return
-        to = np.asarray(ranks)
-        all_bytes, cross = int(n_bytes @ self._sent_R[to]), int(n_bytes @ self._crosses_R[to])
-        with self._lock:
-            self._bytes[TAGS.index(tag)] += (all_bytes - cross, cross)
+        """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``, in one message where there are any."""
+        self._add(tag, np.asarray(ranks), n_bytes, np.sign(n_bytes))
 
-    def add_ring(self, tag: str, ranks: Sequence[int], n_bytes: float) -> None:
-        """Counts ``n_bytes`` sent to the next of ``ranks`` in a ring."""
+    def add_ring(self, tag: str, ranks: Sequence[int], n_bytes: float, n_messages: int = 1) -> None:
+        """Counts ``n_bytes`` sent to the next of ``ranks`` in a ring, in so many messages; none where it is nothing."""
         following = ranks[(list(ranks).index(self._rank) + 1) % len(ranks)]
-        self.add(tag, [following], np.array([round(n_bytes)], np.int64))
+        counted = round(n_bytes)
+        self._add(tag, np.array([following]), np.array([counted]), np.array([n_messages if counted else 0]))
 
     def add_allreduce(self, tag: str, ranks: Sequence[int], n_bytes: int) -> None:
-        """Counts an allreduce of ``n_bytes`` over ``ranks``: 2 (R - 1) / R of them sent by each rank."""
-        self.add_ring(tag, ranks, 2 * (len(ranks) - 1) / len(ranks) * n_bytes)
+        """Counts an allreduce of ``n_bytes`` over ``ranks``: each rank sends 2 (R - 1) messages of 1 / R of them."""
+        links = 2 * (len(ranks) - 1)
+        self.add_ring(tag, ranks, links / len(ranks) * n_bytes, links)
 
     def add_allgather(self, tag: str, ranks: Sequence[int], n_bytes: int) -> None:
-        """Counts an allgather in which this rank's part has ``n_bytes``: it crosses R - 1 links."""
-        self.add_ring(tag, ranks, (len(ranks) - 1) * n_bytes)
+        """Counts an allgather in which this rank's part has ``n_bytes``: R - 1 messages, for it crosses R - 1 links."""
+        self.add_ring(tag, ranks, (len(ranks) - 1) * n_bytes, len(ranks) - 1)
+
+    def _add(self, tag: str, to: Ints, n_bytes: Ints, n_messages: Ints) -> None:
+        if getattr(self._here, "paused", False):
+            return
+        sent, crosses, place = self._sent_R[to], self._crosses_R[to], TAGS.index(tag)
+        all_bytes, cross_bytes = int(n_bytes @ sent), int(n_bytes @ crosses)
+        messages, cross = int(n_messages @ sent), int(n_messages @ crosses)
+        with self._lock:
+            self._bytes[place] += (all_bytes - cross_bytes, cross_bytes)
+            self._messages[place] += (messages - cross, cross)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -79,12 +106,21 @@ class Ledger:
         with self._lock:
             return self._bytes.copy()
 
-    def restore(self, snapshot: Ints) -> None:
-        """Goes on from a snapshot, as a resumed run does."""
+    def messages(self) -> Ints:
+        """Messages by tag, in the shape of ``snapshot``."""
         with self._lock:
-            self._bytes[:] = snapshot
+            return self._messages.copy()
+
+    def forget_messages(self) -> None:
+        """From now on they are not known."""
+        self._unknown.set()
+
+    def restore(self, snapshot: Ints, messages: Ints) -> None:
+        """Goes on from a snapshot and the messages beside it, as a resumed run does."""
+        with self._lock:
+            self._bytes[:], self._messages[:] = snapshot, messages
 
 
 def describe(bytes_T2: Ints) -> dict[str, dict[str, int]]:
-    """A snapshot, or a sum of them over ranks, as ``{tag: {same_host, cross_host}}``."""
+    """A snapshot, messages, or a sum of them over ranks, as ``{tag: {same_host, cross_host}}``."""
     return {tag: {"same_host": int(row[0]), "cross_host": int(row[1])} for tag, row in zip(TAGS, bytes_T2, strict=True)}

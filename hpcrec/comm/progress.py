@@ -128,5 +128,6 @@ class Progress:
 
     def lane(self, name: str, ranks: Sequence[int]) -> Lane:
         """A new lane."""
-        self.lanes[name] = Lane(name, ranks, self._board.lane(name))
-        return self.lanes[name]
+        lane = Lane(name, ranks, self._board.lane(name))
+        self.lanes = {**self.lanes, name: lane}  # the stall watch's thread may be going through the old ones
+        return lane

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,10 @@ class StallWatch:
         )
         self._thread.start()
         atexit.register(_stop, weakref.ref(self))  # before MPI_Finalize, which mpi4py runs later
+
+    def add(self, members: Mapping[str, tuple[int, ...]]) -> None:
+        """Communicators that are made later; every rank adds the same."""
+        self._members = {**self._members, **members}
 
     def stop(self) -> None:
         """Ends the thread; this rank answers no more."""
@@ -212,6 +216,7 @@ class StallWatch:
 
     def _report(self, done: _Round) -> None:
         members = self._members if self._asks else dict.fromkeys(self._progress.lanes, (self._comm.rank,))
+        members = {lane: ranks for lane, ranks in members.items() if _all_have(lane, ranks, done.standings)}
         level, waits = self._lasting(done, members)
         if level == 0:
             return  # it has ended in the meantime, or comes on
@@ -247,6 +252,11 @@ class StallWatch:
                 self._reported |= due
                 return level, waits
         return 0, []
+
+
+def _all_have(lane: str, ranks: Sequence[int], standings: Mapping[int, Standing]) -> bool:
+    """Whether all ranks of a lane that have answered had it by then: it may have been made meanwhile."""
+    return all(lane in standings[rank].lanes for rank in ranks if rank in standings)
 
 
 def _run(watch: "weakref.ref[StallWatch]", ended: threading.Event) -> None:

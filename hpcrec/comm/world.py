@@ -5,6 +5,7 @@ Knows roles and hosts; does not know what crosses. Horovod is given the dense co
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from mpi4py import MPI
@@ -29,6 +30,27 @@ def launcher_tasks(environment: dict[str, str]) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class _Inside:
+    """What the world of a group is inside of, seen from a rank of the group.
+
+    Attributes
+    ----------
+    outer : World
+    name : str
+        Of the group; its lanes are named by it.
+    ranks : tuple of int
+        The outer world's number of each of its ranks.
+    host_of : tuple of int
+        Host number of each of its ranks, numbered in the order of the group.
+    """
+
+    outer: "World"
+    name: str
+    ranks: tuple[int, ...]
+    host_of: tuple[int, ...]
+
+
 class World:
     """Communicators and their collectives.
 
@@ -48,11 +70,14 @@ class World:
         Whether each group has embedding tables of its own.
     lanes : sequence of str
         Threads that need all ranks' collectives of their own, by name; see ``lane``.
+    inside : optional
+        For ``among`` alone, which makes worlds of groups.
 
     Attributes
     ----------
     topology : Topology
     ledger : Ledger
+        In the world of a group that of the world around it: there every rank's bytes are counted once.
     progress : Progress
         What this rank has come to; whoever counts steps writes ``progress.step``.
     main : Collectives
@@ -60,7 +85,8 @@ class World:
     route : Collectives
         All ranks: the routing thread's collectives, which must not mix with the main thread's.
     aside : Aside or None
-        All ranks: small things that a thread of files says; None where MPI lets no other thread communicate.
+        All ranks: small things that a thread of files says; None where MPI lets no other thread communicate, and in the
+        world of a group.
     owners, dense : Collectives or None
         Only on ranks of that role.
     group : Collectives or None
@@ -81,10 +107,12 @@ class World:
         groups: int = 1,
         own_tables: bool = False,
         lanes: Sequence[str] = (),
+        inside: _Inside | None = None,
     ) -> None:
-        self._closed = False
+        self._closed, self._inside, self._within = False, inside, dict[str, World | None]()
         comm = MPI.COMM_WORLD if comm is None else comm
-        host_of = hosts_of(comm)
+        self._comm = comm
+        host_of = hosts_of(comm) if inside is None else inside.host_of
         owners, dense = roles(host_of)
         self.topology = Topology(
             rank=comm.rank,
@@ -95,9 +123,11 @@ class World:
             groups=groups,
             own_tables=own_tables,
         )
-        self.ledger = Ledger(comm.rank, host_of)
-        self.progress = Progress()
-        self.progress.role = board.describe_role(owner=comm.rank in owners, dense=comm.rank in dense)
+        if inside is None:
+            self.ledger, self.progress = Ledger(comm.rank, host_of), Progress()
+            self.progress.role = board.describe_role(owner=comm.rank in owners, dense=comm.rank in dense)
+        else:
+            self.ledger, self.progress = inside.outer.ledger.among(inside.ranks), inside.outer.progress
         members = {"main": tuple(range(comm.size)), "route": tuple(range(comm.size)), "owners": owners, "dense": dense}
         main, route, self.owners, self.dense = (
             self._part(comm, name, ranks, windows=windows and name in ("main", "route"))
@@ -107,11 +137,90 @@ class World:
         self.main, self.route = main, route
         self._lanes = {name: self._part(comm, name, members["main"], windows=windows) for name in lanes}
         members |= dict.fromkeys(lanes, members["main"])
-        self.aside = self._beside(comm, members) if self.threads_may_communicate else None
+        self.aside = self._beside(comm, members) if inside is None and self.threads_may_communicate else None
         self.host_owners = self._per_host(comm, owners, members, windows=windows)
         self.group, self.across = self._grouped(comm, members) if groups > 1 else (self.dense, None)
         watched = stall is not None and comm.size > 1 and (stall.report_s or stall.abort_s)
-        self._watch = StallWatch(comm, self.progress, members, stall) if stall is not None and watched else None
+        self._members = {self._named(name): self._outer(ranks) for name, ranks in members.items()}
+        self._watch = StallWatch(comm, self.progress, self._members, stall) if stall is not None and watched else None
+
+    def among(
+        self, ranks: Sequence[int], roles: RoleRule, *, name: str, windows: bool = True, lanes: Sequence[str] = ()
+    ) -> "World | None":
+        """The world of a group of these ranks, which they have numbers in by their place in ``ranks``; elsewhere None.
+
+        It counts in this world's ledger, tells this one's stall watch, and has communicators of its own. Groups may
+        share ranks. ``close`` of it is collective over the group; ``close`` of this world closes those still open.
+
+        Collective, on the main thread of all ranks of this world, with the same arguments.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            Of this world.
+        roles : callable
+            As of ``World``: host number of each rank of the group -> (owners, dense ranks), in the group's numbers.
+        name : str
+            By which a report of a stall tells its communicators from others: ``<name>: main``.
+        windows, lanes
+            As of ``World``.
+
+        Raises
+        ------
+        HpcrecError
+            What is no group of ranks, a name that is taken, ranks that ask for different groups, the world of a group.
+        ConfigError
+            Of ``roles``. Both on all ranks together.
+        """
+        ranks = self._group_of(ranks, name)
+        hosts = [self.topology.host_of[rank] for rank in ranks]
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+        host_of = tuple(numbers[host] for host in hosts)
+        owners_dense = roles(host_of)  # on every rank, so that all raise what it does
+        place = ranks.index(self.topology.rank) if self.topology.rank in ranks else None
+        comm = self.main.comm.Split(MPI.UNDEFINED if place is None else 0, place or 0)
+        world = None
+        if place is not None:
+            assert isinstance(comm, MPI.Intracomm)
+            inside = _Inside(self, name, ranks, host_of)
+            world = World(comm, lambda _: owners_dense, windows=windows, lanes=lanes, inside=inside)
+        self._within[name] = world
+        found = self.main.allgather(None if world is None else world._members)
+        if self._watch is not None:
+            self._watch.add(found[ranks[0]])
+        return world
+
+    def _group_of(self, ranks: Sequence[int], name: str) -> tuple[int, ...]:
+        """The ranks of a group to be made, or an error on all ranks; collective."""
+        given = self.main.allgather((tuple(ranks), name))
+        group, size = given[0][0], self.topology.size
+        other = next((rank for rank, theirs in enumerate(given) if theirs != given[0]), None)
+        if other is not None:
+            raise HpcrecError(
+                f"a group of ranks: rank 0 asks for {list(group)}, called {given[0][1]!r}, rank {other} for "
+                f"{list(given[other][0])}, called {given[other][1]!r}. Call among on all ranks with the same arguments."
+            )
+        if not group or len(set(group)) < len(group) or not all(rank in range(size) for rank in group):
+            raise HpcrecError(
+                f"a group of ranks: {name!r} lists {list(group)}. Allowed: at least one rank, each once, from 0 to "
+                f"{size - 1}."
+            )
+        if self._inside is not None:
+            raise HpcrecError(
+                f"a group of ranks: {name!r} is asked of the world of group {self._inside.name!r}, whose stalls are "
+                "watched by the world around it. Ask that one, in its numbers."
+            )
+        if name in self._within:
+            raise HpcrecError(f"a group of ranks: there is one called {name!r} already. Choose another name.")
+        return group
+
+    def _named(self, name: str) -> str:
+        """What a communicator of this world is called among all of this rank."""
+        return name if self._inside is None else f"{self._inside.name}: {name}"
+
+    def _outer(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Numbers of ranks in the world around, or in this one where there is none."""
+        return ranks if self._inside is None else tuple(self._inside.ranks[rank] for rank in ranks)
 
     def _beside(self, comm: MPI.Intracomm, members: dict[str, tuple[int, ...]]) -> Aside:
         """``aside``; its ranks are added to ``members``, after those of the steps."""
@@ -152,7 +261,8 @@ class World:
         part = comm.Split(ranks[0] if inside else MPI.UNDEFINED, comm.rank)
         if not inside or not isinstance(part, MPI.Intracomm):
             return None
-        return Collectives(part, ranks, self.ledger, self.progress.lane(name, ranks), windows=windows)
+        lane = self.progress.lane(self._named(name), self._outer(ranks))
+        return Collectives(part, ranks, self.ledger, lane, windows=windows)
 
     def lane(self, name: str) -> Collectives:
         """All ranks: the collectives of the thread of that name, which must not mix with others'."""
@@ -174,10 +284,17 @@ class World:
         }
 
     def total_wire_bytes(self) -> np.ndarray:
-        """Bytes by tag over all ranks; collective."""
+        """Bytes by tag over all ranks, of a group all that they have sent anywhere; collective."""
         counted = self.ledger.snapshot()  # before this call adds its own
         with self.main.lane.inside("control"):
             return self.main.comm.allreduce(counted, op=MPI.SUM)
+
+    def total_wire_messages(self) -> np.ndarray | None:
+        """Messages by tag over all ranks, None where not all are known (``Ledger.messages_known``); collective."""
+        counted = self.ledger.messages()
+        with self.main.lane.inside("control"):
+            total = self.main.comm.allreduce(counted, op=MPI.SUM)
+        return total if self.ledger.messages_known else None
 
     @contextmanager
     def noting_stalls(self, note: Callable[[str], None]) -> Iterator[None]:
@@ -201,11 +318,14 @@ class World:
     def close(self) -> None:
         """Waits until every rank is here, then frees the communicators; collective.
 
-        A group that leaves early would abort what the other group still has in flight.
+        Ranks that leave early would abort what others still have in flight.
         """
         if self._closed:
             return
         self._closed = True
+        for world in self._within.values():
+            if world is not None:
+                world.close()
         self.main.barrier()
         if self._watch is not None:
             self._watch.close()
@@ -216,6 +336,8 @@ class World:
                 part.close()
         if self.aside is not None:
             self.aside.close()
+        if self._inside is not None:
+            self._comm.Free()
 
 
 def versions() -> dict[str, str]:

@@ -6,6 +6,7 @@ rank: who is in which group is for the caller to say.
 
 import numpy as np
 
+from hpcrec.data.deal import Deal, equal_parts
 from hpcrec.data.order import GlobalOrder, Share
 from hpcrec.errors import ConfigError
 from hpcrec.types import Ints
@@ -24,6 +25,8 @@ class GroupedOrder:
     groups : int
     seed, chunk, window, shuffle
         As of ``GlobalOrder``.
+    deal : Deal
+        How the readers of a group share its batches.
 
     Attributes
     ----------
@@ -42,7 +45,16 @@ class GroupedOrder:
     """
 
     def __init__(
-        self, samples: int, batch_size: int, groups: int, *, seed: int, chunk: int, window: int, shuffle: bool
+        self,
+        samples: int,
+        batch_size: int,
+        groups: int,
+        *,
+        seed: int,
+        chunk: int,
+        window: int,
+        shuffle: bool,
+        deal: Deal = equal_parts,
     ) -> None:
         assert batch_size % groups == 0, (batch_size, groups)
         each = samples // groups
@@ -60,6 +72,7 @@ class GroupedOrder:
                 window=window,
                 shuffle=shuffle,
                 first=group * each,
+                deal=deal,
             )
             for group in range(groups)
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcrec.data import hashing
+from hpcrec.data.deal import Deal, cut, equal_parts
 from hpcrec.errors import ConfigError
 from hpcrec.types import Ints
 
@@ -25,7 +26,7 @@ _KEPT_WINDOWS = 2  # permutations kept: a batch may straddle two windows
 
 @dataclass(frozen=True)
 class Share:
-    """What one of several readers takes of each batch: part ``part`` of ``parts`` of the batches of ``order``.
+    """What one of several readers takes of each batch: part ``part`` of ``parts``, as ``order`` deals its batches.
 
     Attributes
     ----------
@@ -42,9 +43,15 @@ class Share:
     groups: int = 1
 
     def of_batch(self, t: int) -> tuple[int, int, int, int]:
-        """Size of the whole batch, where in it the share begins, and its positions ``[start, stop)`` in ``order``."""
+        """Size of the whole batch, where in it the share begins, and its positions ``[start, stop)`` in ``order``.
+
+        Raises
+        ------
+        ConfigError
+            The order's ``deal`` gives no parts of the batch.
+        """
         start, stop = self.order.batch_range(t)
-        low, high = part(stop - start, self.part, self.parts)
+        low, high = cut(self.order.deal, stop - start, self.parts)[self.part : self.part + 2].tolist()
         return (stop - start) * self.groups, (stop - start) * self.group + low, start + low, start + high
 
 
@@ -88,6 +95,8 @@ class GlobalOrder:
         False: every epoch is file order.
     first : int
         Number of the first of these samples in the data set.
+    deal : Deal
+        How readers share a batch.
 
     Attributes
     ----------
@@ -114,12 +123,13 @@ class GlobalOrder:
         window: int = 8,
         shuffle: bool = True,
         first: int = 0,
+        deal: Deal = equal_parts,
     ) -> None:
         for name, value in (("samples", samples), ("batch_size", batch_size), ("chunk", chunk), ("window", window)):
             if value < 1:
                 raise ConfigError(f"data order: {name} is {value}; it must be 1 or more.")
         self.samples, self.batch_size, self.seed, self.first = samples, batch_size, seed, first
-        self.dataset_samples = samples
+        self.dataset_samples, self.deal = samples, deal
         self.chunk, self.window_chunks, self.shuffle = chunk, window, shuffle
         self.n_chunks = -(-samples // chunk)
         self.n_windows = -(-self.n_chunks // window)
@@ -136,7 +146,7 @@ class GlobalOrder:
         return start, min(start + self.batch_size, self.samples)
 
     def share(self, number: int, of: int) -> Share:
-        """What reader ``number`` of ``of`` takes of each batch: a contiguous part."""
+        """What reader ``number`` of ``of`` takes of each batch: a contiguous part, by ``deal``."""
         return Share(self, number, of)
 
     def window_of(self, epoch: int, position: int) -> int:
@@ -192,13 +202,3 @@ class GlobalOrder:
         start, stop = int(starts[w]), int(starts[w + 1])
         order = hashing.permutation(hashing.stream(self.seed, epoch, 1 + w), stop - start) if self.shuffle else None
         return Window(start, stop, tuple(ranges), order)
-
-
-def part(size: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Contiguous part ``[start, stop)`` of a batch of `size` samples for `rank` of `ranks`: sizes differ by at most 1.
-
-    The first ``size % ranks`` ranks hold one more; a part is empty where there are more ranks than samples.
-    """
-    small, larger = divmod(size, ranks)
-    start = rank * small + min(rank, larger)
-    return start, start + small + (rank < larger)

@@ -19,7 +19,7 @@ from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms import FORMS
 from hpcrec.exchange.forms.form import Form
 from hpcrec.exchange.stay import Stay
-from hpcrec.operators.base import Operator, elements_of, weights_of
+from hpcrec.operators.base import Operator, check_pooled, elements_of, weights_of
 from hpcrec.types import POOLINGS, Lookup, TableSpec
 
 
@@ -116,6 +116,11 @@ class Layout:
     learned : bool
         Whether operators with dense parameters may be computed at holders.
 
+    Raises
+    ------
+    ConfigError
+        A form that a feature cannot have, or an operator that no form serves.
+
     Attributes
     ----------
     legs : dict of int to Leg
@@ -144,6 +149,7 @@ class Layout:
         most_stay: bool = False,
         learned: bool = True,
     ) -> None:
+        check_pooled(operators)
         self.tables = dict(tables)
         self.families = tuple(families)
         self.tables_of: dict[str, tuple[str, ...]] = {}

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.forms import FORMS
-from hpcrec.operators.base import Learned, Operator, elements_of
+from hpcrec.operators.base import Learned, Operator, elements_of, meets
 from hpcrec.types import Lookup, TableSpec
 
 
@@ -78,7 +78,7 @@ class Stay:
     def _substitutable(self, lookup: Lookup, operator: Operator) -> bool:
         if not FORMS[self._form_of[lookup.feature]].stays or operator.shapes is None:
             return False
-        if isinstance(operator, Learned) and not self._learned:
+        if meets(operator) or (isinstance(operator, Learned) and not self._learned):
             return False
         kind = self._family_of[lookup.feature].kind
         return kind in ("table", "column") or (kind == "row" and operator.splits_bags and lookup.pooling == "sum")

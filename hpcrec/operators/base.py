@@ -7,7 +7,7 @@ Legend: ``B`` samples, ``F`` lookups of the operator, ``D`` row width.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
@@ -32,6 +32,16 @@ class Operator(Protocol):
     empty bag, which is the neutral element of every reduction here. An operator with dense parameters is ``Learned``.
 
     All methods are plain torch and run under autograd: the gradients need no code of their own.
+
+    Two more attributes may be left out, and say what an operator needs (``is_pooled``, ``meets``):
+
+    ``pooled`` = True
+        It reads one vector a lookup and sample, the pooled bag. False: a vector for each id of a bag, and the lengths
+        of bags, to pool them itself (sequences). No form hands these out yet, so such an operator is refused.
+    ``meets`` = False
+        Its partial result is defined over any of its lookups. True: only over all of them together, for it is no
+        reduction over lookups (a tower). So it is computed where all their vectors meet, which is the dense rank, and
+        ``reduce`` is never called; ``shapes`` may say what the result would be.
 
     Attributes
     ----------
@@ -115,6 +125,33 @@ def over(operator: Operator, lookups: Sequence[Lookup]) -> Operator:
     if tuple(lookups) == operator.lookups or not isinstance(operator, Learned):
         return operator
     return operator.over(lookups, weights_of(operator, lookups))
+
+
+def is_pooled(operator: Operator) -> bool:
+    """Whether it reads pooled vectors; of an operator that does not say so it does."""
+    return bool(getattr(operator, "pooled", True))
+
+
+def meets(operator: Operator) -> bool:
+    """Whether its partial result exists only where all of its lookups meet; of one that does not say so it does not."""
+    return bool(getattr(operator, "meets", False))
+
+
+def check_pooled(operators: Mapping[str, Operator]) -> None:
+    """Refuse what no form can hand out.
+
+    Raises
+    ------
+    ConfigError
+        An operator asks for its vectors unpooled.
+    """
+    for name, operator in operators.items():
+        if not is_pooled(operator):
+            raise ConfigError(
+                f"model: operator {name!r}, a {type(operator).__name__}, asks for its vectors unpooled (its pooled is "
+                "False), but every form hands out one vector a bag. Allowed: pooled = True, or no such attribute. "
+                "Have its lookups pooled by 'sum', 'mean' or 'max', and change partial to take [B, F, D] of them."
+            )
 
 
 OPERATOR_ATTRIBUTES = ("lookups", "width", "shapes", "by_column", "splits_bags", "partial", "reduce", "finish")

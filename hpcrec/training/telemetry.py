@@ -50,6 +50,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     ),
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
     "wire_bytes": None,
+    "wire_messages": None,  # empty where a run went on from a checkpoint that does not say them
     "dense_compression": None,
     "exchange_thresholds": None,
     "exchange": None,
@@ -221,8 +222,9 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     _check_keys(summary, {**SUMMARY_KEYS, **(_FAILED_KEYS if summary.get("status") == "failed" else {})}, "")
     if summary["status"] not in STATUSES:
         raise ValueError(f"summary.json: status is {summary['status']!r}. Allowed: {', '.join(STATUSES)}.")
-    for tag, counts in summary["wire_bytes"].items():
-        _check_keys(counts, {"same_host": None, "cross_host": None}, f"wire_bytes.{tag}.")
+    for name in ("wire_bytes", "wire_messages"):
+        for tag, counts in summary[name].items():
+            _check_keys(counts, {"same_host": None, "cross_host": None}, f"{name}.{tag}.")
     Path(folder).mkdir(parents=True, exist_ok=True)
     write_text(Path(folder) / "summary.json", json.dumps(as_json(summary), indent=2) + "\n")
 

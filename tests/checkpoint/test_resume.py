@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,24 @@ from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.checkpoint.files import fingerprint
 from hpcrec.cli import train as commands
 from hpcrec.errors import CheckpointError
+from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, write_data
 from tests.training.test_equivalence import OPTIMIZERS, Roles, few_or_all_roles, roles_for, shared_out
+
+
+def edit_state(place: Path, entry: str, made: Callable[[Any], Any]) -> None:
+    """What ``made`` says of an entry of a checkpoint's state.json is there from now on; None: it is not; collective."""
+    MPI.COMM_WORLD.Barrier()
+    if MPI.COMM_WORLD.rank == 0:
+        state, manifest = (json.loads((place / name).read_text()) for name in ("state.json", "manifest.json"))
+        *above, name = entry.split(".")
+        inside = state[above[0]] if above else state
+        value = made(inside.pop(name))
+        inside |= {} if value is None else {name: value}
+        (place / "state.json").write_text(json.dumps(state))
+        manifest["files"]["state.json"] = fingerprint(place / "state.json")
+        (place / "manifest.json").write_text(json.dumps(manifest))
+    MPI.COMM_WORLD.Barrier()
 
 
 def finish(config: Any, stop_at: int | None = None, resume: bool = False) -> dict[str, np.ndarray]:
@@ -38,7 +55,8 @@ def finish(config: Any, stop_at: int | None = None, resume: bool = False) -> dic
         store = session.parts.store
         for b, held in enumerate(store.held if store is not None else ()):
             learned |= {f"block{b}.{name}": values.copy() for name, values in held.states.items()}
-        wire = session.parts.world.total_wire_bytes()[1:3]  # ids routed ahead of the stop are sent again
+        world = session.parts.world  # ids routed ahead of the stop are sent again
+        wire = np.stack([world.total_wire_bytes(), world.total_wire_messages()])[:, 1:3]
         away = session.parts.slices.gather()
         learned |= {f"{n}.{k}": torch.as_tensor(v).numpy() for n, state in away.items() for k, v in state.items()}
         if session.parts.dense is not None:
@@ -167,6 +185,7 @@ NOT_TAKEN_OVER = (  # entry of state.json, what is there instead (absent: None),
     ("wire_bytes", None, r"has no wire_bytes. Allowed: 6 pairs of whole numbers, one for each of ids, values, "),
     ("wire_bytes", [[1, 2]] * 4, r"wire_bytes is \[\[1, 2\], .*. Allowed: 6 pairs of whole numbers"),
     ("wire_bytes", [[1, 2.5]] * 5, r"wire_bytes is \[\[1, 2.5\], .*. Allowed: 6 pairs of whole numbers"),
+    ("wire_messages", 7, r"wire_messages is 7. Allowed: 6 pairs of whole numbers"),
     ("skipped_steps", "none", r"skipped_steps is 'none'. Allowed: a whole number"),
     ("ran_on", 3, r"ran_on is 3. Allowed: an object"),
 )
@@ -191,6 +210,29 @@ def test_a_table_with_a_row_twice_and_another_missing_is_refused_on_every_rank(f
         commands.train(longer)
 
 
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_messages_of_a_checkpoint_that_does_not_say_them_stay_unknown(folder: Path) -> None:
+    """A run goes on from its own checkpoint, then from one without messages: unknown in all that it writes."""
+    write_data(folder / "data.h5")
+    config = config_for(folder, train={"batch_size": 13, "dtype": "float64", "steps": 2})
+    longer = [dataclasses.replace(config, train=dataclasses.replace(config.train, steps=n)) for n in (3, 4)]
+    commands.train(config)
+    before = json.loads((folder / "run/summary.json").read_text())
+    commands.train(longer[0])
+    known = json.loads((folder / "run/summary.json").read_text())
+    edit_state(folder / "run/checkpoints/step-3", "wire_messages", lambda found: None)
+    commands.train(longer[1])
+    unknown = json.loads((folder / "run/summary.json").read_text())
+    state = json.loads((folder / "run/checkpoints/step-4/state.json").read_text())
+    between = MPI.COMM_WORLD.size * (MPI.COMM_WORLD.size - 1)
+    with on_every_rank():
+        for tag in ("values", "gradients"):
+            assert sum(before["wire_messages"][tag].values()) * 3 == 2 * sum(known["wire_messages"][tag].values())
+            assert sum(known["wire_messages"][tag].values()) == 3 * between
+            assert sum(unknown["wire_bytes"][tag].values()) >= sum(known["wire_bytes"][tag].values())
+        assert unknown["wire_messages"] == {} and "wire_messages" not in state and "wire_bytes" in state
+
+
 @pytest.mark.parallel([1, 2])
 def test_a_state_that_a_run_cannot_go_on_from_is_refused_on_every_rank(folder: Path) -> None:
     write_data(folder / "data.h5")
@@ -199,16 +241,9 @@ def test_a_state_that_a_run_cannot_go_on_from_is_refused_on_every_rank(folder: P
     place = folder / "run/checkpoints/step-2"
     whole = {name: (place / name).read_text() for name in ("state.json", "manifest.json")}
     for entry, value, says in NOT_TAKEN_OVER:
-        if MPI.COMM_WORLD.rank == 0:
-            state, manifest = json.loads(whole["state.json"]), json.loads(whole["manifest.json"])
-            *above, name = entry.split(".")
-            inside = state[above[0]] if above else state
-            del inside[name]
-            inside |= {} if value is None else {name: value}
-            (place / "state.json").write_text(json.dumps(state))
-            manifest["files"]["state.json"] = fingerprint(place / "state.json")
-            (place / "manifest.json").write_text(json.dumps(manifest))
-        MPI.COMM_WORLD.Barrier()
+        for name, text in whole.items() if MPI.COMM_WORLD.rank == 0 else ():
+            (place / name).write_text(text)
+        edit_state(place, entry, lambda found, value=value: value)
         with pytest.raises(CheckpointError, match=rf"step-2/state.json: {says}.*checkpoint.resume = 'never'") as caught:
             commands.train(config)
         told = MPI.COMM_WORLD.allgather(str(caught.value))

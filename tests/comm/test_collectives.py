@@ -114,10 +114,31 @@ def test_ledger_pauses_and_goes_on() -> None:
     assert describe(ledger.snapshot())["ids"] == {"same_host": 6, "cross_host": 7}
     ledger.add_allgather("dense", [0, 1, 2], 10)
     assert describe(ledger.snapshot())["dense"] == {"same_host": 20, "cross_host": 0}
+    assert describe(ledger.messages())["ids"] == {"same_host": 1, "cross_host": 1}
+    assert describe(ledger.messages())["dense"] == {"same_host": 2, "cross_host": 0}
     other = Ledger(0, [0, 0, 1])
-    other.restore(ledger.snapshot())
+    other.restore(ledger.snapshot(), ledger.messages())
+    np.testing.assert_array_equal(other.messages(), ledger.messages())
     assert other.total_bytes() == ledger.total_bytes() == 33
     assert set(describe(other.snapshot())) == set(TAGS)
+
+
+def test_messages_are_sends_to_others_that_are_not_empty() -> None:
+    """And by the ring's formulas those of gathers and reductions, whose next rank is on another host here."""
+    ledger = Ledger(2, [0, 0, 1, 0])
+    ledger.add("ids", np.arange(4), np.array([64, 0, 640, 64]))
+    ledger.add_allreduce("dense", [0, 1, 2, 3], 1000)
+    ledger.add_allreduce("dense", [2], 1000)
+    ledger.add_allreduce("dense", [0, 1, 2, 3], 0)
+    ledger.add_allgather("control", [0, 2, 3], 8)
+    ledger.add_allgather("control", [0, 2, 3], 0)
+    ledger.add_ring("values", [1, 2], 8)
+    counted = describe(ledger.messages())
+    assert counted["ids"] == {"same_host": 0, "cross_host": 2}
+    assert counted["dense"] == {"same_host": 0, "cross_host": 6}
+    assert counted["control"] == {"same_host": 0, "cross_host": 2}
+    assert counted["values"] == {"same_host": 0, "cross_host": 1}
+    assert describe(ledger.snapshot())["dense"] == {"same_host": 0, "cross_host": 1500}
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
@@ -136,6 +157,66 @@ def test_world_has_the_communicators_of_its_roles() -> None:
     assert world.total_wire_bytes().sum() == (10 * comm.size if comm.size > 1 else 0)
     world.close()
     world.close()  # a second call does nothing
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_world_of_some_ranks_has_numbers_and_communicators_of_its_own() -> None:
+    """In the order in which they are named; it counts in the outer ledger, and goes with the outer world."""
+    comm = MPI.COMM_WORLD
+    outer = World(comm, lambda hosts: assign_roles(hosts, mode="fused"))
+    ranks = tuple(reversed(range(1, comm.size))) or (0,)
+    world = outer.among(ranks, lambda hosts: (tuple(range(len(hosts))), (0,)), name="some", lanes=("reads",))
+    other = outer.among((0,), lambda hosts: ((0,), (0,)), name="one")
+    with on_every_rank():
+        assert (world is None) == (comm.rank not in ranks) and (other is None) == (comm.rank != 0)
+        if world is not None:
+            place = ranks.index(comm.rank)
+            assert (world.topology.rank, world.topology.size) == (place, len(ranks))
+            assert (world.dense is None) == (place != 0) and world.aside is None
+            assert world.progress is outer.progress
+            lanes = {name: lane.ranks for name, lane in outer.progress.lanes.items() if name.startswith("some")}
+            roles = {"some: owners": ranks} | ({"some: dense": ranks[:1]} if place == 0 else {})
+            assert lanes == dict.fromkeys(("some: main", "some: route", "some: reads"), ranks) | roles
+    if world is not None:
+        assert world.lane("reads").allgather(comm.rank) == list(ranks)
+        world.ledger.add("ids", np.arange(len(ranks)), np.full(len(ranks), 64))
+        told = np.zeros((len(ranks), 8), np.int64)
+        world.main.alltoall(told, "control")
+    counted, messages = describe(outer.total_wire_bytes()), describe(outer.total_wire_messages())
+    pairs = len(ranks) * (len(ranks) - 1)
+    assert counted["ids"] == counted["control"] == {"same_host": 64 * pairs, "cross_host": 0}
+    assert messages["ids"] == messages["control"] == {"same_host": pairs, "cross_host": 0}
+    outer.close()
+    with on_every_rank():
+        assert all(one is None or one.main.comm == MPI.COMM_NULL for one in (world, other))
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_what_is_no_group_of_ranks_is_refused_on_all_of_them() -> None:
+    comm = MPI.COMM_WORLD
+    size, rank = comm.size, comm.rank
+    outer = World(comm, lambda hosts: assign_roles(hosts, mode="fused"))
+
+    def refused(said: str, world: World, ranks, name: str = "some", roles=lambda hosts: ((0,), (0,))) -> None:
+        with pytest.raises(HpcrecError, match=said):
+            world.among(ranks, roles, name=name)
+
+    refused(
+        rf"'some' lists \[0, {size}\]\. Allowed: at least one rank, each once, from 0 to {size - 1}\.", outer, [0, size]
+    )
+    refused(r"'some' lists \[-1\]", outer, [-1])
+    refused(r"'some' lists \[0, 0\]", outer, [0, 0])
+    refused(r"'some' lists \[\]", outer, [])
+    refused("topology.mode is 'odd'", outer, [0], roles=lambda hosts: assign_roles(hosts, mode="odd"))
+    if size > 1:
+        refused(rf"rank 0 asks for \[0\], .* rank {size - 1} for \[1\]", outer, [int(rank == size - 1)])
+        refused(r"called 'a', rank 1 for \[0\], called 'b'\. Call among on all", outer, [0], name="ab"[rank > 0])
+    inner = outer.among(range(size), lambda hosts: assign_roles(hosts, mode="fused"), name="some")
+    assert inner is not None
+    refused("there is one called 'some' already", outer, [0])
+    refused("is asked of the world of group 'some'.* Ask that one", inner, [0], name="other")
+    inner.close()
+    outer.close()
 
 
 @pytest.mark.parallel([1, 2, 3, 4])

@@ -156,6 +156,33 @@ def test_a_late_rank_is_reported_once_and_the_run_goes_on(monkeypatch) -> None:
 
 
 @pytest.mark.parallel([2, 3, 4])
+def test_a_late_rank_of_a_group_is_reported_by_the_name_of_the_group(monkeypatch) -> None:
+    """Once, by rank 0, whether it is in that group or not: on 4 ranks groups are 0, 2 and 1, 3, and 3 is late."""
+    comm, said = MPI.COMM_WORLD, []
+    monkeypatch.setattr(stall, "say", said.append)
+    outer = World(comm, lambda host_of: assign_roles(host_of, mode="fused"), StallLimits(0.5, 60.0))
+    late = comm.size - 1
+    groups = [tuple(range(comm.size))] if comm.size < 4 else [(0, 2), (1, 3)]
+    made = [
+        outer.among(ranks, lambda host_of: assign_roles(host_of, mode="fused"), name=f"tower {ranks[0]}")
+        for ranks in groups
+    ]
+    mine, world = next((ranks, one) for ranks, one in zip(groups, made, strict=True) if one is not None)
+    outer.main.barrier()
+    if comm.rank == late:
+        time.sleep(2.5)
+    world.dense.barrier()
+    comm.Barrier()  # of no lane: the other group waits here
+    told = comm.allgather(of_ranks(said))
+    parallel_assert([len(texts) for texts in told] == [1] + [0] * (comm.size - 1), msg=str(told))
+    waiting, name = listed(r for r in groups[-1] if r != late), f"tower {groups[-1][0]}: dense"
+    found = re.search(rf"collective 'control' on communicator '{name}': (.*) waited [\d.]+ s for (.*)", told[0][0])
+    parallel_assert(found is not None and found[1] == waiting and found[2] == f"rank {late}", msg=told[0][0])
+    parallel_assert(f"Waiting for rank {late}." in told[0][0] and mine in groups, msg=told[0][0])
+    outer.close()
+
+
+@pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("stuck", ["one", "all"])
 def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, stuck) -> None:
     comm, said = MPI.COMM_WORLD, []

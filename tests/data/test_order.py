@@ -1,14 +1,12 @@
 """The global order: a permutation, made of whole windows, a pure function of seed, epoch and position."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcrec.data import hashing
-from hpcrec.data.order import GlobalOrder, part
+from hpcrec.data.order import GlobalOrder
 from hpcrec.errors import ConfigError
 
 sizes = st.integers(1, 400)
@@ -56,16 +54,6 @@ def test_order_is_pinned() -> None:
 
 
 PINNED = [2, 3, 6, 11, 7, 10, 8, 4, 9, 5, 1, 0]
-
-
-@pytest.mark.parametrize("size", [0, 1, 5, 8, 4096])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
-def test_parts_are_contiguous_and_even(size: int, ranks: int) -> None:
-    parts = [part(size, rank, ranks) for rank in range(ranks)]
-    assert parts[0][0] == 0 and parts[-1][1] == size
-    assert all(a[1] == b[0] for a, b in pairwise(parts))
-    lengths = [stop - start for start, stop in parts]
-    assert max(lengths) - min(lengths) <= 1
 
 
 def test_refuses_what_cannot_be() -> None:

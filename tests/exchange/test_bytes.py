@@ -11,7 +11,7 @@ from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 from hpcrec.exchange.bags import cumulative
 from tests.exchange.messages import message_bytes
-from tests.exchange.test_exchange import FEATURES, LOOKUPS, STEPS, global_batch, run, tables
+from tests.exchange.test_exchange import FEATURES, LOOKUPS, STEPS, global_batch, layouts_of, run, tables
 
 WIDTH, ITEM, BATCH = 6, 8, 13
 
@@ -68,6 +68,42 @@ def test_ledger_equals_formulas(form: str, kind: str) -> None:
             assert counted[tag] == n_bytes, (mode, tag)
         assert counted["dense"] == 0
         world.close()
+
+
+def expected_messages(world: World, kind: str) -> dict[str, dict[str, int]]:
+    """Messages that all ranks send in ``run`` of batches in which every dense rank asks something of every holder."""
+    topology = world.topology
+    owners, dense, ranks = topology.owners, topology.dense, range(topology.size)
+    holders = {"first": owners[:1], "row": owners, "replicate": dense}[kind]
+    asked = [(d, h) for d in dense for h in holders if d != h]
+    told = [(dense[j % len(dense)], h) for j, h in enumerate((*holders, *sorted({*owners} - {*dense} - {*holders})))]
+    sent = {
+        "ids": asked,
+        "values": [] if kind == "replicate" else [(h, d) for d, h in asked],
+        "gradients": {*asked, *((d, h) for d, h in told if d != h)},
+        "control": [(a, b) for a in ranks for b in ranks if a != b],
+        "dense": [],
+    }
+    cross = {tag: sum(topology.host_of[a] != topology.host_of[b] for a, b in of) for tag, of in sent.items()}
+    return {t: {"same_host": STEPS * (len(of) - cross[t]), "cross_host": STEPS * cross[t]} for t, of in sent.items()}
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["first", "row", "replicate"])
+def test_messages_are_those_of_the_layout(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One to each holder that is asked, one back, one with gradients, which owners that are asked nothing get too."""
+    comm = MPI.COMM_WORLD
+    for hosts in ((0,) * comm.size, tuple(rank % 2 for rank in range(comm.size))):
+        monkeypatch.setattr(world_module, "hosts_of", lambda comm, hosts=hosts: hosts)
+        for name, roles in layouts_of(comm.size):
+            world = World(comm, lambda hosts, roles=roles: assign_roles(hosts, **roles), windows=False)
+            run(world, "sgd", kind, "pooled", np.float64, 200)
+            counted, wanted = describe(world.total_wire_messages()), expected_messages(world, kind)
+            for tag, messages in wanted.items():
+                assert counted[tag] == messages, (name, tag)
+            if kind == "first" and name == "split" and comm.size == 4:  # dense ranks 2 and 3, owner 1 is only told
+                assert [sum(counted[tag].values()) for tag in ("ids", "values", "gradients")] == [6, 6, 9]
+            world.close()
 
 
 @pytest.mark.parallel([1, 2, 3])

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,7 +129,28 @@ class Reference:
             rows.grad = None
 
 
-def run(
+Ran = tuple[list, dict, dict]
+
+
+def run(world: World, *how: Any, **more: Any) -> Ran:
+    """``steps_of``, all of them."""
+    return in_turn(steps_of(world, *how, **more))[0]
+
+
+def in_turn(*running: Generator[None, None, Ran]) -> list[Ran]:
+    """What several return, of each of which a step is taken, then of each the next."""
+    found: dict[int, Ran] = {}
+    while len(found) < len(running):
+        for number, one in enumerate(running):
+            try:
+                if number not in found:
+                    next(one)
+            except StopIteration as ended:
+                found[number] = ended.value
+    return [found[number] for number in range(len(running))]
+
+
+def steps_of(
     world: World,
     optimizer: str,
     kind: str,
@@ -135,7 +158,7 @@ def run(
     dtype: type,
     batch: int = 13,
     device: kernels.Device | None = None,
-) -> tuple[list, dict, dict]:
+) -> Generator[None, None, Ran]:
     """Leaves of every step on this rank, rows of every table gathered everywhere, and the initial rows."""
     specs = tables(optimizer)
     topology = world.topology
@@ -178,6 +201,7 @@ def run(
         found = None if leaves is None else Gradients(gradients, [])
         learned = None if leaves is None else True
         assert exchange.learn(route, found, learned=learned, step=step + 1, lr_scale=1.0)
+        yield
     return seen, gather_rows(world, store, specs, dtype), initial
 
 
@@ -227,26 +251,30 @@ def test_equals_embedding_bag(kind: str, form: str) -> None:
     comm = MPI.COMM_WORLD
     for (_, roles), optimizer in itertools.product(layouts_of(comm.size), OPTIMIZERS):
         world = World(comm, lambda hosts, roles=roles: assign_roles(hosts, **roles))
-        seen, rows, initial = run(world, optimizer, kind, form, np.float64)
-        reference = Reference(tables(optimizer), initial)
-        assert not any(np.isnan(r).any() for r in initial.values())
-        for step in range(STEPS):
-            ids, weights = global_batch(step, 13)
-            pooled = reference.pooled(ids, weights)
-            total = sum((torch.cos(3 * p) / -3 + 0.1 * p).sum() for p in pooled)
-            start, stop, leaves = seen[step] if world.topology.is_dense else (0, 0, ())
-            wide = [p for p, k in zip(pooled, LOOKUPS, strict=True) if k.table.endswith("wide")]
-            deep = [p for p, k in zip(pooled, LOOKUPS, strict=True) if not k.table.endswith("wide")]
-            with on_every_rank():
-                for leaf, group in zip(leaves, (deep, wide)[: len(leaves)], strict=True):
-                    expected = torch.stack(group, 1)[start:stop].detach().numpy()
-                    np.testing.assert_allclose(leaf, expected, rtol=0, atol=1e-12)
-            total.backward()
-            reference.step(ids, step + 1)
-        for name, expected in reference.rows.items():
-            np.testing.assert_allclose(rows[name], expected.detach().numpy(), rtol=0, atol=1e-12, err_msg=name)
-            assert not np.array_equal(rows[name], initial[name]), "nothing was learned"
+        with_reference(optimizer, *run(world, optimizer, kind, form, np.float64))
         world.close()
+
+
+def with_reference(optimizer: str, seen: list, rows: dict, initial: dict) -> None:
+    """Holds a run in float64 to the reference; collective over the ranks of the test."""
+    reference = Reference(tables(optimizer), initial)
+    assert not any(np.isnan(r).any() for r in initial.values())
+    for step in range(STEPS):
+        ids, weights = global_batch(step, 13)
+        pooled = reference.pooled(ids, weights)
+        total = sum((torch.cos(3 * p) / -3 + 0.1 * p).sum() for p in pooled)
+        start, stop, leaves = seen[step] if seen else (0, 0, ())
+        wide = [p for p, k in zip(pooled, LOOKUPS, strict=True) if k.table.endswith("wide")]
+        deep = [p for p, k in zip(pooled, LOOKUPS, strict=True) if not k.table.endswith("wide")]
+        with on_every_rank():
+            for leaf, group in zip(leaves, (deep, wide)[: len(leaves)], strict=True):
+                expected = torch.stack(group, 1)[start:stop].detach().numpy()
+                np.testing.assert_allclose(leaf, expected, rtol=0, atol=1e-12)
+        total.backward()
+        reference.step(ids, step + 1)
+    for name, expected in reference.rows.items():
+        np.testing.assert_allclose(rows[name], expected.detach().numpy(), rtol=0, atol=1e-12, err_msg=name)
+        assert not np.array_equal(rows[name], initial[name]), "nothing was learned"
 
 
 @pytest.mark.parallel([1, 2, 3, 4])

@@ -12,6 +12,7 @@ from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.config import Config, validate
+from hpcrec.data.deal import Deal, equal_parts
 from hpcrec.data.layout import Column, Columns
 from hpcrec.data.loader import Loader
 from hpcrec.preparation.writer import Writer
@@ -117,10 +118,12 @@ def reference_for(session: Session, config: Config) -> Reference:
     return Reference(model, describe(operators), tables, optimizers, dense, dtype=session.parts.dtype)
 
 
-def train(config: Config, n: int | None = None) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
+def train(
+    config: Config, n: int | None = None, deal: Deal = equal_parts
+) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Global losses of the steps, rows and dense parameters at the end."""
     losses = []
-    with open_session(config) as session:
+    with open_session(config, deal=deal) as session:
         for step in session.steps():
             loss = step.run()
             losses.append(float(session.parts.world.main.allreduce(np.array([loss]))[0]))

@@ -28,6 +28,7 @@ def summary(**changes):
         "eval": {"auc": 0.79, "attainable_auc": 0.8, "logloss": 0.4, "normalized_entropy": 0.9, "calibration": 1.0},
         "throughput": {"samples_per_s": 12345.6, "step_ms": {"p50": 3.0, "p95": 5.0}},
         "wire_bytes": {"values": {"same_host": 2_000_000, "cross_host": 500}},
+        "wire_messages": {"values": {"same_host": 40, "cross_host": 2}},
         "dense_compression": {
             "sent_bytes": 1_000_000,
             "plain_bytes": 50_000_000,
@@ -144,8 +145,8 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples skipped_steps attempts eval throughput wire_bytes dense_compression exchange_thresholds "
-        "exchange phase_s peak_rss_bytes owners imbalance copies dynamic_tables topology versions"
+        "status steps samples skipped_steps attempts eval throughput wire_bytes wire_messages dense_compression "
+        "exchange_thresholds exchange phase_s peak_rss_bytes owners imbalance copies dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
@@ -170,6 +171,7 @@ def test_other_wrong_summaries_are_refused(tmp_path):
         (summary(eval={"auc": 0.5}), "has no eval.logloss"),
         (summary(throughput={"samples_per_s": 1.0, "step_ms": {"p50": 1.0}}), "has no throughput.step_ms.p95"),
         (summary(wire_bytes={"ids": {"same_host": 1}}), "has no wire_bytes.ids.cross_host"),
+        (summary(wire_messages={"ids": {"cross_host": 1}}), "has no wire_messages.ids.same_host"),
     ]
     for broken, words in wrong:
         with pytest.raises(ValueError, match=re.escape(words)):
