@@ -22,6 +22,7 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.sets import families_in
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
+from hpcrec.errors import ConfigError
 from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.exchange.codec import wire_item_bytes
@@ -50,6 +51,11 @@ def choose(
         The data cannot be read, or have an id outside its table; on every rank.
     """
     layout, families, chosen = offers.layout({}), offers.families, None
+    if offers.free and layout.way:
+        raise ConfigError(
+            f"exchange.form is 'auto' for {', '.join(offers.free)}, which counts bytes of one transfer, but messages "
+            f"pass stages {', '.join(stage.name for stage in layout.way)}. Give these features a form."
+        )
     if offers.free:
         with timer("choose"):
             choice, asks = _choice(config, world, train, offers, dense)
@@ -144,10 +150,12 @@ def make_exchange(
     Raises
     ------
     ConfigError
-        Layout and policy do not go together; on every rank.
+        Layout and policy, or layout and codec, do not go together; on every rank.
     """
-    policy = make_policy(config)
+    policy, direct = make_policy(config), crosses_directly(config, world, place)
     refuse(policy, config.policy.name, layout)
+    if layout.way:
+        _refuse_way(config, layout, direct=direct)
     several = policy.in_flight
     return Exchange(
         world,
@@ -164,10 +172,25 @@ def make_exchange(
         load=Load(),
         reduction=_reduction(config, layout, world.topology),
         where=place,
-        direct=crosses_directly(config, world, place),
+        direct=direct,
         lane=world.main if several == 1 else world.lane(LANE),
         keeps=several > 1,
     )
+
+
+def _refuse_way(config: Config, layout: Layout, *, direct: bool) -> None:
+    """Refuses what messages that pass stages do not go with; the same on every rank."""
+    said = f"messages pass stages {', '.join(stage.name for stage in layout.way)}"
+    if config.exchange.codec == "dct":
+        raise ConfigError(
+            f"exchange.codec is 'dct', but {said}: which elements cross, and so how long a message is, ranks between "
+            "do not know. Allowed: 'fp32', 'bf16', 'fp16'."
+        )
+    if direct:
+        raise ConfigError(
+            f"{said}, which work in the host's memory, but values and gradients would cross from GPU to GPU. Set "
+            "exchange.gpu_messages = 'off'."
+        )
 
 
 def make_pipeline(config: Config, exchange: Exchange, timer: Timer) -> Pipeline:

@@ -18,7 +18,7 @@ from hpcrec import kernels
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
-from hpcrec.exchange.bags import Requests, Splitter, cumulative
+from hpcrec.exchange.bags import Entries, Requests, Splitter, cumulative
 from hpcrec.exchange.columns import Column, Dealt
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout, LeafGroup, Partial
@@ -49,6 +49,8 @@ class Asked:
         Places in the gradients of the verdicts that this rank tells (``verdict``).
     told : mapping of int to int
         Whom it tells, and the place in that rank's message.
+    bags_E : int64 [E]
+        Bags of each entry of all owners.
     """
 
     id_bytes_R: Ints
@@ -60,10 +62,9 @@ class Asked:
     filled: Sequence[bool]
     verdicts: Ints
     told: Mapping[int, int]
+    bags_E: Ints
 
-    def assemble(
-        self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]
-    ) -> Arrived:
+    def assemble(self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]) -> Arrived:
         """Leaves and partial results, from the values that came: the device's, if there is one."""
         n = int(self.value_bytes_R.sum()) // received.dtype.itemsize
         with brought(device, received, n, 0) as values:
@@ -198,6 +199,11 @@ class DenseSide:
         self._streams = self._laid_out()
         self._copies, self._pools = self._kinds()
 
+    @property
+    def entries(self) -> Entries:
+        """Of all owners."""
+        return self._splitter.entries
+
     def _laid_out(self) -> _Streams:
         """The static part of every step."""
         layout, entries = self._layout, self._splitter.entries
@@ -307,7 +313,9 @@ class DenseSide:
                 moves = [Mover(self._device).move(m) for m in moves]
         verdicts = cumulative(gradient_R)[self._tells] // self._item + inside_N
         told = dict(zip(self._tells.tolist(), inside_N.tolist(), strict=True))
-        asked = Asked(id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told)
+        asked = Asked(
+            id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told, requests.bags_E
+        )
         return asked, message
 
     def _written(self, requests: Requests, room: Room) -> tuple[np.ndarray, Ints]:

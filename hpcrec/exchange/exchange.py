@@ -53,8 +53,9 @@ from hpcrec.exchange.norms import ColumnNorms
 from hpcrec.exchange.owner_side import IdReader, OwnerSide
 from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.route import Reading, Route
-from hpcrec.exchange.substitute import Slice
+from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.tensors import Here, Where
+from hpcrec.exchange.way import Passage, Way, make_way
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, GlobalIds
 
@@ -164,7 +165,11 @@ class Exchange:
         self._thresholds = thresholding is not None
         devices = (None if store is None else store.device, self._where.assembler) if direct else None
         self._codec = codec_for(lane or world.main, codec, self.dtype, self.masks, thresholding, devices)
-        self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
+        among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
+        self._among = None if among.idle else among
+        self._left = {name: layout.left.get(name, operator) for name, operator in operators.items()}
+        entries = None if self._dense_side is None else self._dense_side.entries
+        self._way = make_way(world, layout, operators, entries, self.dtype, codec, lane)
 
     def _serving(self, store: Store, weighted: set[str], load: Load | None, *, keeps: bool) -> OwnerSide:
         topology = self._world.topology
@@ -200,7 +205,8 @@ class Exchange:
     @property
     def slices(self) -> list[Slice]:
         """Parts of operators' dense parameters that are used on this rank, which is to train them."""
-        return [] if self._owner_side is None else self._owner_side.slices
+        folded = [] if self._owner_side is None else self._owner_side.slices
+        return folded if self._way is None else [*folded, *self._way.slices]
 
     def route(
         self,
@@ -269,22 +275,35 @@ class Exchange:
             served = owner_side.read(self._reader.received(ids), reading.sets, train=train)
         weights_R = np.ascontiguousarray(heard_R["weight"])
         total, stop = float(weights_R.sum()), bool(heard_R["stop"].any())
-        return Route(asked, served, train, stop, total, weights_R, counted=reading.counted)
+        passage = None
+        if self._way is not None:
+            sizes = (self._zeros_R, self._due_R)
+            if served is not None:
+                sizes = served.value_bytes_R, served.gradient_bytes_R
+            passage = self._way.passage(route, asked, *sizes)
+        return Route(asked, served, train, stop, total, weights_R, counted=reading.counted, passage=passage)
 
     def read(self, route: Route) -> None:
-        """Phase ``values``; collective, on the lane. What comes is kept with the route until ``inputs``."""
-        asked, served = route.asked, route.served
+        """Phase ``values``; collective, on the lane. What comes is kept with the route until ``inputs``.
+
+        Where messages pass stages they come as far as these may run ahead of the step.
+        """
+        asked, served, way, passage = route.asked, route.served, self._way, route.passage
         with self._timer("gather"):
             sent_R = self._zeros_R if served is None else served.value_bytes_R
             wanted_R = self._zeros_R if asked is None else asked.value_bytes_R
             behind = 0 if served is None else served.values_behind * self.dtype.itemsize
-            sent = self._codec.message(sent_R, behind)
+            sent = (way or self._codec).message(sent_R, behind)
             if self._owner_side is not None and served is not None:
                 self._owner_side.answer(served, sent)
         with self._timer("values"), self._counting(route.counted):
-            self._among.forward(None if served is None else served.partials, train=route.train)
+            if self._among is not None:
+                self._among.forward(None if served is None else served.partials, train=route.train)
             if self._owner_side is not None and served is not None:
                 self._owner_side.write(served, sent)
+            if way is not None and passage is not None:
+                passage.flat = way.forward(passage, sent, way.ahead, train=route.train)
+                return
             spans = None if served is None else served.spans
             received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)
         if asked is not None:
@@ -294,22 +313,50 @@ class Exchange:
     def inputs(self, route: Route) -> Inputs | None:
         """What the model receives of what was read, on dense ranks; None elsewhere. Called by the thread of the steps.
 
-        Once: what came is the inputs' from then on.
+        Once: what came is the inputs' from then on. Where a stage has dense parameters, it and what is behind it are
+        passed here, for these are never old: then it is collective, on the main lane.
         """
+        if self._way is not None and route.passage is not None:
+            self._arrive(route, route.passage, self._way)
         if route.arrived is None:
             return None
         (leaves, partials), route.arrived = route.arrived, None
-        return Inputs(leaves, partials, self.layout, self._operators, train=route.train, where=self._where)
+        return Inputs(leaves, partials, self.layout, self._left, train=route.train, where=self._where)
 
-    def learn(
-        self, route: Route, found: Gradients | None, *, learned: bool | None, step: int, lr_scale: float
-    ) -> bool:
+    def _arrive(self, route: Route, passage: Passage, way: Way) -> None:
+        flat, passage.flat = passage.flat, None
+        assert flat is not None, "inputs follow a read, once"
+        with self._timer("values"), self._counting(route.counted):
+            received = way.forward(passage, flat, way.current, train=route.train)
+        if route.asked is not None:
+            with self._timer("assemble"):
+                route.arrived = route.asked.assemble(self._where.assembler, received, self.layout.groups)
+
+    def push(self, route: Route, found: Gradients | None, *, learned: bool | None) -> Gradients | None:
+        """What is left to be handed to ``learn``, by any thread and later. Called by the thread of the steps.
+
+        Without stages that is all of it. With them nothing is: gradients are written, and go back as far as ``inputs``
+        took the values from. Collective as that is; arguments as of ``learn``.
+        """
+        way, passage, asked = self._way, route.passage, route.asked
+        if way is None or passage is None:
+            return found
+        sent = way.message(self._zeros_R if asked is None else asked.gradient_bytes_R)
+        if asked is not None:
+            assert found is not None and learned is not None
+            with self._timer("disassemble"):
+                asked.disassemble(self._where.assembler, found, sent, 0, learned=learned)
+        with self._timer("gradients"):
+            passage.flat = way.backward(passage, sent, way.current)
+        return None
+
+    def learn(self, route: Route, found: Gradients | None, *, learned: bool | None, step: int, lr_scale: float) -> bool:
         """Phase ``gradients``; collective, on the lane. Rows have stepped when it returns, if they are to.
 
         Parameters
         ----------
         found : Gradients or None
-            None on ranks that are not dense.
+            What ``push`` has left; None on ranks that are not dense.
         learned : bool or None
             The verdict that dense ranks have agreed on: else the step changes nothing. None on the other ranks.
         step : int
@@ -321,19 +368,22 @@ class Exchange:
         bool
             The verdict, on every rank.
         """
-        asked, served = route.asked, route.served
+        asked, served, way, passage = route.asked, route.served, self._way, route.passage
         sent_R = self._zeros_R if asked is None else asked.gradient_bytes_R
         due_R = self._due_R if served is None else served.gradient_bytes_R
         behind = 0 if served is None else served.gradients_behind * self.dtype.itemsize
-        sent = self._codec.message(sent_R, behind, "gradients")
-        if asked is not None:
+        sent = self._codec.message(sent_R, behind, "gradients") if passage is None else passage.flat
+        assert sent is not None, "gradients are pushed first"
+        if asked is not None and passage is None:
             assert found is not None and learned is not None
             with self._timer("disassemble"):
                 asked.disassemble(self._where.assembler, found, sent, behind // self.dtype.itemsize, learned=learned)
         with self._timer("gradients"):
-            received = self._codec.gradients(
-                sent, sent_R, due_R, behind, self._kept(route) if self._thresholds else None
-            )
+            if way is not None and passage is not None:
+                received = way.backward(passage, sent, way.ahead, behind)
+            else:
+                kept = self._kept(route) if self._thresholds else None
+                received = self._codec.gradients(sent, sent_R, due_R, behind, kept)
             if learned is None:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
             if not learned:  # what is kept of the step goes with it
@@ -342,7 +392,8 @@ class Exchange:
                 return False
             if self._owner_side is not None and served is not None:
                 self._owner_side.read_gradients(served, received)
-            self._among.backward(None if served is None else served.partials)
+            if self._among is not None:
+                self._among.backward(None if served is None else served.partials)
         if self._owner_side is not None and served is not None:
             with self._timer("update"):
                 self._owner_side.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)

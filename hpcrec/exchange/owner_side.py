@@ -26,8 +26,9 @@ from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import NormSum, Store
 from hpcrec.exchange.bags import Received, Splitter, cumulative, ranges, weights_by_id
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.staged import Mover, brought, written
-from hpcrec.exchange.substitute import Slice, Substitute
+from hpcrec.exchange.substitute import Substitute
 from hpcrec.exchange.work import Served, Spans
 from hpcrec.operators.base import Operator
 from hpcrec.types import Floats, GlobalIds, Ints

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hpcrec.exchange.codec import Kept
 from hpcrec.exchange.dense_side import Arrived, Asked
+from hpcrec.exchange.way import Passage
 from hpcrec.exchange.work import Served
 from hpcrec.types import Floats
 
@@ -48,6 +49,8 @@ class Route:
         Whether what is sent counts as sent in training; not in an evaluation.
     arrived : (leaves, partial results) or None
         What was read for this dense rank's model, until the model takes it.
+    passage : Passage or None
+        Where messages pass other ranks on their way.
     """
 
     asked: Asked | None
@@ -59,3 +62,4 @@ class Route:
     kept: Kept | None = None
     counted: bool = True
     arrived: Arrived | None = None
+    passage: Passage | None = None

@@ -119,11 +119,11 @@ class Pipeline:
             Steps done before.
         lr_scale : float
         """
+        route = ticket.routed.result()
+        left = self.exchange.push(route, gradients, learned=verdict)
         if self._steps is not None:
-            return self._steps.learn(step, gradients, verdict, lr_scale)
-        return self.exchange.learn(
-            ticket.routed.result(), gradients, learned=verdict, step=step + 1, lr_scale=lr_scale
-        )
+            return self._steps.learn(step, left, verdict, lr_scale)
+        return self.exchange.learn(route, left, learned=verdict, step=step + 1, lr_scale=lr_scale)
 
     def settle(self) -> None:
         """What was handed over is learned. Reads that it allows may be done too: on every rank the same."""

@@ -36,6 +36,8 @@ class Form(ABC):
         Rows are on this rank: nothing comes back, and gradients go to every copy.
     stays : bool
         Operators may be computed at the owners, whose vectors then stay there.
+    stages : tuple of str
+        Those that its vectors pass on their way here (``stages``).
     """
 
     name: ClassVar[str]
@@ -43,6 +45,7 @@ class Form(ABC):
     pools: ClassVar[bool] = False
     local: ClassVar[bool] = False
     stays: ClassVar[bool] = False
+    stages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, family: Family, features: tuple[str, ...]) -> None:
         self.family = family
