@@ -23,7 +23,7 @@ from torch import nn
 
 from hpcrec.comm.collectives import Collectives, padded_bytes
 from hpcrec.dense.optimizer import State, load_optimizer_state, optimizer_state
-from hpcrec.errors import CheckpointError, NonFiniteError
+from hpcrec.errors import CheckpointError, ConfigError, NonFiniteError
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -58,6 +58,11 @@ class Slices:
     ----------
     wholes, away, own
         As given.
+
+    Raises
+    ------
+    ConfigError
+        A row of a parameter that is away is no rank's; on every rank.
     """
 
     def __init__(
@@ -74,6 +79,23 @@ class Slices:
         together = [(own.ranks, name, own.part) for name, own in self.own.items() if len(own.ranks) > 1]
         self._together = sorted((one for one in together if one[2].requires_grad), key=lambda one: one[:2])
         self._sums = bool(away) and any(ranks.allgather(bool(self._together)))
+        self._refuse_gaps()
+
+    def _refuse_gaps(self) -> None:
+        """Refuses rows that no rank has; collective where parameters are away."""
+        if not self.away:
+            return
+        everyone = self._ranks.allgather([(name, own.start, own.stop) for name, own in self.own.items()])
+        spans = sorted({span for theirs in everyone for span in theirs})
+        for name in self.away:
+            end = 0
+            for _, start, stop in (span for span in (*spans, (name, len(self.wholes[name]), 0)) if span[0] == name):
+                if start > end:
+                    raise ConfigError(
+                        f"rows {end} to {start - 1} of dense parameter {name!r} are used and trained by no rank, "
+                        "though it is not trained on dense ranks. Give it as many rows as are used on these ranks."
+                    )
+                end = max(end, stop)
 
     @property
     def _named(self) -> Named:

@@ -208,7 +208,7 @@ def test_what_does_not_go_with_stages_is_refused(folder: Path, monkeypatch: pyte
     for wrong, said in (
         (
             with_exchange(forms={"user": "other"}),
-            "'user' pass stages relay, relay, those of '.*' relay, but all messages have one way",
+            "'user' pass stages relay, relay, those of '.*' relay, but all",
         ),
         (with_exchange(form="lost"), "pass stage 'nowhere', which there is not. There are: relay, scaled_relay"),
         (with_exchange(codec="dct"), "exchange.codec is 'dct', but messages pass stages relay"),

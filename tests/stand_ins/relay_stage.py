@@ -59,6 +59,11 @@ class Scaled(Block):
     scale: nn.Parameter | None
     hosts_FD: Tensor
 
+    @property
+    def splits_bags(self) -> bool:
+        """Parts of a bag may lie on hosts with other rows of the parameter."""
+        return self.scale is None
+
     def partial(self, pooled_BFD: Tensor) -> tuple[Tensor, ...]:
         if self.scale is None:
             return (pooled_BFD,)
