@@ -25,6 +25,10 @@ counting what a rank sends to itself, each message rounded up to 64 bytes:
 ``gradients``  dense -> holder: as ``values``; ``replicate`` s D a distinct row to every dense rank; and s, in one
                message to each holder, for the verdict on the step (``verdict``)
 
+Where forms name stages that messages pass, each of the phases ``values`` and ``gradients`` is a chain of all-to-alls
+past other ranks (``way``), and costs those bytes in each. Sums among owners are no such stage: they are over before
+there are messages, among owners alone, and say what messages hold.
+
 Ids do not depend on weights, so the phase ``ids`` may run ahead of the step on a thread of its own; which rows ids of
 dynamic tables have is found as the phase ``values`` begins. Knows bytes, not time: when a phase runs ``policy`` says.
 """
