@@ -51,6 +51,11 @@ def choose(
         The data cannot be read, or have an id outside its table; on every rank.
     """
     layout, families, chosen = offers.layout({}), offers.families, None
+    if offers.free and layout.way:
+        raise ConfigError(
+            f"exchange.form is 'auto' for {', '.join(offers.free)}, which counts bytes of one transfer, but messages "
+            f"pass stages {', '.join(stage.name for stage in layout.way)}. Give these features a form."
+        )
     if offers.free:
         with timer("choose"):
             choice, asks = _choice(config, world, train, offers, dense)
@@ -145,16 +150,18 @@ def make_exchange(
     Raises
     ------
     ConfigError
-        Layout and policy do not go together; on every rank.
+        Layout and policy, or layout and codec, do not go together; on every rank.
     """
-    policy = make_policy(config)
+    policy, direct = make_policy(config), crosses_directly(config, world, place)
     refuse(policy, config.policy.name, layout)
-    several, direct = policy.in_flight, crosses_directly(config, world, place)
+    several = policy.in_flight
     if layout.conditional:
         _refuse_copies(config, layout, world.topology, direct=direct)
     parts = getattr(policy, "parts", False)
     if parts:
         _refuse_parts(config, layout, world.topology, direct=direct)
+    if layout.way:
+        _refuse_way(config, layout, direct=direct)
     return Exchange(
         world,
         layout,
@@ -186,6 +193,8 @@ def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct
         reason = "dense ranks read the tables of several groups. Set dense.codistillation.share_embeddings = true"
     elif direct:
         reason = "messages cross from GPU to GPU. Set exchange.gpu_messages = 'off'"
+    elif layout.way:
+        reason = f"others' vectors pass stages {', '.join(stage.name for stage in layout.way)}. Take forms without any"
     if reason is not None:
         raise ConfigError(
             f"features {', '.join(layout.conditional)} have a form whose rows dense ranks keep, but {reason}, or "
@@ -202,10 +211,27 @@ def _refuse_parts(config: Config, layout: Layout, topology: Topology, *, direct:
         reason = "each group has tables of its own. Set dense.codistillation.share_embeddings = true."
     elif direct:
         reason = "messages cross from GPU to GPU. Set exchange.gpu_messages = 'off'."
+    elif layout.way:
+        reason = f"vectors pass stages {', '.join(stage.name for stage in layout.way)}. Take forms without any."
     elif layout.substituted:
         reason = f"owners compute {', '.join(layout.substituted)}, of whole bags. Set exchange.form = 'rows'."
     if reason is not None:
         raise ConfigError(f"policy.name is {config.policy.name!r}, which reads a step in two parts, but {reason}")
+
+
+def _refuse_way(config: Config, layout: Layout, *, direct: bool) -> None:
+    """Refuses what messages that pass stages do not go with; the same on every rank."""
+    said = f"messages pass stages {', '.join(stage.name for stage in layout.way)}"
+    if config.exchange.codec == "dct":
+        raise ConfigError(
+            f"exchange.codec is 'dct', but {said}: which elements cross, and so how long a message is, ranks between "
+            "do not know. Allowed: 'fp32', 'bf16', 'fp16'."
+        )
+    if direct:
+        raise ConfigError(
+            f"{said}, which work in the host's memory, but values and gradients would cross from GPU to GPU. Set "
+            "exchange.gpu_messages = 'off'."
+        )
 
 
 def make_pipeline(config: Config, exchange: Exchange, timer: Timer) -> Pipeline:

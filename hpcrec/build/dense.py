@@ -26,7 +26,8 @@ from hpcrec.dense.reducer import DenseReducer
 from hpcrec.dense.slices import Slice, Slices
 from hpcrec.dense.sparse import codec_for
 from hpcrec.errors import ConfigError
-from hpcrec.exchange import substitute
+from hpcrec.exchange import slices
+from hpcrec.exchange.stages import STAGES
 from hpcrec.operators.base import Operator, weights_of
 from hpcrec.training.parts import DensePart
 
@@ -81,6 +82,10 @@ class DenseSide:
             for lookup, weight in zip(operator.lookups, weights_of(operator, operator.lookups), strict=False):
                 _check_weight(name, lookup.feature, name_of.get(weight), wholes)
                 wholes[name_of[weight]] = weight
+            for stage in STAGES.values():
+                for weight in stage.weights(operator):
+                    _check_weight(name, operator.lookups[0].feature, name_of.get(weight), wholes)
+                    wholes[name_of[weight]] = weight
         if world.topology.groups > 1:
             wholes = {}  # of each group one: none could be trained for all dense ranks
         self._name_of = {weight: name for name, weight in wholes.items()}
@@ -138,9 +143,9 @@ class DenseSide:
             part.codistillation = Codistillation(self._model, world.topology.group, self._others, world.across, options)
         return part
 
-    def slices(self, own: Sequence[substitute.Slice], away: Sequence[nn.Parameter]) -> Slices:
+    def slices(self, own: Sequence[slices.Slice], away: Sequence[nn.Parameter]) -> Slices:
         """What holders train: these slices here, of parameters that are away."""
-        mine = {self._name_of[s.whole]: Slice(s.start, s.stop, s.part) for s in own}
+        mine = {self._name_of[s.whole]: Slice(s.start, s.stop, s.part, s.ranks) for s in own}
         away_names = tuple(self._name_of[weight] for weight in away)
         return Slices(self._world.main, self._wholes, away_names, mine, self._optimizer_for)
 

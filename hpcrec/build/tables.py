@@ -20,6 +20,7 @@ from hpcrec.embedding.place import row_elements
 from hpcrec.embedding.sets import families_in, tables_in
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
+from hpcrec.exchange.forms import FORMS
 from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
 from hpcrec.models import build_model, tables_of
@@ -51,11 +52,17 @@ def as_read(config: Config) -> Config:
 
 
 def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
-    """Nothing is counted to read a run. Forms change the order of sums, and what codec ``dct`` thresholds."""
+    """Nothing is counted to read a run. Forms change the order of sums, and what codec ``dct`` thresholds.
+
+    Nor does anything pass a stage: what it would have computed dense ranks compute, on any hosts.
+    """
     defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_copies")}
-    fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
-    form: Form = "pooled" if exchange.form == "auto" else exchange.form
-    return replace(exchange, form=form, forms=fixed, **defaults)
+
+    def plain(form: Form) -> Form:
+        return "pooled" if form == "auto" or FORMS[form].stages else form
+
+    forms = {feature: plain(form) for feature, form in exchange.forms.items()}
+    return replace(exchange, form=plain(exchange.form), forms=forms, **defaults)
 
 
 def make_policy(config: Config) -> Policy:

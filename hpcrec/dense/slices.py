@@ -21,20 +21,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.collectives import Collectives, padded_bytes
 from hpcrec.dense.optimizer import State, load_optimizer_state, optimizer_state
-from hpcrec.errors import CheckpointError
+from hpcrec.errors import CheckpointError, ConfigError, NonFiniteError
 
 Named = list[tuple[str, nn.Parameter]]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows [start, stop) of a parameter, trained on this rank as ``part``."""
+    """Rows [start, stop) of a parameter, trained on this rank as ``part``, and alike on all of ``ranks``, if any."""
 
     start: int
     stop: int
     part: nn.Parameter
+    ranks: tuple[int, ...] = ()
 
 
 class Slices:
@@ -57,6 +58,11 @@ class Slices:
     ----------
     wholes, away, own
         As given.
+
+    Raises
+    ------
+    ConfigError
+        A row of a parameter that is away is no rank's; on every rank.
     """
 
     def __init__(
@@ -70,11 +76,36 @@ class Slices:
         self.wholes, self.away, self.own = dict(wholes), away, dict(own)
         self._ranks = ranks
         self._optimizer = optimizer_for(self._named) if self._named else None
+        together = [(own.ranks, name, own.part) for name, own in self.own.items() if len(own.ranks) > 1]
+        self._together = sorted((one for one in together if one[2].requires_grad), key=lambda one: one[:2])
+        self._sums = bool(away) and any(ranks.allgather(bool(self._together)))
+        self._refuse_gaps()
+
+    def _refuse_gaps(self) -> None:
+        """Refuses rows that no rank has; collective where parameters are away."""
+        if not self.away:
+            return
+        everyone = self._ranks.allgather([(name, own.start, own.stop) for name, own in self.own.items()])
+        spans = sorted({span for theirs in everyone for span in theirs})
+        for name in self.away:
+            end = 0
+            for _, start, stop in (span for span in (*spans, (name, len(self.wholes[name]), 0)) if span[0] == name):
+                if start > end:
+                    raise ConfigError(
+                        f"rows {end} to {start - 1} of dense parameter {name!r} are used and trained by no rank, "
+                        "though it is not trained on dense ranks. Give it as many rows as are used on these ranks."
+                    )
+                end = max(end, stop)
 
     @property
     def _named(self) -> Named:
         """This rank's slices that are trained."""
         return [(name, own.part) for name, own in self.own.items() if own.part.requires_grad]
+
+    def _speaks(self, name: str) -> bool:
+        """Whether this rank is the first that has these rows."""
+        ranks = self.own[name].ranks
+        return not ranks or self._ranks.rank == ranks[0]
 
     # Where they are.
 
@@ -82,7 +113,7 @@ class Slices:
         """Brings whole parameters up to date on every rank; collective. Returns their optimizer state by name."""
         mine: list[tuple[str, int, int, dict[str, Any]]] = []
         state = {} if self._optimizer is None else optimizer_state(self._optimizer, self._named)
-        for name, own in self.own.items():
+        for name, own in ((name, own) for name, own in self.own.items() if self._speaks(name)):
             mine.append((name, own.start, own.stop, {"": _out(own.part), **_all_out(state.get(name, {}))}))
         found: State = {}
         for name, start, stop, values in (item for items in self._ranks.allgather(mine) for item in items):
@@ -128,6 +159,42 @@ class Slices:
 
     # A step.
 
+    def reduce(self) -> None:
+        """Sums gradients of rows that several ranks train together; collective over all ranks where there are any.
+
+        Raises
+        ------
+        NonFiniteError
+            A sum is not finite, though the step is learned; on all ranks that have it.
+        """
+        if not self._sums:
+            return
+        whose_R: list[list[np.ndarray]] = [[] for _ in range(self._ranks.size)]  # both ranks of a pair list the same
+        for ranks, _, part in self._together:
+            assert part.grad is not None, "a slice has its gradient from the exchange"
+            for rank in ranks:
+                whose_R[rank].append(part.grad.numpy().reshape(-1))
+        dtype = self._together[0][2].detach().numpy().dtype if self._together else np.dtype(np.float32)
+        bytes_R = padded_bytes(np.array([dtype.itemsize * sum(map(len, some)) for some in whose_R], np.int64))
+        at_R = ((np.cumsum(bytes_R) - bytes_R) // dtype.itemsize).tolist()
+        sent = np.zeros(int(bytes_R.sum()) // dtype.itemsize, dtype)
+        for at, some in zip(at_R, whose_R, strict=True):
+            if some:
+                flat = np.concatenate(some)
+                sent[at : at + len(flat)] = flat
+        came = self._ranks.alltoallv(sent, bytes_R, bytes_R.copy(), "dense")
+        for ranks, name, part in self._together:
+            total = np.zeros(part.numel(), dtype)
+            for rank in ranks:
+                total += came[at_R[rank] : at_R[rank] + len(total)]
+                at_R[rank] += len(total)
+            if not np.isfinite(total).all():
+                raise NonFiniteError(
+                    f"the gradient of {name!r}, summed over ranks {ranks}, is not finite, though theirs are. Lower the "
+                    "learning rates, or look for extreme inputs."
+                )
+            part.grad = torch.from_numpy(total.reshape(part.shape))
+
     def norm(self, squared_here: float) -> float:
         """The norm of all dense gradients; collective over all ranks where parameters are away.
 
@@ -137,9 +204,10 @@ class Slices:
             Squared norm of the gradients that are reduced, on one dense rank; 0 on the other ranks.
         """
         squared = squared_here
-        for _, part in self._named:
+        for name, part in self._named:
             assert part.grad is not None, "a slice has its gradient from the exchange"
-            squared += float(torch.linalg.vector_norm(part.grad, dtype=torch.float64)) ** 2
+            if self._speaks(name):
+                squared += float(torch.linalg.vector_norm(part.grad, dtype=torch.float64)) ** 2
         return math.sqrt(self._ranks.allreduce(np.array([squared]))[0])
 
     def scale(self, factor: float) -> None:

@@ -43,6 +43,11 @@ class AmongOwners:
     dtype : numpy float type
     codec : str
         How they are written on the wire.
+
+    Attributes
+    ----------
+    idle : bool
+        This rank has no part in any.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class AmongOwners:
                 mine = [s for s in sums if rank in s.members]
                 numbers = [reduction.number(s, rank) for s in mine]
                 self._rounds.append(_Round(collectives, mine, numbers, operators, np.dtype(dtype), codec))
+        self.idle = not self._rounds
 
     def forward(self, sent: Sent | None, *, train: bool) -> None:
         """Adds partial results, in place, where their sums are; collective over the owners.

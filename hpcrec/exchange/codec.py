@@ -34,6 +34,27 @@ class Kept:
     came: dict[int, Ints]
 
 
+@dataclass(frozen=True)
+class Bundles:
+    """Messages to, or from, all ranks, those of one rank one after the other.
+
+    Attributes
+    ----------
+    bytes_N : int64 [N]
+        Size of each in memory.
+    rank_N : int64 [N]
+        Rank of each, rising.
+    """
+
+    bytes_N: Ints
+    rank_N: Ints
+
+    def by_rank(self, bytes_N: Ints, size: int) -> Ints:
+        """Bytes of all messages of each of so many ranks, where those of each are these: int64 [R]."""
+        ends = cumulative(bytes_N)[np.searchsorted(self.rank_N, np.arange(size + 1))]
+        return np.diff(ends)
+
+
 class Codec(Protocol):
     """How floats cross between some ranks. Sizes are those of the floats in memory, whole units (``comm``)."""
 
@@ -55,8 +76,16 @@ class Codec(Protocol):
 class Elementwise:
     """What all codecs do that write every element, whatever it is of."""
 
+    def message(self, bytes_R: Ints, behind_bytes: int = 0, tag: str = "values") -> Floats:
+        """See ``Codec``."""
+        raise NotImplementedError
+
     def alltoallv(self, sent: Floats, sent_R: Ints, due_R: Ints, tag: str, behind_bytes: int = 0) -> Floats:
         """What came from each rank, and room behind it; see ``Collectives``."""
+        raise NotImplementedError
+
+    def pass_on(self, sent: Floats, out: "Bundles", due: "Bundles", tag: str) -> Floats:
+        """The same of several messages to and from a rank, each of which is written as one: see ``way``."""
         raise NotImplementedError
 
     def values(
@@ -97,6 +126,13 @@ class Plain(Elementwise):
         """See ``Codec``."""
         return self._collectives.alltoallv(sent, sent_R, due_R, tag, behind_bytes)
 
+    def pass_on(self, sent: Floats, out: Bundles, due: Bundles, tag: str) -> Floats:
+        """See ``Elementwise``."""
+        size = self._collectives.size
+        return self._collectives.alltoallv(
+            sent, out.by_rank(out.bytes_N, size), due.by_rank(due.bytes_N, size), tag
+        )  # fmt: skip
+
 
 class Halves(Elementwise):
     """``bf16`` and ``fp16``.
@@ -120,13 +156,27 @@ class Halves(Elementwise):
     def alltoallv(self, sent: Floats, sent_R: Ints, due_R: Ints, tag: str, behind_bytes: int = 0) -> Floats:
         """See ``Codec``."""
         wire_R, wire_due_R = self._wire_bytes(sent_R), self._wire_bytes(due_R)
-        message = self._collectives.message(wire_R, np.uint8)
-        for floats, written in pieces_of(sent_R, wire_R):
+        message = self._written(sent, sent_R, wire_R)
+        came = self._collectives.alltoallv(message, wire_R, wire_due_R, tag)
+        return self._read(came, due_R, wire_due_R, behind_bytes)
+
+    def pass_on(self, sent: Floats, out: Bundles, due: Bundles, tag: str) -> Floats:
+        """See ``Elementwise``. What was read is rounded already: to write it again changes no bit."""
+        wire_N, wire_due_N, size = self._wire_bytes(out.bytes_N), self._wire_bytes(due.bytes_N), self._collectives.size
+        message = self._written(sent, out.bytes_N, wire_N)
+        came = self._collectives.alltoallv(message, out.by_rank(wire_N, size), due.by_rank(wire_due_N, size), tag)
+        return self._read(came, due.bytes_N, wire_due_N, 0)
+
+    def _written(self, sent: Floats, sent_N: Ints, wire_N: Ints) -> np.ndarray:
+        message = self._collectives.message(wire_N, np.uint8)
+        for floats, written in pieces_of(sent_N, wire_N):
             values = sent[floats]
             kernels.write_halves(values, message[written][: self._exact(len(values))], self._kind)
-        came = self._collectives.alltoallv(message, wire_R, wire_due_R, tag)
-        received = np.empty((int(due_R.sum()) + behind_bytes) // _FLOAT_BYTES, np.float32)
-        for floats, written in pieces_of(due_R, wire_due_R):
+        return message
+
+    def _read(self, came: np.ndarray, due_N: Ints, wire_due_N: Ints, behind_bytes: int) -> Floats:
+        received = np.empty((int(due_N.sum()) + behind_bytes) // _FLOAT_BYTES, np.float32)
+        for floats, written in pieces_of(due_N, wire_due_N):
             values = received[floats]
             kernels.read_halves(came[written][: self._exact(len(values))], values, self._kind)
         return received

@@ -18,7 +18,7 @@ from hpcrec import kernels
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
-from hpcrec.exchange.bags import Requests, Splitter, cumulative
+from hpcrec.exchange.bags import Entries, Requests, Splitter, cumulative
 from hpcrec.exchange.columns import Column, Dealt
 from hpcrec.exchange.copies import DenseCopies, Kept, Wanted
 from hpcrec.exchange.inputs import Gradients
@@ -59,6 +59,8 @@ class Asked:
         What these ask owners for; None where no form is conditional.
     places, bags_R : Places and int64 [R], or None
         Of the vectors that come, and how many bags each rank is asked for, where reads come in two parts.
+    bags_E : int64 [E]
+        Bags of each entry of all owners.
     """
 
     id_bytes_R: Ints
@@ -70,6 +72,7 @@ class Asked:
     filled: Sequence[bool]
     verdicts: Ints
     told: Mapping[int, int]
+    bags_E: Ints
     kept: Sequence[Kept] = ()
     wanted: Wanted | None = None
     places: Places | None = None
@@ -219,6 +222,11 @@ class DenseSide:
         if layout.conditional:
             self.copies = DenseCopies(layout, splitter.forms, size=size, dtype=self._dtype)
 
+    @property
+    def entries(self) -> Entries:
+        """Of all owners."""
+        return self._splitter.entries
+
     def _laid_out(self) -> _Streams:
         """The static part of every step."""
         layout, entries = self._layout, self._splitter.entries
@@ -330,7 +338,9 @@ class DenseSide:
         verdicts = cumulative(gradient_R)[self._tells] // self._item + inside_N
         told = dict(zip(self._tells.tolist(), inside_N.tolist(), strict=True))
         places, bags_R = self._parted(step) if self._parts and train else (None, None)
-        asked = Asked(id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told)
+        asked = Asked(
+            id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told, requests.bags_E
+        )
         if self.copies is not None or self._parts:
             asked = replace(asked, kept=kept, wanted=wanted, places=places, bags_R=bags_R)
         return asked, message

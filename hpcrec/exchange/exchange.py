@@ -25,6 +25,10 @@ counting what a rank sends to itself, each message rounded up to 64 bytes:
 ``gradients``  dense -> holder: as ``values``; ``replicate`` s D a distinct row to every dense rank; and s, in one
                message to each holder, for the verdict on the step (``verdict``)
 
+Where forms name stages that messages pass, each of the phases ``values`` and ``gradients`` is a chain of all-to-alls
+past other ranks (``way``), and costs those bytes in each. Sums among owners are no such stage: they are over before
+there are messages, among owners alone, and say what messages hold.
+
 Ids do not depend on weights, so the phase ``ids`` may run ahead of the step on a thread of its own; which rows ids of
 dynamic tables have is found as the phase ``values`` begins. Knows bytes, not time: when a phase runs ``policy`` says.
 """
@@ -55,8 +59,9 @@ from hpcrec.exchange.norms import ColumnNorms
 from hpcrec.exchange.owner_side import OwnerSide
 from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.route import Reading, Route
-from hpcrec.exchange.substitute import Slice
+from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.tensors import Here, Where
+from hpcrec.exchange.way import Passage, Way, make_way
 from hpcrec.exchange.work import Served
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, GlobalIds
@@ -170,7 +175,11 @@ class Exchange:
         self._thresholds = thresholding is not None
         devices = (None if store is None else store.device, self._where.assembler) if direct else None
         self._codec = codec_for(lane or world.main, codec, self.dtype, self.masks, thresholding, devices)
-        self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
+        among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
+        self._among = None if among.idle else among
+        self._left = {name: layout.left.get(name, operator) for name, operator in operators.items()}
+        entries = None if self._dense_side is None else self._dense_side.entries
+        self._way = make_way(world, layout, operators, entries, self.dtype, codec, lane)
         self._copies: KeptRows | None = None
         if layout.conditional:
             self._copies = KeptRows(lane or world.main, self._codec, layout, self._owner_side, self._dense_side)
@@ -225,7 +234,8 @@ class Exchange:
     @property
     def slices(self) -> list[Slice]:
         """Parts of operators' dense parameters that are used on this rank, which is to train them."""
-        return [] if self._owner_side is None else self._owner_side.slices
+        folded = [] if self._owner_side is None else self._owner_side.slices
+        return folded if self._way is None else [*folded, *self._way.slices]
 
     def route(
         self,
@@ -294,7 +304,13 @@ class Exchange:
             served = owner_side.read(self._reader.received(ids), reading.sets, train=train)
         weights_R = np.ascontiguousarray(heard_R["weight"])
         total, stop = float(weights_R.sum()), bool(heard_R["stop"].any())
-        found = Route(asked, served, train, stop, total, weights_R, counted=reading.counted)
+        passage = None
+        if self._way is not None:
+            sizes = (self._zeros_R, self._due_R)
+            if served is not None:
+                sizes = served.value_bytes_R, served.gradient_bytes_R
+            passage = self._way.passage(route, asked, *sizes)
+        found = Route(asked, served, train, stop, total, weights_R, counted=reading.counted, passage=passage)
         if self._parts and train:
             found.early = self._early(route, asked, served)
         return found
@@ -312,8 +328,11 @@ class Exchange:
         return np.asarray(came[ranges(cumulative(due_R)[:-1], n_due_R)]).astype(bool)
 
     def read(self, route: Route) -> None:
-        """Phase ``values``; collective, on the lane. What comes is kept with the route until ``inputs``."""
-        asked, served = route.asked, route.served
+        """Phase ``values``; collective, on the lane. What comes is kept with the route until ``inputs``.
+
+        Where messages pass stages they come as far as these may run ahead of the step.
+        """
+        asked, served, way, passage = route.asked, route.served, self._way, route.passage
         with self._timer("gather"):
             sent_R = self._zeros_R if served is None else served.value_bytes_R
             wanted_R = self._zeros_R if asked is None else asked.value_bytes_R
@@ -325,13 +344,17 @@ class Exchange:
                 with self._counting(route.counted):
                     apart = self._copies.ask(route)
             behind += 0 if apart is None else int(apart.bytes_R.sum())
-            sent, copied = self._codec.message(sent_R, behind), None
+            sent, copied = (way or self._codec).message(sent_R, behind), None
             if self._owner_side is not None and served is not None:
                 copied = self._owner_side.answer(served, sent, apart)
         with self._timer("values"), self._counting(route.counted):
-            self._among.forward(None if served is None else served.partials, train=route.train)
+            if self._among is not None:
+                self._among.forward(None if served is None else served.partials, train=route.train)
             if self._owner_side is not None and served is not None:
                 self._owner_side.write(served, sent)
+            if way is not None and passage is not None:
+                passage.flat = way.forward(passage, sent, way.ahead, train=route.train)
+                return
             spans = None if served is None else served.spans
             received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)
             if self._copies is not None:
@@ -390,12 +413,42 @@ class Exchange:
     def inputs(self, route: Route) -> Inputs | None:
         """What the model receives of what was read, on dense ranks; None elsewhere. Called by the thread of the steps.
 
-        Once: what came is the inputs' from then on.
+        Once: what came is the inputs' from then on. Where a stage has dense parameters, it and what is behind it are
+        passed here, for these are never old: then it is collective, on the main lane.
         """
+        if self._way is not None and route.passage is not None:
+            self._arrive(route, route.passage, self._way)
         if route.arrived is None:
             return None
         (leaves, partials), route.arrived = route.arrived, None
-        return Inputs(leaves, partials, self.layout, self._operators, train=route.train, where=self._where)
+        return Inputs(leaves, partials, self.layout, self._left, train=route.train, where=self._where)
+
+    def _arrive(self, route: Route, passage: Passage, way: Way) -> None:
+        flat, passage.flat = passage.flat, None
+        assert flat is not None, "inputs follow a read, once"
+        with self._timer("values"), self._counting(route.counted):
+            received = way.forward(passage, flat, way.current, train=route.train)
+        if route.asked is not None:
+            with self._timer("assemble"):
+                route.arrived = route.asked.assemble(self._where.assembler, received, self.layout.groups)
+
+    def push(self, route: Route, found: Gradients | None, *, learned: bool | None) -> Gradients | None:
+        """What is left to be handed to ``learn``, by any thread and later. Called by the thread of the steps.
+
+        Without stages that is all of it. With them nothing is: gradients are written, and go back as far as ``inputs``
+        took the values from. Collective as that is; arguments as of ``learn``.
+        """
+        way, passage, asked = self._way, route.passage, route.asked
+        if way is None or passage is None:
+            return found
+        sent = way.message(self._zeros_R if asked is None else asked.gradient_bytes_R)
+        if asked is not None:
+            assert found is not None and learned is not None
+            with self._timer("disassemble"):
+                asked.disassemble(self._where.assembler, found, sent, 0, learned=learned)
+        with self._timer("gradients"):
+            passage.flat = way.backward(passage, sent, way.current)
+        return None
 
     def learn(
         self,
@@ -413,7 +466,7 @@ class Exchange:
         Parameters
         ----------
         found : Gradients or None
-            None on ranks that are not dense.
+            What ``push`` has left; None on ranks that are not dense.
         learned : bool or None
             The verdict that dense ranks have agreed on: else the step changes nothing. None on the other ranks.
         step : int
@@ -429,19 +482,22 @@ class Exchange:
         bool
             The verdict, on every rank.
         """
-        asked, served = route.asked, route.served
+        asked, served, way, passage = route.asked, route.served, self._way, route.passage
         sent_R = self._zeros_R if asked is None else asked.gradient_bytes_R
         due_R = self._due_R if served is None else served.gradient_bytes_R
         behind = 0 if served is None else served.gradients_behind * self.dtype.itemsize
-        sent = self._codec.message(sent_R, behind, "gradients")
-        if asked is not None:
+        sent = self._codec.message(sent_R, behind, "gradients") if passage is None else passage.flat
+        assert sent is not None, "gradients are pushed first"
+        if asked is not None and passage is None:
             assert found is not None and learned is not None
             with self._timer("disassemble"):
                 asked.disassemble(self._where.assembler, found, sent, behind // self.dtype.itemsize, learned=learned)
         with self._timer("gradients"):
-            received = self._codec.gradients(
-                sent, sent_R, due_R, behind, self._kept(route) if self._thresholds else None
-            )
+            if way is not None and passage is not None:
+                received = way.backward(passage, sent, way.ahead, behind)
+            else:
+                kept = self._kept(route) if self._thresholds else None
+                received = self._codec.gradients(sent, sent_R, due_R, behind, kept)
             if learned is None:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
             route.learned = learned
@@ -452,7 +508,8 @@ class Exchange:
             if learned:
                 if self._owner_side is not None and served is not None:
                     self._owner_side.read_gradients(served, received)
-                self._among.backward(None if served is None else served.partials)
+                if self._among is not None:
+                    self._among.backward(None if served is None else served.partials)
             if self._copies is not None:
                 received = self._copies.push(route, received, learned=learned, drain=drain)
         if self._owner_side is not None and served is not None:

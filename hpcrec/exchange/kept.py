@@ -143,7 +143,7 @@ class _Messages:
 
     def floats(self, message: Floats | None, sent_R: Ints, due_R: Ints, tag: str) -> Floats:
         """Vectors, as the codec writes them."""
-        there = self._codec.message(sent_R, tag=tag)  # type: ignore[attr-defined]
+        there = self._codec.message(sent_R, tag=tag)
         if message is not None:
             there[: len(message)] = message
         return self._codec.alltoallv(there, sent_R, due_R, tag)

@@ -18,6 +18,8 @@ from hpcrec.embedding.shards import Family
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms import FORMS
 from hpcrec.exchange.forms.form import Form
+from hpcrec.exchange.stages import STAGES
+from hpcrec.exchange.stages.stage import Stage
 from hpcrec.exchange.stay import Stay
 from hpcrec.operators.base import Operator, check_pooled, elements_of, weights_of
 from hpcrec.types import POOLINGS, Lookup, TableSpec
@@ -132,8 +134,14 @@ class Layout:
         That of each feature.
     substituted : dict of str to tuple of Lookup
         Operator -> those of its lookups that it is computed of where their rows are.
+    way : tuple of type of Stage
+        What all messages pass between holders and dense ranks.
+    left : dict of str to Operator
+        Operators of which stages leave something else for dense ranks to compute: that.
+    staged : tuple of nn.Parameter
+        Dense parameters of these operators that are used and trained in stages, and on no dense rank.
     away : tuple of nn.Parameter
-        Dense parameters of these operators that are used and trained there, and on no dense rank.
+        These, and those of ``substituted`` operators, which are used and trained at holders.
     """
 
     def __init__(
@@ -167,7 +175,11 @@ class Layout:
             if any(k in hidden for k in operator.lookups)
         }
         self._operators = {name: operators[name] for name in self.substituted}
-        self.away = tuple(w for name, some in self.substituted.items() for w in weights_of(operators[name], some))
+        self.way = self._way()
+        self.left = self._left(operators, learned=learned)
+        self.staged = tuple(w for stage in self.way for name in self.left for w in stage.weights(operators[name]))
+        folded = (w for name, some in self.substituted.items() for w in weights_of(operators[name], some))
+        self.away = (*folded, *self.staged)
         self.groups, self.place = _leaves(tables, [k for k in lookups if k not in hidden])
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
@@ -189,6 +201,60 @@ class Layout:
         if form not in FORMS:
             raise ConfigError(f"exchange: feature {feature!r} has form {form!r}. Allowed: {', '.join(FORMS)}.")
         return form
+
+    def _way(self) -> tuple[type[Stage], ...]:
+        ways = {FORMS[form].stages: feature for feature, form in self.form_of.items() if FORMS[form].stages}
+        if len(ways) > 1:
+            first, second = list(ways.items())[:2]
+            raise ConfigError(
+                f"exchange: vectors of feature {first[1]!r} pass stages {', '.join(first[0])}, those of {second[1]!r} "
+                f"{', '.join(second[0])}, but all messages have one way. Give both features forms of the same stages."
+            )
+        names = next(iter(ways), ())
+        for name in names:
+            if name not in STAGES:
+                raise ConfigError(
+                    f"exchange: vectors of feature {ways[names]!r} pass stage {name!r}, which there is not. There are: "
+                    f"{', '.join(STAGES) or 'none'}. Give the feature another form."
+                )
+        return tuple(STAGES[name] for name in names)
+
+    def _left(self, operators: Mapping[str, Operator], *, learned: bool) -> dict[str, Operator]:
+        """See ``left``; refuses what cannot be computed on the way."""
+        left: dict[str, Operator] = {}
+        passes = {f for f, form in self.form_of.items() if FORMS[form].stages}
+        for name, operator in operators.items() if self.way else ():
+            after, through = operator, [k for k in operator.lookups if k.feature in passes]
+            for stage in self.way:
+                after = stage.left_of(after)
+            if after is operator or not through:
+                continue
+            shared = [n for n, other in operators.items() if n != name and set(other.lookups) & set(through)]
+            outside = [k.feature for k in operator.lookups if k not in through]
+            said = f"model: operator {name!r} would be computed in stage {', '.join(s.name for s in self.way)}, but "
+            if outside:
+                raise ConfigError(
+                    f"{said}vectors of its feature {outside[0]!r} do not pass there. Give all its features a form that "
+                    "does, and tables that are not replicated; or none of them."
+                )
+            split = [k.feature for k in through if self.family_of[k.feature].kind == "row"]
+            if split and not operator.splits_bags:
+                raise ConfigError(
+                    f"{said}bags of its feature {split[0]!r} are split over owners, which it does not allow. Set "
+                    f"embedding.tables.{self.family_of[split[0]].name}.shard = 'table', or give it another form."
+                )
+            if shared:
+                raise ConfigError(
+                    f"{said}operator {shared[0]!r} reads a table of it by the same feature, whose vectors cross once. "
+                    "Let no other operator read them, or give the feature another form."
+                )
+            if not learned:
+                raise ConfigError(
+                    f"{said}each group of dense ranks has one of its own. Set dense.codistillation.groups = 1, or give "
+                    "its features another form."
+                )
+            left[name] = after
+        return left
 
     def _leg(self, rank: int) -> Leg:
         entries: list[Entry] = []

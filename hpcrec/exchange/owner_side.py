@@ -30,8 +30,9 @@ from hpcrec.exchange.copies import Vectors
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.parts import Early, Packed, Places
 from hpcrec.exchange.rules import OwnerRules
+from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.staged import Mover, brought, written
-from hpcrec.exchange.substitute import Slice, Substitute
+from hpcrec.exchange.substitute import Substitute
 from hpcrec.exchange.work import Parts, Served, Spans
 from hpcrec.operators.base import Operator
 from hpcrec.types import Floats, Ints

@@ -6,6 +6,7 @@ import numpy as np
 
 from hpcrec.exchange.codec import Kept
 from hpcrec.exchange.dense_side import Arrived, Asked
+from hpcrec.exchange.way import Passage
 from hpcrec.exchange.work import Served
 from hpcrec.types import Floats
 
@@ -57,6 +58,8 @@ class Route:
         The verdict on a step that is learned in two parts.
     arrived : (leaves, partial results) or None
         What was read for this dense rank's model, until the model takes it.
+    passage : Passage or None
+        Where messages pass other ranks on their way.
     """
 
     asked: Asked | None
@@ -71,3 +74,4 @@ class Route:
     values: Floats | None = None
     learned: bool = False
     arrived: Arrived | None = None
+    passage: Passage | None = None

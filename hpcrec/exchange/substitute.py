@@ -20,19 +20,10 @@ from torch import Tensor, nn
 from hpcrec.errors import NonFiniteError
 from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.layout import Leg, Partial
+from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.tensors import tensor_of
 from hpcrec.operators.base import Learned, Operator, flatten
 from hpcrec.types import Floats, Ints
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Rows [start, stop) of ``whole``, a dense parameter of an operator, which this holder has as ``part``."""
-
-    whole: nn.Parameter
-    start: int
-    stop: int
-    part: nn.Parameter
 
 
 @dataclass(frozen=True)

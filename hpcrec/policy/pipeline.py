@@ -139,14 +139,16 @@ class Pipeline:
             Steps done before.
         lr_scale : float
         """
+        route = ticket.routed.result()
+        left = self.exchange.push(route, gradients, learned=verdict)
         if self._steps is not None:
-            return self._steps.learn(step, gradients, verdict, lr_scale)
-        route, exchange, done = ticket.routed.result(), self.exchange, step + 1
+            return self._steps.learn(step, left, verdict, lr_scale)
+        exchange, done = self.exchange, step + 1
         if not self._copies:
-            return exchange.learn(route, gradients, learned=verdict, step=done, lr_scale=lr_scale)
+            return exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale)
         rests = route.stop or self._points.next_drain(step, self._last) == done
         self._whole = rests or self._points.evaluated(done)
-        learned = exchange.learn(route, gradients, learned=verdict, step=done, lr_scale=lr_scale, drain=self._whole)
+        learned = exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale, drain=self._whole)
         if rests:
             exchange.empty()
         return learned

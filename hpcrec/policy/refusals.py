@@ -38,7 +38,7 @@ def refuse(policy: Policy, name: str, layout: Layout) -> None:
             "in steps that are done. Set policy.name = 'sync', or another form."
         )
     why = f"policy.name is {name!r}, under which up to {policy.in_flight} steps are in flight, but "
-    if layout.away:
+    if len(layout.away) > len(layout.staged):
         raise ConfigError(
             f"{why}under form 'partial' owners would train dense parameters of {', '.join(layout.substituted)}, and "
             "use them as they were some steps ago: dense parameters are always current. Set exchange.form = 'pooled'."

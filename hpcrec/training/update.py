@@ -42,6 +42,8 @@ def update_dense(parts: Parts, step: int, lr_scale: float) -> None:
             dense.reducer.reduce()
     elif not slices.away:
         return
+    if slices.away:
+        slices.reduce()
     with parts.timer("dense_update"):
         if parts.clip_norm is not None:
             _clip(parts, parts.clip_norm, step)

@@ -200,6 +200,7 @@ def steps_of(
             gradients = [np.sin(3 * leaf) + 0.1 for leaf in leaves]
         found = None if leaves is None else Gradients(gradients, [])
         learned = None if leaves is None else True
+        found = exchange.push(route, found, learned=learned)
         assert exchange.learn(route, found, learned=learned, step=step + 1, lr_scale=1.0)
         yield
     return seen, gather_rows(world, store, specs, dtype), initial

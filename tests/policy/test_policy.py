@@ -65,7 +65,7 @@ def test_a_policy_may_give_its_own_events() -> None:
 
 
 def test_what_the_pipeline_does_not_run_is_refused() -> None:
-    layout = SimpleNamespace(away=False, conditional=())
+    layout = SimpleNamespace(away=(), staged=(), conditional=())
     rule, early = delayed(1), delayed(0)
     rule.rows_rule = object
     early.events = lambda first, last, evaluated: iter(())

@@ -38,6 +38,8 @@ class Form(ABC):
         Operators may be computed at the owners, whose vectors then stay there.
     conditional : bool
         Dense ranks keep copies of rows, and owners say which of them are too old: see ``conditional.Conditional``.
+    stages : tuple of str
+        Those that its vectors pass on their way here (``stages``).
     """
 
     name: ClassVar[str]
@@ -46,6 +48,7 @@ class Form(ABC):
     local: ClassVar[bool] = False
     stays: ClassVar[bool] = False
     conditional: ClassVar[bool] = False
+    stages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, family: Family, features: tuple[str, ...]) -> None:
         self.family = family
