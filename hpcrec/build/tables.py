@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from hpcrec.comm.topology import Topology, assign_roles
-from hpcrec.config import Config, DenseConfig, ExchangeConfig, Form, PolicyConfig, StoreConfig, TopologyConfig
+from hpcrec.config import Config, DenseConfig, ExchangeConfig, PolicyConfig, StoreConfig, TopologyConfig
 from hpcrec.data import hashing
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.place import row_elements
 from hpcrec.embedding.sets import families_in, tables_in
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
+from hpcrec.exchange.forms import offered
 from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
 from hpcrec.models import build_model, tables_of
@@ -53,9 +54,9 @@ def as_read(config: Config) -> Config:
 def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
     """Nothing is counted to read a run. Forms change the order of sums, and what codec ``dct`` thresholds."""
     defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_copies")}
-    fixed: dict[str, Form] = {f: "pooled" if form == "auto" else form for f, form in exchange.forms.items()}
-    form: Form = "pooled" if exchange.form == "auto" else exchange.form
-    return replace(exchange, form=form, forms=fixed, **defaults)
+    simplest = offered()[0]
+    fixed = {f: simplest if form == "auto" else form for f, form in exchange.forms.items()}
+    return replace(exchange, form=simplest if exchange.form == "auto" else exchange.form, forms=fixed, **defaults)
 
 
 def make_policy(config: Config) -> Policy:
@@ -190,7 +191,7 @@ def make_offers(
         default_form=config.exchange.form,
         replicable={name: n for name, n in replicable.items() if n <= config.exchange.auto_copies},
         dense=topology.dense,
-        rows=not thresholded,
+        thresholded=thresholded,
         learned=topology.groups == 1,
     )
     return tables_in(sets, tables), families_in(sets, families), offers
