@@ -34,7 +34,7 @@ ALLOWED = {
     "data": "comm kernels",
     "preparation": "data comm kernels toml",  # kernels: text is parsed natively; toml: column maps
     "serving": "data kernels",
-    "config": "toml policy",  # policy: names
+    "config": "toml policy exchange",  # policy, exchange: names, and what forms say of themselves
     "systems": "config",
     "training": "exchange policy dense data models embedding comm",
     "checkpoint": "training dense data embedding comm",  # a session's parts are saved, so it knows them

@@ -15,6 +15,7 @@ from hpcrec.config import Config, DenseConfig
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.codec import wire_item_bytes
+from hpcrec.exchange.forms import FORMS
 from hpcrec.exchange.forms.conditional import Conditional
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Thresholding
@@ -73,7 +74,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
     with DataSet(Path(config.data.train)) as dataset:
         model, operators = make_model(config, dataset)
         tables, families, offers = make_offers(config, dataset, operators, topology)
-        layout = offers.layout({})  # where forms are chosen, what crosses is seldom more than under pooled
+        layout = offers.layout({})  # where forms are chosen, what crosses is seldom more than under the simplest
         dtype, exchange = DTYPES[config.train.dtype][0], config.exchange
         codec = exchange.dct.values if exchange.codec == "dct" else exchange.codec
         wire_bytes = wire_item_bytes(codec, dtype)
@@ -164,8 +165,7 @@ def _traffic(config: Config, layout: Layout, rank: int, mean_ids: dict[str, floa
     for entry in leg.entries:
         ids = batch * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
         ids_E.append(ids)
-        bags = min(ids, batch) if not entry.form.pools else ids
-        bags_E.append(batch if entry.every_bag else bags)
+        bags_E.append(batch if entry.every_bag else entry.form.vectors(ids, batch))
     elements = sum(bags_E[s.entry] * s.width for s in (*leg.streams, *leg.hidden))
     partials = batch * sum(p.elements for p in leg.partials)
     how = make_thresholding(config)
@@ -232,12 +232,12 @@ def _dense_rank(
     batch, n = config.train.batch_size, len(topology.dense)
     asked = [_traffic(config, layout, rank, mean_ids) for rank in layout.legs]
     used = layout.visible if config.exchange.ids == "read" else tuple(layout.form_of)
-    maxima = [  # pooled by max here: rows that came or are here, or parts of bags, at most as many as ids
+    maxima = [  # pooled by max here: rows that came or are here, or answers of bags that meet, at most as many as ids
         (k.feature, group.width)
         for group in layout.groups
         for k in group.lookups
         if k.pooling == "max"
-        and (layout.form_of[k.feature] in ("rows", "replicate") or layout.family_of[k.feature].kind == "row")
+        and ((form := FORMS[layout.form_of[k.feature]]).pools or form.meets(layout.family_of[k.feature]))
     ]
     away = sum(weight.numel() for weight in layout.away)
     parameters = sum(p.numel() for p in model.parameters()) - away

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from hpcrec.comm.topology import Topology, assign_roles
-from hpcrec.config import Config, DenseConfig, ExchangeConfig, Form, PolicyConfig, StoreConfig, TopologyConfig
+from hpcrec.config import Config, DenseConfig, ExchangeConfig, PolicyConfig, StoreConfig, TopologyConfig
 from hpcrec.data import hashing
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.place import row_elements
 from hpcrec.embedding.sets import families_in, tables_in
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
-from hpcrec.exchange.forms import FORMS
+from hpcrec.exchange.forms import FORMS, offered
 from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
 from hpcrec.models import build_model, tables_of
@@ -58,8 +58,8 @@ def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
     """
     defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_copies")}
 
-    def plain(form: Form) -> Form:
-        return "pooled" if form == "auto" or FORMS[form].stages else form
+    def plain(form: str) -> str:
+        return offered()[0] if form == "auto" or FORMS[form].stages else form
 
     forms = {feature: plain(form) for feature, form in exchange.forms.items()}
     return replace(exchange, form=plain(exchange.form), forms=forms, **defaults)
@@ -197,7 +197,7 @@ def make_offers(
         default_form=config.exchange.form,
         replicable={name: n for name, n in replicable.items() if n <= config.exchange.auto_copies},
         dense=topology.dense,
-        rows=not thresholded,
+        thresholded=thresholded,
         learned=topology.groups == 1,
     )
     return tables_in(sets, tables), families_in(sets, families), offers

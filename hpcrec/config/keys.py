@@ -7,6 +7,7 @@ ranks) is checked where they are.
 """
 
 import dataclasses
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import ConfigDict, Field
 
 from hpcrec import toml
 from hpcrec.errors import ConfigError
+from hpcrec.exchange.forms import FORMS, settable
 from hpcrec.policy import POLICIES
 from hpcrec.types import OptimizerSpec
 from hpcrec.units import MiB
@@ -29,7 +31,6 @@ Amount = Annotated[float, Field(strict=True, ge=0)]
 AboveZero = Annotated[float, Field(strict=True, gt=0)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Decay = Annotated[float, Field(strict=True, ge=0, lt=1)]
-Form = Literal["pooled", "rows", "partial", "auto"]
 Metric = Literal["auc", "logloss", "normalized_entropy"]
 
 
@@ -217,7 +218,7 @@ class ExchangeConfig:
     """What crosses between dense ranks and owners."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    form: Form = "pooled"
+    form: Text = "pooled"
     """pooled: owners send one vector a sample and feature. rows: owners send each distinct row once. partial: owners
     compute what operators can be computed of their rows alone, and send one result a sample and operator; else as
     pooled. auto: of each feature the form by which the fewest bytes cross, counted on the first training batches."""
@@ -228,8 +229,8 @@ class ExchangeConfig:
     rows."""
     dct: ThresholdConfig = field(default_factory=ThresholdConfig)
     """How vectors are thresholded."""
-    forms: dict[str, Form] = field(default_factory=dict)
-    """Form of single features."""
+    forms: dict[str, Text] = field(default_factory=dict)
+    """Form of single features; see exchange.form."""
     ids: Literal["routed", "read"] = "routed"
     """How ids reach the owners. routed: dense ranks send them. read: owners read the columns of their features from the
     data set, and no id crosses. Changes no result."""
@@ -609,6 +610,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _evaluation_conflicts(config)
     yield from _embedding_conflicts(config)
     yield from _device_conflicts(config)
+    yield from _form_conflicts(config.exchange)
     yield from _feature_conflicts(config)
     yield from _auto_conflicts(config.exchange)
     yield from _threshold_conflicts(config)
@@ -825,16 +827,31 @@ def _threshold_conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 "every step. Remove it, or set exchange.dct.threshold = 'feature'."
             ),
         )
-    forms = {"exchange.form": exchange.form, **{f"exchange.forms.{f}": form for f, form in exchange.forms.items()}}
-    for key, form in forms.items():
-        if form == "rows":
+    allowed = [name for name in settable() if not FORMS[name].whole]
+    for key, form in _forms_of(exchange).items():
+        if form in FORMS and FORMS[form].whole:
             yield (
                 key,
                 (
-                    "is 'rows', whose rows are shared by samples, which have no mask in common. With exchange.codec = "
-                    "'dct' allowed are 'pooled', 'partial' and 'auto'."
+                    f"is {form!r}, {FORMS[form].whole}. With exchange.codec = 'dct' allowed are "
+                    f"{', '.join(map(repr, allowed))} and 'auto'."
                 ),
             )
+
+
+def _forms_of(exchange: ExchangeConfig) -> dict[str, str]:
+    """Forms by the keys that ask for them."""
+    own = {toml.dotted(("exchange", "forms", feature)): form for feature, form in exchange.forms.items()}
+    return {"exchange.form": exchange.form, **own}
+
+
+def _form_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
+    allowed = (*settable(), "auto")
+    for key, form in _forms_of(exchange).items():
+        if form not in allowed:
+            near = difflib.get_close_matches(form, allowed, n=1)
+            change = f"Did you mean {toml.shown(near[0])}?" if near else "Set it to one of these."
+            yield key, f"is {toml.shown(form)}. Allowed: {', '.join(map(toml.shown, allowed))}. {change}"
 
 
 def _auto_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:

@@ -1,24 +1,25 @@
 """Exchange ``auto``: the form of each feature by which the fewest bytes cross in a step, owners' computing counted in.
 
-From counts of real batches (``measure``) the bytes of any choice follow. ``pooled``, ``rows`` and copies on every dense
-rank cost each bundle of features its own bytes, whatever the others do; so there the cheapest is taken for each.
-``partial`` pays by operator and holder, however many features take part: of those whose own bytes it saves, all take
-part, or none of some holders'. Dense layers that holders compute for dense ranks count by the time that steps take
-longer by it: that of the busiest holder, less what each dense rank is spared, with the bytes that could have crossed
-meanwhile between these holders and the dense ranks, whichever are fewer. But for that, what is chosen is never
-predicted to cost more than any single form for all features. A pure function of the counts, so every rank chooses
-alike. Knows layouts and counts; knows no MPI. Source: [DES], which has one form for all.
+From counts of real batches (``measure``) the bytes of any choice follow. Forms whose vectors cross, and copies on every
+dense rank, cost each bundle of features its own bytes, whatever the others do; so there the cheapest is taken for each.
+A form whose operators may be computed at holders pays by operator and holder, however many features take part: of those
+whose own bytes it saves, all take part, or none of some holders'. Dense layers that holders compute for dense ranks
+count by the time that steps take longer by it: that of the busiest holder, less what each dense rank is spared, with
+the bytes that could have crossed meanwhile between these holders and the dense ranks, whichever are fewer. But for
+that, what is chosen is never predicted to cost more than any single form for all features. A pure function of the
+counts, so every rank chooses alike. Knows layouts, counts and what forms say of themselves; knows no MPI. Source:
+[DES], which has one form for all.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from hpcrec.exchange.forms import FORMS
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.measure import Asks, ItemBytes, owner_flops, step_bytes
+from hpcrec.exchange.measure import Asks, ItemBytes, entry_bytes, owner_flops, step_bytes
 from hpcrec.exchange.offers import TRIED_APART, Offers
 from hpcrec.operators.base import Learned
 
-SIMPLEST = ("pooled", "rows", "partial")  # first: what is taken where others hardly cost less
 WORTH = 0.005  # of the fewest bytes: what is to be saved before a simpler choice is left for another
 FLOPS_A_BYTE = 50  # a core does about 50 Gflop/s of products of matrices while its rank sends 1 GB/s
 
@@ -89,6 +90,8 @@ class Chooser:
         self._dense_item_bytes = dense_item_bytes
         self._samples = samples
         self._groups = groups
+        self._separable = tuple(name for name in offers.forms if not FORMS[name].stays)
+        self._staying = tuple(name for name in offers.forms if FORMS[name].stays)
 
     def choose(self) -> Choice:
         """The cheapest that was found, or the simplest that is at most ``WORTH`` above it.
@@ -97,24 +100,22 @@ class Chooser:
         """
         offers = self._offers
         single = {form: sum(self._predicted(offers.single(form)).values()) for form in offers.forms}
-        alone = self._separable()
+        alone = self._apart()
         learned = offers.learned and any(isinstance(o, Learned) for o in offers.operators.values())
-        stays = (False, True)[: 1 + learned]  # else the same
-        ways: list[tuple[dict[str, str], tuple[str, ...]]] = [
-            (offers.single(form), ()) for form in SIMPLEST if form in offers.forms
-        ]
-        partials = [self._with_partial(alone, most_stay=most) for most in stays]
+        stays = [(name, most) for name in self._staying for most in (False, True)[: 1 + learned]]  # else the same
+        ways: list[tuple[dict[str, str], tuple[str, ...]]] = [(offers.single(form), ()) for form in offers.forms]
+        partials = [self._with_partial(alone, name, most_stay=most) for name, most in stays]
         ways += [(forms, ()) for forms in (alone, *partials)]
         for forms in (*partials, alone):  # copies of what is left, or of anything
             copied = self._copies(forms)
-            ways += [(self._with_partial(alone, copied, most_stay=most), copied) for most in stays]
+            ways += [(self._with_partial(alone, name, copied, most_stay=most), copied) for name, most in stays]
             ways.append((forms, copied))
         totals = [self._total(*way) for way in ways]
         fewest = min(totals)
         enough = fewest + WORTH * abs(fewest)  # what slices spare the sum of dense gradients may be more than all else
         best, replicated = next(way for way, total in zip(ways, totals, strict=True) if total <= enough)
         layout = offers.layout(best, replicated)
-        forms = {f: form for f, form in layout.form_of.items() if form != "replicate"}
+        forms = {f: form for f, form in layout.form_of.items() if not FORMS[form].local}
         flops = sum(owner_flops(layout, self._samples).values())
         return Choice(forms, replicated, self._predicted(best, replicated), single, flops)
 
@@ -144,50 +145,48 @@ class Chooser:
     def _by_entry(self, layout: Layout) -> dict[tuple[str, ...], float]:
         """Bytes of a step by what travels together, without partial results: what they cost belongs to no entry."""
         out: dict[tuple[str, ...], float] = {}
-        for holder, leg in layout.legs.items():
-            bag_bytes = [0.0] * len(leg.entries)
-            for stream in leg.streams:
-                values, gradients = self._item_bytes.of(stream.width)
-                copied = leg.entries[stream.entry].form.local
-                bag_bytes[stream.entry] += stream.width * (gradients if copied else values + gradients)
-            for entry, n_bytes in zip(leg.entries, bag_bytes, strict=True):
-                id_bytes, bags = self._asks.of(entry, holder)
-                out[entry.features] = out.get(entry.features, 0) + id_bytes + n_bytes * bags
+        for entry, tags in entry_bytes(layout, self._asks, self._item_bytes):
+            out[entry.features] = out.get(entry.features, 0) + sum(tags.values())
         return out
 
-    def _separable(self) -> dict[str, str]:
-        """``rows`` or ``pooled``, whichever is fewer bytes, of each bundle of features that read the same tables."""
+    def _apart(self) -> dict[str, str]:
+        """The separable form of fewest bytes: of each feature by itself, then of features that share tables.
+
+        Of those all take another form, or each that saves by itself, where that is fewer bytes.
+        """
         offers = self._offers
-        all_pooled = offers.single("pooled")
-        if "rows" not in offers.forms:
-            return all_pooled
-        layout = offers.layout(offers.single("rows"))
-        rows, pooled = self._by_entry(layout), self._by_entry(offers.layout(all_pooled))
-        forms = dict(all_pooled)
-        for _, bundle in layout.bundles("rows"):
-            free = [f for f in bundle if f in offers.free]
-            as_pooled = _sum_of(pooled, bundle)
-            ways: list[tuple[float, list[str]]] = [(as_pooled, []), (rows[bundle], free)]
-            if 1 < len(bundle) <= TRIED_APART:
-                mixed = [f for f in free if self._mixed(bundle, [f]) < as_pooled]
-                ways.append((self._mixed(bundle, mixed), mixed))
-            forms |= dict.fromkeys(min(ways, key=lambda way: way[0])[1], "rows")
+        by_form = {n: self._by_entry(offers.layout(offers.single(n))) for n in self._separable if not FORMS[n].bundled}
+        forms = {f: min(by_form, key=lambda name: by_form[name].get((f,), 0.0)) for f in offers.free}
+        for name in self._separable:
+            if not FORMS[name].bundled:
+                continue
+            layout, before = offers.layout(offers.single(name)), dict(forms)
+            all_so, now = self._by_entry(layout), self._by_entry(offers.layout(before))
+            for _, bundle in layout.bundles(name):
+                free = [f for f in bundle if f in offers.free]
+                as_now = _sum_of(now, bundle)
+                ways: list[tuple[float, list[str]]] = [(as_now, []), (all_so[bundle], free)]
+                if 1 < len(bundle) <= TRIED_APART:
+                    mixed = [f for f in free if self._mixed(before, bundle, [f], name) < as_now]
+                    ways.append((self._mixed(before, bundle, mixed, name), mixed))
+                forms |= dict.fromkeys(min(ways, key=lambda way: way[0])[1], name)
         return forms
 
-    def _mixed(self, bundle: tuple[str, ...], as_rows: Iterable[str]) -> float:
-        """Bytes of a bundle of which some features are ``rows`` and the others ``pooled``."""
-        layout = self._offers.layout({**self._offers.single("pooled"), **dict.fromkeys(as_rows, "rows")})
-        return _sum_of(self._by_entry(layout), bundle)
+    def _mixed(self, forms: Mapping[str, str], bundle: Iterable[str], some: Iterable[str], name: str) -> float:
+        """Bytes of a bundle of which some features have that form, and the others what they have."""
+        return _sum_of(self._by_entry(self._offers.layout({**forms, **dict.fromkeys(some, name)})), bundle)
 
-    def _with_partial(self, alone: dict[str, str], copied: Iterable[str] = (), *, most_stay: bool) -> dict[str, str]:
-        """``alone``, but ``partial`` where that is fewer bytes; not of families that are copied.
+    def _with_partial(
+        self, alone: dict[str, str], name: str, copied: Iterable[str] = (), *, most_stay: bool
+    ) -> dict[str, str]:
+        """``alone``, but that staying form where it is fewer bytes; not of families that are copied.
 
         Looked at are features by themselves, under the layout in which all take part, where perhaps no layer is folded;
         or, with ``most_stay``, every one that can be.
         """
         offers = self._offers
         out = {f for family in offers.families if family.name in set(copied) for f in family.features}
-        every = offers.layout(offers.single("partial"), most_stay=most_stay)
+        every = offers.layout(offers.single(name), most_stay=most_stay)
         can = {k.feature for some in every.substituted.values() for k in some if k.feature in offers.free} - out
         by_partial, by_alone = self._by_entry(every), self._by_entry(offers.layout(alone))
         shared = {f for features in by_alone for f in features if len(features) > 1}  # whose bytes are not theirs alone
@@ -195,7 +194,7 @@ class Chooser:
         for feature in offers.free:
             if feature in can and (feature in shared or by_partial[feature,] < by_alone[feature,]):
                 groups.setdefault(every.family_of[feature].holders, []).append(feature)
-        forms = {**alone, **{f: "partial" for features in groups.values() for f in features}}
+        forms = {**alone, **{f: name for features in groups.values() for f in features}}
         total = self._total(forms)
         for features in (*groups.values(), *([f] for f in sorted(shared.intersection(can))[:TRIED_APART])):
             without = {**forms, **{f: alone[f] for f in features}}

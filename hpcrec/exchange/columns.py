@@ -36,9 +36,12 @@ class Dealt:
     part : int64 [K] or None
         None: every part is asked for all of them.
     bag : int64 [K]
-        Number of its bag, ascending: that of its sample, or, where distinct rows are asked for, of the row.
+        Number of its bag, ascending: that of its sample unless ``sample`` says else, or, where distinct rows are asked
+        for, of the row.
     n_bags : int
     weights : float [K] or None
+    sample : int64 [n_bags] or None
+        The sample of each bag, where a form asks for several bags of one (``Form.answers``).
     """
 
     rows: Ints
@@ -46,3 +49,4 @@ class Dealt:
     bag: Ints
     n_bags: int
     weights: Floats | None
+    sample: Ints | None = None

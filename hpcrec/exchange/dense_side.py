@@ -251,7 +251,7 @@ class DenseSide:
         return _Streams(*of[:3], of[3].astype(bool), *of[4:], tuple(tables), begins)  # type: ignore[call-arg, arg-type]
 
     def _kinds(self) -> tuple[dict[tuple[int, int, str], Ints], list[_Pool]]:
-        """Streams whose vectors are moved alike: by leaf group, width and how parts of a bag meet; and pools."""
+        """Streams whose vectors are moved alike: by leaf group, width and how answers of a bag meet; and pools."""
         s, layout = self._streams, self._layout
         part_S = self._splitter.entries.part_E[s.entry_S]
         copies: dict[tuple[int, int, str], list[int]] = {}
@@ -259,7 +259,7 @@ class DenseSide:
             form = self._splitter.forms[b]
             if not form.pools:
                 largest = layout.pooling[form.features[0]] == "max"
-                meets = "set" if form.family.row_parts == 1 else "max" if largest else "add"
+                meets = "set" if not form.meets(form.family) else "max" if largest else "add"
                 copies.setdefault((int(s.group_S[i]), int(s.width_S[i]), meets), []).append(i)
         pools: dict[tuple[int, int, bool], list[tuple[int, str]]] = {}
         for b, form in enumerate(self._splitter.forms):
@@ -271,7 +271,7 @@ class DenseSide:
                     block = found[0]
                 key = layout.place[form.features[0], table][0], block, layout.pooling[form.features[0]] == "max"
                 pools.setdefault(key, []).append((b, table))
-        in_order = {  # parts of a bag meet in the order of the parts
+        in_order = {  # answers of a bag meet in the order of the parts, and of each part's bags
             key: np.array(sorted(some, key=lambda i: (s.bundle_S[i], part_S[i])), np.int64)
             for key, some in copies.items()
         }
@@ -411,11 +411,16 @@ class DenseSide:
         scales = [form.scale(step.columns) for form in self._splitter.forms]
         for (group, width, meets), streams in self._copies.items():
             of_V, sample, before = step.vectors(streams, s.entry_S[streams])
+            bundles = set(s.bundle_S[streams].tolist())
+            for b in bundles:  # what vectors say is their bag, which may be one of several of a sample
+                if (sample_of := step.dealt[b][0].sample) is not None:
+                    mine = s.bundle_S[of_V] == b
+                    sample[mine] = sample_of[sample[mine]]
             leaf = self._layout.groups[group]
             leaf_start = (sample * len(leaf.lookups) + s.place_S[of_V]) * leaf.width + s.column_S[of_V]
             value_start, gradient_start = (at[of_V] + before * width for at in (step.value_S, step.gradient_S))
             scale = None
-            if any(scales[b] is not None for b in set(s.bundle_S[streams].tolist())):
+            if any(scales[b] is not None for b in bundles):
                 one = np.ones(step.n_samples, self._dtype)
                 by_bundle = np.stack([one if scale_B is None else scale_B for scale_B in scales])
                 scale = by_bundle[s.bundle_S[of_V], sample]

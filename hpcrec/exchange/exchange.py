@@ -157,9 +157,7 @@ class Exchange:
         self._zeros_R = np.zeros(self._size, np.int64)
         teller_of = verdict.tellers(layout.legs, topology.owners, topology.dense)
         self._teller = teller_of.get(rank, -1)
-        self._due_R = self._zeros_R.copy()  # of gradients, where nothing is held: the verdict
-        if self._teller >= 0:
-            self._due_R[self._teller] = UNIT_BYTES
+        self._due_R = UNIT_BYTES * (np.arange(self._size) == self._teller)  # of gradients, where nothing is held
         if store is not None and leg is not None:
             self._owner_side = self._serving(store, weighted, load, keeps=keeps)
             self.masks = make_masks(leg, thresholding, topology.table_sets) if thresholding is not None else None

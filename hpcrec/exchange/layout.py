@@ -1,11 +1,11 @@
 """The layout of every message, fixed before the first step and computed alike by every rank.
 
-A dense rank sends each holder of rows one message a phase. It consists of *entries*: the ids of one feature (forms
-``pooled`` and ``partial``) or the distinct ids of features that read the same tables (forms ``rows``, ``replicate``),
-in an order that both ends know. Each entry is answered by one *stream* of vectors for each table that it reads at that
-holder, and the gradients come back as the same streams. Streams that only substituted operators read stay at the
-holder, which answers them with one *partial result* a sample and operator. Knows tables, shards, forms and what
-operators say of themselves; knows nothing of a batch or of MPI.
+A dense rank sends each holder of rows one message a phase. It consists of *entries*: the ids of one feature, or the
+distinct ids of features that read the same tables (forms that are ``bundled``), in an order that both ends know. Each
+entry is answered by one *stream* of vectors for each table that it reads at that holder, and the gradients come back as
+the same streams. Streams that only substituted operators read stay at the holder, which answers them with one *partial
+result* a sample and operator. Knows tables, shards, forms and what operators say of themselves; knows nothing of a
+batch or of MPI.
 
 Legend: ``E`` entries, ``S`` streams, ``R`` ranks.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from hpcrec.embedding.shards import Family
 from hpcrec.errors import ConfigError
-from hpcrec.exchange.forms import FORMS
+from hpcrec.exchange.forms import FORMS, of_copies, settable
 from hpcrec.exchange.forms.form import Form
 from hpcrec.exchange.stages import STAGES
 from hpcrec.exchange.stages.stage import Stage
@@ -37,7 +37,7 @@ class LeafGroup:
 class Entry:
     """Ids that travel together to one holder.
 
-    ``features`` is one feature for ``pooled`` and ``partial``; ``part`` is the holder's part of the family.
+    ``features`` is one feature unless the form is ``bundled``; ``part`` is the holder's part of the family.
     ``every_bag``: empty bags are sent too, because the holder has to know which sample a bag is of.
     """
 
@@ -79,7 +79,7 @@ class Partial:
 class Leg:
     """What passes between any dense rank and one holder, and what stays there.
 
-    Entries and streams of the replicated form come last: they have gradients but no values. Hidden streams, ordered by
+    Entries and streams of ``local`` forms come last: they have gradients but no values. Hidden streams, ordered by
     width, do not travel; the partial results do, after all streams. Streams apart are of conditional forms, and travel
     in messages of their own (``copies``).
     """
@@ -192,14 +192,14 @@ class Layout:
                     "replicated on every dense rank, so that no values cross. Remove it, or set "
                     "embedding.tables.<table>.shard to 'table', 'row' or 'column'."
                 )
-            return "replicate"
-        if form == "replicate":
+            return of_copies()
+        if form not in FORMS:
+            raise ConfigError(f"exchange: feature {feature!r} has form {form!r}. Allowed: {', '.join(settable())}.")
+        if FORMS[form].local:
             raise ConfigError(
-                f"exchange: feature {feature!r} has form 'replicate', but its table is sharded "
+                f"exchange: feature {feature!r} has form {form!r}, but its table is sharded "
                 f"({self.family_of[feature].kind}). Set embedding.tables.<table>.shard = 'replicate' instead."
             )
-        if form not in FORMS:
-            raise ConfigError(f"exchange: feature {feature!r} has form {form!r}. Allowed: {', '.join(FORMS)}.")
         return form
 
     def _way(self) -> tuple[type[Stage], ...]:
@@ -296,7 +296,7 @@ class Layout:
         return Leg(tuple(kept), tuple(streams), tuple(s for s, _ in hidden), tuple(partials), tuple(apart))
 
     def _bundles(self, family: Family) -> list[tuple[str, tuple[str, ...]]]:
-        """(form, features) of the entries of one family: pooled features apart, the others by the tables they read.
+        """(form, features) of the entries of one family: by the tables they read where the form is bundled, else apart.
 
         Those pooled by max are not bundled with others: each occurrence of theirs has a gradient of its own.
         """

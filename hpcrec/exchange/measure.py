@@ -7,7 +7,7 @@ bytes of ids an entry, since entries of a message share some; and those of them 
 Knows layouts and batches; knows no MPI and chooses nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -20,16 +20,13 @@ from hpcrec.exchange.reduction import Reduction, Transfer
 from hpcrec.exchange.verdict import tellers
 from hpcrec.types import Bags, Floats
 
-Key = tuple[str, tuple[str, ...]]
-"""What is sent ("bags": non-empty ones; "all bags"; "rows": distinct ids; "copies": those of a replicated table), and
-of which features."""
+Key = tuple[tuple[str, bool], tuple[str, ...]]
+"""What is sent (``Form.sends``, and whether empty bags are), and of which features."""
 
 
 def key_of(entry: Entry) -> Key:
     """What is sent for an entry."""
-    if not entry.form.pools:
-        return ("all bags" if entry.every_bag else "bags"), entry.features
-    return ("copies" if entry.form.local else "rows"), entry.features
+    return (entry.form.sends, entry.every_bag), entry.features
 
 
 @dataclass(frozen=True)
@@ -241,14 +238,20 @@ def _by_tag(layout: Layout, asks: Asks, partials: float, verdicts: int, item_byt
     """Bytes of what is asked, and of so many elements of partial results, and of verdicts beside the gradients."""
     elements = partials, partials + verdicts
     totals = {"ids": 0.0, "values": item_bytes.whole * elements[0], "gradients": item_bytes.whole * elements[1]}
-    for holder, leg in layout.legs.items():
-        found = [asks.of(entry, holder) for entry in leg.entries]
-        totals["ids"] += sum(id_bytes for id_bytes, _ in found)
-        for number, stream in enumerate(leg.streams):
-            many, (value_bytes, gradient_bytes) = found[stream.entry][1] * stream.width, item_bytes.of(stream.width)
-            totals["values"] += value_bytes * many * (number < leg.n_value_streams)
-            totals["gradients"] += gradient_bytes * many
+    for _, tags in entry_bytes(layout, asks, item_bytes):
+        for tag, n_bytes in tags.items():
+            totals[tag] += n_bytes
     return totals
+
+
+def entry_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> Iterator[tuple[Entry, dict[str, float]]]:
+    """Bytes by tag of each entry of each holder, by the formula of its form."""
+    for holder, leg in layout.legs.items():
+        widths: list[list[int]] = [[] for _ in leg.entries]
+        for stream in leg.streams:
+            widths[stream.entry].append(stream.width)
+        for entry, columns in zip(leg.entries, widths, strict=True):
+            yield entry, entry.form.wire_bytes(*asks.of(entry, holder), columns, item_bytes.of)
 
 
 def owner_flops(layout: Layout, samples: int) -> dict[int, float]:

@@ -8,11 +8,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from hpcrec.embedding.shards import Family
+from hpcrec.exchange.forms import FORMS, offered
 from hpcrec.exchange.layout import Layout
 from hpcrec.operators.base import Operator
 from hpcrec.types import Lookup, TableSpec
 
-SINGLE = ("rows", "pooled", "partial")
 TRIED_APART = 16  # features that share tables are looked at apart up to so many, which makes a layout for each
 
 
@@ -36,15 +36,15 @@ class Offers:
         Families that may be replicated, and bytes of a copy.
     dense : sequence of int
         World ranks that would have the copies.
-    rows : bool
-        Whether rows may cross; not where vectors are thresholded, for samples that share a row have no mask in common.
+    thresholded : bool
+        Whether vectors are, with which not every form can be had.
     learned : bool
         Whether operators with dense parameters may be computed at holders, who then train these for all dense ranks.
 
     Attributes
     ----------
     forms : tuple of str
-        What may be chosen, each for all.
+        What may be chosen, each for all; the simplest first.
     operators : dict of str to Operator
     free : tuple of str
         Features whose form is to be chosen.
@@ -64,10 +64,10 @@ class Offers:
         default_form: str,
         replicable: Mapping[str, int],
         dense: Sequence[int],
-        rows: bool = True,
+        thresholded: bool = False,
         learned: bool = True,
     ) -> None:
-        self.forms = tuple(form for form in SINGLE if rows or form != "rows")
+        self.forms = offered(thresholded=thresholded)
         self.learned = learned
         self.families = tuple(families)
         self._forms = dict(forms)
@@ -89,17 +89,17 @@ class Offers:
         return tuple(replace(f, kind="replicate", holders=self.dense) if f.name in names else f for f in self.families)
 
     def layout(self, forms: Mapping[str, str], replicated: Iterable[str] = (), *, most_stay: bool = False) -> Layout:
-        """The layout of a choice; ``forms`` of free features, ``pooled`` where they do not say."""
+        """The layout of a choice; ``forms`` of free features, the simplest where they do not say."""
         tables, lookups, operators, one_hot = self._parts
         families = self.families_with(replicated)
         copied = {f for family in families if family.name in set(replicated) for f in family.features}
-        chosen = {**self._forms, **dict.fromkeys(self.free, "pooled"), **forms}
+        chosen = {**self._forms, **self.single(self.forms[0]), **forms}
         return Layout(
             tables,
             families,
             lookups,
             forms={f: form for f, form in chosen.items() if f not in copied},
-            default_form="pooled" if self._default_form == "auto" else self._default_form,
+            default_form=self.forms[0] if self._default_form == "auto" else self._default_form,
             operators=operators,
             one_hot=one_hot,
             most_stay=most_stay,
@@ -112,12 +112,15 @@ class Offers:
 
     def counted(self) -> list[Layout]:
         """Layouts that have between them every entry that a choice may send."""
-        layouts = [self.layout(self.single(form)) for form in self.forms]
-        layouts.append(self.layout(self.single("partial"), most_stay=True))  # what may stay where some features do
-        bundles = [feats for _, feats in layouts[0].bundles("rows") if 1 < len(feats) <= TRIED_APART]
-        for number in range(max((len(feats) for feats in bundles), default=0)):
-            alone = {feats[number]: "rows" for feats in bundles if number < len(feats) and feats[number] in self.free}
-            layouts.append(self.layout({**self.single("pooled"), **alone}))
+        simplest, layouts = self.single(self.forms[0]), list[Layout]()
+        for name in self.forms:
+            layouts.append(self.layout(self.single(name)))
+            if FORMS[name].stays:  # what may stay where some features do
+                layouts.append(self.layout(self.single(name), most_stay=True))
+            bundles = [feats for _, feats in layouts[-1].bundles(name) if 1 < len(feats) <= TRIED_APART]
+            for number in range(max((len(feats) for feats in bundles), default=0)):
+                alone = {feats[number]: name for feats in bundles if number < len(feats) and feats[number] in self.free}
+                layouts.append(self.layout({**simplest, **alone}))
         if self.replicable:
-            layouts.append(self.layout(self.single("pooled"), self.replicable))
+            layouts.append(self.layout(simplest, self.replicable))
         return layouts

@@ -14,19 +14,21 @@ from mpi4py import MPI
 import hpcrec.comm.world as world_module
 from hpcrec.build.session import open_session
 from hpcrec.comm.ledger import TAGS as LEDGER_TAGS
+from hpcrec.config import Config
 from hpcrec.data.loader import Loader
 from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.choose import WORTH, Choice, Chooser
+from hpcrec.exchange.forms import offered
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes, step_bytes
-from hpcrec.exchange.offers import SINGLE, Offers
+from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import WAYS
 from hpcrec.operators import FM2, Block, Folded, Operator, WideSum
 from hpcrec.types import Bags, Feature, Lookup, TableSpec
+from tests.pairs import covering
 from tests.training.dynamic_runs import write_data as write_any_ids
 from tests.training.runs import config_for, write_data
-from tests.training.test_equivalence import covering
 
 TAGS = ("ids", "values", "gradients")
 WIDTH = 8
@@ -38,7 +40,7 @@ def roles(size: int) -> list[dict[str, Any]]:
 
 
 FORMS: list[dict[str, Any]] = [
-    *({"form": form} for form in SINGLE),
+    *({"form": form} for form in offered()),
     {"form": "pooled", "forms": {"item": "rows", "tag": "partial"}},
     {"form": "partial", "forms": {"item": "rows", "history": "rows"}},
     {"form": "rows", "replicate_rows": 9},  # the table of "tag"
@@ -71,31 +73,41 @@ def test_predicted_bytes_are_those_of_the_ledger(folder: Path, shard: str, monke
             embedding={"tables": tables, "share": {} if shard == "dynamic" else {"history": "item"}},
             train={"batch_size": 13, "steps": 3},
         )
-        with open_session(config) as session:
-            layout, reduction = session.parts.pipeline.exchange.layout, session.parts.pipeline.exchange.reduction
-            split = partial(Splitter, seed=1, weighted={"tag"}, dtype=np.float64)
-            predicted, messages, at = {tag: np.zeros(2) for tag in TAGS}, 0, session.topology
-            asked = len(at.dense) * sum(len(leg.entries) for leg in layout.legs.values())
-            for step in session.steps():
-                counter = Counter([layout], split, reads_ids=ids == "read", rank=comm.rank, dense=at.dense, far=at.far)
-                if step.batch is not None:
-                    counter.add(whole_bags(session, step.number), len(step.batch.label))
-                asks = counter.asks(comm.allreduce(counter.totals()))
-                crossing = cross_host_bytes(layout, asks, reduction, item_bytes=DOUBLES)
-                found = step_bytes(
-                    layout, asks, item_bytes=DOUBLES, dense_elements=0, dense_item_bytes=8, dense_ranks=1
-                )
-                for tag in TAGS:
-                    predicted[tag] += found[tag] - crossing[tag], crossing[tag]
-                pairs = sum(d != h for d in at.dense for h in layout.legs)
-                messages += pairs + sum(len(s.members) - 1 for s in (*reduction.inside, *reduction.across))
-                step.run()
-            counted = dict(zip(LEDGER_TAGS, session.parts.world.total_wire_bytes(), strict=True))
-        for tag in TAGS:  # each message is padded; and its entries share some bytes of ids
-            more = counted[tag] - predicted[tag]
-            fewer, others = (2 * asked * config.train.steps, 5 * messages) if tag == "ids" else (1e-6, 0)
-            told = (topology, exchange, ids, model, reduce, tag, more)
-            assert (more > -fewer).all() and (more < 64 * messages + others + fewer).all(), told
+        check_predicted(config)
+
+
+def check_predicted(config: Config) -> None:
+    """Against what is counted in the same steps, of a data set of ``write_data``."""
+    with open_session(config) as session:
+        layout, reduction = session.parts.pipeline.exchange.layout, session.parts.pipeline.exchange.reduction
+        split = partial(Splitter, seed=1, weighted={"tag"}, dtype=np.float64)
+        predicted, messages, at = {tag: np.zeros(2) for tag in TAGS}, 0, session.topology
+        asked = len(at.dense) * sum(len(leg.entries) for leg in layout.legs.values())
+        for step in session.steps():
+            counter = Counter(
+                [layout],
+                split,
+                reads_ids=config.exchange.ids == "read",
+                rank=session.topology.rank,
+                dense=at.dense,
+                far=at.far,
+            )
+            if step.batch is not None:
+                counter.add(whole_bags(session, step.number), len(step.batch.label))
+            asks = counter.asks(MPI.COMM_WORLD.allreduce(counter.totals()))
+            crossing = cross_host_bytes(layout, asks, reduction, item_bytes=DOUBLES)
+            found = step_bytes(layout, asks, item_bytes=DOUBLES, dense_elements=0, dense_item_bytes=8, dense_ranks=1)
+            for tag in TAGS:
+                predicted[tag] += found[tag] - crossing[tag], crossing[tag]
+            pairs = sum(d != h for d in at.dense for h in layout.legs)
+            messages += pairs + sum(len(s.members) - 1 for s in (*reduction.inside, *reduction.across))
+            step.run()
+        counted = dict(zip(LEDGER_TAGS, session.parts.world.total_wire_bytes(), strict=True))
+    for tag in TAGS:  # each message is padded; and its entries share some bytes of ids
+        more = counted[tag] - predicted[tag]
+        fewer, others = (2 * asked * config.train.steps, 5 * messages) if tag == "ids" else (1e-6, 0)
+        told = (config.topology, config.exchange, config.model.name, tag, more)
+        assert (more > -fewer).all() and (more < 64 * messages + others + fewer).all(), told
 
 
 def whole_bags(session: Any, step: int) -> Bags:
@@ -158,7 +170,11 @@ def total(offers: Offers, asks: Asks, forms: dict[str, str], copied: tuple[str, 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_choice_is_the_cheapest_there_is(seed: int) -> None:
-    """Against every combination of forms, and of copies within the budget."""
+    check_cheapest(seed)
+
+
+def check_cheapest(seed: int) -> Choice:
+    """What is chosen, against every combination of forms, and of copies within the budget."""
     rng = np.random.default_rng(seed)
     names = ("a", "b", "c", "d")
     rows = {f: int(rng.choice([3, 40, 500, 5000])) for f in names}
@@ -176,7 +192,7 @@ def test_the_choice_is_the_cheapest_there_is(seed: int) -> None:
     )
     choice = chooser.choose()
     every = []
-    for forms in itertools.product(SINGLE, repeat=4):
+    for forms in itertools.product(offers.forms, repeat=4):
         named = dict(zip(names, forms, strict=True))
         for n in range(5):
             every += [
@@ -188,7 +204,8 @@ def test_the_choice_is_the_cheapest_there_is(seed: int) -> None:
     assert found == total(offers, asks, {**offers.single("pooled"), **choice.forms}, choice.replicated)
     assert min(every) <= found <= 1.02 * min(every)
     assert found <= (1 + WORTH) * min(choice.single.values())
-    assert choice.single == {form: total(offers, asks, offers.single(form), ()) for form in SINGLE}
+    assert choice.single == {form: total(offers, asks, offers.single(form), ()) for form in offers.forms}
+    return choice
 
 
 @pytest.mark.parametrize(

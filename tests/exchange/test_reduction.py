@@ -26,8 +26,9 @@ from hpcrec.operators import FM2, Operator, WideSum
 from hpcrec.types import Feature, Lookup, TableSpec
 from tests.exchange.test_exchange import STEPS, layouts_of
 from tests.exchange.test_partial import DEEP, SETS, run
+from tests.pairs import covering
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import check_against_reference, covering, sections
+from tests.training.test_equivalence import check_against_reference, sections
 from tests.training.test_folded import config_of, oracle_for, oracle_step, same_parameters
 
 NAMES = ("fm", "two of one", "deepfm", "folded", "labels")

@@ -19,10 +19,11 @@ from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.training.session import Session, Step
+from tests.pairs import covering
 from tests.policy.delayed import DelayedReference, put_delayed
 from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import covering, roles_for
+from tests.training.test_equivalence import roles_for
 from tests.training.test_nonfinite import SKIP, spoil
 
 COMM = MPI.COMM_WORLD

@@ -13,6 +13,7 @@ from hpcrec.build.session import open_session
 from hpcrec.comm.ledger import describe
 from hpcrec.errors import ConfigError
 from hpcrec.models import MODELS
+from tests.pairs import covering
 from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, train, write_data
 
@@ -59,20 +60,6 @@ def sections(
             "tables": {t: {"shard": shard} for t in TABLES},
         },
     }
-
-
-def covering(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Combinations in which every pair of values of two axes occurs."""
-    chosen, missing = [], set()
-    places = list(itertools.combinations(range(len(axes)), 2))
-    for i, j in places:
-        missing |= {(i, j, a, b) for a in range(len(axes[i])) for b in range(len(axes[j]))}
-    everything = list(itertools.product(*(range(len(axis)) for axis in axes)))
-    while missing:
-        best = max(everything, key=lambda c: sum((i, j, c[i], c[j]) in missing for i, j in places))
-        missing -= {(i, j, best[i], best[j]) for i, j in places}
-        chosen.append(tuple(axis[k] for axis, k in zip(axes, best, strict=True)))
-    return chosen
 
 
 def shared_out(cases: Sequence[Any]) -> Sequence[Any]:

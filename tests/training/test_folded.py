@@ -22,10 +22,11 @@ from hpcrec.dense.optimizer import build_optimizer
 from hpcrec.errors import CheckpointError, ConfigError, HpcrecError
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.training.session import Session
+from tests.pairs import covering
 from tests.reference import Reference
 from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import covering, roles_for, shared_out
+from tests.training.test_equivalence import roles_for, shared_out
 
 STEPS = 4
 SHARDS = {

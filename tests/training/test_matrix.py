@@ -21,8 +21,8 @@ from hpcrec.build.session import open_session
 from hpcrec.comm.ledger import TAGS
 from hpcrec.models import MODELS
 from hpcrec.training.compression import counts_here, cut_widths
+from tests.pairs import covering
 from tests.training.runs import config_for, write_data
-from tests.training.test_equivalence import covering
 
 STEPS, SAMPLES, WIDTH = 5, 240, 8  # every batch has all samples, so that the loss falls in every run
 FORMS = ("pooled", "partial", "auto")

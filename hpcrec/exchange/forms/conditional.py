@@ -72,6 +72,7 @@ class Conditional(Rows):
     """
 
     conditional = True
+    simplicity = None  # what its copies save depends on steps before, which no count of single batches knows
     Owner: ClassVar[type[OwnerRule]]
 
     @abstractmethod

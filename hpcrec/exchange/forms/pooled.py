@@ -18,6 +18,8 @@ class Pooled(Form):
     """See ``Form``; one feature a bundle."""
 
     name = "pooled"
+    sends = "bags"
+    simplicity = 0
 
     def ask(self, columns: Mapping[str, Column]) -> tuple[Dealt, Ints | None]:
         """See ``Form``."""
@@ -39,4 +41,5 @@ class Partial(Pooled):
     """See ``Form``."""
 
     name = "partial"
+    simplicity = 2
     stays = True

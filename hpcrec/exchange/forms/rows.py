@@ -5,6 +5,7 @@ gradients can follow. Knows one batch; knows no MPI.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,9 @@ class Rows(Form):
     """See ``Form``: features that read the same tables, so that a row of several of them crosses once."""
 
     name = "rows"
+    sends = "distinct rows"
+    simplicity: ClassVar[int | None] = 1
+    whole = "whose rows are shared by samples, which have no mask in common"
     bundled = True
     pools = True
 
@@ -47,4 +51,6 @@ class Replicate(Rows):
     """See ``Form``."""
 
     name = "replicate"
+    sends = "distinct rows, to every copy"
+    simplicity = None
     local = True
