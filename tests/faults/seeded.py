@@ -128,9 +128,21 @@ FAULTS: dict[str, Fault] = {
     ),
     "parts of a bag that are not added": Fault(
         "hpcrec/exchange/dense_side.py",
-        'meets = "set" if form.family.row_parts == 1 else',
-        'meets = "set" if form.family.row_parts else',
+        'meets = "set" if not form.meets(form.family) else',
+        'meets = "set" if form.name else',
         "tests/exchange/test_exchange.py",
+    ),
+    "a hop that is not mirrored": Fault(
+        "hpcrec/exchange/way.py",
+        "            if stage is not None:\n                self._back(",
+        "            if stage is not None and not stage.slices:\n                self._back(",
+        "tests/training/test_staged.py::test_learns_as_in_one_process",
+    ),
+    "an answer that goes to another sample": Fault(
+        "hpcrec/exchange/dense_side.py",
+        "sample[mine] = sample_of[sample[mine]]",
+        "sample[mine] = sample_of[sample[mine]][::-1]",
+        "tests/exchange/test_twice.py::test_trains_as_pooled_does",
     ),
 }
 
