@@ -13,10 +13,6 @@ Event = tuple[str, int]
 """What is done, and the step that it is done for; an evaluation's is the number of steps done before it."""
 
 
-class RowsRule(Protocol):
-    """Rule by which copies of single rows on dense ranks may be older than their step's version."""
-
-
 class Policy(Protocol):
     """Which version of the rows each step's lookup reads. Version v: the updates of exactly the steps before v are in.
 
@@ -44,9 +40,6 @@ class Policy(Protocol):
 
     def version(self, step: int, since: int) -> int:
         """What ``step``'s lookup reads: never falls, at most ``step``, at least ``since``, the last drain point."""
-
-    def rows_rule(self) -> RowsRule | None:
-        """Rule by which copies of single rows on dense ranks may be older still; None: there are none."""
 
 
 def never(_: int) -> bool:

@@ -19,11 +19,6 @@ def refuse(policy: Policy, name: str, layout: Layout) -> None:
     ------
     ConfigError
     """
-    if policy.rows_rule() is not None:
-        raise ConfigError(
-            f"policy.name is {name!r}, whose copies of single rows may be older, but no rank keeps such copies. Take "
-            "another policy, or let rows_rule() return None."
-        )
     if policy.in_flight == 1:
         if hasattr(policy, "events"):
             raise ConfigError(

@@ -20,6 +20,3 @@ class Sync:
     def version(self, step: int, since: int) -> int:  # noqa: ARG002
         """Each step's own."""
         return step
-
-    def rows_rule(self) -> None:
-        """No row is copied."""

@@ -32,9 +32,6 @@ class Delayed:
     def version(self, step: int, since: int) -> int:
         return max(since, step - self._delay)
 
-    def rows_rule(self) -> None:
-        return None
-
 
 def put_delayed(monkeypatch: pytest.MonkeyPatch, *delays: int) -> None:
     """Policies ``delayed0``, ``delayed1``, ... of the delays that are given."""

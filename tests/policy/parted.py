@@ -39,9 +39,6 @@ class Parted:
     def version(self, step: int, since: int) -> int:
         return step
 
-    def rows_rule(self) -> None:
-        return None
-
     def events(self, first: int, last: int, evaluated: Callable[[int], bool]) -> Iterator[Event]:
         yield READ, first
         for step in range(first, last):

@@ -66,13 +66,10 @@ def test_a_policy_may_give_its_own_events() -> None:
 
 def test_what_the_pipeline_does_not_run_is_refused() -> None:
     layout = SimpleNamespace(away=(), staged=(), conditional=())
-    rule, early = delayed(1), delayed(0)
-    rule.rows_rule = object
+    early = delayed(0)
     early.events = lambda first, last, evaluated: iter(())
     refuse(delayed(1), "delayed", layout)
     refuse(delayed(0), "delayed", layout)
-    with pytest.raises(ConfigError, match=r"'rule', whose copies of single rows may be older, but no rank keeps"):
-        refuse(rule, "rule", layout)
     with pytest.raises(ConfigError, match=r"'early', which has an order of its own \(events\) and one step in flight"):
         refuse(early, "early", layout)
 
