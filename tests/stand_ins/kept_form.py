@@ -34,7 +34,8 @@ class ChangedSince:
         self._now += 1
 
     def restarted(self, rows: Ints) -> None:
-        self._changed[rows] = self._now
+        self._changed[rows] = self._now  # copies of before are older than what is sent from now on
+        self._now += 1
 
 
 class Kept(Conditional):
