@@ -20,8 +20,8 @@ import numpy as np
 from clock import Clock
 
 import hpcrec
-from hpcrec.comm.collectives import padded_bytes
 from hpcrec.comm.ledger import TAGS
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.start import start
 from hpcrec.comm.world import World
 from hpcrec.training.session import Session

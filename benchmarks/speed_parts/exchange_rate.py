@@ -17,7 +17,7 @@ import numpy as np
 import workload
 from mpi4py import MPI
 
-from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.start import start
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World

@@ -20,23 +20,12 @@ from numpy.typing import NDArray
 
 from hpcrec.comm.ledger import Ledger
 from hpcrec.comm.progress import Lane
+from hpcrec.comm.sizes import UNIT_BYTES, clear_padding
 from hpcrec.comm.window import Windows, open_windows
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Ints
 
-UNIT_BYTES = 64
 _MAX_UNITS = 2**31 - 1
-
-
-def padded_bytes(n_bytes: Ints) -> Ints:
-    """Sizes of messages on the wire: rounded up to whole units."""
-    return -(-n_bytes // UNIT_BYTES) * UNIT_BYTES
-
-
-def clear_padding(room: NDArray[np.uint8], bytes_R: Ints) -> None:
-    """Zeros where the padding of consecutive messages is: the memory may hold anything, which is not to be sent."""
-    for end in np.cumsum(bytes_R)[bytes_R > 0].tolist():
-        room[end - UNIT_BYTES : end] = 0
 
 
 class Started:

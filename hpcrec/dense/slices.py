@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpcrec.comm.collectives import Collectives, padded_bytes
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.dense.optimizer import State, load_optimizer_state, optimizer_state
 from hpcrec.errors import CheckpointError, ConfigError, NonFiniteError
 

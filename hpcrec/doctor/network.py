@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcrec.comm.collectives import UNIT_BYTES
 from hpcrec.comm.probe import pair_rounds, random_bytes
+from hpcrec.comm.sizes import UNIT_BYTES
 from hpcrec.dense.allreduce import make_allreduce
 from hpcrec.doctor.base import Finding, Site, fail, ok, warn
 from hpcrec.errors import MissingError

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcrec.comm.collectives import Collectives, padded_bytes
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.world import World
 from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.codec import make_codec

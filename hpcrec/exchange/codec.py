@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.comm.collectives import Collectives, clear_padding, padded_bytes
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.sizes import clear_padding, padded_bytes
 from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.work import Spans
 from hpcrec.types import Floats, Ints

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.errors import HpcrecError
 from hpcrec.exchange.bags import Entries, cumulative, ranges
 from hpcrec.exchange.columns import Dealt

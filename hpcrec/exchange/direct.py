@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.comm.collectives import Collectives, padded_bytes
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.exchange.codec import Elementwise, pieces_of
 from hpcrec.types import Floats, Ints
 

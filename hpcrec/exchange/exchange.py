@@ -39,7 +39,8 @@ from functools import partial
 
 import numpy as np
 
-from hpcrec.comm.collectives import UNIT_BYTES, Collectives, padded_bytes
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.sizes import UNIT_BYTES, padded_bytes
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.embedding.load import Load

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.world import World
 from hpcrec.embedding.sets import name_in
 from hpcrec.exchange.bags import cumulative

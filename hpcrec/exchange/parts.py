@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.exchange.bags import Received, cumulative, ranges
 from hpcrec.types import Floats, Ints
 

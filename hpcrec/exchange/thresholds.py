@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.comm.collectives import Collectives, padded_bytes
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.exchange.codec import Halves, Kept, wire_item_bytes
 from hpcrec.exchange.masks import Masks, Thresholding
 from hpcrec.exchange.work import Spans

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcrec.comm.collectives import UNIT_BYTES, Collectives, clear_padding
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.sizes import UNIT_BYTES, clear_padding
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.errors import NonFiniteError

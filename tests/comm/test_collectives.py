@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcrec.comm.collectives import UNIT_BYTES, Collectives, padded_bytes
+from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import TAGS, Ledger, describe
+from hpcrec.comm.sizes import UNIT_BYTES, padded_bytes
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World, check_launch, launcher_tasks
 from hpcrec.errors import HpcrecError

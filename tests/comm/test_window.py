@@ -13,8 +13,9 @@ from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
 from hpcrec.comm import window
-from hpcrec.comm.collectives import UNIT_BYTES, Collectives
+from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.sizes import UNIT_BYTES
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 from hpcrec.errors import HpcrecError

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcrec.build.session import open_session
-from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.world import World
 from hpcrec.exchange.codec import Codec, make_codec, wire_item_bytes
 from hpcrec.training.session import Session

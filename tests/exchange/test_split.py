@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcrec.comm.collectives import padded_bytes
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.exchange.bags import Splitter, cumulative

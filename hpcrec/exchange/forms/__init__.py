@@ -21,10 +21,13 @@ def of_copies() -> str:
 
 
 def offered(*, thresholded: bool = False) -> tuple[str, ...]:
-    """Those that ``auto`` chooses from, the simplest first; ``thresholded``: where vectors are."""
+    """Those that ``auto`` chooses from, the simplest first; ``thresholded``: where vectors are.
+
+    None with stages: all messages would have to pass them.
+    """
     ranked = [
         (form.simplicity, name)
         for name, form in FORMS.items()
-        if form.simplicity is not None and not (thresholded and form.whole)
+        if form.simplicity is not None and not form.stages and not (thresholded and form.whole)
     ]
     return tuple(name for _, name in sorted(ranked))
