@@ -193,6 +193,13 @@ def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct
         reason = "dense ranks read the tables of several groups. Set dense.codistillation.share_embeddings = true"
     elif direct:
         reason = "messages cross from GPU to GPU. Set exchange.gpu_messages = 'off'"
+    elif narrow := [
+        f
+        for f in layout.conditional
+        if (family := layout.family_of[f]).kind == "column"
+        and any(layout.tables[t].width < len(family.holders) for t in family.tables)
+    ]:
+        reason = f"tables of {narrow[0]!r} have fewer columns than ranks that these are dealt to. Set shard = 'row'"
     elif layout.way:
         reason = f"others' vectors pass stages {', '.join(stage.name for stage in layout.way)}. Take forms without any"
     if reason is not None:

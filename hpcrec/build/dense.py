@@ -146,6 +146,15 @@ class DenseSide:
     def slices(self, own: Sequence[slices.Slice], away: Sequence[nn.Parameter]) -> Slices:
         """What holders train: these slices here, of parameters that are away."""
         mine = {self._name_of[s.whole]: Slice(s.start, s.stop, s.part, s.ranks) for s in own}
+        error = None
+        if len(mine) < len(own):
+            names = [self._name_of[s.whole] for s in own]
+            twice = next(name for name in names if names.count(name) > 1)
+            error = ConfigError(
+                f"dense parameter {twice!r}: a rank would train two slices of it, by an operator or stage each. "
+                "Allowed: one a rank. Give each a parameter of its own."
+            )
+        agree(self._world.main, error)
         away_names = tuple(self._name_of[weight] for weight in away)
         return Slices(self._world.main, self._wholes, away_names, mine, self._optimizer_for)
 

@@ -166,7 +166,7 @@ def _traffic(config: Config, layout: Layout, rank: int, mean_ids: dict[str, floa
         ids = batch * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
         ids_E.append(ids)
         bags_E.append(batch if entry.every_bag else entry.form.vectors(ids, batch))
-    elements = sum(bags_E[s.entry] * s.width for s in (*leg.streams, *leg.hidden))
+    elements = sum(bags_E[s.entry] * s.width for s in (*leg.streams, *leg.hidden, *leg.apart))
     partials = batch * sum(p.elements for p in leg.partials)
     how = make_thresholding(config)
     valued = [(bags_E[s.entry] * s.width, s.width) for s in leg.streams[: leg.n_value_streams]]

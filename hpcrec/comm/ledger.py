@@ -32,7 +32,8 @@ class Ledger:
     def __init__(self, rank: int, host_of_R: Sequence[int]) -> None:
         self._rank = rank
         self._crosses_R = (np.asarray(host_of_R) != host_of_R[rank]).astype(np.int64)
-        self._sent_R = (np.arange(len(host_of_R)) != rank).astype(np.int64)
+        near_R = (np.arange(len(host_of_R)) != rank) - self._crosses_R
+        self._near_far_R2 = np.stack([near_R, self._crosses_R], axis=1)  # of each rank whether it is here, or elsewhere
         self._lock = threading.Lock()  # ids are routed by a thread of their own
         self._bytes = np.zeros((len(TAGS), 2), np.int64)  # [tag, (same host, cross host)]
         self._messages = np.zeros((len(TAGS), 2), np.int64)
@@ -43,7 +44,8 @@ class Ledger:
         """The same ledger for a group that this rank is in: it counts here, and is told ranks by their place in it."""
         of = copy.copy(self)  # the counts and what guards them are shared
         to = np.asarray(ranks)
-        of._rank, of._crosses_R, of._sent_R = list(ranks).index(self._rank), self._crosses_R[to], self._sent_R[to]
+        of._rank, of._crosses_R = list(ranks).index(self._rank), self._crosses_R[to]
+        of._near_far_R2 = self._near_far_R2[to]
         return of
 
     @property
@@ -58,15 +60,21 @@ class Ledger:
         """Whether each of these world ranks is on this rank's host."""
         return [not crosses for crosses in self._crosses_R[list(ranks)]]
 
-    def add(self, tag: str, ranks: Sequence[int] | Ints, n_bytes: Ints) -> None:
-        """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``, in one message where there are any."""
-        self._add(tag, np.asarray(ranks), n_bytes, np.sign(n_bytes))
+    def add(self, tag: str, ranks: Sequence[int] | Ints, n_bytes: Ints, n_messages: Ints | None = None) -> None:
+        """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``; by default in one message where there are any."""
+        if getattr(self._here, "paused", False):
+            return
+        place, near_far = TAGS.index(tag), self._near_far_R2[np.asarray(ranks)]
+        messages = np.sign(n_bytes) if n_messages is None else n_messages
+        with self._lock:
+            self._bytes[place] += n_bytes @ near_far
+            self._messages[place] += messages @ near_far
 
     def add_ring(self, tag: str, ranks: Sequence[int], n_bytes: float, n_messages: int = 1) -> None:
         """Counts ``n_bytes`` sent to the next of ``ranks`` in a ring, in so many messages; none where it is nothing."""
         following = ranks[(list(ranks).index(self._rank) + 1) % len(ranks)]
         counted = round(n_bytes)
-        self._add(tag, np.array([following]), np.array([counted]), np.array([n_messages if counted else 0]))
+        self.add(tag, [following], np.array([counted]), np.array([n_messages if counted else 0]))
 
     def add_allreduce(self, tag: str, ranks: Sequence[int], n_bytes: int) -> None:
         """Counts an allreduce of ``n_bytes`` over ``ranks``: each rank sends 2 (R - 1) messages of 1 / R of them."""
@@ -76,16 +84,6 @@ class Ledger:
     def add_allgather(self, tag: str, ranks: Sequence[int], n_bytes: int) -> None:
         """Counts an allgather in which this rank's part has ``n_bytes``: R - 1 messages, for it crosses R - 1 links."""
         self.add_ring(tag, ranks, (len(ranks) - 1) * n_bytes, len(ranks) - 1)
-
-    def _add(self, tag: str, to: Ints, n_bytes: Ints, n_messages: Ints) -> None:
-        if getattr(self._here, "paused", False):
-            return
-        sent, crosses, place = self._sent_R[to], self._crosses_R[to], TAGS.index(tag)
-        all_bytes, cross_bytes = int(n_bytes @ sent), int(n_bytes @ crosses)
-        messages, cross = int(n_messages @ sent), int(n_messages @ crosses)
-        with self._lock:
-            self._bytes[place] += (all_bytes - cross_bytes, cross_bytes)
-            self._messages[place] += (messages - cross, cross)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

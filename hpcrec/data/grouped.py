@@ -92,6 +92,12 @@ class GroupedOrder:
         group, part = divmod(number, of // self.groups)
         return Share(self.orders[group], part, of // self.groups, group, self.groups)
 
+    def firsts(self, t: int, of: int) -> Ints:
+        """Where the share of each of ``of`` readers begins in batch ``t``, and its size: int64 [of + 1]."""
+        one, size = self.orders[0].firsts(t, of // self.groups), self.batch_range(t)
+        begins = np.concatenate([one[:-1] + g * int(one[-1]) for g in range(self.groups)])
+        return np.append(begins, size[1] - size[0])
+
     def positions(self, epoch: int, start: int, stop: int) -> Ints:
         """Sample numbers that stand at positions ``[start, stop)`` of ``epoch``; int64 [stop - start]."""
         if not 0 <= start <= stop <= self.samples:

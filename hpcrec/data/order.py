@@ -149,6 +149,11 @@ class GlobalOrder:
         """What reader ``number`` of ``of`` takes of each batch: a contiguous part, by ``deal``."""
         return Share(self, number, of)
 
+    def firsts(self, t: int, of: int) -> Ints:
+        """Where the share of each of ``of`` readers begins in batch ``t``, and its size: int64 [of + 1]."""
+        start, stop = self.batch_range(t)
+        return cut(self.deal, stop - start, of)
+
     def window_of(self, epoch: int, position: int) -> int:
         """Number of the window that holds `position`."""
         return int(np.searchsorted(self._layout(epoch)[1], position, side="right")) - 1

@@ -39,6 +39,7 @@ class Store(Protocol):
 
     A step is any number that the caller gives it, each once. For each step that is learned from: ``prefetch`` when its
     rows are known, ``gather``, ``learn``, ``release``; for one that is only read, or left out, ``learn`` is missing.
+    ``gather`` and ``learn`` may come in two calls, of some bags and some rows each; ``extend`` changes what is asked.
     Several steps may be between ``gather`` and ``release``. ``find`` comes before: rows of dynamic tables are given in
     the order of its calls. One call at a time of ``gather``, ``learn``, ``release`` and a ``find`` that admits;
     ``prefetch`` may come from another thread. A step's arrays are the device's, where there is one.

@@ -78,6 +78,16 @@ class Asked:
     places: Places | None = None
     bags_R: Ints | None = None
 
+    def take_copies(self) -> "Asked":
+        """The same with rows of replicated tables as they are now, whatever their copies learn before ``assemble``."""
+        moves = [
+            replace(move, table_rows=move.table_rows[move.row_of], row_of=np.arange(len(move.row_of)))
+            if isinstance(move, PoolMove) and move.table_rows is not None and move.row_of is not None
+            else move
+            for move in self.moves
+        ]
+        return replace(self, moves=moves)
+
     def assemble(self, device: kernels.Device | None, received: Floats, groups: Sequence[LeafGroup]) -> Arrived:
         """Leaves and partial results, from the values that came: the device's, if there is one."""
         n = int(self.value_bytes_R.sum()) // received.dtype.itemsize

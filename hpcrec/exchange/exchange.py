@@ -3,9 +3,14 @@
 ::
 
     dense rank                            holder (owner; for replicated tables every dense rank)
-    ask(bags)  --- ids ----------------->  read(message), sort by row          phase "ids"        may run ahead
-    leaves     <-- values ---------------  answer: gather and pool             phase "values"
-    gradients  --- gradients ----------->  apply: merge by row, step           phase "gradients"
+    route      --- ids ----------------->  read(message), sort by row          phase "ids"        may run ahead
+    read       <-- values ---------------  answer: gather and pool             phase "values"
+    inputs: what came, as leaves                                               in the step, by its thread
+    push: what stages of the step send back                                    likewise
+    learn      --- gradients ----------->  apply: merge by row, step           phase "gradients"
+
+Messages may pass other ranks on the way (``way``), rows may be kept on dense ranks (``kept``), and a step may be read
+and learned in two parts (``parts``): ``read_part``, ``learn`` of what the next step asks for, and ``learn_rest``.
 
 Where operators are substituted (form ``partial``, [DES]) the holder computes their partial results from the vectors it
 gathers, and sends those instead; the gradients that come back are theirs. Before they are sent, owners of other hosts
@@ -104,7 +109,7 @@ class Exchange:
     direct : bool
         Messages cross from and to devices' memory; the same on every rank.
     lane : Collectives, optional
-        All ranks: of the thread that calls ``values`` and ``gradients``; by default the main thread's.
+        All ranks: of the thread that calls ``read`` and ``learn``; by default the main thread's.
     keeps : bool
         Other steps may be read before a step's gradients come.
     parts : bool
@@ -144,7 +149,7 @@ class Exchange:
         keeps: bool = False,
         parts: bool = False,
     ) -> None:
-        self.layout, self._parts = layout, parts
+        self.layout, self._parts, self._keeps = layout, parts, keeps
         self._where = where or Here()
         self._operators = operators
         self.store, self.thresholding, self.load = store, thresholding, load
@@ -353,6 +358,8 @@ class Exchange:
                 self._owner_side.write(served, sent)
             if way is not None and passage is not None:
                 passage.flat = way.forward(passage, sent, way.ahead, train=route.train)
+                if asked is not None and self._keeps:  # steps before may be learned until ``inputs``
+                    route.asked = asked.take_copies()
                 return
             spans = None if served is None else served.spans
             received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)

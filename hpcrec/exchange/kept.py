@@ -100,9 +100,13 @@ class KeptRows:
             due = rules.vectors(pushed, np.arange(len(pushed.row_K)))
             due_R = due.bytes_R
         came = self._messages.floats(message, sent_R, due_R, "gradients")
-        if due is None or self._owner is None or served is None:
+        if self._owner is None or served is None:
             return gradients
-        return self._owner.pushed(served, gradients, pushed, due, came, learned=learned)
+        if not learned:
+            self._owner.leave_out(served)  # but for what is pushed
+        if due is None:
+            return gradients
+        return self._owner.pushed(served, gradients, pushed, due, came)
 
     def empty(self) -> None:
         """All copies on this rank are forgotten."""

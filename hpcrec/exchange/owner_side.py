@@ -290,6 +290,7 @@ class OwnerSide:
         """
         ids, move, alike = self._rows_of(received, sets_P, train=train), Mover(self.store.device), dict[bytes, Asked]()
         works, bags_of = [], list[Ints]()
+        apart = None if self.rules is None else self._apart(received, ids, self.rules)
         for b in range(len(self.store.blocks)):
             cells = _Cells(received, ids, cell_PE, sets_P, self._entry_S, places)
             if self._early is not None:
@@ -297,8 +298,9 @@ class OwnerSide:
             works.append(move.asked(self._asked_of(b, cells, alike, ids_at, move, train=train)))
         if train:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
-            self.load.add_step(sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows))
-        apart = None if self.rules is None else self._apart(received, ids, self.rules)
+            asked = sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows)
+            more = (0, 0) if apart is None else (len(apart.row_K), len(np.unique(apart.row_K)))
+            self.load.add_step(asked[0] + more[0], asked[1] + more[1])
         return tuple(works), apart, bags_of
 
     def _apart(self, received: Received, ids: Ints, rules: OwnerRules) -> Apart:
@@ -452,18 +454,14 @@ class OwnerSide:
         if self._substitute is not None and served.partials is not None:
             self._substitute.read(served.partials, gradients)
 
-    def pushed(
-        self, served: Served, gradients: Floats, apart: Apart, v: Vectors, floats: Floats, *, learned: bool
-    ) -> Floats:
-        """Has ``apply`` learn these rows too, which dense ranks push; else, where the step is left out, them alone.
+    def leave_out(self, served: Served) -> None:
+        """Nothing of the step is learned, but what may be pushed in it."""
+        served.works, served.partials = tuple(without_any(asked) for asked in served.works), None
 
-        Returns the gradients with theirs behind.
-        """
+    def pushed(self, served: Served, gradients: Floats, apart: Apart, v: Vectors, floats: Floats) -> Floats:
+        """Has ``apply`` learn these rows too, which dense ranks push; returns the gradients with theirs behind."""
         assert self.rules is not None
-        works = served.works if learned else [without_any(asked) for asked in served.works]
-        if not learned:
-            served.partials = None
-        served.works = tuple(self.rules.with_rows(works, apart, v, len(gradients), train=True))
+        served.works = tuple(self.rules.with_rows(served.works, apart, v, len(gradients), train=True))
         self.store.extend(served.number, served.works)
         return np.concatenate([gradients, floats])
 

@@ -64,7 +64,7 @@ class Pipeline:
         self._timer = timer
         self._points, self._last = points, 0
         self._copies = exchange.keeps_copies
-        self._whole = True  # nothing that was learned is held back by a dense rank
+        self._whole = self._rests = True  # nothing is held back by a dense rank; and none has copies
         self._steps = None if policy.in_flight == 1 else _Steps(policy, exchange, timer, points)
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
         ahead = ahead or self._steps is not None
@@ -146,10 +146,10 @@ class Pipeline:
         exchange, done = self.exchange, step + 1
         if not self._copies:
             return exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale)
-        rests = route.stop or self._points.next_drain(step, self._last) == done
-        self._whole = rests or self._points.evaluated(done)
+        self._rests = route.stop or self._points.next_drain(step, self._last) == done
+        self._whole = self._rests or self._points.evaluated(done)
         learned = exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale, drain=self._whole)
-        if rests:
+        if self._rests:
             exchange.empty()
         return learned
 
@@ -161,7 +161,7 @@ class Pipeline:
     def rested(self) -> bool:
         """Settles; whether no step was read that is not learned, nor one learned in part. The same on every rank."""
         self.settle()
-        return self._whole if self._steps is None else self._steps.rested
+        return self._rests if self._steps is None else self._steps.rested
 
     def rest(self) -> None:
         """Settles, for what has to find rows and what is kept beside them as they are between two steps.
@@ -175,7 +175,7 @@ class Pipeline:
         if not self.rested():
             raise HpcrecError(
                 "a checkpoint of this step would have parts of later ones, which were read already, and not learned, "
-                "or lack gradients that dense ranks hold back. Save where nothing is in flight: after a step that "
+                "or lack what dense ranks hold back or keep. Save where nothing is in flight: after a step that "
                 "checkpoint.every divides, or the last one."
             )
 

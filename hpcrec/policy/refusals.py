@@ -20,10 +20,10 @@ def refuse(policy: Policy, name: str, layout: Layout) -> None:
     ConfigError
     """
     if policy.in_flight == 1:
-        if hasattr(policy, "events"):
+        if hasattr(policy, "events") or getattr(policy, "parts", False):
             raise ConfigError(
-                f"policy.name is {name!r}, which has an order of its own (events) and one step in flight, where a step "
-                "is read and learned as the model asks for it. Let in_flight be 2 or more, or leave events out."
+                f"policy.name is {name!r}, which has an order of its own (events, parts) and one step in flight, where "
+                "a step is read and learned as the model asks for it. Let in_flight be 2 or more, or leave both out."
             )
         return
     if layout.conditional:

@@ -6,7 +6,18 @@ Follows from ``events`` and from how ``pipeline`` runs them. Knows no rows and n
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcrec.policy.policy import EVALUATE, LEARN, READ, Event, Policy, events
+from hpcrec.policy.policy import (
+    EVALUATE,
+    LEARN,
+    LEARN_FIRST,
+    LEARN_REST,
+    READ,
+    READ_EARLY,
+    READ_LATE,
+    Event,
+    Policy,
+    events,
+)
 
 
 @dataclass(frozen=True)
@@ -30,19 +41,22 @@ def waits(policy: Policy) -> list[Wait]:
     def before(event: Event, order: Sequence[Event] = order) -> str:
         return _named(order[order.index(event) - 1], t)
 
-    learned = (before((LEARN, t)),) if not inline else ()  # inline, the read before it is what inputs waited for
+    reads = [what for what in (READ, READ_EARLY, READ_LATE) if (what, t) in order]
+    learns = [what for what in (LEARN, LEARN_FIRST, LEARN_REST) if (what, t) in order]
+    learned = (before((learns[0], t)),) if not inline else ()  # inline, the read before it is what inputs waited for
     over = _named(evaluated[evaluated.index((EVALUATE, t + 1)) + 1], t)
     return [
         Wait("ids t", "all", "routing", ("ids t - 1",)),
-        Wait("read t", "all", thread, ("ids t", before((READ, t)))),
-        Wait("forward, backward t", "dense", "main", ("read t", "dense update t - 1")),
+        *(Wait(f"{what} t", "all", thread, ("ids t", before((what, t)))) for what in reads),
+        Wait("forward, backward t", "dense", "main", (f"{reads[-1]} t", "dense update t - 1")),
         Wait("agree t", "dense", "main", ("forward, backward t of all dense ranks",)),
-        Wait("learn t", "dense", thread, ("agree t", *learned)),
-        Wait("learn t", "owners", thread, ("gradients and verdict t of the dense ranks", *learned)),
-        Wait("dense update t", "dense", "main", ("learn t" if inline else "agree t",)),
-        Wait("next step", "only owners", "main", ("learn t",)),
+        Wait(f"{learns[0]} t", "dense", thread, ("agree t", *learned)),
+        Wait(f"{learns[0]} t", "owners", thread, ("gradients and verdict t of the dense ranks", *learned)),
+        *(Wait(f"{what} t", "owners", thread, (before((what, t)),)) for what in learns[1:]),
+        Wait("dense update t", "dense", "main", (f"{learns[0]} t" if inline else "agree t",)),
+        Wait("next step", "only owners", "main", (f"{learns[0]} t",)),
         Wait("evaluation after t", "all", "main", (before((EVALUATE, t + 1), evaluated), f"and is over before {over}")),
-        Wait("drain point after t", "all", "main", ("learn t", drained, "and is over before read t + 1")),
+        Wait("drain point after t", "all", "main", (f"{learns[-1]} t", drained, "and is over before read t + 1")),
     ]
 
 

@@ -5,8 +5,6 @@ Knows the data set, its order and this rank's roles; knows nothing of what is do
 
 from contextlib import ExitStack
 
-import numpy as np
-
 from hpcrec.data.gather import join_bags
 from hpcrec.data.loader import BatchStream, Loader
 from hpcrec.training.parts import Parts, Split
@@ -53,8 +51,7 @@ class Feed:
         if not self._whole:
             return own, None
         whole = [next(stream) for stream in self._whole]
-        first_D = [self._order.share(d, self._ranks).of_batch(whole[0].index)[1] for d in range(self._ranks)]
-        return own, GlobalIds(join_bags([one.bags for one in whole]), np.array([*first_D, whole[0].size], np.int64))
+        return own, GlobalIds(join_bags([one.bags for one in whole]), self._order.firsts(whole[0].index, self._ranks))
 
     def close(self) -> None:
         """Stops reading."""

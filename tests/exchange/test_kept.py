@@ -23,7 +23,7 @@ from hpcrec.embedding.stores import STORES
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.exchange.copies import Served
 from hpcrec.exchange.rules import OwnerRules
-from hpcrec.training.session import Session
+from hpcrec.training.session import Session, Step
 from hpcrec.types import Ints
 from tests.devices import device_or_skip
 from tests.policy.delayed import put_delayed
@@ -116,6 +116,32 @@ def late_in(family: Family) -> Callable[[Ints], np.ndarray]:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("form", ["kept", "late"])
+def test_a_step_left_out_where_not_all_owners_keep_rows(
+    form: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other forms nothing is learned then, at owners with copies to judge, without, and of replicated tables."""
+    write_data(folder / "data.h5")
+    put_kept(monkeypatch)
+
+    def spoiled(session: Session, step: Step) -> None:
+        if step.number in (2, 3):
+            spoil(session, step)
+
+    last = {"shard": "table", "owners": [COMM.size - 1]}
+    tables = {"user": {"shard": "table", "owners": [0]}, "item": last, "tag": {"shard": "replicate"}}
+    config = config_of(folder, None, "rows", train={**SKIP, "steps": 6}, embedding={"tables": tables})
+    config = replace(config, exchange=replace(config.exchange, form="pooled", forms={"user": form}))
+    found = trained(config, spoiled)
+    rows = replace(config, exchange=replace(config.exchange, forms={"user": "rows"}))
+    expected = trained(rows, spoiled)
+    with on_every_rank():
+        assert all(np.isfinite(found[name]).all() for name in ("user", "item", "tag"))
+    if form == "kept":
+        same_bits(found, expected)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_rows_that_other_ids_get(evict: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An id that has its row again, and one that has another's, are not answered by a copy of before."""
@@ -197,8 +223,8 @@ def test_interrupted_is_uninterrupted(form: str, folder: Path, monkeypatch: pyte
         with open_session(config) as session:
             for step in session.steps():
                 step.run()
-                if session.step == 3 and form == "late":
-                    with on_every_rank(), pytest.raises(HpcrecError, match="gradients that dense ranks hold back"):
+                if session.step == 3:
+                    with on_every_rank(), pytest.raises(HpcrecError, match="what dense ranks hold back or keep"):
                         state.save(session, Path(config.run.folder), {})
                     with on_every_rank(), pytest.raises(HpcrecError, match="would lack gradients"):
                         session.evaluate("train")

@@ -12,6 +12,7 @@ from hpcrec.policy.policy import EVALUATE, LEARN, READ, Points, events
 from hpcrec.policy.refusals import refuse
 from hpcrec.policy.table import table, waits
 from tests.policy.delayed import Delayed, DelayedOptions
+from tests.policy.parted import Parted, PartedOptions
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
@@ -57,11 +58,17 @@ def test_a_policy_that_answers_what_it_may_not_is_found() -> None:
 
 
 def test_a_policy_may_give_its_own_events() -> None:
-    class Parted(Delayed):
+    class InParts(Delayed):
         def events(self, first, last, evaluated):
             yield from (("early", first), ("late", last))
 
-    assert list(events(Parted(DelayedOptions()), 2, 5)) == [("early", 2), ("late", 5)]
+    assert list(events(InParts(DelayedOptions()), 2, 5)) == [("early", 2), ("late", 5)]
+
+
+def test_what_waits_for_what_in_parts() -> None:
+    said = table(Parted(PartedOptions()))
+    assert "| read early t | all | steps | ids t; learn rest t - 2 |" in said
+    assert "| learn rest t | owners | steps | read late t + 1 |" in said
 
 
 def test_what_the_pipeline_does_not_run_is_refused() -> None:
@@ -70,7 +77,7 @@ def test_what_the_pipeline_does_not_run_is_refused() -> None:
     early.events = lambda first, last, evaluated: iter(())
     refuse(delayed(1), "delayed", layout)
     refuse(delayed(0), "delayed", layout)
-    with pytest.raises(ConfigError, match=r"'early', which has an order of its own \(events\) and one step in flight"):
+    with pytest.raises(ConfigError, match=r"'early', which has an order of its own \(events, parts\)"):
         refuse(early, "early", layout)
 
 

@@ -1,5 +1,6 @@
 """A dense parameter used on the way from owners to dense ranks: it learns as in one process, and is never old."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -398,3 +399,16 @@ def test_a_loss_that_depends_on_the_parameter_is_refused(folder: Path, monkeypat
             step.run(losses)
         break
     session.parts.world.abandon()
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_copies_are_as_old_as_rows_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs are taken in the step, rows of replicated tables as they were read, whatever is learned meanwhile."""
+    put_relays(monkeypatch)
+    put_delayed(monkeypatch, 1)
+    write_data(folder / "data.h5")
+    found, roles = [], roles_for(COMM.size)[0]
+    for form, naps_s in (("pooled", 0.0), ("relay", 0.02)):
+        config = config_of(folder, roles, tag="replicate", form=form, policy={"name": "delayed1"})
+        found.append(trained(config, lambda *_, naps_s=naps_s: time.sleep(naps_s)))
+    same_bits(found[1], found[0])
