@@ -25,7 +25,7 @@ ALLOWED = {
     "comm": "",
     "plan": "",
     "kernels": "_native",
-    "embedding": "kernels",
+    "embedding": "kernels plan",  # plan: what a store changes of the formula of a rank's memory
     "operators": "kernels",
     "models": "operators kernels",  # kernels: towers' dot products, natively
     "exchange": "operators embedding comm kernels",

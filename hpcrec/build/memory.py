@@ -14,6 +14,7 @@ from hpcrec.comm.topology import Topology
 from hpcrec.config import Config, DenseConfig
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
+from hpcrec.embedding.stores import STORES
 from hpcrec.exchange.codec import wire_item_bytes
 from hpcrec.exchange.forms import FORMS
 from hpcrec.exchange.forms.conditional import Conditional
@@ -104,8 +105,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             else 0.0,
             wholes=wholes if topology.groups == 1 else 0,
             dense_optimizer=config.dense.optimizer.name,
-            on_gpu=config.store.name == "gpu",
-            gpu_bytes=config.store.memory_bytes,
+            elsewhere=STORES[config.store.name].memory(config.store.memory_bytes),
             saves=config.checkpoint.every + config.train.eval_every > 0 if config.checkpoint.background else None,
             marks=1 if config.checkpoint.full_every == 1 else 3,
             in_flight=make_policy(config).in_flight,

@@ -4,7 +4,7 @@ Every term is an expectation, or an upper bound where the data's skew would have
 are counted as if they were distinct. Knows numbers of rows, ids and bytes; knows no configuration, model or rank.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
@@ -64,6 +64,11 @@ class RankMemory:
         return sum(t.get(name, 0) for t in (self.terms, self.gpu_terms) for name in (*_HELD, "copies"))
 
 
+Elsewhere = Callable[[dict[str, float], Sequence[HeldRows], HolderTraffic, tuple[int, int], int], dict[str, float]]
+"""Terms of the host, which it changes, rows, traffic, batches that are routed and in flight, bytes of an element ->
+terms of a GPU: what a store adds to the formula."""
+
+
 def rank_memory(
     held: Sequence[HeldRows],
     traffic: HolderTraffic,
@@ -81,8 +86,7 @@ def rank_memory(
     wholes: int = 0,
     dense_optimizer: str = "",
     base_bytes: int = OWNER_BASE_BYTES,
-    on_gpu: bool = False,
-    gpu_bytes: int | None = None,
+    elsewhere: Elsewhere | None = None,
     saves: bool | None = None,
     marks: int = 1,
     in_flight: int = 1,
@@ -118,9 +122,8 @@ def rank_memory(
         torch's name of their optimizer.
     base_bytes : int
         Of the process itself.
-    on_gpu, gpu_bytes : bool, int or None
-        Whether rows are in a GPU's memory (``store.name``), and how much of it they may have (``store.memory_bytes``):
-        where they take more, they are cached there.
+    elsewhere : callable, optional
+        What the store has elsewhere than in the host's memory; default: nothing.
     saves, marks : bool or None, int
         Whether steps go on while a thread writes checkpoints; None: no thread does. Bytes a row of who knows of it.
     in_flight : int
@@ -161,7 +164,7 @@ def rank_memory(
         wire_bytes = max(wire.wire_bytes(*held_elements), wire.wire_bytes(*asked_elements))
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
     flying = routes * lookups, in_flight
-    gpu_terms = _to_gpu(terms, held, traffic, flying, item_bytes, gpu_bytes) if on_gpu and held else {}
+    gpu_terms = elsewhere(terms, held, traffic, flying, item_bytes) if elsewhere is not None and held else {}
     return RankMemory(*({name: round(n) for name, n in where.items()} for where in (terms, gpu_terms)))
 
 
@@ -183,15 +186,19 @@ def _saving_bytes(held: Sequence[HeldRows], item_bytes: int, marks: int, *, step
     return marks * sum(h.rows for h in held) + (min(_KEPT_BYTES, kept_bytes) if steps else 0)
 
 
-def _to_gpu(
+def to_gpu(
     terms: dict[str, float],
     held: Sequence[HeldRows],
     traffic: HolderTraffic,
     flying: tuple[int, int],
     item_bytes: int,
+    *,
     gpu_bytes: int | None,
 ) -> dict[str, float]:
-    """Takes what is in a GPU's memory, or copied through pinned memory, out of the host's terms, or adds it there."""
+    """Takes what is in a GPU's memory, or copied through pinned memory, out of the host's terms, or adds it there.
+
+    See ``Elsewhere``; ``gpu_bytes`` is what rows may have of it: where they take more, they are cached there.
+    """
     routes, in_flight = flying
     copies = [h for h in held if h.copied]  # are not cached
     own_bytes = sum(h.rows * row_bytes(h.width, h.optimizer, item_bytes) for h in held if not h.copied)

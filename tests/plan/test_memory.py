@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from hpcrec.plan.memory import (
     ROW_STATES,
     rank_memory,
     row_bytes,
+    to_gpu,
 )
 from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
 from hpcrec.plan.written import Written, written_terms
@@ -67,7 +69,8 @@ def test_terms_by_hand():
     assert rank_memory(few, traffic, None, item_bytes=4, ahead=1, shared=0.0).terms["block"] == 3 * 1000 * 1040
     assert found.held_bytes == 68_000_480 and found.total_bytes == sum(found.terms.values())
     assert rank_memory(held, traffic, None, item_bytes=8, ahead=1, shared=0.0).terms["rows"] == 128_000_320
-    there = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.0, base_bytes=7, on_gpu=True)
+    gpu = partial(to_gpu, gpu_bytes=None)
+    there = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.0, base_bytes=7, elsewhere=gpu)
     moved = {name: n for name, n in found.terms.items() if name not in ("rows", "optimizer state")}
     assert there.terms == {**moved, "pinned memory": 48 << 20} and there.held_bytes == found.held_bytes
     assert there.gpu_terms == {
@@ -77,8 +80,8 @@ def test_terms_by_hand():
         "vectors": 3 * 4 * 16_000,
     }
     copy = HeldRows(rows=1000, width=8, optimizer="adagrad", copied=True)
-    some = {"item_bytes": 4, "ahead": 1, "shared": 0.0, "base_bytes": 7, "on_gpu": True}
-    cached = rank_memory([*held, copy], traffic, None, gpu_bytes=10**6, **some)
+    some = {"item_bytes": 4, "ahead": 1, "shared": 0.0, "base_bytes": 7}
+    cached = rank_memory([*held, copy], traffic, None, elsewhere=partial(to_gpu, gpu_bytes=10**6), **some)
     assert cached.terms == {**found.terms, "pinned memory": 48 << 20, "places": 48 * 3000}
     assert cached.gpu_terms == {
         "cached rows": 10**6,
@@ -89,7 +92,7 @@ def test_terms_by_hand():
     }
     assert cached.held_bytes == found.held_bytes + 64_000
     # copies are not cached, so they do not count towards what may be
-    assert "rows" in rank_memory([copy], traffic, None, gpu_bytes=10, **some).gpu_terms
+    assert "rows" in rank_memory([copy], traffic, None, elsewhere=partial(to_gpu, gpu_bytes=10), **some).gpu_terms
     shared = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.75, base_bytes=7)
     assert shared.total_bytes - found.total_bytes == shared.terms["message windows"]
     assert shared.terms["message windows"] == 2 * 0.75 * (4 * 3000 + 1000) + 2 * 1.75 * 4 * 16_000

@@ -3,12 +3,14 @@
 Copies of tables are always the device's. Knows memory; what a step does with rows is for ``memory`` and ``cached``.
 """
 
+from functools import partial
 from typing import Any
 
 from hpcrec import kernels
 from hpcrec.embedding.blocks import Block, blocks_of
 from hpcrec.embedding.room import bytes_of, slots_for
 from hpcrec.embedding.stores.cached import CachedStore
+from hpcrec.plan.memory import Elsewhere, to_gpu
 
 
 class DeviceStore(CachedStore):
@@ -25,6 +27,13 @@ class DeviceStore(CachedStore):
         self._own_bytes = sum(self._bytes_of(block, more["dtype"]) for block in own)
         self._room_bytes = room_bytes if room_bytes is not None and self._own_bytes > room_bytes else None
         super().__init__(tables, families, **more)
+
+    on_device = True
+
+    @staticmethod
+    def memory(memory_bytes: int | None) -> Elsewhere:
+        """See ``MemoryStore``."""
+        return partial(to_gpu, gpu_bytes=memory_bytes)
 
     @staticmethod
     def settings(memory_bytes: int | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ a step asks of them; knows no messages and no MPI.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from hpcrec import kernels
 from hpcrec.embedding.asked import Asked, pairs_of, picked
 from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.store import NormSum, RowStore
+from hpcrec.plan.memory import Elsewhere
 from hpcrec.types import Floats, Ints
 
 
@@ -47,10 +48,18 @@ class MemoryStore(RowStore):
         # of steps that were gathered and not released: by family, rows that other ids were given since
         self._given: dict[int, dict[str, list[Ints]]] = {}
 
+    on_device: ClassVar[bool] = False
+    """Whether the steps' arrays are those of ``store.device``."""
+
     @staticmethod
     def settings(memory_bytes: int | None) -> dict[str, Any]:  # noqa: ARG004
         """Arguments of its own, from the ``[store]`` section: none."""
         return {}
+
+    @staticmethod
+    def memory(memory_bytes: int | None) -> Elsewhere | None:  # noqa: ARG004
+        """What it changes of the formula of a rank's memory, by that section: nothing."""
+        return None
 
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
         """See ``Store``: rows are here."""
