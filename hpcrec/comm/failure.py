@@ -10,7 +10,6 @@ Imports no MPI itself: it is handed communicators.
 """
 
 import contextlib
-import faulthandler
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import IntEnum
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Protocol
@@ -255,19 +254,6 @@ def unwatch() -> None:
     """Puts back the handlers that were there before ``watch``."""
     while _watching:
         _watching.pop().close()
-
-
-@contextlib.contextmanager
-def dump_stacks(after_s: float) -> Iterator[None]:
-    """Prints the stacks of all threads to stderr every ``after_s`` seconds for as long as the block lasts.
-
-    For what may hang: a rank that waits shows where.
-    """
-    faulthandler.dump_traceback_later(after_s, repeat=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def _kind(error: Exception) -> str:

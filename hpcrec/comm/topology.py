@@ -93,11 +93,6 @@ class Topology:
         return len(self.dense) // self.groups
 
     @property
-    def owner_index(self) -> int:
-        """This rank's number among the owners."""
-        return self.owners.index(self.rank)
-
-    @property
     def n_hosts(self) -> int:
         """Hosts in the run."""
         return len(set(self.host_of))

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpcrec import kernels
-from hpcrec.embedding.place import LOOKUP_COLUMNS, Movable, cost_of, place, row_elements, way_to_split
+from hpcrec.embedding.place import Movable, cost_of, place, way_to_split
 from hpcrec.errors import ConfigError
 from hpcrec.types import Dynamic, Feature, Ints, Lookup, TableSpec
 
@@ -255,24 +255,3 @@ def _check_placement(where: str, want: Placement, n_owners: int) -> None:
             raise ConfigError(f"{where}.owners names {len(want.owners)} owners; shard = 'table' takes exactly 1.")
     if want.parts is not None and not 1 <= want.parts <= n_owners:
         raise ConfigError(f"{where}.parts is {want.parts}. Allowed: 1 to {n_owners}, the number of owners.")
-
-
-def predicted_balance(
-    families: Sequence[Family], tables: Mapping[str, TableSpec], features: Sequence[Feature], owners: Sequence[int]
-) -> dict[str, float]:
-    """The most of any owner divided by the mean over owners: ``memory`` and ``time``; 1 where nothing is sharded.
-
-    Lookups of a feature are taken to spread evenly over its table's rows.
-    """
-    mean_ids = {f.name: f.mean_ids for f in features}
-    memory, time = dict.fromkeys(owners, 0.0), dict.fromkeys(owners, 0.0)
-    for family in families:
-        ids = sum(mean_ids[f] for f in family.features)
-        for part, holder in enumerate(family.holders if family.kind != "replicate" else ()):
-            rows = family.part_rows(part)
-            for spec in (tables[name] for name in family.tables):
-                start, stop = family.part_columns(spec.width, part)
-                memory[holder] += rows * row_elements(spec) * (stop - start) / spec.width
-                time[holder] += ids * rows / family.rows * (LOOKUP_COLUMNS * (stop > start) + stop - start)
-    sums = {"memory": list(memory.values()), "time": list(time.values())}
-    return {name: max(n) * len(n) / sum(n) if any(n) else 1.0 for name, n in sums.items()}

@@ -24,8 +24,6 @@ from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.work import Spans
 from hpcrec.types import Floats, Ints
 
-CODECS = ("fp32", "bf16", "fp16")
-
 
 @dataclass(frozen=True)
 class Kept:
@@ -191,7 +189,7 @@ class Halves(Elementwise):
 
 
 def make_codec(name: str, collectives: Collectives, dtype: np.dtype[Any]) -> Plain | Halves:
-    """The codec of that name, one of ``CODECS``; all but ``fp32`` are for float32 alone."""
+    """The codec of that name, ``fp32``, ``bf16`` or ``fp16``; all but ``fp32`` are for float32 alone."""
     return Plain(collectives, dtype) if name == "fp32" else Halves(collectives, name)
 
 

@@ -24,7 +24,7 @@ class Direct(Elementwise):
     ----------
     collectives : Collectives
     kind : str
-        One of ``CODECS``.
+        ``fp32``, ``bf16`` or ``fp16``.
     dtype : numpy float type
     holder, model : Device or None
         Whose memory has this rank's rows, and its model's inputs; None: the host's.

@@ -15,7 +15,6 @@ from typing import Any
 from hpcrec.data.files import writing
 
 FILE = "attempts.jsonl"
-ENDS = ("finished", "stopped", "failed", "killed")
 
 
 def now() -> str:
@@ -61,7 +60,7 @@ def end(run: Path, step: int, status: str, at: str | None = None) -> None:
     step : int
         Steps done.
     status : str
-        One of ``ENDS``.
+        ``finished``, ``stopped``, ``failed`` or ``killed``.
     at : str, optional
         When; now by default.
     """

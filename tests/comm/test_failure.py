@@ -6,7 +6,7 @@ import time
 import pytest
 from job import Job
 
-from hpcrec.comm.failure import ExitCodes, StopSignal, agree, dump_stacks, exit_code
+from hpcrec.comm.failure import ExitCodes, StopSignal, agree, exit_code
 from hpcrec.errors import CheckpointError, ConfigError, DataError, HpcrecError
 
 
@@ -263,18 +263,3 @@ def test_stop_signal_sets_a_flag_and_the_second_interrupt_is_the_default():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGUSR1)) == before
-
-
-def test_dump_stacks_shows_where_a_rank_hangs(tmp_path):
-    body = """
-    ready()
-    def stuck_here():
-        time.sleep(0.5)
-    with failure.dump_stacks(0.2):
-        stuck_here()
-    """
-    ended = Job(tmp_path, body, ranks=1).end()
-    assert ended.code == 0
-    assert 1 <= ended.err.count("in stuck_here") <= 2
-    with dump_stacks(60):
-        pass

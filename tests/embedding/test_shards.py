@@ -1,5 +1,7 @@
 """The shard map places every row exactly once, balances, follows overrides and refuses what cannot be."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,8 +9,8 @@ from hypothesis import strategies as st
 
 from hpcrec import kernels
 from hpcrec.embedding.load import Load, imbalance
-from hpcrec.embedding.place import BALANCE
-from hpcrec.embedding.shards import Placement, build_families, predicted_balance, table_seed
+from hpcrec.embedding.place import BALANCE, LOOKUP_COLUMNS, row_elements
+from hpcrec.embedding.shards import Family, Placement, build_families, table_seed
 from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.training.telemetry import peak_rss_bytes
@@ -335,3 +337,24 @@ def test_rows_without_addresses_are_refused() -> None:
     families = build_families(tables, features, lookups, {}, owners=(0,), dense=(0,), replicate_rows=0)
     with pytest.raises(ConfigError, match=r"4294967296 rows of dynamic tables \(a\) cannot be had: no addresses"):
         MemoryStore(tables, families, rank=0, seed=7, dtype=np.dtype(np.float32))
+
+
+def predicted_balance(
+    families: Sequence[Family], tables: Mapping[str, TableSpec], features: Sequence[Feature], owners: Sequence[int]
+) -> dict[str, float]:
+    """The most of any owner divided by the mean over owners: ``memory`` and ``time``; 1 where nothing is sharded.
+
+    Lookups of a feature are taken to spread evenly over its table's rows.
+    """
+    mean_ids = {f.name: f.mean_ids for f in features}
+    memory, time = dict.fromkeys(owners, 0.0), dict.fromkeys(owners, 0.0)
+    for family in families:
+        ids = sum(mean_ids[f] for f in family.features)
+        for part, holder in enumerate(family.holders if family.kind != "replicate" else ()):
+            rows = family.part_rows(part)
+            for spec in (tables[name] for name in family.tables):
+                start, stop = family.part_columns(spec.width, part)
+                memory[holder] += rows * row_elements(spec) * (stop - start) / spec.width
+                time[holder] += ids * rows / family.rows * (LOOKUP_COLUMNS * (stop > start) + stop - start)
+    sums = {"memory": list(memory.values()), "time": list(time.values())}
+    return {name: max(n) * len(n) / sum(n) if any(n) else 1.0 for name, n in sums.items()}
