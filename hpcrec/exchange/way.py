@@ -14,6 +14,7 @@ to 8 numbers a message and place. Knows places of messages and of vectors in the
 them.
 """
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,7 @@ from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.sizes import UNIT_BYTES, clear_padding
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
-from hpcrec.errors import NonFiniteError
+from hpcrec.errors import ConfigError, NonFiniteError
 from hpcrec.exchange.bags import Entries, cumulative, ranges
 from hpcrec.exchange.codec import Bundles, Elementwise, make_codec
 from hpcrec.exchange.dense_side import Asked
@@ -286,12 +287,35 @@ def make_way(
     codec: str,
     lane: Collectives | None,
 ) -> Way | None:
-    """The way of a layout; None where messages pass no stage. See ``Way`` and ``Exchange``."""
+    """The way of a layout; None where messages pass no stage. See ``Way`` and ``Exchange``; collective.
+
+    Raises
+    ------
+    ConfigError
+        A stage's ``via`` names ranks that there are not, or differs between ranks; on all of them.
+    """
     if not layout.way:
         return None
+    _check_via(world, layout)
     stages = [stage(world.topology, {name: operators[name] for name in layout.left}) for stage in layout.way]
     ahead, current = (make_codec(codec, ranks, dtype) for ranks in (lane or world.main, world.main))
     return Way(layout, world.topology, stages, entries, dtype, ahead, current)
+
+
+def _check_via(world: World, layout: Layout) -> None:
+    topology = world.topology
+    for stage in layout.way:
+        owners = sorted({*layout.legs, *topology.owners})
+        ranks = np.array([stage.via(topology, o, d) for o in owners for d in topology.dense], np.int64)
+        bad = ranks[(ranks < 0) | (ranks >= topology.size)]
+        said = f"rank {bad[0]}, of {topology.size} ranks" if len(bad) else f"{zlib.crc32(ranks.tobytes())}"
+        said_R = world.main.allgather((bool(len(bad)), said))
+        if any(wrong for wrong, _ in said_R) or len(set(said_R)) > 1:
+            found = next((text for wrong, text in said_R if wrong), "other ranks on one rank than on another")
+            raise ConfigError(
+                f"exchange: messages are to pass stage {stage.name!r} by {found}. Let its via() be a function of its "
+                f"arguments alone, with results from 0 to {topology.size - 1}."
+            )
 
 
 def _cross(
