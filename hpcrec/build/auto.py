@@ -193,13 +193,8 @@ def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct
         reason = "dense ranks read the tables of several groups. Set dense.codistillation.share_embeddings = true"
     elif direct:
         reason = "messages cross from GPU to GPU. Set exchange.gpu_messages = 'off'"
-    elif narrow := [
-        f
-        for f in layout.conditional
-        if (family := layout.family_of[f]).kind == "column"
-        and any(layout.tables[t].width < len(family.holders) for t in family.tables)
-    ]:
-        reason = f"tables of {narrow[0]!r} have fewer columns than ranks that these are dealt to. Set shard = 'row'"
+    elif (uneven := _unevenly_held(layout)) is not None:
+        reason = f"not all owners of columns of {uneven!r} see each change of its rows. Set shard = 'row'"
     elif layout.way:
         reason = f"others' vectors pass stages {', '.join(stage.name for stage in layout.way)}. Take forms without any"
     if reason is not None:
@@ -207,6 +202,16 @@ def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct
             f"features {', '.join(layout.conditional)} have a form whose rows dense ranks keep, but {reason}, or "
             "another form."
         )
+
+
+def _unevenly_held(layout: Layout) -> str | None:
+    """A feature whose owners would judge copies differently: by columns, where some have none of what others read."""
+    for feature in layout.conditional:
+        family, tables = layout.family_of[feature], layout.tables_of
+        narrow = any(layout.tables[t].width < len(family.holders) for t in family.tables)
+        if family.kind == "column" and narrow and any(set(tables[f]) != set(tables[feature]) for f in family.features):
+            return feature
+    return None
 
 
 def _refuse_parts(config: Config, layout: Layout, topology: Topology, *, direct: bool) -> None:
