@@ -66,6 +66,16 @@ def trained(config: Config, before: Callable[[Session, Step], None] = lambda ses
         return {**results(session), "losses": np.array(COMM.allgather(losses))}
 
 
+def gone_on(config: Config, found: Callable[[Session], dict[str, Any]] = results) -> dict[str, Any]:
+    """What a run has learned that goes on from its last checkpoint."""
+    with open_session(config) as session:
+        last = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
+        state.load(session, last, resume=True)
+        for step in session.steps():
+            step.run()
+        return found(session)
+
+
 def same_bits(found: dict[str, Any], expected: dict[str, Any], about: Any = "") -> None:
     with on_every_rank():
         assert found.keys() == expected.keys()
@@ -181,12 +191,7 @@ def test_interrupted_at_a_drain_point_is_uninterrupted(folder: Path, monkeypatch
                 if session.step == 4:
                     state.save(session, Path(config.run.folder), {})
                     break
-        with open_session(config) as session:
-            last = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
-            state.load(session, last, resume=True)
-            for step in session.steps():
-                step.run()
-            same_bits(results(session), expected, roles)
+        same_bits(gone_on(config), expected, roles)
 
 
 @pytest.mark.parallel([1, 2, 3])
