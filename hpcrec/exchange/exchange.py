@@ -521,7 +521,7 @@ class Exchange:
         if self._owner_side is not None and served is not None:
             works = None
             if ahead is not None and ahead.served is not None and served.parts is not None:
-                served.parts.received = received = np.array(received)
+                served.parts.received = received  # memory of its own, on one rank too
                 works = self._owner_side.part_to_learn(served, ahead.served, asked=True)
             with self._timer("update"):
                 self._owner_side.apply(

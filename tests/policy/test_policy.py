@@ -75,10 +75,14 @@ def test_what_the_pipeline_does_not_run_is_refused() -> None:
     layout = SimpleNamespace(away=(), staged=(), conditional=())
     early = delayed(0)
     early.events = lambda first, last, evaluated: iter(())
+    parts = delayed(0)
+    parts.parts = True
     refuse(delayed(1), "delayed", layout)
     refuse(delayed(0), "delayed", layout)
     with pytest.raises(ConfigError, match=r"'early', which has an order of its own \(events, parts\)"):
         refuse(early, "early", layout)
+    with pytest.raises(ConfigError, match=r"'parts', which has an order of its own \(events, parts\)"):
+        refuse(parts, "parts", layout)
 
 
 def test_drain_points_are_a_function_of_the_step() -> None:
