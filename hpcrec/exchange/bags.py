@@ -1,8 +1,8 @@
 """Bags from file to row: what a dense rank asks of owners, as flat arrays, and what owners were asked, likewise.
 
 A batch's bags are dealt to the *entries* of all owners (``layout.Entry``: ids that travel together to one owner) by one
-stable sort, owner after owner, so that no owner costs a call or an object. How requests are written is for ``kernels``
-(``plan_requests``). Knows the layout and one batch; knows no MPI.
+call, owner after owner, so that no owner costs a call or an object. How ids are dealt and requests written is for
+``kernels`` (``deal_requests``, ``plan_requests``). Knows the layout and one batch; knows no MPI.
 
 Legend: ``E`` entries of all owners, ``K`` ids, ``V`` bags, ``N`` cells (entries that are asked for something), ``R``
 ranks.
@@ -89,38 +89,33 @@ class Entries:
         self.weighted = np.array([form.carries_weights(weighted) for form in every], bool)
         self.every_bag_E = np.array([entry.every_bag for _, entry in found], bool)
         self._names = [(r, entry.features) for r, entry in found]
-        self._weighted_E = self.weighted[self.bundle_E] if found else np.zeros(0, bool)
-        self._every = np.flatnonzero(self.every_bag_E)
         at = {(entry.features, entry.part): i for i, (_, entry) in enumerate(found)}
-        self._of_part = {  # by bundle: entries by part, -1 where a part has no columns of it, or is another owner's
-            bundle: np.array([at.get((bundle, p), -1) for p in range(len(layout.family_of[bundle[0]].holders))])
-            for bundle in bundles
-        }
-        self.carries_weights = bool(self._weighted_E.any())
+        of_part = [  # by bundle: entries by part, -1 where a part has no columns of it, or is another owner's
+            [at.get((bundle, p), -1) for p in range(len(layout.family_of[bundle[0]].holders))] for bundle in bundles
+        ]
+        self._of_part = np.array([e for of in of_part for e in of], np.int64)
+        self._first_B = cumulative(np.array([len(of) for of in of_part], np.int64))
+        self._weighs_B = [bool(self.weighted[number[bundle]]) for bundle in bundles]
+        self.carries_weights = any(self._weighs_B)
 
     def __len__(self) -> int:
         return len(self.owner_E)
 
-    def requests(self, bundles: Sequence[tuple[str, ...]], dealt: Sequence[Dealt], dtype: np.dtype) -> Requests:
-        """Everything that is asked, owner after owner, entry after entry, bag after bag."""
-        entry, rows, bag, weights = (
-            np.concatenate(column) for column in zip(*map(self._spread, bundles, dealt), strict=True)
+    def requests(self, dealt: Sequence[Dealt], dtype: np.dtype) -> Requests:
+        """Everything that is asked, owner after owner, entry after entry, bag after bag; ``dealt`` is by bundle."""
+        found = kernels.deal_requests(
+            [of.rows for of in dealt],
+            [of.lengths for of in dealt],
+            [of.part for of in dealt],
+            [_bytes_of(of, dtype) if weighs else None for of, weighs in zip(dealt, self._weighs_B, strict=True)],
+            self._of_part,
+            self._first_B,
+            self.every_bag_E,
+            dtype.itemsize,
         )
-        ids_E, order = kernels.partition(entry.astype(np.int32), len(self))
-        entry, bag = entry[order], bag[order]
-        begins = np.ones(len(order), bool)
-        begins[1:] = (entry[1:] != entry[:-1]) | (bag[1:] != bag[:-1])
-        first = np.flatnonzero(begins)
-        lengths, of_V, bag_V = np.diff(np.append(first, len(order))), entry[first], bag[first]
-        bags_E = np.bincount(of_V, minlength=len(self))
-        if len(self._every):
-            lengths, bag_V, bags_E = self._with_empty(lengths, of_V, bag_V, bags_E, bundles, dealt)
-        asked = np.flatnonzero(bags_E)
-        cells = np.stack([self.owner_E[asked], self.bundle_E[asked], ids_E[asked], bags_E[asked]], axis=1)
-        carried = np.zeros(0, np.uint8)
-        if self.carries_weights:
-            carried = weights[order][self._weighted_E[entry]].astype(dtype, copy=False).view(np.uint8)
-        return Requests(rows[order], lengths, cells, carried, bag_V, bags_E)
+        asked = np.flatnonzero(found.bags_E)
+        cells = np.stack([self.owner_E[asked], self.bundle_E[asked], found.ids_E[asked], found.bags_E[asked]], axis=1)
+        return Requests(found.ids, found.lengths, cells, found.weights, found.bag, found.bags_E)
 
     def names(self) -> list[tuple[int, tuple[str, ...]]]:
         """Whose entry each is, and its bundle."""
@@ -135,46 +130,11 @@ class Entries:
         )  # fmt: skip
         return np.maximum(plan.bytes_R - _SHARED_BYTES, 0)
 
-    def _spread(self, bundle: tuple[str, ...], dealt: Dealt) -> tuple[Ints, Ints, Ints, Floats]:
-        """Entry, row, bag and weight of each id, once for each owner that is asked for it."""
-        of_part, n = self._of_part[bundle], len(dealt.rows)
-        weights = np.zeros(n if self.carries_weights else 0) if dealt.weights is None else dealt.weights
-        if dealt.part is not None:
-            entry = of_part[dealt.part]
-            if (of_part < 0).any():
-                kept = entry >= 0
-                weights = weights[kept] if len(weights) else weights
-                return entry[kept], dealt.rows[kept], dealt.bag[kept], weights
-            return entry, dealt.rows, dealt.bag, weights
-        here = of_part[of_part >= 0]
-        if len(here) == 1:
-            return np.full(n, here[0]), dealt.rows, dealt.bag, weights
-        copies = len(here)
-        return np.repeat(here, n), np.tile(dealt.rows, copies), np.tile(dealt.bag, copies), np.tile(weights, copies)
 
-    def _with_empty(
-        self,
-        lengths: Ints,
-        of_V: Ints,
-        bag_V: Ints,
-        bags_E: Ints,
-        bundles: Sequence[tuple[str, ...]],
-        dealt: Sequence[Dealt],
-    ) -> tuple[Ints, Ints, Ints]:
-        """The same with every bag of entries whose owner has to know them all, empty ones too."""
-        n_of = {bundle: of.n_bags for bundle, of in zip(bundles, dealt, strict=True)}
-        whole_E = bags_E.copy()
-        for bundle, of_part in self._of_part.items():
-            mine = of_part[of_part >= 0]
-            whole_E[mine[self.every_bag_E[mine]]] = n_of[bundle]
-        first_E, before_E = cumulative(whole_E), cumulative(bags_E)
-        inside = np.arange(len(of_V)) - before_E[of_V]
-        place = first_E[of_V] + np.where(self.every_bag_E[of_V], bag_V, inside)
-        out, bag = np.zeros(int(first_E[-1]), np.int64), np.empty(int(first_E[-1]), np.int64)
-        every = np.repeat(self.every_bag_E, whole_E)
-        bag[every] = (np.arange(len(bag)) - np.repeat(first_E[:-1], whole_E))[every]
-        out[place], bag[place] = lengths, bag_V
-        return out, bag, whole_E
+def _bytes_of(dealt: Dealt, dtype: np.dtype) -> np.ndarray:
+    """The weights that travel with these ids."""
+    assert dealt.weights is not None, "a bundle that carries weights has them"
+    return dealt.weights.astype(dtype, copy=False).view(np.uint8)
 
 
 class Splitter:
@@ -216,8 +176,7 @@ class Splitter:
         self.dtype = np.dtype(dtype)
         self._features = [f for f in layout.form_of if f in features]
         self.forms = [form for form in layout.bundled() if features.issuperset(form.features)]
-        self._bundles = [form.features for form in self.forms]
-        self.entries = Entries(layout, self._bundles, weighted, only=only)
+        self.entries = Entries(layout, [form.features for form in self.forms], weighted, only=only)
 
     def columns(self, bags: Bags, n_samples: int, samples: slice) -> dict[str, Column]:
         """The bags of some of ``n_samples`` samples, feature by feature.
@@ -235,10 +194,7 @@ class Splitter:
 
     def asked(self, dealt: Sequence[Dealt]) -> Requests:
         """The same, of what each form has dealt."""
-        if not dealt:
-            none = np.zeros(0, np.int64)
-            return Requests(none, none, none.reshape(0, 4), np.zeros(0, np.uint8), none, none)
-        return self.entries.requests(self._bundles, dealt, self.dtype)
+        return self.entries.requests(dealt, self.dtype)
 
     def _column(self, bags: Bags, feature: str, n_samples: int, samples: slice) -> Column:
         f = bags.features.index(feature)

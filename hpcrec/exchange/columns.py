@@ -35,18 +35,16 @@ class Dealt:
         As the part calls them.
     part : int64 [K] or None
         None: every part is asked for all of them.
-    bag : int64 [K]
-        Number of its bag, ascending: that of its sample unless ``sample`` says else, or, where distinct rows are asked
-        for, of the row.
-    n_bags : int
+    lengths : int64 [V]
+        Ids of each bag. A bag is that of a sample unless ``sample`` says else, or, where distinct rows are asked for, a
+        row.
     weights : float [K] or None
-    sample : int64 [n_bags] or None
+    sample : int64 [V] or None
         The sample of each bag, where a form asks for several bags of one (``Form.answers``).
     """
 
     rows: Ints
     part: Ints | None
-    bag: Ints
-    n_bags: int
+    lengths: Ints
     weights: Floats | None
     sample: Ints | None = None

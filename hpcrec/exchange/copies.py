@@ -199,7 +199,7 @@ class DenseCopies:
 
     def wanted(self, dealt: Sequence[Dealt]) -> Wanted:
         """Which of them each owner is asked for."""
-        r = self._entries.requests(self._bundles, dealt, self._dtype)
+        r = self._entries.requests(dealt, self._dtype)
         n_E = r.bags_E
         entry_K = np.repeat(np.arange(len(n_E)), n_E)
         return Wanted(self._entries.owner_E[entry_K], entry_K, self._bundle_E[entry_K], r.bag, r.ids)
@@ -245,9 +245,8 @@ class DenseCopies:
         pushes = [of.form.push(of.asked, of.gradients if learned else None, drain=drain) for of in kept]
         dealt = []
         for of, push in zip(kept, pushes, strict=True):
-            n = len(push.asked.rows)
             part = push.asked.part if of.form.family.kind == "row" else None
-            dealt.append(Dealt(push.asked.rows, part, np.arange(n), n, None))
+            dealt.append(Dealt(push.asked.rows, part, np.ones_like(push.asked.rows), None))
         return self.wanted(dealt), [push.gradients for push in pushes]
 
     def write(self, wanted: Wanted, gradients: Sequence[Mapping[str, Floats]], v: Vectors, message: Floats) -> None:

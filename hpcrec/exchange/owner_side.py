@@ -12,10 +12,9 @@ Legend: ``P`` senders, ``E`` entries of this owner, ``S`` its streams, ``N`` cel
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import NormSum, Store
 from hpcrec.exchange.bags import Received, cumulative, ranges, weights_by_id
+from hpcrec.exchange.cells import Cells, Part
 from hpcrec.exchange.copies import Served as Apart
 from hpcrec.exchange.copies import Vectors
 from hpcrec.exchange.layout import Layout
@@ -292,7 +292,7 @@ class OwnerSide:
         works, bags_of = [], list[Ints]()
         apart = None if self.rules is None else self._apart(received, ids, self.rules)
         for b in range(len(self.store.blocks)):
-            cells = _Cells(received, ids, cell_PE, sets_P, self._entry_S, places)
+            cells = Cells(received, ids, cell_PE, sets_P, self._entry_S, places)
             if self._early is not None:
                 bags_of.append(cells.bags(self._streams_of[b][0]))
             works.append(move.asked(self._asked_of(b, cells, alike, ids_at, move, train=train)))
@@ -330,7 +330,7 @@ class OwnerSide:
         return ids
 
     def _asked_of(
-        self, b: int, cells: "_Cells", alike: dict[bytes, Asked], ids_at: int, move: Mover, *, train: bool
+        self, b: int, cells: Cells, alike: dict[bytes, Asked], ids_at: int, move: Mover, *, train: bool
     ) -> Asked:
         """``alike``: what was asked of blocks read before; ``ids_at``: ``Maxima.behind``.
 
@@ -340,10 +340,12 @@ class OwnerSide:
         has_maxima = bool(len(self._maxima_of[b][0]))
         replicated = bool(len(streams)) and self._valued <= streams[0] < self._n_sent  # all of a block, or none
         width = self.store.blocks[b].width
-        part = cells.of(streams, bases, width, gradients=train)
+        those = cells.those(streams, bases)
+        key = np.concatenate([those.cell_I, those.base_I]).tobytes()
+        before = None if has_maxima else alike.get(key)  # tables of several widths over the same features: sorted once
+        part = cells.of(those, width, gradients=train, before=before)
         value_start = None if replicated or not len(streams) else part.value_start
-        before = alike.get(part.key)
-        if before is not None and not has_maxima:  # tables of several widths over the same features: sorted once
+        if before is not None:
             return self._as_before(before, part, value_start)
         weights = None if cells.received.weights is None else cells.received.weights[part.taken]
         grouping, source_start = None, part.gradient_start
@@ -361,7 +363,7 @@ class OwnerSide:
             source_start=source_start,
         )
         if has_maxima:
-            found = cells.of(*self._maxima_of[b], width, gradients=train)
+            found = cells.of(cells.those(*self._maxima_of[b]), width, gradients=train)
             maxima = Maxima(
                 index=found.index,
                 offsets=found.offsets,
@@ -371,11 +373,11 @@ class OwnerSide:
                 behind=ids_at,
             )
             return _with_maxima(asked, maxima, width, move)
-        alike[part.key] = asked
+        alike[key] = asked
         return asked
 
     @staticmethod
-    def _as_before(before: Asked, part: "_Part", value_start: Ints | None) -> Asked:
+    def _as_before(before: Asked, part: Part, value_start: Ints | None) -> Asked:
         """The same rows of a block of another width, whose vectors begin elsewhere."""
         source_start = part.gradient_start
         if before.grouping is None:
@@ -525,59 +527,6 @@ class OwnerSide:
         if self.rules is not None:
             self.rules.learned(served.works)
         self.load.add_time("update", began_s + waited_s)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Cells of one block, joined.
-
-    ``taken`` are the places of the ids among all; ``key`` is the same where the same rows are asked for.
-    """
-
-    index: Ints
-    offsets: Ints
-    value_start: Ints
-    gradient_start: Ints
-    taken: Any
-    key: bytes
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """All that was asked in one step, and where each stream of each sender lies in the messages."""
-
-    received: Received
-    ids: Ints
-    cell_PE: Ints
-    sets_P: Ints
-    entry_S: Ints
-    places: tuple[Ints, Ints]
-
-    def bags(self, streams: Ints) -> Ints:
-        """The bags of these streams among all, in the order of ``of``."""
-        cell_PS = self.cell_PE[:, self.entry_S[streams]]
-        cell_I = cell_PS[cell_PS >= 0]
-        return ranges(cumulative(self.received.cells[:, 3])[cell_I], self.received.cells[cell_I, 3])
-
-    def of(self, streams: Ints, bases_GS: Ints, width: int, *, gradients: bool) -> _Part:
-        """Those of these streams, sender after sender; rows are counted from where each stream's part begins."""
-        cells = self.received.cells
-        cell_PS = self.cell_PE[:, self.entry_S[streams]]
-        p_I, i_I = np.nonzero(cell_PS >= 0)
-        cell_I, base_I = cell_PS[p_I, i_I], bases_GS[self.sets_P[p_I], i_I]
-        ids_I, bags_I = cells[cell_I, 2], cells[cell_I, 3]
-        lengths: Ints = np.diff(self.received.offsets)
-        taken: Any = slice(None)
-        if len(cell_I) != len(cells) or (cell_I != np.arange(len(cells))).any():
-            taken = ranges(cumulative(cells[:, 2])[cell_I], ids_I)
-            lengths = lengths[ranges(cumulative(cells[:, 3])[cell_I], bags_I)]
-        index = self.ids[taken] + np.repeat(base_I, ids_I)
-        offsets = cumulative(lengths)
-        steps = np.arange(len(lengths)) * width
-        before_I = cumulative(bags_I)[:-1] * width
-        at = [np.repeat(places[p_I, streams[i_I]] - before_I, bags_I) + steps for places in self.places]
-        key = np.concatenate([cell_I, base_I]).tobytes()
-        return _Part(index, offsets, at[0], at[1] if gradients else index[:0], taken, key)
 
 
 def _with_maxima(asked: Asked, maxima: Maxima, width: int, move: Callable[[Ints], Ints]) -> Asked:

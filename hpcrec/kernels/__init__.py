@@ -31,7 +31,15 @@ from hpcrec.kernels.positions import (
 )
 from hpcrec.kernels.reference import Coding, Grouping, Unpacked
 from hpcrec.kernels.reference_positions import PositionCoding
-from hpcrec.kernels.requests import RequestPlan, Requests, plan_requests, read_requests, write_requests
+from hpcrec.kernels.requests import (
+    DealtRequests,
+    RequestPlan,
+    Requests,
+    deal_requests,
+    plan_requests,
+    read_requests,
+    write_requests,
+)
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
 from hpcrec.kernels.slots import MOST_CLOCK, MOST_SLOTS, NO_ID, WAYS, Placed, SlotMap
 from hpcrec.kernels.threshold import select_above, select_largest, select_with_feedback, threshold_of
@@ -48,6 +56,7 @@ __all__ = [
     "Beside",
     "BesideStep",
     "Coding",
+    "DealtRequests",
     "Device",
     "DeviceArray",
     "Grouping",
@@ -63,6 +72,7 @@ __all__ = [
     "active",
     "aligned_empty",
     "copy_vectors",
+    "deal_requests",
     "dedup",
     "device",
     "dot_interaction",

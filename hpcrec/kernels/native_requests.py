@@ -1,12 +1,51 @@
 """The native module's kernels of requests, under their references' names and signatures."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hpcrec.kernels.native_module import module
 from hpcrec.kernels.reference_packed import Bytes
 from hpcrec.kernels.reference_requests import Flags, RequestPlan
+from hpcrec.kernels.reference_requests_deal import DealtRequests
 from hpcrec.kernels.reference_requests_read import Requests
 from hpcrec.types import Ints
+
+_NONE = np.empty(0, np.int64)
+
+
+def deal_requests(
+    ids: Sequence[Ints],
+    lengths: Sequence[Ints],
+    parts: Sequence[Ints | None],
+    weights: Sequence[Bytes],
+    entries: Ints,
+    first_B: Ints,
+    every: Flags,
+    item: int,
+) -> DealtRequests:
+    """See the reference."""
+    # As large as the arrays can be: memory that is not written is not had.
+    most_ids = most_bags = most_bytes = 0
+    bounds, whole = first_B.tolist(), bool(every.any())
+    for b, (its_ids, its_lengths, its_parts) in enumerate(zip(ids, lengths, parts, strict=True)):
+        n, n_bags, n_parts = len(its_ids), len(its_lengths), bounds[b + 1] - bounds[b]
+        copies = n_parts if its_parts is None else 1
+        most_ids += n * copies
+        most_bags += n_bags * n_parts if whole or its_parts is None else min(n, n_bags * n_parts)
+        most_bytes += len(weights[b]) * copies
+    out = DealtRequests(
+        np.empty(most_ids, np.int64), np.empty(most_bags, np.int64), np.empty(most_bags, np.int64),
+        np.empty(most_bytes, np.uint8), np.empty(len(every), np.int64), np.empty(len(every), np.int64),
+    )  # fmt: skip
+    its_parts = [_NONE if part is None else part for part in parts]
+    n_ids, n_bags, n_bytes = module().deal_requests(
+        ids, lengths, its_parts, weights, entries, first_B, every, item, out.ids_E, out.bags_E, out.ids, out.lengths,
+        out.bag, out.weights,
+    )  # fmt: skip
+    return DealtRequests(
+        out.ids[:n_ids], out.lengths[:n_bags], out.bag[:n_bags], out.weights[:n_bytes], out.ids_E, out.bags_E
+    )
 
 
 def plan_requests(ids: Ints, lengths: Ints, cells: Ints, far: Flags, weighted: Flags, item: int) -> RequestPlan:

@@ -1,26 +1,104 @@
-"""Kernels on requests: what one rank asks of each of many owners, as one message each; and what an owner was asked.
+"""Kernels on requests: ids dealt to entries, what one rank asks of each of many owners, and what an owner was asked.
 
 A *cell* is the ids of one entry for one owner, in bags. Those of all owners are flat arrays, owner after owner, in each
 entry after entry, so that no owner costs a call. ``reference_requests`` says how messages lie. What entries, ids and
 weights are is known above. Arrays are the host's; one thread, whatever ``set_threads`` says, but for tables of many
-ids. Shapes: R owners, E entries, N cells, V bags, K ids, P senders.
+ids. Shapes: R owners, E entries, N cells, V bags, K ids, P senders, B bundles.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from hpcrec.kernels import checks, native_requests, reference, reference_requests, reference_requests_read
+from hpcrec.kernels import (
+    checks,
+    native_requests,
+    reference,
+    reference_requests,
+    reference_requests_deal,
+    reference_requests_read,
+)
 from hpcrec.kernels.backend import backend
 from hpcrec.kernels.reference_packed import Bytes
 from hpcrec.kernels.reference_requests import Flags, RequestPlan
+from hpcrec.kernels.reference_requests_deal import DealtRequests
 from hpcrec.kernels.reference_requests_read import Requests
 from hpcrec.types import Ints
 
-__all__ = ["RequestPlan", "Requests", "plan_requests", "read_requests", "write_requests"]
+__all__ = [
+    "DealtRequests",
+    "RequestPlan",
+    "Requests",
+    "deal_requests",
+    "plan_requests",
+    "read_requests",
+    "write_requests",
+]
 _BOOL, _INT64, _UINT8 = np.dtype(np.bool_), np.dtype(np.int64), np.dtype(np.uint8)
 _MOST_ITEM = 256
 _NO_BYTES = np.empty(0, np.uint8)
+
+
+def deal_requests(
+    ids: Sequence[Ints],
+    lengths: Sequence[Ints],
+    parts: Sequence[Ints | None],
+    weights: Sequence[Bytes | None],
+    entries: Ints,
+    first_B: Ints,
+    every: Flags,
+    item: int,
+) -> DealtRequests:
+    """Deals the ids of bundles of features to entries: those of each together, in the order of bags and ids.
+
+    Parameters
+    ----------
+    ids, lengths : sequence of int64 [K] and of int64 [V]
+        By bundle: its ids, in bags.
+    parts : sequence of int64 [K] or None
+        By bundle: the part of its tables that has each; None: every part is asked for all of them.
+    weights : sequence of uint8 [K * item] or None
+        By bundle: one for each id, or none.
+    entries : int64, flat
+        Of each part of each bundle, one bundle after the other: its entry, -1 where it has none. No two have the same.
+    first_B : int64 [B + 1]
+        Where each bundle's parts begin.
+    every : bool [E]
+        Entries that are asked for empty bags too.
+    item : int
+        Bytes of a weight.
+
+    Returns
+    -------
+    DealtRequests
+
+    Raises
+    ------
+    ValueError
+        A type or shape is wrong, lengths do not add up to a bundle's ids, weights are not theirs, a part is not one of
+        its bundle's, or an entry not one of those that there are.
+    """
+    carried = [_NO_BYTES if weight is None else weight for weight in weights]
+    n = len(ids)
+    if not (len(lengths) == len(parts) == len(carried) == n and len(first_B) == n + 1):
+        raise ValueError(
+            f"given are ids of {n} bundles, lengths of {len(lengths)}, parts of {len(parts)}, weights of "
+            f"{len(carried)}, and first_B of {len(first_B)} numbers; the last has one more than there are bundles"
+        )
+    _require(None, item, entries=(entries, _INT64, 0), first_B=(first_B, _INT64, 0), every=(every, _BOOL, 0))
+    if n and (first_B[0] < 0 or first_B[-1] > len(entries) or (first_B[1:] < first_B[:-1]).any()):
+        raise ValueError(f"first_B is {first_B.tolist()}: these are no bounds of {len(entries)} entries")
+    for b, (of, bags, part, weight) in enumerate(zip(ids, lengths, parts, carried, strict=True)):
+        _require(None, item, ids=(of, _INT64, 0), lengths=(bags, _INT64, 0), weights=(weight, _UINT8, 0))
+        if part is not None:
+            _require(None, item, parts=(part, _INT64, 0))
+            if len(part) != len(of):
+                raise ValueError(f"bundle {b}: parts are {len(part)}, its ids {len(of)}")
+        if len(weight) not in (0, item * len(of)):
+            raise ValueError(f"bundle {b}: its weights are {len(weight)} bytes, not those of {len(of)} ids")
+    here = reference_requests_deal if backend() is reference else native_requests
+    return here.deal_requests(ids, lengths, parts, carried, entries, first_B, every, int(item))
 
 
 def plan_requests(ids: Ints, lengths: Ints, cells: Ints, far: Flags, weighted: Flags, item: int) -> RequestPlan:

@@ -3,10 +3,15 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <stdexcept>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "hpcrec/requests.h"
+#include "hpcrec/requests_deal.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -41,9 +46,57 @@ RequestsAsked asked(const Ids& ids, const Ids& lengths, const Ids& cells, int64_
 RequestsReceived received(const Bytes& message, const Ids& at, const Ids& bytes, const Flags& weighted, int64_t item) {
   return {message.data(), size(message), at.data(), bytes.data(), size(at), size(weighted), weighted.data(), item};
 }
+
+// The bundles of a deal; a list that is empty, in parts or weights, is none.
+Deal deal_of(const std::vector<Ids>& ids, const std::vector<Ids>& lengths, const std::vector<Ids>& parts,
+             const std::vector<Bytes>& weights, const Ids& entries, const Ids& first, const Flags& every,
+             int64_t item) {
+  const size_t n = ids.size();
+  if (lengths.size() != n || parts.size() != n || weights.size() != n || first.size() != n + 1)
+    throw std::invalid_argument("there are not as many lists of each kind as bundles");
+  Deal deal{{}, size(every), every.data(), item};
+  for (size_t b = 0; b < n; ++b) {
+    const int64_t from = first.data()[b], to = first.data()[b + 1], k = size(ids[b]);
+    if (from < 0 || to < from || to > size(entries) || (parts[b].size() && size(parts[b]) != k) ||
+        (weights[b].size() && size(weights[b]) != item * k))
+      throw std::invalid_argument("lists of bundles do not fit together");
+    deal.bundles.push_back({ids[b].data(), lengths[b].data(), parts[b].size() ? parts[b].data() : nullptr,
+                            weights[b].size() ? weights[b].data() : nullptr, entries.data() + from, k,
+                            size(lengths[b]), to - from});
+  }
+  return deal;
+}
 }  // namespace
 
 void bind_requests(nb::module_& m) {
+  m.def(
+      "deal_requests",
+      [](const std::vector<Ids>& ids, const std::vector<Ids>& lengths, const std::vector<Ids>& parts,
+         const std::vector<Bytes>& weights, Ids entries, Ids first, Flags every, int64_t item, Written ids_of,
+         Written bags_of, Written out_ids, Written out_lengths, Written out_bag, Out<uint8_t> out_weights) {
+        const Deal deal = deal_of(ids, lengths, parts, weights, entries, first, every, item);
+        nb::gil_scoped_release release;
+        if (size(ids_of) != deal.n_entries || size(bags_of) != deal.n_entries)
+          throw std::invalid_argument("counts are not of all entries");
+        count_deal(deal, ids_of.data(), bags_of.data());
+        int64_t n_ids = 0, n_bags = 0, n_bytes = 0;
+        for (const DealtBundle& b : deal.bundles)
+          for (int64_t p = 0; p < b.n_parts; ++p)
+            if (b.entries[p] >= 0) {
+              n_ids += ids_of.data()[b.entries[p]];
+              n_bags += bags_of.data()[b.entries[p]];
+              n_bytes += b.weights ? item * ids_of.data()[b.entries[p]] : 0;
+            }
+        if (n_ids > size(out_ids) || n_bags > size(out_lengths) || n_bags > size(out_bag) ||
+            n_bytes > size(out_weights))
+          throw std::invalid_argument("there is too little room");
+        write_deal(deal, ids_of.data(), bags_of.data(),
+                   {out_ids.data(), out_lengths.data(), out_bag.data(), out_weights.data()});
+        return std::make_tuple(n_ids, n_bags, n_bytes);
+      },
+      "ids"_a, "lengths"_a, "parts"_a, "weights"_a, "entries"_a, "first"_a, "every"_a, "item"_a,
+      "ids_of"_a.noconvert(), "bags_of"_a.noconvert(), "out_ids"_a.noconvert(), "out_lengths"_a.noconvert(),
+      "out_bag"_a.noconvert(), "out_weights"_a.noconvert());
   m.def(
       "plan_requests",
       [](Ids ids, Ids lengths, Ids cells, Flags far, Flags weighted, int64_t item, Written bytes, Written coding,

@@ -33,7 +33,7 @@ def test_distinct_rows_rise_at_every_part(kind, rows, n, n_owners, seed):
     ids = np.random.default_rng(seed).integers(0, rows, n)
     dealt, index = Rows(family, ("f",)).ask({"f": Column(ids, np.ones(n, np.int64), None, None)})
     part = np.zeros(len(dealt.rows), np.int64) if dealt.part is None else dealt.part
-    assert (np.diff(part) >= 0).all() and dealt.bag.tolist() == list(range(len(np.unique(ids))))
+    assert (np.diff(part) >= 0).all() and dealt.lengths.tolist() == [1] * len(np.unique(ids))
     for p in set(part.tolist()):
         assert (np.diff(dealt.rows[part == p]) > 0).all()
     wanted = family.deal(ids) if kind == "row" else (np.zeros(n, np.int64), ids)

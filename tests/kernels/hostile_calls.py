@@ -478,6 +478,28 @@ def asked(rng: np.random.Generator) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def deal_requests(rng: np.random.Generator) -> Call:
+    """Of two bundles, the second in full to each of its parts; each array is an argument of its own."""
+    n, n_entries = int(rng.integers(0, 40)), 5
+    lengths = [np.bincount(rng.integers(0, 9, n), minlength=9) for _ in range(2)]
+    arguments = {
+        "ids_0": rng.integers(0, 1000, n), "ids_1": rng.integers(0, 1000, n), "lengths_0": lengths[0],
+        "lengths_1": lengths[1], "parts_0": rng.integers(0, 3, n), "weights_1": rng.integers(0, 256, 4 * n, np.uint8),
+        "entries": rng.permutation(n_entries) - int(rng.integers(0, 2)), "first_B": np.array([0, 3, 5]),
+        "every": rng.random(n_entries) < 0.4, "item": 4,
+    }  # fmt: skip
+
+    def run(**of: Any) -> tuple[np.ndarray, ...]:
+        return tuple(
+            kernels.deal_requests(
+                [of["ids_0"], of["ids_1"]], [of["lengths_0"], of["lengths_1"]], [of["parts_0"], None],
+                [None, of["weights_1"]], of["entries"], of["first_B"], of["every"], of["item"],
+            )
+        )  # fmt: skip
+
+    return Call(run, arguments)
+
+
 def plan_requests(rng: np.random.Generator) -> Call:
     return Call(lambda **arguments: tuple(kernels.plan_requests(**arguments)), asked(rng))
 
@@ -515,8 +537,8 @@ CALLS = (
     beside_merge_update, squared_norm, group, dedup, partition, permute, hash_ids, init_rows, take_bags, packed_bytes,
     pack_numbers, unpack_numbers, fletcher32, read_chunks, write_halves, read_halves, threshold_of, select_above,
     select_largest, select_with_feedback, scatter, gather_positions, positions_bytes, write_positions, read_positions,
-    half_gather, half_maximum, half_update, half_merge_update, to_half_rows, from_half_rows, plan_requests,
-    write_requests, read_requests,
+    half_gather, half_maximum, half_update, half_merge_update, to_half_rows, from_half_rows, deal_requests,
+    plan_requests, write_requests, read_requests,
 )  # fmt: skip
 
 

@@ -28,12 +28,8 @@ class Twice(Pooled):
     def ask(self, columns: Mapping[str, Column]) -> tuple[Dealt, Ints | None]:
         """See ``Form``."""
         whole, _ = super().ask(columns)
-        lengths = columns[self.features[0]].lengths
-        first = np.cumsum(lengths) - lengths
-        inside = np.arange(len(whole.rows)) - np.repeat(first, lengths)
-        half = (inside >= np.repeat((lengths + 1) // 2, lengths)).astype(np.int64)
-        sample = np.repeat(np.arange(len(lengths)), 2)
-        return replace(whole, bag=2 * whole.bag + half, n_bags=len(sample), sample=sample), None
+        halves = np.stack([(whole.lengths + 1) // 2, whole.lengths // 2], axis=1).reshape(-1)
+        return replace(whole, lengths=halves, sample=np.repeat(np.arange(len(whole.lengths)), 2)), None
 
 
 def put_twice(monkeypatch: pytest.MonkeyPatch, form: type[Form] = Twice) -> None:

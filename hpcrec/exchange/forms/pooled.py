@@ -7,8 +7,6 @@ MPI.
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from hpcrec.exchange.columns import Column, Dealt
 from hpcrec.exchange.forms.form import Form
 from hpcrec.types import Floats, Ints
@@ -24,13 +22,10 @@ class Pooled(Form):
     def ask(self, columns: Mapping[str, Column]) -> tuple[Dealt, Ints | None]:
         """See ``Form``."""
         column = columns[self.features[0]]
-        n_samples = len(column.lengths)
-        bag = np.arange(n_samples) if len(column.rows) == n_samples and (column.lengths == 1).all() else None
-        bag = np.repeat(np.arange(n_samples), column.lengths) if bag is None else bag
         if self.family.kind != "row":
-            return Dealt(column.rows, None, bag, n_samples, column.weights), None
+            return Dealt(column.rows, None, column.lengths, column.weights), None
         part, there = self.family.deal(column.rows)
-        return Dealt(there, part, bag, n_samples, column.weights), None
+        return Dealt(there, part, column.lengths, column.weights), None
 
     def scale(self, columns: Mapping[str, Column]) -> Floats | None:
         """See ``Form``."""

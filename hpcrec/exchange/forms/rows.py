@@ -35,7 +35,7 @@ class Rows(Form):
             arrived = np.empty_like(order)
             arrived[order] = np.arange(len(order))
             index = arrived[index]
-        return Dealt(unique, part, np.arange(len(unique)), len(unique), None), index
+        return Dealt(unique, part, np.ones(len(unique), np.int64), None), index
 
     def _by_part(self, unique: Ints) -> tuple[Ints, Ints, Ints]:
         """What ascending rows are called at their parts, part after part and rising in each; the parts; the order."""

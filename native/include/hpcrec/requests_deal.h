@@ -1,0 +1,35 @@
+// The ids of bundles of features, dealt to the entries of all owners. See hpcrec/kernels/requests.py.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace hpcrec {
+
+struct DealtBundle {
+  const int64_t* ids;
+  const int64_t* lengths;  // [n_bags]
+  const int64_t* parts;    // [n_ids], or null: every part is asked for all of them
+  const uint8_t* weights;  // [n_ids] items, or null
+  const int64_t* entries;  // [n_parts], -1: none
+  int64_t n_ids, n_bags, n_parts;
+};
+
+struct Deal {
+  std::vector<DealtBundle> bundles;
+  int64_t n_entries;
+  const bool* every;  // [n_entries]: whose empty bags are asked for too
+  int64_t item;       // bytes of a weight
+};
+
+// Counts the ids and bags of each entry, [n_entries]; refuses what does not fit together.
+void count_deal(const Deal& deal, int64_t* ids_of, int64_t* bags_of);
+
+struct DealWritten {
+  int64_t *ids, *lengths, *bag;
+  uint8_t* weights;
+};
+
+// After `count_deal`, of what it has counted.
+void write_deal(const Deal& deal, const int64_t* ids_of, const int64_t* bags_of, const DealWritten& out);
+
+}  // namespace hpcrec
