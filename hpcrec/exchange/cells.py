@@ -7,6 +7,7 @@ Legend: ``P`` senders, ``E`` entries of this owner, ``S`` its streams, ``I`` cel
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,18 @@ class Those:
     stream_I: Ints
     base_I: Ints
 
+    @cached_property
+    def key(self) -> bytes:
+        """The same where the same rows are asked for."""
+        return np.concatenate([self.cell_I, self.base_I]).tobytes()
+
 
 @dataclass(frozen=True)
 class Cells:
-    """All that was asked in one step, and where each stream of each sender lies in the messages."""
+    """All that was asked in one step, and where each stream of each sender lies in the messages.
+
+    ``once``: all blocks are asked for the same rows, if any, so that the ids may be overwritten by these.
+    """
 
     received: Received
     ids: Ints
@@ -52,6 +61,7 @@ class Cells:
     sets_P: Ints
     entry_S: Ints
     places: tuple[Ints, Ints]
+    once: bool = False
 
     def bags(self, streams: Ints) -> Ints:
         """The bags of these streams among all, in the order of ``of``."""
@@ -78,7 +88,7 @@ class Cells:
             if not whole:
                 lengths = np.diff(offsets)
                 offsets = cumulative(lengths[ranges(cumulative(cells[:, 3])[cell_I], bags_I)])
-            index = shifted(self.ids[taken], ids_I, those.base_I)
+            index = shifted(self.ids[taken], ids_I, those.base_I, over=self.once or not whole)
         else:
             index, offsets = np.asarray(before.index), np.asarray(before.offsets)
         steps = np.arange(len(offsets) - 1) * width
@@ -87,14 +97,13 @@ class Cells:
         return Part(index, offsets, at[0], at[1] if gradients else index[:0], taken)
 
 
-def shifted(ids: Ints, counts: Ints, by: Ints) -> Ints:
-    """The ids, in runs of so many, each with its run's number added."""
+def shifted(ids: Ints, counts: Ints, by: Ints, *, over: bool = False) -> Ints:
+    """The ids, in runs of so many, each with its run's number added; ``over``: they may be overwritten."""
+    out, at = ids if over else np.empty_like(ids), 0
     if len(ids) < _LONG_RUN * len(counts):
-        out = np.repeat(by, counts)
-        out += ids
-        return out
-    out, at = np.empty_like(ids), 0
+        return np.add(ids, np.repeat(by, counts), out=out)
     for n, number in zip(counts.tolist(), by.tolist(), strict=True):
-        np.add(ids[at : at + n], number, out=out[at : at + n])
+        if number or not over:
+            np.add(ids[at : at + n], number, out=out[at : at + n])
         at += n
     return out

@@ -166,12 +166,48 @@ class _Step:
     train: bool
     kept: Sequence[Kept] = ()
 
-    def vectors(self, streams: Ints, entry: Ints) -> tuple[Ints, Ints, Ints]:
-        """Of the vectors of these streams, one after the other: the stream, the bag, and how many came before."""
-        bags = self.requests.bags_E[entry]
-        ends = np.cumsum(bags)
-        before = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - bags, bags)
-        return np.repeat(streams, bags), self.requests.bag[np.repeat(self.first_E[entry], bags) + before], before
+    def vectors(self, entry: Ints) -> "_Vectors":
+        """Of streams of these entries, one after the other."""
+        return _Vectors(self.requests, self.first_E[entry], self.requests.bags_E[entry])
+
+
+class _Vectors:
+    """Vectors of some streams, one stream after the other, bag after bag. A pass over all of them is made when asked.
+
+    Parameters
+    ----------
+    requests : Requests
+    first_S, bags_S : int64 [S]
+        Of each stream's entry: its first bag among all that are asked, and how many it has.
+    """
+
+    def __init__(self, requests: Requests, first_S: Ints, bags_S: Ints) -> None:
+        self._requests, self._first_S, self._bags_S = requests, first_S, bags_S
+        self._before_S = np.cumsum(bags_S) - bags_S
+
+    def __len__(self) -> int:
+        return int(self._bags_S.sum())
+
+    def of(self, number_S: Ints) -> Ints:
+        """A number of each stream, for each of its vectors."""
+        return np.repeat(number_S, self._bags_S)
+
+    def lying(self, first_S: Ints, width: int) -> Ints:
+        """Where each is, if those of a stream lie one behind the other from its first element on."""
+        at = np.arange(0, len(self) * width, width)
+        at += self.of(first_S - self._before_S * width)
+        return at
+
+    def asked(self) -> Ints:
+        """The bag of each, among all that are asked."""
+        return self.lying(self._first_S, 1)
+
+    def bag(self) -> Ints:
+        """The bag of each in its bundle."""
+        shift_S = self._first_S - self._before_S
+        if len(shift_S) and (shift_S == shift_S[0]).all():  # neighbours
+            return self._requests.bag[shift_S[0] : shift_S[0] + len(self)]
+        return self._requests.bag[self.asked()]
 
 
 class DenseSide:
@@ -360,11 +396,12 @@ class DenseSide:
         s = self._streams
         valued = np.flatnonzero(s.valued_S)
         entry = s.entry_S[valued]
-        of_V, _, before = step.vectors(valued, entry)
-        bag_V = np.repeat(step.first_E[entry], step.requests.bags_E[entry]) + before
-        width_V = s.width_S[of_V]
+        v = step.vectors(entry)
+        width_V, asked_V = v.of(s.width_S[valued]), v.asked()
+        inside_V = asked_V - v.of(step.first_E[entry])
         bags_R = np.bincount(self._splitter.entries.owner_E, step.requests.bags_E, self._size).astype(np.int64)
-        return Places(s.owner_S[of_V], width_V, step.value_S[of_V] + before * width_V, bag_V), bags_R
+        start_V = v.of(step.value_S[valued]) + inside_V * width_V
+        return Places(v.of(s.owner_S[valued]), width_V, start_V, asked_V), bags_R
 
     def _kept(
         self, dealt: Sequence[tuple[Dealt, Ints | None]], copies: DenseCopies
@@ -420,20 +457,21 @@ class DenseSide:
         s, moves = self._streams, list[Move]()
         scales = [form.scale(step.columns) for form in self._splitter.forms]
         for (group, width, meets), streams in self._copies.items():
-            of_V, sample, before = step.vectors(streams, s.entry_S[streams])
-            bundles = set(s.bundle_S[streams].tolist())
+            v = step.vectors(s.entry_S[streams])
+            bundles, sample = set(s.bundle_S[streams].tolist()), v.bag()
             for b in bundles:  # what vectors say is their bag, which may be one of several of a sample
                 if (sample_of := step.dealt[b][0].sample) is not None:
-                    mine = s.bundle_S[of_V] == b
+                    mine, sample = v.of(s.bundle_S[streams]) == b, sample.copy()
                     sample[mine] = sample_of[sample[mine]]
             leaf = self._layout.groups[group]
-            leaf_start = (sample * len(leaf.lookups) + s.place_S[of_V]) * leaf.width + s.column_S[of_V]
-            value_start, gradient_start = (at[of_V] + before * width for at in (step.value_S, step.gradient_S))
+            leaf_start = sample * (len(leaf.lookups) * leaf.width)
+            leaf_start += v.of(s.place_S[streams] * leaf.width + s.column_S[streams])
+            value_start, gradient_start = (v.lying(at[streams], width) for at in (step.value_S, step.gradient_S))
             scale = None
             if any(scales[b] is not None for b in bundles):
                 one = np.ones(step.n_samples, self._dtype)
                 by_bundle = np.stack([one if scale_B is None else scale_B for scale_B in scales])
-                scale = by_bundle[s.bundle_S[of_V], sample]
+                scale = by_bundle[v.of(s.bundle_S[streams]), sample]
             if meets == "max":
                 meet = kernels.group(leaf_start)  # stable: the parts of a bag stay in their order
                 winners = np.empty((len(meet.unique), width), np.int32) if step.train else None
@@ -449,12 +487,11 @@ class DenseSide:
         base = cumulative(np.array([len(dealt[b][0].rows) for b, _ in pool.parts], np.int64))
         crossings = []
         for width, (streams, part) in pool.widths.items():
-            entry = s.entry_S[streams]
-            of_V, row, before = step.vectors(streams, entry)
-            row += np.repeat(base[part], step.requests.bags_E[entry])
-            value_start = None if pool.block >= 0 else step.value_S[of_V] + before * width
-            row_start = row * leaf.width + s.column_S[of_V]
-            crossings.append(Crossing(width, value_start, step.gradient_S[of_V] + before * width, row_start))
+            v = step.vectors(s.entry_S[streams])
+            value_start = None if pool.block >= 0 else v.lying(step.value_S[streams], width)
+            row_start = v.bag() * leaf.width
+            row_start += v.of(base[part] * leaf.width + s.column_S[streams])
+            crossings.append(Crossing(width, value_start, v.lying(step.gradient_S[streams], width), row_start))
         index = [(dealt[b][1], first) for (b, _), first in zip(pool.parts, base.tolist(), strict=False)]
         index_K = np.concatenate([at + first for at, first in index if at is not None])
         every = [step.columns[f] for f in pool.features]

@@ -24,7 +24,7 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import NormSum, Store
 from hpcrec.exchange.bags import Received, cumulative, ranges, weights_by_id
-from hpcrec.exchange.cells import Cells, Part
+from hpcrec.exchange.cells import Cells, Part, Those
 from hpcrec.exchange.copies import Served as Apart
 from hpcrec.exchange.copies import Vectors
 from hpcrec.exchange.layout import Layout
@@ -169,7 +169,7 @@ class OwnerSide:
         return Received(senders, asked.ids, asked.offsets, asked.cells, weights)
 
     def read(self, received: Received, sets: Sequence[int] | None = None, *, train: bool) -> Served:
-        """Reads what all ranks ask, each of its rank's set of tables.
+        """Reads what all ranks ask, each of its rank's set of tables; what was received is this side's from now on.
 
         It may run ahead of the steps before. Of dynamic tables it reads how much is asked; which rows, ``answer`` does,
         for an id may get the row that another has until the step before.
@@ -291,11 +291,15 @@ class OwnerSide:
         ids, move, alike = self._rows_of(received, sets_P, train=train), Mover(self.store.device), dict[bytes, Asked]()
         works, bags_of = [], list[Ints]()
         apart = None if self.rules is None else self._apart(received, ids, self.rules)
-        for b in range(len(self.store.blocks)):
-            cells = Cells(received, ids, cell_PE, sets_P, self._entry_S, places)
+        cells = Cells(received, ids, cell_PE, sets_P, self._entry_S, places)
+        those_of = [cells.those(*self._streams_of[b]) for b in range(len(self.store.blocks))]
+        keys = {those.key for those in those_of if len(those.cell_I)}
+        if len(keys) == 1 and not any(len(of) for of, _ in self._maxima_of):
+            cells = replace(cells, once=True)
+        for b, those in enumerate(those_of):
             if self._early is not None:
                 bags_of.append(cells.bags(self._streams_of[b][0]))
-            works.append(move.asked(self._asked_of(b, cells, alike, ids_at, move, train=train)))
+            works.append(move.asked(self._asked_of(b, cells, those, alike, ids_at, move, train=train)))
         if train:
             sorted_rows = [work.grouping for work in works if work.grouping is not None]
             asked = sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows)
@@ -330,19 +334,26 @@ class OwnerSide:
         return ids
 
     def _asked_of(
-        self, b: int, cells: Cells, alike: dict[bytes, Asked], ids_at: int, move: Mover, *, train: bool
+        self,
+        b: int,
+        cells: Cells,
+        those: Those,
+        alike: dict[bytes, Asked],
+        ids_at: int,
+        move: Mover,
+        *,
+        train: bool,
     ) -> Asked:
         """``alike``: what was asked of blocks read before; ``ids_at``: ``Maxima.behind``.
 
         Arrays are the host's; occurrences are grouped where the rows are, which takes the most time.
         """
-        streams, bases = self._streams_of[b]
+        streams = self._streams_of[b][0]
         has_maxima = bool(len(self._maxima_of[b][0]))
         replicated = bool(len(streams)) and self._valued <= streams[0] < self._n_sent  # all of a block, or none
         width = self.store.blocks[b].width
-        those = cells.those(streams, bases)
-        key = np.concatenate([those.cell_I, those.base_I]).tobytes()
-        before = None if has_maxima else alike.get(key)  # tables of several widths over the same features: sorted once
+        # Tables of several widths over the same features are sorted once.
+        before = None if has_maxima else alike.get(those.key)
         part = cells.of(those, width, gradients=train, before=before)
         value_start = None if replicated or not len(streams) else part.value_start
         if before is not None:
@@ -373,7 +384,7 @@ class OwnerSide:
                 behind=ids_at,
             )
             return _with_maxima(asked, maxima, width, move)
-        alike[key] = asked
+        alike[those.key] = asked
         return asked
 
     @staticmethod

@@ -38,9 +38,9 @@ def deal_requests(
         np.empty(most_ids, np.int64), np.empty(most_bags, np.int64), np.empty(most_bags, np.int64),
         np.empty(most_bytes, np.uint8), np.empty(len(every), np.int64), np.empty(len(every), np.int64),
     )  # fmt: skip
-    its_parts = [_NONE if part is None else part for part in parts]
+    given = [_NONE if part is None else part for part in parts]
     n_ids, n_bags, n_bytes = module().deal_requests(
-        ids, lengths, its_parts, weights, entries, first_B, every, item, out.ids_E, out.bags_E, out.ids, out.lengths,
+        ids, lengths, given, weights, entries, first_B, every, item, out.ids_E, out.bags_E, out.ids, out.lengths,
         out.bag, out.weights,
     )  # fmt: skip
     return DealtRequests(

@@ -49,8 +49,8 @@ def deal_requests(
     """All ids, each once for every entry that it goes to, sorted by entry; empty bags are put between at the end."""
     taken = np.zeros(len(every), bool)
     none = np.empty(0, np.int64)
-    entry, number, bag, rows, carried = ([none] for _ in range(5))
-    carried = [np.empty((0, item), np.uint8)]
+    entry, number, bag, rows = ([none] for _ in range(4))
+    carried: list[Bytes] = [np.empty((0, item), np.uint8)]
     empty: list[tuple[Ints, Ints]] = []
     for b, (its_ids, its_lengths, its_parts) in enumerate(zip(ids, lengths, parts, strict=True)):
         of_part = entries[first_B[b] : first_B[b + 1]]

@@ -61,8 +61,8 @@ Deal deal_of(const std::vector<Ids>& ids, const std::vector<Ids>& lengths, const
         (weights[b].size() && size(weights[b]) != item * k))
       throw std::invalid_argument("lists of bundles do not fit together");
     deal.bundles.push_back({ids[b].data(), lengths[b].data(), parts[b].size() ? parts[b].data() : nullptr,
-                            weights[b].size() ? weights[b].data() : nullptr, entries.data() + from, k,
-                            size(lengths[b]), to - from});
+                            weights[b].size() ? weights[b].data() : nullptr, entries.data() + from, k, size(lengths[b]),
+                            to - from});
   }
   return deal;
 }
@@ -94,9 +94,9 @@ void bind_requests(nb::module_& m) {
                    {out_ids.data(), out_lengths.data(), out_bag.data(), out_weights.data()});
         return std::make_tuple(n_ids, n_bags, n_bytes);
       },
-      "ids"_a, "lengths"_a, "parts"_a, "weights"_a, "entries"_a, "first"_a, "every"_a, "item"_a,
-      "ids_of"_a.noconvert(), "bags_of"_a.noconvert(), "out_ids"_a.noconvert(), "out_lengths"_a.noconvert(),
-      "out_bag"_a.noconvert(), "out_weights"_a.noconvert());
+      "ids"_a, "lengths"_a, "parts"_a, "weights"_a, "entries"_a, "first"_a, "every"_a, "item"_a, "ids_of"_a.noconvert(),
+      "bags_of"_a.noconvert(), "out_ids"_a.noconvert(), "out_lengths"_a.noconvert(), "out_bag"_a.noconvert(),
+      "out_weights"_a.noconvert());
   m.def(
       "plan_requests",
       [](Ids ids, Ids lengths, Ids cells, Flags far, Flags weighted, int64_t item, Written bytes, Written coding,

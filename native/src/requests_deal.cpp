@@ -1,14 +1,12 @@
-// Dealing ids to entries: one read that counts and one that writes, bundles beside each other. An entry is one bundle's,
-// so no two threads write to the same place.
+// Dealing ids to entries: one read that counts and one that writes; one thread, because a team's waiting takes more
+// time from what runs beside than it saves.
 #include "hpcrec/requests_deal.h"
 
-#include <atomic>
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
 #include <string>
-
-#include "hpcrec/parallel.h"
 
 namespace hpcrec {
 namespace {
@@ -40,17 +38,6 @@ void check(const Deal& deal) {
       if (e >= 0) taken[e] = true;
     }
   }
-}
-
-// Calls f(bundle's number, bundle) for each, on all threads where there is much to do.
-template <class F> void each_bundle(const Deal& deal, F&& f) {
-  int64_t work = 0;
-  for (const DealtBundle& b : deal.bundles) work += b.n_ids;
-  const auto n = static_cast<int64_t>(deal.bundles.size());
-  std::atomic<int64_t> next{0};
-  parallel(team(work / 4), [&](int, int) {
-    for (int64_t i = next++; i < n; i = next++) f(i, deal.bundles[i]);
-  });
 }
 
 // Calls f(id's number, bag, entry, whether it is the entry's first id of the bag) for each id that goes anywhere.
@@ -99,7 +86,8 @@ struct Places {
 };
 
 // To one entry that is asked for all of a bundle.
-void write_all(const DealtBundle& b, bool every, int64_t entry, const Places& at, int64_t item, const DealWritten& out) {
+void write_all(const DealtBundle& b, bool every, int64_t entry, const Places& at, int64_t item,
+               const DealWritten& out) {
   if (b.n_ids) std::memcpy(out.ids + at.ids[entry], b.ids, b.n_ids * sizeof(int64_t));
   if (b.weights && b.n_ids) std::memcpy(out.weights + at.weights[entry], b.weights, b.n_ids * item);
   int64_t *lengths = out.lengths + at.bags[entry], *bag = out.bag + at.bags[entry];
@@ -143,15 +131,13 @@ void count_deal(const Deal& deal, int64_t* ids_of, int64_t* bags_of) {
   check(deal);
   std::fill_n(ids_of, deal.n_entries, 0);
   std::fill_n(bags_of, deal.n_entries, 0);
-  std::vector<int64_t> wrong(deal.bundles.size(), fine);
-  each_bundle(deal, [&](int64_t i, const DealtBundle& b) {
-    wrong[i] = wrong_part(b);
-    if (wrong[i] == fine) count(b, deal.every, ids_of, bags_of);
-  });
-  for (size_t i = 0; i < wrong.size(); ++i)
-    if (wrong[i] != fine)
-      refuse(i, "an id goes to part " + std::to_string(deal.bundles[i].parts[wrong[i]]) + "; it has " +
-                    std::to_string(deal.bundles[i].n_parts));
+  for (size_t i = 0; i < deal.bundles.size(); ++i) {
+    const DealtBundle& b = deal.bundles[i];
+    const int64_t wrong = wrong_part(b);
+    if (wrong != fine)
+      refuse(i, "an id goes to part " + std::to_string(b.parts[wrong]) + "; it has " + std::to_string(b.n_parts));
+    count(b, deal.every, ids_of, bags_of);
+  }
 }
 
 void write_deal(const Deal& deal, const int64_t* ids_of, const int64_t* bags_of, const DealWritten& out) {
@@ -169,7 +155,7 @@ void write_deal(const Deal& deal, const int64_t* ids_of, const int64_t* bags_of,
     bags += bags_of[e];
     weights += weighted[e] ? deal.item * ids_of[e] : 0;
   }
-  each_bundle(deal, [&](int64_t, const DealtBundle& b) { write(b, deal.every, at, deal.item, out); });
+  for (const DealtBundle& b : deal.bundles) write(b, deal.every, at, deal.item, out);
 }
 
 }  // namespace hpcrec

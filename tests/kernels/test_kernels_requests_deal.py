@@ -101,8 +101,7 @@ def test_any_bundles(seed, kinds, n_bags, longest):
     dealt(bundles_of(seed, kinds, n_bags=n_bags, longest=longest))
 
 
-def test_many_ids_on_several_threads():
-    """So many that a team takes them."""
+def test_many_ids():
     of = bundles_of(3, ["dealt+w", "whole", "dealt", "whole+w"], n_bags=5000, longest=12)
     found = same_from_all(lambda: tuple(of.deal()))
     assert len(found[0]) > 50_000
