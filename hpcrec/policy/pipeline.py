@@ -68,7 +68,7 @@ class Pipeline:
         self._steps = None if policy.in_flight == 1 else _Steps(policy, exchange, timer, points)
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
         ahead = ahead or self._steps is not None
-        self._router = ThreadPoolExecutor(1, thread_name_prefix="route") if ahead else None
+        self._router = ThreadPoolExecutor(1, "route", kernels.set_threads, (kernels.get_threads(),)) if ahead else None
 
     def begin(self, first: int, last: int) -> None:
         """Steps [first, last) follow: the next training batches that are submitted."""
