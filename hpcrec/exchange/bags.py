@@ -200,11 +200,13 @@ class Splitter:
         f = bags.features.index(feature)
         offsets = bags.offsets[f * n_samples + samples.start : f * n_samples + samples.stop + 1]
         here = slice(int(offsets[0]), int(offsets[-1]))
-        ids, lengths = bags.ids[here], np.diff(offsets)
+        ids, lengths = bags.ids[here], offsets[1:] - offsets[:-1]
         family = self._layout.family_of[feature]
         if family.hashed:
             ids = kernels.hash_ids(ids, family.rows, table_seed(self._seed, family.name))
-        elif family.dynamic is None and len(ids) and (ids.min() < 0 or ids.max() >= family.rows):
+        elif (
+            family.dynamic is None and len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= family.rows
+        ):  # or below 0
             bad = ids[(ids < 0) | (ids >= family.rows)][0]
             raise DataError(
                 f"feature {feature!r} has id {bad}. Allowed: 0 to {family.rows - 1}, the rows of table "
@@ -262,5 +264,5 @@ def ranges(first: Ints, counts: Ints) -> Ints:
 def cumulative(counts: Ints, first: int = 0) -> Ints:
     """``[first, first + c0, first + c0 + c1, ...]``: offsets of consecutive pieces, int64 [len + 1]."""
     out = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=out[1:])
+    counts.cumsum(out=out[1:])
     return out + first if first else out
