@@ -86,16 +86,24 @@ def deal_requests(
             f"given are ids of {n} bundles, lengths of {len(lengths)}, parts of {len(parts)}, weights of "
             f"{len(carried)}, and first_B of {len(first_B)} numbers; the last has one more than there are bundles"
         )
-    _require(None, item, entries=(entries, _INT64, 0), first_B=(first_B, _INT64, 0), every=(every, _BOOL, 0))
+    asked = [part for part in parts if part is not None]
+    numbers = (*ids, *lengths, *asked, entries, first_B)
+    if not (
+        _flat(((numbers, _INT64), (carried, _UINT8), ((every,), _BOOL)))
+        and type(item) is int
+        and 0 < item <= _MOST_ITEM
+    ):
+        for array in numbers:
+            name = "entries" if array is entries else "first_B" if array is first_B else "ids, lengths or parts"
+            _require(None, item, **{name: (array, _INT64, 0)})
+        for of_ids in carried:
+            _require(None, item, weights=(of_ids, _UINT8, 0))
+        _require(None, item, every=(every, _BOOL, 0))
     if n and (first_B[0] < 0 or first_B[-1] > len(entries) or (first_B[1:] < first_B[:-1]).any()):
         raise ValueError(f"first_B is {first_B.tolist()}: these are no bounds of {len(entries)} entries")
-    for b, (of, bags, part, weight) in enumerate(zip(ids, lengths, parts, carried, strict=True)):
-        if not (_flat(of, _INT64) and _flat(bags, _INT64) and _flat(weight, _UINT8)):
-            _require(None, item, ids=(of, _INT64, 0), lengths=(bags, _INT64, 0), weights=(weight, _UINT8, 0))
-        if part is not None:
-            _require(None, item, parts=(part, _INT64, 0))
-            if len(part) != len(of):
-                raise ValueError(f"bundle {b}: parts are {len(part)}, its ids {len(of)}")
+    for b, (of, part, weight) in enumerate(zip(ids, parts, carried, strict=True)):
+        if part is not None and len(part) != len(of):
+            raise ValueError(f"bundle {b}: parts are {len(part)}, its ids {len(of)}")
         if len(weight) not in (0, item * len(of)):
             raise ValueError(f"bundle {b}: its weights are {len(weight)} bytes, not those of {len(of)} ids")
     here = reference_requests_deal if backend() is reference else native_requests
@@ -219,12 +227,16 @@ def read_requests(message: Bytes, at_P: Ints, bytes_P: Ints, weighted: Flags, it
     return here.read_requests(message, at_P, bytes_P, weighted, int(item))
 
 
-def _flat(array: Any, dtype: np.dtype) -> bool:
-    """Whether an array is as ``_require`` wants it: of many, for a third of the time."""
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
-        return False
-    flags = array.flags
-    return flags.c_contiguous and flags.aligned
+def _flat(lists: Sequence[tuple[Sequence[Any], np.dtype]]) -> bool:
+    """Whether all arrays are as ``_require`` wants them, each list's of its type, for a third of its time."""
+    for arrays, dtype in lists:
+        for array in arrays:
+            if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != dtype:
+                return False
+            flags = array.flags
+            if not (flags.c_contiguous and flags.aligned):
+                return False
+    return True
 
 
 def _require(written: str | None, item: int, **arrays: tuple[Any, np.dtype, int]) -> None:

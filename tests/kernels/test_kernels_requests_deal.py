@@ -165,5 +165,8 @@ def test_what_is_refused():
     for first in ([0, 2, 99], [-1, 2, 3], [0, 3, 2]):
         refused(changed("first_B", np.array(first)), "these are no bounds of")
     refused(changed("first_B", np.array([0, 1])), "the last has one more than there are bundles")
-    refused(changed("ids", fine.ids[0].astype(np.int32), 0), r"ids is int32\[.*needed is an aligned C-contiguous array")
+    refused(
+        changed("ids", fine.ids[0].astype(np.int32), 0),
+        r"ids, lengths or parts is int32\[.*needed is an aligned C-contiguous array",
+    )
     refused(changed("every", fine.every.astype(np.int64)), r"every is int64")
