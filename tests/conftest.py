@@ -4,8 +4,10 @@ Runs in serial pytest and in each rank of ``mpirun -n N pytest``. Knows nothing 
 """
 
 import faulthandler
+import getpass
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -112,7 +114,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Stacks of all threads on USR1."""
+    """Stacks of all threads on USR1, and a folder of its own for each rank's temporary ones."""
+    if (rank := launched_rank()) is not None:
+        # pytest prunes old temporary folders, and several ranks at once would prune each other's.
+        parent = os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        own = Path(parent) / f"pytest-of-{getpass.getuser()}-rank-{rank}"
+        own.mkdir(parents=True, exist_ok=True)
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(own)
     stderr = os.dup(2)  # pytest captures fd 2 while tests run; here it is still the real one
     faulthandler.register(signal.SIGUSR1, file=stderr, all_threads=True)
     if folder := config.getoption("--outcomes"):

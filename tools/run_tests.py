@@ -35,11 +35,11 @@ TAIL_LINES = 120  # of each other rank's output, shown on failure
 STACKS_S = 3.0  # between asking for the stacks and ending a run
 END_S = 10.0  # between asking a run to end and killing it
 WORST = ("failed", "began", "passed", "skipped")  # a test on several ranks counts once, as the first of these words
-# Rank 0 writes to mpirun's output; the others to files of their own, whatever the MPI library can do itself. Each has a
-# temporary folder of its own: pytest prunes old ones there, and several at once would prune each other's.
+# Rank 0 writes to mpirun's output; the others to files of their own, whatever the MPI library can do itself. Their
+# temporary folders are in the run's.
 KEEP_APART = (
-    'r=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-0}}}; mkdir -p "$0/tmp-$r"; '
-    'export PYTEST_DEBUG_TEMPROOT="$0/tmp-$r"; [ "$r" = 0 ] || exec > "$0/rank-$r.log" 2>&1; exec "$@"'
+    'r=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-0}}}; export PYTEST_DEBUG_TEMPROOT="$0"; '
+    '[ "$r" = 0 ] || exec > "$0/rank-$r.log" 2>&1; exec "$@"'
 )
 MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
