@@ -33,7 +33,6 @@ from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.claim import claimed
 from hpcrec.training.compression import compression, vectors
 from hpcrec.training.loop import Loop, Outcome
-from hpcrec.training.loop_options import LoopOptions
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 
@@ -62,7 +61,7 @@ def train(config: Config, *, job: str | None = None, copies: Sequence[tuple[str,
         root = session.topology.rank == 0
         on_root(session.parts.world.main, lambda: _prepare_folder(run, config))
         software = {**telemetry.versions(), **mpi_versions()}
-        loop = Loop(session, run, _loop_options(config), software)
+        loop = Loop(session, run, config.train, config.checkpoint, software)
         first = loop.resume()
         _begin_attempt(session, run, began, first, job)
         if root and first:
@@ -164,24 +163,6 @@ def _begin_attempt(session: Session, run: Path, began: str, step: int, job: str 
 def _attempts(run: Path) -> dict[str, Any]:
     """What ``summary.json`` says of all attempts of the run, this one being under way."""
     return {"attempts": attempts.figures(run)}
-
-
-def _loop_options(config: Config) -> LoopOptions:
-    stop = config.train.early_stop
-    return LoopOptions(
-        log_every=config.train.log_every,
-        eval_every=config.train.eval_every,
-        eval_batches=config.train.eval_batches,
-        checkpoint_every=config.checkpoint.every,
-        background=config.checkpoint.background,
-        full_every=config.checkpoint.full_every,
-        keep=config.checkpoint.keep,
-        keep_best=bool(config.checkpoint.keep_best),
-        resume=config.checkpoint.resume,
-        patience=None if stop is None else stop.patience,
-        min_delta=0.0 if stop is None else stop.min_delta,
-        metric=config.best_metric,
-    )
 
 
 def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str], error: str) -> dict[str, Any]:

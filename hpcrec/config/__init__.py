@@ -1,6 +1,7 @@
 """A run's configuration, read and checked: what others need of `keys`, to be imported from here."""
 
 from hpcrec.config.keys import (
+    CheckpointConfig,
     Config,
     DenseConfig,
     ExchangeConfig,
@@ -8,6 +9,7 @@ from hpcrec.config.keys import (
     StoreConfig,
     ThresholdConfig,
     TopologyConfig,
+    TrainConfig,
     load_config,
     reference,
     to_toml,
@@ -17,6 +19,7 @@ from hpcrec.config.keys import (
 )
 
 __all__ = [
+    "CheckpointConfig",
     "Config",
     "DenseConfig",
     "ExchangeConfig",
@@ -24,6 +27,7 @@ __all__ = [
     "StoreConfig",
     "ThresholdConfig",
     "TopologyConfig",
+    "TrainConfig",
     "load_config",
     "reference",
     "to_toml",

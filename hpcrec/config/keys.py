@@ -424,6 +424,11 @@ class TrainConfig:
     log_every: Positive = 50
     """Steps between two lines of metrics.jsonl."""
 
+    @property
+    def best_metric(self) -> Metric:
+        """What the best checkpoint is best in."""
+        return self.early_stop.metric if self.early_stop else "auc"
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
@@ -483,11 +488,6 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig
-
-    @property
-    def best_metric(self) -> Metric:
-        """What the best checkpoint is best in."""
-        return self.train.early_stop.metric if self.train.early_stop else "auc"
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:

@@ -20,9 +20,9 @@ from hpcrec.checkpoint.dynamic_state import LOGGED, figures
 from hpcrec.checkpoint.resume import resumed_from
 from hpcrec.checkpoint.saved import Progress
 from hpcrec.checkpoint.saver import Saver
+from hpcrec.config import CheckpointConfig, TrainConfig
 from hpcrec.errors import CheckpointError
 from hpcrec.training.compression import Kept, density, evaluated_otherwise
-from hpcrec.training.loop_options import LoopOptions
 from hpcrec.training.metrics import RunningMetrics
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
@@ -49,7 +49,10 @@ class Loop:
     session : Session
     folder : Path
         The run's folder.
-    options : LoopOptions
+    train : TrainConfig
+        When to log, to evaluate and to end early.
+    checkpoint : CheckpointConfig
+        When to save, what is kept, and what the run goes on from.
     software : dict of str to str
         Versions, processor and threads: what the bits of a result depend on.
 
@@ -59,13 +62,21 @@ class Loop:
         In what a resumed run's ranks and software are not those of its checkpoint.
     """
 
-    def __init__(self, session: Session, folder: Path, options: LoopOptions, software: dict[str, str]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        folder: Path,
+        train: TrainConfig,
+        checkpoint: CheckpointConfig,
+        software: dict[str, str],
+    ) -> None:
         self.differences: list[str] = []
         self._software = software
         self._session = session
         self._folder = folder
-        self._options = options
-        self._saver = Saver(session, folder, background=options.background, full_every=options.full_every)
+        self._train = train
+        self._checkpoint = checkpoint
+        self._saver = Saver(session, folder, background=checkpoint.background, full_every=checkpoint.full_every)
         self._progress = Progress()
         self._running = RunningMetrics()
         self._saved_at = self._judged_at = -1
@@ -74,7 +85,7 @@ class Loop:
 
     def resume(self) -> int:
         """Goes on from a checkpoint where there is one; collective. Returns the steps done before."""
-        world, which = self._session.parts.world, self._options.resume
+        world, which = self._session.parts.world, self._checkpoint.resume
         checkpoint = resumed_from(self._folder, which, world.main)
         if checkpoint is None:
             return 0
@@ -84,7 +95,7 @@ class Loop:
         self._saved_at = self._session.step
         self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
         self._logged_bytes, self._logged_at = world.total_wire_bytes().sum(), self._session.step
-        if self._options.keep_best:
+        if self._checkpoint.keep_best:
             self._find_best()
         return self._session.step
 
@@ -99,7 +110,7 @@ class Loop:
         run began: then there is no best one until the next evaluation.
         """
         progress, main = self._progress, self._session.parts.world.main
-        step, value, metric = progress.best_step, progress.best_value, self._options.metric
+        step, value, metric = progress.best_step, progress.best_value, self._train.best_metric
         if step is None or value is None or step not in on_root(main, lambda: steps_in(self._folder)):
             progress.best_value, progress.best_step, progress.misses = None, None, 0
             on_root(main, lambda: unmark_best(self._folder))
@@ -114,7 +125,7 @@ class Loop:
         if session.step > 0 and self._owes_evaluation():  # the stop that ended the last run interrupted it
             self._progress.ended = self._judge()
         if not self._progress.ended and not session.stopped:
-            self._train()
+            self._to_the_end()
         if not session.stopped and "validation" in session.parts.splits and self._judged_at != session.step:
             self._judge()
         self.save(last=True)
@@ -123,7 +134,7 @@ class Loop:
         evaluation = None if session.stopped else self._final_evaluation()
         return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress, dynamic)
 
-    def _train(self) -> None:
+    def _to_the_end(self) -> None:
         """All steps that are left, with what is due after each."""
         session = self._session
         if session.parts.chosen is not None and session.step < session.total_steps:
@@ -136,13 +147,13 @@ class Loop:
                 return
             if session.stopped:
                 return
-            if self._due(self._options.checkpoint_every):
+            if self._due(self._checkpoint.every):
                 self.save()
             self._since_s = time.perf_counter()
 
     def _owes_evaluation(self) -> bool:
         session = self._session
-        due = self._due(self._options.eval_every) and "validation" in session.parts.splits
+        due = self._due(self._train.eval_every) and "validation" in session.parts.splits
         return due and self._judged_at != session.step
 
     def _final_evaluation(self) -> dict[str, Any] | None:
@@ -160,7 +171,7 @@ class Loop:
     def _take_best(self) -> int:
         """Loads the best checkpoint where one is kept and whole; returns the step whose weights there are then."""
         session, main, last = self._session, self._session.parts.world.main, self._session.step
-        if not self._options.keep_best or self._progress.best_step in (None, last):
+        if not self._checkpoint.keep_best or self._progress.best_step in (None, last):
             return last
         best, problem = None, None
         try:
@@ -185,7 +196,7 @@ class Loop:
         self._telemetry.step(took_s, stop - start)
         if session.last_logits is not None and step.batch is not None:
             self._running.update(session.last_logits.cpu().numpy(), step.batch.label, step.batch.weight)
-        if self._due(self._options.log_every):
+        if self._due(self._train.log_every):
             self._log(loss)
         elif session.guard.in_a_row:
             self._telemetry.log(session.step, {"skipped_steps": session.guard.skipped})
@@ -221,29 +232,30 @@ class Loop:
         Nothing is kept of an evaluation during which the ranks agreed to stop. Where steps are in flight it does not
         end by that: training stops soon after, when these are learned.
         """
-        session, options, progress = self._session, self._options, self._progress
+        session, train, progress = self._session, self._train, self._progress
         evaluate = session.evaluate_unless_stopped if session.parts.pipeline.rested() else session.evaluate
         with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
-            found = evaluate("validation", options.eval_batches)
+            found = evaluate("validation", train.eval_batches)
         if found is None:
             return False
         self._judged_at = session.step
         self._saved_at = -1  # a checkpoint of this step does not know of the evaluation
         progress.evaluations.append({"step": session.step, **found})
         self._telemetry.log(session.step, {f"validation_{k}": v for k, v in found.items()})
-        value = found.get(options.metric)
+        metric, stop = train.best_metric, train.early_stop
+        value = found.get(metric)
         if value is None or not math.isfinite(_mean(value)):
             return False
         value = _mean(value)
         best = progress.best_value
-        sign = 1 if RISES[options.metric] else -1
-        if best is None or sign * (value - best) > options.min_delta:
+        sign = 1 if RISES[metric] else -1
+        if best is None or sign * (value - best) > (stop.min_delta if stop else 0.0):
             progress.best_value, progress.best_step, progress.misses = value, session.step, 0
-            if options.keep_best:
+            if self._checkpoint.keep_best:
                 self.save()
         else:
             progress.misses += 1
-        return options.patience is not None and progress.misses >= options.patience
+        return stop is not None and progress.misses >= stop.patience
 
     def save(self, *, last: bool = False) -> None:
         """Writes a checkpoint unless this step has one, and removes those that are not to be kept; collective."""
@@ -257,12 +269,12 @@ class Loop:
 
     def _mark_and_prune(self, step: int) -> Callable[[], None]:
         """What rank 0 does when this step's checkpoint is whole: the best one is noted before the one before may go."""
-        best, value, options = self._progress.best_step, self._progress.best_value, self._options
+        best, value, kept = self._progress.best_step, self._progress.best_value, self._checkpoint
 
         def do() -> None:
-            if options.keep_best and best == step and value is not None:
-                mark_best(self._folder, step, options.metric, value)
-            prune(self._folder, options.keep, [] if best is None else [best])
+            if kept.keep_best and best == step and value is not None:
+                mark_best(self._folder, step, self._train.best_metric, value)
+            prune(self._folder, kept.keep, [] if best is None else [best])
 
         return do
 

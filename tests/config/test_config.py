@@ -359,7 +359,7 @@ def test_values_arrive(tmp_path):
     config = load(tmp_path, FULL_RUN)
     assert config.topology.owners == (0, 1) and config.topology.dense == 2
     assert config.model.options["word"] == 'q"\\\n\x7fé' and config.model.options["nested"] == {"x": 1, "empty": {}}
-    assert config.train.early_stop is not None and config.best_metric == "logloss"
+    assert config.train.early_stop is not None and config.train.best_metric == "logloss"
     assert config.embedding.table_of("viewed") == "item" and config.embedding.table_of("user") == "user"
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.train.steps = 3
