@@ -3,16 +3,19 @@
 import itertools
 from typing import Any
 
+import numpy as np
+
 
 def covering(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Combinations in which every pair of values of two axes occurs."""
-    chosen, missing = [], set()
-    places = list(itertools.combinations(range(len(axes)), 2))
-    for i, j in places:
-        missing |= {(i, j, a, b) for a in range(len(axes[i])) for b in range(len(axes[j]))}
-    everything = list(itertools.product(*(range(len(axis)) for axis in axes)))
-    while missing:
-        best = max(everything, key=lambda c: sum((i, j, c[i], c[j]) in missing for i, j in places))
-        missing -= {(i, j, best[i], best[j]) for i, j in places}
+    """Combinations in which every pair of values of two axes occurs; each is the first of those with most new pairs."""
+    pairs = list(itertools.combinations(range(len(axes)), 2))
+    missing = {(i, j): np.ones((len(axes[i]), len(axes[j])), dtype=np.int32) for i, j in pairs}
+    everything = np.indices([len(axis) for axis in axes]).reshape(len(axes), -1)
+    chosen = []
+    while any(each.any() for each in missing.values()):
+        new = sum(missing[i, j][everything[i], everything[j]] for i, j in pairs)
+        best = everything[:, np.argmax(new)]
+        for i, j in pairs:
+            missing[i, j][best[i], best[j]] = 0
         chosen.append(tuple(axis[k] for axis, k in zip(axes, best, strict=True)))
     return chosen
