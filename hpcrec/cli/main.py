@@ -97,8 +97,8 @@ def train(config: Path, overrides: Sequence[str], resume: str | None, copies: Se
     _start()
     from hpcrec.cli import train as commands
 
-    checked, job = _train_config(config, overrides, resume), os.environ.get("SLURM_JOB_ID")
-    return int(commands.train(checked, job=job, copies=copies))
+    checked = _train_config(config, overrides, resume)
+    return int(commands.train(checked, copies=copies, environment=os.environ))
 
 
 @command_line.command(

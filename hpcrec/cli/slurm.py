@@ -135,11 +135,6 @@ def _checked(path: Path, overrides: Sequence[str], parts: Sequence["Part"]) -> "
         raise ConfigError(f"hpcrec submit: {sets}: {error}") from error
     hosts = [part.ranks_per_node for part in parts for _ in range(part.nodes)]
     topology_of(config, [host for host, ranks in enumerate(hosts) for _ in range(ranks)])
-    if config.checkpoint.resume != "auto":
-        raise ConfigError(
-            f"{path}: checkpoint.resume is {config.checkpoint.resume!r}, with which a requeued job would not go on "
-            "where it was stopped. Use 'auto'; to start anew, give it a run.folder of its own."
-        )
     if config.checkpoint.every == 0:
         click.echo(
             "note: checkpoint.every is 0: a node failure, or a preemption without a warning, loses all since the last "

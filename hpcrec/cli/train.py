@@ -6,7 +6,8 @@ Knows sessions and run folders; does not parse a command line (``cli.main``).
 import contextlib
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
-from hpcrec.checkpoint.files import checkpoints_in
+from hpcrec.checkpoint.files import checkpoints_in, steps_in
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
@@ -30,6 +31,7 @@ from hpcrec.data.predictions import predictions
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError
 from hpcrec.training import attempts, report, telemetry
+from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import claimed
 from hpcrec.training.compression import compression, vectors
 from hpcrec.training.loop import Loop, Outcome
@@ -40,30 +42,36 @@ EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
 EVALUATED_BESIDE = ("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss")
 
 
-def train(config: Config, *, job: str | None = None, copies: Sequence[tuple[str, str]] = ()) -> ExitCodes:
+def train(
+    config: Config, *, copies: Sequence[tuple[str, str]] = (), environment: Mapping[str, str] | None = None
+) -> ExitCodes:
     """Trains as the configuration says, into its run folder; collective.
 
     Parameters
     ----------
-    job : str, optional
-        Slurm's number of the job, for the record of the run's attempts.
     copies : sequence of (folder, copy)
         Data sets in ``folder`` are read from ``copy``; the run folder remembers ``folder``, which outlives the job.
+    environment : mapping of str to str, optional
+        Where it has Slurm's variables, the record of attempts has the job. Where the same job began this run in an
+        earlier allocation, it goes on from what is saved since, whatever ``checkpoint.resume`` says.
 
     Returns
     -------
     ExitCodes
         ``FINISHED``, or ``STOPPED`` where a signal ended it: started again, it goes on.
     """
-    config = with_absolute_paths(config)
+    config, allocation = with_absolute_paths(config), Allocation.of(environment or {})
     run, began = Path(config.run.folder), attempts.now()
-    with open_session(with_copied_data(config, copies)) as session, claimed(run, job, session.parts.world.main):
+    with (
+        open_session(with_copied_data(config, copies)) as session,
+        claimed(run, allocation.job, session.parts.world.main),
+    ):
         root = session.topology.rank == 0
-        on_root(session.parts.world.main, lambda: _prepare_folder(run, config))
+        resume = on_root(session.parts.world.main, lambda: _prepare_folder(run, config, allocation))
         software = {**telemetry.versions(), **mpi_versions()}
-        loop = Loop(session, run, config.train, config.checkpoint, software)
+        loop = Loop(session, run, config.train, replace(config.checkpoint, resume=resume), software)
         first = loop.resume()
-        _begin_attempt(session, run, began, first, job)
+        _begin_attempt(session, run, began, first, allocation)
         if root and first:
             print(f"resumed from step {first} of {session.total_steps}", flush=True)
             for difference in loop.differences:
@@ -137,13 +145,20 @@ def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -
         return dataset.samples
 
 
-def _prepare_folder(run: Path, config: Config) -> None:
+def _prepare_folder(run: Path, config: Config, allocation: Allocation) -> str:
+    """Makes a run's folder ready; returns ``checkpoint.resume`` as it is for this attempt."""
+    first = attempts.first_step_of(run, allocation)
+    resume = config.checkpoint.resume
+    if first is not None and resume != "auto" and (resume == "never" or max(steps_in(run), default=first) > first):
+        print(f"checkpoint.resume = {resume!r} was for the first allocation of job {allocation.job}", flush=True)
+        resume = "auto"
     with writing(run):
-        _clean_folder(run, config)
+        _clean_folder(run, config, resume)
+    return resume
 
 
-def _clean_folder(run: Path, config: Config) -> None:
-    if config.checkpoint.resume == "never":
+def _clean_folder(run: Path, config: Config, resume: str) -> None:
+    if resume == "never":
         for replaced in (checkpoints_in(run), run / "tensorboard"):  # of the run that this one replaces
             shutil.rmtree(replaced, ignore_errors=True)
         (run / attempts.FILE).unlink(missing_ok=True)
@@ -152,12 +167,12 @@ def _clean_folder(run: Path, config: Config) -> None:
     (run / "config.toml").write_text(to_toml(config), encoding="utf-8")
 
 
-def _begin_attempt(session: Session, run: Path, began: str, step: int, job: str | None) -> None:
+def _begin_attempt(session: Session, run: Path, began: str, step: int, allocation: Allocation) -> None:
     """Notes that the run goes on from ``step``, before its metrics past it are dropped; collective."""
     main = session.parts.world.main
     with session.parts.world.ledger.paused():
         hosts = list(dict.fromkeys(main.allgather(socket.gethostname())))
-        on_root(main, lambda: attempts.begin(run, began, step, main.size, hosts, job))
+        on_root(main, lambda: attempts.begin(run, began, step, main.size, hosts, allocation))
 
 
 def _attempts(run: Path) -> dict[str, Any]:

@@ -449,7 +449,7 @@ class CheckpointConfig:
     """Whether the checkpoint with the best validation is kept besides; by default where there is validation data."""
     resume: Text = "auto"
     """auto: from the run folder's newest checkpoint, if there is one. never: from the start. Else: path of a
-    checkpoint folder to start from."""
+    checkpoint folder to start from. A job that Slurm has requeued goes on from what it has saved, under all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

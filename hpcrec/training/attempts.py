@@ -7,7 +7,8 @@ ranks, and imports nothing heavy, for the launcher reads it too.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,20 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def begin(run: Path, at: str, step: int, ranks: int, hosts: Sequence[str], job: str | None) -> None:
+@dataclass(frozen=True)
+class Allocation:
+    """What a run computes in: a job of Slurm, None outside of it, and how often it has been requeued."""
+
+    job: str | None = None
+    restart: int = 0
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "Allocation":
+        """The one that Slurm's variables tell of."""
+        return cls(environment.get("SLURM_JOB_ID"), int(environment.get("SLURM_RESTART_COUNT", "0")))
+
+
+def begin(run: Path, at: str, step: int, ranks: int, hosts: Sequence[str], allocation: Allocation) -> None:
     """Adds that an attempt began, and first the end of the one before where that has none. On one rank.
 
     Parameters
@@ -31,8 +45,6 @@ def begin(run: Path, at: str, step: int, ranks: int, hosts: Sequence[str], job: 
         When, as ``now``.
     step : int
         Steps done before: what earlier attempts did past it has to be done again, and counts as lost.
-    job : str or None
-        Slurm's number of the job.
 
     Raises
     ------
@@ -48,7 +60,7 @@ def begin(run: Path, at: str, step: int, ranks: int, hosts: Sequence[str], job: 
         end(run, seen, "killed", _iso(seen_s))
         events = read(run)
     lost_steps, lost_s = _lost(run, events, step)
-    whole = {"event": "begin", "at": at, "step": step, "ranks": ranks, "hosts": list(hosts), "job": job}
+    whole = {"event": "begin", "at": at, "step": step, "ranks": ranks, "hosts": list(hosts), **vars(allocation)}
     _append(run, {**whole, "lost_steps": lost_steps, "lost_s": lost_s})
 
 
@@ -77,6 +89,15 @@ def read(run: Path) -> list[dict[str, Any]]:
 def last_begin(run: Path) -> dict[str, Any] | None:
     """When the newest attempt began, and where."""
     return next((event for event in reversed(read(run)) if event["event"] == "begin"), None)
+
+
+def first_step_of(run: Path, allocation: Allocation) -> int | None:
+    """The step from which an earlier allocation of the same job first began here; None where none did."""
+    for event in read(run):
+        if event["event"] == "begin" and event["job"] == allocation.job is not None:
+            # What was written before the count was noted tells of no earlier allocation.
+            return int(event["step"]) if event.get("restart", allocation.restart) < allocation.restart else None
+    return None
 
 
 def figures(run: Path) -> dict[str, Any]:

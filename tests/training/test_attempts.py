@@ -10,6 +10,7 @@ import pytest
 
 from hpcrec.errors import OutputError
 from hpcrec.training import attempts, report
+from hpcrec.training.attempts import Allocation
 
 START_S = 1_800_000_000
 
@@ -18,8 +19,8 @@ def at(seconds: float) -> str:
     return datetime.fromtimestamp(START_S + seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def begin(run: Path, seconds: float, step: int, job: str | None = None) -> None:
-    attempts.begin(run, at(seconds), step, 4, ["node1", "node2"], job)
+def begin(run: Path, seconds: float, step: int, job: str | None = None, restart: int = 0) -> None:
+    attempts.begin(run, at(seconds), step, 4, ["node1", "node2"], Allocation(job, restart))
 
 
 def saved(run: Path, step: int, seconds: float) -> None:
@@ -39,7 +40,7 @@ def figures(run: Path) -> dict[str, Any]:
 
 
 def test_the_file_is_as_documented(tmp_path: Path) -> None:
-    begin(tmp_path, 0, 0, job="4711")
+    begin(tmp_path, 0, 0, job="4711", restart=2)
     attempts.end(tmp_path, 30, "stopped", at(60))
     assert [json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines()] == [
         {
@@ -49,6 +50,7 @@ def test_the_file_is_as_documented(tmp_path: Path) -> None:
             "ranks": 4,
             "hosts": ["node1", "node2"],
             "job": "4711",
+            "restart": 2,
             "lost_steps": 0,
             "lost_s": 0.0,
         },
@@ -58,6 +60,20 @@ def test_the_file_is_as_documented(tmp_path: Path) -> None:
     assert len(attempts.read(tmp_path)) == 2
     begun = attempts.last_begin(tmp_path)
     assert begun is not None and begun["job"] == "4711"
+
+
+def test_earlier_allocations_of_a_job_are_told_from_other_runs(tmp_path: Path) -> None:
+    def first(job: str | None, restart: int) -> int | None:
+        return attempts.first_step_of(tmp_path, Allocation(job, restart))
+
+    assert first("4711", 1) is None
+    begin(tmp_path, 0, 5, job="4711")
+    begin(tmp_path, 10, 30, job="4711", restart=1)
+    assert [first("4711", restart) for restart in range(4)] == [None, 5, 5, 5]
+    assert first("4712", 3) is None
+    assert first(None, 0) is None and first(None, 1) is None
+    assert Allocation.of({}) == Allocation() and Allocation.of({"SLURM_JOB_ID": "7"}) == Allocation("7")
+    assert Allocation.of({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "3"}) == Allocation("7", 3)
 
 
 def test_stops_lose_nothing(tmp_path: Path) -> None:
