@@ -8,6 +8,7 @@ all. Knows nothing of what the records say.
 import fcntl
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import IO, Any
 
@@ -123,8 +124,11 @@ class Journal:
             raise ConfigError(
                 f"{self.folder}: another process prepares data in this folder now; wait for it, or give another --out."
             ) from None
-        except OSError:
-            pass  # a file system without locks: then nothing guards against two at once
+        except OSError as error:
+            said = (
+                f"{self.folder}: its file system takes no lock ({error.strerror}); see that one process prepares in it"
+            )
+            warnings.warn(said, stacklevel=2)
 
     def _compare(self, earlier: Record) -> None:
         was, now = _flat(earlier["identity"]), _flat(self._identity)
@@ -141,8 +145,7 @@ class Journal:
             )
 
     def _check_results(self, finished: Record) -> None:
-        for name, size in finished["files"].items():
-            path = self.folder / name
+        for path, size in self._results(finished).items():
             if not path.is_file() or path.stat().st_size != size:
                 raise DataError(
                     f"{path}: prepare.json says that it was finished with {size} bytes, which is not so now. Begin "
@@ -153,20 +156,36 @@ class Journal:
         path = self.folder / "prepare.json"
         finished = _read(path)
         if finished is not None:
-            for name in finished["files"]:
-                (self.folder / name).unlink(missing_ok=True)
+            for result in self._results(finished):
+                result.unlink(missing_ok=True)
             path.unlink()
             shutil.rmtree(self.pieces, ignore_errors=True)
+
+    def _results(self, finished: Record) -> dict[Path, int]:
+        """Files that a conversion gave, and their sizes; none is outside of its folder, whoever wrote the record."""
+        here = self.folder.resolve()
+        found = {self.folder / name: size for name, size in finished["files"].items()}
+        for path in found:
+            if ".." in path.parts or not path.parent.resolve().is_relative_to(here):
+                raise DataError(
+                    f"{self.folder / 'prepare.json'}: names {path}, which is not in its folder. Nothing was removed or "
+                    "written. hpcrec prepare writes no such record: remove it, or give another --out."
+                )
+        return found
 
 
 def _read(path: Path) -> Record | None:
     try:
-        content: Record = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if path.name == "prepare.json" and not (isinstance(content, dict) and isinstance(content.get("files"), dict)):
+            raise ValueError("it names no files")
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise DataError(f"{path}: not what `hpcrec prepare` writes ({error}); begin anew (--restart).") from error
-    return content
+        raise DataError(
+            f"{path}: not what `hpcrec prepare` writes ({error}). Remove it to begin anew, or give another --out."
+        ) from error
+    return dict(content)
 
 
 def _text(content: Record) -> str:

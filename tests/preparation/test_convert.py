@@ -1,7 +1,9 @@
 """Converters: exact values from small hand-made files, exact line numbers, bounded memory, real samples where there."""
 
+import errno
 import gzip
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -229,3 +231,38 @@ def test_real_movielens(tmp_path: Path, files: tuple[str, ...], users: int, item
     summary = prepare_movielens(*real(*files), tmp_path, split=ALL)
     assert summary.samples == {"train": 100_000} and summary.label_rate["train"] == pytest.approx(rate, abs=5e-5)
     assert (summary.cardinalities["user_id"], summary.cardinalities["item_id"]) == (users + 1, items + 1)
+
+
+@pytest.mark.parametrize("named", ["../keep.txt", "/{outside}", "link/keep.txt", "sub/../../keep.txt"])
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_record_that_names_files_elsewhere_removes_none(tmp_path: Path, named: str, restart: bool) -> None:
+    source = write_text(tmp_path / "train.txt", [criteo_line(1, 5)])
+    outside, out = tmp_path / "keep.txt", tmp_path / "out"
+    outside.write_text("kept")
+    prepare_criteo([source], out, rows_per_feature=1000, split=ALL)
+    (out / "link").symlink_to(tmp_path)
+    record = json.loads((out / "prepare.json").read_text())
+    record["files"] = {"train.h5": record["files"]["train.h5"], named.format(outside=str(outside)[1:]): 4}
+    (out / "prepare.json").write_text(json.dumps(record))
+    with pytest.raises(DataError, match=r"prepare\.json: names .*keep\.txt, which is not in its folder"):
+        prepare_criteo([source], out, rows_per_feature=1000, split=ALL, restart=restart)
+    assert outside.read_text() == "kept" and (out / "train.h5").exists()
+
+
+@pytest.mark.parametrize("record", ["[]", "{", '{"files": ["train.h5"]}', "{}"])
+def test_a_record_that_is_none_is_said(tmp_path: Path, record: str) -> None:
+    source = write_text(tmp_path / "train.txt", [criteo_line(1, 5)])
+    (tmp_path / "prepare.json").write_text(record)
+    for restart in (True, False):
+        with pytest.raises(DataError, match=r"prepare\.json: not what `hpcrec prepare` writes .*Remove it"):
+            prepare_criteo([source], tmp_path, rows_per_feature=1000, split=ALL, restart=restart)
+
+
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    source = write_text(tmp_path / "train.txt", [criteo_line(1, 5)])
+    monkeypatch.setattr("hpcrec.preparation.journal.fcntl.flock", none)
+    with pytest.warns(UserWarning, match="takes no lock .No locks available.; see that one process"):
+        prepare_criteo([source], tmp_path / "out", rows_per_feature=1000, split=ALL)
