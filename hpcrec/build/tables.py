@@ -3,7 +3,7 @@
 Knows no communicator: pure, the same on every rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hpcrec.checkpoint.files import LONGEST_NAME, quoted
 from hpcrec.comm.topology import Topology, assign_roles
 from hpcrec.config import Config, DenseConfig, ExchangeConfig, PolicyConfig, StoreConfig, TopologyConfig
 from hpcrec.data import hashing
@@ -148,8 +149,8 @@ def make_offers(
     Raises
     ------
     ConfigError
-        Settings of a table that the model does not read, a placement that cannot be had, a max of weighted ids, or a
-        table called as one of another set.
+        Settings of a table that the model does not read, a placement that cannot be had, a max of weighted ids, a table
+        called as one of another set, or one whose name is none for a folder of a checkpoint.
     """
     widths = tables_of(operators)
     lookups = [lookup for operator in operators.values() for lookup in operator.lookups]
@@ -200,7 +201,21 @@ def make_offers(
         thresholded=thresholded,
         learned=topology.groups == 1,
     )
-    return tables_in(sets, tables), families_in(sets, families), offers
+    every = tables_in(sets, tables)
+    _check_names(every)
+    return every, families_in(sets, families), offers
+
+
+def _check_names(tables: Iterable[str]) -> None:
+    """Before training, not at the first checkpoint."""
+    for name in tables:
+        length = len(quoted(name).encode())
+        if length > LONGEST_NAME or "\0" in name:
+            has = "a NUL in its name" if "\0" in name else f"a name of {length} bytes"
+            raise ConfigError(
+                f"table {name[:60]!r} has {has}, and a checkpoint keeps it in a folder of that name. Allowed: at most "
+                f"{LONGEST_NAME} bytes, no NUL. Rename the feature in the data set, or the table of your model."
+            )
 
 
 def _placement(config: Config, name: str, beside: str) -> Placement:

@@ -32,6 +32,9 @@ BEST = "best.json"
 # ---- names ---------------------------------------------------------------------------------------------------------
 
 
+LONGEST_NAME = 255  # bytes of a file's or a folder's, on Linux
+
+
 def quoted(name: str) -> str:
     """A name of a table, parameter or state as one HDF5 or file name: ``%``, ``/`` and a leading dot as ``%xx``."""
     name = name.replace("%", "%25").replace("/", "%2F")

@@ -25,6 +25,10 @@ from hpcrec.units import MiB
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
+# A line break in a path would be a line of a job's script.
+Place = Annotated[
+    str, Field(strict=True, min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$", description="without control characters")
+]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[int, Field(strict=True, ge=1)]
 Amount = Annotated[float, Field(strict=True, ge=0)]
@@ -39,11 +43,11 @@ class DataConfig:
     """Data sets, and how they are read. Paths are relative to the working directory."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    train: Text
+    train: Place
     """Data set to train on: an HDF5 file, or the index file of several."""
-    validation: Text | None = None
+    validation: Place | None = None
     """Data set for evaluation during and after training; none by default."""
-    test: Text | None = None
+    test: Place | None = None
     """Data set evaluated once, after training; none by default."""
     features: tuple[Text, ...] = ()
     """Categorical features to use, in this order; all of the data set's when empty."""
@@ -64,7 +68,7 @@ class ModelConfig:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: Text = "dlrm"
     """A model of the zoo, or your own as package.module:attribute."""
-    folder: Text | None = None
+    folder: Place | None = None
     """Where a module of your own is looked for first; the folder of the configuration file by default."""
     width: Positive = 16
     """Columns of an embedding row."""
@@ -447,7 +451,7 @@ class CheckpointConfig:
     """Newest checkpoints that are kept, and what they need."""
     keep_best: Flag | None = None
     """Whether the checkpoint with the best validation is kept besides; by default where there is validation data."""
-    resume: Text = "auto"
+    resume: Place = "auto"
     """auto: from the run folder's newest checkpoint, if there is one. never: from the start. Else: path of a
     checkpoint folder to start from. A job that Slurm has requeued goes on from what it has saved, under all of them."""
 
@@ -457,7 +461,7 @@ class RunConfig:
     """What the run writes."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    folder: Text
+    folder: Place
     """Folder for config.toml, metrics.jsonl, summary.json, report.html, tensorboard/ and checkpoints/; made if need
     be."""
     tensorboard: Flag = True

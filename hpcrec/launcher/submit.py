@@ -95,9 +95,10 @@ class Job:
                     f"hpcrec submit: option {option!r} for sbatch. hpcrec submit sets {name[0]} itself, by what "
                     f"it has checked: {_OURS[name[0]]}."
                 )
-        if '"' in str(self.run_folder):
+        if wrong := re.search(r'["\\\x00-\x1f\x7f]', str(self.run_folder)):
             raise ConfigError(
-                f"hpcrec submit: run.folder is {str(self.run_folder)!r}. sbatch takes no path with a quote."
+                f"hpcrec submit: run.folder is {str(self.run_folder)!r}. sbatch takes no path with {wrong[0]!r} in it: "
+                f"{_FOLDER}."
             )
         if len(self.parts) > 1 and self.launcher == "mpirun":
             raise ConfigError(

@@ -35,7 +35,8 @@ def _bounds(metadata: Sequence[Any]) -> str:
         for name, word in words.items():
             if (bound := getattr(item, name, None)) is not None:
                 text += f", {word}" if name == "min_length" else f", {word} {bound}"
-    return text
+    said = (getattr(item, "description", None) for item in metadata)  # of a pattern, which no reader wants to see
+    return text + "".join(f", {words}" for words in said if words)
 
 
 def choices(annotation: Any) -> list[str]:

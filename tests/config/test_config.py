@@ -94,6 +94,10 @@ WRONG = {
         ["apply_to_embeddings is 1", "true or false"],
     ),
     "a list for a word": ("[model]\nname = []", ["model.name is []", "text, not empty"]),
+    "a line break in a path": (
+        '[checkpoint]\nresume = "runs/a\\nrm -r b"',
+        ['checkpoint.resume is "runs/a\\nrm -r b"', "text, not empty, without control characters"],
+    ),
     "a wrong item": ("[topology]\nmode = 'split'\nowners = [0, 'a']", ['topology.owners is [0, "a"]', "a list, each"]),
     "a wrong choice": (
         "[exchange]\nform = 'pooed'",

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from hpcrec.launcher.submit import scripts_folder
+from hpcrec.toml.write import dump_value
 
 HPCREC = """#!/bin/sh
 echo "$@" >> "$RUN.commands"
 case "$*" in *--resume*) echo 'Error: No such option: --resume' >&2; exit 2 ;; esac
 case $1 in
-  config) printf '[data]\\ntrain = "t.h5"\\n[run]\\nfolder = "%s"\\n[x]\\nfolder = "no"\\n' "$RUN" ;;
+  config) printf '[data]\\ntrain = "t.h5"\\n[run]\\nfolder = %s\\n[x]\\nfolder = "no"\\n' "$FOLDER" ;;
   run)
     [ -z "$BRINGS" ] || mkdir -p "$RUN/checkpoints/step-$BRINGS"
     [ -z "$TAKEN" ] || kill -TERM $PPID
@@ -25,6 +26,7 @@ case $1 in
     ;;
 esac
 """
+RUN = r'a "run" of C:\new'
 PARTS = {"SLURM_HET_SIZE": "2", "SLURM_NTASKS_HET_GROUP_0": "2", "SLURM_NTASKS_HET_GROUP_1": "8"}
 
 
@@ -41,14 +43,14 @@ class Ended:
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[..., Ended]:
     """Runs a script once."""
-    programs, run = tmp_path / "bin", tmp_path / "a run"
+    programs, run = tmp_path / "bin", tmp_path / RUN
     programs.mkdir()
     for name, text in {"hpcrec": HPCREC, "scontrol": '#!/bin/sh\necho "$@" >> "$RUN.requeues"\n'}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     # a site's settings of before: some that scripts know today are not there
     (tmp_path / "env.sh").write_text("HPCREC_LAUNCHER=mpirun HPCREC_RESTARTS=0 HPCREC_REQUEUES=9 HPCREC_STOP_S=1\n")
-    requeues, commands = tmp_path / "a run.requeues", tmp_path / "a run.commands"
+    requeues, commands = tmp_path / f"{RUN}.requeues", tmp_path / f"{RUN}.commands"
 
     def once(name: str, *arguments: str, **more: str) -> Ended:
         for path in (requeues, commands):
@@ -57,6 +59,7 @@ def script(tmp_path: Path) -> Callable[..., Ended]:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "HPCREC_ENV": str(tmp_path / "env.sh"),
             "RUN": str(run),
+            "FOLDER": dump_value(str(run)),
             "SLURM_JOB_ID": "7",
             "SLURM_NTASKS": "2",
             **more,
@@ -110,7 +113,7 @@ def test_only_what_was_stopped_or_warned_is_requeued(allocation):
 
 
 def test_a_run_folder_that_cannot_be_written_is_no_reason_to_stop(allocation, tmp_path):
-    (tmp_path / "a run").write_text("")
+    (tmp_path / RUN).write_text("")
     ended = allocation()
     assert (ended.code, ended.again) == (75, True) and "to be requeued" in ended.said
 

@@ -30,7 +30,7 @@ class Job:
         return self.works.pop(0)(self)
 
     def begin(self, step: int) -> None:
-        attempts.begin(self.folder, attempts.now(), step, 2, ["node"], None)
+        attempts.begin(self.folder, attempts.now(), step, 2, ["node"], attempts.Allocation())
 
     def save(self, *steps: int) -> None:
         for step in steps:

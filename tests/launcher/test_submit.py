@@ -88,7 +88,7 @@ def test_run_folders_of_any_name(tmp_path):
     found = header(render(job(tmp_path, part, run_folder=tmp_path / "it's 5% #1"), text_of("fused")))
     assert f'"--output={tmp_path}/it\'s 5%% #1/slurm-%j.out"' in found
     assert "--job-name=hpcrec-it-s-5---1" in found
-    with pytest.raises(ConfigError, match="sbatch takes no path with a quote"):
+    with pytest.raises(ConfigError, match="sbatch takes no path with '\"' in it"):
         job(tmp_path, part, run_folder=tmp_path / 'a"b')
 
 

@@ -1,5 +1,6 @@
 """The session's contract with a user's own loop."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,12 @@ from mpi4py import MPI
 
 from hpcrec.build import session as build
 from hpcrec.build.session import open_session
+from hpcrec.cli import train as commands
 from hpcrec.errors import ConfigError, DataError, HpcrecError
 from hpcrec.models import MODELS
 from hpcrec.types import Bags, Batch
 from tests.together import on_every_rank
+from tests.training import runs
 from tests.training.runs import FEATURES, SAMPLES, config_for, gather_tables, write_data
 from tests.training.test_equivalence import check_against_reference, roles_for, sections
 
@@ -234,3 +237,17 @@ def test_gradients_whose_norm_is_not_finite_are_not_clipped_but_said(folder: Pat
         with pytest.raises(HpcrecError, match=r"norm of the dense gradients is (nan|inf)"):
             # every gradient is finite, the sum of their squares is not
             step.run(lambda inputs, samples: session.model(inputs, samples.dense) * 1e300)
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_table_has_a_name_that_a_checkpoint_can_keep(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, length in (("u" * 255, 0), ("u" * 256, 256), ("ü" * 128, 256)):
+        renamed = (replace(FEATURES[0], name=name), *FEATURES[1:])
+        monkeypatch.setattr(runs, "FEATURES", renamed)
+        write_data(folder / "data.h5")
+        config = config_for(folder, train={"steps": 2}, checkpoint={"resume": "never"})
+        if not length:
+            assert commands.train(config) == 0
+        else:
+            with pytest.raises(ConfigError, match=f"has a name of {length} bytes, .*Allowed: at most 255 bytes"):
+                commands.train(config)
