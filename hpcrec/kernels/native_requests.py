@@ -25,15 +25,19 @@ def deal_requests(
     item: int,
 ) -> DealtRequests:
     """See the reference."""
-    # As large as the arrays can be: memory that is not written is not had.
+    # As large as the arrays can be by what each entry may be asked: memory that is not written is not had.
     most_ids = most_bags = most_bytes = 0
-    bounds, whole = first_B.tolist(), bool(every.any())
-    for b, (its_ids, its_lengths, its_parts) in enumerate(zip(ids, lengths, parts, strict=True)):
-        n, n_bags, n_parts = len(its_ids), len(its_lengths), bounds[b + 1] - bounds[b]
-        copies = n_parts if its_parts is None else 1
+    asked, whole = entries >= 0, every.take(entries, mode="clip") if every.any() else np.zeros(len(entries), bool)
+    bounds = np.array([asked, asked & whole]).cumsum(axis=1)
+    of_B = np.diff(np.concatenate([np.zeros((2, 1), np.int64), bounds], axis=1)[:, first_B], axis=1).T.tolist()
+    for its_ids, its_lengths, its_parts, its_weights, (n_asked, n_whole) in zip(
+        ids, lengths, parts, weights, of_B, strict=True
+    ):
+        n, n_bags, copies = len(its_ids), len(its_lengths), n_asked if its_parts is None else 1
         most_ids += n * copies
-        most_bags += n_bags * n_parts if whole or its_parts is None else min(n, n_bags * n_parts)
-        most_bytes += len(weights[b]) * copies
+        some = n_bags * n_asked if its_parts is None else n_bags * n_whole + min(n, n_bags * (n_asked - n_whole))
+        most_bags += some
+        most_bytes += len(its_weights) * copies
     out = DealtRequests(
         np.empty(most_ids, np.int64), np.empty(most_bags, np.int64), np.empty(most_bags, np.int64),
         np.empty(most_bytes, np.uint8), np.empty(len(every), np.int64), np.empty(len(every), np.int64),

@@ -90,7 +90,7 @@ def _check(b: int, ids: Ints, lengths: Ints, parts: Ints | None, of_part: Ints, 
     if (lengths < 0).any() or (lengths > len(ids)).any() or int(lengths.sum()) != len(ids):
         raise ValueError(f"bundle {b}: the lengths of its bags do not add up to its {len(ids)} ids")
     for e in of_part.tolist():
-        if e >= len(taken) or (e >= 0 and taken[e]):
+        if e < -1 or e >= len(taken) or (e >= 0 and taken[e]):
             raise ValueError(f"bundle {b}: entry {e} is not one of {len(taken)}, or is that of another part too")
         if e >= 0:
             taken[e] = True

@@ -101,10 +101,10 @@ def deal_requests(
         _require(None, item, every=(every, _BOOL, 0))
     if n and (first_B[0] < 0 or first_B[-1] > len(entries) or (first_B[1:] < first_B[:-1]).any()):
         raise ValueError(f"first_B is {first_B.tolist()}: these are no bounds of {len(entries)} entries")
-    for b, (of, part, weight) in enumerate(zip(ids, parts, carried, strict=True)):
+    for b, (of, part, weight) in enumerate(zip(ids, parts, weights, strict=True)):
         if part is not None and len(part) != len(of):
             raise ValueError(f"bundle {b}: parts are {len(part)}, its ids {len(of)}")
-        if len(weight) not in (0, item * len(of)):
+        if weight is not None and len(weight) != item * len(of):
             raise ValueError(f"bundle {b}: its weights are {len(weight)} bytes, not those of {len(of)} ids")
     here = reference_requests_deal if backend() is reference else native_requests
     return here.deal_requests(ids, lengths, parts, carried, entries, first_B, every, int(item))

@@ -54,15 +54,19 @@ Deal deal_of(const std::vector<Ids>& ids, const std::vector<Ids>& lengths, const
   const size_t n = ids.size();
   if (lengths.size() != n || parts.size() != n || weights.size() != n || first.size() != n + 1)
     throw std::invalid_argument("there are not as many lists of each kind as bundles");
-  Deal deal{{}, size(every), every.data(), item};
+  Deal deal{{}, std::vector<bool>(every.data(), every.data() + size(every)), item};
   for (size_t b = 0; b < n; ++b) {
     const int64_t from = first.data()[b], to = first.data()[b + 1], k = size(ids[b]);
     if (from < 0 || to < from || to > size(entries) || (parts[b].size() && size(parts[b]) != k) ||
         (weights[b].size() && size(weights[b]) != item * k))
       throw std::invalid_argument("lists of bundles do not fit together");
-    deal.bundles.push_back({ids[b].data(), lengths[b].data(), parts[b].size() ? parts[b].data() : nullptr,
-                            weights[b].size() ? weights[b].data() : nullptr, entries.data() + from, k, size(lengths[b]),
-                            to - from});
+    deal.bundles.push_back({ids[b].data(),
+                            lengths[b].data(),
+                            parts[b].size() ? parts[b].data() : nullptr,
+                            weights[b].size() ? weights[b].data() : nullptr,
+                            k,
+                            size(lengths[b]),
+                            {entries.data() + from, entries.data() + to}});
   }
   return deal;
 }
@@ -76,16 +80,16 @@ void bind_requests(nb::module_& m) {
          Written bags_of, Written out_ids, Written out_lengths, Written out_bag, Out<uint8_t> out_weights) {
         const Deal deal = deal_of(ids, lengths, parts, weights, entries, first, every, item);
         nb::gil_scoped_release release;
-        if (size(ids_of) != deal.n_entries || size(bags_of) != deal.n_entries)
+        if (size(ids_of) != size(every) || size(bags_of) != size(every))
           throw std::invalid_argument("counts are not of all entries");
         count_deal(deal, ids_of.data(), bags_of.data());
         int64_t n_ids = 0, n_bags = 0, n_bytes = 0;
         for (const DealtBundle& b : deal.bundles)
-          for (int64_t p = 0; p < b.n_parts; ++p)
-            if (b.entries[p] >= 0) {
-              n_ids += ids_of.data()[b.entries[p]];
-              n_bags += bags_of.data()[b.entries[p]];
-              n_bytes += b.weights ? item * ids_of.data()[b.entries[p]] : 0;
+          for (const int64_t e : b.entries)
+            if (e >= 0) {
+              n_ids += ids_of.data()[e];
+              n_bags += bags_of.data()[e];
+              n_bytes += b.weights ? item * ids_of.data()[e] : 0;
             }
         if (n_ids > size(out_ids) || n_bags > size(out_lengths) || n_bags > size(out_bag) ||
             n_bytes > size(out_weights))

@@ -107,6 +107,21 @@ def test_many_ids():
     assert len(found[0]) > 50_000
 
 
+@pytest.mark.parametrize(("every", "asked"), [(1, 1000), (0, 1), (1, 1), (0, 1000)])
+def test_room_is_taken_for_what_is_asked(every: int, asked: int):
+    """Of 1,000 parts; one entry may be asked for empty bags too."""
+    n_bags, n_parts = 500, 1000
+    of = bundles_of(1, ["dealt+w"], n_bags=n_bags)
+    of.parts[0] = np.arange(len(of.ids[0])) % n_parts
+    of.entries, of.first_B = np.arange(n_parts), np.array([0, n_parts])
+    of.entries[asked:] = -1
+    of.every = np.arange(n_parts) < every
+    found, n = of.deal(), len(of.ids[0])
+    room = [len(column.base) for column in found[:4]]
+    assert room[0] == n and room[1] == room[2] <= every * n_bags + n and room[3] == ITEM * n
+    dealt(of)
+
+
 def test_bags_that_owners_must_all_know():
     of = bundles_of(5, ["dealt", "whole"], every=1.0, left_out=0.0)
     found = dealt(of)
@@ -160,6 +175,13 @@ def test_what_is_refused():
     refused(changed("entries", entries), f"bundle 0: entry {len(entries)} is not one of {len(entries)}, or is that of")
     entries[0] = entries[-1]
     refused(changed("entries", entries), f"bundle 1: entry {entries[-1]} is not one of .*, or is that of another part")
+    for below in (-2, -(2**63)):
+        entries[0] = below
+        refused(changed("entries", entries), f"bundle 0: entry {below} is not one of")
+    two = changed("lengths", minus, 1)
+    two.parts[0][n // 2] = 99
+    refused(two, "bundle 0: an id goes to part 99")  # the first of them, whatever it is
+    refused(changed("weights", np.empty(0, np.uint8), 0), "bundle 0: its weights are 0 bytes, not those of")
     refused(changed("parts", fine.parts[0][:-1], 0), f"bundle 0: parts are {n - 1}, its ids {n}")
     refused(changed("weights", fine.weights[0][:-1], 0), "bundle 0: its weights are .* bytes, not those of")
     for first in ([0, 2, 99], [-1, 2, 3], [0, 3, 2]):
