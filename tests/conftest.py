@@ -4,7 +4,6 @@ Runs in serial pytest and in each rank of ``mpirun -n N pytest``. Knows nothing 
 """
 
 import faulthandler
-import getpass
 import os
 import signal
 import tempfile
@@ -118,8 +117,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if (rank := launched_rank()) is not None:
         # pytest prunes old temporary folders, and several ranks at once would prune each other's.
         parent = os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-        own = Path(parent) / f"pytest-of-{getpass.getuser()}-rank-{rank}"
-        own.mkdir(parents=True, exist_ok=True)
+        own = Path(parent) / f"pytest-of-user-{os.getuid()}-rank-{rank}"
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if own.stat().st_uid != os.getuid():
+            raise pytest.UsageError(f"{own} is another user's. Set PYTEST_DEBUG_TEMPROOT to a folder of your own.")
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(own)
     stderr = os.dup(2)  # pytest captures fd 2 while tests run; here it is still the real one
     faulthandler.register(signal.SIGUSR1, file=stderr, all_threads=True)

@@ -193,9 +193,9 @@ class TopologyConfig:
     dense_per_host: Positive | None = None
     """Dense ranks on each host, its last ranks. Only with split, instead of dense."""
     owner_threads: Count = 0
-    """Threads of an owner's kernels; 0 takes the cores that the rank may use."""
+    """Threads of an owner's kernels; 0 takes the cores that the rank may use. Routing runs beside, on as many."""
     dense_threads: Count = 0
-    """Threads of a dense rank; 0 takes the cores that the rank may use."""
+    """Threads of a dense rank; 0 takes the cores that the rank may use. Routing runs beside, on as many."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -204,9 +204,7 @@ class Splitter:
         family = self._layout.family_of[feature]
         if family.hashed:
             ids = kernels.hash_ids(ids, family.rows, table_seed(self._seed, family.name))
-        elif (
-            family.dynamic is None and len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= family.rows
-        ):  # or below 0
+        elif family.dynamic is None and not all_below(ids, family.rows):
             bad = ids[(ids < 0) | (ids >= family.rows)][0]
             raise DataError(
                 f"feature {feature!r} has id {bad}. Allowed: 0 to {family.rows - 1}, the rows of table "
@@ -231,6 +229,7 @@ class Received:
     senders : int64 [P]
         World ranks.
     ids : int64 [K]
+        May be overwritten once they are read (``OwnerSide.read``).
     offsets : int64 [V + 1]
     cells : int64 [N, 4]
         Number of the sender, entry, ids and bags.
@@ -259,6 +258,11 @@ def ranges(first: Ints, counts: Ints) -> Ints:
     """``first[i], first[i] + 1, ...``, so many of each, one range after the other."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+
+
+def all_below(ids: Ints, limit: int) -> bool:
+    """Whether all ids are at least 0 and below ``limit``, in one look: one below 0 is a large number without a sign."""
+    return len(ids) == 0 or bool(np.maximum.reduce(ids.view(np.uint64)) < limit)
 
 
 def cumulative(counts: Ints, first: int = 0) -> Ints:

@@ -52,7 +52,8 @@ class Those:
 class Cells:
     """All that was asked in one step, and where each stream of each sender lies in the messages.
 
-    ``once``: all blocks are asked for the same rows, if any, so that the ids may be overwritten by these.
+    ``may_overwrite``: rows may take the places of the ids. They may where all blocks that are asked for something are
+    asked for the same rows, and nothing else reads the ids: no block is pooled by max.
     """
 
     received: Received
@@ -61,7 +62,7 @@ class Cells:
     sets_P: Ints
     entry_S: Ints
     places: tuple[Ints, Ints]
-    once: bool = False
+    may_overwrite: bool = False
 
     def bags(self, streams: Ints) -> Ints:
         """The bags of these streams among all, in the order of ``of``."""
@@ -88,7 +89,7 @@ class Cells:
             if not whole:
                 lengths = np.diff(offsets)
                 offsets = cumulative(lengths[ranges(cumulative(cells[:, 3])[cell_I], bags_I)])
-            index = shifted(self.ids[taken], ids_I, those.base_I, over=self.once or not whole)
+            index = shifted(self.ids[taken], ids_I, those.base_I, over=self.may_overwrite or not whole)
         else:
             index, offsets = np.asarray(before.index), np.asarray(before.offsets)
         steps = np.arange(len(offsets) - 1) * width

@@ -295,7 +295,7 @@ class OwnerSide:
         those_of = [cells.those(*self._streams_of[b]) for b in range(len(self.store.blocks))]
         keys = {those.key for those in those_of if len(those.cell_I)}
         if len(keys) == 1 and not any(len(of) for of, _ in self._maxima_of):
-            cells = replace(cells, once=True)
+            cells = replace(cells, may_overwrite=True)
         for b, those in enumerate(those_of):
             if self._early is not None:
                 bags_of.append(cells.bags(self._streams_of[b][0]))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
+from hpcrec import kernels
 from hpcrec.build import session as build
 from hpcrec.build.session import open_session
 from hpcrec.cli import train as commands
@@ -251,3 +252,13 @@ def test_a_table_has_a_name_that_a_checkpoint_can_keep(folder: Path, monkeypatch
         else:
             with pytest.raises(ConfigError, match=f"has a name of {length} bytes, .*Allowed: at most 255 bytes"):
                 commands.train(config)
+
+
+@pytest.mark.parallel([1])
+def test_the_thread_that_routes_has_the_threads_of_its_rank(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    before = kernels.get_threads()
+    with open_session(config_for(folder, topology={"owner_threads": 3, "dense_threads": 3})) as session:
+        router = session.parts.pipeline._router
+        assert router is not None and router.submit(kernels.get_threads).result() == kernels.get_threads() == 3
+    kernels.set_threads(before)
