@@ -52,6 +52,7 @@ def test_no_rank_count_is_left_out(runner: ModuleType, tmp_path: Path) -> None:
     write(tmp_path, f"{fast}; asks 3 slow a.py; asks 12 slow b c.py; asks slurm slow a.py; began a; passed a")
     assert list(runner.rank_counts(tmp_path, "fast").items()) == [(3, ["a.py", "b c.py"]), (7, ["a.py"])]
     assert list(runner.rank_counts(tmp_path, "slow").items()) == [(3, ["a.py"]), (12, ["b c.py"])]
+    assert runner.asks(tmp_path, "fast", but="0") == [("7", "a.py"), ("3", "a.py"), ("3", "b c.py")]
     assert [runner.asks_slurm(tmp_path, speed) for speed in ("fast", "slow")] == [False, True]
 
 

@@ -1,7 +1,8 @@
 """Runs the whole test suite: serial tests in one pytest, then MPI tests in one mpirun for each rank count they ask for.
 
-Serial tests take one core. Beside them run those on one rank, then those on a Slurm of several nodes, which mostly
-wait; as root on Debian it is installed and started for them. What runs beside is shown when it has ended.
+Serial tests take one core. Beside them run those of the kernels, then those on one rank, then those on a Slurm of
+several nodes, which mostly wait; as root on Debian it is installed and started for them. What runs beside is shown when
+it has ended.
 
 ``make test`` calls it with the virtual environment's Python. Rank 0 is shown as it runs, the other ranks' output is
 kept apart and its end is shown when something fails. A run past its limit is asked for every rank's stacks (USR1,
@@ -30,7 +31,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 STARTED_S = time.monotonic()
-SLURM = -1  # in place of a number of ranks
+SLURM, APART = -1, -2  # in place of a number of ranks
+APART_FILES = "tests/kernels"  # of the serial tests about half of the time
 TAIL_LINES = 120  # of each other rank's output, shown on failure
 STACKS_S = 3.0  # between asking for the stacks and ending a run
 END_S = 10.0  # between asking a run to end and killing it
@@ -90,6 +92,7 @@ def main() -> int:
     total: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     whole_s = time.monotonic()
+    apart = not names_files(pytest_args) and args.slurm != "only"
 
     def part(run: Run, ranks: int, marks: str, files: Sequence[str] = ()) -> None:
         began_s = time.monotonic()
@@ -112,6 +115,9 @@ def main() -> int:
         return list(rank_counts(notes, speed)) if args.ranks is None else args.ranks
 
     def beside() -> None:
+        if apart:
+            with kept() as show:
+                part(Run("kernels", limits, show), APART, "not parallel and not slurm", [APART_FILES])
         if wait_collected(notes) and 1 in counts():
             with kept() as show:
                 on_ranks(1, show)
@@ -126,10 +132,13 @@ def main() -> int:
         else:
             others = pool.submit(beside)
             try:
-                part(Run("serial", limits, print_now), 0, "not parallel and not slurm")
+                left_out = [f"--ignore={APART_FILES}"] if apart else []
+                part(Run("serial", limits, print_now), 0, "not parallel and not slurm", left_out)
             finally:
                 COLLECTED.set()
             others.result()
+            if apart and (asked := asks(Path(folder) / str(APART), speed, but="0")):
+                raise SystemExit(f"{APART_FILES} is run without ranks, but asks for some: {asked}")
             for n in counts():
                 if n != 1:
                     on_ranks(n, print_now)
@@ -344,10 +353,10 @@ def lines_of(folder: Path, rank: int) -> list[list[str]]:
     return [line.split(" ", 1) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def asks(folder: Path, speed: str) -> list[tuple[str, str]]:
-    """What tests ask for (a rank count, ``slurm``), and a file with such tests: each pair once."""
+def asks(folder: Path, speed: str, but: str = "") -> list[tuple[str, str]]:
+    """What tests ask for (a rank count, ``slurm``) ``but`` this, and a file with such tests: each pair once."""
     found = [rest.split(" ", 2) for word, rest in lines_of(folder, 0) if word == "asks"]
-    return [(ranks, file) for ranks, its_speed, file in found if its_speed == speed]
+    return [(ranks, file) for ranks, its_speed, file in found if its_speed == speed and ranks != but]
 
 
 def asks_slurm(folder: Path, speed: str) -> bool:
