@@ -17,7 +17,7 @@ import torch
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint.files import checkpoints_in, steps_in
-from hpcrec.comm.failure import ExitCodes
+from hpcrec.comm.failure import ExitCodes, tell
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
 from hpcrec.config import (
@@ -73,9 +73,9 @@ def train(
         first = loop.resume()
         _begin_attempt(session, run, began, first, allocation)
         if root and first:
-            print(f"resumed from step {first} of {session.total_steps}", flush=True)
+            tell(f"resumed from step {first} of {session.total_steps}")
             for difference in loop.differences:
-                print(f"not as before, so not bit for bit: {difference}", flush=True)
+                tell(f"not as before, so not bit for bit: {difference}")
         with telemetry.Telemetry(
             run,
             active=root,
@@ -103,8 +103,8 @@ def train(
             attempts.end(run, session.step, outcome.status)
             telemetry.write_summary(run, summary)
             report.write_report(run, summary)
-            print(report.text_table(summary), flush=True)
-            print(f"run folder: {run}", flush=True)
+            tell(report.text_table(summary))
+            tell(f"run folder: {run}")
     return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
 
 
@@ -150,7 +150,7 @@ def _prepare_folder(run: Path, config: Config, allocation: Allocation) -> str:
     first = attempts.first_step_of(run, allocation)
     resume = config.checkpoint.resume
     if first is not None and resume != "auto" and (resume == "never" or max(steps_in(run), default=first) > first):
-        print(f"checkpoint.resume = {resume!r} was for the first allocation of job {allocation.job}", flush=True)
+        tell(f"checkpoint.resume = {resume!r} was for the first allocation of job {allocation.job}")
         resume = "auto"
     with writing(run):
         _clean_folder(run, config, resume)

@@ -265,6 +265,19 @@ def _text(error: BaseException) -> str:
     return str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}"
 
 
+def tell(text: str) -> None:
+    """Prints lines to standard output; where it takes no more, as under a full quota, nothing is said from then on.
+
+    A run goes on without what nobody can read: it is no reason to fail, nor to end with another exit code.
+    """
+    try:
+        print(text, flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # what Python's buffer still has goes there
+        os.close(nowhere)
+
+
 def say(text: str) -> None:
     """Writes in one piece, so that ranks do not mix, and flushes: what follows may be the end of the process."""
     with contextlib.suppress(OSError, ValueError):

@@ -149,7 +149,7 @@ def run_command(
     line = srun.found_srun_line if launcher == "srun" else _found_mpirun_line
     words = [piece for option in options for piece in shlex.split(option)]
     argv, more = line(ranks, [*program, *arguments], environment, threads=threads, hostfile=hostfile, options=words)
-    print("hpcrec:", " ".join(f"{k}={v}" for k, v in more.items()), shlex.join(argv), file=sys.stderr, flush=True)
+    _note(f"{' '.join(f'{k}={v}' for k, v in more.items())} {shlex.join(argv)}")
     heard = Heard() if heard is None else heard
     # A session of its own: Ctrl-C in a terminal goes to the whole foreground group, and would reach mpirun as INT.
     with subprocess.Popen(
@@ -246,5 +246,6 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _note(text: str) -> None:
-    """From a signal handler: past Python's buffers, which may be locked."""
-    os.write(sys.stderr.fileno(), f"hpcrec: {text}\n".encode())
+    """Also from a signal handler: past Python's buffers, which may be locked. A full log keeps no signal from ranks."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), f"hpcrec: {text}\n".encode())

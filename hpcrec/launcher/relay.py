@@ -8,6 +8,8 @@ remarks, two lines of dashes, and the lines of MPICH and srun.
 import os
 import re
 import select
+import threading
+from collections import deque
 from dataclasses import dataclass, field
 
 _RULE = re.compile(rb"-{60,}\s*\Z")
@@ -26,6 +28,7 @@ _BEGINNINGS = (b"-", b"Abort(", b"srun: ")  # of a line that may be a remark
 _LONGEST_REMARK_LINES = 30
 _HOLD_S = 1.0
 _KEPT_BYTES = 65536
+_MOST_WAITING_BYTES = 1 << 20
 
 
 @dataclass
@@ -89,16 +92,85 @@ class RemarkFilter:
         return b""
 
 
+class Outlet:
+    """Writes to a file descriptor by a thread of its own, so that nobody waits for one that blocks.
+
+    What cannot be written, or waits in line with more than a MiB, is lost and counted, and that is said where the next
+    can be written: a full quota on a log is no reason for a run to stop.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._waiting = deque[bytes]()
+        self._n_waiting = self._lost = 0
+        self._why = ""
+        self._ended = False
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, data: bytes) -> None:
+        """Takes what is to be written; never waits."""
+        with self._news:
+            if self._n_waiting + len(data) > _MOST_WAITING_BYTES:
+                self._lose(len(data), "it took nothing for too long")
+                return
+            self._waiting.append(data)
+            self._n_waiting += len(data)
+            self._news.notify()
+
+    def close(self) -> None:
+        """Waits a little for what is left."""
+        with self._news:
+            self._ended = True
+            self._news.notify()
+        self._thread.join(timeout=_HOLD_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._waiting or self._ended)
+                if not self._waiting:
+                    return
+                data = self._waiting.popleft()
+                lost, why = self._lost, self._why
+            note = f"\nhpcrec: {lost} bytes that the ranks said are not here: {why}\n".encode() if lost else b""
+            left, problem = self._write(note + data)
+            with self._news:
+                self._n_waiting -= len(data)
+                if len(left) <= len(data):  # the note is written
+                    self._lost -= lost
+                if left:
+                    self._lose(min(len(left), len(data)), problem)
+
+    def _write(self, data: bytes) -> tuple[bytes, str]:
+        """What could not be written, and why."""
+        while data:
+            try:
+                data = data[os.write(self._target, data) :]
+            except BlockingIOError:
+                select.select([], [self._target], [], _HOLD_S)
+            except OSError as error:
+                return data, error.strerror or str(error)
+        return b"", ""
+
+    def _lose(self, n: int, why: str) -> None:
+        self._lost, self._why = self._lost + n, why
+
+
 def relay(source: int, target: int, heard: Heard) -> None:
-    """Copies from one file descriptor to another until the end, whose tail is kept in ``heard``."""
-    remarks = RemarkFilter()
+    """Copies from one file descriptor to another until the end, whose tail is kept in ``heard``.
+
+    It reads to the end whatever becomes of ``target``: ranks whose messages nobody reads would wait for it.
+    """
+    remarks, outlet = RemarkFilter(), Outlet(target)
     while True:
         ready, _, _ = select.select([source], [], [], _HOLD_S if remarks.holds else None)
         data = os.read(source, 65536) if ready else b""
         heard.tail += data
         del heard.tail[:-_KEPT_BYTES]
-        out = remarks.feed(data) if data else remarks.flush()
-        while out:
-            out = out[os.write(target, out) :]
+        if out := remarks.feed(data) if data else remarks.flush():
+            outlet.put(out)
         if ready and not data:
+            outlet.close()
             return

@@ -4,6 +4,7 @@ A training run goes on from its newest checkpoint then, whatever ``checkpoint.re
 exit codes and a run's folder; how a job is started it is told. Imports no MPI.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,4 +137,5 @@ def _newest(run: Path) -> int:
 
 
 def _say(*lines: str) -> None:
-    print("\n".join(f"hpcrec: {line}" for line in lines), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full log is no reason not to start a run again
+        print("\n".join(f"hpcrec: {line}" for line in lines), file=sys.stderr, flush=True)

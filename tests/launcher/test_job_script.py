@@ -52,7 +52,7 @@ def script(tmp_path: Path) -> Callable[..., Ended]:
     (tmp_path / "env.sh").write_text("HPCREC_LAUNCHER=mpirun HPCREC_RESTARTS=0 HPCREC_REQUEUES=9 HPCREC_STOP_S=1\n")
     requeues, commands = tmp_path / f"{RUN}.requeues", tmp_path / f"{RUN}.commands"
 
-    def once(name: str, *arguments: str, **more: str) -> Ended:
+    def once(name: str, *arguments: str, log: str = "", **more: str) -> Ended:
         for path in (requeues, commands):
             path.unlink(missing_ok=True)
         variables = {
@@ -64,7 +64,9 @@ def script(tmp_path: Path) -> Callable[..., Ended]:
             "SLURM_NTASKS": "2",
             **more,
         }
-        command = ["bash", scripts_folder() / f"{name}.sbatch", *arguments]
+        command = ["bash", str(scripts_folder() / f"{name}.sbatch"), *arguments]
+        if log:
+            command = ["bash", "-c", f'exec "$@" > {log} 2>&1', "log", *command]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         assert not requeues.exists() or requeues.read_text() == f"requeue {variables['SLURM_JOB_ID']}\n"
         ran = commands.read_text().splitlines() if commands.exists() else []
@@ -142,3 +144,9 @@ def test_the_doctor_is_told_the_roles_that_a_run_on_two_kinds_of_nodes_has(scrip
     assert script("doctor", **PARTS).commands == ["run -n 10 --launcher srun -- doctor"]
     ran = script("doctor", "--config", "my.toml").commands
     assert ran == ["run -n 2 --launcher mpirun -- doctor --config my.toml"]
+
+
+def test_a_log_that_takes_no_more_is_no_reason_to_stop(allocation):
+    assert allocation(log="/dev/full").again
+    ended = allocation(log="/dev/full", SLURM_RESTART_COUNT="9")
+    assert (ended.code, ended.again) == (75, False)

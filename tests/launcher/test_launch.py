@@ -1,9 +1,13 @@
-"""The command line of the launcher, and its filter of mpirun's remarks."""
+"""The command line of the launcher, its filter of mpirun's remarks, and logs that take no more."""
 
+import errno
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,7 @@ from hpcrec.errors import ConfigError, MissingError
 from hpcrec.launcher import srun as launch_slurm
 from hpcrec.launcher.found import find_mpirun, flavour_of, physical_cores
 from hpcrec.launcher.mpirun import Launch, mpirun_line, run_command
-from hpcrec.launcher.relay import Heard, RemarkFilter, relay
+from hpcrec.launcher.relay import Heard, Outlet, RemarkFilter, relay
 
 PROGRAM = ["python", "-m", "hpcrec", "train"]
 
@@ -144,6 +148,79 @@ def test_relay_passes_on_what_is_held_once_nothing_follows():
     for fd in (source, read):
         os.close(fd)
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def said(n: int) -> bytes:
+    return b"".join(b"line %d\n" % i for i in range(n))
+
+
+def fed(text: bytes, target: int) -> Heard:
+    """What a relay has heard once ``text`` has come, which is more than a pipe holds."""
+    source, write = os.pipe()
+    heard = Heard()
+    relaying = threading.Thread(target=relay, args=(source, target, heard))
+    relaying.start()
+    try:
+        while text:  # a rank, which would wait here for a relay that reads no more
+            ready = select.select([], [write], [], 5.0)[1]
+            assert ready, "nobody reads"
+            text = text[os.write(write, text[:4096]) :]
+    finally:
+        os.close(write)
+        relaying.join(timeout=5.0)
+        os.close(source)
+    assert not relaying.is_alive()
+    return heard
+
+
+@pytest.mark.parametrize("target", ["full", "closed", "blocks"])
+def test_ranks_are_read_to_the_end_whatever_becomes_of_the_log(target):
+    read, write = os.pipe()
+    if target == "closed":
+        os.close(read)
+    full = os.open("/dev/full", os.O_WRONLY)
+    text = said(300_000)  # 3.9 MB
+    assert fed(text, full if target == "full" else write).tail == text[-65536:]
+    if target == "blocks":
+        os.close(read)
+        time.sleep(0.5)  # for the thread that waits, before its number is another file's
+    os.close(full)
+    os.close(write)
+
+
+def test_a_log_that_takes_lines_again_says_how_much_is_not_there(monkeypatch):
+    whole, refused, write_to = os.write, [0], {}
+
+    def write(target, data):
+        if target == write_to.get("log") and b"line 7\n" in data and not refused[0]:
+            refused[0] = len(data)
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return whole(target, data)
+
+    monkeypatch.setattr("hpcrec.launcher.relay.os.write", write)
+    read, write_to["log"] = os.pipe()
+    outlet = Outlet(write_to["log"])
+    for i in range(10):
+        outlet.put(b"line %d\n" % i)
+    outlet.close()
+    os.close(write_to["log"])
+    note = b"\nhpcrec: 7 bytes that the ranks said are not here: Disk quota exceeded\n"
+    assert os.read(read, 1000) == said(7) + note + b"line 8\nline 9\n" and refused == [7]
+    os.close(read)
+
+
+def test_a_full_log_keeps_no_signal_from_the_ranks(monkeypatch):
+    """The launcher says that it passes a signal on, and cannot."""
+    body = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75)); time.sleep(20)"
+    starts = (
+        "import os, sys; from hpcrec.launcher.mpirun import run_command;"
+        f"sys.exit(run_command(1, ['-c', {body!r}], environment=os.environ, program=[sys.executable]))"
+    )
+    with Path("/dev/full").open("w") as full:
+        launcher = subprocess.Popen([sys.executable, "-c", starts], stdout=full, stderr=full)
+        time.sleep(4.0)
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(timeout=15.0) == 75
 
 
 def test_freed_memory_is_kept() -> None:
