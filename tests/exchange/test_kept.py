@@ -33,7 +33,7 @@ from tests.stand_ins.file_store import FileStore
 from tests.stand_ins.kept_form import Kept, LateReference, put_kept
 from tests.together import on_every_rank
 from tests.training.runs import global_batches, reference_for, write_data
-from tests.training.test_equivalence import covering, roles_for
+from tests.training.test_equivalence import Cases, covering, roles_for, shared_out_or_all_cases
 from tests.training.test_nonfinite import SKIP, spoil
 
 COMM = MPI.COMM_WORLD
@@ -156,11 +156,12 @@ def test_rows_that_other_ids_get(evict: str, folder: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_stores_with_a_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@shared_out_or_all_cases
+def test_stores_with_a_cache(cases_of: Cases, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are pushed and were not asked for are brought into the cache; other forms read the same table."""
     write_data(folder / "data.h5")
     put_kept(monkeypatch)
-    for roles, form, optimizer in covering(roles_for(COMM.size), ("kept", "late"), OPTIMIZERS):
+    for roles, form, optimizer in cases_of(("kept", "late"), OPTIMIZERS):
         config = config_of(folder, None, "rows", optimizer, topology=roles, train={"steps": 12})
         forms = {"user": "rows", "history": "pooled"}  # history reads item's table
         mixed = replace(config, exchange=replace(config.exchange, form=form, forms=forms))
@@ -173,12 +174,13 @@ def test_stores_with_a_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("device", ["emulated", "cuda"])
-def test_on_devices(device: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@shared_out_or_all_cases
+def test_on_devices(cases_of: Cases, device: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows there, all of them or a cache of them, and the model too."""
     device_or_skip(device)
     write_data(folder / "data.h5")
     put_kept(monkeypatch)
-    for roles, way, form, memory in covering(roles_for(COMM.size), WAYS, ("kept", "late"), (None, 6000)):
+    for roles, way, form, memory in cases_of(WAYS, ("kept", "late"), (None, 6000)):
         config = with_form(config_of(folder, None, way, topology=roles, train={"steps": 5}), form)
         expected = trained(config)
         rows_there = replace(config, store=replace(config.store, name="gpu", device=device, memory_bytes=memory))

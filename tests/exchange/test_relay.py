@@ -31,7 +31,7 @@ from tests.stand_ins.relay_stage import HOSTS, put_relays, relayed
 from tests.together import on_every_rank
 from tests.training import dynamic_runs
 from tests.training.runs import config_for, write_data
-from tests.training.test_equivalence import covering, roles_for
+from tests.training.test_equivalence import Cases, roles_for, shared_out_or_all_cases
 
 COMM = MPI.COMM_WORLD
 CODECS = {
@@ -111,13 +111,13 @@ def trained(config: Config, stops_at: int = 0) -> list[Any]:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_every_pair_has_the_bits_of_pooled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@shared_out_or_all_cases
+def test_every_pair_has_the_bits_of_pooled(cases_of: Cases, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     dynamic_runs.write_data(folder / "dynamic.h5")
     put_relays(monkeypatch)
     poolings, ways_of_ids, stops = ("sum", "mean", "max"), ("routed", "read"), (0, 9)
-    axes = roles_for(COMM.size), tuple(WAYS), tuple(CODECS), OPTIMIZERS, poolings, ways_of_ids, stops
-    for case in covering(*axes):
+    for case in cases_of(tuple(WAYS), tuple(CODECS), OPTIMIZERS, poolings, ways_of_ids, stops):
         roles, way, codec, optimizer, pooling, ids, stops_at = case
         config = config_of(folder, roles, way, codec, optimizer, pooling=pooling, ids=ids)
         expected = trained(config)

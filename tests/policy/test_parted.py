@@ -22,7 +22,7 @@ from tests.policy.test_delayed_stores import FewPlaces, dynamic_of, grown
 from tests.stand_ins.file_store import FileStore
 from tests.together import on_every_rank
 from tests.training.runs import write_data
-from tests.training.test_equivalence import covering, roles_for
+from tests.training.test_equivalence import Cases, covering, roles_for, shared_out_or_all_cases
 from tests.training.test_nonfinite import SKIP, spoil
 
 COMM = MPI.COMM_WORLD
@@ -88,11 +88,12 @@ def test_a_step_left_out_between_the_parts(folder: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_below_a_cache_and_on_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@shared_out_or_all_cases
+def test_below_a_cache_and_on_devices(cases_of: Cases, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_parted(monkeypatch)
     device_or_skip("emulated")
-    for roles, way, optimizer in covering(roles_for(COMM.size), WAYS, OPTIMIZERS):
+    for roles, way, optimizer in cases_of(WAYS, OPTIMIZERS):
         config = config_of(folder, None, way, optimizer, topology=roles, train={"steps": 9})
         expected = trained(config)
         for store in (FileStore, FewPlaces):

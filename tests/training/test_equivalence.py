@@ -81,6 +81,17 @@ def covering_roles(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     return mine
 
 
+def covering_all_roles(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """``covering`` of the roles that this number of ranks can have and of axes."""
+    return covering(tuple(roles_for(MPI.COMM_WORLD.size)), *axes)
+
+
+Cases = Callable[..., list[tuple[Any, ...]]]
+shared_out_or_all_cases = pytest.mark.parametrize(
+    "cases_of", [covering_roles, pytest.param(covering_all_roles, marks=pytest.mark.slow)], ids=["shared out", "all"]
+)
+
+
 def check_against_reference(folder: Path, atol: float = 1e-12, **wanted: dict[str, Any]) -> None:
     """``atol`` is of losses and dense parameters; ten times that of logits and rows, which take part in larger sums."""
     config = config_for(folder, **wanted)
