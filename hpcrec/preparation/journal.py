@@ -52,8 +52,8 @@ class Journal:
 
     def _open(self, restart: bool) -> Record | None:
         if restart:
+            self._remove_results()  # which may refuse; then nothing is removed
             self.clear()
-            self._remove_results()
         finished = _read(self.folder / "prepare.json")
         begun = _read(self.work / "job.json")
         if begun and begun["identity"] != self._identity and not self.has_records("counted", "written"):

@@ -244,9 +244,12 @@ def test_a_record_that_names_files_elsewhere_removes_none(tmp_path: Path, named:
     record = json.loads((out / "prepare.json").read_text())
     record["files"] = {"train.h5": record["files"]["train.h5"], named.format(outside=str(outside)[1:]): 4}
     (out / "prepare.json").write_text(json.dumps(record))
+    begun = out / "prepare.work" / "counted-0.json"
+    begun.parent.mkdir()
+    begun.write_text("{}")
     with pytest.raises(DataError, match=r"prepare\.json: names .*keep\.txt, which is not in its folder"):
         prepare_criteo([source], out, rows_per_feature=1000, split=ALL, restart=restart)
-    assert outside.read_text() == "kept" and (out / "train.h5").exists()
+    assert outside.read_text() == "kept" and (out / "train.h5").exists() and begun.exists()
 
 
 @pytest.mark.parametrize("record", ["[]", "{", '{"files": ["train.h5"]}', "{}"])
