@@ -25,6 +25,10 @@ class CheckpointError(HpcrecError, ValueError):
     """A checkpoint that cannot be loaded or does not fit the model."""
 
 
+class UnreadableError(HpcrecError, OSError):
+    """A file that the system does not let read just now, though it may be whole: a file server that fails, say."""
+
+
 class NonFiniteError(HpcrecError, ArithmeticError):
     """A loss or gradient that is not finite: extreme data, or training that diverged."""
 

@@ -1,21 +1,26 @@
 """Checkpoints: written by any number of ranks, read by any number of others. docs/checkpoint.md is the format.
 
 A table is any number of parts, each some ids and some columns of it, with every optimizer state by its plain name; a
-reader takes what it holds out of all of them. Dense parameters and their state go by parameter name. Knows arrays and
-files; does not know the model, the shard map or MPI (``Ranks`` is what it takes of a communicator). No pickle.
+reader takes what it holds out of all of them. Dense parameters and their state go by parameter name. Weights and
+optimizer state are looked at on their way to a file: the manifest says which files hold some that are not finite. Knows
+arrays and files; does not know the model, the shard map or MPI (``Ranks`` is what it takes of a communicator). No
+pickle.
 
 The writer is here, the reader in ``reader``, folders and manifests in ``files``; all that others
 need can be imported from here. Legend: ``U`` ids in a part or block, ``D`` its columns.
 """
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import torch
 
 from hpcrec.checkpoint import files
 from hpcrec.checkpoint.dense import DenseState, dense_file, snapshot_file, write_dense, write_snapshot
@@ -32,8 +37,9 @@ from hpcrec.checkpoint.parts import Admission, Block, TableBlock, write_admissio
 from hpcrec.checkpoint.reader import Checkpoint
 from hpcrec.checkpoint.residuals import Unsent, file_name, write_unsent
 from hpcrec.comm.ranks import Alone, Ranks
-from hpcrec.data.files import sync
+from hpcrec.data.files import sync, synced
 from hpcrec.data.hdf5_out import Output
+from hpcrec.dense.finite import all_finite
 from hpcrec.errors import CheckpointError, HpcrecError
 from hpcrec.training.ranks import on_root
 
@@ -95,6 +101,7 @@ class CheckpointWriter:
         self.hidden = files.hidden_folder(self.folder, step)
         self._written: dict[str, dict[str, Any]] = {}
         self._failure: str | None = None
+        self._finite = True  # what the file under way has been given so far
 
     def begin(self) -> None:
         """Makes the hidden folder, and removes what a killed run left; collective.
@@ -149,7 +156,7 @@ class CheckpointWriter:
             if admission is not None:
                 write_admission(file, admission)
 
-        def write(path: Path) -> int:
+        def write(path: Path) -> tuple[int, int]:
             path.parent.mkdir(exist_ok=True)
             return write_part(path, describe, map(self._noted, blocks), n_ids)  # a map keeps no block
 
@@ -169,7 +176,8 @@ class CheckpointWriter:
             optimizer={name: dict(of) for name, of in optimizer.items()},
             extra=dict(extra or {}),
         )
-        self._write_file(dense_file(group), lambda file: write_dense(file, state))
+        looked_at = [*parameters.values(), *(value for of in optimizer.values() for value in of.values())]
+        self._write_file(dense_file(group), lambda file: write_dense(file, state), looked_at)
 
     def write_snapshot(self, group: int, values: Mapping[str, Any]) -> None:
         """Writes what the other groups of dense ranks have of a group; on one rank."""
@@ -177,12 +185,13 @@ class CheckpointWriter:
 
     def write_residuals(self, unsent: Unsent, *, part: int, ranks: int) -> None:
         """Writes the dense gradients that dense rank ``part`` of ``ranks`` has not sent; on each of these."""
-        self._write_file(file_name(part), lambda file: write_unsent(file, unsent, part=part, ranks=ranks))
+        left = [piece.left for pieces in (unsent.residuals.first, unsent.residuals.second) for piece in pieces.values()]
+        self._write_file(file_name(part), lambda file: write_unsent(file, unsent, part=part, ranks=ranks), left)
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Writes the position of the run and what else JSON can hold; on one rank, always. Adds ``step``."""
         text = json.dumps({**state, "step": self.step}, indent=1, default=_as_json)
-        self._write(files.STATE, lambda path: _write_text(path, text + "\n"))
+        self._write(files.STATE, lambda path: _write_bytes(path, f"{text}\n".encode()))
 
     def commit(self, ranks: Ranks | None = None) -> Path:
         """Makes what was written a checkpoint, whole and on disk; collective. Returns its folder.
@@ -198,6 +207,7 @@ class CheckpointWriter:
             A rank could not write its files; on every rank. Earlier checkpoints are untouched.
         """
         ranks = ranks or self._ranks
+        self._sync_names()
         parts = ranks.allgather((self._written, self._failure))
         failure = next((f"rank {i}: {text}" for i, (_, text) in enumerate(parts) if text), None)
         if failure is not None:
@@ -223,39 +233,61 @@ class CheckpointWriter:
         """Removes all but the newest ``keep`` checkpoints of the run and those to protect; collective."""
         on_root(self._ranks, lambda: files.prune(self.folder, keep, protect))
 
-    def _write_file(self, name: str, fill: Callable[[h5py.File], None]) -> None:
-        """Writes an HDF5 file in one go."""
+    def _write_file(self, name: str, fill: Callable[[h5py.File], None], looked_at: Iterable[Any] = ()) -> None:
+        """Writes an HDF5 file in one go; of what is ``looked_at`` it is noted where it is not finite."""
 
-        def write(path: Path) -> None:
+        def write(path: Path) -> tuple[int, int]:
             with Output(path) as output:
                 fill(output.file)
+            self._finite &= all(map(_is_finite, looked_at))
+            return output.given.n_bytes, output.given.crc32(0, output.given.n_bytes)
 
         self._write(name, write)
 
-    def _write(self, name: str, write: Callable[[Path], int | None]) -> None:
-        """Writes a file; ``write`` returns its CRC-32, or it is read for that."""
+    def _write(self, name: str, write: Callable[[Path], tuple[int, int]]) -> None:
+        """Writes a file; ``write`` returns its bytes and CRC-32, of what it gave, and has brought them to disk."""
         if self._failure is not None:
             return
-        path = self.hidden / name
+        self._finite = True
+        with self._failing(self.hidden / name) as path:
+            self._comes_on()
+            n_bytes, crc32 = write(path)
+            self._written[name] = files.entry_of(n_bytes, crc32, finite=self._finite)
+        self._comes_on()
+
+    @contextlib.contextmanager
+    def _failing(self, path: Path) -> Iterator[Path]:
+        """An error inside is of this path; whatever it is, the other ranks learn of it in ``commit``."""
         try:
-            self._comes_on()
-            crc32 = write(path)
-            self._comes_on()
-            sync(path)
-            self._comes_on()
-            self._written[name] = files.fingerprint(path, crc32)
-        except Exception as error:  # whatever it is, the other ranks learn of it in commit()
+            yield path
+        except Exception as error:
             foreseen = isinstance(error, OSError | HpcrecError)
             self._failure = f"{path}: {error}" if foreseen else f"{path}: {type(error).__name__}: {error}"
-        self._comes_on()
+
+    def _sync_names(self) -> None:
+        """Brings the names of this rank's files to disk: by its own host, which may be the only one to know them."""
+        for folder in sorted({(self.hidden / name).parent for name in self._written} | {self.hidden}):
+            if self._failure is None and folder.exists():
+                with self._failing(folder):
+                    sync(folder)
+                self._comes_on()
 
     def _noted(self, block: Block) -> Block:
         self._comes_on()
+        _, rows, states = block
+        self._finite &= _is_finite(rows) and all(map(_is_finite, states.values()))
         return block
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def _is_finite(values: Any) -> bool:
+    """Of a number, an array or a tensor."""
+    return all_finite(values.detach()) if isinstance(values, torch.Tensor) else bool(np.isfinite(values).all())
+
+
+def _write_bytes(path: Path, data: bytes) -> tuple[int, int]:
+    with synced(path) as file:
+        file.write(data)
+    return len(data), zlib.crc32(data)
 
 
 def _as_json(value: Any) -> Any:

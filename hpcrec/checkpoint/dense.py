@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.checkpoint.parts import listed, opened
+from hpcrec.checkpoint.parts import listed, read_hdf5
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats
 
@@ -55,12 +55,14 @@ def read_dense(path: Path) -> DenseState:
     CheckpointError
         The file is not as it should be.
     """
-    with opened(path) as file:
-        return DenseState(
+    return read_hdf5(
+        path,
+        lambda file: DenseState(
             parameters=_arrays(file["parameters"]) if "parameters" in file else {},
             optimizer={files.unquoted(n): _values(g) for n, g in file.get("optimizer", {}).items()},
             extra=_values(file["extra"]) if "extra" in file else {},
-        )
+        ),
+    )
 
 
 def write_snapshot(file: h5py.File, values: Mapping[str, Any]) -> None:
@@ -76,8 +78,7 @@ def read_snapshot(path: Path) -> dict[str, Floats | Number]:
     CheckpointError
         The file is not as it should be.
     """
-    with opened(path) as file:
-        return _values(file["values"])
+    return read_hdf5(path, lambda file: _values(file["values"]))
 
 
 def check_dense(

@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcrec.checkpoint.checkpoint import Checkpoint
 from hpcrec.checkpoint.deal import dealt_rows
-from hpcrec.checkpoint.parts import PENDING, Admission, opened, read_admission
+from hpcrec.checkpoint.parts import PENDING, Admission, read_admission, read_hdf5
 from hpcrec.comm.failure import agree
 from hpcrec.embedding.dynamic import DynamicFigures, DynamicRows, IdState
 from hpcrec.embedding.store import BLOCK_ROWS, Store
@@ -121,22 +121,31 @@ def _joined(checkpoint: Checkpoint, table: str, held: DynamicRows) -> tuple[IdSt
     lists: dict[str, list[Ints]] = {name: [] for name in ("ids", "counts", "clocks", *PENDING)}
     clock = evicted = refused = 0
     for number, path in enumerate(checkpoint.part_paths(table)):
-        with opened(path) as file:
-            if file.attrs["column_start"] > 0:
-                continue  # of a declared table: ids that another part has too
-            known = read_admission(file)
-            for ids, counts, clocks in _used(file, known):
-                mine = held.mine(ids)
-                for name, values in (("ids", ids), ("counts", counts), ("clocks", clocks)):
-                    lists[name].append(values[mine])
-            mine = held.mine(known.pending_ids)
-            for name in PENDING:
-                lists[name].append(getattr(known, name)[mine])
+        found = read_hdf5(path, lambda file: _mine(file, held))
+        if found is None:
+            continue
+        mine, known = found
+        for name, values in mine.items():
+            lists[name] += values
         clock = max(clock, known.clock)
         if number % held.family.row_parts == held.number % held.family.row_parts:
             evicted, refused = evicted + known.evicted, refused + known.refused
     joined = {name: np.concatenate([np.zeros(0, np.int64), *values]) for name, values in lists.items()}
     return IdState(rows=np.arange(len(joined["ids"])), **joined, clock=clock, evicted=evicted), refused
+
+
+def _mine(file: h5py.File, held: DynamicRows) -> tuple[dict[str, list[Ints]], Admission] | None:
+    """What a part knows of the ids that are dealt to an owner's part; None: another part of the table has them too."""
+    if file.attrs["column_start"] > 0:
+        return None
+    known = read_admission(file)
+    lists: dict[str, list[Ints]] = {name: [] for name in ("ids", "counts", "clocks")}
+    for ids, counts, clocks in _used(file, known):
+        mine = held.mine(ids)
+        for name, values in (("ids", ids), ("counts", counts), ("clocks", clocks)):
+            lists[name].append(values[mine])
+    mine = held.mine(known.pending_ids)
+    return {**lists, **{name: [getattr(known, name)[mine]] for name in PENDING}}, known
 
 
 def _used(file: h5py.File, known: Admission) -> Iterator[tuple[Ints, Ints, Ints]]:

@@ -8,17 +8,20 @@ still is. Knows nothing of what is in the files (``checkpoint``), nor of MPI: wh
 import hashlib
 import itertools
 import json
+import os
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from hpcrec.comm.failure import agree
 from hpcrec.comm.ranks import Ranks
 from hpcrec.data import checksum
+from hpcrec.data.again import read_again
 from hpcrec.data.files import sync, write_text
-from hpcrec.errors import CheckpointError
+from hpcrec.errors import CheckpointError, UnreadableError
 
 FORMAT = "hpcrec checkpoint"
 FORMAT_VERSION = 3
@@ -64,20 +67,33 @@ def hidden_folder(run: Path, step: int, kind: str = "tmp") -> Path:
 
 
 def steps_in(run: Path) -> list[int]:
-    """Steps of a run's checkpoints, oldest first; whether they are whole is for ``problem``."""
-    folder = checkpoints_in(run)
-    if not folder.is_dir():
-        return []
-    names = [p.name.removeprefix("step-") for p in folder.iterdir() if p.name.startswith("step-") and p.is_dir()]
+    """Steps of a run's checkpoints, oldest first; whether they are whole is for ``problem``.
+
+    Raises
+    ------
+    UnreadableError
+        The folder is there and cannot be listed; it is not taken for an empty one.
+    """
+    names = [
+        n.removeprefix("step-") for n, is_folder in _listed(checkpoints_in(run)) if is_folder and n.startswith("step-")
+    ]
     return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _listed(folder: Path) -> list[tuple[str, bool]]:
+    """Names in a folder, and which are folders; none where it is not there."""
+    try:
+        return read_again(folder, lambda: [(entry.name, entry.is_dir()) for entry in os.scandir(folder)])
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 # ---- manifest --------------------------------------------------------------------------------------------------------
 
 
-def fingerprint(path: Path, crc32: int | None = None) -> dict[str, int]:
-    """Size and checksum of a file, as the manifest has them; it is read where the checksum is not given."""
-    return {"bytes": path.stat().st_size, "crc32": checksum.of_file(path) if crc32 is None else crc32}
+def entry_of(n_bytes: int, crc32: int, *, finite: bool = True) -> dict[str, Any]:
+    """A file in the manifest: what its writer gave it, not what the disk made of that."""
+    return {"bytes": n_bytes, "crc32": crc32, **({} if finite else {"nonfinite": True})}
 
 
 def write_manifest(
@@ -101,9 +117,10 @@ def manifest_digest(folder: Path) -> str:
     Raises
     ------
     OSError
-        It has no manifest.
+        It has no manifest, or, as `UnreadableError`, it cannot be read just now.
     """
-    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    path = folder / MANIFEST
+    return hashlib.sha256(read_again(path, path.read_bytes)).hexdigest()
 
 
 def base_of(folder: Path, manifest: Mapping[str, Any]) -> Path | None:
@@ -118,10 +135,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     ------
     CheckpointError
         None there, not one, or of another version.
+    UnreadableError
+        It cannot be read just now.
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_again(path, path.read_bytes))
         found = (manifest["format"], manifest["version"])
         if found != (FORMAT, FORMAT_VERSION):
             raise CheckpointError(
@@ -135,7 +154,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 raise ValueError(f"step {step!r}")
         if base is not None and base["step"] >= manifest["step"]:
             raise ValueError(f"base of step {base['step']}, in one of step {manifest['step']}")
-    except CheckpointError:
+    except (CheckpointError, UnreadableError):
         raise
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}), so {folder} is no checkpoint.") from error
@@ -147,30 +166,56 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
+def nonfinite_files(manifest: Mapping[str, Any]) -> list[str]:
+    """Files that hold weights or optimizer state that are not finite, as their writers saw."""
+    return [name for name, entry in manifest["files"].items() if entry.get("nonfinite")]
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """What ``write_state`` of a checkpoint was given."""
     path = folder / STATE
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(read_again(path, path.read_bytes)))
+    except UnreadableError:
+        raise
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: is not a JSON object ({error}). See docs/checkpoint.md.") from error
 
 
 def damage(folder: Path, manifest: Mapping[str, Any], ranks: Ranks) -> str | None:
-    """What is wrong with a checkpoint's files, or None; collective: each rank reads its share of them."""
+    """What is wrong with a checkpoint's files, or None; collective: each rank reads its share of them.
+
+    Raises
+    ------
+    UnreadableError
+        One cannot be read just now; on every rank.
+    """
     mine = list(manifest["files"].items())[ranks.rank :: ranks.size]
-    found = next((text for name, entry in mine if (text := file_damage(folder / name, entry))), None)
+    found, unread = None, None
+    try:
+        found = next((text for name, entry in mine if (text := file_damage(folder / name, entry))), None)
+    except UnreadableError as error:
+        unread = error
+    agree(ranks, unread)
     return next((text for text in ranks.allgather(found) if text), None)
 
 
 def file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
-    """What is wrong with a file, held to its entry in the manifest, or None."""
+    """What is wrong with a file, held to its entry in the manifest, or None.
+
+    Raises
+    ------
+    UnreadableError
+        It cannot be read just now.
+    """
     try:
-        n_bytes = path.stat().st_size
+        n_bytes = read_again(path, path.stat).st_size
         if n_bytes != entry["bytes"]:
             return f"{path} has {n_bytes} bytes, its manifest says {entry['bytes']}"
-        if checksum.of_file(path) != entry["crc32"]:
+        if read_again(path, lambda: checksum.of_file(path)) != entry["crc32"]:
             return f"{path} has another checksum than its manifest says"
+    except UnreadableError:
+        raise
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     return None
@@ -182,8 +227,6 @@ def file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
 def publish(run: Path, step: int) -> None:
     """Gives a whole checkpoint its name, in place of an older one of the same step."""
     hidden, final, old = hidden_folder(run, step), step_folder(run, step), hidden_folder(run, step, "old")
-    for folder in {hidden, *(path.parent for path in hidden.rglob("*"))}:
-        sync(folder)
     if final.exists():
         final.rename(old)
     hidden.rename(final)
@@ -194,22 +237,25 @@ def publish(run: Path, step: int) -> None:
 def remove_leftovers(run: Path) -> None:
     """Removes what a killed run left half written; brings back what it was about to replace. On one rank."""
     folder = checkpoints_in(run)
-    if not folder.is_dir():
-        return
-    for old in folder.glob(".step-*.old"):
-        final = folder / old.name.removeprefix(".").removesuffix(".old")
-        if not final.exists():
-            old.rename(final)
-    for path in [*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")]:
-        shutil.rmtree(path)
-    for path in folder.glob(f".{BEST}.*"):
-        path.unlink()
+    hidden = [name for name, is_folder in _listed(folder) if is_folder and name.startswith(".step-")]
+    for name in hidden:
+        if name.endswith(".old") and not (folder / name[1:].removesuffix(".old")).exists():
+            (folder / name).rename(folder / name[1:].removesuffix(".old"))
+    for path in [folder / name for name in hidden if name.endswith((".tmp", ".old"))]:
+        if path.exists():
+            shutil.rmtree(path)
+    for name, _ in _listed(folder):
+        if name.startswith(f".{BEST}."):
+            (folder / name).unlink()
 
 
-def set_aside(run: Path, step: int) -> Path:
-    """Takes a damaged checkpoint out of the way, as ``damaged-step-<n>``, and never removes it. On one rank."""
+def set_aside(run: Path, step: int, why: str = "damaged") -> Path:
+    """Takes a checkpoint that is not gone on from out of the way, as ``<why>-step-<n>``, and removes none. On one rank.
+
+    It is not pruned, nor is what it needs protected from that.
+    """
     folder = checkpoints_in(run)
-    names = itertools.chain([f"damaged-step-{step}"], (f"damaged-step-{step}.{k}" for k in itertools.count(2)))
+    names = itertools.chain([f"{why}-step-{step}"], (f"{why}-step-{step}.{k}" for k in itertools.count(2)))
     aside = next(folder / name for name in names if not (folder / name).exists())
     step_folder(run, step).rename(aside)
     sync(folder)
@@ -217,16 +263,28 @@ def set_aside(run: Path, step: int) -> Path:
 
 
 def prune(run: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
-    """Removes all but the newest ``keep``, those to protect, and what they need; returns the steps removed."""
-    steps = steps_in(run)
-    kept = {*steps[max(len(steps) - keep, 0) :], *protect} & set(steps)
-    kept |= {step for step in map(partial(_base_step, run), kept) if step is not None}
-    removed = sorted(set(steps) - kept)
-    for step in reversed(removed):  # a base goes after those that need it
-        hidden = hidden_folder(run, step)
-        step_folder(run, step).rename(hidden)
-        sync(hidden.parent)
-        shutil.rmtree(hidden)
+    """Removes what is not to be kept; returns the steps removed. On one rank.
+
+    Kept are the newest ``keep`` whose values are finite, the newest of the others, those to protect, and what these
+    need. Where it cannot be read which these are, or the disk does not let one be removed, nothing more is removed this
+    time, and that is said: it is no reason to end a run.
+    """
+    removed: list[int] = []
+    try:
+        steps = steps_in(run)
+        bases = {step: _base_step(run, step) for step in steps}
+        good = [step for step in steps if is_finite(run, step)]
+        others = [step for step in steps if step not in good]
+        kept = {*good[max(len(good) - keep, 0) :], *others[-1:], *protect} & set(steps)
+        kept |= {base for step in kept if (base := bases[step]) is not None}
+        for step in sorted(set(steps) - kept, reverse=True):  # a base goes after those that need it
+            hidden = hidden_folder(run, step)
+            step_folder(run, step).rename(hidden)
+            sync(hidden.parent)
+            shutil.rmtree(hidden)
+            removed.append(step)
+    except OSError as error:
+        warnings.warn(f"no more old checkpoints are removed this time: {error}", stacklevel=2)
     return removed
 
 
@@ -235,6 +293,18 @@ def _base_step(run: Path, step: int) -> int | None:
         return (read_manifest(step_folder(run, step)).get("base") or {}).get("step")
     except CheckpointError:  # a damaged one needs none
         return None
+
+
+def is_finite(run: Path, step: int) -> bool:
+    """Whether all values of a checkpoint, and of the one that it needs, were finite when they were written.
+
+    False of a damaged one, which nobody counts on. Raises `UnreadableError` where that cannot be found out just now.
+    """
+    try:
+        manifest = read_manifest(step_folder(run, step))
+    except CheckpointError:
+        return False
+    return not nonfinite_files(manifest) and ("base" not in manifest or is_finite(run, manifest["base"]["step"]))
 
 
 def mark_best(run: Path, step: int, metric: str, value: float) -> None:
@@ -273,10 +343,13 @@ def make_hidden(run: Path, step: int) -> Path:
     return hidden
 
 
-def candidates(folder: Path, which: str) -> list[Path]:
-    """Folders to try for ``last``, ``best`` or a path, the wanted one first. On one rank."""
+def candidates(folder: Path, which: str, *, finite: bool = False) -> list[Path]:
+    """Folders to try for ``last``, ``best`` or a path, the wanted one first. On one rank.
+
+    ``finite``: of ``last``, only those of finite values.
+    """
     if which == "last":
-        steps = steps_in(folder)
+        steps = [step for step in steps_in(folder) if not finite or is_finite(folder, step)]
         if not steps:
             raise CheckpointError(f"{checkpoints_in(folder)}: has no checkpoint. Give a run that has saved one.")
         return [step_folder(folder, step) for step in reversed(steps)]

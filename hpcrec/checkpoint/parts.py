@@ -6,18 +6,22 @@ Legend: ``U`` ids in a part or block, ``D`` its columns, ``P`` ids that wait for
 """
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
+from hpcrec.data.again import read_again, refused
 from hpcrec.data.hdf5_filled import Filled, Shape
-from hpcrec.errors import CheckpointError
+from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.types import Floats, Ints
+
+T = TypeVar("T")
 
 Block = tuple[Ints, Floats, Mapping[str, Floats]]
 
@@ -70,17 +74,45 @@ class Admission:
     refused: int
 
 
+def read_hdf5(path: Path, read: Callable[[h5py.File], T]) -> T:
+    """What ``read`` finds in a file; it is given the file anew where the system refused a part of it.
+
+    Raises
+    ------
+    CheckpointError
+        Whatever is found wrong with what is in the file, said as one error.
+    UnreadableError
+        It cannot be read just now.
+    """
+
+    def once() -> T:
+        with h5py.File(path, "r", locking=False) as file:
+            return read(file)
+
+    try:
+        return read_again(path, once)
+    except Exception as error:
+        raise _as_said(path, error) from error
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
-    """The file; whatever is found wrong with it inside is said as one error."""
+    """The file, for what cannot be done again, as what yields blocks of it; errors are as `read_hdf5` says them."""
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
-    except CheckpointError:
-        raise
-    except Exception as error:  # HDF5 and h5py raise all sorts of things
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CheckpointError(f"{path}: is not as docs/checkpoint.md says ({said}).") from error
+    except Exception as error:
+        raise _as_said(path, error) from error
+
+
+def _as_said(path: Path, error: Exception) -> Exception:
+    """What is raised for an error: HDF5 and h5py raise all sorts of things."""
+    if isinstance(error, CheckpointError | UnreadableError):
+        return error
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    if refused(error) not in (None, errno.ENOENT):
+        return UnreadableError(f"{path}: cannot be read just now ({said}).")
+    return CheckpointError(f"{path}: is not as docs/checkpoint.md says ({said}).")
 
 
 def check_block(block: TableBlock, rows: int | None) -> None:
@@ -113,7 +145,8 @@ def part_facts(path: Path) -> dict[str, Any]:
     CheckpointError
         It is not as it should be.
     """
-    with opened(path) as file:
+
+    def read(file: h5py.File) -> dict[str, Any]:
         if missing := [name for name in _ATTRIBUTES if name not in file.attrs]:
             raise CheckpointError(f"{path}: has no attribute {missing[0]!r}. See docs/checkpoint.md.")
         facts: dict[str, Any] = {name: int(file.attrs[name]) for name in _ATTRIBUTES[1:]}
@@ -124,6 +157,8 @@ def part_facts(path: Path) -> dict[str, Any]:
         facts["n_ids"] = len(file["ids"]) if "ids" in file else 0
         facts["states"] = {state_said(files.unquoted(n), s.ndim) for n, s in file.get("state", {}).items()}
         return facts
+
+    return read_hdf5(path, read)
 
 
 def check_kind(path: Path, table: str, *, rows: int, dynamic: bool, hashed: bool) -> None:
@@ -164,8 +199,10 @@ def state_said(name: str, n_dims: int) -> str:
     return f"{name} (one number a {'row' if n_dims == 1 else 'value'})"
 
 
-def write_part(path: Path, describe: Callable[[h5py.File], None], blocks: Iterable[Block], n_ids: int) -> int:
-    """Writes ids, rows, states of a part, block by block, and ``describe`` what else is in it; returns its CRC-32."""
+def write_part(
+    path: Path, describe: Callable[[h5py.File], None], blocks: Iterable[Block], n_ids: int
+) -> tuple[int, int]:
+    """Writes ids, rows, states of a part by blocks, and ``describe`` the rest; returns its bytes and its CRC-32."""
     coming = iter(blocks)
     block = next(coming, None)
     shapes: dict[str, Shape] = {}
@@ -176,7 +213,7 @@ def write_part(path: Path, describe: Callable[[h5py.File], None], blocks: Iterab
             _append(file, block)
             block = None  # its memory is given back before the next one takes as much
             block = next(coming, None)
-    return file.crc32
+    return file.n_bytes, file.crc32
 
 
 def _append(file: Filled, block: Block) -> None:

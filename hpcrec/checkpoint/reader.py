@@ -46,6 +46,8 @@ class Checkpoint:
         What ``write_state`` was given, and ``step``.
     base : Checkpoint or None
         The one that has the rows that this one has not.
+    nonfinite : tuple of str
+        Files, those of the base included, that hold weights or optimizer state that are not finite.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,6 +60,8 @@ class Checkpoint:
         self._residuals = parts_in(manifest["files"])
         base = files.base_of(self.folder, manifest)
         self.base = None if base is None else Checkpoint(base)
+        own = tuple(str(self.folder / name) for name in files.nonfinite_files(manifest))
+        self.nonfinite: tuple[str, ...] = own + (() if self.base is None else self.base.nonfinite)
         self._newer = Newer()
         for name in manifest["files"]:
             table, slash, _ = name.rpartition("/")

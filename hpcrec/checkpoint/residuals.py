@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.checkpoint.parts import opened
+from hpcrec.checkpoint.parts import read_hdf5
 from hpcrec.dense.dct_choose import Counts
 from hpcrec.dense.residuals import Piece, Residuals
 from hpcrec.errors import CheckpointError
@@ -62,7 +62,8 @@ def read_unsent(path: Path, *, part: int, ranks: int) -> Unsent:
     CheckpointError
         The file is not as it should be, or that of another rank.
     """
-    with opened(path) as file:
+
+    def read(file: h5py.File) -> Unsent:
         found = int(file.attrs["part"]), int(file.attrs["ranks"])
         if found != (part, ranks):
             raise CheckpointError(
@@ -76,6 +77,8 @@ def read_unsent(path: Path, *, part: int, ranks: int) -> Unsent:
         counts = Counts.of(file.attrs["counts"]) if "counts" in file.attrs else Counts()
         density = float(file.attrs["density"]) if "density" in file.attrs else None
         return Unsent(Residuals(first, second), counts, density)
+
+    return read_hdf5(path, read)
 
 
 def _piece(dataset: h5py.Dataset) -> Piece:

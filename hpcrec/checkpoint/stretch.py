@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.checkpoint.parts import TableBlock, check_block, is_dynamic, opened
+from hpcrec.checkpoint.parts import TableBlock, check_block, is_dynamic, read_hdf5
 from hpcrec.data.direct import readable
 from hpcrec.types import Ints
 
@@ -45,31 +45,37 @@ class Newer:
         ------
         CheckpointError
             The file is not as it should be.
+        UnreadableError
+            It cannot be read just now.
         """
-        with opened(stretch.path) as file:
-            here = slice(stretch.start, stretch.stop)
+        here = slice(stretch.start, stretch.stop)
+
+        def read(file: h5py.File) -> TableBlock:
             states = {files.unquoted(name): _values(dataset, here) for name, dataset in file.get("state", {}).items()}
             columns = (int(file.attrs["column_start"]), int(file.attrs["column_stop"]))
             ids, rows = _values(file["ids"], here), _values(file["rows"], here)
             block = TableBlock(ids=ids, rows=rows, states=states, columns=columns)
             check_block(block, None if is_dynamic(file) else int(file.attrs["rows"]))
+            return block
+
+        block = read_hdf5(stretch.path, read)
         if stretch.newer is None:
             return block
         left = self._left(stretch.newer, block.ids)
-        states = {name: values[left] for name, values in states.items()}
+        states = {name: values[left] for name, values in block.states.items()}
         return replace(block, ids=block.ids[left], rows=block.rows[left], states=states)
 
     def ids(self, stretch: Stretch) -> Ints:
         """The ids of ``block``, int64 [U]; raises as it does."""
-        with opened(stretch.path) as file:
-            ids = np.asarray(file["ids"][stretch.start : stretch.stop], np.int64)
+        ids = read_hdf5(stretch.path, lambda file: np.asarray(file["ids"][stretch.start : stretch.stop], np.int64))
         return ids if stretch.newer is None else ids[self._left(stretch.newer, ids)]
 
     def _left(self, newer: Path, ids: Ints) -> Ints:
         """Places of those that are not in the part ``newer``."""
         if self._path != newer:
-            with opened(newer) as file:
-                self._rising = np.sort(file["ids"][:]) if "ids" in file else np.zeros(0, np.int64)
+            self._rising = np.sort(
+                read_hdf5(newer, lambda file: file["ids"][:] if "ids" in file else np.zeros(0, np.int64))
+            )
             self._path = newer
         if not len(self._rising):
             return np.arange(len(ids))

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from hpcrec.errors import OutputError
 
@@ -33,18 +33,30 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
-def sync(path: Path) -> None:
-    """Flush a file or a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def sync(folder: Path) -> None:
+    """Flush the names in a folder to disk; bytes of a file are flushed by the descriptor that wrote them (`synced`)."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def synced(path: Path) -> Iterator[BinaryIO]:
+    """A new file to write, on disk when the block has ended.
+
+    It is flushed by the descriptor that wrote it, and what closing it reports is raised: another descriptor, opened
+    later, is not told of every write that failed before.
+    """
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def publish(temporary: Path, path: Path) -> None:
-    """Flush `temporary`, give it its name `path`, and flush the folder so that the name lasts."""
-    sync(temporary)
+    """Give `temporary`, which is on disk, its name `path`, and flush the folder so that the name lasts."""
     temporary.replace(path)
     sync(path.parent)
 
@@ -54,7 +66,8 @@ def write_text(path: Path, text: str) -> None:
     temporary = temporary_beside(path)
     with writing(path):
         try:
-            temporary.write_text(text, encoding="utf-8")
+            with synced(temporary) as file:
+                file.write(text.encode())
             publish(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

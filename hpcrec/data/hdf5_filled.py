@@ -50,8 +50,8 @@ class Filled(WholeOrAbsent):
 
     Attributes
     ----------
-    crc32 : int
-        Of the whole file; once it is closed.
+    n_bytes, crc32 : int
+        Of the whole file, by what it was given; once it is closed.
 
     Raises
     ------
@@ -59,11 +59,13 @@ class Filled(WholeOrAbsent):
         The disk cannot be written; of every call.
     """
 
+    n_bytes: int
     crc32: int
 
     def __init__(self, path: Path, shapes: Mapping[str, Shape], describe: Callable[[h5py.File], None]) -> None:
         self._places: dict[str, _Place] = {}
         with Output(path) as output:
+            self._header = output.given
             describe(output.file)
             sizes = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
             for name, (shape, dtype) in shapes.items():
@@ -76,6 +78,7 @@ class Filled(WholeOrAbsent):
         self._opened = contextlib.ExitStack()
         self._opened.callback(os.close, self._file)
         self._past = _past_the_cache(path)
+        self._wrote = [self._file] if self._past is None else [self._past, self._file]
         if self._past is not None:
             self._opened.callback(os.close, self._past)
         self._thread = ThreadPoolExecutor(1, "disk")  # writes a piece while the next one is gathered
@@ -128,8 +131,9 @@ class Filled(WholeOrAbsent):
             assert not short, f"{short} are not full"
             for place in self._places.values():
                 place.wait()
-            self.crc32 = self._checksum()
-            os.fsync(self._file)
+            self.n_bytes, self.crc32 = self._header.n_bytes, self._checksum()
+            for descriptor in self._wrote:  # only those that wrote are told of what failed
+                os.fsync(descriptor)
         except BaseException:
             self.abort()
             raise
@@ -145,13 +149,13 @@ class Filled(WholeOrAbsent):
         self._opened.close()
 
     def _checksum(self) -> int:
-        """Of what HDF5 wrote, which is read, and of the values, which is known."""
+        """Of what was given: of what HDF5 wrote, and of the values between."""
         crc, at = 0, 0
         for place in sorted(self._places.values(), key=lambda place: place.start):
             if place.stop > place.start:
-                crc = zlib.crc32(os.pread(self._file, place.start - at, at), crc)
+                crc = self._header.crc32(at, place.start, crc)
                 crc, at = checksum.join(crc, place.crc32, place.stop - place.start), place.stop
-        return zlib.crc32(os.pread(self._file, os.fstat(self._file).st_size - at, at), crc)
+        return self._header.crc32(at, self._header.n_bytes, crc)
 
 
 class _Place:

@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from hpcrec.data import files, layout
+from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import DataError
 from hpcrec.preparation import rejects
 from hpcrec.preparation.job import Job
@@ -109,14 +109,15 @@ def _write_vocabularies(job: Job, journal: Journal) -> Path:
     target = job.out / "vocabulary.h5"
     temporary = files.temporary_beside(target)
     try:
-        with h5py.File(temporary, "w", locking=False) as out:
+        with Output(temporary, target) as out:
             for number, name in enumerate(job.table.counted):
                 path = journal.work / f"vocabulary-{number}.values"
                 dtype = _type_of(job.table.sparse[name])
-                data = out.create_dataset(name, (path.stat().st_size // 8,), dtype)
+                data = out.file.create_dataset(name, (path.stat().st_size // 8,), dtype)
                 for start in range(0, len(data), _SLICE):
                     values = np.fromfile(path, np.uint64, _SLICE, offset=8 * start)
                     data[start : start + len(values)] = values.view(np.int64 if dtype == np.int64 else np.uint64)
+                    out.check()
         files.publish(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

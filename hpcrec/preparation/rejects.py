@@ -6,7 +6,7 @@ Knows nothing of what is wrong with a line.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hpcrec.data import files
 from hpcrec.errors import DataError
@@ -93,8 +93,8 @@ def write_all(path: Path, pieces: Sequence[Piece], parts: Sequence[tuple[Path, d
     before: dict[Path, int] = {}
     temporary = files.temporary_beside(path)
     try:
-        with temporary.open("w", encoding="utf-8") as out:
-            out.write(HEADER)
+        with files.synced(temporary) as out:
+            out.write(HEADER.encode())
             for piece, (part, record) in zip(pieces, parts, strict=True):
                 _join(out, piece.spans, part, record["lines"], before)
         files.publish(temporary, path)
@@ -102,7 +102,7 @@ def write_all(path: Path, pieces: Sequence[Piece], parts: Sequence[tuple[Path, d
         temporary.unlink(missing_ok=True)
 
 
-def _join(out: Any, spans: Sequence[Span], part: Path, lines: Sequence[int], before: dict[Path, int]) -> None:
+def _join(out: BinaryIO, spans: Sequence[Span], part: Path, lines: Sequence[int], before: dict[Path, int]) -> None:
     starts = []
     for span, n in zip(spans, lines, strict=True):
         starts.append(before.get(span.path, 0))
@@ -113,7 +113,7 @@ def _join(out: Any, spans: Sequence[Span], part: Path, lines: Sequence[int], bef
         for row in rows:
             number, line, rest = row.split("\t", 2)
             place = int(number)
-            out.write(f"{_plain(str(spans[place].path))}\t{starts[place] + int(line) + 1}\t{rest}")
+            out.write(f"{_plain(str(spans[place].path))}\t{starts[place] + int(line) + 1}\t{rest}".encode())
 
 
 def _plain(text: str) -> str:

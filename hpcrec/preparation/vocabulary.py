@@ -86,7 +86,7 @@ class Counter:
         path = self._path.with_name(f"{self._path.name}-{self._n_files}.run")
         temporary = files.temporary_beside(path)
         at = 0
-        with temporary.open("wb") as out:
+        with files.synced(temporary) as out:
             for name, (words, counts) in self._held.items():
                 if len(words):
                     self.runs[name].append(Run(path, at, len(words)))
@@ -212,7 +212,7 @@ def number(counts: Iterable[Counts], path: Path, *, min_count: int, most: int | 
     n = total if most is None else min(total, most)
     targets = [path.with_name(path.name + ending) for ending in (".words", ".ids", ".values")]
     by_id = Mapped.create(targets[2], n)
-    with targets[0].open("wb") as words_out, targets[1].open("wb") as ids_out, scratch.open("rb") as back:
+    with files.synced(targets[0]) as words_out, files.synced(targets[1]) as ids_out, scratch.open("rb") as back:
         while part := back.read(16 * _BLOCK_WORDS):
             words, of_words_raw = np.frombuffer(part, np.uint64).reshape(-1, 2).T
             group = np.searchsorted(values, of_words_raw)
@@ -229,8 +229,6 @@ def number(counts: Iterable[Counts], path: Path, *, min_count: int, most: int | 
             by_id.drop()
     by_id.flush()
     scratch.unlink()
-    for target in targets:
-        files.sync(target)
     return n
 
 

@@ -15,13 +15,13 @@ from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.checkpoint.dynamic_state import figures
-from hpcrec.checkpoint.files import fingerprint
 from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.embedding.dynamic import DynamicRows, IdState
 from hpcrec.embedding.shards import Family
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Dynamic
+from tests.checkpoint.tools.made import fingerprint
 from tests.training.dynamic_runs import TABLES, dynamic_config, learned, write_data
 from tests.training.runs import config_for, gather_tables
 from tests.training.runs import write_data as write_declared

@@ -17,9 +17,9 @@ from pytest_mpi import parallel_assert
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
-from hpcrec.checkpoint.files import fingerprint
 from hpcrec.cli import train as commands
 from hpcrec.errors import CheckpointError
+from tests.checkpoint.tools.made import fingerprint
 from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, write_data
 from tests.training.test_equivalence import OPTIMIZERS, Roles, few_or_all_roles, roles_for, shared_out

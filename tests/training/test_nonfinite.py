@@ -14,15 +14,17 @@ from pytest_mpi import parallel_assert
 
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
-from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.checkpoint.checkpoint import find_checkpoint, steps_in
 from hpcrec.cli import train as commands
 from hpcrec.config import validate
 from hpcrec.errors import ConfigError, NonFiniteError
+from hpcrec.training import attempts
 from hpcrec.training.nonfinite import nonfinite_gradients
 from hpcrec.training.session import Losses, Session
 from hpcrec.training.telemetry import read_metrics
 from tests.training.runs import BATCH, config_for, gather_tables, global_batches, reference_for, write_data
 from tests.training.test_equivalence import Roles, few_or_all_roles, roles_for
+from tests.training.test_kills import check_equal
 
 BAD_STEP = 2
 SKIP = {"batch_size": BATCH, "dtype": "float64", "steps": 7, "nonfinite": "skip"}
@@ -339,3 +341,41 @@ def test_a_limit_without_skip_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.nonfinite_limit: is 3|train.nonfinite_limit is 3"):
         validate({**base, "train": {"nonfinite_limit": 3}}, "test")
     assert validate({**base, "train": {"nonfinite_limit": 3, "nonfinite": "skip"}}, "test").train.nonfinite_limit == 3
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_weights_that_overflow_push_out_no_good_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is infinite from step 10 on, every later batch is left out: the run goes on from step 8 as if it had not."""
+    write_data(folder / "data.h5")
+    plain = {**SKIP, "steps": 14, "nonfinite_limit": 4}
+    saving = {"every": 2, "keep": 2, "resume": "auto"}
+
+    def config(name: str, steps: int):
+        run = {"folder": str(folder / name), "progress": False, "tensorboard": False}
+        return config_for(folder, train={**plain, "steps": steps}, checkpoint=saving, run=run)
+
+    assert commands.train(config("whole", 14)) == 0
+    run_step, run = Session.run_step, folder / "run"
+
+    def overflowing(self, ticket, losses):
+        loss = run_step(self, ticket, losses)
+        if self.step == 10 and self.parts.store is not None:
+            for table in self.parts.store.tables:
+                part = self.parts.store.part(table)
+                for ids, rows, states in list(self.parts.store.export(table, None)):
+                    rows[:] = np.inf
+                    self.parts.store.load(table, ids, rows, states, part.columns)
+        return loss
+
+    with monkeypatch.context() as patched, pytest.raises(NonFiniteError, match="number 5 of such steps in a row"):
+        patched.setattr(Session, "run_step", overflowing)
+        commands.train(config("run", 16))
+    MPI.COMM_WORLD.Barrier()
+    parallel_assert(steps_in(run) == [6, 8, 14])
+    parallel_assert(bool(find_checkpoint(run).nonfinite))
+    MPI.COMM_WORLD.Barrier()
+    assert commands.train(config("run", 14)) == 0
+    MPI.COMM_WORLD.Barrier()
+    parallel_assert([event["step"] for event in attempts.read(run) if event["event"] == "begin"] == [0, 8])
+    parallel_assert(steps_in(run) == [12, 14] and (run / "checkpoints/nonfinite-step-14").is_dir())
+    check_equal(run / "checkpoints/step-14", folder / "whole/checkpoints/step-14")

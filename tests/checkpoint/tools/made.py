@@ -9,14 +9,20 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint.checkpoint import CheckpointWriter
-from hpcrec.checkpoint.files import fingerprint
+from hpcrec.checkpoint.files import entry_of
 from hpcrec.checkpoint.parts import Admission
 from hpcrec.checkpoint.residuals import Unsent
+from hpcrec.data import checksum
 from hpcrec.dense.dct_choose import Counts
 from hpcrec.dense.residuals import Piece, Residuals
 
 ROWS, WIDTH = 50, 6
 DYNAMIC_IDS = np.random.default_rng(0).permutation(np.array([-(2**63), 2**63 - 1, *range(-9, 99, 3)], np.int64))
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """The entry of a file in a manifest, by what is on disk."""
+    return entry_of(path.stat().st_size, checksum.of_file(path))
 
 
 def values_of(seed: int, ids: np.ndarray, width: int | None) -> np.ndarray:

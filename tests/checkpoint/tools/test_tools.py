@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpcrec.checkpoint.checkpoint import Checkpoint
-from hpcrec.checkpoint.files import fingerprint, manifest_digest
+from hpcrec.checkpoint.files import manifest_digest
 from hpcrec.checkpoint.tools import by_id
 from hpcrec.checkpoint.tools.by_id import ranges_of
 from hpcrec.checkpoint.tools.tables import table_facts
 from hpcrec.cli.checkpoint import checkpoint
 from hpcrec.errors import ConfigError
-from tests.checkpoint.tools.made import DYNAMIC_IDS, ROWS, WIDTH, change, renew, values_of, write
+from tests.checkpoint.tools.made import DYNAMIC_IDS, ROWS, WIDTH, change, fingerprint, renew, values_of, write
 
 
 def run(*arguments: Any) -> Result:

@@ -1,0 +1,78 @@
+"""Reads that are tried again: a file server that hiccups says nothing about the file.
+
+What the system refuses (EIO, ESTALE, EMFILE, ETIMEDOUT, ...) is read again after pauses that grow, each time through a
+descriptor of its own, for a stale one stays stale. What is not there is told from what cannot be reached just now by
+listing its folder. Knows nothing of what is in the files: that what was read is wrong is for who asked.
+"""
+
+import errno
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from hpcrec.errors import UnreadableError
+
+T = TypeVar("T")
+
+PAUSES_S = (0.1, 0.4, 1.5, 5.0)  # between tries
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+_NOT_SUCH_A_FILE = (errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)  # as it will be found at every try
+_OF_HDF5 = re.compile(r"\berrno = (\d+)")  # within what h5py says of an error of the system
+
+
+def read_again(path: Path, read: Callable[[], T]) -> T:
+    """What ``read`` returns; tried again while the system refuses it.
+
+    Parameters
+    ----------
+    path : Path
+        What is read, for messages.
+    read : callable
+        Opens what it reads, and may be called any number of times.
+
+    Raises
+    ------
+    UnreadableError
+        It cannot be read, at any try.
+    Exception
+        What ``read`` raised where the system refused nothing, or the file is not there.
+    """
+    for pause_s in (*PAUSES_S, None):
+        try:
+            return read()
+        except UnreadableError:
+            raise
+        except Exception as error:
+            number = refused(error)
+            if number is None or number in _NOT_SUCH_A_FILE or (number in _ABSENT and not _is_listed(path)):
+                raise
+            if pause_s is None:
+                raise UnreadableError(
+                    f"{path}: cannot be read just now ({os.strerror(number)}), {len(PAUSES_S) + 1} tries within "
+                    f"{sum(PAUSES_S):g} s. Nothing says that it is damaged: look at its file system and server."
+                ) from error
+        time.sleep(pause_s)
+    raise AssertionError("the last try returns or raises")
+
+
+def refused(error: BaseException) -> int | None:
+    """The number of the system's error that an error is, or came from; None where it is none of the system's."""
+    seen: BaseException | None = error
+    while seen is not None:
+        # h5py raises errors of several classes for what HDF5 could not read, some without a number
+        found = getattr(seen, "errno", None) or next((int(n) for n in _OF_HDF5.findall(str(seen))), 0)
+        if found:
+            return int(found)
+        seen = seen.__cause__
+    return None
+
+
+def _is_listed(path: Path) -> bool:
+    """Whether a folder has a name, found by listing it; True where it cannot be listed, though it is there."""
+    try:
+        return any(entry.name == path.name for entry in os.scandir(path.parent))
+    except OSError as error:
+        return error.errno not in (*_ABSENT, *_NOT_SUCH_A_FILE)
