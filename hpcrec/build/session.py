@@ -5,6 +5,7 @@ wrong is raised on all of them together (``comm.failure.agree``), before any dat
 """
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -107,6 +108,7 @@ def open_session(
         ahead=config.exchange.prefetch + make_policy(config).in_flight - 1,
         timer=timer,
         signal=signal,
+        save_failed=threading.Event(),
         teaches_from=_teaches_from(config),
         close=partial(_close, part, splits, world),
     )

@@ -111,7 +111,7 @@ class CheckpointWriter:
         CheckpointError
             The folder cannot be made; on every rank.
         """
-        on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step))
+        on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step, self._comes_on))
 
     def write_table_part(
         self,
@@ -224,14 +224,14 @@ class CheckpointWriter:
         def finish() -> None:
             base = None if self._base is None else files.named_base(self.folder, self._base)
             files.write_manifest(self.hidden, self.step, everything, base)
-            files.publish(self.folder, self.step)
+            files.publish(self.folder, self.step, self._comes_on)
 
         on_root(ranks, finish)
         return files.step_folder(self.folder, self.step)
 
     def prune(self, keep: int, protect: Iterable[int] = ()) -> None:
         """Removes all but the newest ``keep`` checkpoints of the run and those to protect; collective."""
-        on_root(self._ranks, lambda: files.prune(self.folder, keep, protect))
+        on_root(self._ranks, lambda: files.prune(self.folder, keep, protect, self._comes_on))
 
     def _write_file(self, name: str, fill: Callable[[h5py.File], None], looked_at: Iterable[Any] = ()) -> None:
         """Writes an HDF5 file in one go; of what is ``looked_at`` it is noted where it is not finite."""

@@ -5,13 +5,13 @@ name before it is removed, so a folder named ``step-<n>`` was whole once. The ma
 still is. Knows nothing of what is in the files (``checkpoint``), nor of MPI: what works together takes ``Ranks``.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
-import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -193,14 +193,16 @@ def damage(folder: Path, manifest: Mapping[str, Any], ranks: Ranks) -> str | Non
     mine = list(manifest["files"].items())[ranks.rank :: ranks.size]
     found, unread = None, None
     try:
-        found = next((text for name, entry in mine if (text := file_damage(folder / name, entry))), None)
+        found = next(
+            (text for name, entry in mine if (text := file_damage(folder / name, entry, ranks.comes_on))), None
+        )
     except UnreadableError as error:
         unread = error
     agree(ranks, unread)
     return next((text for text in ranks.allgather(found) if text), None)
 
 
-def file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
+def file_damage(path: Path, entry: Mapping[str, Any], comes_on: Callable[[], None] = lambda: None) -> str | None:
     """What is wrong with a file, held to its entry in the manifest, or None.
 
     Raises
@@ -212,7 +214,7 @@ def file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
         n_bytes = read_again(path, path.stat).st_size
         if n_bytes != entry["bytes"]:
             return f"{path} has {n_bytes} bytes, its manifest says {entry['bytes']}"
-        if read_again(path, lambda: checksum.of_file(path)) != entry["crc32"]:
+        if read_again(path, lambda: checksum.of_file(path, comes_on)) != entry["crc32"]:
             return f"{path} has another checksum than its manifest says"
     except UnreadableError:
         raise
@@ -224,17 +226,32 @@ def file_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
 
-def publish(run: Path, step: int) -> None:
+def publish(run: Path, step: int, comes_on: Callable[[], None] = lambda: None) -> None:
     """Gives a whole checkpoint its name, in place of an older one of the same step."""
     hidden, final, old = hidden_folder(run, step), step_folder(run, step), hidden_folder(run, step, "old")
     if final.exists():
         final.rename(old)
     hidden.rename(final)
     sync(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):  # it is a leftover then
+        _remove(old, comes_on)
 
 
-def remove_leftovers(run: Path) -> None:
+def _remove(folder: Path, comes_on: Callable[[], None]) -> None:
+    """Removes a folder, if it is there, and says at each file that this comes on."""
+    for where, _, names in os.walk(folder, topdown=False, onerror=_raise):
+        for name in names:
+            Path(where, name).unlink()
+            comes_on()
+        Path(where).rmdir()
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def remove_leftovers(run: Path, comes_on: Callable[[], None] = lambda: None) -> None:
     """Removes what a killed run left half written; brings back what it was about to replace. On one rank."""
     folder = checkpoints_in(run)
     hidden = [name for name, is_folder in _listed(folder) if is_folder and name.startswith(".step-")]
@@ -242,8 +259,7 @@ def remove_leftovers(run: Path) -> None:
         if name.endswith(".old") and not (folder / name[1:].removesuffix(".old")).exists():
             (folder / name).rename(folder / name[1:].removesuffix(".old"))
     for path in [folder / name for name in hidden if name.endswith((".tmp", ".old"))]:
-        if path.exists():
-            shutil.rmtree(path)
+        _remove(path, comes_on)
     for name, _ in _listed(folder):
         if name.startswith(f".{BEST}."):
             (folder / name).unlink()
@@ -262,7 +278,7 @@ def set_aside(run: Path, step: int, why: str = "damaged") -> Path:
     return aside
 
 
-def prune(run: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
+def prune(run: Path, keep: int, protect: Iterable[int] = (), comes_on: Callable[[], None] = lambda: None) -> list[int]:
     """Removes what is not to be kept; returns the steps removed. On one rank.
 
     Kept are the newest ``keep`` whose values are finite, the newest of the others, those to protect, and what these
@@ -281,7 +297,7 @@ def prune(run: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
             hidden = hidden_folder(run, step)
             step_folder(run, step).rename(hidden)
             sync(hidden.parent)
-            shutil.rmtree(hidden)
+            _remove(hidden, comes_on)
             removed.append(step)
     except OSError as error:
         warnings.warn(f"no more old checkpoints are removed this time: {error}", stacklevel=2)
@@ -324,7 +340,7 @@ def read_best(run: Path) -> dict[str, Any] | None:
     """What ``mark_best`` noted: step, metric, value; None where nothing was."""
     path = checkpoints_in(run) / BEST
     try:
-        best = json.loads(path.read_text(encoding="utf-8"))
+        best = json.loads(read_again(path, path.read_bytes))
         return {"step": int(best["step"]), "metric": str(best["metric"]), "value": float(best["value"])}
     except FileNotFoundError:
         return None
@@ -332,9 +348,9 @@ def read_best(run: Path) -> dict[str, Any] | None:
         raise CheckpointError(f"{path}: does not say which checkpoint is best ({error!r}). Remove it.") from error
 
 
-def make_hidden(run: Path, step: int) -> Path:
+def make_hidden(run: Path, step: int, comes_on: Callable[[], None] = lambda: None) -> Path:
     """An empty folder to write a checkpoint in. On one rank."""
-    remove_leftovers(run)
+    remove_leftovers(run, comes_on)
     hidden = hidden_folder(run, step)
     missing = [path for path in (hidden, *hidden.parents) if not path.exists()]
     for path in reversed(missing):

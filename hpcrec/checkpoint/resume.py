@@ -35,7 +35,7 @@ def resumed_from(folder: Path, which: str, ranks: Ranks) -> Checkpoint | None:
     """
     if which == "never":
         return None
-    on_root(ranks, lambda: remove_leftovers(folder))
+    on_root(ranks, lambda: remove_leftovers(folder, ranks.comes_on))
     if which == "auto" and not on_root(ranks, lambda: bool(steps_in(folder))):
         return None
     checkpoint = find_checkpoint(folder, "last" if which == "auto" else which, ranks)

@@ -1,11 +1,12 @@
 """Checkpoints of a session, one after the other: written at once, or by a thread while steps go on.
 
 One is written at a time: to save again is to wait for the last one first, and to learn there, on every rank alike, if
-it failed. Knows a session, and when things are written; what is written is for ``image``.
+it failed. One that fails beside steps is told to all ranks by the routing of a step (``Parts.save_failed``), so they
+learn of it soon and after the same step. Knows a session, and when things are written; what is written is for
+``image``, when a failed one is tried again for ``retry``.
 """
 
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from hpcrec.checkpoint.image import Write, frozen_parts_of, parts_of
 from hpcrec.comm.aside import Aside
 from hpcrec.comm.failure import agree
 from hpcrec.embedding.store import Store
-from hpcrec.errors import CheckpointError, ConfigError
+from hpcrec.errors import CheckpointError, ConfigError, UnreadableError
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
+
+Then = Callable[[Callable[[], None]], None]
 
 
 class Saver:
@@ -56,30 +59,31 @@ class Saver:
                 "(MPI_THREAD_MULTIPLE). Set checkpoint.background = false, or use an MPI with thread support."
             )
 
-    def save(self, extra: dict[str, Any], then: Callable[[], None], *, last: bool = False) -> None:
-        """Writes a checkpoint of the session as it is now; collective.
+    def save(self, extra: dict[str, Any], then: Then) -> bool:
+        """Writes a checkpoint of the session as it is now; collective. The one before is whole, or failed (``wait``).
+
+        Returns whether it is whole already; else it is written beside the steps to come.
 
         Parameters
         ----------
         extra : dict
             As for ``state.save``.
         then : callable
-            What rank 0 does when it is whole.
-        last : bool
-            The run ends: that the one before could not be written is a warning, and this one is tried.
+            What rank 0 does when it is whole; it is given what to call while that takes time.
 
         Raises
         ------
         CheckpointError
-            This one cannot be written, or the last one could not; on every rank.
+            It cannot be written; on every rank. The next one will have all rows.
         """
+        assert self._thread is None and self._failure is None, "wait() was not called"
         try:
-            self.wait()
-        except CheckpointError as error:  # of every rank
-            if not last:
-                raise
-            if self._session.topology.rank == 0:
-                warnings.warn(f"{error}; the last one is tried", stacklevel=2)
+            return self._save(extra, then)
+        except (CheckpointError, UnreadableError) as error:
+            self._base = None
+            raise CheckpointError(str(error)) from error
+
+    def _save(self, extra: dict[str, Any], then: Then) -> bool:
         session, aside = self._session, self._session.parts.world.aside
         session.parts.pipeline.rest()
         base = self._next_base()
@@ -88,7 +92,7 @@ class Saver:
             session.step,
             session.parts.world.main,
             base=base,
-            comes_on=aside.comes_on if self._background and aside is not None else lambda: None,
+            comes_on=aside.comes_on if self._background and aside is not None else session.parts.world.main.comes_on,
         )
         writer.begin()
         self._store, said = session.parts.store, {**state.identity(session), **extra}
@@ -97,8 +101,8 @@ class Saver:
                 write(writer)
             self._track(base)
             writer.commit()
-            on_root(session.parts.world.main, then)
-            return
+            on_root(session.parts.world.main, lambda: then(session.parts.world.main.comes_on))
+            return True
         writes = frozen_parts_of(session, said, writer, some=base is not None)
         self._track(base)
         assert aside is not None, "or it would have been refused"
@@ -106,6 +110,7 @@ class Saver:
             target=self._write, args=(writer, writes, aside, then), name="checkpoint", daemon=True
         )
         self._thread.start()
+        return False
 
     def _next_base(self) -> int | None:
         """Which checkpoint the next one needs besides; None: it will have all rows."""
@@ -121,7 +126,7 @@ class Saver:
             if self._session.parts.store is not None:
                 self._session.parts.store.track()
 
-    def _write(self, writer: CheckpointWriter, writes: list[Write], aside: Aside, then: Callable[[], None]) -> None:
+    def _write(self, writer: CheckpointWriter, writes: list[Write], aside: Aside, then: Then) -> None:
         try:
             with aside.working("checkpoint"):
                 problem = None
@@ -133,12 +138,13 @@ class Saver:
                     problem = caught
                 agree(aside, problem)
                 writer.commit(aside)
-                on_root(aside, then)
+                on_root(aside, lambda: then(aside.comes_on))
         except BaseException as error:  # whoever waits raises it
             self._failure = error
+            self._session.parts.save_failed.set()
 
-    def wait(self) -> None:
-        """The last checkpoint is whole.
+    def wait(self) -> bool:
+        """The last checkpoint is whole; returns whether one was written beside steps since the last wait.
 
         Raises
         ------
@@ -147,14 +153,19 @@ class Saver:
         HpcrecError
             The same by an error of one rank that nobody foresaw, which that rank raises as it is.
         """
+        written = self._thread is not None
         if self._thread is not None:
             self._thread.join()
             self._thread = None
             self._thaw()
+        self._session.parts.save_failed.clear()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             self._base = None  # it may have been that one
+            if isinstance(failure, UnreadableError):  # of what it needs besides
+                raise CheckpointError(str(failure)) from failure
             raise failure
+        return written
 
     def _thaw(self) -> None:
         if self._store is not None:

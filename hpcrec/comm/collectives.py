@@ -248,6 +248,10 @@ class Collectives:
         with self.lane.inside("control"):
             return self.comm.bcast(thing, root=root)
 
+    def comes_on(self) -> None:
+        """Says that work on files, for which the others wait, has come on; until this rank's next collective."""
+        self.lane.works("checkpoint")
+
     def bcast_array(self, values: NDArray[Any], tag: str = "control", root: int = 0) -> None:
         """Fills ``values`` on every rank from ``root``."""
         self.ledger.add_ring(tag, self.ranks, values.nbytes if self.size > 1 else 0)

@@ -15,6 +15,9 @@ class Ranks(Protocol):
     def bcast(self, thing: Any, root: int = 0) -> Any:
         """A small Python object from ``root``."""
 
+    def comes_on(self) -> None:
+        """Says that work on files, for which the other ranks wait, has come on; until this rank's next collective."""
+
 
 class Alone:
     """One process, without MPI."""
@@ -29,3 +32,6 @@ class Alone:
         """See `Ranks`."""
         del root
         return thing
+
+    def comes_on(self) -> None:
+        """See `Ranks`."""

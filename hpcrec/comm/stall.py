@@ -22,7 +22,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpcrec.comm.failure import ExitCodes, attempt, end_job, say
-from hpcrec.comm.progress import ASIDE, WORKING, Progress
+from hpcrec.comm.progress import WORKING, Progress
 from hpcrec.comm.stall_report import Standing, Wait, describe, find_held_up, find_waits, stacks, where
 
 _LONGEST_TICK_S = 1.0
@@ -160,7 +160,7 @@ class StallWatch:
             number, seconds_s = lane.waiting, now_s - lane.since_s
             lanes[name] = (lane.count, number, lane.tag, seconds_s)
             if number and seconds_s >= self._limits.of(level) / 2:
-                self._told[name] = (number, level, now_s + self._will_do_s(name, level))
+                self._told[name] = (number, level, now_s + self._will_do_s(level))
             if number == WORKING:
                 aside = where(lane.worker)
         self._candidate = -1
@@ -168,14 +168,12 @@ class StallWatch:
         role = self._progress.role
         return Standing(self._progress.step, lanes, socket.gethostname(), where(), everything, role, aside)
 
-    def _will_do_s(self, lane: str, level: int) -> float:
+    def _will_do_s(self, level: int) -> float:
         """How long a wait that was taken up is not told again.
 
-        One for work that came on when it was looked at is none yet, and may become one.
+        It may have been none, for work that came on when it was looked at, and become one since.
         """
-        if lane == ASIDE:
-            return min(_TELL_AGAIN_S, self._limits.of(level) / 4)
-        return _TELL_AGAIN_S if level == ABORT else float("inf")
+        return _TELL_AGAIN_S if level == ABORT else min(_TELL_AGAIN_S, self._limits.of(level) / 4)
 
     # Between ranks.
 

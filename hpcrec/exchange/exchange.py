@@ -74,7 +74,7 @@ from hpcrec.types import Batch, GlobalIds
 
 Timer = Callable[[str], AbstractContextManager[object]]
 # What every rank tells every other before the ids, 32 bytes.
-_CONTROL = np.dtype([("id_bytes", np.int64), ("stop", np.int64), ("weight", np.float64), ("unused", np.int64)])
+_CONTROL = np.dtype([("id_bytes", np.int64), ("stop", np.int64), ("weight", np.float64), ("save_failed", np.int64)])
 
 
 class Exchange:
@@ -248,6 +248,7 @@ class Exchange:
         *,
         train: bool,
         stop: bool = False,
+        save_failed: bool = False,
         reading: Reading | None = None,
     ) -> Route:
         """Phase ``ids``; collective, on the routing communicator, from any one thread at a time.
@@ -262,12 +263,14 @@ class Exchange:
             Whether gradients will come back.
         stop : bool
             Whether this rank was asked to stop.
+        save_failed : bool
+            Whether this rank knows of a checkpoint that could not be written.
         reading : Reading, optional
             Which set of tables each dense rank reads; default: the first.
         """
         reading = reading or Reading((0,) * self._size, counted=train)
         with self._counting(reading.counted):
-            return self._route(batch, ids, reading, train=train, stop=stop)
+            return self._route(batch, ids, reading, train=train, told=(stop, save_failed))
 
     def give_up(self, route: Route) -> None:
         """Of a step whose values were sent no gradients come any more."""
@@ -282,7 +285,9 @@ class Exchange:
     def _counting(self, counted: bool) -> AbstractContextManager[None]:
         return nullcontext() if counted else self._world.ledger.paused()
 
-    def _route(self, batch: Batch | None, ids: GlobalIds | None, reading: Reading, *, train: bool, stop: bool) -> Route:
+    def _route(
+        self, batch: Batch | None, ids: GlobalIds | None, reading: Reading, *, train: bool, told: tuple[bool, bool]
+    ) -> Route:
         route = self._world.route
         asked, message = None, np.zeros(0, np.uint8)
         if self._dense_side is not None and batch is not None:
@@ -290,7 +295,7 @@ class Exchange:
             of = reading.sets[self._world.topology.rank]
             asked, message = self._dense_side.ask(batch.bags, len(batch.label), room, train=train, tables_of=of)
         control_R = np.zeros(self._size, _CONTROL)
-        control_R["stop"] = stop
+        control_R["stop"], control_R["save_failed"] = told
         if batch is not None:
             control_R["weight"] = len(batch.label) if batch.weight is None else batch.weight.sum(dtype=np.float64)
         if asked is not None:
@@ -308,13 +313,16 @@ class Exchange:
             served = owner_side.read(self._reader.received(ids), reading.sets, train=train)
         weights_R = np.ascontiguousarray(heard_R["weight"])
         total, stop = float(weights_R.sum()), bool(heard_R["stop"].any())
+        save_failed = bool(heard_R["save_failed"].any())
         passage = None
         if self._way is not None:
             sizes = (self._zeros_R, self._due_R)
             if served is not None:
                 sizes = served.value_bytes_R, served.gradient_bytes_R
             passage = self._way.passage(route, asked, *sizes)
-        found = Route(asked, served, train, stop, total, weights_R, counted=reading.counted, passage=passage)
+        found = Route(
+            asked, served, train, stop, total, weights_R, save_failed, counted=reading.counted, passage=passage
+        )
         if self._parts and train:
             found.early = self._early(route, asked, served)
         return found

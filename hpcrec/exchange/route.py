@@ -45,6 +45,8 @@ class Route:
         Sum of the global batch's sample weights; every rank sees the same.
     weights_R : float64 [R] or None
         That sum by world rank, zeros of ranks that are not dense.
+    save_failed : bool
+        Some rank knew by then of a checkpoint that could not be written; every rank sees the same.
     kept : Kept or None
         What the codec of its values has to know of them when gradients come back.
     counted : bool
@@ -68,6 +70,7 @@ class Route:
     stop: bool
     total_weight: float
     weights_R: Floats | None = None
+    save_failed: bool = False
     kept: Kept | None = None
     counted: bool = True
     early: np.ndarray | None = None

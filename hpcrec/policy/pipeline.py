@@ -17,6 +17,7 @@ Knows when; what is done is for ``exchange``.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from hpcrec import kernels
 from hpcrec.errors import HpcrecError
@@ -83,27 +84,31 @@ class Pipeline:
         *,
         train: bool,
         stop: bool = False,
+        save_failed: bool = False,
         readings: Sequence[Reading],
     ) -> Ticket:
         """A batch to be routed: at once where routing runs ahead, else in its step. ``ids``: of holders.
 
-        ``readings`` say which sets of tables are read; it is learned from, if at all, as the first of them says.
+        ``readings`` say which sets of tables are read; it is learned from, if at all, as the first of them says. See
+        `Exchange.route` for the rest.
         """
         first, *others = readings
-        ticket = self._routed(batch, ids, first, train=train, stop=stop)
+        ticket = self._routed(batch, ids, first, train=train, told=(stop, save_failed))
         if others:
-            beside = tuple(self._routed(batch, ids, one, train=False, stop=False) for one in others)
+            beside = tuple(self._routed(batch, ids, one, train=False, told=(False, False)) for one in others)
             ticket = Ticket(batch, train, ticket.routed, beside)
         if train and self._steps is not None:
             self._steps.submit(ticket)
         return ticket
 
     def _routed(
-        self, batch: Batch | None, ids: GlobalIds | None, reading: Reading, *, train: bool, stop: bool
+        self, batch: Batch | None, ids: GlobalIds | None, reading: Reading, *, train: bool, told: tuple[bool, bool]
     ) -> Ticket:
+        stop, save_failed = told
+
         def route() -> Route:
             with self._timer("route"):
-                return self.exchange.route(batch, ids, train=train, stop=stop, reading=reading)
+                return self.exchange.route(batch, ids, train=train, stop=stop, save_failed=save_failed, reading=reading)
 
         return Ticket(batch, train, Later(route) if self._router is None else self._router.submit(route))
 
@@ -152,6 +157,16 @@ class Pipeline:
         if self._rests:
             exchange.empty()
         return learned
+
+    def drain_after(self, step: int) -> None:
+        """Nothing is in flight after so many steps: one more of the `Points`.
+
+        Every rank adds the same ones, before the batch that follows is submitted: whatever was read by then, that was
+        not.
+        """
+        self._points = replace(self._points, once=(*self._points.once, step))
+        if self._steps is not None:
+            self._steps.drain_after(step)
 
     def settle(self) -> None:
         """What was handed over is learned. Reads that it allows may be done too: on every rank the same."""
@@ -218,6 +233,7 @@ class _Steps:
         self._ready: Callable[[], bool] | None = None  # what the thread waits for, while it does
         self._given_up = False
         self._last = self._submitted = self._asked = 0
+        self._until = 0  # the next drain point
         self._tickets: dict[int, Ticket] = {}  # by step: submitted and not yet learned
         self._expected: dict[int, int] = {}  # step of each ticket to be read, by identity
         self._read: dict[int, Route] = {}  # by identity of the ticket
@@ -227,6 +243,13 @@ class _Steps:
         self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
 
     # Called by the main thread.
+
+    def drain_after(self, step: int) -> None:
+        with self._changed:
+            assert step >= self._submitted, f"step {step} may have been read"
+            self._points = replace(self._points, once=(*self._points.once, step))
+            self._until = min(self._until, step)
+            self._changed.notify_all()
 
     def begin(self, first: int, last: int) -> None:
         self.give_up()
@@ -316,12 +339,14 @@ class _Steps:
         }
         try:
             while first < self._last:
-                until = self._points.next_drain(first, self._last)
-                for event, step in events(self._policy, first, until, self._points.evaluated):
-                    self._event = event
-                    do[event](step)
-                first = until
-                self._over(until)
+                with self._changed:
+                    self._until = self._points.next_drain(first, self._last)
+                for event, step in events(self._policy, first, self._until, self._points.evaluated):
+                    if step < self._until:  # which may have come nearer meanwhile
+                        self._event = event
+                        do[event](step)
+                first = self._until
+                self._over(first)
         except _GivenUpError:
             for route in self._flying.values():
                 self._exchange.give_up(route)
@@ -345,9 +370,13 @@ class _Steps:
         """A drain point or an evaluation after so many steps is over: the next step is asked for."""
         self._await(lambda: self._asked >= step)
 
-    def _routed(self, step: int) -> list[tuple[Ticket, Route]]:
-        """What is read for a step, its own ticket last."""
-        self._await(lambda: step in self._tickets)
+    def _to_read(self, step: int) -> list[tuple[Ticket, Route]]:
+        """What is read for a step, its own ticket last; nothing past the end, nor past a drain point."""
+        if step >= self._last:
+            return []
+        self._await(lambda: step in self._tickets or step >= self._until)
+        if step >= self._until:
+            return []
         ticket = self._tickets[step]
         with self._timer("route_wait"):
             found = [(one, one.routed.result()) for one in (*ticket.beside, ticket)]
@@ -362,12 +391,12 @@ class _Steps:
             self._changed.notify_all()
 
     def _do_read(self, step: int) -> None:
-        for ticket, route in self._routed(step) if step < self._last else ():
+        for ticket, route in self._to_read(step):
             self._exchange.read(route)
             self._is_read(ticket, route)
 
     def _do_read_early(self, step: int) -> None:
-        for _, route in self._routed(step) if step < self._last else ():
+        for _, route in self._to_read(step):
             self._exchange.read_part(route, early=True)
 
     def _do_read_late(self, step: int) -> None:

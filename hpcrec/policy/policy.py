@@ -75,7 +75,7 @@ def events(policy: Policy, first: int, last: int, evaluated: Callable[[int], boo
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """What comes between steps: known before the first of them, from the configuration alone.
+    """What comes between steps: known before the first of them, from the configuration alone, but for ``once``.
 
     Attributes
     ----------
@@ -84,14 +84,18 @@ class Points:
         evaluations on which a checkpoint of the best or an early end may hang, whatever they find.
     evaluations : tuple of int
         After each so many steps an evaluation comes.
+    once : tuple of int
+        Steps after which nothing is in flight either: where a checkpoint that failed is tried again.
     """
 
     drains: tuple[int, ...] = ()
     evaluations: tuple[int, ...] = ()
+    once: tuple[int, ...] = ()
 
     def next_drain(self, first: int, last: int) -> int:
         """The first drain point after ``first``; ``last``, the end, where none comes before."""
-        return min([last, *(first - first % every + every for every in self.drains if every)])
+        periodic = (first - first % every + every for every in self.drains if every)
+        return min([last, *periodic, *(step for step in self.once if step > first)])
 
     def evaluated(self, step: int) -> bool:
         """Whether an evaluation comes after so many steps."""

@@ -1,7 +1,8 @@
 """The attempts that one run took: attempts.jsonl in its folder, over any number of jobs, kills and restarts.
 
-A line says when an attempt began or ended, and at which step. One that is killed says nothing of its end: the launcher
-says it then, or the next attempt, by the last that is found of it. Knows files of a run's folder, neither sessions nor
+A line says when an attempt began or ended, and at which step, or that a checkpoint failed and is tried again. An
+attempt that is killed says nothing of its end: the launcher says it then, or the next attempt, by the last that is
+found of it. Knows files of a run's folder, neither sessions nor
 ranks, and imports nothing heavy, for the launcher reads it too.
 """
 
@@ -81,8 +82,16 @@ def end(run: Path, step: int, status: str, at: str | None = None) -> None:
         _append(run, {"event": "end", "at": at or now(), "step": step, "status": status})
 
 
+def note_retry(run: Path, step: int, due_at: int, why: str) -> None:
+    """Adds that a checkpoint failed, as was known after ``step``, and after which step it is tried again.
+
+    Nothing is in flight after that step: who repeats the run has to know of it.
+    """
+    _append(run, {"event": "retry", "at": now(), "step": step, "due_at": due_at, "why": why})
+
+
 def read(run: Path) -> list[dict[str, Any]]:
-    """The events so far; a line that was cut short by a kill is left out."""
+    """When attempts began and ended so far; a line that was cut short by a kill is left out."""
     return [event for event in _lines(Path(run) / FILE) if event.get("event") in ("begin", "end")]
 
 

@@ -4,6 +4,7 @@ Every rank runs it; rank 0 writes. Knows when; how a step is done is for ``sessi
 ``state`` and ``checkpoint``.
 """
 
+import contextlib
 import math
 import time
 import warnings
@@ -15,19 +16,23 @@ from typing import Any
 import numpy as np
 
 from hpcrec.checkpoint import saved, state
-from hpcrec.checkpoint.checkpoint import find_checkpoint, mark_best, prune, steps_in, unmark_best
+from hpcrec.checkpoint.checkpoint import find_checkpoint, mark_best, prune, read_best, steps_in, unmark_best
 from hpcrec.checkpoint.dynamic_state import LOGGED, figures
 from hpcrec.checkpoint.resume import resumed_from
+from hpcrec.checkpoint.retry import MOST_INTERVALS, Retry
 from hpcrec.checkpoint.saved import Progress
 from hpcrec.checkpoint.saver import Saver
+from hpcrec.comm.failure import say
 from hpcrec.config import CheckpointConfig, TrainConfig
-from hpcrec.errors import CheckpointError
+from hpcrec.errors import CheckpointError, UnreadableError
+from hpcrec.training import attempts
 from hpcrec.training.compression import Kept, density, evaluated_otherwise
 from hpcrec.training.metrics import RunningMetrics
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 from hpcrec.training.telemetry import Telemetry
 
+_LAST_PAUSES_S = (1.0, 4.0, 15.0)  # between tries of the last checkpoint
 RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
 
 
@@ -77,6 +82,7 @@ class Loop:
         self._train = train
         self._checkpoint = checkpoint
         self._saver = Saver(session, folder, background=checkpoint.background, full_every=checkpoint.full_every)
+        self._retry = Retry(checkpoint.every or train.eval_every, session.parts.ahead + 1)
         self._progress = Progress()
         self._running = RunningMetrics()
         self._saved_at = self._judged_at = -1
@@ -128,8 +134,7 @@ class Loop:
             self._to_the_end()
         if not session.stopped and "validation" in session.parts.splits and self._judged_at != session.step:
             self._judge()
-        self.save(last=True)
-        self._saver.wait()
+        self._save_last()
         dynamic = figures(session)  # of the last step, whichever is evaluated
         evaluation = None if session.stopped else self._final_evaluation()
         return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress, dynamic)
@@ -147,7 +152,9 @@ class Loop:
                 return
             if session.stopped:
                 return
-            if self._due(self._checkpoint.every):
+            if session.save_failed:
+                self._wait_for_save()
+            if self._due(self._checkpoint.every) or session.step == self._retry.due_at:
                 self.save()
             self._since_s = time.perf_counter()
 
@@ -176,7 +183,7 @@ class Loop:
         best, problem = None, None
         try:
             best = find_checkpoint(self._folder, "best", main)
-        except CheckpointError as error:
+        except (CheckpointError, UnreadableError) as error:
             problem = str(error)
         problem = next((text for text in main.allgather(problem) if text), None)
         if best is None or problem is not None:  # what was trained is all there: no reason to fail
@@ -257,24 +264,101 @@ class Loop:
             progress.misses += 1
         return stop is not None and progress.misses >= stop.patience
 
-    def save(self, *, last: bool = False) -> None:
-        """Writes a checkpoint unless this step has one, and removes those that are not to be kept; collective."""
+    def save(self) -> None:
+        """Writes a checkpoint unless this step has one, and removes those that are not to be kept; collective.
+
+        Where it, or the one before, cannot be written, that is said and tried again later.
+
+        Raises
+        ------
+        CheckpointError
+            None could be written for several intervals of checkpoints; on every rank.
+        """
         session = self._session
         if self._saved_at == session.step:
             return
+        self._wait_for_save()
+        try:
+            self._write()
+        except CheckpointError as error:
+            self._save_failed(error)
+
+    def _write(self) -> None:
+        """Writes a checkpoint of this step, or begins to, beside the next ones; collective."""
+        session = self._session
         with session.parts.timer("checkpoint"), session.parts.world.ledger.paused():
             extra = {"progress": self._progress.__dict__, "ran_on": self._ran_on()}
-            self._saver.save(extra, self._mark_and_prune(session.step), last=last)
+            whole = self._saver.save(extra, self._mark_and_prune(session.step))
         self._saved_at = session.step
+        if whole:
+            self._retry.succeeded()
 
-    def _mark_and_prune(self, step: int) -> Callable[[], None]:
+    def _wait_for_save(self) -> None:
+        """The checkpoint under way is whole, or it is decided what comes of that it is not; collective."""
+        try:
+            with self._session.parts.timer("checkpoint"):
+                if self._saver.wait():
+                    self._retry.succeeded()
+        except CheckpointError as error:
+            self._save_failed(error)
+
+    def _save_failed(self, error: CheckpointError) -> None:
+        """Says so on rank 0, and when it is tried again; raises where there is no other try. The same on every rank."""
+        session, main = self._session, self._session.parts.world.main
+        self._saved_at = -1
+        if not self._retry.failed(session.step):
+            raise CheckpointError(
+                f"{error}. No checkpoint could be written for {MOST_INTERVALS} times checkpoint.every, so the run ends "
+                "here, with those that it has. See to the disk, and start it again."
+            ) from error
+        assert self._retry.due_at is not None, "there is another try"
+        session.parts.pipeline.drain_after(self._retry.due_at)
+        if self._checkpoint.keep_best:
+            self._best_as_noted()
+        if main.rank == 0:
+            with contextlib.suppress(OSError):  # the same disk, perhaps
+                attempts.note_retry(self._folder, session.step, self._retry.due_at, str(error))
+            say(f"hpcrec: {error}; training goes on, tried again after step {self._retry.due_at}\n")
+
+    def _best_as_noted(self) -> None:
+        """The best checkpoint is the last that was noted, which is there still; collective."""
+        best = None
+        with contextlib.suppress(CheckpointError, UnreadableError):  # of every rank
+            best = on_root(self._session.parts.world.main, lambda: read_best(self._folder))
+        self._progress.best_step = None if best is None else best["step"]
+        self._progress.best_value = None if best is None else best["value"]
+
+    def _save_last(self) -> None:
+        """The checkpoint of the last step is whole; collective. It is tried a few times, with pauses.
+
+        Raises
+        ------
+        CheckpointError
+            It cannot be written; on every rank.
+        """
+        for pause_s in (0.0, *_LAST_PAUSES_S):
+            time.sleep(pause_s)
+            try:
+                self._saver.wait()
+                if self._saved_at != self._session.step:
+                    self._write()
+                    self._saver.wait()
+            except CheckpointError as caught:
+                self._saved_at, error = -1, caught
+                if self._session.topology.rank == 0:
+                    say(f"hpcrec: {error}; tried again, for it is the last one\n")
+            else:
+                return
+        raise error
+
+    def _mark_and_prune(self, step: int) -> Callable[[Callable[[], None]], None]:
         """What rank 0 does when this step's checkpoint is whole: the best one is noted before the one before may go."""
         best, value, kept = self._progress.best_step, self._progress.best_value, self._checkpoint
 
-        def do() -> None:
+        def do(comes_on: Callable[[], None]) -> None:
             if kept.keep_best and best == step and value is not None:
                 mark_best(self._folder, step, self._train.best_metric, value)
-            prune(self._folder, kept.keep, [] if best is None else [best])
+            prune(self._folder, kept.keep, [] if best is None else [best], comes_on)
 
         return do
 

@@ -1,5 +1,6 @@
 """What a session is made of, and what a dense rank's part of a batch is to torch. Holds things; does nothing."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -82,7 +83,8 @@ class DensePart:
 class Parts:
     """What a session is made of; ``hpcrec.build.session`` makes it from a configuration.
 
-    ``ahead`` are batches submitted before their turn. ``chosen`` is what form ``auto`` chose; None where no form was to
+    ``ahead`` are batches submitted before their turn. ``save_failed`` is set where a checkpoint could not be written
+    beside steps, until that is dealt with. ``chosen`` is what form ``auto`` chose; None where no form was to
     be chosen. ``teaches_from`` is the step from which on other groups' tables are read in training; None where they are
     not.
     """
@@ -106,6 +108,7 @@ class Parts:
     ahead: int
     timer: PhaseTimer
     signal: StopSignal
+    save_failed: threading.Event
     teaches_from: int | None
     close: Callable[[], None]
 

@@ -67,6 +67,9 @@ class Session:
         What is done about losses and gradients that are not finite.
     stopped : bool
         Whether the ranks agreed to stop before the last step (a signal).
+    save_failed : bool
+        Whether a rank knew of a checkpoint that could not be written when the last step's batch was routed; the same on
+        every rank.
     last_logits : Tensor or None
         The model's logits of the last training step on this rank; None where a user's own loss was used, and
         after a step that was left out because of a loss or gradient that is not finite.
@@ -78,6 +81,7 @@ class Session:
         self.topology: Topology = parts.world.topology
         self.step = 0
         self.stopped = False
+        self.save_failed = False
         self.last_logits: Tensor | None = None
         self._closed = False
 
@@ -168,6 +172,7 @@ class Session:
             self.guard.skip(found)
             self.last_logits = None
         self.step += 1
+        self.save_failed = ticket.routed.result().save_failed
         return loss
 
     def _compute(self, ticket: Ticket, inputs: Inputs, losses: Losses | None) -> tuple[float, str | None]:

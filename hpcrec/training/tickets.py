@@ -26,7 +26,10 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
             teaches = parts.teaches_from is not None and number >= parts.teaches_from
             readings = [own, *others] if teaches else [own]
             stop = parts.signal.requested
-            waiting.append(parts.pipeline.submit(batch, ids, train=True, stop=stop, readings=readings))
+            failed = parts.save_failed.is_set()
+            waiting.append(
+                parts.pipeline.submit(batch, ids, train=True, stop=stop, save_failed=failed, readings=readings)
+            )
             if len(waiting) > parts.ahead:
                 yield waiting.pop(0)
         yield from waiting

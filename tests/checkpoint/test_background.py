@@ -1,8 +1,10 @@
 """Checkpoints that are written while training goes on hold what there was when they were asked for, bit for bit."""
 
+import itertools
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,16 @@ from pytest_mpi import parallel_assert
 
 from hpcrec.checkpoint import saver
 from hpcrec.checkpoint.find import find_checkpoint
+from hpcrec.checkpoint.tools.diff import diff
 from hpcrec.cli import train as commands
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.config import Config
 from hpcrec.data import hdf5_filled
 from hpcrec.embedding import frozen, held_rows, store
 from hpcrec.embedding.frozen import FrozenRows
+from hpcrec.errors import CheckpointError
 from hpcrec.models.deepfm import DeepFM, DeepFMOptions
+from hpcrec.training import loop
 from tests.devices import device_or_skip
 from tests.exchange.test_auto import in_sequence
 from tests.training.runs import config_for, write_data
@@ -125,10 +130,10 @@ def slow_down(patched: pytest.MonkeyPatch, kept: list[int], behind: list[int]) -
         behind[0] += self._session.step >= given[0].step + 2
         write(self, *given)
 
-    def noted(self: saver.Saver) -> None:
+    def noted(self: saver.Saver) -> bool:
         waited_for.set()
         try:
-            wait(self)
+            return wait(self)
         finally:
             waited_for.clear()
 
@@ -155,56 +160,93 @@ def same_files(one: Path, other: Path) -> None:
     assert find_checkpoint(one.parent.parent, str(one)).step == theirs["step"]
 
 
+class Full:
+    """The last rank's disk takes nothing while ``while_`` holds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, while_: Callable[[], bool]) -> None:
+        self.refused, pwrite = 0, hdf5_filled.os.pwrite
+
+        def refuses(*given: Any) -> int:
+            if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1 and while_():
+                self.refused += 1
+                raise OSError(28, "No space left on device")
+            return pwrite(*given)
+
+        monkeypatch.setattr(hdf5_filled.os, "pwrite", refuses)
+
+
+def retries(run: Path) -> list[tuple[int, int]]:
+    """When a checkpoint was known to have failed, and after which step it was tried again."""
+    lines = map(json.loads, (run / "attempts.jsonl").read_text().splitlines())
+    return [(line["step"], line["due_at"]) for line in lines if line["event"] == "retry"]
+
+
 @pytest.mark.parallel([1, 2, 3])
-def test_what_cannot_be_written_beside_steps_ends_the_run_on_every_rank(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("background", [True, False])
+def test_without_a_checkpoint_for_three_intervals_the_run_ends_on_every_rank(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    """A full disk is told by the next checkpoint, or the end; earlier ones are whole."""
-    from hpcrec.errors import CheckpointError
-
+    """On every rank after the same step; earlier checkpoints are whole."""
     write_data(folder / "data.h5")
-    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-    pwrite, calls = hdf5_filled.os.pwrite, [0]
+    full = Full(monkeypatch, (folder / "run/checkpoints/step-2").exists)
+    config = config_of(folder, "run", background, topology={"mode": "fused"})
+    config = replace(config, checkpoint=replace(config.checkpoint, every=2))
+    with pytest.raises(
+        CheckpointError, match=rf"rank {MPI.COMM_WORLD.size - 1}: .*No space left.*for 3 times checkpoint"
+    ):
+        commands.train(config)
+    assert full.refused > 0 or MPI.COMM_WORLD.rank < MPI.COMM_WORLD.size - 1
+    tries = retries(folder / "run")
+    assert 4 <= tries[0][0] <= 6 and tries[-1][0] - tries[0][0] < 6
+    assert all(later > known for (known, _), (later, _) in itertools.pairwise(tries))
+    assert find_checkpoint(folder / "run").step == 2
+    assert sorted(p.name for p in (folder / "run/checkpoints").glob("step-*")) == ["step-2"]
 
-    def refuses(*given: Any) -> int:
-        calls[0] += 1
-        if rank == size - 1 and (folder / "run/checkpoints/step-4").exists():
-            raise OSError(28, "No space left on device")
-        return pwrite(*given)
 
-    monkeypatch.setattr(hdf5_filled.os, "pwrite", refuses)
-    with pytest.raises(CheckpointError, match=rf"step 8 could not be written: rank {size - 1}.*No space left"):
-        commands.train(config_of(folder, "run", True, topology={"mode": "fused"}))
-    assert calls[0] > 0
-    assert find_checkpoint(folder / "run").step == 4
-    assert not list((folder / "run/checkpoints").glob("step-8"))
+@pytest.mark.parallel([1, 2, 3])
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("full_every", [1, 3])  # 3: the one that fails would have been a base, or needed one
+def test_one_that_fails_is_tried_again_as_a_whole_one_and_changes_no_bit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, background: bool, full_every: int
+) -> None:
+    write_data(folder / "data.h5")
+
+    def config(name: str) -> Config:
+        made = config_of(folder, name, background, topology={"mode": "fused"})
+        return replace(made, checkpoint=replace(made.checkpoint, full_every=full_every, keep=20))
+
+    assert commands.train(config("whole")) == ExitCodes.FINISHED
+    saved = folder / "run/checkpoints"
+    with monkeypatch.context() as patched:
+        full = Full(patched, lambda: (saved / "step-4").exists() and full.refused < 1)
+        assert commands.train(config("run")) == ExitCodes.FINISHED
+    ((known, due_at),) = retries(folder / "run")
+    assert 8 <= known <= 12 and known < due_at <= STEPS
+    steps = sorted(int(p.name.removeprefix("step-")) for p in saved.glob("step-*"))
+    assert steps == sorted({4, due_at, 12, STEPS})
+    assert "base" not in json.loads((saved / f"step-{min(due_at, 12)}/manifest.json").read_text())
+    assert diff(saved / f"step-{STEPS}", folder / f"whole/checkpoints/step-{STEPS}")["equal"]
 
 
 @pytest.mark.in_turn
 @pytest.mark.parallel([1, 2])
 @pytest.mark.parametrize("full_every", [1, 2])  # 2: the one before would have been its base
-def test_the_last_checkpoint_is_tried_where_the_one_before_could_not_be_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, full_every: int
+def test_the_last_checkpoint_is_tried_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], full_every: int
 ) -> None:
     write_data(folder / "data.h5")
-    rank, size, pwrite = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, hdf5_filled.os.pwrite
-
-    def refuses(*given: Any) -> int:
-        saved = folder / "run/checkpoints"
-        if rank == size - 1 and (saved / "step-8").exists() and not (saved / ".step-14.tmp").exists():
-            raise OSError(28, "No space left on device")
-        return pwrite(*given)
-
-    monkeypatch.setattr(hdf5_filled.os, "pwrite", refuses)
+    monkeypatch.setattr(loop, "_LAST_PAUSES_S", (0.1, 0.2))
+    full = Full(monkeypatch, lambda: (folder / "run/checkpoints/step-12").exists() and full.refused < 2)
     config = config_of(folder, "run", True, topology={"mode": "fused"})
     config = replace(config, checkpoint=replace(config.checkpoint, full_every=full_every))
     assert commands.train(config) == ExitCodes.FINISHED
-    told = [str(w.message) for w in recwarn if "could not be written" in str(w.message)]
-    assert len(told) == (rank == 0)
-    assert all("step 12" in text and text.endswith("the last one is tried") for text in told)
-    parallel_assert(
-        sorted(p.name for p in (folder / "run/checkpoints").glob("step-*")) == ["step-14", "step-4", "step-8"]
-    )
+    said = [line for line in capfd.readouterr().err.splitlines() if "could not be written" in line]
+    if MPI.COMM_WORLD.rank == 0:
+        assert len(said) == 2 and all(line.endswith("tried again, for it is the last one") for line in said), said
+    assert find_checkpoint(folder / "run").step == STEPS
+    full.refused = -(10**9)
+    with pytest.raises(CheckpointError, match="No space left"):
+        commands.train(replace(config, train=replace(config.train, steps=STEPS + 1)))
     assert find_checkpoint(folder / "run").step == STEPS
 
 

@@ -49,12 +49,12 @@ class Failing:
         for owner, name in ((Path, "read_bytes"), (checksum, "of_file")):
             monkeypatch.setattr(owner, name, self._failing(getattr(owner, name), path, number))
 
-    def _failing(self, read: Callable[[Path], Any], path: Path, number: int) -> Callable[[Path], Any]:
-        def reading(which: Path) -> Any:
+    def _failing(self, read: Callable[..., Any], path: Path, number: int) -> Callable[..., Any]:
+        def reading(which: Path, *rest: Any) -> Any:
             if which == path and self.left > 0:
                 self.left, self.failed = self.left - 1, self.failed + 1
                 raise OSError(number, os.strerror(number))
-            return read(which)
+            return read(which, *rest)
 
         return reading
 

@@ -18,6 +18,7 @@ from hpcrec.comm.stall import StallLimits, StallWatch
 from hpcrec.comm.stall_report import Standing, describe, find_held_up, find_waits, listed
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
+from hpcrec.training.ranks import on_root
 
 MEMBERS = {"main": (0, 1, 2, 3), "dense": (2, 3)}
 
@@ -227,6 +228,30 @@ def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, s
     world.close()
 
 
+@pytest.mark.parallel([2, 3, 4])
+def test_the_first_rank_may_work_on_files_as_long_as_it_comes_on(monkeypatch) -> None:
+    """Checking, removing: the others wait in a broadcast. What does not come on is a stall, then and later."""
+    comm, said = MPI.COMM_WORLD, []
+    monkeypatch.setattr(stall, "say", said.append)
+    world = World(comm, lambda host_of: assign_roles(host_of, mode="fused"), StallLimits(0.5, 60.0))
+
+    def work() -> None:
+        for _ in range(15):
+            time.sleep(0.1)
+            world.main.comes_on()
+
+    on_root(world.main, work)
+    parallel_assert(of_ranks(said) == [], msg=str(said))
+    on_root(world.main, lambda: time.sleep(2.0))
+    parallel_assert(world.main.lane.waiting == 0)
+    reports_R = comm.allgather(of_ranks(said))
+    parallel_assert([len(mine) for mine in reports_R] == [1] + [0] * (comm.size - 1), msg=str(reports_R))
+    parallel_assert("Waiting for rank 0." in reports_R[0][0], msg=str(reports_R))
+    time.sleep(1.0)  # nobody works any more: no stall, though nobody says that it comes on
+    parallel_assert(len(of_ranks(said)) == (1 if comm.rank == 0 else 0), msg=str(said))
+    world.close()
+
+
 @pytest.mark.parallel([2, 3])
 def test_a_stall_is_noted_for_a_moment_before_the_job_is_ended(monkeypatch) -> None:
     comm, noted, ended = MPI.COMM_WORLD, [], []
@@ -280,6 +305,7 @@ STALLED = """
     from hpcrec.comm.stall import StallLimits
     from hpcrec.comm.topology import assign_roles
     from hpcrec.comm.world import World
+from hpcrec.training.ranks import on_root
     mode = {mode!r}
     roles = dict(mode="fused") if mode == "fused" else dict(mode="split", owners=1)
     parts = World(world, lambda host_of: assign_roles(host_of, **roles), StallLimits(0.6, {abort_s}))
