@@ -242,7 +242,7 @@ def test_the_last_checkpoint_is_tried_again(
     assert commands.train(config) == ExitCodes.FINISHED
     said = [line for line in capfd.readouterr().err.splitlines() if "could not be written" in line]
     if MPI.COMM_WORLD.rank == 0:
-        assert len(said) == 2 and all(line.endswith("tried again, for it is the last one") for line in said), said
+        assert len(said) in (1, 2) and all(line.endswith("tried again, for it is the last one") for line in said), said
     assert find_checkpoint(folder / "run").step == STEPS
     full.refused = -(10**9)
     with pytest.raises(CheckpointError, match="No space left"):
