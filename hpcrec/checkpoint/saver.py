@@ -7,6 +7,7 @@ learn of it soon and after the same step. Knows a session, and when things are w
 """
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ class Saver:
     full_every : int
         How many checkpoints in a row have one with all rows among them; the others have what changed since that.
 
+    Attributes
+    ----------
+    began_s : float
+        When the one under way, or else the last one, was begun: ``time.monotonic()``.
+
     Raises
     ------
     ConfigError
@@ -53,6 +59,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._store: Store | None = None  # whose rows the thread reads
         self._failure: BaseException | None = None
+        self.began_s = 0.0
         if background and session.parts.world.aside is None:
             raise ConfigError(
                 "checkpoint.background is true, but this MPI library does not let two threads communicate at once "
@@ -84,6 +91,7 @@ class Saver:
             raise CheckpointError(str(error)) from error
 
     def _save(self, extra: dict[str, Any], then: Then) -> bool:
+        self.began_s = time.monotonic()
         session, aside = self._session, self._session.parts.world.aside
         session.parts.pipeline.rest()
         base = self._next_base()

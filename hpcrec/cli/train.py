@@ -37,6 +37,7 @@ from hpcrec.training.compression import compression, vectors
 from hpcrec.training.loop import Loop, Outcome
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
+from hpcrec.training.stop_time import StopTime, seconds_left, stop_seconds
 
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
 EVALUATED_BESIDE = ("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss")
@@ -53,14 +54,17 @@ def train(
         Data sets in ``folder`` are read from ``copy``; the run folder remembers ``folder``, which outlives the job.
     environment : mapping of str to str, optional
         Where it has Slurm's variables, the record of attempts has the job. Where the same job began this run in an
-        earlier allocation, it goes on from what is saved since, whatever ``checkpoint.resume`` says.
+        earlier allocation, it goes on from what is saved since, whatever ``checkpoint.resume`` says. With
+        ``HPCREC_STOP_S`` too, the run stops by itself where a stop takes longer than that.
 
     Returns
     -------
     ExitCodes
         ``FINISHED``, or ``STOPPED`` where a signal ended it: started again, it goes on.
     """
-    config, allocation = with_absolute_paths(config), Allocation.of(environment or {})
+    environment = environment or {}
+    config, allocation = with_absolute_paths(config), Allocation.of(environment)
+    stop_s = stop_seconds(environment)
     run, began = Path(config.run.folder), attempts.now()
     with (
         open_session(with_copied_data(config, copies)) as session,
@@ -92,7 +96,8 @@ def train(
 
             with session.parts.world.noting_stalls(note):
                 try:
-                    outcome = loop.run(told)
+                    with _stop_time(session, environment, first, config.checkpoint.every, stop_s) as stop_time:
+                        outcome = loop.run(told, stop_time)
                 except Exception as error:
                     with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
                         note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
@@ -173,6 +178,22 @@ def _begin_attempt(session: Session, run: Path, began: str, step: int, allocatio
     with session.parts.world.ledger.paused():
         hosts = list(dict.fromkeys(main.allgather(socket.gethostname())))
         on_root(main, lambda: attempts.begin(run, began, step, main.size, hosts, allocation))
+
+
+def _stop_time(
+    session: Session, environment: Mapping[str, str], first: int, every: int, given_s: float | None
+) -> StopTime:
+    """When this run has to begin its stop by itself, which rank 0 sees to."""
+    job = Allocation.of(environment).job if session.topology.rank == 0 else None
+    return StopTime(
+        session.parts.signal,
+        job=job,
+        given_s=given_s,
+        first_step=first,
+        interval=every,
+        steps=session.parts.ahead + 2,  # the one under way, those that are submitted, and the one that brings the word
+        left_s=lambda: seconds_left(job or "", environment),
+    )
 
 
 def _attempts(run: Path) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def _digest(message: str) -> int:
 
 
 class StopSignal:
-    """Turns TERM, INT and USR1 into a flag that the training loop looks at.
+    """Turns TERM, INT and USR1 into a flag that the training loop looks at; the run may set it by itself too.
 
     A second TERM or INT does what it does by default, for a user who will not wait. USR1 only ever sets the flag:
     launchers and Slurm send it ahead of a time limit, some of them to a rank more than once.
@@ -206,26 +206,32 @@ class StopSignal:
     Attributes
     ----------
     requested : bool
-        Whether a signal has come.
+        Whether a signal has come, or ``request`` was called.
     name : str or None
-        The first signal that came, for the report.
+        What came first, for the report.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self.name: str | None = None
+        self._signalled = False
         self._before = {
             number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
         }
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self.requested and number != signal.SIGUSR1:
+        if self._signalled and number != signal.SIGUSR1:
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, default)
             signal.raise_signal(number)
             return
+        self._signalled = True
+        self.request(signal.Signals(number).name)
+
+    def request(self, name: str) -> None:
+        """Sets the flag, from any thread. A TERM or INT that comes then is the first: it ends no stop under way."""
+        self.name = self.name or name
         self.requested = True
-        self.name = self.name or signal.Signals(number).name
 
     def close(self) -> None:
         """Puts back the handlers that were there before."""

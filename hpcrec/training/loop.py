@@ -30,6 +30,7 @@ from hpcrec.training.compression import Kept, density, evaluated_otherwise
 from hpcrec.training.metrics import RunningMetrics
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
+from hpcrec.training.stop_time import StopTime
 from hpcrec.training.telemetry import Telemetry
 
 _LAST_PAUSES_S = (1.0, 4.0, 15.0)  # between tries of the last checkpoint
@@ -123,9 +124,9 @@ class Loop:
         else:
             on_root(main, lambda: mark_best(self._folder, step, metric, value))
 
-    def run(self, telemetry: Telemetry) -> Outcome:
+    def run(self, telemetry: Telemetry, stop_time: StopTime) -> Outcome:
         """Trains, evaluates and saves as the options say; collective."""
-        self._telemetry = telemetry
+        self._telemetry, self._stop_time = telemetry, stop_time
         session = self._session
         self._kept = Kept(session)
         if session.step > 0 and self._owes_evaluation():  # the stop that ended the last run interrupted it
@@ -201,6 +202,7 @@ class Loop:
         start, stop = order.batch_range(step.number % order.n_batches)
         self._progress.samples += stop - start
         self._telemetry.step(took_s, stop - start)
+        self._stop_time.stepped(took_s)
         if session.last_logits is not None and step.batch is not None:
             self._running.update(session.last_logits.cpu().numpy(), step.batch.label, step.batch.weight)
         if self._due(self._train.log_every):
@@ -240,9 +242,12 @@ class Loop:
         end by that: training stops soon after, when these are learned.
         """
         session, train, progress = self._session, self._train, self._progress
-        evaluate = session.evaluate_unless_stopped if session.parts.pipeline.rested() else session.evaluate
+        stoppable, began_s = session.parts.pipeline.rested(), time.monotonic()
+        evaluate = session.evaluate_unless_stopped if stoppable else session.evaluate
         with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
             found = evaluate("validation", train.eval_batches)
+        if not stoppable:
+            self._stop_time.evaluated(time.monotonic() - began_s)
         if found is None:
             return False
         self._judged_at = session.step
@@ -359,6 +364,7 @@ class Loop:
             if kept.keep_best and best == step and value is not None:
                 mark_best(self._folder, step, self._train.best_metric, value)
             prune(self._folder, kept.keep, [] if best is None else [best], comes_on)
+            self._stop_time.saved(step, time.monotonic() - self._saver.began_s)
 
         return do
 

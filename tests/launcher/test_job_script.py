@@ -20,6 +20,7 @@ case "$*" in *--resume*) echo 'Error: No such option: --resume' >&2; exit 2 ;; e
 case $1 in
   config) printf '[data]\\ntrain = "t.h5"\\n[run]\\nfolder = %s\\n[x]\\nfolder = "no"\\n' "$FOLDER" ;;
   run)
+    echo "$HPCREC_STOP_S" > "$RUN.stop_s"
     [ -z "$BRINGS" ] || mkdir -p "$RUN/checkpoints/step-$BRINGS"
     [ -z "$TAKEN" ] || kill -TERM $PPID
     exit "${CODE:-75}"
@@ -122,6 +123,11 @@ def test_a_run_folder_that_cannot_be_written_is_no_reason_to_stop(allocation, tm
 
 def test_a_configuration_is_read_once_and_before_the_run(allocation):
     assert [command.split()[0] for command in allocation().commands] == ["config", "run"]
+
+
+def test_a_run_is_told_how_long_a_warned_one_has(allocation, tmp_path):
+    allocation()
+    assert (tmp_path / f"{RUN}.stop_s").read_text() == "1\n"  # of env.sh, which does not export it
 
 
 def test_an_option_with_which_a_requeued_job_would_not_go_on_is_refused(allocation):
