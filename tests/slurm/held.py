@@ -15,18 +15,24 @@ FREE_STEPS = 3  # to the first checkpoint, of each process
 class Held(nn.Module):
     """A linear layer with dropout, whose random state a resumed run has to get right.
 
-    ``hold`` is the file: while it is there, steps take long; while it says ``start``, none comes.
+    ``hold`` is the file: while it is there, steps take long, and checkpoints ``save_s`` longer; while it says
+    ``start``, no step comes.
     """
 
-    def __init__(self, features, n_dense, *, width, n_labels=1, pooling=None, hold=""):
+    def __init__(self, features, n_dense, *, width, n_labels=1, pooling=None, hold="", save_s=0.0):
         super().__init__()
         self.operators = block_operators(features, width, pooling)
         self.hidden = nn.Linear(len(features) * width + n_dense, 8)
         self.dropout = nn.Dropout(0.2)
         self.out = nn.Linear(8, 1)
-        self.hold, self.steps = Path(hold), 0
+        self.hold, self.save_s, self.steps = Path(hold), save_s, 0
         while self.hold.exists() and self.hold.read_text() == "start":
             time.sleep(0.1)
+
+    def state_dict(self, *given, **options):
+        if self.steps and self.hold.exists():
+            time.sleep(self.save_s)
+        return super().state_dict(*given, **options)
 
     def forward(self, inputs, dense):
         self.steps += self.training

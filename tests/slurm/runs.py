@@ -24,7 +24,16 @@ TWO_KINDS = [
 class Run:
     """A run of its own folder below ``shared``; ``held`` is slow until ``let_go``. Data sets are in ``data``."""
 
-    def __init__(self, shared: Path, name: str, *, held: bool, mode: str = "split", data: Path | None = None) -> None:
+    def __init__(
+        self,
+        shared: Path,
+        name: str,
+        *,
+        held: bool,
+        mode: str = "split",
+        data: Path | None = None,
+        save_s: float = 0.0,
+    ) -> None:
         self.folder = shared / name
         self.hold = shared / f"{name}.hold"
         if held:
@@ -34,7 +43,7 @@ class Run:
             shared,
             data={name: str((data or shared) / f"{name}.h5") for name in ("train", "validation")},
             topology={"mode": mode, "owner_threads": 1, "dense_threads": 1, **self._roles(mode)},
-            model={"name": "held:build", "folder": str(HERE), "options": {"hold": str(self.hold)}},
+            model={"name": "held:build", "folder": str(HERE), "options": {"hold": str(self.hold), "save_s": save_s}},
             embedding={"optimizer": {"name": "rowwise_adagrad", "lr": 0.1}, "tables": {"user": {"shard": "row"}}},
             dense={"reducer": "mpi", "optimizer": {"name": "Adam", "lr": 0.05}},
             schedule={"kind": "cosine", "warmup_steps": 5},

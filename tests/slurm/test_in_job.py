@@ -1,4 +1,4 @@
-"""What a job does by itself: stages data sets, starts a killed run again, ends and requeues one that hangs.
+"""What a job does by itself: stages data sets, starts a killed run again, requeues one that hangs, stops early.
 
 Each on 4 nodes, one rank a node, from the scripts in slurm/; finished runs are compared with one uninterrupted run.
 """
@@ -6,6 +6,7 @@ Each on 4 nodes, one rank a node, from the scripts in slurm/; finished runs are 
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ from tests.slurm.cluster import SCRATCH, BatchJob, slurm, until
 from tests.slurm.runs import ONE_KIND, Run, data_in, job, under_way
 
 pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def long_stop(shared: Path) -> Iterator[tuple[Run, BatchJob]]:
+    """A job whose stop takes longer than the 25 s that it is given, and which comes near its end meanwhile."""
+    run = Run(shared, "long-stop", held=True, save_s=15.0)
+    with job(shared, run, "split", *ONE_KIND, "--time=5", "--signal=B:USR1@55") as batch:
+        yield run, batch
 
 
 def left_of(batch: BatchJob) -> str:
@@ -96,6 +105,27 @@ def test_warned_job_that_hangs_is_killed_requeued_and_goes_on(shared: Path, refe
     run.check_equals(reference)
     ends = [event["status"] for event in attempts.read(run.folder) if event["event"] == "end"]
     assert ends == ["killed", "finished"]
+
+
+def test_job_whose_stop_takes_longer_than_it_is_given_stops_by_itself_and_goes_on(
+    long_stop: tuple[Run, BatchJob], reference: Run
+) -> None:
+    run, batch = long_stop
+    batch.wait_requeued(limit_s=400)
+    run.let_go()
+    batch.wait_completed()
+    said = batch.said()
+    assert batch.requeues == 1 and "to be requeued, for the 1. time" in said
+    assert re.search(r"a stop may take \d\d s, .*; HPCREC_STOP_S gives 25 s", said), said
+    assert re.search(
+        rf"job {batch.number} ends in \d+ s, and a stop may take \d\d s, .*: the ranks stop after", said
+    ), said
+    assert "Ctrl-C (again) kills them" not in said and "killing the ranks" not in said  # no warning had come
+    ends = [event for event in attempts.read(run.folder) if event["event"] == "end"]
+    begins = [event for event in attempts.read(run.folder) if event["event"] == "begin"]
+    assert [event["status"] for event in ends] == ["stopped", "finished"]
+    assert [event["lost_steps"] for event in begins] == [0, 0] and begins[1]["step"] == ends[0]["step"]
+    run.check_equals(reference)
 
 
 def test_job_whose_allocations_bring_no_checkpoint_is_not_requeued_for_ever(shared: Path) -> None:
