@@ -37,7 +37,7 @@ from hpcrec.training.compression import compression, vectors
 from hpcrec.training.loop import Loop, Outcome
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
-from hpcrec.training.stop_time import StopTime, seconds_left, stop_seconds
+from hpcrec.training.stop_time import StopTime, seconds_left, seconds_left_at_start, stop_seconds
 
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
 EVALUATED_BESIDE = ("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss")
@@ -193,6 +193,7 @@ def _stop_time(
         interval=every,
         steps=session.parts.ahead + 2,  # the one under way, those that are submitted, and the one that brings the word
         left_s=lambda: seconds_left(job or "", environment),
+        left_at_start_s=lambda: seconds_left_at_start(environment),
     )
 
 

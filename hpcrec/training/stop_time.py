@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from hpcrec.comm.failure import StopSignal, say
+from hpcrec.comm.failure import StopSignal, attempt, say
 from hpcrec.errors import ConfigError, HpcrecError
 
 # A stop has to be over this long before the job's end: the warning may come 60 s early, HPCREC_STOP_S is 30 s less than
@@ -23,6 +23,7 @@ SPARE_S = 120.0
 SCRIPT_S = 30  # of these: the warning's lead less HPCREC_STOP_S
 ASK_LIMIT_S = 30.0
 AGAIN_S = 120.0  # after this squeue is asked again: a limit may be changed while the job runs
+SAY_LIMIT_S = 5.0  # for a line of a log that takes no more
 LONGER = 1.25  # what is said of a stop is said again where it may take so many times as long
 _FORGETS = 0.99  # what one step that took long counts for at the next
 
@@ -70,6 +71,12 @@ def seconds_left(job: str, environment: Mapping[str, str]) -> float:
     return min(seconds for seconds in left if seconds is not None)
 
 
+def seconds_left_at_start(environment: Mapping[str, str]) -> float | None:
+    """The same by ``SLURM_JOB_END_TIME``, which knows of no later change; None where Slurm has not set it."""
+    text = environment.get("SLURM_JOB_END_TIME", "")
+    return float(text) - time.time() if text.isdigit() else None
+
+
 def _parsed(text: str) -> float | None:
     """Seconds of ``[D-][HH:]MM:SS``; None of what is no time."""
     if text in ("UNLIMITED", "INVALID"):  # squeue's word for less than none left
@@ -101,8 +108,9 @@ class StopTime:
         Steps from checkpoint to checkpoint; 0 where none is due.
     steps : int
         Most that are run from a stop's request to its last checkpoint.
-    left_s : callable
-        Seconds that the job has left, as of ``seconds_left``.
+    left_s, left_at_start_s : callable
+        Seconds that the job has left, as of ``seconds_left``; and, where that has never said, of
+        ``seconds_left_at_start``.
     clock : callable
     """
 
@@ -116,11 +124,12 @@ class StopTime:
         interval: int,
         steps: int,
         left_s: Callable[[], float],
+        left_at_start_s: Callable[[], float | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._signal, self._job, self._given_s = signal, job, given_s
         self._first, self._interval, self._steps = first_step, interval, steps
-        self._left_s, self._clock = left_s, clock
+        self._left_s, self._left_at_start_s, self._clock = left_s, left_at_start_s, clock
         self._step_s = self._evaluation_s = self._save_s = 0.0  # the longest of each
         self._saved_step = first_step
         self._ends_s: float | None = None  # by the clock; None where squeue has not said it
@@ -175,9 +184,9 @@ class StopTime:
             return None
         if needed_s > LONGER * self._told_s:
             self._told_s = needed_s
-            say(
-                f"hpcrec: {self._needs(needed_s)}. Job {self._job} ends in {left_s:.0f} s: this run begins its stop by "
-                f"itself, {reserved_s:.0f} s before that. {_advice(needed_s)}\n"
+            _say(
+                f"{self._needs(needed_s)}. Job {self._job} ends in {left_s:.0f} s: this run begins its stop by itself, "
+                f"{reserved_s:.0f} s before that. {_advice(needed_s)}"
             )
         return min(left_s - reserved_s, AGAIN_S)
 
@@ -187,27 +196,31 @@ class StopTime:
         try:
             self._ends_s = self._asked_s + self._left_s()
         except HpcrecError as error:
-            if self._ends_s is None and not self._told_problem:
+            left_s = self._left_at_start_s() if self._ends_s is None else None
+            if left_s is not None:
+                self._ends_s = self._asked_s + left_s
+                _say(f"warning: {error}. The time limit that job {self._job} had at its start is taken.")
+            elif self._ends_s is None and not self._told_problem:
                 self._told_problem = True
-                say(
-                    f"hpcrec: warning: {self._needs(needed_s)}. When job {self._job} ends is not known ({error}): the "
-                    f"run cannot begin its stop by itself until squeue says it. {_advice(needed_s)}\n"
+                _say(
+                    f"warning: {self._needs(needed_s)}. When job {self._job} ends is not known ({error}): the run "
+                    f"cannot begin its stop by itself until squeue says it. {_advice(needed_s)}"
                 )
 
     def _begin(self, needed_s: float, left_s: float) -> None:
         if self._closed:  # the run has ended meanwhile
             return
         self._begun = True
-        self._signal.request("time limit")  # before a word of it: a log that is full holds up no stop
-        said = f"hpcrec: job {self._job} ends in {left_s:.0f} s, and {self._needs(needed_s)}"
+        self._signal.request("time limit")
+        said = f"job {self._job} ends in {left_s:.0f} s, and {self._needs(needed_s)}"
         if self._told_s == 0 and not self._told_problem:  # it was so from the first checkpoint on
-            say(
+            _say(
                 f"{said}: the ranks stop after this step. This allocation has no time for more than the "
                 f"{self._saved_step - self._first} steps to its checkpoint of step {self._saved_step}; what follows it "
-                f"may be lost. Give the job a longer --time.\n"
+                f"may be lost. Give the job a longer --time."
             )
         else:
-            say(f"{said}: the ranks stop after this step and write a checkpoint\n")
+            _say(f"{said}: the ranks stop after this step and write a checkpoint")
 
     def _needs(self, needed_s: float) -> str:
         return (
@@ -232,6 +245,11 @@ class StopTime:
     def __exit__(self, *_: object) -> None:
         self._closed = True  # the thread is not waited for: squeue may hang
         self._news.set()
+
+
+def _say(text: str) -> None:
+    """Says it where it can be said soon: a log that blocks holds up no stop."""
+    attempt(lambda: say(f"hpcrec: {text}\n"), SAY_LIMIT_S)
 
 
 def _advice(needed_s: float) -> str:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,14 @@ from hpcrec.config import Config
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.training import stop_time as module
 from hpcrec.training.session import Session
-from hpcrec.training.stop_time import AGAIN_S, SPARE_S, StopTime, seconds_left, stop_seconds
+from hpcrec.training.stop_time import (
+    AGAIN_S,
+    SPARE_S,
+    StopTime,
+    seconds_left,
+    seconds_left_at_start,
+    stop_seconds,
+)
 from tests.training.runs import config_for, write_data
 from tests.training.test_equivalence import roles_for
 from tests.training.test_kills import check_equal
@@ -36,8 +44,15 @@ class Job:
     def __init__(self, signal: StopSignal, ends_s: float, **more: Any) -> None:
         self.now_s, self.ends_s, self.asked = 1000.0, 1000.0 + ends_s, 0
         self.problem: str | None = None
+        self.left_at_start_s: float | None = None
         given = {"job": "7", "given_s": 90.0, "first_step": 10, "interval": 5, "steps": 4, **more}
-        self.stop_time = StopTime(signal, left_s=self.left_s, clock=lambda: self.now_s, **given)
+        self.stop_time = StopTime(
+            signal,
+            left_s=self.left_s,
+            left_at_start_s=lambda: self.left_at_start_s,
+            clock=lambda: self.now_s,
+            **given,
+        )
         self.signal = signal
 
     def left_s(self) -> float:
@@ -158,6 +173,40 @@ def test_where_squeue_says_nothing_it_is_said_once_and_it_is_asked_again(
     job.problem = "squeue: timed out"  # what it said stands
     assert job.train(3600) == 3600 - 200 - SPARE_S
     assert capsys.readouterr().err.count("is not known") == 0
+
+
+def test_where_squeue_has_never_said_it_the_limit_of_the_start_is_taken(
+    flag: StopSignal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(flag, 3600)
+    job.problem, job.left_at_start_s = "squeue: no such file", 3000.0
+    job.stop_time.saved(15, 100.0)
+    job.train(1000)
+    told, needs = capsys.readouterr().err.splitlines()
+    assert told == "hpcrec: warning: squeue: no such file. The time limit that job 7 had at its start is taken."
+    assert "Job 7 ends in 3000 s" in needs
+    job.problem, job.left_at_start_s = None, 0.0
+    assert job.train(3600) == 3600 - 200 - SPARE_S  # what squeue says stands above it
+    job.problem = "squeue: no such file"
+    assert capsys.readouterr().err.count("at its start") == 0
+
+
+def test_a_log_that_blocks_holds_up_no_stop(flag: StopSignal, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = threading.Event()
+    monkeypatch.setattr(module, "say", lambda text: blocked.wait(60))
+    monkeypatch.setattr(module, "SAY_LIMIT_S", 0.05)
+    job = Job(flag, 3600)
+    job.stop_time.saved(15, 100.0)
+    began_s = time.monotonic()
+    assert job.train(3600) == 3600 - 200 - SPARE_S
+    blocked.set()
+    assert flag.requested and time.monotonic() - began_s < 50
+
+
+def test_the_limit_at_the_start_is_what_slurm_sets() -> None:
+    assert seconds_left_at_start({}) is None and seconds_left_at_start({"SLURM_JOB_END_TIME": "Unknown"}) is None
+    left_s = seconds_left_at_start({"SLURM_JOB_END_TIME": f"{time.time() + 1000:.0f}"})
+    assert left_s is not None and 900 < left_s <= 1001
 
 
 def test_an_allocation_that_is_too_short_makes_an_interval_of_progress_first(
