@@ -20,6 +20,8 @@ T = TypeVar("T")
 PAUSES_S = (0.1, 0.4, 1.5, 5.0)  # between tries
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _NOT_SUCH_A_FILE = (errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)  # as it will be found at every try
+_LOCKED = (errno.EAGAIN,)  # by another program: who opened it says so
+_DENIED = (errno.EACCES, errno.EPERM)  # until somebody changes that
 _OF_HDF5 = re.compile(r"\berrno = (\d+)")  # within what h5py says of an error of the system
 
 
@@ -40,19 +42,20 @@ def read_again(path: Path, read: Callable[[], T]) -> T:
     Exception
         What ``read`` raised where the system refused nothing, or the file is not there.
     """
-    for pause_s in (*PAUSES_S, None):
+    for n_tries, pause_s in enumerate((*PAUSES_S, None), 1):
         try:
             return read()
         except UnreadableError:
             raise
         except Exception as error:
             number = refused(error)
-            if number is None or number in _NOT_SUCH_A_FILE or (number in _ABSENT and not _is_listed(path)):
+            if number is None or number in _NOT_SUCH_A_FILE + _LOCKED or (number in _ABSENT and not _is_listed(path)):
                 raise
-            if pause_s is None:
+            if pause_s is None or number in _DENIED:
+                tries = f"{n_tries} tries" if n_tries > 1 else "one try"
                 raise UnreadableError(
-                    f"{path}: cannot be read just now ({os.strerror(number)}), {len(PAUSES_S) + 1} tries within "
-                    f"{sum(PAUSES_S):g} s. Nothing says that it is damaged: look at its file system and server."
+                    f"{path}: cannot be read just now ({os.strerror(number)}, {tries}). Nothing says that it is "
+                    "damaged: look at its file system and server, and at who may read it."
                 ) from error
         time.sleep(pause_s)
     raise AssertionError("the last try returns or raises")

@@ -7,16 +7,19 @@ Columns that `direct` can read are read past HDF5. `reader.DataSet` joins files;
 import contextlib
 import errno
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 
 from hpcrec.data import direct, layout
-from hpcrec.errors import DataError
+from hpcrec.data.again import read_again
+from hpcrec.errors import DataError, UnreadableError
 from hpcrec.types import Feature, Ints
+
+T = TypeVar("T")
 
 _OWN_ATTRIBUTES = (layout.VERSION_ATTRIBUTE, layout.NAMES_ATTRIBUTE, layout.CARDINALITIES_ATTRIBUTE)
 
@@ -47,6 +50,8 @@ class File:
     ------
     DataError
         When it is made and when it is read: what cannot be read, or departs from the schema.
+    UnreadableError
+        The same where the system does not let it be read just now, at several tries that each open it anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,15 +60,27 @@ class File:
         self._bytes: dict[str, int] = {}
         self.plain: frozenset[str] = frozenset()
         self._chunks: direct.Chunks | None = None  # while it is open
-        self._handle: h5py.File | None = open_hdf5(path)
+        self._handle: h5py.File | None = None
         try:
-            self._check()
-        except DataError:
+            self._tried(self._check)
+        except (DataError, UnreadableError):
             raise
         except Exception as error:  # HDF5 and h5py raise all sorts of things for a file that is damaged
             raise self._error("the file", f"cannot be understood ({_said(error)})", _AGAIN) from error
         finally:
             self.close()
+
+    def _tried(self, read: Callable[[], T]) -> T:
+        """What ``read`` gives; tried again with the file opened anew where the system refuses it."""
+
+        def once() -> T:
+            try:
+                return read()
+            except Exception:
+                self.close()
+                raise
+
+        return read_again(self.path, once)
 
     def close(self) -> None:
         """Close the handle; the next read opens it again."""
@@ -74,7 +91,8 @@ class File:
 
     def read_into(self, name: str, start: int, stop: int, out: Any) -> None:
         """Rows ``[start, stop)`` of dataset `name` into the array `out` of that length, converted to its type."""
-        with self._reading(name, start, stop):
+
+        def read() -> None:
             if self.read_together([name], [start], [stop - start], [0], out):
                 return
             data = self._file()[name]
@@ -82,6 +100,9 @@ class File:
                 data.read_direct(out, np.s_[start:stop])
             else:
                 out[:] = data[start:stop]  # NumPy converts several times as fast as HDF5
+
+        with self._reading(name, start, stop):
+            self._tried(read)
 
     def read_together(
         self, names: Sequence[str], starts: Sequence[int], rows: Sequence[int], limits: Sequence[int], out: Any
@@ -101,13 +122,13 @@ class File:
     def read(self, name: str, start: int, stop: int) -> Any:
         """Rows ``[start, stop)`` of dataset `name`, or as many as there are, in the type that they have on disk."""
         with self._reading(name, start, stop):
-            return self._file()[name][start:stop]
+            return self._tried(lambda: self._file()[name][start:stop])
 
     @contextlib.contextmanager
     def _reading(self, name: str, start: int, stop: int) -> Iterator[None]:
         try:
             yield
-        except DataError:
+        except (DataError, UnreadableError):
             raise
         except Exception as error:  # see __init__
             raise self._error(name, f"rows [{start}, {stop}) cannot be read ({_said(error)})", _AGAIN) from error

@@ -8,6 +8,7 @@ import contextlib
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import resource
 import sys
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from hpcrec.comm.failure import say
 from hpcrec.data.files import write_text, writing
 from hpcrec.units import KiB, format_bytes
 
@@ -110,14 +112,15 @@ class Telemetry:
         self.folder = Path(folder)
         self._samples = 0
         self._step_s = array("d")
-        self._file = self._board = self._bar = None
+        self._lines: _Lines | None = None
+        self._board = self._bar = None
         self._shown: dict[str, str] = {}
         if not active:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "metrics.jsonl"
         _keep_until(path, first_step)
-        self._file = path.open("a", encoding="utf-8")
+        self._lines = _Lines(path)
         if tensorboard:
             self._board = _board(self.folder / "tensorboard", first_step)
         if progress:
@@ -154,13 +157,12 @@ class Telemetry:
         """Writes a line of metrics.jsonl: ``{"step", "time", **values}``, and the numbers to TensorBoard.
 
         Numbers that JSON cannot hold (nan, infinities) become null. The bar shows ``loss``, ``wire_bytes_per_step`` and
-        any ``auc``, whatever comes before its name.
+        any ``auc``, whatever comes before its name. A line that cannot be written is kept, and written with a later
+        one.
         """
-        if self._file is None:
+        if self._lines is None:
             return
-        with writing(self.folder / "metrics.jsonl"):
-            self._file.write(json.dumps(as_json({"step": step, "time": round(time.time(), 3), **values})) + "\n")
-            self._file.flush()
+        self._lines.add(json.dumps(as_json({"step": step, "time": round(time.time(), 3), **values})) + "\n")
         self._show(values)
         if self._board is not None:
             for name, value in values.items():
@@ -191,17 +193,52 @@ class Telemetry:
 
     def close(self) -> None:
         """Ends the bar and the files; again does nothing."""
-        for thing in (self._bar, self._board, self._file):
+        for thing in (self._bar, self._board, self._lines):
             if thing is not None:
-                with contextlib.suppress(OSError):  # a full disk, which `log` has met
+                with contextlib.suppress(OSError):  # a full disk
                     thing.close()
-        self._bar = self._board = self._file = None
+        self._bar = self._board = self._lines = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Lines:
+    """A file that lines are added to. What the disk does not take is kept until it does: it is said once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._left = path, b""
+        with writing(path):
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._at = os.fstat(self._file).st_size
+        self._refused = False
+
+    def add(self, line: str) -> None:
+        """Adds a line, and what was left of earlier ones."""
+        self._left += line.encode()
+        try:
+            while self._left:  # at its place: what a cut write has left there is written over
+                n_bytes = os.pwrite(self._file, self._left, self._at)
+                self._at, self._left = self._at + n_bytes, self._left[n_bytes:]
+        except OSError as error:
+            if not self._refused:
+                said = (
+                    f"{self._path}: cannot be written ({error.strerror}); its lines are kept, and tried with the next"
+                )
+                say(f"hpcrec: {said}\n")
+            self._refused = True
+        else:
+            self._refused = False
+
+    def close(self) -> None:
+        """Tries what is left once more, and says how much is lost."""
+        self.add("")
+        if self._left:
+            say(f"hpcrec: {self._path}: its last {self._left.count(10)} lines could not be written\n")
+        os.close(self._file)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

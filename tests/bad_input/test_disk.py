@@ -10,6 +10,7 @@ from hpcrec.cli.train import train
 from hpcrec.config import load_config
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import CheckpointError, OutputError
+from hpcrec.training.telemetry import read_metrics
 from tests.bad_input.forked import Forked
 
 
@@ -34,6 +35,8 @@ def test_full_disk_for_checkpoints(hpcrec: Forked, config: Path, capsys: pytest.
     done = hpcrec("train", config, *settings, file_bytes=8_000)  # config.toml takes 3 kB
     assert done.code == 1, done.err
     assert "the checkpoint of step 10 could not be written: rank 0:" in done.err and "step-10" in done.err
+    assert "; tried again, for it is the last one" in done.err
+    assert done.err.count("hpcrec: error: the checkpoint of step 12 could not be written: rank 0:") == 1
     assert done.err.count("hpcrec: error:") == 1 and "Traceback" not in done.err
     capsys.readouterr()
     assert all(path.read_bytes() == content for path, content in kept.items()) and len(kept) > 4
@@ -43,12 +46,17 @@ def test_full_disk_for_checkpoints(hpcrec: Forked, config: Path, capsys: pytest.
 
 
 def test_full_disk_for_metrics(hpcrec: Forked, config: Path) -> None:
-    settings = ("train.log_every=1", "train.epochs=10", "checkpoint.every=1000")
-    done = hpcrec("train", config, *(w for s in settings for w in ("--set", s)), file_bytes=6_000)
-    assert done.code == 1, done.err
-    assert f"{config.parent}/run/metrics.jsonl: cannot be written (File too large)" in done.err
-    assert done.err.count("hpcrec: error:") == 1 and "Traceback" not in done.err
-    assert json.loads((config.parent / "run" / "summary.json").read_text())["status"] == "failed"
+    """A line less is no reason to end a run: its lines are kept, and it is said that the last could not be written."""
+    settings = ("train.log_every=1", "train.epochs=300", "checkpoint.every=100000", "run.tensorboard=false")
+    done = hpcrec("train", config, *(w for s in settings for w in ("--set", s)), file_bytes=200_000)
+    assert done.code == 0, done.err
+    path = f"{config.parent}/run/metrics.jsonl"
+    assert done.err.count(f"{path}: cannot be written (File too large); its lines are kept") == 1
+    assert f"{path}: its last " in done.err and "Traceback" not in done.err
+    summary = json.loads((config.parent / "run" / "summary.json").read_text())
+    whole = read_metrics(config.parent / "run")
+    assert summary["status"] == "finished" and [line["step"] for line in whole] == list(range(1, len(whole) + 1))
+    assert 199_000 < Path(path).stat().st_size <= 200_000
 
 
 def test_full_disk_for_predictions(hpcrec: Forked, config: Path) -> None:

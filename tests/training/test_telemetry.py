@@ -1,8 +1,10 @@
 """What a run tells: phase times, metrics that survive a resume, a summary with the promised keys, and the page."""
 
+import errno
 import html.parser
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -112,6 +114,43 @@ def test_metrics_are_strict_json_lines_at_once(tmp_path):
     assert found.pop("time") == pytest.approx(time.time(), abs=60)
     assert found == {"step": 3, "loss": 0.5, "auc": None, "labels": [0, 1], "best": None}
     told.close()
+
+
+def test_a_line_that_the_disk_refuses_is_written_later(tmp_path, monkeypatch, capfd):
+    pwrite, left = os.pwrite, []
+
+    def refusing(file, data, at):
+        if not left:
+            return pwrite(file, data, at)
+        pwrite(file, bytes(data)[: left.pop()], at)  # a part of it arrives, and nobody says how much
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwrite", refusing)
+    with Telemetry(tmp_path, active=True, tensorboard=False, progress=False) as told:
+        for step in range(1, 7):
+            left[:] = [7] if step in (2, 3, 5) else []
+            told.log(step, {"loss": 1.0 * step})
+            assert [line["step"] for line in read_metrics(tmp_path)] == list(
+                range(1, {2: 2, 3: 2, 5: 5}.get(step, step + 1))
+            )
+    assert [line["loss"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and all("metrics.jsonl: cannot be written (Input/output error)" in line for line in said)
+
+
+def test_lines_that_are_lost_are_counted(tmp_path, monkeypatch, capfd):
+    told = Telemetry(tmp_path, active=True, tensorboard=False, progress=False)
+    told.log(1, {})
+
+    def refusing(*_):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "pwrite", refusing)
+    told.log(2, {})
+    told.log(3, {})
+    told.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+    assert capfd.readouterr().err.splitlines()[-1].endswith("its last 2 lines could not be written")
 
 
 def test_a_resumed_run_goes_on_with_the_metrics_of_its_checkpoint(tmp_path):
