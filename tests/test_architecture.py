@@ -29,7 +29,7 @@ ALLOWED = {
     "operators": "kernels",
     "models": "operators kernels",  # kernels: towers' dot products, natively
     "exchange": "operators embedding comm kernels",
-    "policy": "exchange kernels",  # kernels: threads of its own thread
+    "policy": "exchange comm kernels",  # comm: clocks of threads; kernels: threads of its own thread
     "dense": "comm kernels",
     "data": "comm kernels",
     "preparation": "data comm kernels toml",  # kernels: text is parsed natively; toml: column maps

@@ -91,7 +91,8 @@ def train(
 
             def note(said: str) -> None:
                 """The end of a run that failed, by whichever rank knows of it."""
-                telemetry.write_summary(run, {**_failed(session, told, software, said), **_attempts(run)})
+                failed = {**_failed(session, told, software, said), "slow_ranks": loop.slow_ranks()}
+                telemetry.write_summary(run, {**failed, **_attempts(run)})
                 attempts.end(run, session.step, "failed")
 
             with session.parts.world.noting_stalls(note):
@@ -104,7 +105,7 @@ def train(
                     raise
                 summary = _summary(session, outcome, told.throughput(), software)
         if root:
-            summary |= _attempts(run)
+            summary |= {"slow_ranks": loop.slow_ranks(), **_attempts(run)}
             attempts.end(run, session.step, outcome.status)
             telemetry.write_summary(run, summary)
             report.write_report(run, summary)

@@ -2,7 +2,8 @@
 
 Written by the threads that communicate, a few attributes a collective and no lock (under 1 microsecond), and copied to
 the rank's board, which outlives it (``comm.board``); read by ``comm.stall``, which compares ranks. The collectives of a
-communicator come in the same order on every rank, so a count of them says who has arrived. Knows no MPI.
+communicator come in the same order on every rank, so a count of them says who has arrived. Each thread also has a clock
+that stands still while it waits for other ranks, ``working_time``. Knows no MPI.
 """
 
 import threading
@@ -13,6 +14,36 @@ from hpcrec.comm import board
 
 ASIDE = "aside"  # the lane of the thread that works on files, which is in no other one: see ``comm.aside``
 WORKING = -1  # in place of the number of the collective that is waited in
+
+
+class _Waited(threading.local):
+    """Seconds that a thread has waited: in collectives, and for other threads of its rank (``Waiting``)."""
+
+    seconds = 0.0
+
+
+_waited = _Waited()
+
+
+def working_time() -> float:
+    """Seconds on this thread's clock, which stands still where it waits in a collective or under ``Waiting``.
+
+    Only differences mean something, as of ``time.thread_time``, from which it differs in that a wait for the core, for
+    a disk or for a device counts: a rank whose core is slow or shared is slow.
+    """
+    return time.monotonic() - _waited.seconds
+
+
+class Waiting:
+    """A context manager: this thread waits for another one of its rank, which may wait for other ranks."""
+
+    __slots__ = ("_began_s",)
+
+    def __enter__(self) -> None:
+        self._began_s = working_time()
+
+    def __exit__(self, *_: object) -> None:
+        _waited.seconds += working_time() - self._began_s
 
 
 class Lane:
@@ -84,9 +115,11 @@ class Lane:
         return self
 
     def __exit__(self, *_: object) -> None:
-        row = self._row
+        row, now_s = self._row, time.monotonic()
+        if self.waiting > 0:
+            _waited.seconds += now_s - self.since_s
         self.waiting = row[1] = 0
-        self.since_s = row[3] = time.monotonic()
+        self.since_s = row[3] = now_s
 
 
 class Progress:

@@ -21,6 +21,8 @@ class Load:
         Ids that arrived.
     distinct : int
         Rows that they were, each counted once a step.
+    elements : int
+        Of the rows of all ids, and once more of each distinct row: what is read and summed, and what learns.
     seconds : dict of str to float
         CPU time of ``read`` (decode and sort ids), ``gather`` and ``update``; and of ``find``, where rows are found and
         sorted in their step, for tables are dynamic.
@@ -29,13 +31,15 @@ class Load:
     steps: int = 0
     lookups: int = 0
     distinct: int = 0
+    elements: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "find": 0.0, "gather": 0.0, "update": 0.0})
 
-    def add_step(self, lookups: int, distinct: int) -> None:
+    def add_step(self, lookups: int, distinct: int, elements: int = 0) -> None:
         """Counts one step."""
         self.steps += 1
         self.lookups += lookups
         self.distinct += distinct
+        self.elements += elements
 
     def add_time(self, work: str, began_s: float) -> None:
         """Adds to ``work`` what this thread has computed since its ``time.thread_time()`` was ``began_s``."""

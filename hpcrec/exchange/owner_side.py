@@ -301,10 +301,12 @@ class OwnerSide:
                 bags_of.append(cells.bags(self._streams_of[b][0]))
             works.append(move.asked(self._asked_of(b, cells, those, alike, ids_at, move, train=train)))
         if train:
-            sorted_rows = [work.grouping for work in works if work.grouping is not None]
-            asked = sum(len(g.order) for g in sorted_rows), sum(len(g.unique) for g in sorted_rows)
+            blocks = zip(works, self.store.blocks, strict=True)
+            of_B = [(len(w.grouping.order), len(w.grouping.unique), b.width) for w, b in blocks if w.grouping is not None]
             more = (0, 0) if apart is None else (len(apart.row_K), len(np.unique(apart.row_K)))
-            self.load.add_step(asked[0] + more[0], asked[1] + more[1])
+            lookups, distinct = sum(n for n, _, _ in of_B), sum(n for _, n, _ in of_B)
+            elements = sum(width * (ids + rows) for ids, rows, width in of_B)
+            self.load.add_step(lookups + more[0], distinct + more[1], elements)
         return tuple(works), apart, bags_of
 
     def _apart(self, received: Received, ids: Ints, rules: OwnerRules) -> Apart:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from hpcrec import toml
 from hpcrec.errors import ConfigError
 from hpcrec.launcher.submit import Queued, jobs_of, json_lines, queued
+from hpcrec.training.slow_ranks import describe
 
 _STEP = re.compile(r"step-(\d+)")
 
@@ -39,6 +40,9 @@ class Status:
         [D-]HH:MM:SS of that job.
     run_left_s : float or None
         Seconds that the steps to go would take at the pace of the last logged ones.
+    slow_ranks : list of dict
+        Ranks that are slow, by the last logged line; or that were, in the last attempt of a run that has ended
+        (``training.slow_ranks.SlowRank``).
     error : str or None
         What a failed run ended with.
     log : str or None
@@ -56,6 +60,7 @@ class Status:
     starts: str | None = None
     allocation_left: str | None = None
     run_left_s: float | None = None
+    slow_ranks: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
     log: str | None = None
 
@@ -96,6 +101,7 @@ def status_of(folder: Path) -> Status:
         starts=row.starts if row and waits and row.starts != "N/A" else None,
         allocation_left=row.left if row and not waits else None,
         run_left_s=_run_left_s(metrics, begins, step, total) if state in ("running", "requeued", "stopped") else None,
+        slow_ranks=_slow_ranks(summary, metrics, begins),
         error=str(summary["error"]) if summary and summary.get("error") else None,
         log=_log(folder, jobs),
     )
@@ -115,6 +121,7 @@ def lines(folder: Path) -> list[str]:
         "starts of the run": None if found.attempts is None else str(found.attempts),
         "allocation left": found.allocation_left,
         "run left": left,
+        "slow": "; ".join(map(describe, found.slow_ranks)) or None,
         "error": found.error,
         "log": found.log,
         "goes on by": "submitting it again" if found.state in ("stopped", "cut off", "failed") else None,
@@ -187,6 +194,19 @@ def _run_left_s(
         return None
     pace_s = (logged[1][1] - logged[0][1]) / (logged[1][0] - logged[0][0])
     return max(0, total - step) * pace_s
+
+
+def _slow_ranks(
+    summary: dict[str, Any] | None, metrics: list[dict[str, object]], begins: list[dict[str, object]]
+) -> list[dict[str, Any]]:
+    """By the summary, else by the last logged loss since the last start; what is no such list says nothing."""
+    since_s = _began_s(begins[-1]) if begins else 0.0
+    logged = [m for m in metrics if "loss" in m and isinstance(at := m.get("time"), int | float) and at >= since_s]
+    found = (summary or (logged[-1] if logged else {})).get("slow_ranks")
+    try:
+        return [one for one in found if describe(one)] if isinstance(found, list) else []
+    except (KeyError, TypeError, ValueError):
+        return []
 
 
 def _began_s(begin: dict[str, object]) -> float:

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from hpcrec import kernels
+from hpcrec.comm.progress import Waiting, working_time
 from hpcrec.errors import HpcrecError
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.inputs import Gradients, Inputs
@@ -63,6 +64,7 @@ class Pipeline:
     def __init__(self, policy: Policy, exchange: Exchange, *, timer: Timer, ahead: bool, points: Points) -> None:
         self.exchange = exchange
         self._timer = timer
+        self._routed_s = 0.0  # written by the routing thread alone
         self._points, self._last = points, 0
         self._copies = exchange.keeps_copies
         self._whole = self._rests = True  # nothing is held back by a dense rank; and none has copies
@@ -110,7 +112,19 @@ class Pipeline:
             with self._timer("route"):
                 return self.exchange.route(batch, ids, train=train, stop=stop, save_failed=save_failed, reading=reading)
 
-        return Ticket(batch, train, Later(route) if self._router is None else self._router.submit(route))
+        def route_ahead() -> Route:
+            began_s = working_time()
+            route_ = route()
+            if train:
+                self._routed_s += working_time() - began_s
+            return route_
+
+        return Ticket(batch, train, Later(route) if self._router is None else self._router.submit(route_ahead))
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds for which its threads have worked for training steps so far, by ``comm.progress.working_time``."""
+        return self._routed_s + (0.0 if self._steps is None else self._steps.worked_s)
 
     def inputs(self, ticket: Ticket) -> Inputs | None:
         """What the model receives for the batch; None on ranks that are not dense."""
@@ -118,7 +132,7 @@ class Pipeline:
             return self._steps.inputs(ticket)
         if self._router is None:
             ticket.routed.result()  # is the routing itself, whose time is its own
-        with self._timer("route_wait"):
+        with self._timer("route_wait"), Waiting():
             route = ticket.routed.result()
         if not ticket.train and not self._whole:
             raise HpcrecError(
@@ -240,6 +254,7 @@ class _Steps:
         self._handed: dict[int, tuple[Gradients | None, bool | None, float]] = {}  # by step
         self._flying: dict[int, Route] = {}  # of steps read and not yet learned, by step; the thread's own
         self._event, self._scale = "", 1.0  # what the thread does; of the step that was learned in part
+        self.worked_s = 0.0  # written by the thread alone; see ``Pipeline.worked_s``
         self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
 
     # Called by the main thread.
@@ -279,7 +294,7 @@ class _Steps:
                 route = self._read.pop(id(ticket))
         if step is None:
             self.settle()  # an evaluation, read here: nothing else is on the communicator
-            with self._timer("route_wait"):
+            with self._timer("route_wait"), Waiting():
                 route = ticket.routed.result()
             self._exchange.read(route)
         return self._exchange.inputs(route)
@@ -317,7 +332,8 @@ class _Steps:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         """For the thread, until ``ready()``; raises what it has failed with."""
-        self._changed.wait_for(lambda: ready() or self._failure is not None or self._given_up)
+        with Waiting():
+            self._changed.wait_for(lambda: ready() or self._failure is not None or self._given_up)
         self._raise()
 
     def _raise(self) -> None:
@@ -343,8 +359,9 @@ class _Steps:
                     self._until = self._points.next_drain(first, self._last)
                 for event, step in events(self._policy, first, self._until, self._points.evaluated):
                     if step < self._until:  # which may have come nearer meanwhile
-                        self._event = event
+                        self._event, began_s = event, working_time()
                         do[event](step)
+                        self.worked_s += working_time() - began_s
                 first = self._until
                 self._over(first)
         except _GivenUpError:
@@ -361,7 +378,8 @@ class _Steps:
         with self._changed:
             self._ready = ready
             self._changed.notify_all()
-            self._changed.wait_for(lambda: ready() or self._given_up)
+            with Waiting():
+                self._changed.wait_for(lambda: ready() or self._given_up)
             self._ready = None
             if not ready():
                 raise _GivenUpError
@@ -378,7 +396,7 @@ class _Steps:
         if step >= self._until:
             return []
         ticket = self._tickets[step]
-        with self._timer("route_wait"):
+        with self._timer("route_wait"), Waiting():
             found = [(one, one.routed.result()) for one in (*ticket.beside, ticket)]
         route = self._flying[step] = found[-1][1]
         if route.stop:  # a rank was asked to stop when this batch was routed: it is the last one, on every rank

@@ -9,7 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 from hpcrec.training.stop_time import StopTime
 from hpcrec.training.telemetry import Telemetry
+from hpcrec.training.work import Work
 
 _LAST_PAUSES_S = (1.0, 4.0, 15.0)  # between tries of the last checkpoint
 RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
@@ -85,7 +86,7 @@ class Loop:
         self._saver = Saver(session, folder, background=checkpoint.background, full_every=checkpoint.full_every)
         self._retry = Retry(checkpoint.every or train.eval_every, session.parts.ahead + 1)
         self._progress = Progress()
-        self._running = RunningMetrics()
+        self._running, self._work = RunningMetrics(), Work(session)
         self._saved_at = self._judged_at = -1
         self._logged_bytes = self._logged_at = 0
         self._since_s = 0.0  # when the last step, and what followed it, had ended
@@ -140,12 +141,17 @@ class Loop:
         evaluation = None if session.stopped else self._final_evaluation()
         return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress, dynamic)
 
+    def slow_ranks(self) -> list[dict[str, Any]]:
+        """``slow_ranks`` of summary.json: those that are or were slow since this attempt began."""
+        return [asdict(rank) for rank in self._work.slow_ranks.found]
+
     def _to_the_end(self) -> None:
         """All steps that are left, with what is due after each."""
         session = self._session
         if session.parts.chosen is not None and session.step < session.total_steps:
             self._telemetry.log(session.step, session.parts.chosen.found)
         self._since_s = time.perf_counter()
+        self._work.begin_step()
         for step in session.steps():
             self._one(step)
             if self._owes_evaluation() and self._judge():
@@ -158,6 +164,7 @@ class Loop:
             if self._due(self._checkpoint.every) or session.step == self._retry.due_at:
                 self.save()
             self._since_s = time.perf_counter()
+            self._work.begin_step()
 
     def _owes_evaluation(self) -> bool:
         session = self._session
@@ -197,6 +204,7 @@ class Loop:
     def _one(self, step: Any) -> None:
         session = self._session
         loss = step.run()
+        self._work.end_step(0 if step.batch is None else len(step.batch.label))
         took_s = time.perf_counter() - self._since_s  # with the wait for its batch, which came before ``run``
         order = session.parts.splits["train"].order
         start, stop = order.batch_range(step.number % order.n_batches)
@@ -214,7 +222,7 @@ class Loop:
         """One line of metrics: the loss of this step over all ranks."""
         session = self._session
         session.parts.pipeline.settle()  # figures are those of this step, and what has failed is told before ranks wait
-        total = session.parts.world.main.allreduce(np.array([loss, *self._kept.more()]))
+        total = session.parts.world.main.allreduce(np.array([loss, *self._kept.more(), *self._work.more()]))
         running = session.parts.world.main.bcast(self._running.read(), root=session.topology.dense[0])
         wire_bytes = session.parts.world.total_wire_bytes().sum()
         self._telemetry.log(
@@ -227,6 +235,7 @@ class Loop:
                 "lr_scale": session.parts.schedule.multiplier(session.step - 1),
                 "epoch": session.step / session.batches_per_epoch,
                 **density(total[1], total[2]),
+                **self._work.take(total[3:]),
                 **{f"{t}.{n}": f[n] for t, f in figures(session).items() for n in LOGGED},
             },
         )

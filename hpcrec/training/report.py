@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcrec.data.files import write_text
 from hpcrec.training import attempts
+from hpcrec.training.slow_ranks import describe
 from hpcrec.training.telemetry import read_metrics
 from hpcrec.units import format_bytes
 
@@ -110,7 +111,8 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     throughput = summary["throughput"]
     rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
     step_ms = throughput["step_ms"]
-    return [*rows, ("step", f"{step_ms['p50']:.3g} ms median, {step_ms['p95']:.3g} ms 95th percentile")]
+    rows.append(("step", f"{step_ms['p50']:.3g} ms median, {step_ms['p95']:.3g} ms 95th percentile"))
+    return rows + [("slow", f"{describe(rank)}, {rank['lines']:,} lines") for rank in summary["slow_ranks"]]
 
 
 def _duration(seconds_s: float) -> str:

@@ -57,6 +57,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "exchange_thresholds": None,
     "exchange": None,
     "phase_s": None,
+    "slow_ranks": None,
     "peak_rss_bytes": None,
     "owners": None,
     "imbalance": None,

@@ -42,6 +42,7 @@ def summary(**changes):
         "exchange_thresholds": {"density": 0.07, "drift": 3},
         "exchange": [],
         "phase_s": {"forward": 1.0, "values": 2.5},
+        "slow_ranks": [{"rank": 1, "host": "node<7>", "role": "owner", "ratio": 2.04, "lines": 1250}],
         "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
         "owners": {"0": {"rows": 1000, "bytes": 68_000, **Load(steps=4, lookups=400, distinct=200).figures()}},
         "imbalance": {"bytes": 1.0, "lookups": 1.25, "distinct": 1.0, "time": 1.0},
@@ -185,7 +186,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
         "status steps samples skipped_steps attempts eval throughput wire_bytes wire_messages dense_compression "
-        "exchange_thresholds exchange phase_s peak_rss_bytes owners imbalance copies dynamic_tables topology versions"
+        "exchange_thresholds exchange phase_s slow_ranks peak_rss_bytes owners imbalance copies dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
@@ -249,6 +250,7 @@ def test_the_page_stands_alone_and_shows_the_run(tmp_path):
     assert page.open == [] and page.loads == [] and "script" not in page.tags and "http" not in text
     assert page.tags.count("svg") == 2 and page.tags.count("polyline") == 3
     for shown in (
+        "rank 1 on node&lt;7&gt; (owner): 2.0 times the median of its role for its work, 1,250 lines",
         "68.00 kB",
         "lookups 1.25, distinct 1.00",
         "&lt;dlrm&gt;",
@@ -278,6 +280,9 @@ def test_the_table_for_the_terminal():
     once = {"number": 1, "total_s": 9.0, "lost_steps": 0, "lost_s": 0.0}
     assert "attempts" not in report.text_table(summary(attempts=once))
     assert any(line.split() == ["samples/s", "12,346"] for line in lines)
+    (slow,) = [line for line in lines if line.startswith("slow ")]
+    assert slow.endswith("rank 1 on node<7> (owner): 2.0 times the median of its role for its work, 1,250 lines")
+    assert "slow" not in report.text_table(summary(slow_ranks=[]))
     assert any(line.startswith("sent: values") and "2.00 MB same host, 500 B across hosts" in line for line in lines)
     assert [line.split()[1] for line in lines if line.startswith("time:")] == ["values", "forward"]
     assert lines[-2].endswith("bytes 1.00, lookups 1.25, distinct 1.00, time 1.00")
