@@ -302,7 +302,9 @@ class OwnerSide:
             works.append(move.asked(self._asked_of(b, cells, those, alike, ids_at, move, train=train)))
         if train:
             blocks = zip(works, self.store.blocks, strict=True)
-            of_B = [(len(w.grouping.order), len(w.grouping.unique), b.width) for w, b in blocks if w.grouping is not None]
+            of_B = [
+                (len(w.grouping.order), len(w.grouping.unique), b.width) for w, b in blocks if w.grouping is not None
+            ]
             more = (0, 0) if apart is None else (len(apart.row_K), len(np.unique(apart.row_K)))
             lookups, distinct = sum(n for n, _, _ in of_B), sum(n for _, n, _ in of_B)
             elements = sum(width * (ids + rows) for ids, rows, width in of_B)

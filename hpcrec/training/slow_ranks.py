@@ -20,8 +20,8 @@ from hpcrec.types import Floats
 
 LINES = 8  # in a row
 LIMIT = 1.5  # a rank at half speed has 2
-# Lines are taken together until the ranks of a role, in the median, have worked for so long, and judged as one: a machine
-# with more ranks than cores gives a healthy one 1.5 times the median of its role for tenths of a second, not for seconds.
+# Lines are taken together until the ranks of a role, in the median, have worked for so long, and judged as one: where
+# there are more ranks than cores a healthy one has been seen at 1.5 for half a second, not for a second.
 MIN_S = 1.0
 _PEERS = 64  # with so many of its role a rank is compared, at most
 
@@ -48,10 +48,8 @@ class SlowRank:
 
     def report(self, step: int) -> str:
         """What the log has of it when it is found, at a step."""
-        return (
-            f"hpcrec: slow: {describe(asdict(self))}, in {self.lines} lines of metrics.jsonl in a row up to step {step}. "
-            "The other ranks wait for it: look at its host.\n"
-        )
+        lines = f"in {self.lines} lines of metrics.jsonl in a row up to step {step}"
+        return f"hpcrec: slow: {describe(asdict(self))}, {lines}. The other ranks wait for it: look at its host.\n"
 
 
 def describe(rank: Mapping[str, Any]) -> str:

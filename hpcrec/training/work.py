@@ -67,7 +67,7 @@ class Work:
         return {"slow_ranks": [asdict(rank) for rank in now]} if (now := self.slow_ranks.now) else {}
 
     def _counted(self) -> Floats:
-        """Seconds, and counts of what costs time: samples, what rows were asked for, and what each step goes through."""
+        """Seconds, and counts of what costs time: samples, rows that were asked for, what each step goes through."""
         parts = self._session.parts
         load, store = parts.load or Load(), parts.store
         blocks, dynamic = (0, 0) if store is None else (len(store.blocks), len(store.dynamic))

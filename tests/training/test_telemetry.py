@@ -186,7 +186,8 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
         "status steps samples skipped_steps attempts eval throughput wire_bytes wire_messages dense_compression "
-        "exchange_thresholds exchange phase_s slow_ranks peak_rss_bytes owners imbalance copies dynamic_tables topology versions"
+        "exchange_thresholds exchange phase_s slow_ranks peak_rss_bytes owners imbalance copies "
+        "dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
