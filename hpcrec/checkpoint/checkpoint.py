@@ -41,6 +41,7 @@ from hpcrec.data.files import sync, synced
 from hpcrec.data.hdf5_out import Output
 from hpcrec.dense.finite import all_finite
 from hpcrec.errors import CheckpointError, HpcrecError
+from hpcrec.training.claim import UNCLAIMED, Claim, Unclaimed
 from hpcrec.training.ranks import on_root
 
 __all__ = [
@@ -78,6 +79,8 @@ class CheckpointWriter:
         in parts that are cut alike.
     comes_on : callable, optional
         Called again and again while files are written, for whoever looks whether this hangs.
+    claim : Claim, optional
+        Of the run, where others may write its folder: looked at before anything is renamed or removed.
 
     Attributes
     ----------
@@ -92,13 +95,15 @@ class CheckpointWriter:
         ranks: Ranks | None = None,
         base: int | None = None,
         comes_on: Callable[[], None] = lambda: None,
+        claim: Claim | Unclaimed = UNCLAIMED,
     ) -> None:
         self.folder = Path(folder)
         self.step = step
         self._ranks = ranks or Alone()
         self._base = base
         self._comes_on = comes_on
-        self.hidden = files.hidden_folder(self.folder, step)
+        self._claim = claim
+        self.hidden = files.hidden_folder(self.folder, step, token=claim.token)
         self._written: dict[str, dict[str, Any]] = {}
         self._failure: str | None = None
         self._finite = True  # what the file under way has been given so far
@@ -111,7 +116,7 @@ class CheckpointWriter:
         CheckpointError
             The folder cannot be made; on every rank.
         """
-        on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step, self._comes_on))
+        on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step, self._claim, self._comes_on))
 
     def write_table_part(
         self,
@@ -222,16 +227,17 @@ class CheckpointWriter:
         assert files.STATE in everything, "write_state() was not called on any rank"
 
         def finish() -> None:
+            self._claim.check()
             base = None if self._base is None else files.named_base(self.folder, self._base)
             files.write_manifest(self.hidden, self.step, everything, base)
-            files.publish(self.folder, self.step, self._comes_on)
+            files.publish(self.folder, self.step, self._claim, self._comes_on)
 
         on_root(ranks, finish)
         return files.step_folder(self.folder, self.step)
 
     def prune(self, keep: int, protect: Iterable[int] = ()) -> None:
         """Removes all but the newest ``keep`` checkpoints of the run and those to protect; collective."""
-        on_root(self._ranks, lambda: files.prune(self.folder, keep, protect, self._comes_on))
+        on_root(self._ranks, lambda: files.prune(self.folder, keep, protect, self._claim, self._comes_on))
 
     def _write_file(self, name: str, fill: Callable[[h5py.File], None], looked_at: Iterable[Any] = ()) -> None:
         """Writes an HDF5 file in one go; of what is ``looked_at`` it is noted where it is not finite."""

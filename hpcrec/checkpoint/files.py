@@ -2,7 +2,9 @@
 
 A checkpoint is written under a name with a leading dot and renamed when it is whole, and it is renamed back to such a
 name before it is removed, so a folder named ``step-<n>`` was whole once. The manifest, written last, tells whether it
-still is. Knows nothing of what is in the files (``checkpoint``), nor of MPI: what works together takes ``Ranks``.
+still is. Whoever renames or removes looks first whether it still holds its claim of the run (``training.claim``); such
+names have that claim's token. Knows nothing of what is in the files (``checkpoint``), nor of MPI: what works together
+takes ``Ranks``.
 """
 
 import contextlib
@@ -22,6 +24,9 @@ from hpcrec.data import checksum
 from hpcrec.data.again import read_again
 from hpcrec.data.files import sync, write_text
 from hpcrec.errors import CheckpointError, UnreadableError
+from hpcrec.training.claim import UNCLAIMED, Claim, Unclaimed
+
+ComesOn = Callable[[], None]  # called again and again during long work, for whoever looks whether it hangs
 
 FORMAT = "hpcrec checkpoint"
 FORMAT_VERSION = 3
@@ -31,6 +36,11 @@ RESIDUALS = "residuals-"  # and the number of a dense rank
 DENSE_GROUP, SNAPSHOT = "dense-group-", "snapshot-"  # and the number of a group of dense ranks
 STATE = "state.json"
 BEST = "best.json"
+
+
+def nothing() -> None:
+    """Says to nobody that work comes on."""
+
 
 # ---- names ---------------------------------------------------------------------------------------------------------
 
@@ -61,9 +71,9 @@ def step_folder(run: Path, step: int) -> Path:
     return checkpoints_in(run) / f"step-{step}"
 
 
-def hidden_folder(run: Path, step: int, kind: str = "tmp") -> Path:
-    """The same while it is written or removed (``tmp``), or about to be replaced (``old``)."""
-    return checkpoints_in(run) / f".step-{step}.{kind}"
+def hidden_folder(run: Path, step: int, kind: str = "tmp", token: str = "") -> Path:
+    """The same while it is written or removed (``tmp``), or about to be replaced (``old``), by who has this token."""
+    return checkpoints_in(run) / ".".join(filter(None, (f".step-{step}", token, kind)))
 
 
 def steps_in(run: Path) -> list[int]:
@@ -202,7 +212,7 @@ def damage(folder: Path, manifest: Mapping[str, Any], ranks: Ranks) -> str | Non
     return next((text for text in ranks.allgather(found) if text), None)
 
 
-def file_damage(path: Path, entry: Mapping[str, Any], comes_on: Callable[[], None] = lambda: None) -> str | None:
+def file_damage(path: Path, entry: Mapping[str, Any], comes_on: ComesOn = nothing) -> str | None:
     """What is wrong with a file, held to its entry in the manifest, or None.
 
     Raises
@@ -226,18 +236,26 @@ def file_damage(path: Path, entry: Mapping[str, Any], comes_on: Callable[[], Non
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
 
-def publish(run: Path, step: int, comes_on: Callable[[], None] = lambda: None) -> None:
+def publish(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, comes_on: ComesOn = nothing) -> None:
     """Gives a whole checkpoint its name, in place of an older one of the same step."""
-    hidden, final, old = hidden_folder(run, step), step_folder(run, step), hidden_folder(run, step, "old")
-    if final.exists():
-        final.rename(old)
-    hidden.rename(final)
+    hidden, final = hidden_folder(run, step, token=claim.token), step_folder(run, step)
+    old = hidden_folder(run, step, "old", claim.token)
+    replaces = final.exists()
+    if replaces:
+        _move(final, old, claim)
+    try:
+        claim.check()
+        hidden.rename(final)
+    except Exception:
+        if replaces:
+            _put_back(final, old)
+        raise
     sync(final.parent)
     with contextlib.suppress(OSError):  # it is a leftover then
         _remove(old, comes_on)
 
 
-def _remove(folder: Path, comes_on: Callable[[], None]) -> None:
+def _remove(folder: Path, comes_on: ComesOn) -> None:
     """Removes a folder, if it is there, and says at each file that this comes on."""
     for where, _, names in os.walk(folder, topdown=False, onerror=_raise):
         for name in names:
@@ -251,21 +269,54 @@ def _raise(error: OSError) -> None:
         raise error
 
 
-def remove_leftovers(run: Path, comes_on: Callable[[], None] = lambda: None) -> None:
+def _move(path: Path, away: Path, claim: Claim | Unclaimed) -> None:
+    """Takes a folder away under another name; puts it back where the claim was lost between the look and that."""
+    claim.check()
+    path.rename(away)
+    try:
+        claim.check()
+    except Exception:
+        _put_back(path, away)
+        raise
+    sync(away.parent)
+
+
+def _put_back(path: Path, away: Path) -> None:
+    with contextlib.suppress(OSError):  # whoever has the claim now has brought it back, or has one of its own there
+        away.rename(path)
+
+
+def clear(run: Path, claim: Claim | Unclaimed = UNCLAIMED, comes_on: ComesOn = nothing) -> None:
+    """Removes all checkpoints of a run. On one rank."""
+    folder = checkpoints_in(run)
+    away = run / f".{folder.name}.{claim.token}.old"
+    if folder.is_dir():
+        _move(folder, away, claim)
+    remove_leftovers(run, claim, comes_on)
+
+
+def remove_leftovers(run: Path, claim: Claim | Unclaimed = UNCLAIMED, comes_on: ComesOn = nothing) -> None:
     """Removes what a killed run left half written; brings back what it was about to replace. On one rank."""
     folder = checkpoints_in(run)
+    # All are listed before the look: what another one writes, once it has taken over, is not among them.
     hidden = [name for name, is_folder in _listed(folder) if is_folder and name.startswith(".step-")]
+    notes = [name for name, _ in _listed(folder) if name.startswith(f".{BEST}.")]
+    cleared = [n for n, _ in _listed(run) if n.startswith(f".{folder.name}.") and n.endswith(".old")]
     for name in hidden:
-        if name.endswith(".old") and not (folder / name[1:].removesuffix(".old")).exists():
-            (folder / name).rename(folder / name[1:].removesuffix(".old"))
-    for path in [folder / name for name in hidden if name.endswith((".tmp", ".old"))]:
+        final = folder / name.split(".")[1]
+        if name.endswith(".old") and not final.exists():
+            claim.check()
+            (folder / name).rename(final)
+    left = [folder / name for name in hidden if name.endswith((".tmp", ".old"))] + [run / name for name in cleared]
+    for path in left:
+        claim.check()
         _remove(path, comes_on)
-    for name, _ in _listed(folder):
-        if name.startswith(f".{BEST}."):
-            (folder / name).unlink()
+    for name in notes:
+        claim.check()
+        (folder / name).unlink()
 
 
-def set_aside(run: Path, step: int, why: str = "damaged") -> Path:
+def set_aside(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, why: str = "damaged") -> Path:
     """Takes a checkpoint that is not gone on from out of the way, as ``<why>-step-<n>``, and removes none. On one rank.
 
     It is not pruned, nor is what it needs protected from that.
@@ -273,12 +324,17 @@ def set_aside(run: Path, step: int, why: str = "damaged") -> Path:
     folder = checkpoints_in(run)
     names = itertools.chain([f"{why}-step-{step}"], (f"{why}-step-{step}.{k}" for k in itertools.count(2)))
     aside = next(folder / name for name in names if not (folder / name).exists())
-    step_folder(run, step).rename(aside)
-    sync(folder)
+    _move(step_folder(run, step), aside, claim)
     return aside
 
 
-def prune(run: Path, keep: int, protect: Iterable[int] = (), comes_on: Callable[[], None] = lambda: None) -> list[int]:
+def prune(
+    run: Path,
+    keep: int,
+    protect: Iterable[int] = (),
+    claim: Claim | Unclaimed = UNCLAIMED,
+    comes_on: ComesOn = nothing,
+) -> list[int]:
     """Removes what is not to be kept; returns the steps removed. On one rank.
 
     Kept are the newest ``keep`` whose values are finite, the newest of the others, those to protect, and what these
@@ -294,9 +350,8 @@ def prune(run: Path, keep: int, protect: Iterable[int] = (), comes_on: Callable[
         kept = {*good[max(len(good) - keep, 0) :], *others[-1:], *protect} & set(steps)
         kept |= {base for step in kept if (base := bases[step]) is not None}
         for step in sorted(set(steps) - kept, reverse=True):  # a base goes after those that need it
-            hidden = hidden_folder(run, step)
-            step_folder(run, step).rename(hidden)
-            sync(hidden.parent)
+            hidden = hidden_folder(run, step, token=claim.token)
+            _move(step_folder(run, step), hidden, claim)
             _remove(hidden, comes_on)
             removed.append(step)
     except OSError as error:
@@ -323,15 +378,17 @@ def is_finite(run: Path, step: int) -> bool:
     return not nonfinite_files(manifest) and ("base" not in manifest or is_finite(run, manifest["base"]["step"]))
 
 
-def mark_best(run: Path, step: int, metric: str, value: float) -> None:
+def mark_best(run: Path, step: int, metric: str, value: float, claim: Claim | Unclaimed = UNCLAIMED) -> None:
     """Notes which checkpoint is best, in place of the last note. On one rank."""
+    claim.check()
     write_text(checkpoints_in(run) / BEST, json.dumps({"step": step, "metric": metric, "value": value}) + "\n")
 
 
-def unmark_best(run: Path) -> None:
+def unmark_best(run: Path, claim: Claim | Unclaimed = UNCLAIMED) -> None:
     """Takes the note away. On one rank."""
     path = checkpoints_in(run) / BEST
     if path.exists():
+        claim.check()
         path.unlink()
         sync(path.parent)
 
@@ -348,10 +405,11 @@ def read_best(run: Path) -> dict[str, Any] | None:
         raise CheckpointError(f"{path}: does not say which checkpoint is best ({error!r}). Remove it.") from error
 
 
-def make_hidden(run: Path, step: int, comes_on: Callable[[], None] = lambda: None) -> Path:
+def make_hidden(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, comes_on: ComesOn = nothing) -> Path:
     """An empty folder to write a checkpoint in. On one rank."""
-    remove_leftovers(run, comes_on)
-    hidden = hidden_folder(run, step)
+    claim.check()
+    remove_leftovers(run, claim, comes_on)
+    hidden = hidden_folder(run, step, token=claim.token)
     missing = [path for path in (hidden, *hidden.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)

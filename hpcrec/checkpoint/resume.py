@@ -9,10 +9,11 @@ from hpcrec.checkpoint.checkpoint import Checkpoint, find_checkpoint, remove_lef
 from hpcrec.checkpoint.find import problem_of
 from hpcrec.comm.ranks import Ranks
 from hpcrec.errors import CheckpointError
+from hpcrec.training.claim import UNCLAIMED, Claim, Unclaimed
 from hpcrec.training.ranks import on_root
 
 
-def resumed_from(folder: Path, which: str, ranks: Ranks) -> Checkpoint | None:
+def resumed_from(folder: Path, which: str, ranks: Ranks, claim: Claim | Unclaimed = UNCLAIMED) -> Checkpoint | None:
     """The checkpoint that a run in ``folder`` starts from, None where it starts anew; collective.
 
     First what a killed run left half done is undone. Under ``auto`` it is the newest whole one; where that one has
@@ -24,6 +25,8 @@ def resumed_from(folder: Path, which: str, ranks: Ranks) -> Checkpoint | None:
     ----------
     which : str
         ``auto``, ``never`` or the path of a checkpoint, as ``checkpoint.resume``.
+    claim : Claim, optional
+        Of the run, where others may write its folder.
 
     Raises
     ------
@@ -35,14 +38,14 @@ def resumed_from(folder: Path, which: str, ranks: Ranks) -> Checkpoint | None:
     """
     if which == "never":
         return None
-    on_root(ranks, lambda: remove_leftovers(folder, ranks.comes_on))
+    on_root(ranks, lambda: remove_leftovers(folder, claim, ranks.comes_on))
     if which == "auto" and not on_root(ranks, lambda: bool(steps_in(folder))):
         return None
     checkpoint = find_checkpoint(folder, "last" if which == "auto" else which, ranks)
     if checkpoint.nonfinite:
         checkpoint = _of_finite_values(folder, checkpoint, which, ranks)
     for newer in on_root(ranks, lambda: [step for step in steps_in(folder) if step > checkpoint.step]):
-        _set_aside(folder, newer, checkpoint.step, which, ranks)
+        _set_aside(folder, newer, checkpoint.step, which, ranks, claim)
     return checkpoint
 
 
@@ -62,9 +65,9 @@ def _of_finite_values(folder: Path, newest: Checkpoint, which: str, ranks: Ranks
     return found
 
 
-def _set_aside(folder: Path, newer: int, step: int, which: str, ranks: Ranks) -> None:
+def _set_aside(folder: Path, newer: int, step: int, which: str, ranks: Ranks, claim: Claim | Unclaimed) -> None:
     if which == "auto" and on_root(ranks, lambda: _is_of_other_values(folder, newer)):
-        on_root(ranks, lambda: files.set_aside(folder, newer, "nonfinite"))
+        on_root(ranks, lambda: files.set_aside(folder, newer, claim, "nonfinite"))
         return
     problem = problem_of(files.step_folder(folder, newer), ranks)
     if problem is None:
@@ -72,7 +75,7 @@ def _set_aside(folder: Path, newer: int, step: int, which: str, ranks: Ranks) ->
             f"checkpoint.resume is {which}, of step {step}, but {folder} has a newer checkpoint (step {newer}), which "
             "a later resume would take for this run's. Set another run.folder, or remove it."
         )
-    aside = on_root(ranks, lambda: files.set_aside(folder, newer))
+    aside = on_root(ranks, lambda: files.set_aside(folder, newer, claim))
     if ranks.rank == 0:
         warnings.warn(f"damaged checkpoint kept as {aside}: {problem}", stacklevel=4)
 

@@ -19,6 +19,7 @@ from hpcrec.comm.aside import Aside
 from hpcrec.comm.failure import agree
 from hpcrec.embedding.store import Store
 from hpcrec.errors import CheckpointError, ConfigError, UnreadableError
+from hpcrec.training.claim import UNCLAIMED, Claim, Unclaimed
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 
@@ -37,6 +38,8 @@ class Saver:
         Whether steps go on while a checkpoint is written.
     full_every : int
         How many checkpoints in a row have one with all rows among them; the others have what changed since that.
+    claim : Claim, optional
+        Of the run, where others may write its folder.
 
     Attributes
     ----------
@@ -49,11 +52,20 @@ class Saver:
         They cannot, with this MPI library; on every rank.
     """
 
-    def __init__(self, session: Session, folder: Path, *, background: bool, full_every: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        folder: Path,
+        *,
+        background: bool,
+        full_every: int,
+        claim: Claim | Unclaimed = UNCLAIMED,
+    ) -> None:
         self._session = session
         self._folder = folder
         self._background = background
         self._full_every = full_every
+        self._claim = claim
         self._base: int | None = None  # step of the last checkpoint with all rows, where it is known what changed since
         self._since_base = 0
         self._thread: threading.Thread | None = None
@@ -101,6 +113,7 @@ class Saver:
             session.parts.world.main,
             base=base,
             comes_on=aside.comes_on if self._background and aside is not None else session.parts.world.main.comes_on,
+            claim=self._claim,
         )
         writer.begin()
         self._store, said = session.parts.store, {**state.identity(session), **extra}

@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
-from hpcrec.checkpoint.files import checkpoints_in, steps_in
+from hpcrec.checkpoint.files import clear, steps_in
 from hpcrec.comm.failure import ExitCodes, tell
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
@@ -32,7 +33,7 @@ from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError
 from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.attempts import Allocation
-from hpcrec.training.claim import claimed
+from hpcrec.training.claim import Claim, claimed
 from hpcrec.training.compression import compression, vectors
 from hpcrec.training.loop import Loop, Outcome
 from hpcrec.training.ranks import on_root
@@ -68,14 +69,16 @@ def train(
     run, began = Path(config.run.folder), attempts.now()
     with (
         open_session(with_copied_data(config, copies)) as session,
-        claimed(run, allocation.job, session.parts.world.main),
+        claimed(
+            run, allocation, session.parts.world.main, when_lost=partial(session.parts.signal.request, "claim lost")
+        ) as claim,
     ):
         root = session.topology.rank == 0
-        resume = on_root(session.parts.world.main, lambda: _prepare_folder(run, config, allocation))
+        resume = on_root(session.parts.world.main, lambda: _prepare_folder(run, config, allocation, claim))
         software = {**telemetry.versions(), **mpi_versions()}
-        loop = Loop(session, run, config.train, replace(config.checkpoint, resume=resume), software)
+        loop = Loop(session, run, config.train, replace(config.checkpoint, resume=resume), software, claim)
         first = loop.resume()
-        _begin_attempt(session, run, began, first, allocation)
+        _begin_attempt(session, run, began, first, allocation, claim)
         if root and first:
             tell(f"resumed from step {first} of {session.total_steps}")
             for difference in loop.differences:
@@ -90,7 +93,9 @@ def train(
         ) as told:
 
             def note(said: str) -> None:
-                """The end of a run that failed, by whichever rank knows of it."""
+                """The end of a run that failed, by whichever rank knows of it; of one that has lost it, nothing."""
+                if claim.lost():
+                    return
                 failed = {**_failed(session, told, software, said), "slow_ranks": loop.slow_ranks()}
                 telemetry.write_summary(run, {**failed, **_attempts(run)})
                 attempts.end(run, session.step, "failed")
@@ -104,6 +109,7 @@ def train(
                         note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
                     raise
                 summary = _summary(session, outcome, told.throughput(), software)
+                on_root(session.parts.world.main, claim.check)
         if root:
             summary |= {"slow_ranks": loop.slow_ranks(), **_attempts(run)}
             attempts.end(run, session.step, outcome.status)
@@ -151,7 +157,7 @@ def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -
         return dataset.samples
 
 
-def _prepare_folder(run: Path, config: Config, allocation: Allocation) -> str:
+def _prepare_folder(run: Path, config: Config, allocation: Allocation, claim: Claim) -> str:
     """Makes a run's folder ready; returns ``checkpoint.resume`` as it is for this attempt."""
     first = attempts.first_step_of(run, allocation)
     resume = config.checkpoint.resume
@@ -159,25 +165,28 @@ def _prepare_folder(run: Path, config: Config, allocation: Allocation) -> str:
         tell(f"checkpoint.resume = {resume!r} was for the first allocation of job {allocation.job}")
         resume = "auto"
     with writing(run):
-        _clean_folder(run, config, resume)
+        _clean_folder(run, config, resume, claim)
     return resume
 
 
-def _clean_folder(run: Path, config: Config, resume: str) -> None:
-    if resume == "never":
-        for replaced in (checkpoints_in(run), run / "tensorboard"):  # of the run that this one replaces
-            shutil.rmtree(replaced, ignore_errors=True)
+def _clean_folder(run: Path, config: Config, resume: str, claim: Claim) -> None:
+    if resume == "never":  # what the run has left that this one replaces
+        clear(run, claim)
+        claim.check()
+        shutil.rmtree(run / "tensorboard", ignore_errors=True)
         (run / attempts.FILE).unlink(missing_ok=True)
+    claim.check()
     for name in ("summary.json", "report.html"):  # what an earlier run ended with is not what this one will
         (run / name).unlink(missing_ok=True)
     (run / "config.toml").write_text(to_toml(config), encoding="utf-8")
 
 
-def _begin_attempt(session: Session, run: Path, began: str, step: int, allocation: Allocation) -> None:
+def _begin_attempt(session: Session, run: Path, began: str, step: int, allocation: Allocation, claim: Claim) -> None:
     """Notes that the run goes on from ``step``, before its metrics past it are dropped; collective."""
     main = session.parts.world.main
     with session.parts.world.ledger.paused():
         hosts = list(dict.fromkeys(main.allgather(socket.gethostname())))
+        on_root(main, claim.check)
         on_root(main, lambda: attempts.begin(run, began, step, main.size, hosts, allocation))
 
 

@@ -26,15 +26,17 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a run computes in: a job of Slurm, None outside of it, and how often it has been requeued."""
+    """What a run computes in: a job of Slurm, None outside of it, how often it has been requeued, and its cluster."""
 
     job: str | None = None
     restart: int = 0
+    cluster: str | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Allocation":
         """The one that Slurm's variables tell of."""
-        return cls(environment.get("SLURM_JOB_ID"), int(environment.get("SLURM_RESTART_COUNT", "0")))
+        restart = int(environment.get("SLURM_RESTART_COUNT", "0"))
+        return cls(environment.get("SLURM_JOB_ID"), restart, environment.get("SLURM_CLUSTER_NAME"))
 
 
 def begin(run: Path, at: str, step: int, ranks: int, hosts: Sequence[str], allocation: Allocation) -> None:
@@ -61,7 +63,8 @@ def begin(run: Path, at: str, step: int, ranks: int, hosts: Sequence[str], alloc
         end(run, seen, "killed", _iso(seen_s))
         events = read(run)
     lost_steps, lost_s = _lost(run, events, step)
-    whole = {"event": "begin", "at": at, "step": step, "ranks": ranks, "hosts": list(hosts), **vars(allocation)}
+    of = {"job": allocation.job, "restart": allocation.restart}
+    whole = {"event": "begin", "at": at, "step": step, "ranks": ranks, "hosts": list(hosts), **of}
     _append(run, {**whole, "lost_steps": lost_steps, "lost_s": lost_s})
 
 

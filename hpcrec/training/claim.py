@@ -1,176 +1,421 @@
-"""One job at a time writes a run's folder: rank 0 holds a lock on ``claim.json`` in it, which says whose it is.
+"""One attempt at a time writes a run's folder: the one whose claim, a file ``claim-<n>.json`` in it, has the highest n.
 
-The system lets go of the lock when its process ends, however it ends. For a host that is lost a file server does so
-after a while, some never: a user then removes the file. Knows files of a run's folder, neither sessions nor what they
-write.
+How a claim is taken, by rank 0 and without locks, for a file system may have none, or some that hold on one host only:
+
+1. The claim with the highest number is read. It is over where it says so; where its allocation has ended: one of the
+   same job that Slurm has started again since, or one of a job that Slurm's queue has no longer (a squeue that fails
+   says nothing); where it is of a process of this machine that is gone; or where it was not renewed for ``stale_s``, by
+   the file server's clock, and not while this attempt looked on for ``watch_s`` either. A holder that squeue, or this
+   machine, says to be there is waited for, and then this attempt ends.
+2. The file with the next number is made under ``O_EXCL``. The file system lets one attempt alone do so: of any number
+   that find claim 6 to be over at once, one has number 7, and the others find it to be there.
+3. The folder is listed again. Who was held up since it read claim 6 may have made a number 7 that had been removed as
+   an old one; but then there is a higher one, and its own is given up. The highest number is never removed, so numbers
+   only rise.
+4. A thread renews the claim by touching its file every ``renew_s``.
+
+A holder that was held up (its processes were stopped, its host had lost the file server) does not know that its claim
+was taken over. So before it renames or removes anything it lists the folder again and reads its claim: ``Claim.check``
+raises where there is a higher number, or another's token. The thread looks too, and has training stop. What is left is
+the time between that look and the system call after it; temporary names have the token in them, and what is taken away
+is renamed first, looked for once more, and put back (``checkpoint.files``).
+
+Knows files of a run's folder and Slurm's queue, neither sessions nor what they write.
 """
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
+import re
+import secrets
 import socket
+import threading
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from hpcrec.comm.failure import say
 from hpcrec.comm.ranks import Ranks
-from hpcrec.data.files import writing
+from hpcrec.data.files import sync, temporary_beside, writing
 from hpcrec.errors import ConfigError
-from hpcrec.training.attempts import now
+from hpcrec.training.attempts import Allocation, now
+from hpcrec.training.queue import GONE, WAITING, state_of
 from hpcrec.training.ranks import on_root
 
-FILE = "claim.json"
-WAIT_S = 30.0  # for the ranks of an attempt that was killed to be gone
-WAIT_FOR_HOST_S = 180.0  # for a host that may be lost: NFSv4 keeps its locks for 90 s
-_POLL_S = 0.25
-_TAKEN = (errno.EACCES, errno.EAGAIN)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as Lustre mounted without them
+_NAME = re.compile(r"claim-(\d+)\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """What a claim waits for, in seconds.
+
+    Attributes
+    ----------
+    renew_s : float
+        Between two renewals.
+    stale_s : float
+        A claim that was not renewed for so long is over.
+    watch_s : float
+        So long it is looked at first, whatever its age: hosts' clocks differ, and a file server that did not answer
+        kept its holder from renewing it.
+    wait_s : float
+        A second attempt waits so long for a holder that is on this machine; most often ranks of a killed one.
+    wait_elsewhere_s : float
+        The same for one elsewhere, which may be lost: longer than it takes to know that.
+    ask_s : float
+        Between two questions to squeue.
+    poll_s : float
+        Between two looks.
+    """
+
+    renew_s: float = 10.0
+    stale_s: float = 120.0
+    watch_s: float = 25.0
+    wait_s: float = 30.0
+    wait_elsewhere_s: float = 180.0
+    ask_s: float = 10.0
+    poll_s: float = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a claim: an attempt, its process on rank 0, and the allocation that it is in.
+
+    Attributes
+    ----------
+    token : str
+        No other attempt has it.
+    job, cluster : str or None
+        Slurm's.
+    restart : int
+        How often Slurm has started that job again.
+    host : str
+        Its name, for people.
+    machine : str
+        The boot of a host, and the process numbers that are seen from there.
+    process : int
+    started : int
+        When that process began, in ticks since the boot: its number is given again one day.
+    since : str
+        When the claim was taken, by this host's clock, for people.
+    ended : str or None
+        When its run ended well.
+    """
+
+    token: str
+    job: str | None
+    cluster: str | None
+    restart: int
+    host: str
+    machine: str
+    process: int
+    started: int
+    since: str
+    ended: str | None = None
+
+    @classmethod
+    def here(cls, allocation: Allocation) -> "Holder":
+        """This process."""
+        return cls(
+            token=secrets.token_hex(4),
+            job=allocation.job,
+            cluster=allocation.cluster,
+            restart=allocation.restart,
+            host=socket.gethostname(),
+            machine=_this_machine(),
+            process=os.getpid(),
+            started=_started(os.getpid()) or 0,
+            since=now(),
+        )
+
+    def __str__(self) -> str:
+        job = "" if self.job is None else f"job {self.job}, "
+        return f"another one ({job}process {self.process} on {self.host}, since {self.since})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an attempt holds; the same on all its ranks.
+
+    Attributes
+    ----------
+    run : Path
+    number : int
+    token : str
+        No other attempt has it: part of the names of temporary files and folders.
+    """
+
+    run: Path
+    number: int
+    token: str
+
+    @property
+    def path(self) -> Path:
+        """The file that is held."""
+        return _path(self.run, self.number)
+
+    def check(self) -> None:
+        """Looks whether it is still held: directly before something in the folder is renamed or removed.
+
+        Raises
+        ------
+        ConfigError
+            Another attempt has taken it over.
+        OSError
+            The folder cannot be read.
+        """
+        if lost := self.lost():
+            raise ConfigError(lost)
+
+    def lost(self) -> str:
+        """By whom it was taken over, in words; empty where it is still held."""
+        highest = _highest(self.run)
+        found = _read(self.path) if highest == self.number else None
+        if found is not None and found.token == self.token:
+            return ""
+        by = found or (_read(_path(self.run, highest)) if highest else None) or "another one"
+        return (
+            f"{self.run}: {by} has taken this run over. This attempt did not renew its claim, or Slurm said that its "
+            "job had ended. It ends here, and leaves what is saved as it is."
+        )
+
+
+class Unclaimed:
+    """In the place of a claim where nobody else can write the folder: tools, and tests."""
+
+    token = ""
+
+    def check(self) -> None:
+        """Does nothing."""
+
+
+UNCLAIMED = Unclaimed()
 
 
 @contextlib.contextmanager
-def claimed(run: Path, job: str | None, ranks: Ranks) -> Iterator[None]:
-    """Within it no other job can claim ``run``, which it makes; collective.
+def claimed(
+    run: Path,
+    allocation: Allocation,
+    ranks: Ranks,
+    *,
+    when_lost: Callable[[], None] = lambda: None,
+    times: Times = Times(),
+    holder: Holder | None = None,
+) -> Iterator[Claim]:
+    """Within it this attempt has claimed ``run``, which it makes; collective.
 
     An error inside keeps the claim until the process ends: threads that write in the background may still do so.
 
     Parameters
     ----------
-    job : str or None
-        Slurm's number of the job, to be told to one that comes second.
+    allocation : Allocation
+        What this attempt computes in.
+    when_lost : callable
+        Called on rank 0, by a thread, where the claim was taken over.
+    holder : Holder, optional
+        Who this attempt says that it is; by default this process.
 
     Raises
     ------
     ConfigError
-        Another job has claimed it, and keeps it; on all ranks.
+        Another attempt has claimed it, and keeps it; on all ranks.
     CheckpointError
-        The folder, or the file in it, cannot be written to or locked.
+        The folder, or a file in it, cannot be written to.
     """
-    claim = _Claim(run, job)
-    ended, refusal = False, ""
+    trying = _Trying(Path(run), holder or Holder.here(allocation), times)
+    ended, refusal, claim = False, "", None
     while not ended:  # each try is told to all ranks: one long wait for rank 0 would be reported as a stall
-        ended, refusal = on_root(ranks, claim.attempt)
-    if refusal:
+        ended, refusal, claim = on_root(ranks, trying.attempt)
+    if refusal or claim is None:
         raise ConfigError(refusal)
-    yield
-    claim.release()
+    done = threading.Event()
+    if ranks.rank == 0:
+        renewing = (claim, times.renew_s, done, when_lost)
+        threading.Thread(target=_renew, args=renewing, name="claim", daemon=True).start()
+    yield claim
+    done.set()
+    if ranks.rank == 0:
+        trying.release(claim)
 
 
-class _Claim:
-    """What rank 0 does for a claim; other ranks' holds nothing."""
+def _renew(claim: Claim, every_s: float, done: threading.Event, when_lost: Callable[[], None]) -> None:
+    while not done.wait(every_s):
+        with contextlib.suppress(OSError):  # the next time, then
+            if claim.lost():
+                when_lost()
+                return
+            os.utime(claim.path)
 
-    def __init__(self, run: Path, job: str | None) -> None:
-        self._run, self._path, self._job = run, run / FILE, job
+
+class _Trying:
+    """What rank 0 does for a claim; other ranks' does nothing."""
+
+    def __init__(self, run: Path, me: Holder, times: Times) -> None:
+        self._run, self._me, self._times = run, me, times
         self._began_s = time.monotonic()
-        self._stale_s: float | None = None  # since when the file vanishes at each try
-        self._lock: int | None = None
-        self._holder: tuple[str | None, str] | None = None  # the one that is waited for: its host, and in words
+        self._seen: tuple[int, float] | None = None  # the highest number, and when that was renewed
+        self._seen_s = 0.0  # since when it is looked at, unchanged
+        self._holder: str | None = None  # who is waited for
+        self._asked: dict[str, tuple[float, str | None]] = {}  # by job: when squeue was asked, and what it said
 
-    def attempt(self) -> tuple[bool, str]:
-        """Tries once, and rests where it has to be tried again; whether that was the last, and why it is refused."""
+    def attempt(self) -> tuple[bool, str, Claim | None]:
+        """Tries once, and rests where it has to be tried again: whether that was the last, the refusal, the claim."""
         with writing(self._run):
             self._run.mkdir(parents=True, exist_ok=True)
-        with writing(self._path):
-            try:
-                if self._take():
-                    return True, ""
-            except OSError as error:
-                now_s = time.monotonic()
-                self._stale_s = now_s if self._stale_s is None else self._stale_s
-                if error.errno != errno.ESTALE or now_s - self._stale_s >= WAIT_S:
-                    raise
-            else:
-                self._stale_s = None
-                if refusal := self._refusal():
-                    return True, refusal
-        time.sleep(_POLL_S)  # after ESTALE too: somebody has removed the file, and the next try makes a new one
-        return False, ""
+            highest = _highest(self._run)
+        with writing(_path(self._run, highest + 1)):
+            whose, here = (None, False) if highest == 0 else self._who_holds(highest)
+            if whose is None:
+                claim = self._take(highest + 1)
+                if claim is not None:
+                    return True, "", claim
+            elif refusal := self._refusal(whose, here=here):
+                return True, refusal, None
+        time.sleep(self._times.poll_s)
+        return False, "", None
 
-    @property
-    def _waited_s(self) -> float:
-        return time.monotonic() - self._began_s
-
-    def release(self) -> None:
-        """Lets another one claim it. The file stays: who has just opened it would lock a removed one."""
-        if self._lock is None:
-            return
+    def release(self, claim: Claim) -> None:
+        """Says that the run ended well: the next one need not wait. The file stays, for its number is the highest."""
         with contextlib.suppress(OSError):  # the run is whole by now
-            try:
-                os.ftruncate(self._lock, 0)
-            finally:
-                os.close(self._lock)
+            if not claim.lost():
+                temporary = temporary_beside(claim.path)
+                temporary.write_text(_text({**asdict(self._me), "ended": now()}), encoding="utf-8")
+                temporary.replace(claim.path)
 
-    def _take(self) -> bool:
-        lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+    def _take(self, number: int) -> Claim | None:
+        """The claim of this number; None where another attempt has it."""
+        path = _path(self._run, number)
         try:
-            if self._locked(lock):
-                _check_named(lock, self._path)
-                _say_whose(lock, self._job)
-                self._lock = lock
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return None
+        try:
+            os.write(file, _text(asdict(self._me)).encode())
+            os.fsync(file)
         finally:
-            if self._lock is None:
-                os.close(lock)
-        return self._lock is not None
+            os.close(file)
+        sync(self._run)
+        if _highest(self._run) != number:  # it was an old one's, removed since
+            path.unlink(missing_ok=True)
+            return None
+        for old in _numbers(self._run):
+            if old < number:
+                _path(self._run, old).unlink(missing_ok=True)
+        return Claim(self._run, number, self._me.token)
 
-    def _locked(self, lock: int) -> bool:
-        """Whether nobody else holds it."""
+    def _who_holds(self, number: int) -> tuple[str | None, bool]:
+        """Who holds the claim of this number, None where it is over; and whether that one is seen on this machine."""
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _path(self._run, number).open("rb") as file:  # opening it asks a file server how it is now
+                found, status = _parsed(file.read()), os.fstat(file.fileno())
         except OSError as error:
-            if error.errno in _TAKEN:
-                return False
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-            said = f"{self._path}: its file system has no locks; see that one job runs it at a time"
-            warnings.warn(said, stacklevel=2)
-        return True
+            return "another one", False  # removed by hand, or as an old one: the next look says
+        if self._seen != (number, status.st_mtime):
+            self._seen, self._seen_s = (number, status.st_mtime), time.monotonic()
+        if found is None:  # begun this moment, or killed while it was
+            return (None if self._is_stale(status.st_mtime) else "another one"), False
+        its_allocation = self._slurm_says(found, status.st_uid)
+        if found.ended is not None or its_allocation == "ended":
+            return None, False
+        if found.machine == self._me.machine:
+            there = found.process != self._me.process and _started(found.process) == found.started
+            return (str(found) if there else None), there
+        over = its_allocation != "runs" and self._is_stale(status.st_mtime)
+        return (None if over else str(found)), False
 
-    def _refusal(self) -> str:
+    def _slurm_says(self, found: Holder, user: int) -> str | None:
+        """Whether a claim's allocation ``ended`` or ``runs``; None: not known."""
+        me = self._me
+        if found.job is None or found.cluster != me.cluster:
+            return None
+        if found.job == me.job:  # of the same allocation it says nothing; a later one is there, and this one an old one
+            return None if found.restart == me.restart else "ended" if found.restart < me.restart else "runs"
+        if user != os.geteuid():  # squeue may show everyone their own jobs alone
+            return None
+        asked_s, state = self._asked.get(found.job, (None, None))
+        if asked_s is None or time.monotonic() - asked_s >= self._times.ask_s:
+            state = state_of(found.job)
+            self._asked[found.job] = (time.monotonic(), state)
+        return None if state is None else "ended" if state in (GONE, *WAITING) else "runs"
+
+    def _is_stale(self, renewed_s: float) -> bool:
+        """Whether a claim was not renewed for so long that it is over."""
+        if time.monotonic() - self._seen_s < self._times.watch_s:
+            return False
+        probe = self._run / f".claim.{self._me.token}.clock"
+        try:
+            probe.touch()
+            return probe.stat().st_mtime - renewed_s >= self._times.stale_s  # both by the file server's clock
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _refusal(self, whose: str, *, here: bool) -> str:
         """Why the other one is not waited for any longer; empty where it is, which is said once."""
-        found, before = _holder(self._path), self._holder
-        changed = before is None or (found is not None and found != before)
-        if changed:
-            if before is not None and before[0] is not None:
-                self._began_s = time.monotonic()  # the next of several that wait: this one may end soon too
-            self._holder = found or (None, "another one")
-        assert self._holder is not None
-        host, whose = self._holder
-        limit_s = WAIT_S if host in (None, socket.gethostname()) else WAIT_FOR_HOST_S
-        if self._waited_s >= limit_s:
+        limit_s = self._times.wait_s if here else self._times.wait_elsewhere_s
+        changed = whose != self._holder
+        if changed and self._holder is not None:  # the next of several that wait: this one may end soon too
+            self._began_s = time.monotonic()
+        self._holder = whose
+        if time.monotonic() - self._began_s >= limit_s:
             return (
                 f"{self._run}: {whose} is writing this run, and two would spoil it. Wait for it or end it, or give "
-                f"this one a run.folder of its own; if that host is gone, remove {self._path}."
+                "this one a run.folder of its own."
             )
         if changed:
             say(f"hpcrec: {self._run}: {whose} is writing this run; waiting up to {limit_s:g} s for its end\n")
         return ""
 
 
-def _check_named(lock: int, path: Path) -> None:
-    """Raises ESTALE where this file lost its name meanwhile: another job may lock the one that has it now."""
-    mine, named = os.fstat(lock), None
+def _path(run: Path, number: int) -> Path:
+    return run / f"claim-{number}.json"
+
+
+def _numbers(run: Path) -> list[int]:
+    """Of all claims in a folder. To open it asks a file server what is in it now."""
+    return [int(found[1]) for path in run.iterdir() if (found := _NAME.fullmatch(path.name))]
+
+
+def _highest(run: Path) -> int:
+    return max(_numbers(run), default=0)
+
+
+def _text(content: dict[str, Any]) -> str:
+    return json.dumps(content) + "\n"
+
+
+def _read(path: Path) -> Holder | None:
+    """Who is said to hold a claim; None where the file does not say."""
     with contextlib.suppress(FileNotFoundError):
-        named = path.stat()
-    if named is None or (mine.st_dev, mine.st_ino) != (named.st_dev, named.st_ino):
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return _parsed(path.read_bytes())
+    return None
 
 
-def _say_whose(lock: int, job: str | None) -> None:
-    mine = {"job": job, "host": socket.gethostname(), "process": os.getpid(), "since": now()}
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, (json.dumps(mine) + "\n").encode(), 0)
-    os.fsync(lock)  # NFS would keep it on this host while the file is open
-
-
-def _holder(path: Path) -> tuple[str | None, str] | None:
-    """The host of who holds the claim, and who it is in words; None where the file does not say."""
+def _parsed(text: bytes) -> Holder | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        job = "" if found["job"] is None else f"job {found['job']}, "
-        whose = f"another one ({job}process {found['process']} on {found['host']}, since {found['since']})"
-        return str(found["host"]), whose
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads(text)
+        return Holder(**{field.name: found[field.name] for field in fields(Holder)})
+    except (ValueError, KeyError, TypeError):
         return None
+
+
+def _this_machine() -> str:
+    """Which boot of which host, and which numbers of processes, this one sees; like no other where that is hidden."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return secrets.token_hex(8)
+
+
+def _started(process: int) -> int | None:
+    """When a process of this machine began, in ticks since the boot; None where there is none, or it has ended."""
+    try:
+        words = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in "ZX" else int(words[19])

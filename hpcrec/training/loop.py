@@ -26,6 +26,7 @@ from hpcrec.comm.failure import say
 from hpcrec.config import CheckpointConfig, TrainConfig
 from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.training import attempts
+from hpcrec.training.claim import Claim
 from hpcrec.training.compression import Kept, density, evaluated_otherwise
 from hpcrec.training.metrics import RunningMetrics
 from hpcrec.training.ranks import on_root
@@ -62,6 +63,8 @@ class Loop:
         When to save, what is kept, and what the run goes on from.
     software : dict of str to str
         Versions, processor and threads: what the bits of a result depend on.
+    claim : Claim
+        Of the folder.
 
     Attributes
     ----------
@@ -76,6 +79,7 @@ class Loop:
         train: TrainConfig,
         checkpoint: CheckpointConfig,
         software: dict[str, str],
+        claim: Claim,
     ) -> None:
         self.differences: list[str] = []
         self._software = software
@@ -83,7 +87,10 @@ class Loop:
         self._folder = folder
         self._train = train
         self._checkpoint = checkpoint
-        self._saver = Saver(session, folder, background=checkpoint.background, full_every=checkpoint.full_every)
+        self._claim = claim
+        self._saver = Saver(
+            session, folder, background=checkpoint.background, full_every=checkpoint.full_every, claim=claim
+        )
         self._retry = Retry(checkpoint.every or train.eval_every, session.parts.ahead + 1)
         self._progress = Progress()
         self._running, self._work = RunningMetrics(), Work(session)
@@ -94,7 +101,7 @@ class Loop:
     def resume(self) -> int:
         """Goes on from a checkpoint where there is one; collective. Returns the steps done before."""
         world, which = self._session.parts.world, self._checkpoint.resume
-        checkpoint = resumed_from(self._folder, which, world.main)
+        checkpoint = resumed_from(self._folder, which, world.main, self._claim)
         if checkpoint is None:
             return 0
         state.load(self._session, checkpoint, resume=True)
@@ -121,9 +128,9 @@ class Loop:
         step, value, metric = progress.best_step, progress.best_value, self._train.best_metric
         if step is None or value is None or step not in on_root(main, lambda: steps_in(self._folder)):
             progress.best_value, progress.best_step, progress.misses = None, None, 0
-            on_root(main, lambda: unmark_best(self._folder))
+            on_root(main, lambda: unmark_best(self._folder, self._claim))
         else:
-            on_root(main, lambda: mark_best(self._folder, step, metric, value))
+            on_root(main, lambda: mark_best(self._folder, step, metric, value, self._claim))
 
     def run(self, telemetry: Telemetry, stop_time: StopTime) -> Outcome:
         """Trains, evaluates and saves as the options say; collective."""
@@ -371,8 +378,8 @@ class Loop:
 
         def do(comes_on: Callable[[], None]) -> None:
             if kept.keep_best and best == step and value is not None:
-                mark_best(self._folder, step, self._train.best_metric, value)
-            prune(self._folder, kept.keep, [] if best is None else [best], comes_on)
+                mark_best(self._folder, step, self._train.best_metric, value, self._claim)
+            prune(self._folder, kept.keep, [] if best is None else [best], self._claim, comes_on)
             self._stop_time.saved(step, time.monotonic() - self._saver.began_s)
 
         return do

@@ -50,7 +50,7 @@ def test_removing_says_so_by_the_file(tmp_path: Path) -> None:
     for step in (1, 2):
         save(tmp_path, step, Counting())
     ranks = Counting()
-    assert prune(tmp_path, 1, (), ranks.comes_on) == [1]
+    assert prune(tmp_path, 1, comes_on=ranks.comes_on) == [1]
     assert ranks.said == 6  # four parts, state and manifest
     files.step_folder(tmp_path, 2).rename(files.hidden_folder(tmp_path, 2))
     assert resumed_from(tmp_path, "auto", ranks) is None

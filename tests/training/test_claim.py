@@ -1,57 +1,66 @@
-"""Of two jobs that would write one run, the second is refused and changes nothing; a killed one leaves it free."""
+"""Of two attempts that would write one run one goes on, whatever locks there are; what it saved stays as it is."""
 
 import contextlib
 import errno
-import fcntl
+import itertools
 import json
 import os
+import random
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.checkpoint import files
+from hpcrec.checkpoint.checkpoint import CheckpointWriter, find_checkpoint, mark_best, prune, steps_in
+from hpcrec.checkpoint.resume import resumed_from
 from hpcrec.cli import train as commands
 from hpcrec.comm.failure import exit_code
 from hpcrec.comm.ranks import Alone
 from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.launcher.relay import Heard
 from hpcrec.launcher.restarts import Run, run_attempts
-from hpcrec.training import claim
+from hpcrec.training import attempts, claim
+from hpcrec.training.attempts import Allocation
+from hpcrec.training.claim import Claim, Holder, Times, claimed
 from tests.training.runs import config_for, write_data
 
+OUTSIDE = Allocation()
+# As in use, but shorter: the order of the times is the same.
+SHORT = Times(renew_s=0.2, stale_s=3.0, watch_s=1.0, wait_s=0.3, wait_elsewhere_s=0.6, ask_s=0.1, poll_s=0.02)
+PATIENT = replace(SHORT, wait_s=60.0, wait_elsewhere_s=60.0)
 HOLDER = """
 import sys, pathlib
 from hpcrec.comm.ranks import Alone
-from hpcrec.training.claim import claimed
-with claimed(pathlib.Path(sys.argv[1]), "4711", Alone()):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-FAILED = """
-import sys, pathlib
-from hpcrec.comm.ranks import Alone
+from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import claimed
 try:
-    with claimed(pathlib.Path(sys.argv[1]), "4711", Alone()):
-        raise KeyError
+    with claimed(pathlib.Path(sys.argv[1]), Allocation("4711"), Alone()):
+        print("held", flush=True)
+        sys.stdin.read()
+        if sys.argv[2:]:
+            raise KeyError
 except KeyError:
-    print("held", flush=True)
-    sys.stdin.read()
+    print("failed", flush=True)
+    sys.stdin = open(0)
+    import time
+    time.sleep(300)
 """
-Lockf = Callable[[int, int], None]
 
 
 @contextlib.contextmanager
-def holder(run: Path, code: str = HOLDER) -> Iterator[subprocess.Popen[str]]:
+def holder(run: Path, *how: str) -> Iterator[subprocess.Popen[str]]:
     """Another process that has claimed ``run``."""
-    line = [sys.executable, "-c", code, str(run)]
+    line = [sys.executable, "-c", HOLDER, str(run), *how]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         try:
@@ -60,28 +69,53 @@ def holder(run: Path, code: str = HOLDER) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.fixture
-def lockf(monkeypatch: pytest.MonkeyPatch) -> Callable[[Lockf], None]:
-    """Puts another function in the place of ``fcntl.lockf``."""
-    return lambda other: monkeypatch.setattr(fcntl, "lockf", other)
+def elsewhere(allocation: Allocation = OUTSIDE, host: str = "elsewhere") -> Holder:
+    """An attempt on another machine: whether its process is there is not seen."""
+    return replace(Holder.here(allocation), host=host, machine=host)
+
+
+def claim_of(run: Path, allocation: Allocation = OUTSIDE, times: Times = SHORT) -> Claim:
+    """Of an attempt on a machine of its own, that never ends."""
+    held = claimed(run, allocation, Alone(), times=times, holder=elsewhere(allocation, f"host{random.random()}"))
+    _open.append(held)
+    return held.__enter__()
+
+
+_open: list[contextlib.AbstractContextManager[Claim]] = []  # one that is forgotten ends, and its claim with it
+
+
+def written(run: Path) -> list[Holder]:
+    """What the claims in a folder say, oldest first."""
+    found = sorted(run.glob("claim-*.json"), key=lambda path: int(path.stem.removeprefix("claim-")))
+    return [Holder(**json.loads(path.read_text())) for path in found]
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second job waits for no other."""
-    monkeypatch.setattr(claim, "WAIT_S", 0.0)
-    monkeypatch.setattr(claim, "WAIT_FOR_HOST_S", 0.0)
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes ``squeue`` a script with this body."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+    def make(body: str) -> None:
+        (folder / "squeue").write_text(f"#!/bin/sh\n{body}\n")
+        (folder / "squeue").chmod(0o755)
+
+    make("exit 1")
+    return make
 
 
-@pytest.mark.usefixtures("impatient")
+# ---- one after the other ---------------------------------------------------------------------------------------------
+
+
 def test_second_one_is_told_whose_the_folder_is(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         found = (
             rf"{tmp_path}: another one \(job 4711, process {process.pid} on .*, since 20.*give this one a run.folder"
-            rf".* if that host is gone, remove {tmp_path}/claim.json"
         )
-        with pytest.raises(ConfigError, match=found), claim.claimed(tmp_path, None, Alone()):
+        with pytest.raises(ConfigError, match=found), claimed(tmp_path, OUTSIDE, Alone(), times=SHORT):
             pass
+        assert [path.name for path in tmp_path.iterdir()] == ["claim-1.json"]
 
 
 @pytest.mark.parametrize("end", ["finishes", "is killed"])
@@ -90,172 +124,405 @@ def test_folder_is_free_once_its_holder_is_gone(tmp_path: Path, end: str) -> Non
         if end == "finishes":
             assert process.stdin is not None
             process.stdin.close()
+            process.wait()
         else:
-            process.send_signal(signal.SIGKILL)
-        with claim.claimed(tmp_path, "4712", Alone()):
-            assert json.loads((tmp_path / claim.FILE).read_text())["job"] == "4712"
-    assert (tmp_path / claim.FILE).read_text() == ""
+            process.send_signal(signal.SIGKILL)  # and not waited for: it remains as a zombie
+        with claimed(tmp_path, Allocation("4712"), Alone(), times=replace(PATIENT, stale_s=1e9)) as held:
+            assert [of.job for of in written(tmp_path)] == ["4712"] and held.path.name == "claim-2.json"
+    assert written(tmp_path)[-1].ended is not None
 
 
-@pytest.mark.parametrize(
-    ("host", "limit_s"), [(socket.gethostname(), 30.0), ("elsewhere", 180.0), (None, 30.0)], ids=["this", "other", "no"]
-)
+def test_claim_is_kept_after_an_error_until_its_process_ends(tmp_path: Path) -> None:
+    with holder(tmp_path, "fails") as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
+        assert process.stdout.readline() == "failed\n"
+        with pytest.raises(ConfigError, match="job 4711"), claimed(tmp_path, OUTSIDE, Alone(), times=SHORT):
+            pass
+        process.kill()
+        process.wait()
+        with claimed(tmp_path, OUTSIDE, Alone(), times=SHORT):
+            pass
+
+
+def test_an_attempt_of_the_same_process_takes_over(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), claimed(tmp_path, OUTSIDE, Alone()) as first:
+        raise KeyError
+    with claimed(tmp_path, OUTSIDE, Alone(), times=SHORT) as second:
+        second.check()
+        assert "another one (process" in first.lost()
+
+
+def test_process_with_the_number_of_one_that_ended_is_another(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        gone = replace(Holder.here(OUTSIDE), process=other.pid, started=1)
+        (tmp_path / "claim-1.json").write_text(json.dumps(asdict(gone)))
+        with claimed(tmp_path, OUTSIDE, Alone(), times=SHORT) as held:
+            assert held.number == 2
+        other.kill()
+
+
+@pytest.mark.parametrize("place", ["here", "elsewhere", "unknown"])
 def test_another_host_is_waited_for_longer(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    lockf: Callable[[Lockf], None],
-    host: str | None,
-    limit_s: float,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
-    lockf(raising(errno.EAGAIN))
-    told = {"job": None, "host": host, "process": 12, "since": "2027-01-15"}
-    (tmp_path / claim.FILE).write_text("" if host is None else json.dumps(told))
-    with pytest.raises(ConfigError, match="is writing this run"), claim.claimed(tmp_path, None, Alone()):
-        pass
+    with subprocess.Popen(["sleep", "60"]) as other:
+        there = {"process": other.pid, "started": claim._started(other.pid), "since": "2027-01-15"}
+        of = replace(Holder.here(OUTSIDE) if place == "here" else elsewhere(), **there)
+        (tmp_path / "claim-1.json").write_text("" if place == "unknown" else json.dumps(asdict(of)))
+        with pytest.raises(ConfigError, match="is writing this run"), claimed(tmp_path, OUTSIDE, Alone()):
+            pass
+        other.kill()
+    limit_s = 30.0 if place == "here" else 180.0
     assert limit_s <= clock[0] < limit_s + 1
-    whose = "another one" if host is None else f"another one (process 12 on {host}, since 2027-01-15)"
+    whose = "another one" if place == "unknown" else f"another one (process {other.pid} on {of.host}, since 2027-01-15)"
     said = f"hpcrec: {tmp_path}: {whose} is writing this run; waiting up to {limit_s:g} s for its end\n"
     assert capsys.readouterr().err == said
 
 
-def raising(number: int) -> Lockf:
-    """A ``lockf`` that fails."""
-
-    def fails(lock: int, how: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fails
-
-
-@pytest.mark.usefixtures("impatient")
-def test_claim_is_kept_after_an_error_until_its_process_ends(tmp_path: Path) -> None:
-    with holder(tmp_path, FAILED) as process:
-        with pytest.raises(ConfigError, match="job 4711"), claim.claimed(tmp_path, None, Alone()):
-            pass
-        process.kill()
-        process.wait()
-        with claim.claimed(tmp_path, "4712", Alone()):
-            pass
-
-
-def test_file_that_a_user_removed_is_made_anew(tmp_path: Path) -> None:
-    with holder(tmp_path):
-        (tmp_path / claim.FILE).unlink()  # that of a host which is lost
-        with claim.claimed(tmp_path, "4712", Alone()):
-            assert json.loads((tmp_path / claim.FILE).read_text())["job"] == "4712"
-
-
-def test_file_removed_on_its_server_is_opened_anew(tmp_path: Path, lockf: Callable[[Lockf], None]) -> None:
-    original, seen = fcntl.lockf, []
-
-    def stale(lock: int, how: int) -> None:
-        seen.append(os.fstat(lock).st_ino)
-        if len(seen) == 1:
-            (tmp_path / claim.FILE).unlink()
-            raising(errno.ESTALE)(lock, how)
-        original(lock, how)
-
-    lockf(stale)
-    with claim.claimed(tmp_path, None, Alone()):
-        assert len(seen) == 2 and (tmp_path / claim.FILE).stat().st_ino == seen[1]
-
-
-def test_file_removed_after_a_long_wait_is_opened_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lockf: Callable[[Lockf], None]
-) -> None:
-    # As the refusal says that it can be, of a host that is gone.
-    clock, original = [0.0], fcntl.lockf
-
-    def lost(lock: int, how: int) -> None:
-        if clock[0] < 100.0:
-            raising(errno.EAGAIN)(lock, how)
-        if clock[0] == 100.0:
-            (tmp_path / claim.FILE).unlink()
-            raising(errno.ESTALE)(lock, how)
-        original(lock, how)
-
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
-    lockf(lost)
-    (tmp_path / claim.FILE).write_text(json.dumps({"job": None, "host": "gone", "process": 12, "since": "2027"}))
-    with claim.claimed(tmp_path, "4712", Alone()):
-        assert json.loads((tmp_path / claim.FILE).read_text())["job"] == "4712"
-    assert 100.0 < clock[0] < 101.0
-
-
-def test_lock_on_a_file_that_a_user_removes_meanwhile_is_none(tmp_path: Path, lockf: Callable[[Lockf], None]) -> None:
-    original, seen = fcntl.lockf, []
-
-    def slow(lock: int, how: int) -> None:
-        seen.append(os.fstat(lock).st_ino)
-        if len(seen) == 1:
-            (tmp_path / claim.FILE).unlink()
-        elif len(seen) == 2:
-            (tmp_path / claim.FILE).rename(tmp_path / "kept")  # its number is not given again
-            (tmp_path / claim.FILE).write_text("")
-        original(lock, how)
-
-    lockf(slow)
-    with claim.claimed(tmp_path, None, Alone()):
-        assert len(seen) == 3 and (tmp_path / claim.FILE).stat().st_ino == seen[2]
-
-
 def test_next_of_several_is_waited_for_as_long_again(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    lockf: Callable[[Lockf], None],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = [0.0]
+    clock, told = [0.0], elsewhere()
 
     def sleep(seconds: float) -> None:
         clock[0] += seconds
-        if clock[0] == 20.0:
-            (tmp_path / claim.FILE).write_text("")  # as between two
-        if clock[0] == 25.0:
-            (tmp_path / claim.FILE).write_text(json.dumps({**told, "process": 13}))
+        if clock[0] == 100.0:
+            (tmp_path / "claim-2.json").write_text(json.dumps({**asdict(told), "process": 13}))
 
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "sleep", sleep)
-    lockf(raising(errno.EAGAIN))
-    told = {"job": "7", "host": socket.gethostname(), "process": 12, "since": "2027-01-15"}
-    (tmp_path / claim.FILE).write_text(json.dumps(told))
-    with pytest.raises(ConfigError, match="process 13 on"), claim.claimed(tmp_path, None, Alone()):
+    (tmp_path / "claim-1.json").write_text(json.dumps({**asdict(told), "process": 12}))
+    with pytest.raises(ConfigError, match="process 13 on"), claimed(tmp_path, OUTSIDE, Alone()):
         pass
-    assert 55 <= clock[0] < 56
+    assert 280 <= clock[0] < 281
     assert [line.split("process ")[1][:2] for line in capsys.readouterr().err.splitlines()] == ["12", "13"]
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_other_errors_name_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lockf: Callable[[Lockf], None], number: int
-) -> None:
-    monkeypatch.setattr(claim, "WAIT_S", 0.0)
-    lockf(raising(number))
-    found = rf"{tmp_path}/claim.json: cannot be written \({os.strerror(number)}\)"
-    with pytest.raises(CheckpointError, match=found), claim.claimed(tmp_path, None, Alone()):
+def test_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "write", fails)
+    found = rf"{tmp_path}/claim-1.json: cannot be written \(Input/output error\)"
+    with pytest.raises(CheckpointError, match=found), claimed(tmp_path, OUTSIDE, Alone()):
         pass
     assert not [p for p in Path("/proc/self/fd").iterdir() if str(tmp_path) in str(os.path.realpath(p))]
 
 
-def test_file_system_without_locks_is_said(tmp_path: Path, lockf: Callable[[Lockf], None]) -> None:
-    lockf(raising(errno.ENOLCK))
-    with pytest.warns(UserWarning, match="has no locks"), claim.claimed(tmp_path, None, Alone()):
-        pass
+# ---- without locks, without Slurm ------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("first", ["none", "one that is over"])
+def test_of_many_at_once_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    # Each on a machine of its own, held up at random before it makes its claim and before it lists the folder again.
+    seeds, path = random.Random(27), claim._path
+
+    def slow(run: Path, number: int) -> Path:
+        time.sleep(seeds.random() * 0.004)
+        return path(run, number)
+
+    monkeypatch.setattr(claim, "_path", slow)
+    for turn in range(60):
+        run, won, refused = tmp_path / str(turn), [], []
+        run.mkdir()
+        if first != "none":
+            (run / "claim-7.json").write_text(json.dumps({**asdict(elsewhere()), "ended": "2027-01-15"}))
+
+        def attempt(number: int, run: Path = run, won: list[Claim] = won, refused: list[str] = refused) -> None:
+            time.sleep(seeds.random() * 0.004)
+            try:
+                won.append(claim_of(run, Allocation(cluster=str(number)), replace(SHORT, wait_elsewhere_s=0.15)))
+            except ConfigError as error:
+                refused.append(str(error))
+
+        threads = [threading.Thread(target=attempt, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(won), len(refused)) == (1, 3)
+        won[0].check()
+        assert all(f"on {written(run)[-1].host}, since" in text for text in refused)
+
+
+def test_one_that_is_held_up_before_it_makes_its_claim_takes_nothing_over(tmp_path: Path) -> None:
+    # It has seen claim 1 to be over; others have had 2, 3 since, and the files of 1 and 2 are gone.
+    late = claim._Trying(tmp_path, elsewhere(), SHORT)
+    for _ in range(2):
+        with claimed(tmp_path, OUTSIDE, Alone()):
+            pass
+    with claimed(tmp_path, OUTSIDE, Alone()) as held:
+        assert late._take(2) is None
+        held.check()
+        assert [path.name for path in tmp_path.iterdir()] == ["claim-3.json"]
+
+
+def test_claim_that_is_renewed_is_kept_and_one_that_is_not_is_taken_over(tmp_path: Path) -> None:
+    begun_s = time.monotonic()
+    lost = threading.Event()
+    with claimed(tmp_path, OUTSIDE, Alone(), times=SHORT, holder=elsewhere(), when_lost=lost.set) as first:
+        with pytest.raises(ConfigError, match="on elsewhere, since"):
+            claim_of(tmp_path, times=replace(SHORT, wait_elsewhere_s=8.0))
+        assert time.monotonic() - begun_s > 8.0  # longer than ``stale_s``
+        first.check()
+    # One that nobody renews: a process that is stopped, a host that is gone.
+    (tmp_path / "claim-2.json").write_text(json.dumps(asdict(elsewhere())))
+    begun_s = time.monotonic()
+    second = claim_of(tmp_path, times=PATIENT)
+    assert time.monotonic() - begun_s > 2.5 and second.number == 3
+    assert not lost.is_set()
+
+
+def test_age_is_by_the_file_servers_clock_and_watched(tmp_path: Path) -> None:
+    path = tmp_path / "claim-1.json"
+    path.write_text(json.dumps(asdict(elsewhere())))
+    ahead_s = time.time() + 1000.0
+    os.utime(path, (ahead_s, ahead_s))  # renewed in the future, by the clock that a probe has too
+    with pytest.raises(ConfigError, match="on elsewhere, since"):
+        claim_of(tmp_path, times=replace(SHORT, wait_elsewhere_s=5.0))
+    long_ago_s = time.time() - 1000.0
+    os.utime(path, (long_ago_s, long_ago_s))
+    begun_s = time.monotonic()
+    assert claim_of(tmp_path, times=PATIENT).number == 2
+    assert time.monotonic() - begun_s >= SHORT.watch_s  # it might have been renewed
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["claim-2.json"]
+
+
+def test_file_that_was_removed_by_hand_is_a_claim_that_is_lost(tmp_path: Path) -> None:
+    first = claim_of(tmp_path)
+    first.path.unlink()
+    assert "another one has taken this run over" in first.lost()
+    second = claim_of(tmp_path)
+    second.check()
+    assert second.path == first.path  # the same number, another token
+    with pytest.raises(ConfigError, match="has taken this run over"):
+        first.check()
+
+
+# ---- by what Slurm says ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("squeue")
+def test_a_requeued_job_takes_over_at_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    claim_of(run, Allocation("7", 1), replace(SHORT, renew_s=0.01))
+    claim_of(run, Allocation("7", 2), replace(SHORT, wait_elsewhere_s=0.0)).check()
+    with pytest.raises(ConfigError, match="job 7, process"):  # the earlier allocation, which has come back
+        claim_of(run, Allocation("7", 1))
+    with pytest.raises(ConfigError, match="job 7, process"):  # the same number, of another cluster
+        claim_of(run, Allocation("7", 3, "other"))
+
+
+@pytest.mark.parametrize(
+    ("says", "over"),
+    [
+        ("echo '8|RUNNING'", True),
+        ("echo '7|PENDING'", True),  # requeued: it has no nodes now
+        ("true", True),
+        ("echo '7|RUNNING'", False),
+        ("echo '7|COMPLETING'", False),
+        ("exit 1", False),
+        ("echo '8|RUNNING'; exit 1", False),
+    ],
+)
+def test_a_job_that_slurm_has_no_longer_has_ended(
+    tmp_path: Path, squeue: Callable[[str], None], says: str, over: bool
+) -> None:
+    run = tmp_path / "run"
+    first = claim_of(run, Allocation("7", 0, "here"), replace(SHORT, renew_s=0.01))
+    squeue(says)
+    with contextlib.nullcontext() if over else pytest.raises(ConfigError, match="job 7, process"):
+        claim_of(run, Allocation("9", 0, "here"))
+    assert bool(first.lost()) == over
+    with pytest.raises(ConfigError, match="is writing this run"):
+        claim_of(run, Allocation("10", 0, "another cluster"))  # whose Slurm knows neither of these jobs
+
+
+def test_a_job_that_slurm_has_is_waited_for_however_old_its_claim(
+    tmp_path: Path, squeue: Callable[[str], None]
+) -> None:
+    run, long = tmp_path / "run", replace(SHORT, wait_elsewhere_s=3.0)
+    run.mkdir()
+    (run / "claim-1.json").write_text(json.dumps(asdict(elsewhere(Allocation("7")))))
+    os.utime(run / "claim-1.json", (1.0, 1.0))
+    squeue("echo '7|RUNNING'")
+    with pytest.raises(ConfigError, match="job 7, process"):
+        claim_of(run, Allocation("9"), long)
+    squeue("exit 1")  # which says nothing: then age decides
+    assert claim_of(run, Allocation("9"), long).number == 2
+
+
+# ---- what a holder may not do that comes back after it was taken over ------------------------------------------------
+
+
+def save(run: Path, step: int, held: Claim, text: str) -> None:
+    """Writes a checkpoint that says who wrote it."""
+    writer = CheckpointWriter(run, step, claim=held)
+    writer.begin()
+    writer.write_state({"by": text})
+    writer.commit()
+
+
+def saved(run: Path) -> dict[int, str]:
+    """Who wrote the checkpoints that are whole."""
+    return {step: find_checkpoint(run, str(files.step_folder(run, step))).state["by"] for step in steps_in(run)}
+
+
+def take_over(run: Path) -> Claim:
+    """As another job that does not see the first one's end."""
+    path = run / f"claim-{claim._highest(run)}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ended": "2027-01-15"}))
+    return claim_of(run)
+
+
+def test_temporary_folders_of_two_do_not_meet(tmp_path: Path) -> None:
+    first = claim_of(tmp_path)
+    one = CheckpointWriter(tmp_path, 5, claim=first)
+    one.begin()
+    two = CheckpointWriter(tmp_path, 5, claim=take_over(tmp_path))
+    assert one.hidden != two.hidden and one.hidden.is_dir()
+    assert first.token in one.hidden.name and one.hidden.name.startswith(".step-5.")
+    one.write_state({"by": "first"})
+    two.begin()
+    two.write_state({"by": "second"})
+    with pytest.raises(ConfigError, match="has taken this run over"):
+        one.commit()
+    two.commit()
+    assert saved(tmp_path) == {5: "second"}
+    assert [path.name for path in files.checkpoints_in(tmp_path).iterdir()] == ["step-5"]
+
+
+Act = Callable[[Path, Claim], object]
+ACTS: dict[str, Act] = {
+    "publish": lambda run, held: save(run, 40, held, "first"),
+    "replace": lambda run, held: save(run, 30, held, "first"),
+    "prune": lambda run, held: prune(run, 1, claim=held),
+    "set aside": lambda run, held: files.set_aside(run, 30, held),
+    "resume": lambda run, held: resumed_from(run, "auto", Alone(), held),
+    "clear": files.clear,
+    "mark": lambda run, held: mark_best(run, 20, "auc", 0.5, held),
+    "unmark": files.unmark_best,
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_holder_that_was_held_up_at_any_look_or_after_it_spoils_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """At each look, before and after it, another attempt takes over, goes on from step 30 and saves 40."""
+    look, refusals = Claim.check, 0
+    for at, after in ((at, after) for at in itertools.count() for after in (False, True)):
+        run, looks = tmp_path / f"{at}-{after}", itertools.count()
+        first = claim_of(run)
+        for step in (10, 20, 30):
+            save(run, step, first, "first")
+        mark_best(run, 10, "auc", 0.4, first)
+        (files.checkpoints_in(run) / ".step-40.killed.tmp").mkdir()
+        second: list[Claim] = []
+        there: set[int] = set()
+
+        def other(run: Path = run, second: list[Claim] = second, there: set[int] = there) -> None:
+            second.append(take_over(run))
+            there.update(steps_in(run))  # what the first one took away while it held the claim need not be there
+            resumed_from(run, "auto", Alone(), second[0])
+            save(run, 40, second[0], "second")
+
+        def held_up(
+            self: Claim,
+            first: Claim = first,
+            looks: Iterator[int] = looks,
+            at: int = at,
+            after: bool = after,
+            other: Callable[[], None] = other,
+        ) -> None:
+            here = self == first and next(looks) == at
+            if here and not after:
+                other()
+            look(self)
+            if here and after:
+                other()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Claim, "check", held_up)
+            try:
+                ACTS[act](run, first)
+                ended = False
+            except (ConfigError, CheckpointError, OSError):
+                ended = True
+        if not second:
+            break  # there is no further look
+        refusals += ended
+        # Where one system call at most follows the last look, it learns of it at the next thing that it does.
+        assert ended or (after and next(looks) == at + 1)
+        kept = saved(run)
+        assert kept[40] == "second" and there <= set(kept), (at, after, kept)
+        second[0].check()
+        save(run, 50, second[0], "second")
+        assert saved(run) == {**kept, 50: "second"}
+        assert not list(run.rglob(".*")), "it removes what the first one left"
+    assert refusals > 0
+
+
+SUSPENDED = """
+import sys, pathlib
+from hpcrec.training.claim import Claim
+sys.path.insert(0, {root!r})
+from tests.training.test_claim import *
+run, place = pathlib.Path(sys.argv[1]), sys.argv[2]
+held = claim_of(run)
+for step in (10, 20, 30):
+    save(run, step, held, "first")
+look, looks = Claim.check, []
+def suspended(self):
+    looks.append(None)
+    if place == "look" and len(looks) == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    look(self)
+    if place == "rename" and len(looks) == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+Claim.check = suspended
+try:
+    save(run, 40, held, "first")
+    prune(run, 2, claim=held)
+except (ConfigError, CheckpointError, OSError) as error:
+    print(error, flush=True)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("place", ["look", "rename"])
+def test_process_that_was_suspended_ends_before_it_renames_or_removes(tmp_path: Path, place: str) -> None:
+    script = SUSPENDED.format(root=str(Path(__file__).parents[2]))
+    line = [sys.executable, "-c", script, str(tmp_path), place]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        second = claim_of(tmp_path, times=PATIENT)  # nobody renews it
+        found = resumed_from(tmp_path, "auto", Alone(), second)
+        assert found is not None and found.step == 30
+        save(tmp_path, 40, second, "second")
+        process.send_signal(signal.SIGCONT)
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 3, said
+    assert place != "look" or f"{tmp_path}: another one (process {os.getpid()} on host" in said
+    assert saved(tmp_path) == {10: "first", 20: "first", 30: "first", 40: "second"}
+    second.check()
+
+
+# ---- whole runs ------------------------------------------------------------------------------------------------------
+
+
 def test_claimed_folder_is_not_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     starts = []
 
     def start(arguments: Sequence[str], environment: Mapping[str, str], heard: Heard) -> int:
         starts.append(arguments)
         try:
-            with claim.claimed(tmp_path, None, Alone()):
+            with claimed(tmp_path, OUTSIDE, Alone(), times=replace(SHORT, wait_s=0.0)):
                 return 0
         except ConfigError as error:
             return exit_code(error)
@@ -265,9 +532,11 @@ def test_claimed_folder_is_not_tried_again(tmp_path: Path, capsys: pytest.Captur
     assert code == 2 and len(starts) == 1 and capsys.readouterr().err == ""
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parallel([1, 3])
-def test_run_in_a_claimed_folder_ends_on_every_rank_and_changes_nothing(folder: Path) -> None:
+def test_run_in_a_claimed_folder_ends_on_every_rank_and_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "claimed", partial(claimed, times=SHORT))
     write_data(folder / "data.h5", samples=60)
     config = config_for(folder, train={"steps": 2}, checkpoint={"resume": "never"}, run={"folder": str(folder / "run")})
     commands.train(config)
@@ -286,6 +555,41 @@ def test_run_in_a_claimed_folder_ends_on_every_rank_and_changes_nothing(folder: 
         world.Barrier()
     parallel_assert(code == 2 and "is writing this run" in refused and len(set(refusals)) == 1)
     parallel_assert(before == after and any(name.startswith("checkpoints/") for name in after))
+
+
+@pytest.mark.parallel([1, 3])
+def test_run_that_was_taken_over_stops_on_every_rank_and_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "claimed", partial(claimed, times=replace(SHORT, renew_s=0.05)))
+    write_data(folder / "data.h5", samples=60)
+    run, world, taken = folder / "run", MPI.COMM_WORLD, {}
+    config = config_for(
+        folder,
+        train={"steps": 100_000, "log_every": 10},
+        checkpoint={"every": 1000},
+        run={"folder": str(run)},
+    )
+    begin = attempts.begin
+
+    def begun(*of: object) -> None:
+        begin(*of)  # type: ignore[arg-type]
+        take_over(run)
+        taken.update(files_in(run))
+
+    monkeypatch.setattr(attempts, "begin", begun)
+    code, refused = 0, ""
+    try:
+        commands.train(config)
+    except ConfigError as error:
+        code, refused = exit_code(error), str(error)
+    refusals = world.allgather(refused)
+    after = files_in(run)
+    parallel_assert(code == 2 and "has taken this run over" in refused and len(set(refusals)) == 1, msg=str(refusals))
+    if world.rank == 0:
+        ours = {name: text for name, text in after.items() if name not in ("metrics.jsonl",)}
+        taken = {name: text for name, text in taken.items() if name not in ("metrics.jsonl",)}
+    parallel_assert(world.rank > 0 or ours == taken)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
