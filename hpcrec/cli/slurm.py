@@ -59,6 +59,11 @@ def _repeatable(name: str, target: str, text: str):  # type: ignore[no-untyped-d
 @_repeatable("--owner-option", "owner_options", "The same of the owners' nodes alone.")
 @_repeatable("--dense-option", "dense_options", "The same of the other nodes alone.")
 @click.option("--dry-run", is_flag=True, help="Print the job script; submit nothing.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Submit also where squeue does not answer, so that an earlier job of this run may be in the queue.",
+)
 def submit(
     config: Path,
     overrides: Sequence[str],
@@ -76,6 +81,7 @@ def submit(
     owner_options: Sequence[str],
     dense_options: Sequence[str],
     dry_run: bool,
+    force: bool,
 ) -> None:
     """Submit the training run of the TOML file CONFIG to Slurm, by a script of slurm/ with these options put in.
 
@@ -113,7 +119,7 @@ def submit(
     if dry_run:
         click.echo(text, nl=False)
         return
-    number = jobs.submit(job, text)
+    number = jobs.submit(job, text, force=force)
     click.echo(f"job {number}: {' + '.join(str(part.ranks) for part in parts)} ranks on {nodes} nodes")
     click.echo(f"output: {job.run_folder}/slurm-{number}.out\nstatus: hpcrec status {job.run_folder}")
 

@@ -193,7 +193,23 @@ def _found_mpirun_line(
         options=tuple(options),
         is_root=os.geteuid() == 0,
     )
-    return mpirun_line(launch, program, environment)
+    line, more = mpirun_line(launch, program, environment)
+    if crowding := crowded(launch, int(more["OMP_NUM_THREADS"])):
+        _note(f"warning: {crowding}")
+    return line, more
+
+
+def crowded(launch: Launch, threads: int) -> str:
+    """What to say where ranks have more threads than there are cores; empty where they fit, or cores are not known."""
+    ranks, cores = launch.ranks, launch.cores
+    if launch.hostfile is not None or ranks * threads <= cores:
+        return ""
+    fitting = [f"--threads {cores // ranks} (or OMP_NUM_THREADS)"] if cores >= ranks else []
+    fitting += [f"-n {max(cores // threads, 1)}"] if threads <= cores else [f"-n 1 --threads {cores}"]
+    return (
+        f"{ranks} ranks with {threads} threads each on {cores} cores: ranks are not bound to cores and take turns, "
+        f"which slows all of them. Set {', or '.join(fitting)}, or take more nodes."
+    )
 
 
 def _check_counts(ranks: int, threads: int | None) -> None:

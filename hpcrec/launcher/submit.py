@@ -168,17 +168,28 @@ def _options(job: Job, part: Part, before: Sequence[str], *, first: bool) -> lis
     return [key if value is None else f"{key}={value}" for key, value in merged.items()]
 
 
-def submit(job: Job, text: str) -> str:
+def submit(job: Job, text: str, *, force: bool = False) -> str:
     """Hands a rendered script to sbatch, notes the job in the run folder, and returns its number.
+
+    Parameters
+    ----------
+    force : bool
+        Also where squeue does not say whether an earlier job of this run is in the queue.
 
     Raises
     ------
     HpcrecError
-        A job of this run is in the queue; or sbatch refuses, with what it says.
+        A job of this run is in the queue, or may be; or sbatch refuses, with what it says.
     MissingError
         No sbatch.
     """
-    present = queued(jobs_of(job.run_folder))
+    earlier = jobs_of(job.run_folder)
+    present = queued(earlier)
+    if present is None and not force:
+        raise HpcrecError(
+            f"squeue does not answer, so job {earlier[-1]} for {job.run_folder} may be in the queue: two would write "
+            "the same run. Try again once it answers; or see that no job of this run is there, and give --force."
+        )
     if present:
         raise HpcrecError(
             f"job {present[0].number} for {job.run_folder} is in the queue ({present[0].state}): two would write the "

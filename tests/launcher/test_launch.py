@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from hpcrec.errors import ConfigError, MissingError
 from hpcrec.launcher import srun as launch_slurm
 from hpcrec.launcher.found import find_mpirun, flavour_of, physical_cores
-from hpcrec.launcher.mpirun import Launch, mpirun_line, run_command
+from hpcrec.launcher.mpirun import Launch, crowded, mpirun_line, run_command
 from hpcrec.launcher.relay import Heard, Outlet, RemarkFilter, relay
 
 PROGRAM = ["python", "-m", "hpcrec", "train"]
@@ -47,6 +48,29 @@ def test_more_ranks_than_cores_are_not_bound():
     assert argv == "mpirun -n 4 -x OMP_NUM_THREADS --oversubscribe --bind-to none"
     assert env == {"OMP_NUM_THREADS": "1", **YIELD}
     assert line(threads=3)[0].endswith("--oversubscribe --bind-to none")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "cores", "set_"),
+    [
+        (4, 2, 8, None),
+        (4, 3, 8, "Set --threads 2 (or OMP_NUM_THREADS), or -n 2, or take more nodes."),
+        (4, 1, 2, "Set -n 2, or take more nodes."),
+        (2, 9, 8, "Set --threads 4 (or OMP_NUM_THREADS), or -n 1 --threads 8, or take more nodes."),
+    ],
+)
+def test_more_threads_than_cores_are_said(ranks, threads, cores, set_):
+    launch = Launch(mpirun="mpirun", flavour="openmpi", ranks=ranks, cores=cores)
+    said = f"{ranks} ranks with {threads} threads each on {cores} cores: ranks are not bound to cores and take turns, "
+    assert crowded(launch, threads) == (f"{said}which slows all of them. {set_}" if set_ else "")
+    assert crowded(replace(launch, hostfile="hosts"), threads) == ""  # whose cores are not known
+
+
+def test_a_start_says_once_that_it_is_crowded(capfd):
+    ranks = physical_cores() + 1
+    program = (sys.executable, "-c", "pass")
+    assert run_command(ranks, [], environment=dict(os.environ), threads=1, program=program) == 0
+    assert capfd.readouterr().err.count(f"hpcrec: warning: {ranks} ranks with 1 threads each on {ranks - 1} cores") == 1
 
 
 def test_hostfile_root_and_own_options():

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from hpcrec.cli.main import command_line
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.launcher.status import lines, status_of
-from hpcrec.launcher.submit import Job, Part, render, scripts_folder
+from hpcrec.launcher.submit import Job, Part, jobs_of, render, scripts_folder
 from hpcrec.launcher.submit import submit as send
 
 SCRIPTS = ("fused", "split", "split-het")
@@ -213,6 +213,19 @@ def test_two_jobs_of_one_run_are_refused(tmp_path, monkeypatch):
     commands(tmp_path / "bin", monkeypatch, "true", "echo bad; echo sbatch: error: no >&2; exit 1")
     with pytest.raises(HpcrecError, match=r"sbatch refuses .*: sbatch: error: no"):
         send(wanted, "text")
+
+
+@pytest.mark.parametrize("squeue", ["exit 1", "echo '12|RUNNING|1:00|None|n1|N/A'; exit 1"])
+def test_a_failing_squeue_takes_force(tmp_path, monkeypatch, squeue):
+    commands(tmp_path / "bin", monkeypatch, squeue)
+    wanted = job(tmp_path, Part(nodes=1, ranks_per_node=1))
+    assert send(wanted, "text") == "12"  # no job of this run is known: there is nothing to ask
+    commands(tmp_path / "bin", monkeypatch, squeue, "echo 13")
+    with pytest.raises(HpcrecError, match=r"squeue does not answer, so job 12 for \S+ may be in the queue.*--force"):
+        send(wanted, "other")
+    assert jobs_of(wanted.run_folder) == ["12"] and (tmp_path / "x/job.sbatch").read_text() == "text"
+    assert send(wanted, "other", force=True) == "13"
+    assert jobs_of(wanted.run_folder) == ["12", "13"]
 
 
 def run_folder(folder: Path, *, summary: dict | None = None, jobs: tuple[str, ...] = ("12",)) -> Path:
