@@ -1,8 +1,6 @@
 """Check of the folder that runs are written to: every rank writes there, and every rank sees what the others wrote."""
 
 import contextlib
-import errno
-import fcntl
 import os
 import shutil
 import time
@@ -11,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcrec.comm.probe import Probe, random_bytes
+from hpcrec.comm.probe import random_bytes
 from hpcrec.doctor.base import Finding, Site, fail, ok, warn
 from hpcrec.units import GB, KiB, MiB, format_bytes
 
@@ -20,11 +18,10 @@ _LEAST_BYTES, _MOST_BYTES = 256 * KiB, 8 * MiB  # by each
 _VISIBLE_S = 3.0  # a network file system may show a new file a little later
 _FREE_BYTES = GB
 _READ_OTHERS = 16
-_TAKEN = (errno.EACCES, errno.EAGAIN)
 
 
 def measure_folder(site: Site) -> dict[str, Any]:
-    """Writes a file, reads other ranks', tries locks; says what went wrong instead of raising, as others wait."""
+    """Writes a file, reads other ranks', makes one that none has; tells what went wrong instead of raising."""
     probe = site.probe
     mark = probe.share(uuid.uuid4().hex[:12])[0]
     place = site.folder / f".hpcrec-doctor-{mark}"
@@ -33,8 +30,8 @@ def measure_folder(site: Site) -> dict[str, Any]:
         "error": None,
         "unseen": [],
         "bytes": n_bytes,
-        "unlocked": "",
-        "lock_unseen": False,
+        "made": False,
+        "unmade": "",
         "free": None,
         "write_s": 0.0,
         "renamed": True,
@@ -63,7 +60,8 @@ def measure_folder(site: Site) -> dict[str, Any]:
         attempt(lambda: _rename(place))
     probe.barrier()
     answer["renamed"] = _within(lambda: _new_name_holds(place)) if all(wrote) else None
-    answer["unlocked"], answer["lock_unseen"] = _try_locks(probe, place / "lock")
+    answer["made"], answer["unmade"] = _make_alone(place / "alone")
+    probe.barrier()
     attempt(lambda: answer.update(free=_free_bytes(place)))
     with contextlib.suppress(OSError):  # what is left is named in the finding, if it cannot be written either
         (place / str(probe.rank)).unlink(missing_ok=True)
@@ -128,33 +126,15 @@ def _new_name_holds(place: Path) -> bool:
     return ".hidden" not in names and (place / "named" / "file").read_text() == "new"
 
 
-def _try_locks(probe: Probe, path: Path) -> tuple[str, bool]:
-    """Why this rank cannot lock a file as a run's claim does, and whether it can while rank 0 does; collective."""
-    lock = _lock(path, ()) if probe.rank == 0 else ""
-    held = probe.share(isinstance(lock, int))[0]
-    if probe.rank != 0:
-        lock = _lock(path, _TAKEN)
-    probe.barrier()
-    if isinstance(lock, str):
-        return lock, False
-    os.close(lock)
-    return "", held and probe.rank != 0
-
-
-def _lock(path: Path, taken: Sequence[int]) -> int | str:
-    """The descriptor of the file, locked; or why it cannot be, which is empty where these errors say it is taken."""
+def _make_alone(path: Path) -> tuple[bool, str]:
+    """Whether this rank made a file that no other has made, as a run's claim is; and why it cannot make one at all."""
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            if error.errno in taken:
-                return ""
-            raise
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return False, ""
     except OSError as error:
-        return error.strerror or str(error)
-    return lock
+        return False, error.strerror or str(error)
+    return True, ""
 
 
 def _free_bytes(place: Path) -> int:
@@ -193,13 +173,13 @@ def judge_folder(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Find
     if free < _FREE_BYTES:
         do = "make room, or give another folder (--folder DIR); a checkpoint takes rows and optimizer state once"
         yield warn("folder", f"{site.folder}: {format_bytes(free)} free", do)
-    locks = list(_judge_locks(answers, site))
-    yield from locks
+    claims = list(_judge_claims(answers, site))
+    yield from claims
     rate = sum(a["bytes"] for a in answers) / max(a["write_s"] for a in answers)
     seen = "written and seen by every rank" if len(answers) > 1 else "written"
     if free >= _FREE_BYTES:
         room = format_bytes(free)
-        works = "" if locks else f", locking {'works' if len(site.by_host()) > 1 else 'works on this host'}"
+        works = "" if claims else ", files are made exclusively"
         yield ok(
             "folder",
             f"{site.folder}: {seen}, {format_bytes(rate)}/s to disk, {room} free; renaming and "
@@ -207,20 +187,20 @@ def judge_folder(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Find
         )
 
 
-def _judge_locks(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Finding]:
-    """A run's claim of its folder holds for every host."""
-    without = [rank for rank, a in enumerate(answers) if a["unlocked"]]
-    if without:
+def _judge_claims(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Finding]:
+    """Of all ranks that would make one file, one does: so two jobs cannot both claim a run's folder."""
+    unable = [rank for rank, a in enumerate(answers) if a["unmade"]]
+    if unable:
         yield warn(
-            "locks",
-            f"{site.folder}: {site.who(without)} cannot lock a file there: {answers[without[0]]['unlocked']}",
-            "see yourself that one job at a time writes a run folder there, or give a folder with locks (--folder DIR)",
+            "claims",
+            f"{site.folder}: {site.who(unable)} cannot make a file exclusively there: {answers[unable[0]]['unmade']}",
+            "give a folder on another file system (--folder DIR): runs cannot claim theirs there",
         )
-    blind = [rank for rank, a in enumerate(answers) if a["lock_unseen"]]
-    if blind:
+    made = [rank for rank, a in enumerate(answers) if a["made"]]
+    if len(made) > 1:
         yield warn(
-            "locks",
-            f"{site.folder}: {site.who(blind)} could lock a file that rank 0 on {site.hosts[0]} had locked",
-            "see yourself that one job at a time writes a run folder there: locks hold on one host only, as on NFS "
-            "mounted with local_lock or nolock and Lustre with localflock",
+            "claims",
+            f"{site.folder}: {site.who(made)} all made one file, exclusively",
+            "see yourself that one job at a time writes a run folder there, or give a folder on another file system "
+            "(--folder DIR)",
         )

@@ -26,7 +26,7 @@ LIMITS = {
     "fabric": True, "root": False,
 }  # fmt: skip
 FOLDER = {"error": None, "unseen": [], "bytes": 10**6, "free": 10**12, "write_s": 0.1, "renamed": True}
-FOLDER |= {"unlocked": "", "lock_unseen": False}
+FOLDER |= {"made": False, "unmade": ""}
 SPEED = Speed(bytes=10**9, slowest_s=1.0, gbs_of_host={0: 0.5, 1: 0.5}, cached=0.0, errors={})
 BROKEN = Speed(bytes=0, slowest_s=0.0, gbs_of_host={}, cached=None, errors={2: "No space left on device"})
 DISK = {"folder": "/runs", "kind": "nfs4", "write": SPEED, "read": SPEED, "free": 10**12, "inodes": 10**6}
@@ -84,8 +84,8 @@ FAULTS = [
     ("folder", three(FOLDER, {"unseen": [0]}), "FAIL", "folder", "rank 2 on node2 does not see what rank 0 on node1 w"),
     ("folder", three(FOLDER, {"free": 10**6}), "warn", "folder", "1.00 MB free"),
     ("folder", three(FOLDER, {"renamed": False}), "FAIL", "folder", "rank 2 on node2 does not see a folder under the"),
-    ("folder", three(FOLDER, {"unlocked": "No locks available"}), "warn", "locks", "rank 2 on node2 cannot lock a fi"),
-    ("folder", three(FOLDER, {"lock_unseen": True}), "warn", "locks", "rank 2 on node2 could lock a file that rank 0"),
+    ("folder", three(FOLDER, {"unmade": "Not supported"}), "warn", "claims", "rank 2 on node2 cannot make a file"),
+    ("folder", three({**FOLDER, "made": True}), "warn", "claims", "all made one file, exclusively"),
     ("disk of the run", [{**DISK, "write": BROKEN}] * 3, "FAIL", "disk of the run", "cannot write to it: No space lef"),
     ("disk of the run", [{**DISK, "why": "no data"}] * 3, "warn", "checkpoint", "its size is not known: no data"),
     ("disk of the run", three(DISK, {"inodes": 7}), "warn", "files", "/runs: room for 7 more files"),

@@ -214,54 +214,39 @@ def test_a_new_name_that_a_host_does_not_see(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3])
-def test_locks(tmp_path) -> None:
+def test_files_that_one_rank_alone_makes(tmp_path) -> None:
     folder, last = shared(tmp_path), WORLD.size - 1
     code, said = examined(["folder"], folder=folder)
-    parallel_assert(code == 0 and said.endswith("locking works on this host\nready"), msg=said)
-    code, said = examined(["folder"], folder=folder, host_of=tuple(range(WORLD.size)))
-    parallel_assert(("locking works\n" in said) == (WORLD.size > 1), msg=said)
+    parallel_assert(code == 0 and said.endswith("files are made exclusively\nready"), msg=said)
 
-    def fault(rank, lockf, of=folders.fcntl) -> str:
+    def fault(opens) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            if WORLD.rank == rank:
-                patch.setattr(of, "open" if of is os else "lockf", lockf)
+            if WORLD.rank == last:
+                patch.setattr(os, "open", opens)
             code, said = examined(["folder"], folder=folder)
-        parallel_assert(code == 0 and (rank == 0 or said.endswith("ready, 1 warning")), msg=said)
+        parallel_assert(code == 0, msg=said)
         parallel_assert(list(folder.iterdir()) == [], msg="something was left behind")
         return said
 
-    said = fault(last, refusing(errno.ENOLCK))
-    words = f"warn  locks           {folder}: rank {last} on node{last} cannot lock a file there: No locks available"
-    parallel_assert(words in said and "locking" not in said, msg=said)
-    said = fault(last, lambda lock, how: None)  # as where locks hold on one host only
-    words = f"rank {last} on node{last} could lock a file that rank 0 on node0 had locked"
-    parallel_assert((words in said) == (WORLD.size > 1), msg=said)
-    said = fault(0, refusing(errno.EACCES))  # nobody else can have locked it
-    parallel_assert("rank 0 on node0 cannot lock a file there: Permission denied" in said, msg=said)
-    said = fault(last, opening(errno.EACCES), os)  # which is not another one's lock
-    words = f"rank {last} on node{last} cannot lock a file there: Permission denied"
-    parallel_assert(words in said, msg=said)
-
-
-def opening(number: int):
-    """An ``os.open`` that opens no file for locks."""
     original = os.open
 
-    def opens(path, *more, **named):
-        if Path(path).name == "lock":
-            raise OSError(number, os.strerror(number))
+    def refusing(path, *more, **named):
+        if Path(path).name == "alone":
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         return original(path, *more, **named)
 
-    return opens
+    def sharing(path, flags, *more, **named):
+        while Path(path).name == "alone" and WORLD.size > 1 and not Path(path).exists():
+            time.sleep(0.01)
+        return original(path, flags & ~os.O_EXCL, *more, **named)
 
-
-def refusing(number: int):
-    """A ``lockf`` of a file server that allows no locks."""
-
-    def lockf(lock, how):
-        raise OSError(number, os.strerror(number))
-
-    return lockf
+    said = fault(refusing)
+    words = (
+        f"warn  claims          {folder}: rank {last} on node{last} cannot make a file exclusively there: Operation not"
+    )
+    parallel_assert(words in said and "made exclusively\n" not in said and said.endswith("ready, 1 warning"), msg=said)
+    said = fault(sharing)  # it makes one that is there
+    parallel_assert(("all made one file, exclusively" in said) == (WORLD.size > 1), msg=said)
 
 
 @pytest.mark.parallel([1, 2, 3, 4])

@@ -44,7 +44,7 @@ from hpcrec.comm.ranks import Alone
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import claimed
 try:
-    with claimed(pathlib.Path(sys.argv[1]), Allocation("4711"), Alone()):
+    with claimed(pathlib.Path(sys.argv[1]), Allocation("4711", 0, "other"), Alone()):
         print("held", flush=True)
         sys.stdin.read()
         if sys.argv[2:]:
@@ -290,6 +290,27 @@ def test_age_is_by_the_file_servers_clock_and_watched(tmp_path: Path) -> None:
     assert claim_of(tmp_path, times=PATIENT).number == 2
     assert time.monotonic() - begun_s >= SHORT.watch_s  # it might have been renewed
     assert sorted(p.name for p in tmp_path.iterdir()) == ["claim-2.json"]
+
+
+@pytest.mark.parametrize(("lost_s", "taken_s"), [(0.0, 120.0), (60.0, 60.0), (110.0, 25.0), (9000.0, 25.0)])
+def test_times_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_s: float, taken_s: float) -> None:
+    """A claim of a host that is lost is taken over 120 s after it was renewed, looked at for 25 s; on simulated clocks."""
+    clock, path, stat = [0.0], tmp_path / "claim-1.json", Path.stat
+    path.write_text(json.dumps(asdict(elsewhere())))
+    renewed_s = path.stat().st_mtime
+
+    def of_the_server(of: Path, **named: bool) -> os.stat_result:
+        found = stat(of, **named)
+        if of.suffix != ".clock":
+            return found
+        return os.stat_result((*found[:8], renewed_s + lost_s + clock[0], *found[9:]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", of_the_server)
+        patch.setattr(time, "monotonic", lambda: clock[0])
+        patch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+        with claimed(tmp_path, OUTSIDE, Alone()) as held:
+            assert taken_s <= clock[0] <= taken_s + 1.5 and held.number == 2  # times of files are in whole seconds here
 
 
 def test_file_that_was_removed_by_hand_is_a_claim_that_is_lost(tmp_path: Path) -> None:
