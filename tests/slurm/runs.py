@@ -95,11 +95,11 @@ def data_in(shared: Path, name: str) -> Path:
 
 @contextmanager
 def job(
-    shared: Path, run: Run, script: str, *options: str, launcher: str = "mpirun", **variables: str
+    shared: Path, run: Run, script: str, *options: str, launcher: str = "mpirun", log: str = "", **variables: str
 ) -> Iterator[BatchJob]:
-    """A job of a script for a run, with further variables of env.sh; gone after the block."""
-    log = shared / f"{run.folder.name}.log"
-    found = submit([*options, f"slurm/{script}.sbatch", str(run.config)], site(shared, launcher, **variables), log)
+    """A job of a script for a run, with further variables of env.sh; gone after the block. ``log``: another's name."""
+    said = shared / f"{log or run.folder.name}.log"
+    found = submit([*options, f"slurm/{script}.sbatch", str(run.config)], site(shared, launcher, **variables), said)
     try:
         yield found
     finally:

@@ -294,7 +294,7 @@ def test_age_is_by_the_file_servers_clock_and_watched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("lost_s", "taken_s"), [(0.0, 120.0), (60.0, 60.0), (110.0, 25.0), (9000.0, 25.0)])
 def test_times_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_s: float, taken_s: float) -> None:
-    """A claim of a host that is lost is taken over 120 s after it was renewed, looked at for 25 s; on simulated clocks."""
+    """A claim of a host that is lost is taken over 120 s after it was renewed, looked at for 25 s."""
     clock, path, stat = [0.0], tmp_path / "claim-1.json", Path.stat
     path.write_text(json.dumps(asdict(elsewhere())))
     renewed_s = path.stat().st_mtime
