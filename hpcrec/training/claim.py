@@ -60,7 +60,8 @@ class Times:
         A claim that was not renewed for so long is over.
     watch_s : float
         So long it is looked at first, whatever its age: hosts' clocks differ, and a file server that did not answer
-        kept its holder from renewing it.
+        kept its holder from renewing it. Of an attempt in the same allocation, which starts one after the other and
+        may have lost a node, that is enough.
     wait_s : float
         A second attempt waits so long for a holder that is on this machine; most often ranks of a killed one.
     wait_elsewhere_s : float
@@ -295,6 +296,9 @@ class _Trying:
         try:
             os.write(file, _text(asdict(self._me)).encode())
             os.fsync(file)
+        except OSError:  # a full disk: an empty claim would be waited for
+            path.unlink(missing_ok=True)
+            raise
         finally:
             os.close(file)
         sync(self._run)
@@ -318,14 +322,16 @@ class _Trying:
         if self._seen != (number, status.st_mtime):
             self._seen, self._seen_s = (number, status.st_mtime), time.monotonic()
         if found is None:  # begun this moment, or killed while it was
-            return (None if self._is_stale(status.st_mtime) else "another one"), False
+            return (None if self._is_stale(status.st_mtime, self._times.stale_s) else "another one"), False
         its_allocation = self._slurm_says(found, status.st_uid)
         if found.ended is not None or its_allocation == "ended":
             return None, False
         if found.machine == self._me.machine:
             there = found.process != self._me.process and _started(found.process) == found.started
             return (str(found) if there else None), there
-        over = its_allocation != "runs" and self._is_stale(status.st_mtime)
+        same = found.job is not None and (found.job, found.cluster) == (self._me.job, self._me.cluster)
+        limit_s = self._times.watch_s if same else self._times.stale_s
+        over = its_allocation != "runs" and self._is_stale(status.st_mtime, limit_s)
         return (None if over else str(found)), False
 
     def _slurm_says(self, found: Holder, user: int) -> str | None:
@@ -343,14 +349,14 @@ class _Trying:
             self._asked[found.job] = (time.monotonic(), state)
         return None if state is None else "ended" if state in (GONE, *WAITING) else "runs"
 
-    def _is_stale(self, renewed_s: float) -> bool:
+    def _is_stale(self, renewed_s: float, limit_s: float) -> bool:
         """Whether a claim was not renewed for so long that it is over."""
         if time.monotonic() - self._seen_s < self._times.watch_s:
             return False
         probe = self._run / f".claim.{self._me.token}.clock"
         try:
             probe.touch()
-            return probe.stat().st_mtime - renewed_s >= self._times.stale_s  # both by the file server's clock
+            return probe.stat().st_mtime - renewed_s >= limit_s  # both by the file server's clock
         finally:
             probe.unlink(missing_ok=True)
 

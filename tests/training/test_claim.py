@@ -210,6 +210,7 @@ def test_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = rf"{tmp_path}/claim-1.json: cannot be written \(Input/output error\)"
     with pytest.raises(CheckpointError, match=found), claimed(tmp_path, OUTSIDE, Alone()):
         pass
+    assert not list(tmp_path.iterdir())  # the next one would wait for an empty claim
     assert not [p for p in Path("/proc/self/fd").iterdir() if str(tmp_path) in str(os.path.realpath(p))]
 
 
@@ -336,6 +337,18 @@ def test_a_requeued_job_takes_over_at_once(tmp_path: Path) -> None:
         claim_of(run, Allocation("7", 1))
     with pytest.raises(ConfigError, match="job 7, process"):  # the same number, of another cluster
         claim_of(run, Allocation("7", 3, "other"))
+
+
+@pytest.mark.usefixtures("squeue")
+def test_next_attempt_in_an_allocation_that_has_lost_a_node_waits_for_less(tmp_path: Path) -> None:
+    run, long = tmp_path / "run", replace(PATIENT, stale_s=1e9)
+    run.mkdir()
+    (run / "claim-1.json").write_text(json.dumps(asdict(elsewhere(Allocation("7", 1)))))
+    begun_s = time.monotonic()
+    assert claim_of(run, Allocation("7", 1), long).number == 2
+    assert time.monotonic() - begun_s >= SHORT.watch_s
+    with pytest.raises(ConfigError, match="job 7, process"):  # which is renewed
+        claim_of(run, Allocation("7", 1), replace(SHORT, wait_elsewhere_s=3.0))
 
 
 @pytest.mark.parametrize(
