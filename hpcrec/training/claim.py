@@ -63,9 +63,9 @@ class Times:
         kept its holder from renewing it. Of an attempt in the same allocation, which starts one after the other and
         may have lost a node, that is enough.
     wait_s : float
-        A second attempt waits so long for a holder that is on this machine; most often ranks of a killed one.
-    wait_elsewhere_s : float
-        The same for one elsewhere, which may be lost: longer than it takes to know that.
+        A second attempt waits so long for a holder that is known to be there, which may be about to end.
+    wait_lost_s : float
+        The same for one that may be lost: longer than it takes to know that.
     ask_s : float
         Between two questions to squeue.
     poll_s : float
@@ -76,7 +76,7 @@ class Times:
     stale_s: float = 120.0
     watch_s: float = 25.0
     wait_s: float = 30.0
-    wait_elsewhere_s: float = 180.0
+    wait_lost_s: float = 180.0
     ask_s: float = 10.0
     poll_s: float = 0.25
 
@@ -268,12 +268,12 @@ class _Trying:
             self._run.mkdir(parents=True, exist_ok=True)
             highest = _highest(self._run)
         with writing(_path(self._run, highest + 1)):
-            whose, here = (None, False) if highest == 0 else self._who_holds(highest)
+            whose, there = (None, False) if highest == 0 else self._who_holds(highest)
             if whose is None:
                 claim = self._take(highest + 1)
                 if claim is not None:
                     return True, "", claim
-            elif refusal := self._refusal(whose, here=here):
+            elif refusal := self._refusal(whose, there=there):
                 return True, refusal, None
         time.sleep(self._times.poll_s)
         return False, "", None
@@ -311,7 +311,7 @@ class _Trying:
         return Claim(self._run, number, self._me.token)
 
     def _who_holds(self, number: int) -> tuple[str | None, bool]:
-        """Who holds the claim of this number, None where it is over; and whether that one is seen on this machine."""
+        """Who holds the claim of this number, None where it is over; and whether that one is known to be there."""
         try:
             with _path(self._run, number).open("rb") as file:  # opening it asks a file server how it is now
                 found, status = _parsed(file.read()), os.fstat(file.fileno())
@@ -331,11 +331,11 @@ class _Trying:
             return (str(found) if there else None), there
         same = found.job is not None and (found.job, found.cluster) == (self._me.job, self._me.cluster)
         limit_s = self._times.watch_s if same else self._times.stale_s
-        over = its_allocation != "runs" and self._is_stale(status.st_mtime, limit_s)
-        return (None if over else str(found)), False
+        over = its_allocation is None and self._is_stale(status.st_mtime, limit_s)
+        return (None if over else str(found)), its_allocation == "runs"
 
     def _slurm_says(self, found: Holder, user: int) -> str | None:
-        """Whether a claim's allocation ``ended`` or ``runs``; None: not known."""
+        """Whether a claim's allocation ``ended``, is ``ending`` or ``runs``; None: not known."""
         me = self._me
         if found.job is None or found.cluster != me.cluster:
             return None
@@ -347,6 +347,8 @@ class _Trying:
         if asked_s is None or time.monotonic() - asked_s >= self._times.ask_s:
             state = state_of(found.job)
             self._asked[found.job] = (time.monotonic(), state)
+        if state == "COMPLETING":
+            return "ending"
         return None if state is None else "ended" if state in (GONE, *WAITING) else "runs"
 
     def _is_stale(self, renewed_s: float, limit_s: float) -> bool:
@@ -360,9 +362,9 @@ class _Trying:
         finally:
             probe.unlink(missing_ok=True)
 
-    def _refusal(self, whose: str, *, here: bool) -> str:
+    def _refusal(self, whose: str, *, there: bool) -> str:
         """Why the other one is not waited for any longer; empty where it is, which is said once."""
-        limit_s = self._times.wait_s if here else self._times.wait_elsewhere_s
+        limit_s = self._times.wait_s if there else self._times.wait_lost_s
         changed = whose != self._holder
         if changed and self._holder is not None:  # the next of several that wait: this one may end soon too
             self._began_s = time.monotonic()

@@ -14,7 +14,7 @@ from tests.training.test_claim import written
 pytestmark = pytest.mark.slurm
 
 ONE_NODE = ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1", "--exclusive"]
-WAIT_S = 420  # 180 s for the other one, and a job's start
+WAIT_S = 210  # 120 s for the other one, and a job's start
 
 
 @pytest.fixture(scope="module")

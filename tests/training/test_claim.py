@@ -36,8 +36,8 @@ from tests.training.runs import config_for, write_data
 
 OUTSIDE = Allocation()
 # As in use, but shorter: the order of the times is the same.
-SHORT = Times(renew_s=0.2, stale_s=3.0, watch_s=1.0, wait_s=0.3, wait_elsewhere_s=0.6, ask_s=0.1, poll_s=0.02)
-PATIENT = replace(SHORT, wait_s=60.0, wait_elsewhere_s=60.0)
+SHORT = Times(renew_s=0.2, stale_s=3.0, watch_s=1.0, wait_s=0.3, wait_lost_s=0.6, ask_s=0.1, poll_s=0.02)
+PATIENT = replace(SHORT, wait_s=60.0, wait_lost_s=60.0)
 HOLDER = """
 import sys, pathlib
 from hpcrec.comm.ranks import Alone
@@ -236,7 +236,7 @@ def test_of_many_at_once_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
         def attempt(number: int, run: Path = run, won: list[Claim] = won, refused: list[str] = refused) -> None:
             time.sleep(seeds.random() * 0.004)
             try:
-                won.append(claim_of(run, Allocation(cluster=str(number)), replace(SHORT, wait_elsewhere_s=0.15)))
+                won.append(claim_of(run, Allocation(cluster=str(number)), replace(SHORT, wait_lost_s=0.15)))
             except ConfigError as error:
                 refused.append(str(error))
 
@@ -267,7 +267,7 @@ def test_claim_that_is_renewed_is_kept_and_one_that_is_not_is_taken_over(tmp_pat
     lost = threading.Event()
     with claimed(tmp_path, OUTSIDE, Alone(), times=SHORT, holder=elsewhere(), when_lost=lost.set) as first:
         with pytest.raises(ConfigError, match="on elsewhere, since"):
-            claim_of(tmp_path, times=replace(SHORT, wait_elsewhere_s=8.0))
+            claim_of(tmp_path, times=replace(SHORT, wait_lost_s=8.0))
         assert time.monotonic() - begun_s > 8.0  # longer than ``stale_s``
         first.check()
     # One that nobody renews: a process that is stopped, a host that is gone.
@@ -284,7 +284,7 @@ def test_age_is_by_the_file_servers_clock_and_watched(tmp_path: Path) -> None:
     ahead_s = time.time() + 1000.0
     os.utime(path, (ahead_s, ahead_s))  # renewed in the future, by the clock that a probe has too
     with pytest.raises(ConfigError, match="on elsewhere, since"):
-        claim_of(tmp_path, times=replace(SHORT, wait_elsewhere_s=5.0))
+        claim_of(tmp_path, times=replace(SHORT, wait_lost_s=5.0))
     long_ago_s = time.time() - 1000.0
     os.utime(path, (long_ago_s, long_ago_s))
     begun_s = time.monotonic()
@@ -332,7 +332,7 @@ def test_file_that_was_removed_by_hand_is_a_claim_that_is_lost(tmp_path: Path) -
 def test_a_requeued_job_takes_over_at_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
     claim_of(run, Allocation("7", 1), replace(SHORT, renew_s=0.01))
-    claim_of(run, Allocation("7", 2), replace(SHORT, wait_elsewhere_s=0.0)).check()
+    claim_of(run, Allocation("7", 2), replace(SHORT, wait_lost_s=0.0)).check()
     with pytest.raises(ConfigError, match="job 7, process"):  # the earlier allocation, which has come back
         claim_of(run, Allocation("7", 1))
     with pytest.raises(ConfigError, match="job 7, process"):  # the same number, of another cluster
@@ -348,7 +348,7 @@ def test_next_attempt_in_an_allocation_that_has_lost_a_node_waits_for_less(tmp_p
     assert claim_of(run, Allocation("7", 1), long).number == 2
     assert time.monotonic() - begun_s >= SHORT.watch_s
     with pytest.raises(ConfigError, match="job 7, process"):  # which is renewed
-        claim_of(run, Allocation("7", 1), replace(SHORT, wait_elsewhere_s=3.0))
+        claim_of(run, Allocation("7", 1), replace(SHORT, wait_lost_s=3.0))
 
 
 @pytest.mark.parametrize(
@@ -379,13 +379,16 @@ def test_a_job_that_slurm_has_no_longer_has_ended(
 def test_a_job_that_slurm_has_is_waited_for_however_old_its_claim(
     tmp_path: Path, squeue: Callable[[str], None]
 ) -> None:
-    run, long = tmp_path / "run", replace(SHORT, wait_elsewhere_s=3.0)
+    run, long = tmp_path / "run", replace(SHORT, wait_lost_s=3.0)
     run.mkdir()
     (run / "claim-1.json").write_text(json.dumps(asdict(elsewhere(Allocation("7")))))
     os.utime(run / "claim-1.json", (1.0, 1.0))
-    squeue("echo '7|RUNNING'")
-    with pytest.raises(ConfigError, match="job 7, process"):
-        claim_of(run, Allocation("9"), long)
+    for state, least_s in (("RUNNING", 0.0), ("COMPLETING", long.wait_lost_s)):  # one that ends is waited for
+        squeue(f"echo '7|{state}'")
+        begun_s = time.monotonic()
+        with pytest.raises(ConfigError, match="job 7, process"):
+            claim_of(run, Allocation("9"), long)
+        assert time.monotonic() - begun_s >= least_s
     squeue("exit 1")  # which says nothing: then age decides
     assert claim_of(run, Allocation("9"), long).number == 2
 
