@@ -24,7 +24,7 @@ from hpcrec.checkpoint import files
 from hpcrec.checkpoint.checkpoint import CheckpointWriter, find_checkpoint, mark_best, prune, steps_in
 from hpcrec.checkpoint.resume import resumed_from
 from hpcrec.cli import train as commands
-from hpcrec.comm.failure import exit_code
+from hpcrec.comm.failure import exit_code, unwatch
 from hpcrec.comm.ranks import Alone
 from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.launcher.relay import Heard
@@ -620,6 +620,7 @@ def test_run_that_was_taken_over_stops_on_every_rank_and_changes_nothing(
         commands.train(config)
     except ConfigError as error:
         code, refused = exit_code(error), str(error)
+    unwatch()  # the stop that was asked for is this run's alone; elsewhere its process ends
     refusals = world.allgather(refused)
     after = files_in(run)
     parallel_assert(code == 2 and "has taken this run over" in refused and len(set(refusals)) == 1, msg=str(refusals))
