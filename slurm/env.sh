@@ -24,6 +24,9 @@ HPCREC_SRUN_OPTIONS=${HPCREC_SRUN_OPTIONS:-}
 HPCREC_MPIRUN_OPTIONS=${HPCREC_MPIRUN_OPTIONS:-}
 # Restarts from the last checkpoint inside a job, after a rank was killed or a node's process died.
 HPCREC_RESTARTS=${HPCREC_RESTARTS:-0}
+# Nodes with which a job that loses others goes on, from the last checkpoint; only in a job of sbatch --no-kill. None by
+# default: Slurm requeues the job.
+HPCREC_MIN_NODES=${HPCREC_MIN_NODES:-}
 # Times that a job may requeue itself at its time limit.
 HPCREC_REQUEUES=${HPCREC_REQUEUES:-1000}
 

@@ -93,6 +93,8 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli/data.py", "hpcrec.data.verify"): "imports h5py, only for `hpcrec data verify`",
     ("hpcrec/cli/main.py", "hpcrec.launcher.mpirun"): "only for `hpcrec run`",
     ("hpcrec/cli/main.py", "hpcrec.launcher.restarts"): "only for `hpcrec run`",
+    ("hpcrec/cli/main.py", "hpcrec.launcher.nodes"): "only for `hpcrec run --min-nodes`",
+    ("hpcrec/cli/slurm.py", "hpcrec.launcher.nodes"): "only for `hpcrec submit` and `hpcrec run --min-nodes`",
 }
 # Reads of the environment, by file: why. Everywhere else a setting is an argument.
 ENVIRONMENT: dict[str, str] = {

@@ -31,11 +31,12 @@ from hpcrec.cli.options import (
     set_option,
 )
 from hpcrec.cli.prepare import check_prepare, prepare
-from hpcrec.cli.slurm import status, submit
+from hpcrec.cli.slurm import check_fewer, status, submit
 from hpcrec.errors import ConfigError, HpcrecError
 
 if TYPE_CHECKING:
     from hpcrec.config import Config
+    from hpcrec.launcher.nodes import JobNodes
     from hpcrec.launcher.relay import Heard
 
 RESTARTS_HELP = "Start a training run that fails again, from its newest checkpoint, up to N times."
@@ -202,6 +203,12 @@ command_line.add_command(status)
     help="srun in a Slurm job with PMIx: the only one over both parts of a heterogeneous job.",
 )
 @click.option("--restarts", type=click.IntRange(min=0), default=0, metavar="N", help=RESTARTS_HELP)
+@click.option(
+    "--min-nodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Go on with what is left of a Slurm job of --no-kill that loses nodes, down to N of them.",
+)
 @click.option("--launcher-option", "options", multiple=True, metavar="OPTION", help="Handed to it; repeatable.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(
@@ -210,6 +217,7 @@ def run(
     hostfile: Path | None,
     launcher: str,
     restarts: int,
+    min_nodes: int | None,
     options: Sequence[str],
     arguments: tuple[str, ...],
 ) -> int:
@@ -219,11 +227,13 @@ def run(
     are checked before anything is started.
 
     Where a rank is killed, the whole job ends, and it is said which rank died first, where it was, and where the others
-    were (docs/failure.md). With --restarts, a training run then goes on from its newest checkpoint.
+    were (docs/failure.md). With --restarts, a training run then goes on from its newest checkpoint. So it does with
+    --min-nodes where a node is lost, on the ranks of the other nodes (docs/slurm.md).
     """
     config = _check_before(arguments)
-    if restarts and config is None:
-        raise click.UsageError(f"--restarts {restarts}: only train can go on, not {arguments[0]!r}. Leave it out.")
+    for option, value in (("--restarts", restarts), ("--min-nodes", min_nodes)):
+        if value and config is None:
+            raise click.UsageError(f"{option} {value}: only train can go on, not {arguments[0]!r}. Leave it out.")
     if threads is not None and arguments[0] in _TRAINED:
         for role in ("owner", "dense"):
             arguments = (*arguments, "--set", f"topology.{role}_threads={threads}")
@@ -231,10 +241,11 @@ def run(
     from hpcrec.launcher.restarts import Run, on_several_hosts, run_attempts
 
     own_loop, hosts = arguments[0].endswith(".py"), None if hostfile is None else str(hostfile)
+    nodes = None if config is None or min_nodes is None else _job_nodes(config, ranks, min_nodes)
 
     def start(arguments: Sequence[str], environment: Mapping[str, str], heard: "Heard") -> int:
         return run_command(
-            ranks,
+            ranks if nodes is None else nodes.ranks,
             arguments,
             program=(sys.executable, "-u", *(() if own_loop else ("-m", "hpcrec"))),
             environment=environment,
@@ -243,6 +254,7 @@ def run(
             hostfile=hosts,
             options=options,
             heard=heard,
+            is_short=None if nodes is None else nodes.is_short,
         )
 
     return run_attempts(
@@ -252,7 +264,19 @@ def run(
         run=None if config is None else Run(Path(config.run.folder).absolute(), config.checkpoint.resume),
         restarts=restarts,
         several_hosts=on_several_hosts(hosts, os.environ),
+        nodes=nodes,
     )
+
+
+def _job_nodes(config: "Config", ranks: int, min_nodes: int) -> "JobNodes":
+    """The nodes of this job, of which ``min_nodes`` or more are enough; refused where roles on them cannot be had."""
+    from hpcrec.launcher.nodes import JobNodes
+
+    topology = config.topology
+    owners, dense = (count if isinstance(count, int) else None for count in (topology.owners, topology.dense))
+    nodes = JobNodes(os.environ, ranks=ranks, fewest=min_nodes, owners=owners, dense=dense)
+    check_fewer(config, nodes.tasks, min_nodes)
+    return nodes
 
 
 _TRAINED = {"train": train, "evaluate": evaluate, "predict": predict}  # take --set topology

@@ -6,6 +6,7 @@ Knows options and the configuration; scripts and the queue are ``submit``'s, run
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,11 @@ def _repeatable(name: str, target: str, text: str):  # type: ignore[no-untyped-d
 )
 @click.option("--partition", help="Slurm partition; the site's default otherwise.")
 @click.option("--account", help="Slurm account; the site's default otherwise.")
+@click.option(
+    "--min-nodes",
+    type=click.IntRange(min=1),
+    help="Go on in the same job with so many nodes or more where others are lost; by default Slurm requeues the job.",
+)
 @click.option("--launcher", type=click.Choice(["mpirun", "srun"]), help="By default what env.sh says.")
 @click.option(
     "--env", "env_sh", type=File, help="Your site's settings; by default HPCREC_ENV, ./slurm/env.sh, or ours."
@@ -75,6 +81,7 @@ def submit(
     time: str | None,
     partition: str | None,
     account: str | None,
+    min_nodes: int | None,
     launcher: str | None,
     env_sh: Path | None,
     options: Sequence[str],
@@ -95,6 +102,11 @@ def submit(
         raise click.UsageError("--owner-ranks-per-node, --owner-option and --dense-option take --owner-nodes.")
     if owner_nodes is not None and owner_nodes >= nodes:
         raise click.UsageError(f"--owner-nodes is {owner_nodes} of --nodes {nodes}, which leaves none to dense ranks.")
+    if min_nodes is not None and (owner_nodes is not None or min_nodes >= nodes):
+        raise click.UsageError(
+            f"--min-nodes is {min_nodes}. Allowed: 1 to {nodes - 1}, fewer than --nodes, and none with --owner-nodes: "
+            "where owners have nodes of their own, a lost one has to be replaced by its like."
+        )
     kinds = [(nodes - (owner_nodes or 0), ranks_per_node, dense_options)]
     if owner_nodes is not None:
         kinds.insert(0, (owner_nodes, owner_ranks_per_node or 1, owner_options))
@@ -102,7 +114,7 @@ def submit(
         jobs.Part(nodes=count, ranks_per_node=ranks, cpus_per_rank=cpus_per_rank, options=(*options, *own))
         for count, ranks, own in kinds
     )
-    checked = _checked(config, overrides, parts)
+    checked = _checked(config, overrides, parts, min_nodes)
     name = "split-het" if owner_nodes is not None else checked.topology.mode
     job = jobs.Job(
         arguments=(str(config.absolute()), *(word for override in overrides for word in ("--set", override))),
@@ -114,6 +126,7 @@ def submit(
         partition=partition,
         account=account,
         launcher=launcher,
+        min_nodes=min_nodes,
     )
     text = jobs.render(job, (jobs.scripts_folder() / f"{name}.sbatch").read_text(encoding="utf-8"))
     if dry_run:
@@ -124,7 +137,7 @@ def submit(
     click.echo(f"output: {job.run_folder}/slurm-{number}.out\nstatus: hpcrec status {job.run_folder}")
 
 
-def _checked(path: Path, overrides: Sequence[str], parts: Sequence["Part"]) -> "Config":
+def _checked(path: Path, overrides: Sequence[str], parts: Sequence["Part"], min_nodes: int | None) -> "Config":
     """The configuration, refused where the job's ranks would refuse it, or where it would not survive a requeue."""
     from hpcrec.build.memory import topology_of
     from hpcrec.config import load_config
@@ -141,6 +154,8 @@ def _checked(path: Path, overrides: Sequence[str], parts: Sequence["Part"]) -> "
         raise ConfigError(f"hpcrec submit: {sets}: {error}") from error
     hosts = [part.ranks_per_node for part in parts for _ in range(part.nodes)]
     topology_of(config, [host for host, ranks in enumerate(hosts) for _ in range(ranks)])
+    if min_nodes is not None:
+        check_fewer(config, [part.ranks_per_node for part in parts for _ in range(part.nodes)], min_nodes)
     if config.checkpoint.every == 0:
         click.echo(
             "note: checkpoint.every is 0: a node failure, or a preemption without a warning, loses all since the last "
@@ -150,6 +165,42 @@ def _checked(path: Path, overrides: Sequence[str], parts: Sequence["Part"]) -> "
     if not Path(config.data.train).exists():
         click.echo(f"note: data.train ({config.data.train}) is not here; the job's nodes must have it.", err=True)
     return config
+
+
+def check_fewer(config: "Config", tasks: Sequence[int], fewest: int) -> None:
+    """Refuses a run that may lose nodes, down to ``fewest``, where its roles cannot be had on fewer.
+
+    Parameters
+    ----------
+    tasks : sequence of int
+        Ranks of each node.
+
+    Raises
+    ------
+    ConfigError
+        ``[topology]`` names ranks, or does not go with so many nodes.
+    """
+    from hpcrec.build.memory import topology_of
+    from hpcrec.launcher.nodes import roles_of
+
+    topology = config.topology
+    for name, given in (("owners", topology.owners), ("dense", topology.dense)):
+        if isinstance(given, tuple):
+            raise ConfigError(
+                f"--min-nodes is {fewest}, but topology.{name} lists ranks, of which some may be lost with their node. "
+                "Give a count, a count per host, or leave --min-nodes out."
+            )
+    owners, dense = (count if isinstance(count, int) else None for count in (topology.owners, topology.dense))
+    for nodes in range(fewest, len(tasks)):
+        left = tasks[:nodes]
+        roles = roles_of(owners, dense, sum(tasks), sum(left))
+        fewer = replace(config, topology=replace(topology, owners=roles.get("owners"), dense=roles.get("dense")))
+        try:
+            topology_of(fewer, [host for host, ranks in enumerate(left) for _ in range(ranks)])
+        except ConfigError as error:
+            raise ConfigError(
+                f"--min-nodes is {fewest}, but on {nodes} nodes this run could not go on: {error}"
+            ) from error
 
 
 def _env_sh(given: Path | None, ours: Path) -> Path:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,9 +24,11 @@ from hpcrec.comm.board import FOLDER
 from hpcrec.errors import ConfigError
 from hpcrec.launcher import srun
 from hpcrec.launcher.found import find_mpirun, flavour_of, physical_cores, version_text
+from hpcrec.launcher.nodes import LOOK_S
 from hpcrec.launcher.relay import Heard, relay
 
 _KILL_AFTER_S = 5.0
+_LOST_LOOKS = 3  # until ranks are ended for a lost node: srun and mpirun end by themselves within one
 _ROOT_PERMISSION = {
     f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1" for package in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")
 }
@@ -111,6 +113,7 @@ def run_command(
     options: Sequence[str] = (),
     program: Sequence[str] = (sys.executable, "-u", "-m", "hpcrec"),
     heard: Heard | None = None,
+    is_short: Callable[[], bool] | None = None,
 ) -> int:
     """Runs ``hpcrec ARGUMENTS`` on ``ranks`` ranks; returns the exit code for the caller to exit with.
 
@@ -131,6 +134,8 @@ def run_command(
         What ``arguments`` are for.
     heard : Heard, optional
         Filled with what is heard of the job.
+    is_short : callable, optional
+        Whether a node that ranks are on is lost, asked now and then: the others are ended, should they wait for it.
 
     Returns
     -------
@@ -161,7 +166,7 @@ def run_command(
         relaying.start()
         try:
             with _signals_to(process, heard):
-                code = process.wait()
+                code = _wait(process, is_short)
         except BaseException:
             _end_group(process)
             raise
@@ -244,6 +249,19 @@ def _signals_to(process: subprocess.Popen[bytes], heard: Heard) -> Iterator[None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _wait(process: subprocess.Popen[bytes], is_short: Callable[[], bool] | None) -> int:
+    """The exit status of a launcher of ranks, which is ended where it does not end by itself on a lost node."""
+    looks = 0  # in a row that found a node lost
+    while looks < _LOST_LOOKS:
+        try:
+            return process.wait(None if is_short is None else LOOK_S)
+        except subprocess.TimeoutExpired:
+            looks = looks + 1 if is_short is not None and is_short() else 0
+    _note("a node is lost, and the ranks have not ended: they are ended now")
+    _end_group(process)
+    return process.wait()
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -5,6 +5,7 @@ exit codes and a run's folder; how a job is started it is told. Imports no MPI.
 """
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from hpcrec.comm.board import Left
 from hpcrec.launcher.last_words import LastWords
+from hpcrec.launcher.nodes import JobNodes
 from hpcrec.launcher.relay import Heard
 from hpcrec.launcher.watch import Watch
 from hpcrec.training import attempts
@@ -54,6 +56,7 @@ def run_attempts(
     run: Run | None = None,
     restarts: int = 0,
     several_hosts: bool = False,
+    nodes: JobNodes | None = None,
 ) -> int:
     """Runs ``hpcrec ARGUMENTS``, and again up to ``restarts`` times where it fails; returns the last exit code.
 
@@ -68,36 +71,91 @@ def run_attempts(
         What ``arguments`` train; None where they do not. Needed for restarts.
     several_hosts : bool
         Whether boards must lie where all hosts see them: in the run's folder.
+    nodes : JobNodes or None
+        Nodes of a job that goes on without those that it loses, which is no restart: the run is started again on the
+        ones that are left. Where they are too few, or Slurm does not say which they are, it ends with 75, which asks
+        for the job to be requeued.
     """
     before = None if run is None else (attempts.last_begin(run.folder), _newest(run.folder))
     more: Sequence[str] = ()
     failed: _Failure | None = None
-    for number in range(restarts + 1):
+    numbers = itertools.count(1)
+    while True:
         heard = Heard()
         with Watch(run.folder if run is not None and several_hosts else None) as watch:
-            code = start((*arguments, *more), {**environment, **watch.environment}, heard)
+            told = {**environment, **({} if nodes is None else nodes.environment), **watch.environment}
+            with contextlib.nullcontext() if nodes is None else nodes.guarded():
+                code = start((*arguments, *more), told, heard)
             words = None if heard.killing else watch.last_words(code, heard)
             boards = watch.boards()
-        if words is not None:
+        if run is not None and before is not None and nodes is not None and code == 0 and _under_way(run, before[0]):
+            code = 137  # Open MPI's mpirun ends with 0 where it loses a host
+        lost = None if nodes is None or heard.stopping or code in _AS_ASKED else _Lost.of(nodes)
+        if words is not None and lost is None:
             _say(f"error: {words.line}", *(f"  {line}" for line in words.positions))
         if run is None or before is None or code in _AS_ASKED:
             return code
-        now = _failure(run, code, words, boards)
+        now = _failure(run, code, words, boards, lost)
         if now.step is not None and attempts.last_begin(run.folder) != before[0]:
-            status = "failed" if code == 1 and not heard.killing else "killed"
-            attempts.end(run.folder, now.step, status)  # where the run itself has not said it
-        if restarts == 0 or heard.stopping:
+            status = "failed" if code == 1 and not heard.killing and lost is None else "killed"
+            attempts.end(run.folder, now.step, status, lost=() if lost is None else lost.names)  # if it has not said it
+        more = _going_on(run, before)
+        if nodes is not None and lost is not None:
+            if lost.forbids:
+                _say(f"not started again in this job, which is to be requeued: {now.reason}, {lost.forbids}")
+                return 75
+            _say(f"started again on {lost.left}, {_place(run, more, now.newest)}: {now.reason}")
+            more, failed = (*more, *nodes.arguments), None
+            continue
+        if restarts == 0 or heard.stopping or _is_hopeless(failed, now, number := next(numbers), restarts):
             return code
-        if failed is not None and (failed.step, failed.newest) == (now.step, now.newest):
-            at = "before the first step" if now.step is None else f"at step {now.step}"
-            _say(f"not started again: it failed twice {at} without a new checkpoint in between ({now.reason})")
-            return code
-        if number == restarts:
-            _say(f"not started again: that was restart {restarts} of {restarts} ({now.reason})")
-            return code
-        more, failed = _going_on(run, before), now
-        _say(f"restart {number + 1} of {restarts}, {_place(run, more, now.newest)}: {now.reason}")
-    raise AssertionError("unreachable")
+        failed = now
+        _say(f"restart {number} of {restarts}, {_place(run, more, now.newest)}: {now.reason}")
+        more = more if nodes is None else (*more, *nodes.arguments)
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """Nodes that a job has lost: which, what it has left, and why the run may not go on there (empty: it may)."""
+
+    names: tuple[str, ...]
+    left: str
+    forbids: str
+
+    @classmethod
+    def of(cls, nodes: JobNodes) -> "_Lost | None":
+        """What ``nodes`` have lost, now that ranks have ended; None where it was not a node."""
+        names = nodes.lose(_say)
+        if names is None:
+            return cls((), "", "and Slurm does not say which nodes of the job are left, asked several times")
+        few = f"{len(nodes.names)} nodes are left, and --min-nodes is {nodes.fewest}"
+        left = f"{nodes.ranks} ranks of {', '.join(nodes.names)}"
+        return cls(names, left, "" if nodes.enough else few) if names else None
+
+    @property
+    def reason(self) -> str:
+        """What was lost, in words."""
+        if not self.names:
+            return "the ranks were ended"
+        return f"node{'s' * (len(self.names) > 1)} {', '.join(self.names)} went down"
+
+
+def _under_way(run: Run, before: object) -> bool:
+    """Whether an attempt of this launcher's began and has not said that it ended."""
+    events = attempts.read(run.folder)
+    return bool(events) and events[-1]["event"] == "begin" and events[-1] != before
+
+
+def _is_hopeless(failed: _Failure | None, now: _Failure, number: int, restarts: int) -> bool:
+    """Whether restart ``number`` would be one too many, or fail as the one before; says why."""
+    if failed is not None and (failed.step, failed.newest) == (now.step, now.newest):
+        at = "before the first step" if now.step is None else f"at step {now.step}"
+        _say(f"not started again: it failed twice {at} without a new checkpoint in between ({now.reason})")
+        return True
+    if number > restarts:
+        _say(f"not started again: that was restart {restarts} of {restarts} ({now.reason})")
+        return True
+    return False
 
 
 def _going_on(run: Run, before: tuple[object, int]) -> Sequence[str]:
@@ -120,9 +178,11 @@ def _place(run: Run, more: Sequence[str], newest: int) -> str:
     return f"from the checkpoint of step {newest}" if newest >= 0 else "from the beginning (nothing is saved yet)"
 
 
-def _failure(run: Run, code: int, words: LastWords | None, boards: Mapping[int, Left]) -> _Failure:
+def _failure(run: Run, code: int, words: LastWords | None, boards: Mapping[int, Left], lost: _Lost | None) -> _Failure:
     step = max((left.step for left in boards.values() if left.step is not None), default=None)
-    if words is not None:
+    if lost is not None:
+        reason = lost.reason
+    elif words is not None:
         reason = words.brief
     else:
         told = min((left for left in boards.values() if left.error), key=lambda left: left.ended_s or 0.0, default=None)

@@ -34,6 +34,8 @@ class Status:
         Last step that was written to metrics.jsonl or saved; steps of the run; the newest checkpoint.
     attempts : int or None
         Starts of the run; None where it does not count them.
+    lost_nodes : list of str
+        Nodes that went down and ended attempts.
     job, nodes, reason, starts : str or None
         Of its newest job that is in the queue.
     allocation_left : str or None
@@ -54,6 +56,7 @@ class Status:
     total_steps: int | None = None
     checkpoint_step: int | None = None
     attempts: int | None = None
+    lost_nodes: list[str] = dataclasses.field(default_factory=list)
     job: str | None = None
     nodes: str | None = None
     reason: str | None = None
@@ -83,7 +86,9 @@ def status_of(folder: Path) -> Status:
     saved = _newest_checkpoint(folder)
     metrics = [line for line in json_lines(folder / "metrics.jsonl") if isinstance(line.get("step"), int)]
     steps = [int(str(line["step"])) for line in metrics[-1:]] + ([] if saved is None else [saved])
-    begins = [event for event in json_lines(folder / "attempts.jsonl") if event.get("event") == "begin"]
+    events = json_lines(folder / "attempts.jsonl")
+    begins = [event for event in events if event.get("event") == "begin"]
+    lost = [event.get("lost_nodes") for event in events]
     done = summary.get("steps") if summary else None
     step = done if isinstance(done, int) else max(steps, default=None)
     total = _total_steps(config_file, metrics)
@@ -95,6 +100,7 @@ def status_of(folder: Path) -> Status:
         total_steps=total,
         checkpoint_step=saved,
         attempts=len(begins) or None,
+        lost_nodes=[str(node) for nodes in lost if isinstance(nodes, list) for node in nodes],
         job=row.number if row else None,
         nodes=(row.nodes or None) if row else None,
         reason=row.reason if row and waits else None,
@@ -119,6 +125,7 @@ def lines(folder: Path) -> list[str]:
         "step": None if found.step is None else f"{found.step} of {found.total_steps or 'an unknown number'}",
         "last checkpoint": None if found.checkpoint_step is None else f"step {found.checkpoint_step}",
         "starts of the run": None if found.attempts is None else str(found.attempts),
+        "lost nodes": ", ".join(found.lost_nodes) or None,
         "allocation left": found.allocation_left,
         "run left": left,
         "slow": "; ".join(map(describe, found.slow_ranks)) or None,

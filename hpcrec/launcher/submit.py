@@ -68,6 +68,8 @@ class Job:
         The site's settings.
     time, partition, account, launcher : str or None
         None: as the script, or the site, has it.
+    min_nodes : int or None
+        With so many nodes or more the job goes on where it loses others; None: it is requeued.
     """
 
     arguments: tuple[str, ...]
@@ -79,6 +81,7 @@ class Job:
     partition: str | None = None
     account: str | None = None
     launcher: str | None = None
+    min_nodes: int | None = None
 
     def __post_init__(self) -> None:
         if self.time is not None and not _TIME.fullmatch(self.time):
@@ -134,6 +137,7 @@ def render(job: Job, script: str) -> str:
     site = next(i for i, line in enumerate(body) if line.startswith(". ")) + 1
     # After the site's settings: what was asked for here is for this job.
     chosen = [f"HPCREC_LAUNCHER={job.launcher}"] if job.launcher else []
+    chosen += [f"HPCREC_MIN_NODES={job.min_nodes}"] if job.min_nodes else []
     leads_s = [int(found[1]) for part in job.parts for o in part.options if (found := _LEAD.fullmatch(o))]
     chosen += [f"HPCREC_STOP_S={max(leads_s[-1] - _SPARE_S, 1)}"] if leads_s else []
     return "\n".join([*out, *body[first_command:site], *chosen, *body[site:]]) + "\n"
@@ -154,11 +158,12 @@ def _options(job: Job, part: Part, before: Sequence[str], *, first: bool) -> lis
         "--partition": job.partition,
         "--account": job.account,
     }
+    own = [] if job.min_nodes is None else ["--no-kill"]
     if first:
         wanted["--job-name"] = re.sub(r"[^\w.-]", "-", f"hpcrec-{job.run_folder.name}")
         wanted["--output"] = str(job.run_folder).replace("%", "%%") + "/slurm-%j.out"
     merged: dict[str, str | None] = {}
-    own = [f"{key}={value}" for key, value in wanted.items() if value is not None]
+    own += [f"{key}={value}" for key, value in wanted.items() if value is not None]
     for option in (*before, *own, *part.options):
         key, equals, value = option.partition("=")
         if equals and not value:

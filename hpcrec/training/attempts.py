@@ -68,7 +68,7 @@ def begin(run: Path, at: str, step: int, ranks: int, hosts: Sequence[str], alloc
     _append(run, {**whole, "lost_steps": lost_steps, "lost_s": lost_s})
 
 
-def end(run: Path, step: int, status: str, at: str | None = None) -> None:
+def end(run: Path, step: int, status: str, at: str | None = None, *, lost: Sequence[str] = ()) -> None:
     """Adds that the attempt under way ended; does nothing where its end is told, or none is under way.
 
     Parameters
@@ -79,10 +79,13 @@ def end(run: Path, step: int, status: str, at: str | None = None) -> None:
         ``finished``, ``stopped``, ``failed`` or ``killed``.
     at : str, optional
         When; now by default.
+    lost : sequence of str
+        Nodes that went down, for which it ended.
     """
     events = read(run)
     if events and events[-1]["event"] == "begin":
-        _append(run, {"event": "end", "at": at or now(), "step": step, "status": status})
+        why = {"lost_nodes": list(lost)} if lost else {}
+        _append(run, {"event": "end", "at": at or now(), "step": step, "status": status, **why})
 
 
 def note_retry(run: Path, step: int, due_at: int, why: str) -> None:
@@ -133,6 +136,7 @@ def rows(run: Path) -> list[tuple[str, ...]]:
             after = events[i + 1] if i + 1 < len(events) and events[i + 1]["event"] == "end" else {}
             steps = f"{event['step']:,} to {after['step']:,}" if after else f"from {event['step']:,}"
             hosts = f"{event['ranks']} ranks on {', '.join(event['hosts'])}"
+            hosts += f"; lost {', '.join(after['lost_nodes'])}" if after.get("lost_nodes") else ""
             job = "" if event["job"] is None else f"job {event['job']}"
             began = event["at"].partition(".")[0].replace("T", " ")
             found.append((began, steps, after.get("status", "under way"), hosts, job))
