@@ -92,6 +92,8 @@ MpiDefault=none
 ReturnToService=1
 JobRequeue=1
 KillWait=5
+# Until a node that does not answer is down: 300 s by default.
+SlurmdTimeout=30
 MinJobAge=3600
 PropagateResourceLimits=NONE
 PreemptType=preempt/partition_prio

@@ -130,6 +130,13 @@ def test_a_run_is_told_how_long_a_warned_one_has(allocation, tmp_path):
     assert (tmp_path / f"{RUN}.stop_s").read_text() == "1\n"  # of env.sh, which does not export it
 
 
+def test_a_job_that_may_lose_nodes_says_so_to_the_run(script):
+    assert script("fused", "x.toml", HPCREC_MIN_NODES="3").commands[-1] == (
+        "run -n 2 --launcher mpirun --min-nodes 3 -- train x.toml --set topology.mode=fused"
+    )
+    assert "--min-nodes" not in script("fused", "x.toml", HPCREC_MIN_NODES="").commands[-1]
+
+
 def test_an_option_with_which_a_requeued_job_would_not_go_on_is_refused(allocation):
     ended = allocation("--resume", "never")
     assert (ended.code, ended.again) == (2, False)

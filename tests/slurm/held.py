@@ -19,11 +19,11 @@ class Held(nn.Module):
     ``start``, no step comes.
     """
 
-    def __init__(self, features, n_dense, *, width, n_labels=1, pooling=None, hold="", save_s=0.0):
+    def __init__(self, features, n_dense, *, width, n_labels=1, pooling=None, hold="", save_s=0.0, dropout=0.2):
         super().__init__()
         self.operators = block_operators(features, width, pooling)
         self.hidden = nn.Linear(len(features) * width + n_dense, 8)
-        self.dropout = nn.Dropout(0.2)
+        self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(8, 1)
         self.hold, self.save_s, self.steps = Path(hold), save_s, 0
         while self.hold.exists() and self.hold.read_text() == "start":

@@ -22,7 +22,11 @@ TWO_KINDS = [
 
 
 class Run:
-    """A run of its own folder below ``shared``; ``held`` is slow until ``let_go``. Data sets are in ``data``."""
+    """A run of its own folder below ``shared``; ``held`` is slow until ``let_go``. Data sets are in ``data``.
+
+
+    One that is ``exact`` learns the same on any number of ranks, to rounding, and logs every step.
+    """
 
     def __init__(
         self,
@@ -33,21 +37,28 @@ class Run:
         mode: str = "split",
         data: Path | None = None,
         save_s: float = 0.0,
+        exact: bool = False,
     ) -> None:
         self.folder = shared / name
         self.hold = shared / f"{name}.hold"
         if held:
             self.hold.touch()
         self.config = shared / f"{name}.toml"
+        options = {"hold": str(self.hold), "dropout": 0.0 if exact else 0.2}
         wanted = config_for(
             shared,
             data={name: str((data or shared) / f"{name}.h5") for name in ("train", "validation")},
             topology={"mode": mode, "owner_threads": 1, "dense_threads": 1, **self._roles(mode)},
-            model={"name": "held:build", "folder": str(HERE), "options": {"hold": str(self.hold), "save_s": save_s}},
+            model={"name": "held:build", "folder": str(HERE), "options": {**options, "save_s": save_s}},
             embedding={"optimizer": {"name": "rowwise_adagrad", "lr": 0.1}, "tables": {"user": {"shard": "row"}}},
             dense={"reducer": "mpi", "optimizer": {"name": "Adam", "lr": 0.05}},
             schedule={"kind": "cosine", "warmup_steps": 5},
-            train={"dtype": "float32", "steps": STEPS, "eval_every": 9, "log_every": 5},
+            train={
+                "dtype": "float64" if exact else "float32",
+                "steps": STEPS,
+                "eval_every": 9,
+                "log_every": 1 if exact else 5,
+            },
             checkpoint={"every": EVERY, "keep": 2},
             run={"folder": str(self.folder), "tensorboard": False, "progress": False},
         )

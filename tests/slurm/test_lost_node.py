@@ -1,0 +1,134 @@
+"""A node lost in training, in a job that Slurm leaves alone (``--no-kill``): the run goes on and loses nothing saved.
+
+Each on 4 of 5 nodes, one rank a node. On fewer ranks sums have another order, so those runs are compared in float64,
+without dropout, whose masks are drawn by rank.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.training import attempts
+from hpcrec.training.telemetry import read_metrics
+from tests.slurm.cluster import last_checkpoint, summary, until
+from tests.slurm.lost import lost, noticed_s
+from tests.slurm.runs import ONE_KIND, STEPS, Run, job, under_way
+from tests.training.test_kills import values_in
+
+pytestmark = pytest.mark.slurm
+
+NODE_S = 60.0  # from Slurm's notice to the first step of the new attempt
+TOLERANCE = 1e-9  # of the largest value of a table or parameter, in float64
+
+
+@pytest.fixture(scope="module")
+def whole(shared: Path) -> dict[str, Run]:
+    """Uninterrupted runs on 4 ranks, by mode."""
+    runs = {mode: Run(shared, f"whole-{mode}", held=False, mode=mode, exact=True) for mode in ("split", "fused")}
+    for mode, run in runs.items():
+        with job(shared, run, mode, *ONE_KIND, launcher="srun") as batch:
+            batch.wait_completed()
+    return runs
+
+
+def learned(run: Run) -> dict[str, np.ndarray]:
+    """By name: rows and states of each table in the order of ids, dense parameters and their optimizer's state."""
+    found = find_checkpoint(run.folder, str(run.folder / f"checkpoints/step-{STEPS}"))
+    out = {
+        f"dense/{name}": values for name, values in values_in(run.folder / f"checkpoints/step-{STEPS}/dense.h5").items()
+    }
+    for table in found.tables:
+        blocks = list(found.table_parts(table))
+        assert {block.columns[0] for block in blocks} == {0}
+        ids = np.concatenate([np.asarray(block.ids) for block in blocks])
+        assert len(set(ids.tolist())) == len(ids) > 0
+        order = np.argsort(ids)
+        out[f"{table}/ids"] = ids[order]
+        out[f"{table}/rows"] = np.concatenate([np.asarray(block.rows) for block in blocks])[order]
+        for name in blocks[0].states:
+            out[f"{table}/{name}"] = np.concatenate([np.asarray(block.states[name]) for block in blocks])[order]
+    return out
+
+
+def check_close(run: Run, reference: Run) -> None:
+    """What was learned, to rounding, and what was counted and measured."""
+    mine, theirs = learned(run), learned(reference)
+    assert mine.keys() == theirs.keys() and len(mine) >= 10
+    for name, values in theirs.items():
+        largest = max(1.0, float(np.abs(values).max()))
+        np.testing.assert_allclose(mine[name], values, rtol=0, atol=TOLERANCE * largest, err_msg=name)
+    told = [summary(each.folder) for each in (run, reference)]
+    for key in ("status", "steps", "samples", "skipped_steps"):
+        assert told[0][key] == told[1][key], key
+    assert told[0]["status"] == "finished"
+    for part, values in told[1]["eval"].items():
+        assert told[0]["eval"][part] == pytest.approx(values, abs=1e-9), part
+
+
+def steps_done(run: Run) -> int:
+    """By what the ranks of the attempt under way note."""
+    return max((left.step or 0 for left in run.boards().values()), default=0)
+
+
+@pytest.mark.parametrize(("launcher", "mode"), [("srun", "split"), ("mpirun", "fused")])
+def test_job_that_loses_a_node_goes_on_with_the_others(
+    shared: Path, whole: dict[str, Run], launcher: str, mode: str
+) -> None:
+    run = Run(shared, f"lost-{launcher}", held=True, mode=mode, exact=True)
+    options = [*ONE_KIND, "--no-kill"]
+    with job(shared, run, mode, *options, launcher=launcher, HPCREC_MIN_NODES="2") as batch:
+        under_way(run, batch)
+        hosts = batch.hosts()
+        until("steps past a checkpoint", lambda: steps_done(run) >= last_checkpoint(run.folder) + 2, every_s=0.05)
+        with lost(hosts[3]):
+            until("Slurm's notice", lambda: noticed_s(hosts[3]) is not None)
+            since_s = noticed_s(hosts[3])
+            newest = last_checkpoint(run.folder)
+            until("another attempt", lambda: len(attempts.read(run.folder)) == 3 or batch.ended())
+            run.let_go()
+            batch.wait_completed()
+            assert batch.hosts() == hosts[:3] and batch.requeues == 0
+    first, ended, second, last = attempts.read(run.folder)
+    assert (first["ranks"], second["ranks"], second["hosts"]) == (4, 3, hosts[:3])
+    assert (ended["status"], ended["lost_nodes"]) == ("killed", [hosts[3]])
+    assert 0 < newest == second["step"] <= ended["step"] and last["step"] == STEPS
+    assert f"started again on 3 ranks of {', '.join(hosts[:3])}, from the checkpoint of step {newest}" in batch.said()
+    steps = [line for line in read_metrics(run.folder) if "loss" in line]
+    assert since_s is not None
+    node_s = min(line["time"] for line in steps if line["step"] > newest and line["time"] > since_s) - since_s
+    print(f"node_s {launcher} {node_s:.1f}: " + json.dumps({"survive.node_s": round(node_s, 1)}))
+    assert 0.0 < node_s < NODE_S, batch.said()
+    check_close(run, whole[mode])
+
+
+def test_job_that_loses_the_node_of_its_script_is_requeued_and_goes_on(shared: Path, reference: Run) -> None:
+    run = Run(shared, "lost-script", held=True)
+    options = [*ONE_KIND, "--no-kill"]
+    with job(shared, run, "split", *options, launcher="srun", HPCREC_MIN_NODES="2") as batch:
+        under_way(run, batch)
+        hosts = batch.hosts()
+        with lost(hosts[0]):
+            batch.wait_requeued()
+            run.let_go()
+            batch.wait_completed()
+            assert hosts[0] not in batch.hosts() and len(batch.hosts()) == 4
+    assert "resumed from step" in batch.said()
+    run.check_equals(reference)
+
+
+def test_job_with_too_few_nodes_left_requeues_itself_and_goes_on(shared: Path, reference: Run) -> None:
+    run = Run(shared, "lost-few", held=True)
+    options = [*ONE_KIND, "--no-kill"]
+    with job(shared, run, "split", *options, launcher="srun", HPCREC_MIN_NODES="4") as batch:
+        under_way(run, batch)
+        hosts = batch.hosts()
+        with lost(hosts[3]):
+            batch.wait_requeued()
+            run.let_go()
+            batch.wait_completed()
+            assert hosts[3] not in batch.hosts() and len(batch.hosts()) == 4
+    assert f"node {hosts[3]} went down, 3 nodes are left, and --min-nodes is 4" in batch.said()
+    run.check_equals(reference)
