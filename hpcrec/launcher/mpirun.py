@@ -28,7 +28,7 @@ from hpcrec.launcher.nodes import LOOK_S
 from hpcrec.launcher.relay import Heard, relay
 
 _KILL_AFTER_S = 5.0
-_LOST_LOOKS = 3  # until ranks are ended for a lost node: srun and mpirun end by themselves within one
+_LOST_LOOKS = 2  # until ranks are ended for a lost node: srun and mpirun mostly end by themselves
 _ROOT_PERMISSION = {
     f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1" for package in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")
 }

@@ -15,13 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from hpcrec.errors import ConfigError, MissingError
 from hpcrec.launcher.srun import groups_of
 
-LOOK_S = 5.0  # between looks at a job's nodes while ranks run
+LOOK_S = 10.0  # between looks at a job's nodes while ranks run: controllers answer many jobs
 _ASK_S, _ASKS = 2.0, 5  # between questions, and how many may fail in a row
 _COMMAND_S = 60.0  # for an answer of a controller that has much to do
 _END_S = 5.0
-_NOTICE_S = (
-    400.0  # from a node's last answer to Slurm's taking it for down: SlurmdTimeout, by default 300 s, and a ping
-)
+_NOTICE_S = 400.0  # from a node's last answer until it counts as down: SlurmdTimeout, by default 300 s, and a ping
 # Requeues job $1, looked at every $2 s, once the node of its script is no longer among its nodes.
 _GUARD = """while sleep "$2"; do
   set -- "$1" "$2" $(squeue --noheader --jobs "$1" --format "%B %N")
@@ -185,9 +183,7 @@ class JobNodes:
                         self.names = tuple(name for name in self.names if name in left)
                         return gone
                     if 30.0 <= waited_s < 30.0 + _ASK_S:
-                        say(
-                            f"not all nodes of the job answer: waiting up to {_NOTICE_S:.0f} s for Slurm's word on them"
-                        )
+                        say(f"not all nodes of the job answer: waiting for Slurm's word, up to {_NOTICE_S:.0f} s")
                     probe = probe or self._step(self.names, "true")
                 self._wait(_ASK_S)
                 waited_s += _ASK_S
@@ -200,17 +196,21 @@ class JobNodes:
         if srun is None:
             return None
         size = str(len(names))
-        line = [srun, "--overlap", "--mpi=none", "--mem=0", "--input=none", "--nodelist", ",".join(names)]
-        line += ["--nodes", size, "--ntasks", size, "--ntasks-per-node=1", "--cpus-per-task=1", *command]
+        line = [srun, "--overlap", "--mpi=none", "--mem=0", "--gres=none", "--input=none"]
+        line += [
+            "--nodelist",
+            ",".join(names),
+            "--nodes",
+            size,
+            "--ntasks",
+            size,
+            "--ntasks-per-node=1",
+            "--cpus-per-task=1",
+            *command,
+        ]
         told = {**self._environment, **self.environment}
-        return subprocess.Popen(
-            line,
-            env=told,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        none = subprocess.DEVNULL
+        return subprocess.Popen(line, env=told, stdin=none, stdout=none, stderr=none, start_new_session=True)
 
     def _left(self) -> list[str] | None:
         """The job's nodes, as Slurm has them; None where it does not say."""
