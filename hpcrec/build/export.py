@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hpcrec.build.graph import write_graph
 from hpcrec.build.tables import DTYPES, as_read, make_model, make_offers
 from hpcrec.build.wire import Steps, on_wire
 from hpcrec.checkpoint.files import checkpoints_in
@@ -35,7 +36,8 @@ from hpcrec.embedding.store import row_states
 from hpcrec.errors import CheckpointError, ConfigError
 from hpcrec.operators.base import Learned, Operator
 from hpcrec.serving.arrays import ArrayFile
-from hpcrec.serving.folder import MODEL, table_file, write_facts
+from hpcrec.serving.exported import Exported
+from hpcrec.serving.folder import MODEL, WEIGHTS, table_file, write_facts
 from hpcrec.types import Lookup, TableSpec
 
 _ALONE = Topology(rank=0, size=1, owners=(0,), dense=(0,), host_of=(0,))
@@ -79,7 +81,7 @@ def export(config: Config, out: Path, *, checkpoint: str = "best", embeddings: s
     try:
         with writing(out):
             (hidden / "tables").mkdir(parents=True)
-        _write_model(config, model, operators, dataset.n_dense, hidden / MODEL)
+        _write_model(config, model, operators, dataset.n_dense, hidden)
         seeds = {t: table_seed(config.train.seed, f.name) for f in families for t in f.tables if f.hashed}
         facts["embeddings"] = embeddings
         facts["tables"] = {
@@ -92,6 +94,8 @@ def export(config: Config, out: Path, *, checkpoint: str = "best", embeddings: s
         with writing(out):
             write_facts(hidden, facts)
             sync(hidden)
+        Exported(hidden)  # what was written can be read
+        with writing(out):
             hidden.rename(out)
             sync(out.parent)
     finally:
@@ -178,9 +182,7 @@ def _write_model(config: Config, model: nn.Module, operators: Mapping[str, Opera
             f"model {config.model.name}: torch.export cannot make a graph of it ({type(error).__name__}: {said}). "
             "Change its forward to what torch can follow: no branches on values, no NumPy."
         ) from error
-    with writing(out):
-        torch.export.save(graph, out)
-        sync(out)
+    write_graph(graph, config.model.name, out / MODEL, out / WEIGHTS)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

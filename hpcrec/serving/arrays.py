@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
+from safetensors import safe_open
 
 from hpcrec.data.files import writing
 from hpcrec.errors import CheckpointError
@@ -68,12 +69,16 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     Raises
     ------
     CheckpointError
-        It is no such file.
+        It is no such file, or holds anything but arrays of numbers that lie in it whole.
     """
     try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "numpy"):  # checks every entry of the header, and reads nothing else
+                pass
         return {name: _mapped(path, region, "r") for name, region in regions(path).items()}
     except Exception as error:  # HDF5 and h5py raise all sorts of things
-        raise CheckpointError(f"{path}: cannot be read ({type(error).__name__}: {error}). Export it again.") from error
+        said = " ".join(str(error).split())
+        raise CheckpointError(f"{path}: cannot be read ({type(error).__name__}: {said}). Export it again.") from error
 
 
 def regions(path: Path) -> dict[str, Region]:
@@ -88,7 +93,13 @@ def regions(path: Path) -> dict[str, Region]:
         }
     found: dict[str, Region] = {}
     with h5py.File(path, "r", locking=False) as hdf5:
-        for name, dataset in hdf5.items():
+        for name in hdf5:
+            link = hdf5.get(name, getlink=True)
+            if not isinstance(link, h5py.HardLink):
+                raise ValueError(f"{name} is a {type(link).__name__}, which is not followed")
+            dataset = hdf5[name]
+            if not isinstance(dataset, h5py.Dataset) or dataset.dtype.str not in _TYPES.values():
+                raise ValueError(f"{name} is no array of {', '.join(_TYPES.values())}")
             offset = dataset.id.get_offset()
             if offset is None and dataset.size:
                 raise ValueError(f"{name} is not contiguous, as an export's arrays are")

@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from hpcrec import kernels
 from hpcrec.data.layout import Column
-from hpcrec.errors import DataError
+from hpcrec.errors import CheckpointError, DataError
 from hpcrec.serving.arrays import read_arrays
-from hpcrec.serving.folder import MODEL, read_facts
+from hpcrec.serving.folder import EXPORT, MODEL, WEIGHTS, read_facts
+from hpcrec.serving.graph import Graph
 from hpcrec.types import Floats, Ints
 
 Sparse = Mapping[str, Any]
@@ -43,7 +44,8 @@ class Exported:
     Raises
     ------
     CheckpointError
-        It is no export, or files of it are missing or cut short. ``hpcrec checkpoint verify`` also reads checksums.
+        It is no export, files of it are missing or cut short, or hold what is not allowed. Of tables,
+        ``hpcrec checkpoint verify`` alone reads checksums.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -54,7 +56,8 @@ class Exported:
         self._feature = {f["name"]: f for f in self.facts["features"]}
         self._tables = {name: _Table(self.folder, name, said) for name, said in self.facts["tables"].items()}
         self._dtype = torch.float64 if self.facts["dtype"] == "float64" else torch.float32
-        self._model = torch.export.load(self.folder / MODEL).module()
+        widths = [self.dense_inputs, *(int(self.facts["tables"][k["table"]]["width"]) for k in self.facts["inputs"])]
+        self._model = Graph(self.folder / MODEL, self.folder / WEIGHTS, widths, self.labels, self._dtype)
 
     def predict(self, sparse: Sparse, dense: Floats | None = None) -> Floats:
         """Probabilities.
@@ -96,7 +99,7 @@ class Exported:
             return torch.zeros((0,) if self.labels == 1 else (0, self.labels), dtype=self._dtype)
         pooled = [self._pooled(columns[k["feature"]], k) for k in self.facts["inputs"]]
         with torch.no_grad():
-            return self._model(torch.from_numpy(given).to(self._dtype), pooled)
+            return self._model(torch.from_numpy(given).to(self._dtype), *pooled)
 
     def _columns(self, sparse: Sparse) -> dict[str, Column]:
         for name in sparse:
@@ -186,7 +189,20 @@ class _Table:
     """Rows of one table, by id."""
 
     def __init__(self, folder: Path, name: str, said: Mapping[str, Any]) -> None:
-        arrays = read_arrays(folder / said["file"])
+        path = folder / said["file"]
+        arrays, rows = read_arrays(path), said["rows"]
+        needed: dict[str, tuple[int, ...]] = {"rows": (rows, said["width"])}
+        if said["kind"] == "dynamic":
+            needed["ids"] = (rows,)
+        found = {name: array.shape for name, array in arrays.items()}
+        types = {name: array.dtype.kind for name, array in arrays.items()}
+        if found != needed or any(kind != ("i" if name == "ids" else "f") for name, kind in types.items()):
+            has = ", ".join(f"{name!r} {array.dtype} {list(array.shape)}" for name, array in sorted(arrays.items()))
+            says = ", ".join(f"{name} {list(shape)}" for name, shape in sorted(needed.items()))
+            raise CheckpointError(
+                f"{path}: has {has or 'no arrays'}. Allowed by {EXPORT}: {says}, rows as float32 or float64, ids as "
+                "int64. Export the run again."
+            )
         self._rows, self._ids = arrays["rows"], arrays.get("ids")
         self._kind, self._seed, self._where = said["kind"], said.get("hash_seed", 0), f"{folder}: table {name!r}"
 

@@ -1,6 +1,7 @@
 """What an export's folder holds, by name, and ``export.json``, which says what it means. See docs/checkpoint.md.
 
-Knows files and JSON; knows no arrays.
+An export may come from anyone: every entry of ``export.json`` that is used is checked here, and files have the names that
+follow from the tables', never those that the file would like to have. Knows files and JSON; knows no arrays.
 """
 
 import hashlib
@@ -12,13 +13,17 @@ from urllib.parse import quote
 
 from hpcrec.data.files import write_text
 from hpcrec.errors import CheckpointError
+from hpcrec.serving.entries import Entry, read_entries, shown
+from hpcrec.types import POOLINGS
 
 FORMAT = "hpcrec export"
-VERSIONS = (1, 2)  # 2: something is done to vectors, which a reader of 1 would leave out
-STEPS = ("keep", "tau", "rows", "vectors")  # what that is, of each input
-EXPORT, MODEL = "export.json", "model.pt2"
+VERSION = 3
+_PICKLED = (1, 2)  # versions whose dense part is model.pt2, by which torch runs what is in the file
+EXPORT, MODEL, WEIGHTS = "export.json", "model.json", "model.safetensors"
 SUFFIX = {"safetensors": ".safetensors", "hdf5": ".h5"}  # of a table's file, by the kind of embeddings
-_ENTRIES = ("dtype", "labels", "dense_inputs", "features", "inputs", "tables", "files", "step")
+KINDS = ("declared", "hashed", "dynamic")  # of tables
+_USED = ("format", "version", "step", "dtype", "labels", "dense_inputs", "features", "inputs", "embeddings", "tables")
+_SAID = ("run", "samples", "model", "autocast", "codec", "differences", "operators", "data", "versions")  # to readers
 
 
 def table_file(table: str, embeddings: str) -> str:
@@ -36,8 +41,7 @@ def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     """Writes ``export.json``, last of all files, with size and checksum of each of them."""
     there = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     files = {name: fingerprint(folder / name) for name in there}
-    version = VERSIONS[any(step in lookup for lookup in facts["inputs"] for step in STEPS)]
-    everything = {"format": FORMAT, "version": version, **facts, "files": files}
+    everything = {"format": FORMAT, "version": VERSION, **facts, "files": files}
     write_text(folder / EXPORT, json.dumps(everything, indent=1) + "\n")
 
 
@@ -47,47 +51,111 @@ def read_facts(folder: Path) -> dict[str, Any]:
     Raises
     ------
     CheckpointError
-        It is not there, or is none; or a file that it lists is not there, or has another size.
+        It is not there, is none, or says what is not allowed; a file that it lists is not there or has another size; or
+        the checksum of the dense part is another. Those of tables are not read here.
     """
-    path = folder / EXPORT
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        found = facts["format"], facts["version"]
-        missing = [name for name in _ENTRIES if name not in facts]
-        sizes = {str(name): int(entry["bytes"]) for name, entry in facts.get("files", {}).items()}
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}), so {folder} is no export.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: is not of an export ({error!r}). See docs/checkpoint.md.") from error
-    if found[0] != FORMAT or found[1] not in VERSIONS:
-        raise CheckpointError(
-            f"{path}: format {found[0]!r}, version {found[1]!r}. Allowed: {FORMAT!r}, version {VERSIONS[0]} or "
-            f"{VERSIONS[1]}."
-        )
-    if missing:
-        raise CheckpointError(f"{path}: has no {missing[0]!r}. See docs/checkpoint.md.")
-    for name, n_bytes in sizes.items():
-        there = (folder / name).stat().st_size if (folder / name).is_file() else None
-        if there != n_bytes:
-            what = "is missing" if there is None else f"has {there} bytes, {EXPORT} says {n_bytes}"
-            raise CheckpointError(f"{folder / name}: {what}. Export the run again.")
-    return dict(facts)
+    facts = _checked(folder)
+    for name, entry in facts["files"].items():
+        problem = _damage(folder / name, entry, whole=name in (MODEL, WEIGHTS))
+        if problem is not None:
+            raise CheckpointError(f"{folder / name}: {problem}. Export the run again.")
+    return facts
 
 
 def damages(folder: Path) -> list[str]:
     """All that is wrong with the files of an export, checksums included."""
     try:
-        facts = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
-        listed = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in facts["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"{folder / EXPORT}: is not of an export ({error!r})"]
-    found = []
-    for name, (n_bytes, digest) in listed.items():
-        path = folder / name
-        if not path.is_file():
-            found.append(f"{path} is missing")
-        elif path.stat().st_size != n_bytes:
-            found.append(f"{path} has {path.stat().st_size} bytes, {EXPORT} says {n_bytes}")
-        elif fingerprint(path)["sha256"] != digest:
-            found.append(f"{path} has another checksum than {EXPORT} says")
-    return found
+        facts = _checked(folder)
+    except CheckpointError as error:
+        return [str(error)]
+    found = {folder / name: _damage(folder / name, entry, whole=True) for name, entry in facts["files"].items()}
+    return [f"{path} {problem}" for path, problem in found.items() if problem is not None]
+
+
+def _damage(path: Path, entry: Mapping[str, Any], *, whole: bool) -> str | None:
+    try:
+        there = path.stat().st_size if path.is_file() else None
+        if there is None:
+            return "is missing"
+        if there != entry["bytes"]:
+            return f"has {there} bytes, {EXPORT} says {entry['bytes']}"
+        if whole and fingerprint(path)["sha256"] != entry["sha256"]:
+            return f"has another checksum than {EXPORT} says"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None
+
+
+# ---- what export.json may say ----------------------------------------------------------------------------------------
+
+
+def _checked(folder: Path) -> dict[str, Any]:
+    top = read_entries(folder / EXPORT)
+    found = top.named()
+    for name, allowed in (("format", FORMAT), ("version", VERSION)):
+        if name not in found:
+            raise CheckpointError(f"{top.file}: has no {name!r}, so it is not of an export. Export the run again.")
+        if name == "version" and found[name].value in _PICKLED:
+            raise CheckpointError(
+                f"{top.file}: version is {found[name].value}, whose dense part is a file of torch's that may run code. "
+                f"Allowed: {VERSION}. Export the run again."
+            )
+        if type(found[name].value) is not type(allowed) or found[name].value != allowed:
+            raise found[name].refused(shown(allowed))
+    found = top.fields((*_USED, "files"), _SAID)
+    found["step"].whole()
+    found["labels"].whole(1)
+    found["dense_inputs"].whole()
+    found["dtype"].one_of(("float32", "float64"))
+    features = [_feature(entry) for entry in found["features"].items()]
+    weighted = dict(features)
+    if not features or len(weighted) < len(features):
+        raise found["features"].refused("one or more features, each by another name")
+    embeddings = found["embeddings"].one_of(SUFFIX)
+    widths = {name: _table(name, entry, embeddings) for name, entry in found["tables"].named().items()}
+    read = {_input(entry, weighted, widths) for entry in found["inputs"].items()}
+    if read != weighted.keys():
+        raise found["inputs"].refused("inputs that read every feature")
+    names = [MODEL, WEIGHTS, *(table_file(name, embeddings) for name in widths)]
+    for entry in found["files"].fields(names).values():
+        fields = entry.fields(("bytes", "sha256"))
+        fields["bytes"].whole()
+        fields["sha256"].text()
+    return dict(top.value)
+
+
+def _feature(entry: Entry) -> tuple[str, bool]:
+    """Its name, and whether its ids have weights."""
+    fields = entry.fields(("name", "cardinality", "weighted", "bag"))
+    fields["cardinality"].whole()
+    fields["bag"].flag()
+    return fields["name"].text(), fields["weighted"].flag()
+
+
+def _table(name: str, entry: Entry, embeddings: str) -> int:
+    """Its width."""
+    fields = entry.fields(("file", "rows", "width", "kind"), ("hash_seed",))
+    kind = fields["kind"].one_of(KINDS)
+    fields["file"].one_of((table_file(name, embeddings),))
+    fields["rows"].whole(int(kind == "hashed"))
+    if ("hash_seed" in fields) != (kind == "hashed"):
+        raise entry.refused("hash_seed of a table of kind hashed, and of no other")
+    if kind == "hashed":
+        fields["hash_seed"].whole(-(2**63), 2**64 - 1)
+    return fields["width"].whole(1)
+
+
+def _input(entry: Entry, weighted: Mapping[str, bool], widths: Mapping[str, int]) -> str:
+    """The feature that it reads."""
+    fields = entry.fields(("feature", "table", "pooling"), ("keep", "tau", "rows", "vectors"))
+    width = widths[fields["table"].one_of(widths)]
+    feature = fields["feature"].one_of(weighted)
+    fields["pooling"].one_of([p for p in POOLINGS if p != "max" or not weighted[feature]])
+    if "keep" in fields:
+        fields["keep"].whole(1, width)
+    if "tau" in fields and not (type(tau := fields["tau"].value) in (int, float) and tau >= 0):
+        raise fields["tau"].refused("a number that is not negative")
+    for name in ("rows", "vectors"):
+        if name in fields:
+            fields[name].one_of(("bf16",))
+    return feature
