@@ -26,7 +26,7 @@ _PLACES = ("device", "layout", "pin_memory")  # arguments that are not written: 
 _METADATA = torch.ops.aten._assert_tensor_metadata.default  # says what holds of every graph as it was made
 
 
-class _NotInExports(Exception):
+class NotExportableError(Exception):
     """What a graph has and an export cannot hold."""
 
 
@@ -52,7 +52,7 @@ def write_graph(program: ExportedProgram, model: str, graph: Path, weights: Path
         program = program.run_decompositions({})  # no regions of autocast any more, no writing in place
     try:
         written, held = _written(program)
-    except _NotInExports as error:
+    except NotExportableError as error:
         raise ConfigError(
             f"model {model}: its graph has {error} (docs/checkpoint.md, An export). Change its forward."
         ) from error
@@ -77,16 +77,16 @@ def _written(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
         elif spec.kind in _WEIGHTS and spec.target is not None:
             weight_of[spec.arg.name] = spec.target
         else:
-            raise _NotInExports(f"an input of kind {spec.kind.name}; allowed are tensors")
+            raise NotExportableError(f"an input of kind {spec.kind.name}; allowed are tensors")
     outputs = signature.output_specs
     if [spec.kind for spec in outputs] != [OutputKind.USER_OUTPUT] or not isinstance(outputs[0].arg, TensorArgument):
         kinds = ", ".join(spec.kind.name for spec in outputs)
-        raise _NotInExports(f"outputs {kinds}; allowed is one tensor, the logits, and no change of buffers")
+        raise NotExportableError(f"outputs {kinds}; allowed is one tensor, the logits, and no change of buffers")
     calls = [n for n in program.graph.nodes if n.op not in ("placeholder", "output") and n.target != _METADATA]
     nodes = [_node(node, weight_of) for node in calls]
     output = outputs[0].arg.name
     if output in weight_of:
-        raise _NotInExports("a weight as its output; allowed are logits of samples")
+        raise NotExportableError("a weight as its output; allowed are logits of samples")
     held = {name: stored[name].detach().contiguous().clone() for name in sorted({*weight_of.values()})}
     said = {name: {"dtype": _dtype(value.dtype), "shape": list(value.shape)} for name, value in held.items()}
     graph = {"format": FORMAT, "version": VERSION, "inputs": inputs, "weights": said, "nodes": nodes, "output": output}
@@ -96,7 +96,7 @@ def _written(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor
 def _node(node: Node, weight_of: dict[str, str]) -> dict[str, Any]:
     name = NAME_OF.get(node.target, str(node.target))
     if node.op != "call_function" or find_operator(name) is None:
-        raise _NotInExports(f"the operator {name}; allowed are {ALLOWED}")
+        raise NotExportableError(f"the operator {name}; allowed are {ALLOWED}")
     kwargs = {k: _argument(x, weight_of) for k, x in node.kwargs.items() if k not in _PLACES}
     args = [_argument(x, weight_of) for x in node.args]
     return {"name": node.name, "operator": name, "args": args, **({"kwargs": kwargs} if kwargs else {})}
@@ -113,7 +113,7 @@ def _argument(x: Any, weight_of: dict[str, str]) -> Any:
         return {"memory_format": _named(x, MEMORY_FORMATS)}
     if x is None or isinstance(x, bool | int | float | str):
         return x
-    raise _NotInExports(f"an argument of type {type(x).__name__}")
+    raise NotExportableError(f"an argument of type {type(x).__name__}")
 
 
 def _dtype(dtype: torch.dtype) -> str:
@@ -124,4 +124,4 @@ def _named(x: Any, names: dict[str, Any]) -> str:
     for name, known in names.items():
         if x == known:
             return name
-    raise _NotInExports(f"{x}; allowed are {', '.join(names)}")
+    raise NotExportableError(f"{x}; allowed are {', '.join(names)}")

@@ -1,7 +1,7 @@
 """What an export's folder holds, by name, and ``export.json``, which says what it means. See docs/checkpoint.md.
 
-An export may come from anyone: every entry of ``export.json`` that is used is checked here, and files have the names that
-follow from the tables', never those that the file would like to have. Knows files and JSON; knows no arrays.
+An export may come from anyone: every entry of ``export.json`` that is used is checked here, and files have the names
+that follow from the tables', never others that the file would like to have. Knows files and JSON; knows no arrays.
 """
 
 import hashlib

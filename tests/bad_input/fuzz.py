@@ -18,7 +18,10 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
+from safetensors.numpy import load_file
 
+from hpcrec.build.graph import write_graph
 from hpcrec.checkpoint.checkpoint import CheckpointWriter, find_checkpoint
 from hpcrec.checkpoint.files import fingerprint
 from hpcrec.config import load_config, to_toml
@@ -26,6 +29,10 @@ from hpcrec.data.reader import DataSet
 from hpcrec.errors import HpcrecError
 from hpcrec.preparation import convert
 from hpcrec.preparation.schema import Column, Columns, Writer
+from hpcrec.serving import Exported
+from hpcrec.serving.arrays import ArrayFile
+from hpcrec.serving.folder import EXPORT, MODEL, WEIGHTS, table_file, write_facts
+from hpcrec.serving.folder import fingerprint as file_facts
 from hpcrec.types import Feature
 
 LIMIT_S = 20  # of one seed
@@ -394,6 +401,227 @@ def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
             assert found[name] == value, name
 
 
+# ---- exports ---------------------------------------------------------------------------------------------------------
+
+COMMAND = "__import__('os').system('touch canary')"
+HOSTILE: tuple[Any, ...] = (
+    *("torch.hub.load", "builtins.eval", "os.system", "operator.attrgetter", "math.sqrt", "aten.from_file.default"),
+    *("aten.add_.Tensor", "aten.sum.default", "aten.as_strided.default", "operator.mul", "aten.index_select.default"),
+    *(COMMAND, {"expr_str": COMMAND}, {"value": "dense"}, {"weight": "first.weight"}, {"dtype": "int64"}),
+    *("../../etc/passwd", "/dev/zero", "tables/item.safetensors", "max", "mean", "hashed", "dynamic", "float64"),
+)
+
+
+class Dense(torch.nn.Module):
+    """A dense part with sizes in its graph, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(14, 4), torch.nn.Linear(8, 1)
+        self.register_buffer("order", torch.tensor([1, 0, 3, 2]), persistent=False)
+
+    def forward(self, dense: torch.Tensor, vectors: list[torch.Tensor]) -> torch.Tensor:
+        x = torch.relu(self.first(torch.cat([dense, *vectors], 1))) * torch.tensor(0.5)
+        pairs = torch.stack([x, x.index_select(1, self.order)], 1)
+        return self.last(pairs.reshape(dense.shape[0] * 2, 4).view(dense.shape[0], 8)).squeeze(1)
+
+
+def make_export(folder: Path, embeddings: str) -> None:
+    """An export of a declared and of a dynamic table, and its predictions, which are not computed from it."""
+    torch.manual_seed(0)
+    rng, dense, batch = np.random.default_rng(0), Dense().eval(), torch.export.Dim("batch", min=1)
+    given = (torch.zeros(3, 2), [torch.zeros(3, 4) for _ in range(3)])
+    shapes = ({0: batch}, [{0: batch} for _ in range(3)])
+    (folder / "tables").mkdir(parents=True)
+    with torch.no_grad():
+        graph = torch.export.export(dense, given, dynamic_shapes=shapes)
+        write_graph(graph, "dense", folder / MODEL, folder / WEIGHTS)
+    arrays = {"user": {"rows": rng.random((30, 4))}, "item": {"ids": np.arange(7) * 5 - 9, "rows": rng.random((7, 4))}}
+    tables: dict[str, Any] = {}
+    for name, kind in (("user", "declared"), ("item", "dynamic")):
+        file = table_file(name, embeddings)
+        types = {key: ("<i8" if key == "ids" else "<f4", array.shape) for key, array in arrays[name].items()}
+        written = ArrayFile(folder / file, types, {"table": name})
+        for key, array in arrays[name].items():
+            written.put(key, slice(None), array)
+        tables[name] = {"file": file, "rows": len(arrays[name]["rows"]), "width": 4, "kind": kind}
+    feature = {"cardinality": 30, "weighted": False, "bag": False}
+    lookups = (("user", "user", "sum"), ("tags", "user", "mean"), ("item", "item", "max"))
+    facts = {
+        "step": 7,
+        "dtype": "float32",
+        "labels": 1,
+        "dense_inputs": 2,
+        "embeddings": embeddings,
+        "tables": tables,
+        "features": [
+            {**feature, "name": "user"},
+            {**feature, "name": "tags", "weighted": True, "bag": True},
+            {**feature, "name": "item", "cardinality": 0, "bag": True},
+        ],
+        "inputs": [{"feature": f, "table": t, "pooling": p} for f, t, p in lookups],
+    }
+    write_facts(folder, facts)
+    np.save(folder.with_suffix(".npy"), computed(folder, dense))
+
+
+SPARSE: dict[str, Any] = {
+    "user": np.array([3, 29, 0, 3, 7]),
+    "tags": (np.array([1, 2, 3, 9]), np.array([0, 2, 2, 3, 3, 4]), np.array([0.5, 2, 1, 1], np.float32)),
+    "item": (np.array([-9, 1, 8, 21]), np.array([0, 1, 2, 3, 4, 4])),
+}
+DENSE_INPUTS = np.linspace(-1, 1, 10, dtype=np.float32).reshape(5, 2)
+
+
+def predict_export(folder: Path) -> np.ndarray:
+    return Exported(folder).predict(SPARSE, DENSE_INPUTS)
+
+
+def computed(folder: Path, dense: torch.nn.Module | None = None) -> np.ndarray:
+    """The same from the arrays as other readers find them, sample by sample, by the module and not by its graph."""
+    if dense is None:
+        torch.manual_seed(0)
+        dense = Dense().eval()
+    tables = [next((folder / "tables").glob(f"{name}.*")) for name in ("user", "item")]
+    user, item = (load_file(p) if p.suffix == ".safetensors" else load_hdf5(p) for p in tables)
+    row_of = dict(zip(item["ids"].tolist(), item["rows"], strict=True))
+    (tags, tag_at, weights), (items, item_at) = SPARSE["tags"], SPARSE["item"]
+    vectors = np.zeros((3, 5, 4), np.float32)
+    for i in range(5):
+        vectors[0, i] = user["rows"][SPARSE["user"][i]]
+        bag = slice(tag_at[i], tag_at[i + 1])
+        if tag_at[i] < tag_at[i + 1]:
+            vectors[1, i] = np.mean(user["rows"][tags[bag]] * weights[bag, None], 0)
+        if item_at[i] < item_at[i + 1]:
+            vectors[2, i] = np.max([row_of.get(k, np.zeros(4)) for k in items[item_at[i] : item_at[i + 1]].tolist()], 0)
+    with torch.no_grad():
+        logits = dense(torch.from_numpy(DENSE_INPUTS), list(torch.from_numpy(vectors)))
+    return torch.sigmoid(logits).numpy()
+
+
+def load_hdf5(path: Path) -> dict[str, np.ndarray]:
+    with h5py.File(path) as file:
+        return {name: data[()] for name, data in file.items()}
+
+
+def seal_export(folder: Path, *, sealed: bool = True) -> None:
+    """Sizes and checksums that agree with the files again; where not sealed, sizes alone."""
+    facts = json.loads((folder / EXPORT).read_text())
+    for name, said in facts["files"].items():
+        if (folder / name).is_file():
+            said.update({k: v for k, v in file_facts(folder / name).items() if sealed or k == "bytes"})
+    (folder / EXPORT).write_text(json.dumps(facts))
+
+
+def changed_export(rng: Random, folder: Path) -> Path:
+    """A fresh copy, safetensors or HDF5."""
+    kind = str(rng.choice(["safetensors", "hdf5"]))
+    if not (folder / kind).exists():
+        make_export(folder / kind, kind)
+    export = folder / "export"
+    shutil.rmtree(export, ignore_errors=True)
+    shutil.copytree(folder / kind, export)
+    return export
+
+
+def export_bytes(rng: Random, folder: Path) -> None:
+    """Bytes of an export's files: an error, or what the module computes of the arrays as others read them."""
+    export = changed_export(rng, folder)
+    path = rng.choice(sorted(p for p in export.rglob("*") if p.is_file()))
+    path.write_bytes(mutate_bytes(rng, path.read_bytes()))
+    if path.parent.name == "tables" and rng.integers(2):
+        seal_export(export)
+    found = watched(lambda: predict_export(export))
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(found, computed(export), rtol=0, atol=2e-6)
+
+
+def export_structure(rng: Random, folder: Path) -> None:
+    """An export by a program that departs from the format or means harm, checksums and all: an error, or numbers."""
+    export = changed_export(rng, folder)
+    match rng.integers(6):
+        case 0:
+            path = export / EXPORT
+            path.write_text(json.dumps(change_json(rng, json.loads(path.read_text()))))
+        case 1:
+            path = next((export / "tables").glob(f"{rng.choice(['user', 'item'])}.*"))
+            change_arrays(rng, path)
+            seal_export(export)
+        case 2:
+            change_arrays(rng, export / WEIGHTS)
+            seal_export(export)
+        case _:
+            path = export / MODEL
+            graph = json.loads(path.read_text())
+            for _ in range(rng.integers(1, 3)):
+                graph = change_json(rng, graph)
+            path.write_text(json.dumps(graph))
+            seal_export(export)
+    found = watched(lambda: predict_export(export))
+    assert found.dtype == np.float32 and found.shape == (5,)
+
+
+def change_arrays(rng: Random, path: Path) -> None:
+    if path.suffix == ".h5":
+        with h5py.File(path, "r+") as file:
+            change_hdf5(rng, file, list(file))
+        return
+    content = path.read_bytes()
+    n_bytes = int.from_bytes(content[:8], "little")
+    header = json.dumps(change_json(rng, json.loads(content[8 : 8 + n_bytes]))).encode()
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + n_bytes :])
+
+
+def change_json(rng: Random, tree: Any) -> Any:
+    """Another value, name or order of one entry, anywhere in it."""
+    if rng.random() < 0.02 or not isinstance(tree, dict | list) or not tree:
+        return HOSTILE[int(rng.integers(len(HOSTILE)))] if rng.integers(2) else anything(rng)
+    keys: list[Any] = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+    key = keys[int(rng.integers(len(keys)))]
+    match rng.integers(12):
+        case 0:
+            del tree[key]
+        case 1:
+            other = keys[int(rng.integers(len(keys)))]
+            tree[key], tree[other] = tree[other], tree[key]
+        case 2 if isinstance(tree, dict):
+            tree[str(HOSTILE[int(rng.integers(len(HOSTILE)))])] = tree[key]
+        case 2:
+            tree.append(tree[key])
+        case _:
+            tree[key] = change_json(rng, tree[key])
+    return tree
+
+
+FORBIDDEN = ("pickle.", "os.", "subprocess.", "socket.", "ctypes.", "shutil.", "exec", "compile", "import")
+WATCH: dict[str, Any] = {"on": False, "hooked": False}
+
+
+def watched(call: Callable[[], Any]) -> Any:
+    """Calls it; that it runs, unpickles, imports or compiles nothing, nor opens a file to write, is looked at."""
+    if not WATCH["hooked"]:
+        predict_export(next(p for p in Path(sys.argv[-1]).glob("*/") if (p / EXPORT).exists() and p.name != "export"))
+        sys.addaudithook(audit)
+        WATCH["hooked"] = True
+    WATCH.update(on=True, seen=[])
+    try:
+        found = call()
+    finally:
+        WATCH["on"] = False
+        assert not WATCH["seen"], WATCH["seen"]
+        assert not Path("canary").exists()
+    return found
+
+
+def audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if WATCH["on"] and (
+        (event.startswith(FORBIDDEN) and event not in ("os.listdir", "os.scandir"))
+        or (event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"))
+    ):
+        WATCH["seen"].append((event, str(arguments)[:200]))
+
+
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 KINDS: dict[str, Callable[[Random, Path], None]] = {
@@ -401,6 +629,7 @@ KINDS: dict[str, Callable[[Random, Path], None]] = {
     for f in (
         *(config_text, config_values, tsv, data_bytes, data_structure),
         *(checkpoint_bytes, checkpoint_structure),
+        *(export_bytes, export_structure),
     )
 }
 
