@@ -21,6 +21,7 @@ VERSION = 3
 _PICKLED = (1, 2)  # versions whose dense part is model.pt2, by which torch runs what is in the file
 EXPORT, MODEL, WEIGHTS = "export.json", "model.json", "model.safetensors"
 SUFFIX = {"safetensors": ".safetensors", "hdf5": ".h5"}  # of a table's file, by the kind of embeddings
+WIDEST = 2**20  # dense inputs, columns of a table or labels, at most
 KINDS = ("declared", "hashed", "dynamic")  # of tables
 _USED = ("format", "version", "step", "dtype", "labels", "dense_inputs", "features", "inputs", "embeddings", "tables")
 _SAID = ("run", "samples", "model", "autocast", "codec", "differences", "operators", "data", "versions")  # to readers
@@ -104,8 +105,8 @@ def _checked(folder: Path) -> dict[str, Any]:
             raise found[name].refused(shown(allowed))
     found = top.fields((*_USED, "files"), _SAID)
     found["step"].whole()
-    found["labels"].whole(1)
-    found["dense_inputs"].whole()
+    found["labels"].whole(1, WIDEST)
+    found["dense_inputs"].whole(0, WIDEST)
     found["dtype"].one_of(("float32", "float64"))
     features = [_feature(entry) for entry in found["features"].items()]
     weighted = dict(features)
@@ -142,7 +143,7 @@ def _table(name: str, entry: Entry, embeddings: str) -> int:
         raise entry.refused("hash_seed of a table of kind hashed, and of no other")
     if kind == "hashed":
         fields["hash_seed"].whole(-(2**63), 2**64 - 1)
-    return fields["width"].whole(1)
+    return fields["width"].whole(1, WIDEST)
 
 
 def _input(entry: Entry, weighted: Mapping[str, bool], widths: Mapping[str, int]) -> str:

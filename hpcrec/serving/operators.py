@@ -40,10 +40,11 @@ stack t to tril triu transpose type_as unflatten unsqueeze view view_as
 chunk embedding gather index index_select masked_fill narrow one_hot scatter scatter_add select slice sort split
 split_with_sizes take_along_dim topk unbind
 
-arange full full_like linspace new_full new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like
+arange full full_like linspace new_full new_ones new_zeros ones ones_like scalar_tensor tril_indices triu_indices zeros
+zeros_like
 
-celu dropout elu gelu glu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid log_softmax mish prelu relu relu6
-selu sigmoid silu softmax softplus _log_softmax _softmax _native_batch_norm_legit_no_training batch_norm group_norm
+celu elu gelu glu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid log_softmax mish prelu relu relu6
+selu sigmoid silu softmax softplus _log_softmax _softmax _native_batch_norm_legit_no_training group_norm
 layer_norm native_group_norm native_layer_norm rms_norm avg_pool1d avg_pool2d max_pool1d max_pool2d
 """
 _ATEN = frozenset(_NAMES.split())
