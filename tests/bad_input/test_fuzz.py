@@ -15,16 +15,16 @@ from tests.bad_input.forked import ROOT
 from tests.bad_input.fuzz import KINDS
 
 SOME = 24
-MANY = {  # 10,200 in all, more of those that are quick
-    "config_text": 2000,
-    "config_values": 2400,
+MANY = {  # 10,000 in all, more of those that are quick
+    "config_text": 1800,
+    "config_values": 2000,
     "tsv": 600,
     "data_bytes": 1200,
     "data_structure": 1000,
     "checkpoint_bytes": 1000,
     "checkpoint_structure": 600,
     "export_bytes": 600,
-    "export_structure": 800,
+    "export_structure": 1200,
 }
 
 

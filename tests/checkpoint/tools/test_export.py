@@ -279,6 +279,7 @@ class Model(torch.nn.Module):
         super().__init__()
         self.operators = block_operators(features, width)
         self.last = torch.nn.Linear(len(features) * width + n_dense, 1)
+        self.register_buffer("n", torch.zeros(1))
 
     def forward(self, inputs, dense):
         x = torch.cat([inputs["block"].flatten(1), dense], 1)
@@ -294,12 +295,21 @@ def build(features, n_dense, *, width, n_labels=1):
 @pytest.mark.parallel([1])
 def test_a_model_of_ones_own(folder: Path) -> None:
     write_data(folder / "data.h5")
-    for name, more in (("plain", ""), ("branching", "out = out if out.sum() > 0 else 2 * out")):
+    for name, more, says in (
+        ("plain", "", ""),
+        ("branching", "out = out if out.sum() > 0 else 2 * out", r"torch\.export cannot make a graph of it"),
+        (
+            "unlisted",
+            "out = out + torch.special.bessel_j0(out)",
+            r"has the operator aten\.special_bessel_j0\.default; al",
+        ),
+        ("counting", "self.n.add_(1)", r"has outputs BUFFER_MUTATION, USER_OUTPUT; allowed is one tensor"),
+    ):
         (folder / f"{name}_model.py").write_text(OWN.format(more=more))
         model = {"name": f"{name}_model:build", "folder": str(folder), "pooling": {}}
         config = trained(folder, model=model, run={"folder": str(folder / name), "tensorboard": False})
-        if name == "branching":
-            with pytest.raises(ConfigError, match=r"torch\.export cannot make a graph of it"):
+        if says:
+            with pytest.raises(ConfigError, match=says):
                 export(config, folder / "export of it")
             assert not (folder / "export of it").exists()
         else:
