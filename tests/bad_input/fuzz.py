@@ -538,7 +538,8 @@ def export_bytes(rng: Random, folder: Path) -> None:
     if path.parent.name == "tables" and rng.integers(2):
         seal_export(export)
     found = watched(lambda: predict_export(export))
-    wanted = computed(export)
+    with np.errstate(all="ignore"):  # bytes may have made it infinite
+        wanted = computed(export)
     if wanted is not None:
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6)
 
