@@ -41,7 +41,7 @@ ALLOWED = {
     "checkpoint.tools": "checkpoint dense data comm",  # checkpoints without a session
     # What in training knows checkpoints too: the loop, and what it says of thresholding.
     "training.compression": "training checkpoint dense",
-    "training.loop": "config training.compression training checkpoint",
+    "training.loop": "config training.compression training checkpoint comm",  # comm: what it says on the log
     "build": "config training.compression training checkpoint.tools checkpoint serving plan policy exchange dense data "
     "models operators embedding kernels comm",
     "doctor": "build config training dense data kernels comm",  # build: what a configuration needs of memory and disk
