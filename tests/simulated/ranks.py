@@ -7,7 +7,7 @@ what a schedule fails by.
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,8 +151,8 @@ class Job:
     ----------
     program : callable
         What each rank does with its ``Rank``.
-    hosts : int
-        Ranks are dealt to so many.
+    hosts : sequence of str
+        Ranks are dealt to these.
 
     Attributes
     ----------
@@ -168,7 +168,13 @@ class Job:
     """
 
     def __init__(
-        self, simulation: Simulation, name: str, number: int, size: int, program: Callable[[Rank], Any], hosts: int = 1
+        self,
+        simulation: Simulation,
+        name: str,
+        number: int,
+        size: int,
+        program: Callable[[Rank], Any],
+        hosts: Sequence[str] = ("host",),
     ) -> None:
         self.simulation, self.name, self.number, self.size = simulation, name, number, size
         self.main = Communicator(simulation, "main", size)
@@ -180,8 +186,7 @@ class Job:
         self.late: set[int] = set()
         self.left_alone: list[int] = []
         for rank in range(size):
-            host = f"host-{number}-{rank % hosts}"
-            process = Process(number * 1000 + rank, f"{name} rank {rank}", host)
+            process = Process(number * 1000 + rank, f"{name} rank {rank}", hosts[rank % len(hosts)])
             process.job = self
             given = Rank(self, rank, process)
             self.ranks.append(given)

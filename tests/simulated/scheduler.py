@@ -1,7 +1,7 @@
 """Tasks of one process that run one at a time, in an order drawn from a seed, by a clock of their own.
 
-A task is a greenlet: it runs until it comes to a scheduling point (``Simulation.point``), waits (``Simulation.wait``) or
-ends; then the next one is drawn. The clock moves a little with each point, and to the next sleeper where nobody can
+A task is a greenlet: it runs until it comes to a scheduling point (``Simulation.point``), waits (``Simulation.wait``)
+or ends; then the next one is drawn. The clock moves a little with each point, and to the next sleeper where nobody can
 run. Where nobody can and none sleeps, the schedule is a deadlock. The same seed gives the same choices.
 
 Knows neither files (``system``) nor collectives (``ranks``).
@@ -23,7 +23,7 @@ class Killed(BaseException):
     """The process of this task is gone; no handler of it may do anything any more."""
 
 
-class Wrong(Exception):
+class WrongError(Exception):
     """What a schedule found: a deadlock, a mismatch, a lost checkpoint, ..."""
 
 
@@ -36,12 +36,16 @@ class Process:
         As ``os.getpid``.
     host : str
     alive : bool
+    job : Job or None
+    paused_until_s : float
+        Until then it is stopped: none of its tasks runs past its next scheduling point.
     """
 
     def __init__(self, number: int, name: str, host: str) -> None:
         self.number, self.name, self.host = number, name, host
         self.alive = True
         self.job: Any = None
+        self.paused_until_s = 0.0
         self.tasks: list[Task] = []
         self.at_end: list[Callable[[], None]] = []
 
@@ -127,7 +131,7 @@ class Simulation:
     """
 
     def __init__(self, seed: int, *, stick: float = 0.5, tick_s: float = 0.001) -> None:
-        self.random = random.Random(seed)
+        self.seed, self.random = seed, random.Random(seed)
         self.stick, self.tick_s = stick, tick_s
         self.hub = greenlet.getcurrent()
         self.now_s = 1_000_000.0
@@ -139,7 +143,7 @@ class Simulation:
         self._ready: list[Task] = []
         self._waiting: list[Task] = []
         self._watched: list[Task] = []  # of the waiting ones those that end by the clock, or by what they check
-        self._failure: Wrong | None = None
+        self._failure: WrongError | None = None
         self._points = 0
 
     # Tasks.
@@ -174,7 +178,7 @@ class Simulation:
 
         Raises
         ------
-        Wrong
+        WrongError
             What a task failed by (``fail``), a deadlock, or a schedule without end.
         """
         try:
@@ -189,7 +193,7 @@ class Simulation:
 
     def fail(self, text: str) -> None:
         """Ends the schedule: it is wrong. Called by a task, it does not return."""
-        self._failure = self._failure or Wrong(text)
+        self._failure = self._failure or WrongError(text)
         if self.current is not None and self.current.greenlet is greenlet.getcurrent():
             self.current = None
             self.hub.switch()
@@ -219,6 +223,8 @@ class Simulation:
         self.trace.append(f"{task.number} {at}")
         for call in self.at_point:
             call(task, at)
+        while task.process.alive and task.process.paused_until_s > self.now_s:
+            self.wait("paused", timeout_s=task.process.paused_until_s - self.now_s)
         if not task.process.alive:
             raise Killed
 
@@ -277,7 +283,7 @@ class Simulation:
                 break
             sleeping = [task.until_s for task in self._watched if task.until_s is not None]
             if not sleeping:
-                self._failure = self._failure or Wrong(f"deadlock: nobody can run\n{self.stacks()}")
+                self._failure = self._failure or WrongError(f"deadlock: nobody can run\n{self.stacks()}")
                 return None
             self.now_s = max(self.now_s, min(sleeping))
         if self._failure is not None:

@@ -6,20 +6,23 @@ the same schedule, in any process that has the same ``PYTHONHASHSEED``.
 
 import contextlib
 import errno
+import functools
 import io
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcrec.errors import ConfigError
 from hpcrec.training.attempts import Allocation
 from tests.simulated.ranks import Job
-from tests.simulated.scheduler import Process, Simulation, Task, Wrong
+from tests.simulated.scheduler import Process, Simulation, Task, WrongError
 from tests.simulated.system import ERRORS, System, in_use
-from tests.simulated.training import RUN, Settings, Truth, listing, program, stand_ins, told
+from tests.simulated.training import RUN, Settings, Truth, program, stand_ins, told
 
 READ = ("open", "stat", "lstat", "listdir", "scandir")
+LOCK_KINDS = ("kept", "ignored", "local", "refused")
 MOST_SHOWN = 60  # of the choices of a schedule that is wrong
 
 
@@ -141,11 +144,10 @@ class Schedule:
         """Errors and kills so far."""
         return sum(n for kind, n in self.simulation.events.items() if kind.startswith(("fault", "kill")))
 
-    def start(self, size: int, allocation: Allocation, hosts: int = 1) -> Job:
+    def start(self, size: int, allocation: Allocation, hosts: Sequence[str] = ("host",)) -> Job:
         """A job of so many ranks."""
-        job = Job(
-            self.simulation, f"job-{len(self.jobs)}", len(self.jobs) + 1, size, program(self.truth, allocation), hosts
-        )
+        number = len(self.jobs)
+        job = Job(self.simulation, f"job-{number}", number + 1, size, program(self.truth, allocation), hosts)
         self.jobs.append(job)
         self.most_ranks = max(self.most_ranks, size)
         for task in job.tasks:
@@ -173,8 +175,8 @@ class Schedule:
             job.kill(None if self.drawn.random.random() < 0.3 else rank)
         elif self.drawn.take("pauses"):
             self.simulation.events["pause"] += 1
-            seconds = self.drawn.random.choice((5.0, 40.0, 300.0))
-            self.simulation.wait(f"paused {seconds:g}", timeout_s=seconds)
+            self.truth.paused.add(job.name)
+            task.process.paused_until_s = self.simulation.now_s + self.drawn.random.choice((5.0, 40.0, 300.0))
         elif self.drawn.take("stops"):
             self.simulation.events["stop"] += 1
             self.simulation.trace.append("stop")
@@ -218,7 +220,55 @@ def commit(seed: int) -> Schedule:
     return schedule
 
 
-SCENARIOS: dict[str, Callable[[int], Schedule]] = {"commit": commit}
+def claim(seed: int) -> Schedule:
+    """Several jobs on one folder, which begin within a few minutes of each other."""
+    choose = random.Random(f"claim {seed}")
+    drawn = Drawn.of(seed, kills=1, faults=0, pauses=2)
+    drawn.p = choose.choice((0.003, 0.01, 0.03))
+    settings = Settings(
+        steps=6,
+        every=choose.choice((1, 2)),
+        keep=choose.choice((1, 2)),
+        full_every=choose.choice((1, 2)),
+        background=choose.random() < 0.5,
+        eval_every=choose.choice((0, 2)),
+        step_s=choose.choice((0.1, 3.0, 20.0, 60.0)),
+    )
+    schedule = Schedule(seed, drawn, settings, choose.choice(LOCK_KINDS))
+    simulation, n_jobs = schedule.simulation, choose.choice((2, 2, 3))
+    apart, fails = choose.random() < 0.8, choose.random() < 0.3
+    states: dict[str, str] = {}
+    schedule.system.squeue = lambda: None if fails and choose.random() < 0.5 else dict(states)
+
+    def launch(number: int, delay_s: float, size: int) -> None:
+        name, restart = str(100 + number), 0
+        hosts = (f"host-{number}" if apart else "host",)
+        simulation.sleep(delay_s)
+        while True:
+            states[name] = "RUNNING"
+            job = schedule.start(size, Allocation(name, restart), hosts)
+            job.wait()
+            del states[name]
+            schedule.truth.ended(job)
+            results = {task.result for task in job.tasks}
+            ended = [error for rank, error in enumerate(job.errors) if rank not in job.late]
+            told_all = all(isinstance(error, ConfigError) and "this run" in str(error) for error in ended)
+            if results == {"finished"} and job.name in schedule.truth.overtaken:
+                simulation.fail(f"{job.name} finished, and had been overtaken")
+            if results == {"finished"} or (told_all and not job.killed):
+                return
+            if not job.killed:
+                simulation.fail(f"{job.name} met no error, and failed:\n{told(job.errors)}")
+            restart += 1
+            simulation.sleep(choose.choice((0.0, 10.0)))
+
+    for number in range(n_jobs):
+        delay_s, size = choose.choice((0.0, 0.0, 1.0, 50.0)), choose.choice((3, 3, 4, 6))
+        schedule.launcher(f"launcher {number}", functools.partial(launch, number, delay_s, size))
+    return schedule
+
+
+SCENARIOS: dict[str, Callable[[int], Schedule]] = {"commit": commit, "claim": claim}
 
 
 def one(scenario: str, seed: int) -> Done:
@@ -236,10 +286,12 @@ def one(scenario: str, seed: int) -> Done:
             simulation.run()
             if errors := [task for task in simulation.tasks if task.error is not None and "launcher" in task.name]:
                 raise errors[0].error  # type: ignore[misc]
-            if found := [path.name for path in RUN.glob("checkpoints/damaged-*")]:
-                raise Wrong(f"{found}: nothing was damaged\n{listing()}")
-        except Wrong as error:
-            wrong = f"{error}\nthe last choices:\n" + "\n".join(simulation.trace[-MOST_SHOWN:])
+            if problem := schedule.truth.final():
+                raise WrongError(problem)
+        except WrongError as error:
+            wrong = f"{error}\nlocks are {schedule.system.locks}, {schedule.settings}\nthe last choices:\n" + "\n".join(
+                simulation.trace[-MOST_SHOWN:]
+            )
     took_effect = not schedule.drawn.any or bool(simulation.events)
     return Done(
         scenario,

@@ -11,13 +11,16 @@ Locks are a table here, so that they can be kept, ignored or refused. Times of f
 import builtins
 import concurrent.futures
 import contextlib
-import datetime
+import datetime as dt
 import errno
 import fcntl
 import functools
 import io
 import os
+import random
+import secrets
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -65,6 +68,8 @@ class System:
     ----------
     said : list of str
         Warnings.
+    squeue : callable or None
+        The state of each job by number, None where it fails; None where there is no squeue.
     """
 
     def __init__(
@@ -76,6 +81,8 @@ class System:
         assert locks in LOCKS
         self.simulation, self.locks, self.fault = simulation, locks, fault
         self.said: list[str] = []
+        self.tokens = random.Random(f"tokens {simulation.seed}")
+        self.squeue: Callable[[], dict[str, str] | None] | None = None
         self.changed: list[Callable[[Task, str, str], None]] = []  # called before a change of names takes effect
         self._held: dict[int, tuple[Process, int | None]] = {}  # inode -> whose lock, by which descriptor (flock)
         self._times: dict[int, float] = {}  # inode -> seconds by the simulation's clock
@@ -304,6 +311,8 @@ def _open(
     opener: Any = None,
 ) -> Any:
     task, text = _task(), _simulated(file)
+    if task is not None and text is None and str(file).startswith("/proc/"):
+        return io.StringIO(_proc(str(file), task))
     if task is None or text is None:
         return _real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
     writes = any(letter in mode for letter in "wax+")
@@ -421,7 +430,7 @@ def _thread_start(self: threading.Thread) -> None:
             task.process.end()  # as ``comm.failure`` has it
 
     task.simulation.events["threads"] += 1
-    self._simulated = task.simulation.spawn(f"{task.process.name} {self.name}", task.process, work)  # type: ignore
+    self._simulated = task.simulation.spawn(f"{task.process.name} {self.name}", task.process, work)  # type: ignore[attr-defined]
     self._started.set()  # type: ignore[attr-defined]
     task.simulation.point("thread started")
     return None
@@ -494,15 +503,47 @@ def _replaced(original: Callable[..., Any], simulated: Callable[[Task], Callable
     return call
 
 
-class _Datetime(datetime.datetime):
+def _warn(text: Any, *_: Any, **__: Any) -> None:
+    _system[0].said.append(str(text))
+
+
+def _token(n_bytes: int = 32) -> str:
+    return _system[0].tokens.randbytes(n_bytes).hex()
+
+
+def _run(line: Any, **_: Any) -> subprocess.CompletedProcess[str]:
+    """``squeue -h -o ID|STATE``; nothing else is there."""
+    system = _system[0]
+    system.simulation.point(f"run {line[0]}")
+    if line[0] != "squeue" or system.squeue is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), line[0])
+    states = system.squeue()
+    if states is None:
+        return subprocess.CompletedProcess(line, 1, "", "slurm_load_jobs error: Unable to contact slurm controller\n")
+    text = "".join(f"{job}|{state}\n" for job, state in states.items())
+    return subprocess.CompletedProcess(line, 0, text, "")
+
+
+def _proc(path: str, task: Task) -> str:
+    """A file of ``/proc``."""
+    if path.endswith("boot_id"):
+        return f"{task.process.host}\n"
+    for other in task.simulation.tasks:
+        process = other.process
+        if path == f"/proc/{process.number}/stat" and process.alive and process.host == task.process.host:
+            return f"{process.number} (hpcrec) S " + " ".join(str(process.number) for _ in range(49))
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+class _Datetime(dt.datetime):
     """Whose ``now`` is the simulation's for tasks."""
 
     @classmethod
-    def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+    def now(cls, tz: dt.tzinfo | None = None) -> Any:
         task = _task()
         if task is None:
-            return datetime.datetime.now(tz)
-        return datetime.datetime.fromtimestamp(task.simulation.now_s + EPOCH_S, tz)
+            return dt.datetime.now(tz)
+        return dt.datetime.fromtimestamp(task.simulation.now_s + EPOCH_S, tz)
 
 
 @contextlib.contextmanager
@@ -533,11 +574,10 @@ def installed() -> Iterator[None]:
             put(time, name, _replaced(getattr(time, name), now))
             in_ns = lambda task, since_s=since_s: lambda: int((task.simulation.now_s + since_s) * 1e9)  # noqa: E731
             put(time, f"{name}_ns", _replaced(getattr(time, f"{name}_ns"), in_ns))
-        put(
-            warnings,
-            "warn",
-            _replaced(warnings.warn, lambda _: lambda text, *a, **m: _system[0].said.append(str(text))),
-        )
+        put(warnings, "warn", _replaced(warnings.warn, lambda _: _warn))
+        put(os, "readlink", _replaced(os.readlink, lambda task: lambda path: f"{path} of {task.process.host}"))
+        put(secrets, "token_hex", _replaced(secrets.token_hex, lambda _: _token))
+        put(subprocess, "run", _replaced(subprocess.run, lambda _: _run))
         put(threading, "Lock", _replaced(threading.Lock, lambda _: lambda: _Lock(again=False)))
         put(threading, "RLock", _replaced(threading.RLock, lambda _: lambda: _Lock(again=True)))
         put(threading.Condition, "wait", _condition_wait)
@@ -547,7 +587,7 @@ def installed() -> Iterator[None]:
         put(concurrent.futures.ThreadPoolExecutor, "submit", _submit)
         put(concurrent.futures.ThreadPoolExecutor, "shutdown", _shutdown)
         for name, module in list(sys.modules.items()):
-            if name.startswith("hpcrec.") and getattr(module, "datetime", None) is datetime.datetime:
+            if name.startswith("hpcrec.") and getattr(module, "datetime", None) is dt.datetime:
                 put(module, "datetime", _Datetime)
         yield
 

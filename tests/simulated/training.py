@@ -5,9 +5,10 @@ step alone, so whatever checkpoint a run goes on from, all that it reads can be 
 """
 
 import contextlib
+import inspect
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import numpy as np
 
 from hpcrec.checkpoint import checkpoint as checkpoints
 from hpcrec.checkpoint import files, saver
-from hpcrec.checkpoint.checkpoint import Checkpoint, CheckpointWriter
+from hpcrec.checkpoint.checkpoint import Checkpoint, CheckpointWriter, find_checkpoint
 from hpcrec.cli import train as cli
 from hpcrec.comm.failure import agree
 from hpcrec.config import CheckpointConfig, TrainConfig
@@ -62,6 +63,8 @@ class Settings:
         Whether tables are HDF5 files, as in a run; else they are JSON, which takes a fifth of the time.
     resume : str
         ``checkpoint.resume``.
+    step_s : float
+        How long a step takes.
     """
 
     steps: int = 8
@@ -73,6 +76,7 @@ class Settings:
     eval_every: int = 0
     hdf5: bool = False
     resume: str = "auto"
+    step_s: float = 0.0
 
 
 @dataclass
@@ -85,8 +89,10 @@ class Truth:
         Newest step whose commit returned on any rank; -1: none.
     first : dict of job to dict of rank to step
         Where each rank of a job went on from.
-    holders : dict of job's name to True
-        Jobs that have the claim.
+    inside : list of Job
+        Those that have claimed the folder, in that order, and have not given it back.
+    overtaken : set of str
+        Names of those that were stopped for so long that another one claimed it meanwhile.
     """
 
     simulation: Simulation
@@ -95,11 +101,45 @@ class Truth:
     commits: int = 0
     first: dict[str, dict[int, int]] = field(default_factory=dict)
     stop: set[str] = field(default_factory=set)
+    inside: list[Job] = field(default_factory=list)
+    overtaken: set[str] = field(default_factory=set)
+    paused: set[str] = field(default_factory=set)
 
     def returned(self, step: int) -> None:
         """A commit has returned."""
         self.committed = max(self.committed, step)
         self.commits += 1
+
+    def claimed(self, rank: Rank) -> None:
+        """A rank is past the claim."""
+        job = rank.job
+        if rank.number or job in self.inside:
+            return
+        for other in self.inside:
+            if other.alive and other.name not in self.paused:
+                self.simulation.fail(f"two in one folder: {job.name} has claimed it, and {other.name} had, and goes on")
+            if other.alive:
+                self.overtaken.add(other.name)
+                self.simulation.events["overtaken"] += 1
+        self.inside.append(job)
+
+    def left(self, rank: Rank) -> None:
+        """A rank gives the claim back."""
+        if rank.number == 0 and rank.job in self.inside:
+            self.inside.remove(rank.job)
+
+    def final(self) -> str:
+        """What is wrong with the folder at the end; empty where nothing is."""
+        if found := [path.name for path in RUN.glob("checkpoints/damaged-*")]:
+            return f"{found}: nothing was damaged\n{listing()}"
+        if self.committed < 0:
+            return ""
+        found = find_checkpoint(RUN)
+        if found.step < self.committed:
+            return f"step {self.committed} was committed, and the newest whole one is of {found.step}\n{listing()}"
+        rows = dict(_rows(found, hdf5=self.settings.hdf5))
+        right = {row: value(row, found.step) for row in range(ROWS)}
+        return "" if rows == right else f"step {found.step} has {rows}; right is {right}"
 
     def loaded(self, step: int, found: dict[int, float], state: dict[str, Any]) -> None:
         """A rank has read a checkpoint."""
@@ -235,6 +275,8 @@ class Session:
             yield SimpleNamespace(number=self.step, batch=None, run=self._run)
 
     def _run(self) -> float:
+        if self.settings.step_s:
+            self.rank.job.simulation.sleep(self.settings.step_s)
         self.step += 1
         return 0.5
 
@@ -342,14 +384,33 @@ def program(truth: Truth, allocation: Allocation) -> Any:
     def run(rank: Rank) -> str:
         session = Session(rank, truth)
         began, main = attempts.now(), rank.main
-        with claimed(RUN, allocation.job, main):
-            resume = on_root(main, lambda: cli._prepare_folder(RUN, config, allocation))  # type: ignore[arg-type]
-            trained = Loop(session, RUN, train, replace(checkpoint, resume=resume), {})  # type: ignore[arg-type]
+
+        def lost() -> None:
+            truth.stop.add(rank.job.name)
+
+        with _claimed(allocation, main, lost) as claims:
+            truth.claimed(rank)
+            resume = on_root(main, lambda: cli._prepare_folder(RUN, config, allocation, *claims))  # type: ignore[arg-type, call-arg]
+            trained = Loop(session, RUN, train, replace(checkpoint, resume=resume), {}, *claims)  # type: ignore[arg-type, call-arg]
             first = trained.resume()
             truth.resumed(rank, first)
-            cli._begin_attempt(session, RUN, began, first, allocation)  # type: ignore[arg-type]
+            cli._begin_attempt(session, RUN, began, first, allocation, *claims)  # type: ignore[arg-type, call-arg]
             outcome = trained.run(SimpleNamespace(log=lambda *_: None, step=lambda *_: None))  # type: ignore[arg-type]
+            for claim in claims:
+                on_root(main, claim.check)
             on_root(main, lambda: attempts.end(RUN, session.step, outcome.status))
+            truth.left(rank)
         return outcome.status
 
     return run
+
+
+@contextlib.contextmanager
+def _claimed(allocation: Allocation, ranks: Any, lost: Callable[[], None]) -> Iterator[tuple[Any, ...]]:
+    """The claim, where it is handed on to others; else nothing."""
+    if "when_lost" in inspect.signature(claimed).parameters:
+        with claimed(RUN, allocation, ranks, when_lost=lost) as claim:  # type: ignore[call-arg, arg-type]
+            yield (claim,)
+    else:
+        with claimed(RUN, allocation.job, ranks):
+            yield ()
