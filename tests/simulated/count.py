@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where counts and identities go")
     parser.add_argument("--go-on", action="store_true", help="past schedules that are wrong; each is shown")
     args = parser.parse_args()
-    from tests.simulated import schedules, system
+    from tests.simulated import scenarios, system
 
     began_s = time.monotonic()
     identities: dict[str, None] = {}
@@ -44,7 +44,7 @@ def main() -> int:
             for seed in range(args.first, args.first + args.count):
                 if time.monotonic() - began_s > args.within_s:
                     break
-                done = schedules.one(args.scenario, seed)
+                done = scenarios.one(args.scenario, seed)
                 drawn, points = drawn + 1, points + done.points
                 if done.counted and done.identity not in identities:
                     identities[done.identity] = None
@@ -69,7 +69,7 @@ def main() -> int:
     }
     print(json.dumps(result, indent=1))
     if json_file:
-        json_file.write_text(json.dumps({**result, "identities": list(identities), "found": wrong}))
+        json_file.write_text(json.dumps({**result, "found": wrong, "identities": list(identities)}, indent=1) + "\n")
     return int(bool(wrong))
 
 

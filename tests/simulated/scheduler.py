@@ -126,6 +126,8 @@ class Simulation:
         The clock.
     events : Counter of str
         What was drawn and took effect, by kind.
+    points : int
+        Scheduling points so far.
     trace : list of str
         Each choice: the task and the point that it goes on from; and events.
     """
@@ -144,7 +146,7 @@ class Simulation:
         self._waiting: list[Task] = []
         self._watched: list[Task] = []  # of the waiting ones those that end by the clock, or by what they check
         self._failure: WrongError | None = None
-        self._points = 0
+        self.points = 0
 
     # Tasks.
 
@@ -212,9 +214,9 @@ class Simulation:
         if not task.process.alive:
             raise Killed
         task.at = at
-        self._points += 1
+        self.points += 1
         self.now_s += self.tick_s
-        if self._points > MOST_POINTS:
+        if self.points > MOST_POINTS:
             self.fail(f"no end after {MOST_POINTS} scheduling points\n{self.stacks()}")
         if self._watched:
             self._wake_due()

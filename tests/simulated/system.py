@@ -259,6 +259,8 @@ def _open_descriptor(path: Any, flags: int, *args: Any, **more: Any) -> int:
 
 def _close_descriptor(descriptor: int) -> None:
     task = _task()
+    if task is not None and not task.process.alive:
+        return None  # its descriptors are closed, and the number may be another's
     found = None if task is None else _system[0]._opened.get(descriptor)
     if task is None or found is None:
         return _original["close"](descriptor)

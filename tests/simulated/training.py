@@ -30,6 +30,7 @@ from hpcrec.training.loop import Loop
 from hpcrec.training.ranks import on_root
 from tests.simulated.ranks import Job, Rank
 from tests.simulated.scheduler import Simulation
+from tests.simulated.schedules import Schedule
 from tests.simulated.system import unseen
 
 RUN = Path("run")
@@ -95,15 +96,18 @@ class Truth:
         Names of those that were stopped for so long that another one claimed it meanwhile.
     """
 
-    simulation: Simulation
+    schedule: Schedule
     settings: Settings
     committed: int = -1
     commits: int = 0
     first: dict[str, dict[int, int]] = field(default_factory=dict)
-    stop: set[str] = field(default_factory=set)
     inside: list[Job] = field(default_factory=list)
     overtaken: set[str] = field(default_factory=set)
-    paused: set[str] = field(default_factory=set)
+
+    @property
+    def simulation(self) -> Simulation:
+        """Which fails where something is wrong."""
+        return self.schedule.simulation
 
     def returned(self, step: int) -> None:
         """A commit has returned."""
@@ -116,9 +120,10 @@ class Truth:
         if rank.number or job in self.inside:
             return
         for other in self.inside:
-            if other.alive and other.name not in self.paused:
+            other_holds = other.ranks[0].process.alive
+            if other_holds and other.name not in self.schedule.paused:
                 self.simulation.fail(f"two in one folder: {job.name} has claimed it, and {other.name} had, and goes on")
-            if other.alive:
+            if other_holds:
                 self.overtaken.add(other.name)
                 self.simulation.events["overtaken"] += 1
         self.inside.append(job)
@@ -269,7 +274,7 @@ class Session:
     def steps(self) -> Iterator[Any]:
         """See ``hpcrec.training.session.Session``."""
         while self.step < self.total_steps:
-            if any(self.rank.main.allgather(self.rank.job.name in self.truth.stop)):
+            if any(self.rank.main.allgather(self.rank.job.name in self.truth.schedule.stopped)):
                 self.stopped = True
                 return
             yield SimpleNamespace(number=self.step, batch=None, run=self._run)
@@ -386,7 +391,7 @@ def program(truth: Truth, allocation: Allocation) -> Any:
         began, main = attempts.now(), rank.main
 
         def lost() -> None:
-            truth.stop.add(rank.job.name)
+            truth.schedule.stopped.add(rank.job.name)
 
         with _claimed(allocation, main, lost) as claims:
             truth.claimed(rank)

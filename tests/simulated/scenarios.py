@@ -1,0 +1,131 @@
+"""What is simulated: training runs that are killed, stopped and started again, and several on one folder.
+
+``one(scenario, seed)`` runs a schedule in folders of the current one, which it clears. The same seed gives the same
+schedule, in any process that has the same ``PYTHONHASHSEED``.
+"""
+
+import functools
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcrec.errors import ConfigError
+from hpcrec.training.attempts import Allocation
+from tests.simulated.preparing import prepare
+from tests.simulated.ranks import Job
+from tests.simulated.schedules import Done, Drawn, Schedule
+from tests.simulated.system import LOCKS
+from tests.simulated.training import Settings, Truth, program, stand_ins, told
+
+SIZES = (3, 3, 4, 4, 5, 8)
+MANY = (16, 33, 64)
+ATTEMPTS = 12  # of a run; nothing comes between in the last two
+
+
+def trained(seed: int, drawn: Drawn, settings: Settings, locks: str = "kept") -> tuple[Schedule, Truth]:
+    """A schedule of training runs."""
+    schedule = Schedule(seed, drawn, repr(settings), locks)
+    truth = Truth(schedule, settings)
+    schedule.judge, schedule.around = truth.final, stand_ins(truth)
+    return schedule, truth
+
+
+def commit(seed: int) -> Schedule:
+    """One job after the other, each on another number of ranks, until the run is finished."""
+    choose = random.Random(f"commit {seed}")
+    drawn = Drawn.of(seed, kills=3, faults=2, pauses=1, stops=1)
+    settings = Settings(
+        steps=choose.choice((4, 6, 9)),
+        every=choose.choice((1, 2, 3)),
+        keep=choose.choice((1, 2, 3)),
+        full_every=choose.choice((1, 1, 2, 3)),
+        keep_best=choose.random() < 0.5,
+        background=choose.random() < 0.5,
+        eval_every=choose.choice((0, 1, 2)),
+        hdf5=choose.random() < 0.1,
+    )
+    schedule, truth = trained(seed, drawn, settings)
+    sizes = SIZES if choose.random() < 0.96 else MANY
+
+    def launch() -> None:
+        for attempt in range(ATTEMPTS):
+            drawn.on = attempt < ATTEMPTS - 2
+            before, commits = schedule.met, truth.commits
+            job = schedule.start(choose.choice(sizes), program(truth, Allocation("7", 0)))
+            job.wait()
+            met = schedule.met > before
+            truth.ended(job)
+            if finished(job):
+                if not met:
+                    truth.kept(job, saved=truth.commits > commits)
+                return
+            if not drawn.on or (not met and job.name not in schedule.stopped):
+                schedule.simulation.fail(f"{job.name} met nothing, and failed:\n{told(job.errors)}")
+
+    schedule.launcher("launcher", launch)
+    return schedule
+
+
+def finished(job: Job) -> bool:
+    """Whether all ranks of a job did all steps."""
+    return all(task.result == "finished" for task in job.tasks)
+
+
+def claim(seed: int) -> Schedule:
+    """Several jobs on one folder, which begin within a minute of each other."""
+    choose = random.Random(f"claim {seed}")
+    drawn = Drawn.of(seed, kills=1, pauses=2)
+    settings = Settings(
+        steps=6,
+        every=choose.choice((1, 2)),
+        keep=choose.choice((1, 2)),
+        full_every=choose.choice((1, 2)),
+        background=choose.random() < 0.5,
+        eval_every=choose.choice((0, 2)),
+        step_s=choose.choice((0.1, 3.0, 20.0, 60.0)),
+    )
+    schedule, truth = trained(seed, drawn, settings, choose.choice(LOCKS))
+    simulation, states = schedule.simulation, {}
+    apart, squeue_fails = choose.random() < 0.8, choose.random() < 0.3
+    schedule.system.squeue = lambda: None if squeue_fails and choose.random() < 0.5 else dict(states)
+
+    def launch(number: int, delay_s: float, size: int) -> None:
+        name, restart = str(100 + number), 0
+        hosts = (f"host-{number}" if apart else "host",)
+        simulation.sleep(delay_s)
+        while True:
+            states[name] = "RUNNING"
+            job = schedule.start(size, program(truth, Allocation(name, restart)), hosts)
+            job.wait()
+            del states[name]
+            truth.ended(job)
+            errors = [error for rank, error in enumerate(job.errors) if rank not in job.late]
+            told_whose = all(isinstance(error, ConfigError) and "this run" in str(error) for error in errors)
+            if finished(job) and job.name in truth.overtaken:
+                simulation.fail(f"{job.name} finished, and had been overtaken")
+            if finished(job) or (told_whose and not job.killed):
+                return
+            if not job.killed:
+                simulation.fail(f"{job.name} met no error, and failed:\n{told(job.errors)}")
+            restart += 1
+            simulation.sleep(choose.choice((0.0, 10.0)))
+
+    for number in range(choose.choice((2, 2, 3))):
+        delay_s, size = choose.choice((0.0, 0.0, 1.0, 50.0)), choose.choice((3, 3, 4, 6))
+        schedule.launcher(f"launcher {number}", functools.partial(launch, number, delay_s, size))
+    return schedule
+
+
+SCENARIOS: dict[str, Callable[[int], Schedule]] = {"commit": commit, "claim": claim, "prepare": prepare}
+
+
+def one(scenario: str, seed: int) -> Done:
+    """Runs a schedule."""
+    for path in Path().iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    return SCENARIOS[scenario](seed).run(scenario)
+
+
+__all__ = ["SCENARIOS", "one"]

@@ -1,0 +1,67 @@
+"""Schedules of simulated ranks: none is wrong, the same seed gives the same one, and distinct ones are counted.
+
+``HPCREC_COUNTS`` names a folder for the counts of a soak, one file a test: ``schedules-<scenario>-<first seed>.json``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MPI_ENVIRONMENT
+
+ROOT = Path(__file__).resolve().parents[2]
+FEW = {"commit": 250, "claim": 250, "prepare": 80}
+SOAK = {"commit": 60_000, "claim": 42_000, "prepare": 8_000}  # with those that repeat: 100,000 distinct ones at least
+PARTS = 10  # of a scenario's soak
+
+
+def count(folder: Path, scenario: str, first: int, n: int, *more: str, limit_s: float = 200) -> dict[str, Any]:
+    """Runs schedules in a process of their own; what it found."""
+    said = folder / f"schedules-{scenario}-{first}.json"
+    line = [sys.executable, "-m", "tests.simulated.count", scenario, f"--first={first}", f"--count={n}"]
+    done = subprocess.run(
+        [*line, f"--json={said}", *more],
+        cwd=ROOT,
+        env={**os.environ, **MPI_ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+    assert said.exists(), done.stdout[-2000:] + done.stderr[-4000:]
+    return dict(json.loads(said.read_text()))
+
+
+@pytest.mark.parametrize("scenario", FEW)
+def test_no_schedule_is_wrong(tmp_path: Path, scenario: str) -> None:
+    found = count(tmp_path, scenario, 0, FEW[scenario])
+    assert [(one["seed"], one["wrong"]) for one in found["found"]] == []
+    assert found["drawn"] == FEW[scenario]
+    assert found["distinct"] >= 0.8 * FEW[scenario]  # most of what is drawn takes effect, and in another way
+    assert min(map(int, found["ranks"])) >= 3
+
+
+@pytest.mark.parametrize("scenario", FEW)
+def test_the_same_seed_gives_the_same_schedule(tmp_path: Path, scenario: str) -> None:
+    one, other = (count(tmp_path, scenario, 40, 12, "--go-on") for _ in range(2))
+    assert len(set(one["identities"])) == len(one["identities"]) > 6
+    assert one["identities"] == other["identities"]
+    assert one["points"] == other["points"]
+    further = count(tmp_path, scenario, 60, 12, "--go-on")
+    assert not set(further["identities"]) & set(one["identities"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("scenario", SOAK)
+def test_no_schedule_of_the_soak_is_wrong(tmp_path: Path, scenario: str, part: int) -> None:
+    n = SOAK[scenario] // PARTS
+    folder = Path(os.environ.get("HPCREC_COUNTS", tmp_path))
+    found = count(folder, scenario, 1000 + part * n, n, "--go-on", limit_s=1800)
+    assert [(one["seed"], one["wrong"]) for one in found["found"]] == []
+    assert found["distinct"] >= 0.8 * n
