@@ -159,7 +159,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-class _Seeded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Seeded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports one module from its changed source."""
 
     def __init__(self, fault: Fault) -> None:
@@ -190,4 +190,4 @@ def pytest_configure() -> None:
     """Before any module of hpcrec is imported."""
     fault = FAULTS[os.environ[VARIABLE]]
     assert fault.module not in sys.modules, "the plugin comes too late"
-    sys.meta_path.insert(0, _Seeded(fault))
+    sys.meta_path.insert(0, Seeded(fault))

@@ -28,7 +28,13 @@ def main() -> int:
     parser.add_argument("--within-s", type=float, default=float("inf"), help="end after so many seconds")
     parser.add_argument("--json", type=Path, help="where counts and identities go")
     parser.add_argument("--go-on", action="store_true", help="past schedules that are wrong; each is shown")
+    parser.add_argument("--fault", help="import hpcrec with this one of tests.simulated.faults")
     args = parser.parse_args()
+    if args.fault:
+        from tests.faults.seeded import Seeded
+        from tests.simulated.faults import FAULTS
+
+        sys.meta_path.insert(0, Seeded(FAULTS[args.fault]))
     from tests.simulated import scenarios, system
 
     began_s = time.monotonic()

@@ -42,7 +42,7 @@ def commit(seed: int) -> Schedule:
         full_every=choose.choice((1, 1, 2, 3)),
         keep_best=choose.random() < 0.5,
         background=choose.random() < 0.5,
-        eval_every=choose.choice((0, 1, 2)),
+        eval_every=choose.choice((0, 1, 2, 4, 5)),
         hdf5=choose.random() < 0.1,
     )
     schedule, truth = trained(seed, drawn, settings)

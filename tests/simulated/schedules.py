@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import random
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +53,8 @@ class Drawn:
     ----------
     kills, faults, pauses, stops : int
         How many are left: ends of a process or of a job, errors of files, processes that stand still, signals to stop.
+    kill_at : str
+        At which calls processes are killed; empty: anywhere.
     lasting : bool
         Whether a disk that is full remains so until the job has ended.
     calls : set of str
@@ -69,6 +72,7 @@ class Drawn:
     stops: int = 0
     p: float = 0.01
     p_fault: float = 0.01
+    kill_at: str = ""
     lasting: bool = False
     calls: frozenset[str] = frozenset(ERRORS)
     from_job: int = 0
@@ -84,6 +88,7 @@ class Drawn:
             random=random.Random(f"events {seed}"),
             p=drawn.choice((0.003, 0.01, 0.03)),
             p_fault=drawn.choice((0.01, 0.03, 0.1)),
+            kill_at=drawn.choice(("", "", "", "rename", "rename", "fsync", "unlink", "bcast")),
             lasting=drawn.random() < 0.3,
             calls=frozenset(drawn.choice((tuple(ERRORS), READ, READ, (drawn.choice(tuple(ERRORS)),)))),
             from_job=drawn.choice((0, 0, 1, 1, 2)),
@@ -95,10 +100,16 @@ class Drawn:
         """Whether anything is to come."""
         return self.kills + self.faults + self.pauses + self.stops > 0
 
-    def take(self, kind: str) -> bool:
-        """Whether one comes now."""
-        left = getattr(self, kind)
-        if not self.on or left == 0 or self.random.random() >= (self.p_fault if kind == "faults" else self.p):
+    def take(self, kind: str, at: str = "") -> bool:
+        """Whether one comes now, at this scheduling point."""
+        left, p = getattr(self, kind), self.p_fault if kind == "faults" else self.p
+        if not self.on or left == 0:
+            return False
+        if kind == "kills" and self.kill_at:
+            if self.kill_at not in at:
+                return False
+            p = 0.1
+        if self.random.random() >= p:
             return False
         setattr(self, kind, left - 1)
         return True
@@ -191,9 +202,10 @@ class Schedule:
                     raise errors[0]
                 if problem := self.judge():
                     raise WrongError(problem)
-            except WrongError as error:
+            except Exception as error:  # of a launcher, or of who judges: something is not as it can be
+                what = str(error) if isinstance(error, WrongError) else "".join(traceback.format_exception(error))
                 last = "\n".join(simulation.trace[-MOST_SHOWN:])
-                wrong = f"{error}\n{self.said}\nthe last choices:\n{last}"
+                wrong = f"{what}\n{self.said}\nthe last choices:\n{last}"
         took_effect = any(n for kind, n in simulation.events.items() if kind != "threads")
         most = max((job.size for job in self.jobs), default=0)
         counted = most > 1 and (took_effect or not self.drew)
@@ -201,11 +213,10 @@ class Schedule:
         return Done(scenario, simulation.seed, simulation.identity(), most, counted, simulation.points, events, wrong)
 
     def _at_point(self, task: Task, at: str) -> None:
-        del at
         job = task.process.job
         if job is None or not self.drawn.on:
             return
-        if self.drawn.take("kills"):
+        if self.drawn.take("kills", at):
             self.simulation.events["kill"] += 1
             self.simulation.trace.append("kill")
             rank = next(rank for rank in job.ranks if rank.process is task.process)

@@ -1,0 +1,96 @@
+"""Seeded faults that schedules have to find: mistakes in the order of things between ranks.
+
+See ``tests.faults.seeded``; ``Fault.test`` is the scenario that finds it here.
+"""
+
+from tests.faults.seeded import Fault
+
+FAULTS: dict[str, Fault] = {
+    "a manifest before all ranks have written": Fault(
+        "hpcrec/checkpoint/checkpoint.py",
+        "        parts = ranks.allgather((self._written, self._failure))\n",
+        "        parts = [(self._written, self._failure)]\n",
+        "commit",
+    ),
+    "a commit that returns before the checkpoint has its name": Fault(
+        "hpcrec/checkpoint/checkpoint.py",
+        "        on_root(ranks, finish)\n",
+        "        finish() if ranks.rank == 0 else None\n",
+        "commit",
+    ),
+    "every rank names the checkpoint": Fault(
+        "hpcrec/checkpoint/checkpoint.py",
+        "        on_root(ranks, finish)\n",
+        "        finish()\n",
+        "commit",
+    ),
+    "files before their folder": Fault(
+        "hpcrec/checkpoint/checkpoint.py",
+        "        on_root(self._ranks, lambda: files.make_hidden(",
+        "        self._ranks.rank == 0 and (lambda work: work())(lambda: files.make_hidden(",
+        "commit",
+    ),
+    "an error of a write that one rank raises": Fault(
+        "hpcrec/checkpoint/checkpoint.py",
+        "        if failure is not None:\n",
+        "        if self._failure is not None:\n",
+        "commit",
+    ),
+    "what is removed before what replaces it is whole": Fault(
+        "hpcrec/checkpoint/saver.py",
+        "            writer.commit()\n            on_root(session.parts.world.main, then)\n",
+        "            on_root(session.parts.world.main, then)\n            writer.commit()\n",
+        "commit",
+    ),
+    "a save beside steps that nobody waits for": Fault(
+        "hpcrec/checkpoint/saver.py",
+        "            self._thread.join()\n",
+        "            self._thread.join(0.0)\n",
+        "commit",
+    ),
+    "a rank whose error the others do not learn": Fault(
+        "hpcrec/training/ranks.py",
+        "        except (OSError, CheckpointError) as caught:\n            error = str(caught)\n",
+        "        except (OSError, CheckpointError) as caught:\n            raise CheckpointError from caught\n",
+        "commit",
+    ),
+    "each rank looks for the newest checkpoint by itself": Fault(
+        "hpcrec/checkpoint/find.py",
+        "    candidates: list[Path] = on_root(ranks, lambda: files.candidates(folder, which))\n",
+        "    candidates: list[Path] = files.candidates(folder, which)\n",
+        "commit",
+    ),
+    "another rank than the first removes what is left": Fault(
+        "hpcrec/checkpoint/resume.py",
+        "    on_root(ranks, lambda: remove_leftovers(folder",
+        "    ranks.rank == ranks.size - 1 and (lambda work: work())(lambda: remove_leftovers(folder",
+        "commit",
+    ),
+    "a base that is removed": Fault(
+        "hpcrec/checkpoint/files.py",
+        "    removed = sorted(set(steps) - kept)\n",
+        "    removed = sorted(set(steps) - {*steps[max(len(steps) - keep, 0) :], *protect})\n",
+        "commit",
+    ),
+    "what was about to be replaced, not brought back": Fault(
+        "hpcrec/checkpoint/files.py",
+        "            old.rename(final)\n",
+        "            pass\n",
+        "commit",
+    ),
+    "a vocabulary that is read before it is numbered": Fault(
+        "hpcrec/preparation/stages.py",
+        "        self.ranks.allgather(None)  # all are numbered\n",
+        "",
+        "prepare",
+    ),
+    "a piece that is noted before it is written": Fault(
+        "hpcrec/preparation/stages.py",
+        "                fresh[_name(piece)] = work(piece)\n                self.journal.record(",
+        "                if stage == 'counted':\n"
+        "                    nothing = {n: [] for n in self.job.table.counted}\n"
+        "                    self.journal.record(stage, _name(piece), {'runs': nothing})\n"
+        "                fresh[_name(piece)] = work(piece)\n                self.journal.record(",
+        "prepare",
+    ),
+}
