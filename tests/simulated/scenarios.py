@@ -15,6 +15,7 @@ from hpcrec.training.attempts import Allocation
 from tests.simulated.preparing import prepare
 from tests.simulated.ranks import Job
 from tests.simulated.schedules import Done, Drawn, Schedule
+from tests.simulated.stalling import stalls
 from tests.simulated.system import LOCKS
 from tests.simulated.training import Settings, Truth, program, stand_ins, told
 
@@ -117,7 +118,12 @@ def claim(seed: int) -> Schedule:
     return schedule
 
 
-SCENARIOS: dict[str, Callable[[int], Schedule]] = {"commit": commit, "claim": claim, "prepare": prepare}
+SCENARIOS: dict[str, Callable[[int], Schedule]] = {
+    "commit": commit,
+    "claim": claim,
+    "prepare": prepare,
+    "stall": stalls,
+}
 
 
 def one(scenario: str, seed: int) -> Done:

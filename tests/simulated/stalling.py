@@ -1,0 +1,155 @@
+"""Stall watches on simulated ranks: who stands still is named and the job ended, who is slow or works is not."""
+
+import contextlib
+import pickle
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NoReturn
+from unittest import mock
+
+from hpcrec.comm import stall
+from hpcrec.comm.progress import ASIDE, Progress
+from hpcrec.comm.stall import StallLimits, StallWatch
+from tests.simulated.ranks import Job, Rank, SimulatedRanks
+from tests.simulated.scheduler import Killed, Simulation
+from tests.simulated.schedules import Drawn, Schedule
+
+REPORT_S, ABORT_S = 20.0, 60.0
+ROUNDS = 6
+LATE_S = 25.0  # beyond the limit: ticks, and the time that ranks have to answer, of several that are told in turn
+
+
+class _Mail:
+    """The communicator of the watches: messages between ranks, as far as a watch needs MPI."""
+
+    def __init__(
+        self, simulation: Simulation, boxes: list[list[tuple[int, int, bytes]]], ranks: SimulatedRanks
+    ) -> None:
+        self._simulation, self._boxes, self._ranks = simulation, boxes, ranks
+        self.rank, self.size = ranks.rank, ranks.size
+
+    def Dup(self) -> "_Mail":
+        return self
+
+    def isend(self, thing: Any, rank: int, tag: int) -> Any:
+        self._simulation.point(f"isend {tag} to {rank}")
+        self._boxes[rank].append((self.rank, tag, pickle.dumps(thing)))
+        return SimpleNamespace(Test=lambda: True)
+
+    def improbe(self, status: Any) -> Any:
+        if not self._boxes[self.rank]:
+            return None
+        status.source, status.tag, thing = self._boxes[self.rank].pop(0)
+        return SimpleNamespace(recv=lambda: pickle.loads(thing))
+
+    def Barrier(self) -> None:
+        self._ranks.barrier()
+
+    def Free(self) -> None:
+        pass
+
+
+class _Status:
+    source = tag = -1
+
+    def Get_source(self) -> int:
+        return self.source
+
+    def Get_tag(self) -> int:
+        return self.tag
+
+
+_MPI = SimpleNamespace(
+    Query_thread=lambda: 3, THREAD_MULTIPLE=3, Status=_Status, Request=SimpleNamespace(Waitall=lambda _: None)
+)
+
+
+def stalls(seed: int) -> Schedule:
+    """Rounds of work and collectives; in some schedules a rank stands still in one of them, or its process does."""
+    choose = random.Random(f"stall {seed}")
+    kind = choose.choice(("healthy", "healthy", "stands still", "stopped", "works", "works no more"))
+    size = choose.choice((3, 4, 5, 9, 17))
+    culprit, when = choose.randrange(size), choose.randrange(1, ROUNDS)
+    schedule = Schedule(seed, Drawn(random.Random(seed)), f"{kind}: rank {culprit} in round {when}")
+    simulation, boxes = schedule.simulation, [[] for _ in range(size)]  # type: ignore[var-annotated]
+    simulation.tick_s = min(simulation.tick_s, 0.01)
+    reports: list[tuple[float, bool, tuple[int, ...]]] = []  # when, whether the job was ended for it, and who
+    began_s: list[float] = []  # when the culprit stood still
+
+    def work(rank: Rank, at: int) -> None:
+        if rank.number != culprit or at != when or kind == "healthy":
+            simulation.sleep(choose.uniform(0.0, REPORT_S / 2 - 2.0))  # a wait is noted from half the limit on
+            return
+        simulation.events[kind] += 1
+        began_s.append(simulation.now_s)
+        if kind == "stopped":
+            rank.process.paused_until_s = simulation.now_s + 1e5
+            simulation.point("stopped")
+        elif kind == "stands still":
+            simulation.sleep(1e5)
+
+    def program(rank: Rank) -> str:
+        progress = Progress()
+        ranks = tuple(range(size))
+        main, aside = progress.lane("main", ranks), progress.lane(ASIDE, ranks)
+        mail = _Mail(simulation, boxes, rank.main)
+        watch = StallWatch(mail, progress, {"main": ranks, ASIDE: ranks}, StallLimits(REPORT_S, ABORT_S))  # type: ignore[arg-type]
+        for at in range(ROUNDS):
+            work(rank, at)
+            with main.inside("control"):
+                rank.main.allgather(at)
+            progress.step = at + 1
+            if rank.number == culprit and at == when and kind in ("works", "works no more"):
+                for piece in range(40):
+                    aside.works("checkpoint")
+                    simulation.sleep(5.0 if kind == "works" or piece < 5 else 1e5)
+                aside.rests()
+            with aside.inside("checkpoint"):
+                rank.aside.allgather(at)
+        watch.close()
+        return "finished"
+
+    def said(waits: Any, standings: Any) -> tuple[str, tuple[int, ...]]:
+        text, blamed = describe(waits, standings)
+        simulation.events["reports"] += 1
+        reports.append((simulation.now_s, False, blamed))
+        return text, blamed
+
+    def end(comm: Any, text: str, code: int) -> NoReturn:
+        when_s, _, blamed = reports.pop()
+        reports.append((when_s, True, blamed))
+        schedule.jobs[0].kill()
+        raise Killed
+
+    def judge() -> str:
+        job, stalled = schedule.jobs[0], kind in ("stands still", "stopped", "works no more")
+        if not stalled:
+            right = not reports and all(task.result == "finished" for task in job.tasks)
+            return "" if right else f"nobody stood still, and {reports} were reported"
+        since_s = began_s[0] + (25.0 if kind == "works no more" else 0.0)
+        named = [culprit in blamed and len(blamed) == 1 for _, _, blamed in reports]
+        first = reports[0][0] - since_s if reports else float("inf")
+        last = reports[-1][0] - since_s if reports and reports[-1][1] else float("inf")
+        if all(named) and REPORT_S <= first <= REPORT_S + LATE_S and ABORT_S <= last <= ABORT_S + LATE_S:
+            return ""
+        told = [(round(at_s - since_s, 1), ended, blamed) for at_s, ended, blamed in reports]
+        return f"rank {culprit} stood still, and what was reported is {told} (seconds since then, end of the job, who)"
+
+    describe = stall.describe
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for name, by in (("MPI", _MPI), ("describe", said), ("end_job", end), ("say", lambda _: None)):
+                stack.enter_context(mock.patch.object(stall, name, by))
+            stack.enter_context(mock.patch.object(stall.atexit, "register", lambda *_: None))
+            yield
+
+    def launch() -> None:
+        job: Job = schedule.start(size, program)
+        job.wait()
+
+    schedule.launcher("launcher", launch)
+    schedule.judge, schedule.around = judge, around()
+    return schedule
