@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import json
 import traceback
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from hpcrec.checkpoint.checkpoint import Checkpoint, CheckpointWriter, find_chec
 from hpcrec.cli import train as cli
 from hpcrec.comm.failure import agree
 from hpcrec.config import CheckpointConfig, TrainConfig
+from hpcrec.data.files import synced
 from hpcrec.training import attempts, loop
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import claimed
@@ -337,11 +339,14 @@ def _rows(checkpoint: Checkpoint, *, hdf5: bool) -> Iterator[tuple[int, float]]:
         yield from json.loads(path.read_text())
 
 
-def _write_part(path: Path, describe: Any, blocks: Any, n_ids: int) -> None:
+def _write_part(path: Path, describe: Any, blocks: Any, n_ids: int) -> tuple[int, int]:
     """As ``parts.write_part``, in JSON."""
     del describe, n_ids
     rows = [[int(i), float(v[0])] for ids, values, _ in blocks for i, v in zip(ids, values, strict=True)]
-    path.write_text(json.dumps(rows))
+    data = json.dumps(rows).encode()
+    with synced(path) as file:
+        file.write(data)
+    return len(data), zlib.crc32(data)
 
 
 @contextlib.contextmanager
