@@ -4,20 +4,30 @@
 schedule, in any process that has the same ``PYTHONHASHSEED``.
 """
 
+import contextlib
 import functools
+import itertools
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
+from hpcrec.checkpoint.files import steps_in
+from hpcrec.comm.board import Left
 from hpcrec.errors import ConfigError
+from hpcrec.launcher import restarts as restarts_of
+from hpcrec.launcher.relay import Heard
+from hpcrec.launcher.restarts import Run, run_attempts
+from hpcrec.training import attempts
 from hpcrec.training.attempts import Allocation
 from tests.simulated.preparing import prepare
 from tests.simulated.ranks import Job
 from tests.simulated.schedules import Done, Drawn, Schedule
 from tests.simulated.stalling import stalls
-from tests.simulated.system import LOCKS
-from tests.simulated.training import Settings, Truth, program, stand_ins, told
+from tests.simulated.system import LOCKS, unseen
+from tests.simulated.training import RUN, Settings, Truth, program, stand_ins, told
 
 SIZES = (3, 3, 4, 4, 5, 8)
 MANY = (16, 33, 64)
@@ -45,7 +55,9 @@ def commit(seed: int) -> Schedule:
         background=choose.random() < 0.5,
         eval_every=choose.choice((0, 1, 2, 4, 5)),
         hdf5=choose.random() < 0.1,
+        resume=choose.choice(("auto", "auto", "never")),
     )
+    requeued = settings.resume == "never" or choose.random() < 0.5
     schedule, truth = trained(seed, drawn, settings)
     sizes = SIZES if choose.random() < 0.96 else MANY
 
@@ -53,7 +65,7 @@ def commit(seed: int) -> Schedule:
         for attempt in range(ATTEMPTS):
             drawn.on = attempt < ATTEMPTS - 2
             before, commits = schedule.met, truth.commits
-            job = schedule.start(choose.choice(sizes), program(truth, Allocation("7", 0)))
+            job = schedule.start(choose.choice(sizes), program(truth, Allocation("7", attempt * requeued)))
             job.wait()
             met = schedule.met > before
             truth.ended(job)
@@ -118,11 +130,88 @@ def claim(seed: int) -> Schedule:
     return schedule
 
 
+def restart(seed: int) -> Schedule:
+    """A run that the launcher starts again; sometimes in a folder where there was one before."""
+    choose = random.Random(f"restart {seed}")
+    drawn = Drawn.of(seed, kills=5, faults=1, stops=1)
+    settings = Settings(
+        steps=6,
+        every=choose.choice((1, 2, 3)),
+        keep=choose.choice((1, 2)),
+        background=choose.random() < 0.5,
+        resume=choose.choice(("auto", "never", "never")),
+    )
+    schedule, truth = trained(seed, drawn, settings)
+    restarts, again, sizes = choose.choice((1, 3, 9)), choose.random() < 0.5, (3, 4, 5)
+    starts: list[tuple[int | None, int]] = []  # of each: the last step, and the newest checkpoint after it
+    codes: list[int] = []
+
+    def start(arguments: Sequence[str], environment: Mapping[str, str], heard: Heard) -> int:
+        job = schedule.start(choose.choice(sizes), program(truth, Allocation(), *arguments[2:]))
+        code = job.wait()
+        truth.ended(job)
+        if job.name in schedule.stopped:
+            heard.stopping = True
+        starts.append((truth.steps.get(job.name), newest()))
+        return 75 if all(task.result == "stopped" for task in job.tasks) else code
+
+    def launch() -> None:
+        if again:
+            drawn.on = False
+            job = schedule.start(choose.choice(sizes), program(truth, Allocation(), "auto"))
+            schedule.simulation.wait("until it has saved", lambda: truth.commits > 0)
+            schedule.stopped.add(job.name)
+            job.wait()
+            drawn.on = True
+            if settings.resume == "never":
+                truth.committed = -1  # it is about to be cleared, as is asked
+        codes.append(run_attempts(start, ("train",), environment={}, run=Run(RUN, settings.resume), restarts=restarts))
+
+    def judge() -> str:
+        told, code = f"ended with {codes}, after {starts} of {restarts + 1} attempts", codes[0]
+        twice = [one == other for one, other in itertools.pairwise(starts)]
+        if any(twice[:-1]):
+            return f"{told}: started again though it failed twice at the same step"
+        if code not in (0, 75) and len(starts) <= restarts and not (twice and twice[-1]) and not schedule.stopped:
+            return f"{told}: not started again"
+        begins = [event["event"] for event in attempts.read(RUN)]
+        if any(one == other for one, other in itertools.pairwise(begins)):
+            return f"the record of attempts is {begins}"
+        if code == 0 and newest() != settings.steps:
+            return f"{told}, and the newest checkpoint is of step {newest()}"
+        return truth.final()
+
+    def newest() -> int:
+        with unseen():
+            return max(steps_in(RUN), default=-1)
+
+    schedule.launcher("launcher", launch)
+    schedule.judge, schedule.around = judge, _without_boards(schedule, truth)
+    return schedule
+
+
+@contextlib.contextmanager
+def _without_boards(schedule: Schedule, truth: Truth) -> Iterator[None]:
+    """What the launcher learns from ranks' boards it is told."""
+
+    def boards() -> dict[int, Left]:
+        job = schedule.jobs[-1]
+        return {
+            rank: Left(rank, job.size, rank, "host", "", truth.steps.get(job.name), {}, None, str(error or ""))
+            for rank, error in enumerate(job.errors)
+        }
+
+    watch = SimpleNamespace(environment={}, last_words=lambda *_: None, boards=boards)
+    with mock.patch.object(restarts_of, "Watch", lambda _: contextlib.nullcontext(watch)), stand_ins(truth):
+        yield
+
+
 SCENARIOS: dict[str, Callable[[int], Schedule]] = {
     "commit": commit,
     "claim": claim,
     "prepare": prepare,
     "stall": stalls,
+    "restart": restart,
 }
 
 

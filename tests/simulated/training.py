@@ -94,6 +94,8 @@ class Truth:
         Where each rank of a job went on from.
     inside : list of Job
         Those that have claimed the folder, in that order, and have not given it back.
+    steps : dict of str to int
+        The last step that a job, by its name, began.
     overtaken : set of str
         Names of those that were stopped for so long that another one claimed it meanwhile.
     """
@@ -104,6 +106,7 @@ class Truth:
     commits: int = 0
     first: dict[str, dict[int, int]] = field(default_factory=dict)
     inside: list[Job] = field(default_factory=list)
+    steps: dict[str, int] = field(default_factory=dict)
     overtaken: set[str] = field(default_factory=set)
 
     @property
@@ -285,6 +288,8 @@ class Session:
         if self.settings.step_s:
             self.rank.job.simulation.sleep(self.settings.step_s)
         self.step += 1
+        steps = self.truth.steps
+        steps[self.rank.job.name] = max(self.step, steps.get(self.rank.job.name, 0))
         return 0.5
 
     def evaluate(self, split: str, batches: int | None = None) -> dict[str, Any]:
@@ -377,8 +382,11 @@ def stand_ins(truth: Truth) -> Iterator[None]:
         yield
 
 
-def program(truth: Truth, allocation: Allocation) -> Any:
-    """What each rank of a job does: as ``hpcrec.cli.train.train``, from the claim on."""
+def program(truth: Truth, allocation: Allocation, resume: str | None = None) -> Any:
+    """What each rank of a job does: as ``hpcrec.cli.train.train``, from the claim on.
+
+    ``resume`` stands for ``checkpoint.resume`` where it is given on the command line.
+    """
     settings = truth.settings
     checkpoint = CheckpointConfig(
         every=settings.every,
@@ -386,7 +394,7 @@ def program(truth: Truth, allocation: Allocation) -> Any:
         full_every=settings.full_every,
         keep_best=settings.keep_best,
         background=settings.background,
-        resume=settings.resume,
+        resume=resume or settings.resume,
     )
     train = TrainConfig(steps=settings.steps, eval_every=settings.eval_every, log_every=0)
     config = SimpleNamespace(checkpoint=checkpoint, train=train, run=SimpleNamespace(folder=str(RUN)))
@@ -400,8 +408,8 @@ def program(truth: Truth, allocation: Allocation) -> Any:
 
         with _claimed(allocation, main, lost) as claims:
             truth.claimed(rank)
-            resume = on_root(main, lambda: cli._prepare_folder(RUN, config, allocation, *claims))  # type: ignore[arg-type, call-arg]
-            trained = Loop(session, RUN, train, replace(checkpoint, resume=resume), {}, *claims)  # type: ignore[arg-type, call-arg]
+            which = on_root(main, lambda: cli._prepare_folder(RUN, config, allocation, *claims))  # type: ignore[arg-type, call-arg]
+            trained = Loop(session, RUN, train, replace(checkpoint, resume=which), {}, *claims)  # type: ignore[arg-type, call-arg]
             first = trained.resume()
             truth.resumed(rank, first)
             cli._begin_attempt(session, RUN, began, first, allocation, *claims)  # type: ignore[arg-type, call-arg]
