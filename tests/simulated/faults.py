@@ -93,4 +93,34 @@ FAULTS: dict[str, Fault] = {
         "                fresh[_name(piece)] = work(piece)\n                self.journal.record(",
         "prepare",
     ),
+    "work that comes on is a stall": Fault(
+        "hpcrec/comm/stall_report.py",
+        "            if missing and all(r in standings and",
+        "            if not missing and all(r in standings and",
+        "stall",
+    ),
+    "a rank that does not answer has come": Fault(
+        "hpcrec/comm/stall_report.py",
+        "r for r in ranks if r not in standings or standings[r]",
+        "r for r in ranks if r in standings and standings[r]",
+        "stall",
+    ),
+    "rank 0 alone is told": Fault(
+        "hpcrec/comm/stall.py",
+        "        self._candidate = 2 * self._candidate + 1 if self._candidate >= 0 else 0\n",
+        "        self._candidate = 0\n",
+        "stall",
+    ),
+    "a restart that clears what the run has saved": Fault(
+        "hpcrec/launcher/restarts.py",
+        """ if attempts.last_begin(run.folder) != before[0] else ()\n    return""",
+        """ if attempts.last_begin(run.folder) == before[0] else ()\n    return""",
+        "restart",
+    ),
+    "restarts without end": Fault(
+        "hpcrec/launcher/restarts.py",
+        "        if failed is not None and (failed.step, failed.newest) == (now.step, now.newest):\n",
+        "        if failed is not None and failed is now:\n",
+        "restart",
+    ),
 }
