@@ -38,8 +38,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "what is removed before what replaces it is whole": Fault(
         "hpcrec/checkpoint/saver.py",
-        "            writer.commit()\n            on_root(session.parts.world.main, then)\n",
-        "            on_root(session.parts.world.main, then)\n            writer.commit()\n",
+        "            writer.commit()\n            on_root(session.parts.world.main, lambda: then(",
+        "            then(lambda: None) if session.topology.rank == 0 else None\n            writer.commit()\n"
+        "            on_root(session.parts.world.main, lambda: (lambda _: None)(",
         "commit",
     ),
     "a save beside steps that nobody waits for": Fault(
@@ -50,14 +51,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "a rank whose error the others do not learn": Fault(
         "hpcrec/training/ranks.py",
-        "        except (OSError, CheckpointError) as caught:\n            error = str(caught)\n",
-        "        except (OSError, CheckpointError) as caught:\n            raise CheckpointError from caught\n",
+        "            error = CheckpointError, str(caught)\n",
+        "            raise\n",
         "commit",
     ),
     "each rank looks for the newest checkpoint by itself": Fault(
         "hpcrec/checkpoint/find.py",
-        "    candidates: list[Path] = on_root(ranks, lambda: files.candidates(folder, which))\n",
-        "    candidates: list[Path] = files.candidates(folder, which)\n",
+        "    candidates: list[Path] = on_root(ranks, lambda: files.candidates(folder, which, finite=finite))\n",
+        "    candidates: list[Path] = files.candidates(folder, which, finite=finite)\n",
         "commit",
     ),
     "another rank than the first removes what is left": Fault(
@@ -68,13 +69,13 @@ FAULTS: dict[str, Fault] = {
     ),
     "a base that is removed": Fault(
         "hpcrec/checkpoint/files.py",
-        "    removed = sorted(set(steps) - kept)\n",
-        "    removed = sorted(set(steps) - {*steps[max(len(steps) - keep, 0) :], *protect})\n",
+        "        kept |= {base for step in kept if (base := bases[step]) is not None}\n",
+        "",
         "commit",
     ),
     "what was about to be replaced, not brought back": Fault(
         "hpcrec/checkpoint/files.py",
-        "            old.rename(final)\n",
+        '            (folder / name).rename(folder / name[1:].removesuffix(".old"))\n',
         "            pass\n",
         "commit",
     ),
@@ -103,12 +104,6 @@ FAULTS: dict[str, Fault] = {
         "hpcrec/comm/stall_report.py",
         "r for r in ranks if r not in standings or standings[r]",
         "r for r in ranks if r in standings and standings[r]",
-        "stall",
-    ),
-    "rank 0 alone is told": Fault(
-        "hpcrec/comm/stall.py",
-        "        self._candidate = 2 * self._candidate + 1 if self._candidate >= 0 else 0\n",
-        "        self._candidate = 0\n",
         "stall",
     ),
     "a restart that clears what the run has saved": Fault(

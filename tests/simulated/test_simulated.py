@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from tests.conftest import MPI_ENVIRONMENT
+from tests.faults.seeded import changed
+from tests.simulated.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = {"commit": 250, "claim": 250, "prepare": 80}
-SOAK = {"commit": 60_000, "claim": 42_000, "prepare": 8_000}  # with those that repeat: 100,000 distinct ones at least
+FEW = {"commit": 250, "claim": 200, "prepare": 60, "stall": 60, "restart": 120}
+# With those that repeat, and those of which nothing took effect, 100,000 distinct ones at least.
+SOAK = {"commit": 50_000, "claim": 40_000, "prepare": 8_000, "stall": 8_000, "restart": 24_000}
 PARTS = 10  # of a scenario's soak
+WITHIN = 1_000  # schedules in which a seeded fault is found: less than a tenth of what there is of each scenario
 
 
 def count(folder: Path, scenario: str, first: int, n: int, *more: str, limit_s: float = 200) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def test_no_schedule_is_wrong(tmp_path: Path, scenario: str) -> None:
     found = count(tmp_path, scenario, 0, FEW[scenario])
     assert [(one["seed"], one["wrong"]) for one in found["found"]] == []
     assert found["drawn"] == FEW[scenario]
-    assert found["distinct"] >= 0.8 * FEW[scenario]  # most of what is drawn takes effect, and in another way
+    assert found["distinct"] >= 0.7 * FEW[scenario]  # most of what is drawn takes effect, and in another way
     assert min(map(int, found["ranks"])) >= 3
 
 
@@ -55,6 +59,20 @@ def test_the_same_seed_gives_the_same_schedule(tmp_path: Path, scenario: str) ->
     assert not set(further["identities"]) & set(one["identities"])
 
 
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_source_has_what_the_fault_replaces(name: str) -> None:
+    compile(changed(FAULTS[name]), FAULTS[name].file, "exec")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_fault_is_found(tmp_path: Path, name: str) -> None:
+    assert len(FAULTS) >= 10
+    found = count(tmp_path, FAULTS[name].test, 0, WITHIN, "--fault", name, limit_s=500)
+    assert found["wrong"] == 1 and found["drawn"] <= WITHIN
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
@@ -64,4 +82,4 @@ def test_no_schedule_of_the_soak_is_wrong(tmp_path: Path, scenario: str, part: i
     folder = Path(os.environ.get("HPCREC_COUNTS", tmp_path))
     found = count(folder, scenario, 1000 + part * n, n, "--go-on", limit_s=1800)
     assert [(one["seed"], one["wrong"]) for one in found["found"]] == []
-    assert found["distinct"] >= 0.8 * n
+    assert found["distinct"] >= 0.75 * n

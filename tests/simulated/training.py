@@ -7,6 +7,7 @@ step alone, so whatever checkpoint a run goes on from, all that it reads can be 
 import contextlib
 import inspect
 import json
+import threading
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
@@ -259,8 +260,13 @@ class Session:
             topology=self.topology,
             total_wire_bytes=lambda: np.zeros(1),
         )
-        pipeline = SimpleNamespace(rest=lambda: None, rested=lambda: True, settle=lambda: None)
+        pipeline = SimpleNamespace(
+            rest=lambda: None, rested=lambda: True, settle=lambda: None, drain_after=lambda _: None
+        )
+        self.save_failed = False
         self.parts = SimpleNamespace(
+            save_failed=threading.Event(),
+            ahead=0,
             world=world,
             pipeline=pipeline,
             splits=splits,
@@ -279,9 +285,12 @@ class Session:
     def steps(self) -> Iterator[Any]:
         """See ``hpcrec.training.session.Session``."""
         while self.step < self.total_steps:
-            if any(self.rank.main.allgather(self.rank.job.name in self.truth.schedule.stopped)):
+            stop, failed = self.rank.job.name in self.truth.schedule.stopped, self.parts.save_failed.is_set()
+            everyone = self.rank.main.allgather((stop, failed))
+            if any(stop for stop, _ in everyone):
                 self.stopped = True
                 return
+            self.save_failed = any(failed for _, failed in everyone)
             yield SimpleNamespace(number=self.step, batch=None, run=self._run)
 
     def _run(self) -> float:
@@ -375,11 +384,17 @@ def stand_ins(truth: Truth) -> Iterator[None]:
         put(saver.state, "identity", lambda _: {})
         put(loop.state, "load", lambda session, checkpoint, *, resume: session.load(checkpoint))
         put(loop, "Kept", lambda _: SimpleNamespace(more=lambda: (0, 0)))
+        put(loop, "Work", lambda _: _WORK)
         put(loop, "evaluated_otherwise", lambda *_: {})
         put(cli, "to_toml", lambda _: "")
         if not truth.settings.hdf5:
             put(checkpoints, "write_part", _write_part)
         yield
+
+
+_NOTHING = SimpleNamespace(**dict.fromkeys(("log", "step", "stepped", "evaluated", "saved"), lambda *_: None))
+_TOLD = _NOTHING, _NOTHING  # telemetry and stop time
+_WORK = SimpleNamespace(**dict.fromkeys(("begin_step", "end_step"), lambda *_: None))
 
 
 def program(truth: Truth, allocation: Allocation, resume: str | None = None) -> Any:
@@ -413,7 +428,7 @@ def program(truth: Truth, allocation: Allocation, resume: str | None = None) -> 
             first = trained.resume()
             truth.resumed(rank, first)
             cli._begin_attempt(session, RUN, began, first, allocation, *claims)  # type: ignore[arg-type, call-arg]
-            outcome = trained.run(SimpleNamespace(log=lambda *_: None, step=lambda *_: None))  # type: ignore[arg-type]
+            outcome = trained.run(*_TOLD)  # type: ignore[arg-type]
             for claim in claims:
                 on_root(main, claim.check)
             on_root(main, lambda: attempts.end(RUN, session.step, outcome.status))
