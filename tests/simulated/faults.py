@@ -55,12 +55,6 @@ FAULTS: dict[str, Fault] = {
         "            raise\n",
         "commit",
     ),
-    "each rank looks for the newest checkpoint by itself": Fault(
-        "hpcrec/checkpoint/find.py",
-        "    candidates: list[Path] = on_root(ranks, lambda: files.candidates(folder, which, finite=finite))\n",
-        "    candidates: list[Path] = files.candidates(folder, which, finite=finite)\n",
-        "commit",
-    ),
     "another rank than the first removes what is left": Fault(
         "hpcrec/checkpoint/resume.py",
         "    on_root(ranks, lambda: remove_leftovers(folder",
