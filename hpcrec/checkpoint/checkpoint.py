@@ -243,7 +243,7 @@ class CheckpointWriter:
         """Writes an HDF5 file in one go; of what is ``looked_at`` it is noted where it is not finite."""
 
         def write(path: Path) -> tuple[int, int]:
-            with Output(path) as output:
+            with Output(path, remembered=True) as output:
                 fill(output.file)
             self._finite &= all(map(_is_finite, looked_at))
             return output.given.n_bytes, output.given.crc32(0, output.given.n_bytes)
@@ -272,8 +272,9 @@ class CheckpointWriter:
 
     def _sync_names(self) -> None:
         """Brings the names of this rank's files to disk: by its own host, which may be the only one to know them."""
-        for folder in sorted({(self.hidden / name).parent for name in self._written} | {self.hidden}):
-            if self._failure is None and folder.exists():
+        folders = {(self.hidden / name).parent for name in self._written}
+        for folder in sorted(folders | {self.hidden} if folders else folders):
+            if self._failure is None:
                 with self._failing(folder):
                     sync(folder)
                 self._comes_on()

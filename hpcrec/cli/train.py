@@ -17,7 +17,7 @@ import torch
 
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
-from hpcrec.checkpoint.files import clear, steps_in
+from hpcrec.checkpoint.files import ComesOn, clear, steps_in
 from hpcrec.comm.failure import ExitCodes, tell
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
@@ -27,7 +27,7 @@ from hpcrec.config import (
     with_absolute_paths,
     with_copied_data,
 )
-from hpcrec.data.files import writing
+from hpcrec.data.files import write_text, writing
 from hpcrec.data.predictions import predictions
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError
@@ -74,7 +74,10 @@ def train(
         ) as claim,
     ):
         root = session.topology.rank == 0
-        resume = on_root(session.parts.world.main, lambda: _prepare_folder(run, config, allocation, claim))
+        resume = on_root(
+            session.parts.world.main,
+            lambda: _prepare_folder(run, config, allocation, claim, session.parts.world.main.comes_on),
+        )
         software = {**telemetry.versions(), **mpi_versions()}
         loop = Loop(session, run, config.train, replace(config.checkpoint, resume=resume), software, claim)
         first = loop.resume()
@@ -157,7 +160,7 @@ def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -
         return dataset.samples
 
 
-def _prepare_folder(run: Path, config: Config, allocation: Allocation, claim: Claim) -> str:
+def _prepare_folder(run: Path, config: Config, allocation: Allocation, claim: Claim, comes_on: ComesOn) -> str:
     """Makes a run's folder ready; returns ``checkpoint.resume`` as it is for this attempt."""
     first = attempts.first_step_of(run, allocation)
     resume = config.checkpoint.resume
@@ -165,20 +168,20 @@ def _prepare_folder(run: Path, config: Config, allocation: Allocation, claim: Cl
         tell(f"checkpoint.resume = {resume!r} was for the first allocation of job {allocation.job}")
         resume = "auto"
     with writing(run):
-        _clean_folder(run, config, resume, claim)
+        _clean_folder(run, config, resume, claim, comes_on)
     return resume
 
 
-def _clean_folder(run: Path, config: Config, resume: str, claim: Claim) -> None:
+def _clean_folder(run: Path, config: Config, resume: str, claim: Claim, comes_on: ComesOn) -> None:
     if resume == "never":  # what the run has left that this one replaces
-        clear(run, claim)
+        clear(run, claim, comes_on)
         claim.check()
         shutil.rmtree(run / "tensorboard", ignore_errors=True)
         (run / attempts.FILE).unlink(missing_ok=True)
     claim.check()
     for name in ("summary.json", "report.html"):  # what an earlier run ended with is not what this one will
         (run / name).unlink(missing_ok=True)
-    (run / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    write_text(run / "config.toml", to_toml(config))
 
 
 def _begin_attempt(session: Session, run: Path, began: str, step: int, allocation: Allocation, claim: Claim) -> None:

@@ -86,7 +86,9 @@ def find_waits(
             first = standings[waiting[0]]
             missing = [r for r in ranks if r not in standings or standings[r].lanes[lane][0] < number]
             longest_s = max(standings[r].lanes[lane][3] for r in waiting)
-            if missing and all(r in standings and standings[r].lanes[lane][1] == WORKING for r in missing):
+            if not missing:  # whoever came last may have done so after the others told how long they waited
+                longest_s = min(standings[r].lanes[lane][3] for r in ranks)
+            elif all(r in standings and standings[r].lanes[lane][1] == WORKING for r in missing):
                 longest_s = min(longest_s, max(standings[r].lanes[lane][3] for r in missing))
             tag = first.lanes[lane][2]
             if longest_s >= at_least_s:

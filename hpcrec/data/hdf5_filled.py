@@ -64,7 +64,7 @@ class Filled(WholeOrAbsent):
 
     def __init__(self, path: Path, shapes: Mapping[str, Shape], describe: Callable[[h5py.File], None]) -> None:
         self._places: dict[str, _Place] = {}
-        with Output(path) as output:
+        with Output(path, remembered=True) as output:
             self._header = output.given
             describe(output.file)
             sizes = {name: math.prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}

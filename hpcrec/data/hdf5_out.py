@@ -35,12 +35,14 @@ class Output(WholeOrAbsent):
         What errors call it; `path` by default.
     file_format : (str, str), optional
         h5py's ``libver``.
+    remembered : bool
+        Keep what the checksum of what was given takes: memory for every short write.
 
     Attributes
     ----------
     file : h5py.File
     given : Given
-        What was written so far.
+        What was written so far, where that is ``remembered``.
 
     Raises
     ------
@@ -48,11 +50,21 @@ class Output(WholeOrAbsent):
         From the constructor, `check` and `close`, where the disk cannot be written.
     """
 
-    def __init__(self, path: Path, name: Path | None = None, file_format: tuple[str, str] | None = None) -> None:
+    given: "Given"
+
+    def __init__(
+        self,
+        path: Path,
+        name: Path | None = None,
+        file_format: tuple[str, str] | None = None,
+        *,
+        remembered: bool = False,
+    ) -> None:
         self._name = name or path
         with writing(self._name):
-            self._disk = _Disk(path)
-        self.given = self._disk.given
+            self._disk = _Disk(path, remembered=remembered)
+        if self._disk.given is not None:
+            self.given = self._disk.given
         self.file = h5py.File(self._disk, "w", libver=file_format)
 
     def check(self) -> None:
@@ -159,9 +171,9 @@ def _of_zeros(n_bytes: int, crc: int) -> int:
 class _Disk(io.RawIOBase):
     """The file that HDF5 writes to: what h5py asks of a file object, without errors."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, remembered: bool = False) -> None:
         self._raw = path.open("w+b", buffering=0)
-        self.given = Given(self._raw.fileno())
+        self.given = Given(self._raw.fileno()) if remembered else None
         self._dropped = False
         self.error: OSError | None = None
 
@@ -174,7 +186,7 @@ class _Disk(io.RawIOBase):
         left = memoryview(data).cast("B")
         n_bytes = len(left)
         try:
-            if not self._dropped:
+            if self.given is not None and not self._dropped:
                 self.given.put(self.tell(), left)
             while left and not self._dropped:
                 left = left[self._raw.write(left) :]
@@ -188,7 +200,8 @@ class _Disk(io.RawIOBase):
         try:
             if not self._dropped:
                 self._raw.truncate(size)
-                self.given.truncate(size)
+                if self.given is not None:
+                    self.given.truncate(size)
         except OSError as error:
             self._fail(error)
         return size
@@ -215,7 +228,8 @@ class _Disk(io.RawIOBase):
         """
         if self.closed:
             return
-        self.given.forget_file()
+        if self.given is not None:
+            self.given.forget_file()
         for last in (self._flush_to_disk, self._raw.close):
             try:
                 last()

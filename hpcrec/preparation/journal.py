@@ -5,8 +5,10 @@ In the folder of the data set: ``prepare.work/`` while it is made (``job.json``,
 all. Knows nothing of what the records say.
 """
 
+import contextlib
 import fcntl
 import json
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -41,9 +43,8 @@ class Journal:
         ConfigError
             The folder has the work or the result of another conversion, or another process works in it now.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.work.mkdir(exist_ok=True)
-        self._take_lock()
+        while not self._take_lock():
+            pass  # another process has just ended, and removed what was locked
         try:
             return self._open(restart)
         except BaseException:
@@ -75,10 +76,10 @@ class Journal:
     def close(self) -> None:
         """Let another process work in the folder; leave no empty work folder."""
         if self._lock is not None:
+            if not any(path.name != "lock" for path in self.work.iterdir()):
+                shutil.rmtree(self.work, ignore_errors=True)  # while nobody else can be in it
             self._lock.close()
             self._lock = None
-            if not any(path.name != "lock" for path in self.work.iterdir()):
-                shutil.rmtree(self.work, ignore_errors=True)
 
     def clear(self) -> None:
         """Forget what was begun, but for the lock."""
@@ -114,8 +115,15 @@ class Journal:
         files.write_text(self.folder / "prepare.json", _text(content))
         self.clear()
 
-    def _take_lock(self) -> None:
-        self._lock = (self.work / "lock").open("w")
+    def _take_lock(self) -> bool:
+        """Whether this process works in the folder now; False: what it locked has lost its name meanwhile."""
+        path = self.work / "lock"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.work.mkdir(exist_ok=True)
+            self._lock = path.open("w")
+        except FileNotFoundError:
+            return False
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -129,6 +137,12 @@ class Journal:
                 f"{self.folder}: its file system takes no lock ({error.strerror}); see that one process prepares in it"
             )
             warnings.warn(said, stacklevel=2)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(self._lock.fileno())):
+                return True
+        self._lock.close()
+        self._lock = None
+        return False
 
     def _compare(self, earlier: Record) -> None:
         was, now = _flat(earlier["identity"]), _flat(self._identity)

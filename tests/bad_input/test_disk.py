@@ -48,6 +48,7 @@ def test_full_disk_for_checkpoints(hpcrec: Forked, config: Path, capsys: pytest.
 def test_full_disk_for_metrics(hpcrec: Forked, config: Path) -> None:
     """A line less is no reason to end a run: its lines are kept, and it is said that the last could not be written."""
     settings = ("train.log_every=1", "train.epochs=25", "checkpoint.every=100000", "run.tensorboard=false")
+    settings += ("model.options.hidden=[4]",)
     done = hpcrec("train", config, *(w for s in settings for w in ("--set", s)), file_bytes=40_000)
     assert done.code == 0, done.err
     path = f"{config.parent}/run/metrics.jsonl"

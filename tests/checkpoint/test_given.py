@@ -54,7 +54,7 @@ def test_checksums_of_any_order_of_writes(tmp_path: Path) -> None:
 
 
 def test_checksums_of_hdf5_files_are_those_of_their_bytes(tmp_path: Path) -> None:
-    with Output(tmp_path / "a.h5") as output:
+    with Output(tmp_path / "a.h5", remembered=True) as output:
         for i in range(40):
             group = output.file.require_group(f"g{i % 7}")
             group.create_dataset(f"d{i}", data=np.random.default_rng(i).random(10 ** (i % 6))).attrs["i"] = i

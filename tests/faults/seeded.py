@@ -48,7 +48,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "a drain point that is read past": Fault(
         "hpcrec/policy/policy.py",
-        "return min([last, *(first - first % every + every for every in self.drains if every)])",
+        "return min([last, *periodic, *(step for step in self.once if step > first)])",
         "return last",
         "tests/policy/test_delayed.py::test_equals_one_process_that_does_the_same",
     ),
