@@ -73,11 +73,8 @@ def train(
             run, allocation, session.parts.world.main, when_lost=partial(session.parts.signal.request, "claim lost")
         ) as claim,
     ):
-        root = session.topology.rank == 0
-        resume = on_root(
-            session.parts.world.main,
-            lambda: _prepare_folder(run, config, allocation, claim, session.parts.world.main.comes_on),
-        )
+        main, root = session.parts.world.main, session.topology.rank == 0
+        resume = on_root(main, lambda: _prepare_folder(run, config, allocation, claim, main.comes_on))
         software = {**telemetry.versions(), **mpi_versions()}
         loop = Loop(session, run, config.train, replace(config.checkpoint, resume=resume), software, claim)
         first = loop.resume()
