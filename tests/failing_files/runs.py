@@ -5,7 +5,7 @@ folder by the real resume and holds what is there to it. Knows neither how calls
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hpcrec.checkpoint.checkpoint import Checkpoint, CheckpointWriter, mark_best
 from hpcrec.checkpoint.find import problem_of
 from hpcrec.checkpoint.resume import resumed_from
 from hpcrec.comm.ranks import Alone, Ranks
+from hpcrec.training.ranks import on_root
 
 ROWS, WIDTH = 300, 4  # 4.8 kB: more than a page, so that values are written past the cache too
 BLOCKS = 2
@@ -78,42 +79,75 @@ class Book:
         Those that ``commit`` returned, in order.
     needed : set of int
         Steps that must be there: committed, and not given to ``prune`` to remove.
+    bests : set of int
+        Steps that may be noted as the best; 0: none is.
     """
 
     run: Path
     ranks: Ranks = field(default_factory=Alone)
+    say: Callable[[str], None] = lambda _: None
     begun: list[Save] = field(default_factory=list)
     committed: list[Save] = field(default_factory=list)
     needed: set[int] = field(default_factory=set)
-
-    def next(self, step: int, base: int | None) -> Save:
-        """The next one, which is begun."""
-        of = None if base is None else next(s for s in reversed(self.committed) if s.step == base)
-        self.begun.append(Save(step, len(self.begun) + 1, of))
-        return self.begun[-1]
+    bests: set[int] = field(default_factory=lambda: {0})
 
     def note(self, step: int, base: int | None = None) -> None:
         """The next one is there already."""
-        self.committed.append(self.next(step, base))
-        self.needed.add(step)
+        self._begin(step, base)
+        self._commit(len(self.begun))
 
     def save(self, step: int, base: int | None = None) -> None:
         """Writes the next one."""
-        save = self.next(step, base)
-        written(self.run, save, self.ranks)
-        self.committed.append(save)
-        self.needed.add(step)
+        self._begin(step, base)
+        self.say(f"begin {len(self.begun)} {step} {base or 0}")
+        written(self.run, self.begun[-1], self.ranks)
+        self._commit(len(self.begun))
+        self.say(f"commit {len(self.begun)}")
 
     def mark(self, step: int) -> None:
-        """Notes it as the best."""
-        mark_best(self.run, step, "auc", float(step))
+        """Notes it as the best; on one rank."""
+        self._best(step)
+        self.say(f"best {step}")
+        on_root(self.ranks, lambda: mark_best(self.run, step, "auc", float(step)))
+        self.bests = {step}
+        self.say(f"bests {step}")
 
     def prune(self, keep: int, protect: Sequence[int] = ()) -> None:
-        """Removes what is not to be kept; from here on it may be gone."""
+        """Removes what is not to be kept; from here on it may be gone. On one rank."""
+        self._give_up(keep, protect)
+        self.say(" ".join(map(str, ["prune", keep, *protect])))
+        on_root(self.ranks, lambda: prune(self.run, keep, protect))
+
+    def follow(self, text: str) -> None:
+        """Does to the book, not to the run, what one that was said had done."""
+        word, first, *others = text.split()
+        number, rest = int(first), [int(other) for other in others]
+        if word == "begin" and number > len(self.begun):  # each rank says it
+            self._begin(rest[0], rest[1] or None)
+        elif word == "commit" and number not in {save.number for save in self.committed}:
+            self._commit(number)
+        elif word == "best":
+            self._best(number)
+        elif word == "bests":
+            self.bests = {number}
+        elif word == "prune":
+            self._give_up(number, rest)
+
+    def _best(self, step: int) -> None:
+        self.bests = {*self.bests, step}
+
+    def _begin(self, step: int, base: int | None) -> None:
+        of = None if base is None else next(s for s in reversed(self.committed) if s.step == base)
+        self.begun.append(Save(step, len(self.begun) + 1, of))
+
+    def _commit(self, number: int) -> None:
+        self.committed.append(self.begun[number - 1])
+        self.needed.add(self.committed[-1].step)
+
+    def _give_up(self, keep: int, protect: Sequence[int]) -> None:
         kept = {*sorted(self.needed)[-keep:], *protect}
         bases = {s.base.step for s in self.committed if s.step in kept and s.base is not None}
         self.needed &= kept | bases
-        prune(self.run, keep, protect)
 
     def resumed(self) -> Save | None:
         """Resumes, as a run that starts does, and reads all; which one it was.
@@ -154,6 +188,8 @@ class Book:
         found += [f"step-{step} is gone" for step in sorted(self.needed - set(steps_in(self.run)))]
         if (best := read_best(self.run)) is not None and best["step"] not in steps_in(self.run):
             found.append(f"the best checkpoint, step-{best['step']}, is gone")
+        if (best["step"] if best else 0) not in self.bests:
+            found.append(f"the best checkpoint is noted to be {best}; allowed are {sorted(self.bests)}")
         try:
             taken = self.resumed()
         except Exception as error:

@@ -7,21 +7,25 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.comm.ranks import Alone
+from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.data.files import write_text
 from hpcrec.data.layout import Columns
 from hpcrec.data.reader import DataSet
+from hpcrec.errors import CheckpointError, DataError
 from hpcrec.preparation.convert import prepare_table
 from hpcrec.preparation.split import Split
 from hpcrec.training import attempts
 from hpcrec.training.claim import claimed
 from tests.failing_files.runs import Book
+
+Mark = Callable[[str], None]
 
 
 class Scenario(ABC):
@@ -38,6 +42,26 @@ class Scenario(ABC):
     def judge(self, folder: Path, *, whole: bool) -> list[str]:
         """What is wrong with what is left; ``whole``: ``act`` returned."""
 
+    # Where power goes: the same is done on several ranks, and what is left is judged by the marks that had been made.
+
+    def watched(self, folder: Path) -> Path:
+        """Of which nothing is kept that is not synced."""
+        return folder
+
+    def begin_cuts(self, folder: Path) -> None:
+        """What is there before, all of it kept."""
+        self.begin(folder)
+        self.watched(folder).mkdir(parents=True, exist_ok=True)
+
+    def act_on(self, folder: Path, ranks: Ranks, mark: Mark) -> None:
+        """On each rank; ``mark`` says what has been reached."""
+        self.act(folder)
+        mark("done")
+
+    def judge_cut(self, folder: Path, marks: Sequence[str]) -> list[str]:
+        """What is wrong with what is left."""
+        return self.judge(folder, whole="done" in marks)
+
 
 class OfRun(Scenario):
     """On the checkpoints of a run, each step of ``before`` saved first: (step, base)."""
@@ -45,22 +69,37 @@ class OfRun(Scenario):
     before: tuple[tuple[int, int | None], ...] = ()
 
     def begin(self, folder: Path) -> None:
-        self._saved_before(Book(folder))
-
-    def _saved_before(self, book: Book) -> Book:
+        book = Book(folder)
         for step, base in self.before:
             book.save(step, base)
+
+    def _noted(self, book: Book) -> Book:
+        for step, base in self.before:  # which are there
+            book.note(step, base)
         return book
 
     def act(self, folder: Path) -> None:
-        self.book = Book(folder)
-        for step, base in self.before:  # which are there
-            self.book.note(step, base)
+        self.book = self._noted(Book(folder))
         self.do(self.book)
 
     @abstractmethod
     def do(self, book: Book) -> None:
         """What is done to the run."""
+
+    def begin_cuts(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+
+    def act_on(self, folder: Path, ranks: Ranks, mark: Mark) -> None:
+        book = Book(folder, ranks, mark)
+        for step, base in self.before:
+            book.save(step, base)
+        self.do(book)
+
+    def judge_cut(self, folder: Path, marks: Sequence[str]) -> list[str]:
+        self.book = Book(folder)
+        for text in marks:
+            self.book.follow(text)
+        return self.judge(folder, whole=False)
 
     def judge(self, folder: Path, *, whole: bool) -> list[str]:
         found = self.book.problems()
@@ -96,6 +135,36 @@ class Increment(OfRun):
         book.prune(1, [3])
 
 
+class Long(OfRun):
+    """Several starts of one run: whole ones and what changed, the best noted, and what is older removed."""
+
+    def do(self, book: Book) -> None:
+        for first in (1, 7):
+            book.resumed()
+            book.save(first)
+            book.mark(first)
+            for step in range(first + 1, first + 5):
+                book.save(step, first if step < first + 4 else None)
+                book.prune(2, [first])
+        book.save(20, 11)
+        book.save(20)
+        book.mark(20)
+        book.prune(1, [20])
+
+
+class Retried(OfRun):
+    """What could not be saved is saved again, over a sync that failed."""
+
+    def do(self, book: Book) -> None:
+        for step in range(1, 4):
+            for _ in range(2):
+                try:
+                    book.save(step, None if step < 3 else 2)
+                    break
+                except CheckpointError:
+                    continue
+
+
 class Again(OfRun):
     """A step that has a checkpoint already is saved anew."""
 
@@ -106,7 +175,21 @@ class Again(OfRun):
         book.save(3, 2)
 
 
-class Resume(OfRun):
+class Given(OfRun):
+    """Where what is there before is not written by the ranks."""
+
+    def begin_cuts(self, folder: Path) -> None:
+        self.begin(folder)
+
+    def act_on(self, folder: Path, ranks: Ranks, mark: Mark) -> None:
+        self.do(self._noted(Book(folder, ranks, mark)))
+
+    def judge_cut(self, folder: Path, marks: Sequence[str]) -> list[str]:
+        self.book = self._noted(Book(folder))
+        return self.judge(folder, whole=False)
+
+
+class Resume(Given):
     """A start finds the newest one, which needs a base, and reads all of it, beside what a killed run left."""
 
     before = ((1, None), (2, 1), (3, 1))
@@ -122,7 +205,7 @@ class Resume(OfRun):
         assert taken is not None and taken.step == 3, f"resume takes {taken and taken.step}, and 3 is whole"
 
 
-class Damaged(OfRun):
+class Damaged(Given):
     """The newest has another byte than it was given: an older one is taken, and the newest is kept aside."""
 
     before = ((1, None), (2, None), (3, None))
@@ -134,13 +217,11 @@ class Damaged(OfRun):
         data[-9] ^= 1
         path.write_bytes(data)
 
-    def act(self, folder: Path) -> None:
-        self.book = Book(folder)
-        for step, base in self.before:
-            self.book.note(step, base)
-        self.book.committed.pop()
-        self.book.needed.discard(3)
-        self.do(self.book)
+    def _noted(self, book: Book) -> Book:
+        super()._noted(book)
+        book.committed.pop()
+        book.needed.discard(3)
+        return book
 
     def do(self, book: Book) -> None:
         taken = book.resumed()
@@ -159,27 +240,49 @@ class Damaged(OfRun):
 class Notes(Scenario):
     """A claim, the attempts of a run and a small text file."""
 
+    first_told: list[tuple[int, str]] = [(0, "begin")]
+
     def begin(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         attempts.begin(folder, attempts.now(), 0, 2, ["one"], attempts.Allocation("7", 0))
         write_text(folder / "summary.json", json.dumps({"steps": 0}) + "\n")
 
     def act(self, folder: Path) -> None:
-        self.told = [(0, "begin")]
-        self.summed = {0}
+        self.told, self.summed = list(self.first_told), {0}
+        self._do(folder, self._follow)
+
+    def _do(self, folder: Path, mark: Mark) -> None:
         with claimed(folder, "7", Alone()):
             attempts.begin(folder, attempts.now(), 5, 2, ["one"], attempts.Allocation("7", 1))
-            self.told += [(5, "begin")]
-            self.summed = {0, 1}
+            mark("begun 5")
+            mark("sums")
             write_text(folder / "summary.json", json.dumps({"steps": 1}) + "\n")
-            self.summed = {1}
+            mark("summed")
             attempts.end(folder, 9, "finished")
-            self.told += [(9, "end")]
+            mark("ended 9")
+
+    def _follow(self, text: str) -> None:
+        if text.startswith(("begun", "ended")):
+            self.told.append((int(text.split()[1]), "begin" if text.startswith("begun") else "end"))
+        elif text == "sums":
+            self.summed.add(1)
+        else:
+            self.summed = {1}
+
+    def act_on(self, folder: Path, ranks: Ranks, mark: Mark) -> None:
+        self._do(folder, mark)
+
+    def judge_cut(self, folder: Path, marks: Sequence[str]) -> list[str]:
+        self.told, self.summed = list(self.first_told), {0}
+        for text in marks:
+            self._follow(text)
+        return self.judge(folder, whole=False)
 
     def judge(self, folder: Path, *, whole: bool) -> list[str]:
         events = [(event["step"], event["event"]) for event in attempts.read(folder)]
         found = [f"the attempts lack {told}: {events}" for told in self.told if told not in events]
-        steps = json.loads((folder / "summary.json").read_text())["steps"]
+        path = folder / "summary.json"
+        steps = json.loads(path.read_text())["steps"] if path.exists() else 0
         if steps not in self.summed:
             found.append(f"summary.json says {steps}, allowed are {self.summed}")
         attempts.begin(folder, attempts.now(), 9, 1, ["two"], attempts.Allocation())
@@ -187,7 +290,16 @@ class Notes(Scenario):
             found.append("no attempt can be added")
         with claimed(folder, "8", Alone()):
             pass
-        return found + [f"{path} is left" for path in folder.glob(".*.part")]
+        return found + [f"{path} is left" for path in folder.glob(".*.part") if whole]
+
+
+class FirstNotes(Notes):
+    """The same in a folder that has none of them yet."""
+
+    first_told = []
+
+    def begin(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 MAP = """
@@ -240,6 +352,9 @@ class Prepare(Scenario):
         right, mine = ((folder / of / "vocabulary.h5").read_bytes() for of in ("right", "out"))
         return found + (["another vocabulary"] if len(right) != len(mine) else [])
 
+    def watched(self, folder: Path) -> Path:
+        return folder / "out"
+
     def act(self, folder: Path) -> None:
         self._prepared(folder, "out")
 
@@ -272,6 +387,16 @@ class PrepareRestart(Prepare):
     def act(self, folder: Path) -> None:
         self._prepared(folder, "out", restart=True)
 
+    def judge(self, folder: Path, *, whole: bool) -> list[str]:
+        found = [f"after it ended well: {text}" for text in self._wrong(folder)] if whole else []
+        try:
+            self._prepared(folder, "out")
+        except DataError as error:  # what was there is removed in part, and what is new is not there
+            if whole or "--restart" not in str(error) or f"{folder}/out/" not in str(error):
+                found.append(f"{type(error).__name__}: {error}")
+            self._prepared(folder, "out", restart=True)
+        return found + self._wrong(folder)
+
 
 class Data(Scenario):
     """A data set of three files, opened and read."""
@@ -297,10 +422,13 @@ class Data(Scenario):
 SCENARIOS: dict[str, type[Scenario]] = {
     "first": First,
     "increment": Increment,
+    "long": Long,
+    "retried": Retried,
     "again": Again,
     "resume": Resume,
     "damaged": Damaged,
     "notes": Notes,
+    "first notes": FirstNotes,
     "prepare": Prepare,
     "prepare one": PrepareOne,
     "prepare restart": PrepareRestart,
