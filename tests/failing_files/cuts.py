@@ -24,6 +24,9 @@ from tests.failing_files.library import Control
 from tests.failing_files.power import MARK, Disk, Record, records
 
 
+PASS = 60  # cuts from the first call to the last; then again from the first
+
+
 class Threads:
     """``Ranks`` of which each is a thread."""
 
@@ -119,7 +122,7 @@ class Cuts:
         self._control.disarm()
         calls = sum(record.call != MARK for record in log)
         while self.done < until and len(self.wrong) < self._most_wrong:
-            self._once(scenario, name, folder / "run", copy.deepcopy(before), log, (until - self.done) / calls)
+            self._once(scenario, name, folder / "run", copy.deepcopy(before), log, min(until - self.done, PASS) / calls)
 
     def _once(self, scenario: Any, name: str, folder: Path, disk: Disk, log: list[Record], each: float) -> None:
         """From the first call to the last, with so many cuts at each on average."""

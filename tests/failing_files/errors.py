@@ -155,7 +155,7 @@ class Bench:
             run = folder / name / "run"
             scenario.begin(run)
             run.rename(folder / name / "begun") if run.exists() else None
-            found = self._run(Case(name, "open", "EIO", 1 << 30, False))
+            found = self.run(Case(name, "open", "EIO", 1 << 30, False))
             assert not found.wrong and not found.raised and not found.n_hits, found
             self.calls[name] = found.calls
 
@@ -169,11 +169,12 @@ class Bench:
                             for n in range(1, calls[call] + 2):
                                 yield Case(name, call, error, n, on)
 
-    def run(self, case: Case) -> Outcome:
-        """One of them."""
-        return self._run(case)
+    def last(self, case: Case) -> int:
+        """The number of the last call of that kind that its scenario makes where nothing fails."""
+        return self.calls[case.scenario][case.call]
 
-    def _run(self, case: Case) -> Outcome:
+    def run(self, case: Case) -> Outcome:
+        """One of them, on a folder of its own."""
         from tests.failing_files.scenarios import copied
 
         folder = self._folder / case.scenario / "run"
@@ -196,16 +197,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scenarios", required=True)
     parser.add_argument("--cases", type=int, default=0, help="so many, drawn by the seed; 0: all")
+    parser.add_argument("--past", type=int, default=0, help="only calls that are so many past the last one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", default="0/1", help="the i-th of so many parts: i/k")
     parser.add_argument("--wrong", type=int, default=20, help="ends after so many that are wrong")
+    parser.add_argument("--limit-s", type=float, default=1e9, help="ends when so much time is used")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     part, parts = map(int, args.share.split("/"))
     seeded.install()
     with tempfile.TemporaryDirectory(prefix="hpcrec-failing-") as folder:
         bench = Bench(Path(folder), args.scenarios.split(","))
-        everything = list(bench.cases())
+        everything = [case for case in bench.cases() if not args.past or case.n == bench.last(case) + args.past]
         random.Random(args.seed).shuffle(everything)
         chosen = everything[: args.cases or None][part::parts]
         counts, foreseen = Counter[str](), Counter[str]()
@@ -225,8 +228,8 @@ def main() -> None:
             foreseen.update(why for text in said if (why := known(text)))
             if left := [text for text in said if not known(text)]:
                 wrong.append({**asdict(case), "hits": [asdict(h) for h in found.hits[:3]], "wrong": left})
-                if len(wrong) >= args.wrong:
-                    break
+            if len(wrong) >= args.wrong or time.monotonic() - began_s > args.limit_s:
+                break
         result = {
             "of": len(everything), "ran": ran, "took_effect": took, "raised": raised,
             "seconds": round(time.monotonic() - began_s, 1),

@@ -1,0 +1,44 @@
+"""Calls on files that fail: a right result or an error that names the file, and what was whole stays whole."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.failing_files.ask import ERRORS_ON, added, asked, keep_counts
+from tests.failing_files.library import CALLS, EMPTY, ERRORS, KINDS
+
+AT_ONCE = 2  # processes
+
+
+def shares(scenarios: tuple[str, ...], *further: str) -> list[list[str]]:
+    return [["--scenarios", ",".join(scenarios), "--share", f"{i}/{AT_ONCE}", *further] for i in range(AT_ONCE)]
+
+
+def test_some_calls_of_every_kind_fail(tmp_path: Path) -> None:
+    found = asked("errors", shares(ERRORS_ON, "--cases", "160", "--seed", "1"), tmp_path)
+    assert [wrong for each in found for wrong in each["wrong"]] == []
+    assert sum(each["took_effect"] for each in found) >= 120
+    assert {key.split("|")[0] for key in added(found, "counts")} == set(CALLS)
+
+
+def test_nothing_fails_past_the_last_call(tmp_path: Path) -> None:
+    found = asked("errors", [["--scenarios", "notes,first notes", "--past", "1"]], tmp_path)[0]
+    assert found["ran"] >= 60 and found["took_effect"] == 0 and found["wrong"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7000)
+def test_ten_thousand_calls_fail(tmp_path: Path) -> None:
+    """Drawn from all; each call of each scenario by each error is one of them."""
+    found = asked("errors", shares(ERRORS_ON, "--cases", "10800", "--seed", "7"), tmp_path, limit_s=6900)
+    counts, known = added(found, "counts"), added(found, "known")
+    done = sum(each["took_effect"] for each in found)
+    empty = {f"{call}|{error}": why for (call, error), why in EMPTY.items()}
+    keep_counts("errors", {"injected": done, "counts": counts, "empty": empty, "known": known})
+    assert [wrong for each in found for wrong in each["wrong"]] == []
+    assert done >= 10_000
+    met = {tuple(key.split("|")) for key in counts}
+    assert {(call, error) for call, _, error in met} == {
+        (call, error) for call in CALLS for error in ERRORS if (call, error) not in EMPTY
+    }
+    assert {kind for _, kind, _ in met} <= set(KINDS)
