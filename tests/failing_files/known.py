@@ -7,15 +7,7 @@ import re
 
 _ERRORS = "Input/output error|No space left on device|Disk quota exceeded|Stale file handle|Too many open files|Connection timed out"
 KNOWN: dict[str, str] = {
-    # Loss 3 of issue 27.
-    r"^(open|read)\|.*checkpoint.resume is auto, .* has a newer checkpoint": "a read error is taken for damage",
-    r"^(open|read)\|(resume|damaged|increment|again)\|.*(was set aside|is gone|resume takes \d|needs .* cannot be read)": (
-        "the same, by prune too"
-    ),
-    # Loss 4.
-    r"^close\|(first|increment|again|retried)\|.*(resume fails|was whole once)": "an error of close is dropped",
-    r"^close\|prepare.*not a readable HDF5 file": "the same of a piece of a data set",
-    # Found here.
+    r"^cut\|first notes.*the attempts lack": "attempts.jsonl is made without a sync of its folder: the file can be gone",
     rf"does not name the file: \w+: (\[Errno \d+\] )?({_ERRORS})(: '\w[\w.-]*')?$": (
         "errors of descriptors have no name: read, fsync and close by Path.read_text, files.sync and others; those of "
         "shutil.rmtree have one without its folder"

@@ -1,9 +1,8 @@
 """What a disk may hold when power goes: replays noted calls, keeps back what is not synced, and loses any part of it.
 
-The rules. A sync of a file keeps the bytes that its own host wrote to it; what another host wrote there and did not
-sync stays in that host's memory. A name (made, changed or removed) is known to all hosts at once, as from one server,
-and kept once its folder is synced, by whichever host; a rename is one change, even of two folders. What is not kept is
-lost or not, each change of a name and each 512 bytes by itself, in any order; a file may have its new length without
+The rules. A sync of a file keeps the bytes that the host that calls it wrote to it, and a sync of a folder the names
+that this host made, changed or removed in it; what another host did there stays in that host's memory until its own
+sync, though all hosts see it. A rename is one change, even of two folders. What is not kept is lost or not, each change of a name and each 512 bytes by itself, in any order; a file may have its new length without
 the bytes. After a sync that failed the bytes are gone. Knows nothing of what the files are.
 """
 
@@ -182,7 +181,7 @@ class Disk:
             return
         left = []
         for change in self._changes:
-            if any(folder == number for folder, _, _ in change.sets):
+            if change.host == record.host and any(folder == number for folder, _, _ in change.sets):
                 self._keep(change)
             else:
                 left.append(change)

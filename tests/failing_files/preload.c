@@ -5,7 +5,7 @@
    that are not under the folder go through untouched. Knows nothing of what the files are.
 
    A close or an fsync that fails takes with it what was written to the file since it was last synced: those bytes read
-   as zeros afterwards, as where a file server drops them. Memory that maps a file is not seen. */
+   as zeros afterwards, as where a file server drops them. Memory that maps a file is seen where it is synced. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -59,7 +59,7 @@ struct control *failing_control(void) { return control; }
 void failing_host(int32_t number) { host = number; }
 
 __attribute__((constructor)) static void begin(void) {
-  control = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  control = (void *)syscall(SYS_mmap, NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0L);
   if (control == MAP_FAILED) abort();
   control->call = control->log = -1;
 }
@@ -252,7 +252,12 @@ static int duplicated(int fd, int from) {
     if (fd >= above) above = fd + 1;
     if (from < FILES && from >= 0) files[fd] = files[from];
     else files[fd].path[0] = 0;
-    if (files[fd].path[0]) files[fd].writable = files[fd].ranges = 0; /* the first one answers for what was written */
+    if (files[fd].path[0]) {
+      files[fd].writable = files[fd].ranges = 0; /* the first one answers for what was written */
+      lock();
+      if (noted()) note(OPEN, fd, host, 0, files[fd].path, NULL, NULL, 0);
+      unlock();
+    }
   }
   return fd;
 }
@@ -395,6 +400,50 @@ static int truncated(int fd, off_t length) {
 }
 int ftruncate(int fd, off_t length) { return truncated(fd, length); }
 int ftruncate64(int fd, off_t length) { return truncated(fd, length); }
+
+/* Shared memory over a file: what is in it when it is synced is noted as one write. */
+enum { MAPS = 64, MAP_FD = 100000 };
+static struct { char *start, path[PATH_BYTES]; size_t n_bytes; } maps[MAPS];
+
+void *mmap64(void *where, size_t n, int protection, int flags, int fd, off_t from) {
+  struct file *file = of(fd);
+  void *start = (void *)syscall(SYS_mmap, where, n, protection, flags, fd, from);
+  if (!file || start == MAP_FAILED || !(flags & MAP_SHARED) || !(protection & PROT_WRITE) || from) return start;
+  lock();
+  for (int i = 0; i < MAPS; i++) {
+    if (maps[i].start && maps[i].start != start) continue;
+    maps[i].start = start;
+    maps[i].n_bytes = n;
+    memcpy(maps[i].path, file->path, PATH_BYTES);
+    if (noted()) note(OPEN, MAP_FD + i, host, 0, maps[i].path, NULL, NULL, 0);
+    break;
+  }
+  unlock();
+  return start;
+}
+void *mmap(void *where, size_t n, int protection, int flags, int fd, off_t from) {
+  return mmap64(where, n, protection, flags, fd, from);
+}
+int msync(void *start, size_t n, int flags) {
+  for (int i = 0; i < MAPS; i++) {
+    if (!maps[i].start || maps[i].start != start) continue;
+    if (fails(FSYNC, maps[i].path)) return -1;
+    lock();
+    if (noted()) {
+      note(WRITE, MAP_FD + i, host, 0, NULL, NULL, start, maps[i].n_bytes);
+      note(FSYNC, MAP_FD + i, host, 0, NULL, NULL, NULL, 0);
+    }
+    unlock();
+    return control->skip_sync ? 0 : syscall(SYS_msync, start, n, flags);
+  }
+  return syscall(SYS_msync, start, n, flags);
+}
+int munmap(void *start, size_t n) {
+  for (int i = 0; i < MAPS; i++) {
+    if (maps[i].start && maps[i].start == start) maps[i].start = NULL;
+  }
+  return syscall(SYS_munmap, start, n);
+}
 
 /* Copies inside the kernel are not offered: then programs copy by reads and writes, which are seen. */
 ssize_t sendfile(int to, int from, off_t *at, size_t n) {

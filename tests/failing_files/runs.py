@@ -146,7 +146,8 @@ class Book:
 
     def _give_up(self, keep: int, protect: Sequence[int]) -> None:
         kept = {*sorted(self.needed)[-keep:], *protect}
-        bases = {s.base.step for s in self.committed if s.step in kept and s.base is not None}
+        newest = {save.step: save for save in self.committed}
+        bases = {of.step for step in kept if (of := newest[step].base) is not None}
         self.needed &= kept | bases
 
     def resumed(self) -> Save | None:

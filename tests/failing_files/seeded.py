@@ -16,6 +16,7 @@ from tests.faults.seeded import ROOT
 
 VARIABLE = "HPCREC_FILE_FAULT"
 FILES, FILLED, OUT = "hpcrec/checkpoint/files.py", "hpcrec/data/hdf5_filled.py", "hpcrec/data/hdf5_out.py"
+AGAIN = "hpcrec/data/again.py"
 WRITER, WHOLE, ATTEMPTS = "hpcrec/checkpoint/checkpoint.py", "hpcrec/data/files.py", "hpcrec/training/attempts.py"
 
 
@@ -55,14 +56,16 @@ class _Seeded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(text, module.__file__, "exec"), module.__dict__)
 
 
-_NO_FSYNC = (FILLED, "            os.fsync(self._file)\n", "")
 _DROPPED = "with __import__('contextlib').suppress(OSError):"
+_PUBLISHED = "            files.publish(self.folder, self.step, self._comes_on)\n"
+_PRUNED = "            files.prune(self.folder, 0, [] if self._base is None else [self._base])\n"
+_ENDED = "        file.flush()\n        os.fsync(file.fileno())\n"
+_OF_ALL = "            for descriptor in self._wrote:  # only those that wrote are told of what failed\n"
+_NAMES = "        self._sync_names()\n"
+_NAMED = "    hidden.rename(final)\n    sync(final.parent)\n"
+_REMOVED = "    with contextlib.suppress(OSError):  # it is a leftover then\n        _remove(old, comes_on)\n"
 FAULTS: dict[str, FileFault] = {
     # ---- files that fail ----
-    "an error of write dropped": FileFault("errors", "first", ((
-        OUT, "                left = left[self._raw.write(left) :]\n        except OSError as error:\n            self.error, self._dropped = error, True",
-        "                left = left[self._raw.write(left) :]\n        except OSError as error:\n            self._dropped = True",
-    ),)),
     "an error past the cache dropped": FileFault("errors", "first", ((
         FILLED, "                if error.errno in _NOT_BY_ANY_WAY:\n                    raise\n",
         "                if error.errno in _NOT_BY_ANY_WAY:\n                    return stop\n",
@@ -71,69 +74,63 @@ FAULTS: dict[str, FileFault] = {
         FILLED, "            self.writing.result()\n", "            self.writing.exception()\n",
     ),)),
     "an error of a sync dropped": FileFault("errors", "first", ((
-        WHOLE, "        os.fsync(descriptor)\n    finally:", "        os.fsync(descriptor)\n    except OSError:\n        pass\n    finally:",
+        FILLED, "                os.fsync(descriptor)\n", f"                {_DROPPED}\n                    os.fsync(descriptor)\n",
+    ),)),
+    "an error of a text's sync dropped": FileFault("errors", "first,notes", ((
+        WHOLE, "        os.fsync(file.fileno())\n", f"        {_DROPPED}\n            os.fsync(file.fileno())\n",
     ),)),
     "a text that is not written": FileFault("errors", "first", ((
-        WHOLE, "    with writing(path):\n        try:\n            temporary", f"    {_DROPPED}\n        try:\n            temporary",
+        WHOLE, "    with writing(path):\n        try:\n            with synced", f"    {_DROPPED}\n        try:\n            with synced",
     ),)),
     "a failed write that is committed": FileFault("errors", "first", ((
-        WRITER, "        if failure is not None:\n", "        if failure is not None and not everything_is_well(self):\n",
-    ), (WRITER, "class CheckpointWriter:\n", "def everything_is_well(_):\n    return True\n\n\nclass CheckpointWriter:\n"),
-    )),
-    "prune before commit, met by an error": FileFault("errors", "increment", ((
-        WRITER, "            files.publish(self.folder, self.step)\n",
-        "            files.prune(self.folder, 0, [] if self._base is None else [self._base])\n            files.publish(self.folder, self.step)\n",
+        WRITER, "        if failure is not None:\n", "        if failure == 'never':\n",
     ),)),
+    "prune before commit, met by an error": FileFault("errors", "increment", ((WRITER, _PUBLISHED, _PRUNED + _PUBLISHED),)),
     "an older one removed before the newer has its name": FileFault("errors", "again", ((
-        FILES, "        final.rename(old)\n", "        shutil.rmtree(final)\n",
+        FILES, "        final.rename(old)\n", "        _remove(final, comes_on)\n",
     ),)),
     "what was about to be replaced is removed": FileFault("errors", "again", ((
-        FILES, "        if not final.exists():\n            old.rename(final)\n", "        pass\n",
+        FILES, "            (folder / name).rename(folder / name[1:].removesuffix(\".old\"))\n", "            pass\n",
     ),)),
-    "an attempt that is not noted": FileFault("errors", "notes", ((
-        ATTEMPTS, "    with writing(path):\n", f"    {_DROPPED}\n",
-    ),)),
+    "an attempt that is not noted": FileFault("errors", "notes", ((ATTEMPTS, "    with writing(path):\n", f"    {_DROPPED}\n"),)),
     "an error that names no file": FileFault("errors", "first,notes", ((
         WHOLE, 'f"{path}: cannot be written ({reason}).', 'f"a file cannot be written ({reason}).',
     ),)),
+    "a read that is never tried again and is damage": FileFault("errors", "resume,damaged", ((
+        AGAIN, "            if number is None or", "            if number is not None or",
+    ),)),
     # ---- power that goes ----
-    "a file that is not synced": FileFault("cuts", "first/1", ((WRITER, "            sync(path)\n", ""),)),
-    "another rank's file that is not synced": FileFault("cuts", "first/2,first/3", (
-        _NO_FSYNC, (WRITER, "            sync(path)\n", "            sync(path) if self._ranks.rank == 0 else None\n"),
+    "a text that is not synced": FileFault("cuts", "first/1", ((WHOLE, _ENDED, ""),)),
+    "rows that are not synced": FileFault("cuts", "first/1", ((FILLED, _OF_ALL, "            for descriptor in []:\n"),)),
+    "another rank's rows that are not synced": FileFault("cuts", "first/2,first/3", ((
+        FILLED, _OF_ALL, "            for descriptor in self._wrote if 'part-0' in str(self._path_of) else []:\n",
+    ), (FILLED, "        self._places: dict[str, _Place] = {}\n", "        self._places: dict[str, _Place] = {}\n        self._path_of = path\n"),
     )),
     "the manifest renamed before another rank has synced": FileFault("cuts", "first/2,first/3", (
-        _NO_FSYNC,
-        (WRITER, "            sync(path)\n", "            late = getattr(self, 'late', [])\n            late.append(path)\n            self.late = late\n"),
-        (WRITER, "        on_root(ranks, finish)\n", "        on_root(ranks, finish)\n        [sync(path.parent if False else (files.step_folder(self.folder, self.step) / path.relative_to(self.hidden))) for path in self.late]\n        ranks.allgather(0)\n"),
+        (WRITER, _NAMES, "        if ranks.rank == 0:\n            self._sync_names()\n"),
+        (WRITER, "        on_root(ranks, finish)\n", "        on_root(ranks, finish)\n        self.hidden = files.step_folder(self.folder, self.step)\n        self._sync_names()\n"),
     )),
-    "a table's folder that is not synced": FileFault("cuts", "first/1,increment/2", ((
-        FILES, "{hidden, *(path.parent for path in hidden.rglob(\"*\"))}", "{hidden}",
-    ),)),
+    "names of files that are not synced": FileFault("cuts", "first/1,increment/2", ((WRITER, _NAMES, ""),)),
     "the name of a checkpoint that is not synced": FileFault("cuts", "first/1,increment/2", ((
-        FILES, "    sync(final.parent)\n    shutil.rmtree(old, ignore_errors=True)", "    shutil.rmtree(old, ignore_errors=True)",
+        FILES, _NAMED, "    hidden.rename(final)\n",
     ),)),
-    "an older one removed before the newer's name is synced": FileFault("cuts", "again/1,again/2", ((
-        FILES, "    sync(final.parent)\n    shutil.rmtree(old, ignore_errors=True)", "    shutil.rmtree(old, ignore_errors=True)\n    sync(final.parent)",
-    ),)),
+    "an older one removed before the newer's name is synced": FileFault("cuts", "again/1,again/2", (
+        (FILES, _NAMED + _REMOVED, "    hidden.rename(final)\n" + _REMOVED + "    sync(final.parent)\n"),
+    )),
     "a removal that begins before the name is gone": FileFault("cuts", "increment/1,long/1", ((
-        FILES, "        sync(hidden.parent)\n        shutil.rmtree(hidden)\n", "        shutil.rmtree(hidden)\n",
+        FILES, "            sync(hidden.parent)\n            _remove(hidden, comes_on)\n", "            _remove(hidden, comes_on)\n",
     ),)),
-    "prune before commit, met by a cut": FileFault("cuts", "increment/1", ((
-        WRITER, "            files.publish(self.folder, self.step)\n",
-        "            files.prune(self.folder, 0, [] if self._base is None else [self._base])\n            files.publish(self.folder, self.step)\n",
-    ),)),
+    "prune before commit, met by a cut": FileFault("cuts", "increment/1", ((WRITER, _PUBLISHED, _PRUNED + _PUBLISHED),)),
     "a new folder's name that is not synced": FileFault("cuts", "first/1", ((
         FILES, "        path.mkdir(exist_ok=True)\n        sync(path.parent)\n", "        path.mkdir(exist_ok=True)\n",
     ),)),
-    "a text that is renamed before it is synced": FileFault("cuts", "first/1,notes/1", ((
-        WHOLE, "    sync(temporary)\n    temporary.replace(path)\n", "    temporary.replace(path)\n",
+    "a text that is renamed before it is synced": FileFault("cuts", "notes/1,first/1", ((
+        WHOLE, "                file.write(text.encode())\n", "                file.write(text.encode())\n                temporary.replace(path)\n                sync(path.parent)\n                file.flush()\n                temporary.write_bytes(path.read_bytes())\n",
     ),)),
     "a text whose name is not synced": FileFault("cuts", "first/1,notes/1", ((
         WHOLE, "    temporary.replace(path)\n    sync(path.parent)\n", "    temporary.replace(path)\n",
     ),)),
-    "an attempt that is not synced": FileFault("cuts", "notes/1", ((
-        ATTEMPTS, "            os.fsync(file.fileno())\n", "",
-    ),)),
+    "an attempt that is not synced": FileFault("cuts", "notes/1", ((ATTEMPTS, "            os.fsync(file.fileno())\n", ""),)),
 }  # fmt: skip
 
 
