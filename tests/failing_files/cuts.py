@@ -17,12 +17,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.failing_files.errors import in_child
 from tests.failing_files import seeded
+from tests.failing_files.errors import in_child
 from tests.failing_files.known import known
 from tests.failing_files.library import Control
 from tests.failing_files.power import MARK, Disk, Record, records
-
 
 PASS = 60  # cuts from the first call to the last; then again from the first
 

@@ -1,13 +1,18 @@
 """What is known to be wrong and not mended yet: each with the reason, and nothing else may be. Empty is the goal.
 
-A pattern is searched in ``call|scenario|kind of file|what was wrong``, of power cuts in ``cut|scenario|what was wrong``.
+A pattern is searched in ``call|scenario|kind of file|what was wrong``; of power cuts in ``cut|scenario|what was
+wrong``.
 """
 
+import errno
+import os
 import re
 
-_ERRORS = "Input/output error|No space left on device|Disk quota exceeded|Stale file handle|Too many open files|Connection timed out"
+from tests.failing_files.library import ERRORS
+
+_ERRORS = "|".join(os.strerror(getattr(errno, name)) for name in ERRORS)
 KNOWN: dict[str, str] = {
-    r"^cut\|first notes.*the attempts lack": "attempts.jsonl is made without a sync of its folder: the file can be gone",
+    r"^cut\|first notes.*the attempts lack": "attempts.jsonl is made, and its folder not synced: it can be gone",
     rf"does not name the file: \w+: (\[Errno \d+\] )?({_ERRORS})(: '\w[\w.-]*')?$": (
         "errors of descriptors have no name: read, fsync and close by Path.read_text, files.sync and others; those of "
         "shutil.rmtree have one without its folder"
@@ -15,7 +20,6 @@ KNOWN: dict[str, str] = {
     r"^(open|read)\|.*KeyError: '(sum|w|m)'": (
         "h5py takes a group that cannot be read for one that is not there: optimizer states are left out"
     ),
-    r"^write\|.*/out/\.vocabulary\.h5": "vocabulary.h5 is written without hdf5_out: a RuntimeError of HDF5",
     r"^read\|.*another vocabulary": "np.fromfile says nothing of a read error: vocabulary.h5 ends in zeros",
 }
 

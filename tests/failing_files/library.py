@@ -76,7 +76,7 @@ class Control:
         self._block: _Block = self._library.failing_control().contents
 
     def watch(self, folder: Path, *, skip_sync: bool = True) -> None:
-        """From now on calls under ``folder`` are counted; ``skip_sync``: where nothing asks what a lost power leaves."""
+        """From now on calls under ``folder`` are counted; ``skip_sync``: no sync reaches the disk."""
         self._block.under, self._block.skip_sync = str(folder).encode(), int(skip_sync)
         for i in range(len(CALLS)):
             self._block.calls[i] = 0

@@ -2,8 +2,9 @@
 
 The rules. A sync of a file keeps the bytes that the host that calls it wrote to it, and a sync of a folder the names
 that this host made, changed or removed in it; what another host did there stays in that host's memory until its own
-sync, though all hosts see it. A rename is one change, even of two folders. What is not kept is lost or not, each change of a name and each 512 bytes by itself, in any order; a file may have its new length without
-the bytes. After a sync that failed the bytes are gone. Knows nothing of what the files are.
+sync, though all hosts see it. A rename is one change, even of two folders. What is not kept is lost or not, each change
+of a name and each 512 bytes by itself, in any order; a file may have its new length without the bytes. After a sync
+that failed the bytes are gone. Knows nothing of what the files are.
 """
 
 import os
@@ -110,7 +111,9 @@ class Disk:
             self._files[number].names = found
             self._live[number] = dict(found)
         else:
-            self._files.append(_File(path.read_bytes() if path.exists() else b"", kind=kind_of(str(path), self._folder)))
+            self._files.append(
+                _File(path.read_bytes() if path.exists() else b"", kind=kind_of(str(path), self._folder))
+            )
         return number
 
     def _at(self, path: str) -> tuple[int, str]:

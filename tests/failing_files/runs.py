@@ -18,7 +18,7 @@ from hpcrec.checkpoint.resume import resumed_from
 from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.training.ranks import on_root
 
-ROWS, WIDTH = 300, 4  # 4.8 kB: more than a page, so that values are written past the cache too
+ROWS, WIDTH = 300, 8  # 9.6 kB: more than a page, so that values are written past the cache too
 BLOCKS = 2
 TABLES = ("user", "item")
 
@@ -38,7 +38,9 @@ class Save:
 
     def fresh(self, table: str, ids: np.ndarray) -> np.ndarray:
         """Values of rows that it wrote itself [U, D]."""
-        return (ids[:, None] + 1000.0 * self.number + np.arange(WIDTH) / 8 + TABLES.index(table) / 64).astype(np.float32)
+        return (ids[:, None] + 1000.0 * self.number + np.arange(WIDTH) / 8 + TABLES.index(table) / 64).astype(
+            np.float32
+        )
 
     def values(self, table: str) -> np.ndarray:
         """Values of all rows of a table as they have to be found [ROWS, WIDTH]."""
@@ -181,11 +183,9 @@ class Book:
 
     def problems(self) -> list[str]:
         """What is wrong with what is left in the folder; looked at as a run that starts would, which changes it."""
-        found: list[str] = []
         files.remove_leftovers(self.run)
-        for step in steps_in(self.run):
-            if (problem := problem_of(files.step_folder(self.run, step), Alone())) is not None:
-                found.append(f"step-{step} was whole once, now: {problem}")
+        broken = {step: problem_of(files.step_folder(self.run, step), Alone()) for step in steps_in(self.run)}
+        found = [f"step-{step} was whole once, now: {why}" for step, why in broken.items() if why is not None]
         found += [f"step-{step} is gone" for step in sorted(self.needed - set(steps_in(self.run)))]
         if (best := read_best(self.run)) is not None and best["step"] not in steps_in(self.run):
             found.append(f"the best checkpoint, step-{best['step']}, is gone")

@@ -32,6 +32,7 @@ Mark = Callable[[str], None]
 class Scenario(ABC):
     """``begin`` makes a folder once; each case acts on a copy of it, and is judged when nothing fails any more."""
 
+    @abstractmethod
     def begin(self, folder: Path) -> None:
         """What is there before; nothing fails yet."""
 
@@ -240,7 +241,7 @@ class Damaged(Given):
 class Notes(Scenario):
     """A claim, the attempts of a run and a small text file."""
 
-    first_told: list[tuple[int, str]] = [(0, "begin")]
+    first_told: tuple[tuple[int, str], ...] = ((0, "begin"),)
 
     def begin(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -296,7 +297,7 @@ class Notes(Scenario):
 class FirstNotes(Notes):
     """The same in a folder that has none of them yet."""
 
-    first_told = []
+    first_told = ()
 
     def begin(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -318,8 +319,10 @@ ids = "vocabulary"
 def same(one: Columns, other: Columns) -> bool:
     """Whether samples are the same, value by value."""
     plain = all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("label", "dense"))
-    return plain and one.sparse.keys() == other.sparse.keys() and all(
-        np.array_equal(one.sparse[name].ids, other.sparse[name].ids) for name in one.sparse
+    return (
+        plain
+        and one.sparse.keys() == other.sparse.keys()
+        and all(np.array_equal(one.sparse[name].ids, other.sparse[name].ids) for name in one.sparse)
     )
 
 
@@ -369,8 +372,10 @@ class Prepare(Scenario):
         self._prepared(folder, "out")
         found += self._wrong(folder)
         left = [str(path) for path in (folder / "out").rglob("*") if path.name.endswith(".part")]
-        return found + [f"{path} is left" for path in left] + (
-            ["prepare.work is left"] if (folder / "out" / "prepare.work").exists() else []
+        return (
+            found
+            + [f"{path} is left" for path in left]
+            + (["prepare.work is left"] if (folder / "out" / "prepare.work").exists() else [])
         )
 
 

@@ -2,6 +2,7 @@
 
 ``HPCREC_FILE_FAULT=<name>`` makes one of them in the process that ``install`` is called in.
 """
+# ruff: noqa: E501 - pieces of source are not broken
 
 import importlib.abc
 import importlib.machinery
@@ -58,7 +59,9 @@ class _Seeded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 _DROPPED = "with __import__('contextlib').suppress(OSError):"
 _PUBLISHED = "            files.publish(self.folder, self.step, self._comes_on)\n"
-_PRUNED = "            files.prune(self.folder, 0, [] if self._base is None else [self._base])\n"
+_PRUNED = """            best = (files.read_best(self.folder) or {}).get("step")
+            files.prune(self.folder, 0, [step for step in (self._base, best) if step is not None])
+"""
 _ENDED = "        file.flush()\n        os.fsync(file.fileno())\n"
 _OF_ALL = "            for descriptor in self._wrote:  # only those that wrote are told of what failed\n"
 _NAMES = "        self._sync_names()\n"

@@ -11,11 +11,15 @@ from tests.failing_files.power import Disk, Record
 CREATED = 0o101
 
 
-def call(name: int, *, fd: int = -1, host: int = 0, offset: int = 0, path: str = "", other: str = "", data: bytes = b""):
+def call(
+    name: int, *, fd: int = -1, host: int = 0, offset: int = 0, path: str = "", other: str = "", data: bytes = b""
+):
     return Record(name, fd, host, offset, path, other, data)
 
 
-def left(folder: Path, log: list[Record], hosts: tuple[int, ...] = (0,), cuts: int = 200) -> set[tuple[tuple[str, bytes], ...]]:
+def left(
+    folder: Path, log: list[Record], hosts: tuple[int, ...] = (0,), cuts: int = 200
+) -> set[tuple[tuple[str, bytes], ...]]:
     """All that may be there after such calls, as pairs of a name and bytes."""
     draw, found = random.Random(3), set()
     (folder / "run").mkdir()
@@ -89,5 +93,3 @@ def test_power_goes_ten_thousand_times(tmp_path: Path) -> None:
     keep_counts("cuts", {"cuts": done, "counts": added(found, "counts"), "known": added(found, "known")})
     assert [wrong for each in found for wrong in each["wrong"]] == []
     assert done >= 10_000
-
-
