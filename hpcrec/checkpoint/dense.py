@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.checkpoint.parts import listed, read_hdf5
+from hpcrec.checkpoint.parts import found_in, items_in, listed, read_hdf5
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats
 
@@ -58,9 +58,9 @@ def read_dense(path: Path) -> DenseState:
     return read_hdf5(
         path,
         lambda file: DenseState(
-            parameters=_arrays(file["parameters"]) if "parameters" in file else {},
-            optimizer={files.unquoted(n): _values(g) for n, g in file.get("optimizer", {}).items()},
-            extra=_values(file["extra"]) if "extra" in file else {},
+            parameters=_arrays(file, "parameters"),
+            optimizer={files.unquoted(n): _values(g) for n, g in items_in(file, "optimizer")},
+            extra={} if (extra := found_in(file, "extra")) is None else _values(extra),
         ),
     )
 
@@ -139,9 +139,9 @@ def _put(group: h5py.Group, values: Mapping[str, Any]) -> None:
 def _values(group: h5py.Group) -> dict[str, Floats | Number]:
     return {
         files.unquoted(name): dataset[()].item() if dataset.attrs.get("number", False) else np.asarray(dataset[()])
-        for name, dataset in group.items()
+        for name, dataset in ((name, group[name]) for name in group)
     }
 
 
-def _arrays(group: h5py.Group) -> dict[str, Floats]:
-    return {files.unquoted(name): np.asarray(dataset[()]) for name, dataset in group.items()}
+def _arrays(file: h5py.File, name: str) -> dict[str, Floats]:
+    return {files.unquoted(inner): np.asarray(dataset[()]) for inner, dataset in items_in(file, name)}

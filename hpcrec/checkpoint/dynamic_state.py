@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcrec.checkpoint.checkpoint import Checkpoint
 from hpcrec.checkpoint.deal import dealt_rows
-from hpcrec.checkpoint.parts import PENDING, Admission, read_admission, read_hdf5
+from hpcrec.checkpoint.parts import PENDING, Admission, n_ids_in, read_admission, read_hdf5
 from hpcrec.comm.failure import agree
 from hpcrec.embedding.dynamic import DynamicFigures, DynamicRows, IdState
 from hpcrec.embedding.store import BLOCK_ROWS, Store
@@ -150,7 +150,7 @@ def _mine(file: h5py.File, held: DynamicRows) -> tuple[dict[str, list[Ints]], Ad
 
 def _used(file: h5py.File, known: Admission) -> Iterator[tuple[Ints, Ints, Ints]]:
     """Ids of a part, steps that have used them, and the last of them; zeros where nothing is said of that."""
-    n_ids = len(file["ids"]) if "ids" in file else 0
+    n_ids = n_ids_in(file)
     for start in range(0, n_ids, BLOCK_ROWS):
         here = slice(start, min(start + BLOCK_ROWS, n_ids))
         ids = np.asarray(file["ids"][here], np.int64)

@@ -22,7 +22,7 @@ from hpcrec.comm.failure import agree
 from hpcrec.comm.ranks import Ranks
 from hpcrec.data import checksum
 from hpcrec.data.again import read_again
-from hpcrec.data.files import sync, write_text
+from hpcrec.data.files import remove_folder, sync, write_text
 from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.training.claim import UNCLAIMED, Claim, Unclaimed
 
@@ -252,21 +252,7 @@ def publish(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, comes_on
         raise
     sync(final.parent)
     with contextlib.suppress(OSError):  # it is a leftover then
-        _remove(old, comes_on)
-
-
-def _remove(folder: Path, comes_on: ComesOn) -> None:
-    """Removes a folder, if it is there, and says at each file that this comes on."""
-    for where, _, names in os.walk(folder, topdown=False, onerror=_raise):
-        for name in names:
-            Path(where, name).unlink()
-            comes_on()
-        Path(where).rmdir()
-
-
-def _raise(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error
+        remove_folder(old, comes_on)
 
 
 def _move(path: Path, away: Path, claim: Claim | Unclaimed) -> None:
@@ -310,7 +296,7 @@ def remove_leftovers(run: Path, claim: Claim | Unclaimed = UNCLAIMED, comes_on: 
     left = [folder / name for name in hidden if name.endswith((".tmp", ".old"))] + [run / name for name in cleared]
     for path in left:
         claim.check()
-        _remove(path, comes_on)
+        remove_folder(path, comes_on)
     for name in notes:
         claim.check()
         (folder / name).unlink()
@@ -352,7 +338,7 @@ def prune(
         for step in sorted(set(steps) - kept, reverse=True):  # a base goes after those that need it
             hidden = hidden_folder(run, step, token=claim.token)
             _move(step_folder(run, step), hidden, claim)
-            _remove(hidden, comes_on)
+            remove_folder(hidden, comes_on)
             removed.append(step)
     except OSError as error:
         warnings.warn(f"no more old checkpoints are removed this time: {error}", stacklevel=2)

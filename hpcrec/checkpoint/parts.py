@@ -115,6 +115,31 @@ def _as_said(path: Path, error: Exception) -> Exception:
     return CheckpointError(f"{path}: is not as docs/checkpoint.md says ({said}).")
 
 
+def found_in(group: Any, name: str) -> Any:
+    """What a file or group has by a name; None where it has none.
+
+    h5py's ``get`` and ``in`` take one that cannot be read just now for one that is not there.
+    """
+    try:
+        return group[name]
+    except KeyError as error:
+        if refused(error) is not None:
+            raise
+        return None
+
+
+def items_in(group: Any, name: str) -> list[tuple[str, Any]]:
+    """Names and values in a group of that name; none where there is no such group."""
+    found = found_in(group, name)
+    return [] if found is None else [(inner, found[inner]) for inner in found]
+
+
+def n_ids_in(file: h5py.File) -> int:
+    """Ids of a part."""
+    ids = found_in(file, "ids")
+    return 0 if ids is None else len(ids)
+
+
 def check_block(block: TableBlock, rows: int | None) -> None:
     """Whether the arrays of a block fit each other, and the table; ``rows`` None: ids may be any.
 
@@ -154,8 +179,8 @@ def part_facts(path: Path) -> dict[str, Any]:
         if facts["dynamic"] and (facts["column_start"], facts["column_stop"]) != (0, facts["width"]):
             raise CheckpointError(f"{path}: has not all columns, which each part of a dynamic table has.")
         facts["hashed"] = bool(file.attrs["hashed"]) if "hashed" in file.attrs else None
-        facts["n_ids"] = len(file["ids"]) if "ids" in file else 0
-        facts["states"] = {state_said(files.unquoted(n), s.ndim) for n, s in file.get("state", {}).items()}
+        facts["n_ids"] = n_ids_in(file)
+        facts["states"] = {state_said(files.unquoted(n), s.ndim) for n, s in items_in(file, "state")}
         return facts
 
     return read_hdf5(path, read)
@@ -245,8 +270,9 @@ def read_admission(file: h5py.File) -> Admission:
     ValueError
         Lists do not fit each other, or a number is none.
     """
-    n_ids, group = len(file["ids"]) if "ids" in file else 0, file.get("admission", {})
-    lists: dict[str, Ints] = {name: group[name][()] for name in ("counts", "clocks", *PENDING) if name in group}
+    n_ids, group = n_ids_in(file), found_in(file, "admission")
+    found = {name: None if group is None else found_in(group, name) for name in ("counts", "clocks", *PENDING)}
+    lists: dict[str, Ints] = {name: values[()] for name, values in found.items() if values is not None}
     n_pending = len(lists.get(PENDING[0], ()))
     for name, values in lists.items():
         n = n_pending if name in PENDING else n_ids
@@ -254,7 +280,7 @@ def read_admission(file: h5py.File) -> Admission:
             raise ValueError(f"admission/{name} is {values.dtype} {list(values.shape)}, not int64 [{n}]")
     if len(lists.keys() & {"counts", "clocks"}) == 1 or len(lists.keys() & set(PENDING)) not in (0, len(PENDING)):
         raise ValueError(f"admission has {listed(lists)}; allowed are counts with clocks, and all of {listed(PENDING)}")
-    numbers = {name: int(group.attrs[name]) if group else 0 for name in _NUMBERS}
+    numbers = {name: 0 if group is None else int(group.attrs[name]) for name in _NUMBERS}
     if min(numbers.values()) < 0:
         raise ValueError(f"admission has {numbers}; allowed are 0 and more")
     waiting = [lists.get(name, np.zeros(0, np.int64)) for name in PENDING]

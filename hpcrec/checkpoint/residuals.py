@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.checkpoint.parts import read_hdf5
+from hpcrec.checkpoint.parts import items_in, read_hdf5
 from hpcrec.dense.dct_choose import Counts
 from hpcrec.dense.residuals import Piece, Residuals
 from hpcrec.errors import CheckpointError
@@ -71,7 +71,7 @@ def read_unsent(path: Path, *, part: int, ranks: int) -> Unsent:
                 "Each of them must be there once; see docs/checkpoint.md."
             )
         first, second = (
-            {files.unquoted(name): _piece(dataset) for name, dataset in file.get(kind, {}).items()}
+            {files.unquoted(name): _piece(dataset) for name, dataset in items_in(file, kind)}
             for kind in ("first", "second")
         )
         counts = Counts.of(file.attrs["counts"]) if "counts" in file.attrs else Counts()

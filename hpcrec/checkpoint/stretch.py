@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.checkpoint.parts import TableBlock, check_block, is_dynamic, read_hdf5
+from hpcrec.checkpoint.parts import TableBlock, check_block, is_dynamic, items_in, n_ids_in, read_hdf5
 from hpcrec.data.direct import readable
 from hpcrec.types import Ints
 
@@ -51,7 +51,7 @@ class Newer:
         here = slice(stretch.start, stretch.stop)
 
         def read(file: h5py.File) -> TableBlock:
-            states = {files.unquoted(name): _values(dataset, here) for name, dataset in file.get("state", {}).items()}
+            states = {files.unquoted(name): _values(dataset, here) for name, dataset in items_in(file, "state")}
             columns = (int(file.attrs["column_start"]), int(file.attrs["column_stop"]))
             ids, rows = _values(file["ids"], here), _values(file["rows"], here)
             block = TableBlock(ids=ids, rows=rows, states=states, columns=columns)
@@ -74,7 +74,7 @@ class Newer:
         """Places of those that are not in the part ``newer``."""
         if self._path != newer:
             self._rising = np.sort(
-                read_hdf5(newer, lambda file: file["ids"][:] if "ids" in file else np.zeros(0, np.int64))
+                read_hdf5(newer, lambda file: file["ids"][:] if n_ids_in(file) else np.zeros(0, np.int64))
             )
             self._path = newer
         if not len(self._rising):

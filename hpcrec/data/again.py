@@ -11,7 +11,10 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from hpcrec.errors import UnreadableError
 
@@ -59,6 +62,32 @@ def read_again(path: Path, read: Callable[[], T]) -> T:
                 ) from error
         time.sleep(pause_s)
     raise AssertionError("the last try returns or raises")
+
+
+def read_numbers(path: Path, dtype: npt.DTypeLike, count: int = -1, offset: int = 0) -> npt.NDArray[Any]:
+    """Numbers of a file from byte ``offset`` on: all, or at most ``count``.
+
+    NumPy's own reader takes an error for an end.
+
+    Raises
+    ------
+    UnreadableError
+        They cannot be read, at any try.
+    """
+
+    def read() -> npt.NDArray[Any]:
+        with path.open("rb", buffering=0) as file:
+            there = max(os.fstat(file.fileno()).st_size - offset, 0) // np.dtype(dtype).itemsize
+            values = np.empty(there if count < 0 else min(count, there), dtype)
+            file.seek(offset)
+            left = values.view(np.uint8).data
+            while left:
+                if not (n_bytes := file.readinto(left)):
+                    raise OSError(errno.EIO, "the file ends before its size", str(path))
+                left = left[n_bytes:]
+            return values
+
+    return read_again(path, read)
 
 
 def refused(error: BaseException) -> int | None:

@@ -6,7 +6,7 @@ Knows nothing of what is in them.
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -33,13 +33,25 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """An error of the system inside says which path it is of, also where a descriptor was asked that has no name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
 def sync(folder: Path) -> None:
     """Flush the names in a folder to disk; bytes of a file are flushed by the descriptor that wrote them (`synced`)."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with named(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -49,7 +61,7 @@ def synced(path: Path) -> Iterator[BinaryIO]:
     It is flushed by the descriptor that wrote it, and what closing it reports is raised: another descriptor, opened
     later, is not told of every write that failed before.
     """
-    with path.open("wb") as file:
+    with named(path), path.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -71,6 +83,20 @@ def write_text(path: Path, text: str) -> None:
             publish(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path, comes_on: Callable[[], None] = lambda: None) -> None:
+    """Remove a folder with all that is in it, if it is there; ``comes_on`` is called at each file. Links stay links."""
+
+    def refused(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for where, folders, names in os.walk(folder, topdown=False, onerror=refused):
+        for name in [*names, *(name for name in folders if Path(where, name).is_symlink())]:
+            Path(where, name).unlink()
+            comes_on()
+        Path(where).rmdir()
 
 
 class WholeOrAbsent(ABC):

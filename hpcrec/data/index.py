@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrec.data import layout
+from hpcrec.data.again import read_again
 from hpcrec.data.files import write_text
 from hpcrec.data.hdf5 import File
 from hpcrec.errors import DataError
@@ -40,7 +41,7 @@ def write_index(path: Path, paths: Sequence[Path], attributes: dict[str, Any] | 
 
 def _open_index(path: Path) -> tuple[list[File], dict[str, Any]]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_again(path, path.read_bytes))
         entries = [(path.parent / entry["path"], int(entry["samples"])) for entry in content["files"]]
         version, extra = content[layout.VERSION_ATTRIBUTE], dict(content.get("attributes", {}))
     except FileNotFoundError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hpcrec.data import files
+from hpcrec.data.again import read_again
 from hpcrec.errors import ConfigError, DataError
 
 Record = dict[str, Any]
@@ -87,7 +88,7 @@ class Journal:
             shutil.rmtree(self.pieces, ignore_errors=True)
         for path in self.work.iterdir():
             if path.is_dir():
-                shutil.rmtree(path)
+                files.remove_folder(path)
             elif path.name != "lock":
                 path.unlink()
 
@@ -190,7 +191,7 @@ class Journal:
 
 def _read(path: Path) -> Record | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_again(path, path.read_bytes))
         if path.name == "prepare.json" and not (isinstance(content, dict) and isinstance(content.get("files"), dict)):
             raise ValueError("it names no files")
     except FileNotFoundError:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcrec.data.again import read_numbers
+
 
 class Mapped:
     """An array in a file: in memory where it is small, else mapped, its pages let go by `drop`."""
@@ -13,7 +15,7 @@ class Mapped:
     def __init__(self, path: Path, dtype: Any, hold_bytes: int, *, writable: bool = False) -> None:
         self._map: mmap.mmap | None = None
         if path.stat().st_size <= hold_bytes or not path.stat().st_size:
-            self.array: Any = np.fromfile(path, dtype)
+            self.array: Any = read_numbers(path, dtype)
             return
         with path.open("r+b" if writable else "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcrec.data import files, layout
+from hpcrec.data.again import read_numbers
 from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import DataError
 from hpcrec.preparation import rejects
@@ -115,7 +116,7 @@ def _write_vocabularies(job: Job, journal: Journal) -> Path:
                 dtype = _type_of(job.table.sparse[name])
                 data = out.file.create_dataset(name, (path.stat().st_size // 8,), dtype)
                 for start in range(0, len(data), _SLICE):
-                    values = np.fromfile(path, np.uint64, _SLICE, offset=8 * start)
+                    values = read_numbers(path, np.uint64, _SLICE, offset=8 * start)
                     data[start : start + len(values)] = values.view(np.int64 if dtype == np.int64 else np.uint64)
                     out.check()
         files.publish(temporary, target)

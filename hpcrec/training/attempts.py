@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hpcrec.data.files import writing
+from hpcrec.data.again import read_again
+from hpcrec.data.files import named, sync, writing
 
 FILE = "attempts.jsonl"
 
@@ -149,17 +150,20 @@ ROW_HEADS = ("began (UTC)", "steps", "", "", "")
 def _append(run: Path, event: dict[str, Any]) -> None:
     path = run / FILE
     with writing(path):
-        cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-        with path.open("a", encoding="utf-8") as file:
+        before = read_again(path, path.read_bytes) if path.exists() else None
+        cut = before is not None and len(before) > 0 and not before.endswith(b"\n")
+        with named(path), path.open("a", encoding="utf-8") as file:
             file.write(("\n" if cut else "") + json.dumps(event) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        if before is None:
+            sync(run)  # what comes of "never" hangs on this file
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a file of JSON objects; of a file that is not there, none."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_again(path, path.read_bytes).decode(errors="replace")
     except FileNotFoundError:
         return
     for line in text.splitlines():

@@ -23,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 from hpcrec.comm.failure import say
+from hpcrec.data.again import read_again
 from hpcrec.data.files import write_text, writing
 from hpcrec.units import KiB, format_bytes
 
@@ -245,7 +246,7 @@ class _Lines:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl; an unfinished last line is left out."""
     path = Path(folder) / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    lines = read_again(path, path.read_bytes).decode().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 

@@ -12,16 +12,9 @@ from tests.failing_files.library import ERRORS
 
 _ERRORS = "|".join(os.strerror(getattr(errno, name)) for name in ERRORS)
 KNOWN: dict[str, str] = {
-    r"^cut\|first notes.*the attempts lack": "attempts.jsonl is made, and its folder not synced: it can be gone",
     rf"does not name the file: \w+: (\[Errno \d+\] )?({_ERRORS})(: '\w[\w.-]*')?$": (
         "errors of descriptors have no name: read, fsync and close by Path.read_text, files.sync and others; those of "
         "shutil.rmtree have one without its folder"
-    ),
-    r"^(open|read)\|.*KeyError: '(sum|w|m)'": (
-        "h5py takes a group that cannot be read for one that is not there: optimizer states are left out"
-    ),
-    r"^read\|prepare[^|]*\|pieces\|.*(another vocabulary|has other samples|has another fingerprint)": (
-        "np.fromfile says nothing of a read error: vocabularies are cut short, and samples have other ids"
     ),
 }
 
