@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import Node
 
-from hpcrec.data.files import sync, write_text, writing
+from hpcrec.data.files import synced, write_text, writing
 from hpcrec.errors import ConfigError
 from hpcrec.serving.graph import DTYPES, FORMAT, MEMORY_FORMATS, VERSION
 from hpcrec.serving.operators import ALLOWED, NAME_OF, find_operator
@@ -57,12 +56,8 @@ def write_graph(program: ExportedProgram, model: str, graph: Path, weights: Path
             f"model {model}: its graph has {error} (docs/checkpoint.md, An export). Change its forward."
         ) from error
     write_text(graph, json.dumps(written, indent=1) + "\n")
-    with writing(weights):
-        try:
-            save_file(held, weights)
-        except SafetensorError as error:  # of the disk, too
-            raise OSError(str(error)) from error
-        sync(weights)
+    with writing(weights), synced(weights) as file:
+        file.write(save(held))
 
 
 def _written(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Tensor]]:

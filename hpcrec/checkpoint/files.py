@@ -342,7 +342,7 @@ def prune(
             removed.append(step)
     except OSError as error:
         warnings.warn(f"no more old checkpoints are removed this time: {error}", stacklevel=2)
-    return removed
+    return sorted(removed)
 
 
 def _base_step(run: Path, step: int) -> int | None:

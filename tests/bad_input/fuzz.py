@@ -23,7 +23,6 @@ from safetensors.numpy import load_file
 
 from hpcrec.build.graph import write_graph
 from hpcrec.checkpoint.checkpoint import CheckpointWriter, find_checkpoint
-from hpcrec.checkpoint.files import fingerprint
 from hpcrec.config import load_config, to_toml
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import HpcrecError
@@ -34,6 +33,7 @@ from hpcrec.serving.arrays import ArrayFile
 from hpcrec.serving.folder import EXPORT, MODEL, WEIGHTS, table_file, write_facts
 from hpcrec.serving.folder import fingerprint as file_facts
 from hpcrec.types import Feature
+from tests.checkpoint.tools.made import fingerprint
 
 LIMIT_S = 20  # of one seed
 Random = np.random.Generator
