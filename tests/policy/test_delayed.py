@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
+from pytest_mpi import parallel_assert
 
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
@@ -240,6 +241,41 @@ def test_a_signal_drains_where_it_comes(folder: Path, monkeypatch: pytest.Monkey
                 if session.step == stopped:
                     same_bits(results(session), found, roles)
             same_bits(results(session), resumed, roles)
+
+
+@pytest.mark.parallel([1, 2, 3])
+@pytest.mark.parametrize("delay", [1, 2])
+def test_a_checkpoint_that_failed_is_a_drain_where_it_is_tried_again(
+    delay: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks learn of it after the same step, and drain at a later one, as if that had been known before."""
+    write_data(folder / "data.h5")
+    put_delayed(monkeypatch, delay)
+    again = 12
+    for roles in roles_for(COMM.size):
+        learned = []
+        with open_session(config_of(folder, delay, "pooled", topology=roles, train={"steps": 17})) as session:
+            for step in session.steps():
+                if step.number == 3 and session.topology.rank == COMM.size - 1:
+                    session.parts.save_failed.set()
+                step.run()
+                if session.save_failed and not learned:
+                    learned.append(session.step)
+                    session.parts.save_failed.clear()
+                    session.parts.pipeline.drain_after(again)
+                rested = session.parts.pipeline.rested()
+                assert rested == (session.step in (again, 17)), (session.step, roles)
+                if session.step == again:
+                    found = results(session)
+            end = results(session)
+        parallel_assert(COMM.allgather(learned) == [learned] * COMM.size and 4 <= learned[0] < again, msg=str(learned))
+        planned = config_of(folder, delay, "pooled", topology=roles, train={"steps": 17}, checkpoint={"every": again})
+        with open_session(planned) as session:
+            for step in session.steps():
+                step.run()
+                if session.step == again:
+                    same_bits(results(session), found, roles)
+            same_bits(results(session), end, roles)
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
