@@ -69,7 +69,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "what was about to be replaced, not brought back": Fault(
         "hpcrec/checkpoint/files.py",
-        '            (folder / name).rename(folder / name[1:].removesuffix(".old"))\n',
+        "            (folder / name).rename(final)\n",
         "            pass\n",
         "commit",
     ),
@@ -90,8 +90,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "work that comes on is a stall": Fault(
         "hpcrec/comm/stall_report.py",
-        "            if missing and all(r in standings and",
-        "            if not missing and all(r in standings and",
+        "            elif all(r in standings and",
+        "            elif not missing and all(r in standings and",
         "stall",
     ),
     "a rank that does not answer has come": Fault(
@@ -108,8 +108,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "restarts without end": Fault(
         "hpcrec/launcher/restarts.py",
-        "        if failed is not None and (failed.step, failed.newest) == (now.step, now.newest):\n",
-        "        if failed is not None and failed is now:\n",
+        "    if failed is not None and (failed.step, failed.newest) == (now.step, now.newest):\n",
+        "    if failed is not None and failed is now:\n",
         "restart",
     ),
 }

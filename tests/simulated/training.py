@@ -5,7 +5,6 @@ step alone, so whatever checkpoint a run goes on from, all that it reads can be 
 """
 
 import contextlib
-import inspect
 import json
 import threading
 import traceback
@@ -421,29 +420,17 @@ def program(truth: Truth, allocation: Allocation, resume: str | None = None) -> 
         def lost() -> None:
             truth.schedule.stopped.add(rank.job.name)
 
-        with _claimed(allocation, main, lost) as claims:
+        with claimed(RUN, allocation, main, when_lost=lost) as claim:
             truth.claimed(rank)
-            which = on_root(main, lambda: cli._prepare_folder(RUN, config, allocation, *claims))  # type: ignore[arg-type, call-arg]
-            trained = Loop(session, RUN, train, replace(checkpoint, resume=which), {}, *claims)  # type: ignore[arg-type, call-arg]
+            which = on_root(main, lambda: cli._prepare_folder(RUN, config, allocation, claim, main.comes_on))  # type: ignore[arg-type]
+            trained = Loop(session, RUN, train, replace(checkpoint, resume=which), {}, claim)  # type: ignore[arg-type]
             first = trained.resume()
             truth.resumed(rank, first)
-            cli._begin_attempt(session, RUN, began, first, allocation, *claims)  # type: ignore[arg-type, call-arg]
+            cli._begin_attempt(session, RUN, began, first, allocation, claim)  # type: ignore[arg-type]
             outcome = trained.run(*_TOLD)  # type: ignore[arg-type]
-            for claim in claims:
-                on_root(main, claim.check)
+            on_root(main, claim.check)
             on_root(main, lambda: attempts.end(RUN, session.step, outcome.status))
             truth.left(rank)
         return outcome.status
 
     return run
-
-
-@contextlib.contextmanager
-def _claimed(allocation: Allocation, ranks: Any, lost: Callable[[], None]) -> Iterator[tuple[Any, ...]]:
-    """The claim, where it is handed on to others; else nothing."""
-    if "when_lost" in inspect.signature(claimed).parameters:
-        with claimed(RUN, allocation, ranks, when_lost=lost) as claim:  # type: ignore[call-arg, arg-type]
-            yield (claim,)
-    else:
-        with claimed(RUN, allocation.job, ranks):
-            yield ()
