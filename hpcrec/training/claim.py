@@ -39,6 +39,7 @@ from typing import Any
 
 from hpcrec.comm.failure import say
 from hpcrec.comm.ranks import Ranks
+from hpcrec.data.again import read_again
 from hpcrec.data.files import sync, temporary_beside, writing
 from hpcrec.errors import ConfigError
 from hpcrec.training.attempts import Allocation, now
@@ -165,15 +166,15 @@ class Claim:
         ------
         ConfigError
             Another attempt has taken it over.
-        OSError
-            The folder cannot be read.
+        UnreadableError
+            Whether it is cannot be read just now, at several tries.
         """
         if lost := self.lost():
             raise ConfigError(lost)
 
     def lost(self) -> str:
-        """By whom it was taken over, in words; empty where it is still held."""
-        highest = _highest(self.run)
+        """By whom it was taken over, in words; empty where it is still held. Raises as ``check``."""
+        highest = read_again(self.run, lambda: _highest(self.run))
         found = _read(self.path) if highest == self.number else None
         if found is not None and found.token == self.token:
             return ""
@@ -399,7 +400,7 @@ def _text(content: dict[str, Any]) -> str:
 def _read(path: Path) -> Holder | None:
     """Who is said to hold a claim; None where the file does not say."""
     with contextlib.suppress(FileNotFoundError):
-        return _parsed(path.read_bytes())
+        return _parsed(read_again(path, path.read_bytes))
     return None
 
 

@@ -98,6 +98,8 @@ class Truth:
         The last step that a job, by its name, began.
     overtaken : set of str
         Names of those that were stopped for so long that another one claimed it meanwhile.
+    number : int
+        Of the newest claim.
     """
 
     schedule: Schedule
@@ -108,6 +110,7 @@ class Truth:
     inside: list[Job] = field(default_factory=list)
     steps: dict[str, int] = field(default_factory=dict)
     overtaken: set[str] = field(default_factory=set)
+    number: int = 0
 
     @property
     def simulation(self) -> Simulation:
@@ -119,11 +122,18 @@ class Truth:
         self.committed = max(self.committed, step)
         self.commits += 1
 
-    def claimed(self, rank: Rank) -> None:
-        """A rank is past the claim."""
+    def claimed(self, rank: Rank, number: int) -> None:
+        """A rank is past the claim, which has this number."""
         job = rank.job
         if rank.number or job in self.inside:
             return
+        if number < self.number:  # it stood still once it had the claim, and another one took it over
+            if job.name not in self.schedule.paused:
+                self.simulation.fail(f"{job.name} has claim {number}, and did not stand still; {self.number} is there")
+            self.overtaken.add(job.name)
+            self.simulation.events["overtaken"] += 1
+            return
+        self.number = number
         for other in self.inside:
             other_holds = other.ranks[0].process.alive
             if other_holds and other.name not in self.schedule.paused:
@@ -421,7 +431,7 @@ def program(truth: Truth, allocation: Allocation, resume: str | None = None) -> 
             truth.schedule.stopped.add(rank.job.name)
 
         with claimed(RUN, allocation, main, when_lost=lost) as claim:
-            truth.claimed(rank)
+            truth.claimed(rank, claim.number)
             which = on_root(main, lambda: cli._prepare_folder(RUN, config, allocation, claim, main.comes_on))  # type: ignore[arg-type]
             trained = Loop(session, RUN, train, replace(checkpoint, resume=which), {}, claim)  # type: ignore[arg-type]
             first = trained.resume()

@@ -26,7 +26,8 @@ from hpcrec.checkpoint.resume import resumed_from
 from hpcrec.cli import train as commands
 from hpcrec.comm.failure import exit_code, unwatch
 from hpcrec.comm.ranks import Alone
-from hpcrec.errors import CheckpointError, ConfigError
+from hpcrec.data import again
+from hpcrec.errors import CheckpointError, ConfigError, UnreadableError
 from hpcrec.launcher.relay import Heard
 from hpcrec.launcher.restarts import Run, run_attempts
 from hpcrec.training import attempts, claim
@@ -248,6 +249,25 @@ def test_of_many_at_once_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert (len(won), len(refused)) == (1, 3)
         won[0].check()
         assert all(f"on {written(run)[-1].host}, since" in text for text in refused)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("n_failing", [1, 99])
+def test_claim_that_cannot_be_read_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, n_failing: int
+) -> None:
+    mine, read, failed = claim_of(tmp_path), Path.read_bytes, itertools.count(1)
+
+    def failing(path: Path) -> bytes:
+        if path == mine.path and next(failed) <= n_failing:
+            raise OSError(number, os.strerror(number), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(again, "PAUSES_S", (0.0, 0.0))
+    with contextlib.nullcontext() if n_failing == 1 else pytest.raises(UnreadableError, match="claim-1.json"):
+        mine.check()
+    assert next(failed) == (3 if n_failing == 1 else 4)  # read twice, or at all three tries
 
 
 def test_one_that_is_held_up_before_it_makes_its_claim_takes_nothing_over(tmp_path: Path) -> None:
