@@ -112,4 +112,16 @@ FAULTS: dict[str, Fault] = {
         "    if failed is not None and failed is now:\n",
         "restart",
     ),
+    "a claim that two can make": Fault(
+        "hpcrec/training/claim.py",
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL,",
+        "os.O_WRONLY | os.O_CREAT,",
+        "claim",
+    ),
+    "a claim that is not renewed": Fault(
+        "hpcrec/training/claim.py",
+        "            os.utime(claim.path)\n",
+        "",
+        "claim",
+    ),
 }

@@ -265,7 +265,7 @@ def test_claim_that_cannot_be_read_is_not_lost(
 
     monkeypatch.setattr(Path, "read_bytes", failing)
     monkeypatch.setattr(again, "PAUSES_S", (0.0, 0.0))
-    with contextlib.nullcontext() if n_failing == 1 else pytest.raises(UnreadableError, match="claim-1.json"):
+    with contextlib.nullcontext() if n_failing == 1 else pytest.raises(UnreadableError, match=r"claim-1\.json"):
         mine.check()
     assert next(failed) == (3 if n_failing == 1 else 4)  # read twice, or at all three tries
 
