@@ -34,7 +34,7 @@ _KINDS = (  # the first that is found in a path below the folder
     (r"/state\.json$", "state"),
     (r"/\.?manifest\.json[^/]*$", "manifest"),
     (r"/\.?best\.json[^/]*$", "best"),
-    (r"/claim\.json$", "claim"),
+    (r"/\.?claim-\d+\.json[^/]*$|/\.claim\.[^/]*$", "claim"),
     (r"/attempts\.jsonl$", "attempts"),
     (r"/\.?(metrics\.jsonl|summary\.json|config\.toml|report\.html)[^/]*$", "told"),
     (r"/prepare\.work/[^/]*(json|part|lock)$|/\.?prepare\.json[^/]*$", "journal"),

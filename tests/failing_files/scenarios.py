@@ -8,6 +8,8 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from hpcrec.errors import CheckpointError, DataError
 from hpcrec.preparation.convert import prepare_table
 from hpcrec.preparation.split import Split
 from hpcrec.training import attempts
-from hpcrec.training.claim import claimed
+from hpcrec.training.claim import Claim, Holder, Times, claimed
 from tests.failing_files.runs import Book
 
 Mark = Callable[[str], None]
@@ -238,6 +240,16 @@ class Damaged(Given):
         return super().judge(folder, whole=whole)
 
 
+def held(folder: Path, restart: int) -> AbstractContextManager[Claim]:
+    """The claim of a job that Slurm has started so many times again, each time on another machine.
+
+    An empty claim, which power left, is over at once: its age is the file's, which no clock of a test can put forward.
+    """
+    allocation = attempts.Allocation("7", restart)
+    holder = replace(Holder.here(allocation), machine=f"machine {restart}")
+    return claimed(folder, allocation, Alone(), times=Times(stale_s=0, watch_s=0), holder=holder)
+
+
 class Notes(Scenario):
     """A claim, the attempts of a run and a small text file."""
 
@@ -246,6 +258,9 @@ class Notes(Scenario):
     def begin(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         attempts.begin(folder, attempts.now(), 0, 2, ["one"], attempts.Allocation("7", 0))
+        with held(folder, 0) as claim:
+            begun = claim.path.read_text()
+        claim.path.write_text(begun)  # as of one that was killed
         write_text(folder / "summary.json", json.dumps({"steps": 0}) + "\n")
 
     def act(self, folder: Path) -> None:
@@ -253,7 +268,7 @@ class Notes(Scenario):
         self._do(folder, self._follow)
 
     def _do(self, folder: Path, mark: Mark) -> None:
-        with claimed(folder, "7", Alone()):
+        with held(folder, 1):
             attempts.begin(folder, attempts.now(), 5, 2, ["one"], attempts.Allocation("7", 1))
             mark("begun 5")
             mark("sums")
@@ -289,8 +304,9 @@ class Notes(Scenario):
         attempts.begin(folder, attempts.now(), 9, 1, ["two"], attempts.Allocation())
         if attempts.read(folder)[-1]["hosts"] != ["two"]:
             found.append("no attempt can be added")
-        with claimed(folder, "8", Alone()):
-            pass
+        with held(folder, 2) as claim:
+            if lost := claim.lost():
+                found.append(f"a claim just taken is lost: {lost}")
         return found + [f"{path} is left" for path in folder.glob(".*.part") if whole]
 
 

@@ -58,15 +58,15 @@ class _Seeded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 _DROPPED = "with __import__('contextlib').suppress(OSError):"
-_PUBLISHED = "            files.publish(self.folder, self.step, self._comes_on)\n"
+_PUBLISHED = "            files.publish(self.folder, self.step, self._claim, self._comes_on)\n"
 _PRUNED = """            best = (files.read_best(self.folder) or {}).get("step")
             files.prune(self.folder, 0, [step for step in (self._base, best) if step is not None])
 """
 _ENDED = "        file.flush()\n        os.fsync(file.fileno())\n"
 _OF_ALL = "            for descriptor in self._wrote:  # only those that wrote are told of what failed\n"
 _NAMES = "        self._sync_names()\n"
-_NAMED = "    hidden.rename(final)\n    sync(final.parent)\n"
-_REMOVED = "    with contextlib.suppress(OSError):  # it is a leftover then\n        _remove(old, comes_on)\n"
+_NAMED = "    sync(final.parent)\n"
+_REMOVED = "    with contextlib.suppress(OSError):  # it is a leftover then\n        remove_folder(old, comes_on)\n"
 FAULTS: dict[str, FileFault] = {
     # ---- files that fail ----
     "an error past the cache dropped": FileFault("errors", "first", ((
@@ -90,10 +90,10 @@ FAULTS: dict[str, FileFault] = {
     ),)),
     "prune before commit, met by an error": FileFault("errors", "increment", ((WRITER, _PUBLISHED, _PRUNED + _PUBLISHED),)),
     "an older one removed before the newer has its name": FileFault("errors", "again", ((
-        FILES, "        final.rename(old)\n", "        _remove(final, comes_on)\n",
+        FILES, "        _move(final, old, claim)\n", "        remove_folder(final, comes_on)\n",
     ),)),
     "what was about to be replaced is removed": FileFault("errors", "again", ((
-        FILES, "            (folder / name).rename(folder / name[1:].removesuffix(\".old\"))\n", "            pass\n",
+        FILES, "            (folder / name).rename(final)\n", "            pass\n",
     ),)),
     "an attempt that is not noted": FileFault("errors", "notes", ((ATTEMPTS, "    with writing(path):\n", f"    {_DROPPED}\n"),)),
     "an error that names no file": FileFault("errors", "first,notes", ((
@@ -114,14 +114,12 @@ FAULTS: dict[str, FileFault] = {
         (WRITER, "        on_root(ranks, finish)\n", "        on_root(ranks, finish)\n        self.hidden = files.step_folder(self.folder, self.step)\n        self._sync_names()\n"),
     )),
     "names of files that are not synced": FileFault("cuts", "first/1,increment/2", ((WRITER, _NAMES, ""),)),
-    "the name of a checkpoint that is not synced": FileFault("cuts", "first/1,increment/2", ((
-        FILES, _NAMED, "    hidden.rename(final)\n",
-    ),)),
+    "the name of a checkpoint that is not synced": FileFault("cuts", "first/1,increment/2", ((FILES, _NAMED, ""),)),
     "an older one removed before the newer's name is synced": FileFault("cuts", "again/1,again/2", (
-        (FILES, _NAMED + _REMOVED, "    hidden.rename(final)\n" + _REMOVED + "    sync(final.parent)\n"),
+        (FILES, _NAMED + _REMOVED, _REMOVED + _NAMED),
     )),
     "a removal that begins before the name is gone": FileFault("cuts", "increment/1,long/1", ((
-        FILES, "            sync(hidden.parent)\n            _remove(hidden, comes_on)\n", "            _remove(hidden, comes_on)\n",
+        FILES, "            _move(step_folder(run, step), hidden, claim)\n", "            step_folder(run, step).rename(hidden)\n",
     ),)),
     "prune before commit, met by a cut": FileFault("cuts", "increment/1", ((WRITER, _PUBLISHED, _PRUNED + _PUBLISHED),)),
     "a new folder's name that is not synced": FileFault("cuts", "first/1", ((
