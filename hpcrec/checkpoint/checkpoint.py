@@ -216,6 +216,7 @@ class CheckpointWriter:
         parts = ranks.allgather((self._written, self._failure))
         failure = next((f"rank {i}: {text}" for i, (_, text) in enumerate(parts) if text), None)
         if failure is not None:
+            on_root(ranks, self._claim.check)  # who took the run over has removed the files: that is what is to be told
             if ranks.rank == 0:
                 shutil.rmtree(self.hidden, ignore_errors=True)
             raise CheckpointError(f"the checkpoint of step {self.step} could not be written: {failure}")
