@@ -305,7 +305,6 @@ STALLED = """
     from hpcrec.comm.stall import StallLimits
     from hpcrec.comm.topology import assign_roles
     from hpcrec.comm.world import World
-from hpcrec.training.ranks import on_root
     mode = {mode!r}
     roles = dict(mode="fused") if mode == "fused" else dict(mode="split", owners=1)
     parts = World(world, lambda host_of: assign_roles(host_of, **roles), StallLimits(0.6, {abort_s}))
