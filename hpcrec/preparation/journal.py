@@ -77,10 +77,12 @@ class Journal:
     def close(self) -> None:
         """Let another process work in the folder; leave no empty work folder."""
         if self._lock is not None:
-            if not any(path.name != "lock" for path in self.work.iterdir()):
-                shutil.rmtree(self.work, ignore_errors=True)  # while nobody else can be in it
-            self._lock.close()
-            self._lock = None
+            try:
+                if not any(path.name != "lock" for path in self.work.iterdir()):
+                    shutil.rmtree(self.work, ignore_errors=True)  # while nobody else can be in it
+            finally:
+                self._lock.close()
+                self._lock = None
 
     def clear(self) -> None:
         """Forget what was begun, but for the lock."""
