@@ -76,13 +76,11 @@ class Journal:
 
     def close(self) -> None:
         """Let another process work in the folder; leave no empty work folder."""
-        if self._lock is not None:
-            try:
+        if (lock := self._lock) is not None:
+            self._lock = None
+            with files.named(self.work / "lock"), lock:  # which is let go also where the folder cannot be listed
                 if not any(path.name != "lock" for path in self.work.iterdir()):
                     shutil.rmtree(self.work, ignore_errors=True)  # while nobody else can be in it
-            finally:
-                self._lock.close()
-                self._lock = None
 
     def clear(self) -> None:
         """Forget what was begun, but for the lock."""

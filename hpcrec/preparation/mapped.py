@@ -7,24 +7,26 @@ from typing import Any
 import numpy as np
 
 from hpcrec.data.again import read_numbers
+from hpcrec.data.files import named
 
 
 class Mapped:
     """An array in a file: in memory where it is small, else mapped, its pages let go by `drop`."""
 
     def __init__(self, path: Path, dtype: Any, hold_bytes: int, *, writable: bool = False) -> None:
+        self._path = path
         self._map: mmap.mmap | None = None
         if path.stat().st_size <= hold_bytes or not path.stat().st_size:
             self.array: Any = read_numbers(path, dtype)
             return
-        with path.open("r+b" if writable else "rb") as file:
+        with named(path), path.open("r+b" if writable else "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
         self.array = np.frombuffer(self._map, dtype)
 
     @classmethod
     def create(cls, path: Path, n: int) -> "Mapped":
         """A new file of n uint64, to be written to."""
-        with path.open("wb") as file:
+        with named(path), path.open("wb") as file:
             file.truncate(8 * n)
         return cls(path, np.uint64, 0, writable=True)
 
@@ -36,4 +38,5 @@ class Mapped:
     def flush(self) -> None:
         """Write to disk what was changed."""
         if self._map is not None:
-            self._map.flush()
+            with named(self._path):
+                self._map.flush()

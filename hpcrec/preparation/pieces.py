@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pyarrow.parquet
 
+from hpcrec.data.files import named
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.units import MiB
 
@@ -123,7 +124,7 @@ def identity(path: Path) -> dict[str, Any]:
     """What a source is known again by: path, size, time of change, and a checksum of its first and last MiB."""
     facts = path.stat()
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with named(path), path.open("rb") as file:
         digest.update(file.read(_ENDS_BYTES))
         file.seek(max(facts.st_size - _ENDS_BYTES, 0))
         digest.update(file.read(_ENDS_BYTES))

@@ -172,11 +172,13 @@ class _Buffered:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with files.named(self._run.path):
+            self._file.close()
 
     def _part(self, dtype: Any, at: int, n: int) -> Any:
-        self._file.seek(at)
-        return np.frombuffer(self._file.read(8 * n), dtype)
+        with files.named(self._run.path):
+            self._file.seek(at)
+            return np.frombuffer(self._file.read(8 * n), dtype)
 
 
 def number(counts: Iterable[Counts], path: Path, *, min_count: int, most: int | None) -> int:
@@ -200,7 +202,7 @@ def number(counts: Iterable[Counts], path: Path, *, min_count: int, most: int | 
     """
     scratch = path.with_name(path.name + ".counted")
     histogram: Counts = _nothing()  # of counts: at most some 10^5 differ, for any size of data
-    with scratch.open("wb") as out:
+    with files.named(scratch), scratch.open("wb") as out:
         for words, of_words in counts:
             kept = of_words >= min_count
             out.write(np.stack([words[kept], of_words[kept].view(np.uint64)], axis=1).tobytes())
@@ -212,8 +214,8 @@ def number(counts: Iterable[Counts], path: Path, *, min_count: int, most: int | 
     n = total if most is None else min(total, most)
     targets = [path.with_name(path.name + ending) for ending in (".words", ".ids", ".values")]
     by_id = Mapped.create(targets[2], n)
-    with files.synced(targets[0]) as words_out, files.synced(targets[1]) as ids_out, scratch.open("rb") as back:
-        while part := back.read(16 * _BLOCK_WORDS):
+    with files.synced(targets[0]) as words_out, files.synced(targets[1]) as ids_out:
+        for part in _parts(scratch, 16 * _BLOCK_WORDS):
             words, of_words_raw = np.frombuffer(part, np.uint64).reshape(-1, 2).T
             group = np.searchsorted(values, of_words_raw)
             order = np.argsort(group, kind="stable")
@@ -266,6 +268,13 @@ class Vocabulary:
         return out, None
 
 
+def _parts(path: Path, n_bytes: int) -> Iterator[bytes]:
+    """The bytes of a file, in parts of so many."""
+    with files.named(path), path.open("rb") as file:
+        while part := file.read(n_bytes):
+            yield part
+
+
 def _nothing() -> Counts:
     return np.empty(0, np.uint64), np.empty(0, np.int64)
 
@@ -287,8 +296,8 @@ def _write(counts: Iterable[Counts], path: Path) -> Run:
             out.write(words.tobytes())
             counts_out.write(of_words.tobytes())
             n += len(words)
-    with path.open("ab") as out, second.open("rb") as back:
-        while part := back.read(1 << 22):
+    with files.named(path), path.open("ab") as out:
+        for part in _parts(second, 1 << 22):
             out.write(part)
     second.unlink()
     return Run(path, 0, n)

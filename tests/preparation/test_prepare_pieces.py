@@ -1,6 +1,7 @@
 """Pieces and the journal: the same bytes on any number of ranks, cut short anywhere or not; what is refused."""
 
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from hpcrec.comm.ledger import Ledger
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.preparation import pieces
 from hpcrec.preparation.convert import Split, prepare_criteo
+from hpcrec.preparation.journal import Journal
 from hpcrec.preparation.schema import DataSet
 from tests.comm.job import Job
 from tests.preparation.sources import ALL, content, criteo_line, criteo_lines, write_text
@@ -229,6 +231,21 @@ def test_another_command_or_source_is_refused(tmp_path: Path) -> None:
     (out / "train.h5").write_bytes(b"")
     with pytest.raises(DataError, match=r"train\.h5: prepare\.json says that it was finished"):
         convert(piece_bytes=1 << 20)
+
+
+def test_a_work_folder_that_cannot_be_listed_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: Path) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    journal = Journal(tmp_path, {})
+    assert journal.open(restart=False) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", fails)
+        with pytest.raises(OSError, match=f"{tmp_path}/prepare.work"):
+            journal.close()
+    again = Journal(tmp_path, {})
+    assert again.open(restart=False) is None
+    again.close()
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
