@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from hpcrec.errors import OutputError
+from hpcrec.errors import OutputError, UnreadableError
 
 
 @contextlib.contextmanager
@@ -19,7 +19,7 @@ def writing(path: Path) -> Iterator[None]:
     """What the disk refuses inside becomes an `OutputError` that names `path`."""
     try:
         yield
-    except OutputError:
+    except (OutputError, UnreadableError):  # which name what they are of
         raise
     except (OSError, RuntimeError) as error:  # HDF5 reports some failures of the disk as RuntimeError
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())  # HDF5's have several lines

@@ -24,7 +24,6 @@ Knows files of a run's folder and Slurm's queue, neither sessions nor what they 
 """
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -40,7 +39,7 @@ from typing import Any
 from hpcrec.comm.failure import say
 from hpcrec.comm.ranks import Ranks
 from hpcrec.data.again import read_again
-from hpcrec.data.files import sync, temporary_beside, writing
+from hpcrec.data.files import sync, write_text, writing
 from hpcrec.errors import ConfigError
 from hpcrec.training.attempts import Allocation, now
 from hpcrec.training.queue import GONE, WAITING, state_of
@@ -283,9 +282,7 @@ class _Trying:
         """Says that the run ended well: the next one need not wait. The file stays, for its number is the highest."""
         with contextlib.suppress(OSError):  # the run is whole by now
             if not claim.lost():
-                temporary = temporary_beside(claim.path)
-                temporary.write_text(_text({**asdict(self._me), "ended": now()}), encoding="utf-8")
-                temporary.replace(claim.path)
+                write_text(claim.path, _text({**asdict(self._me), "ended": now()}))
 
     def _take(self, number: int) -> Claim | None:
         """The claim of this number; None where another attempt has it."""
@@ -313,12 +310,15 @@ class _Trying:
 
     def _who_holds(self, number: int) -> tuple[str | None, bool]:
         """Who holds the claim of this number, None where it is over; and whether that one is known to be there."""
+        path = _path(self._run, number)
+
+        def look() -> tuple[Holder | None, os.stat_result]:
+            with path.open("rb") as file:  # opening it asks a file server how it is now
+                return _parsed(file.read()), os.fstat(file.fileno())
+
         try:
-            with _path(self._run, number).open("rb") as file:  # opening it asks a file server how it is now
-                found, status = _parsed(file.read()), os.fstat(file.fileno())
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESTALE):
-                raise
+            found, status = read_again(path, look)
+        except FileNotFoundError:
             return "another one", False  # removed by hand, or as an old one: the next look says
         if self._seen != (number, status.st_mtime):
             self._seen, self._seen_s = (number, status.st_mtime), time.monotonic()

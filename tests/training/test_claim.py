@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mpi4py import MPI
@@ -213,6 +215,44 @@ def test_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         pass
     assert not list(tmp_path.iterdir())  # the next one would wait for an empty claim
     assert not [p for p in Path("/proc/self/fd").iterdir() if str(tmp_path) in str(os.path.realpath(p))]
+
+
+@pytest.mark.parametrize("n_failures", [1, 99])
+def test_a_claim_that_cannot_be_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_failures: int
+) -> None:
+    with claimed(tmp_path, OUTSIDE, Alone()):
+        pass
+    opened, left = Path.open, [n_failures]
+
+    def fails(path: Path, *options: Any, **others: Any) -> Any:
+        if path.name == "claim-1.json" and left[0]:
+            left[0] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opened(path, *options, **others)
+
+    monkeypatch.setattr(Path, "open", fails)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    if n_failures == 1:
+        with claimed(tmp_path, OUTSIDE, Alone()) as held:
+            assert held.number == 2
+    else:
+        found = f"^{tmp_path}/claim-1.json: cannot be read just now"
+        with pytest.raises(UnreadableError, match=found), claimed(tmp_path, OUTSIDE, Alone()):
+            pass
+
+
+def test_an_end_that_cannot_be_written_leaves_the_claim_alone(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with claimed(tmp_path, OUTSIDE, Alone()):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["claim-1.json"]
+    assert json.loads((tmp_path / "claim-1.json").read_text())["ended"] is None
 
 
 # ---- without locks, without Slurm ------------------------------------------------------------------------------------
