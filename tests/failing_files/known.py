@@ -4,19 +4,9 @@ A pattern is searched in ``call|scenario|kind of file|what was wrong``; of power
 wrong``.
 """
 
-import errno
-import os
 import re
 
-from tests.failing_files.library import ERRORS
-
-_ERRORS = "|".join(os.strerror(getattr(errno, name)) for name in ERRORS)
-KNOWN: dict[str, str] = {
-    rf"does not name the file: \w+: (\[Errno \d+\] )?({_ERRORS})(: '\w[\w.-]*')?$": (
-        "errors of descriptors have no name: read, fsync and close by Path.read_text, files.sync and others; those of "
-        "shutil.rmtree have one without its folder"
-    ),
-}
+KNOWN: dict[str, str] = {}
 
 
 def known(text: str) -> str:
