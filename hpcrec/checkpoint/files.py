@@ -296,10 +296,14 @@ def remove_leftovers(run: Path, claim: Claim | Unclaimed = UNCLAIMED, comes_on: 
     left = [folder / name for name in hidden if name.endswith((".tmp", ".old"))] + [run / name for name in cleared]
     for path in left:
         claim.check()
-        remove_folder(path, comes_on)
+        try:
+            remove_folder(path, comes_on)
+        except OSError as error:  # a name of its own, so it is in nobody's way
+            warnings.warn(f"what an earlier attempt left is not removed this time: {error}", stacklevel=2)
     for name in notes:
         claim.check()
-        (folder / name).unlink()
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
 
 
 def set_aside(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, why: str = "damaged") -> Path:
@@ -323,9 +327,9 @@ def prune(
 ) -> list[int]:
     """Removes what is not to be kept; returns the steps removed. On one rank.
 
-    Kept are the newest ``keep`` whose values are finite, the newest of the others, those to protect, and what these
-    need. Where it cannot be read which these are, or the disk does not let one be removed, nothing more is removed this
-    time, and that is said: it is no reason to end a run.
+    Kept are the newest ``keep`` whose values are finite, the newest of the others, those to protect, the one that is
+    noted as best, and what these need. Where it cannot be read which these are, or the disk does not let one be
+    removed, nothing more is removed this time, and that is said: it is no reason to end a run.
     """
     removed: list[int] = []
     try:
@@ -333,7 +337,7 @@ def prune(
         bases = {step: _base_step(run, step) for step in steps}
         good = [step for step in steps if is_finite(run, step)]
         others = [step for step in steps if step not in good]
-        kept = {*good[max(len(good) - keep, 0) :], *others[-1:], *protect} & set(steps)
+        kept = {*good[max(len(good) - keep, 0) :], *others[-1:], *protect, *_noted_best(run)} & set(steps)
         kept |= {base for step in kept if (base := bases[step]) is not None}
         for step in sorted(set(steps) - kept, reverse=True):  # a base goes after those that need it
             hidden = hidden_folder(run, step, token=claim.token)
@@ -350,6 +354,15 @@ def _base_step(run: Path, step: int) -> int | None:
         return (read_manifest(step_folder(run, step)).get("base") or {}).get("step")
     except CheckpointError:  # a damaged one needs none
         return None
+
+
+def _noted_best(run: Path) -> list[int]:
+    """The step that is noted as best, if any: also of a run that could not read the note when it last looked."""
+    try:
+        best = read_best(run)
+    except CheckpointError:  # a note that says nothing
+        return []
+    return [] if best is None else [best["step"]]
 
 
 def is_finite(run: Path, step: int) -> bool:
@@ -396,6 +409,7 @@ def make_hidden(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, come
     claim.check()
     remove_leftovers(run, claim, comes_on)
     hidden = hidden_folder(run, step, token=claim.token)
+    remove_folder(hidden, comes_on)  # which may not be left
     missing = [path for path in (hidden, *hidden.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)

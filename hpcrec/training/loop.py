@@ -357,20 +357,21 @@ class Loop:
         CheckpointError
             It cannot be written; on every rank.
         """
-        for pause_s in (0.0, *_LAST_PAUSES_S):
-            time.sleep(pause_s)
+        for pause_s in (*_LAST_PAUSES_S, None):
             try:
                 self._saver.wait()
                 if self._saved_at != self._session.step:
                     self._write()
                     self._saver.wait()
-            except CheckpointError as caught:
-                self._saved_at, error = -1, caught
+            except CheckpointError as error:
+                self._saved_at = -1
+                if pause_s is None:
+                    raise
                 if self._session.topology.rank == 0:
                     say(f"hpcrec: {error}; tried again, for it is the last one\n")
+                time.sleep(pause_s)
             else:
                 return
-        raise error
 
     def _mark_and_prune(self, step: int) -> Callable[[Callable[[], None]], None]:
         """What rank 0 does when this step's checkpoint is whole: the best one is noted before the one before may go."""

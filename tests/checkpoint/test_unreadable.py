@@ -175,3 +175,28 @@ def test_a_checkpoint_that_cannot_be_removed_is_left(tmp_path: Path, monkeypatch
     assert find_checkpoint(tmp_path).step == 3
     prune(tmp_path, 1)
     assert steps_in(tmp_path) == [3]
+
+
+def test_what_is_noted_as_best_is_kept_by_whom_knows_nothing_of_it(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    files.mark_best(tmp_path, 1, "auc", 0.5)
+    assert prune(tmp_path, 1) == [2] and steps_in(tmp_path) == [1, 3]
+
+
+def test_a_leftover_that_cannot_be_removed_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    left = tmp_path / "checkpoints" / ".step-9.0123abcd.tmp"
+    left.mkdir()
+    (left / "busy").touch()
+    unlink = Path.unlink
+
+    def busy(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.name == "busy":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        unlink(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "unlink", busy)
+    with pytest.warns(UserWarning, match="what an earlier attempt left is not removed this time"):
+        save(tmp_path, 2)
+    assert steps_in(tmp_path) == [1, 2] and left.is_dir()
