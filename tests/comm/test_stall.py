@@ -185,9 +185,16 @@ def test_a_late_rank_of_a_group_is_reported_by_the_name_of_the_group(monkeypatch
 
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("stuck", ["one", "all"])
-def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, stuck) -> None:
+def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, tmp_path, stuck) -> None:
     comm, said = MPI.COMM_WORLD, []
-    monkeypatch.setattr(stall, "say", said.append)
+    reported = comm.bcast(tmp_path) / "reported"  # a slow machine may take seconds to say so
+
+    def say(text: str) -> None:
+        said.append(text)
+        if of_ranks([text]):
+            reported.touch()
+
+    monkeypatch.setattr(stall, "say", say)
     world = World(comm, lambda host_of: assign_roles(host_of, mode="fused"), StallLimits(0.5, 60.0))
     last, told = comm.size - 1, []
     aside = world.aside
@@ -201,7 +208,9 @@ def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, s
                     aside.comes_on()
             told.append(len(of_ranks(said)))
             if comm.rank == last or stuck == "all":
-                time.sleep(2.0)  # a disk that does not answer
+                until_s = time.monotonic() + 30.0  # a disk that does not answer
+                while not reported.exists() and time.monotonic() < until_s:
+                    time.sleep(0.05)
             aside.allgather(comm.rank)
 
     thread = threading.Thread(target=write)
@@ -217,7 +226,9 @@ def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, s
     # of ranks that hang at once, one may do so for longer than the limit where the machine is slow
     wanted = reports_R[0] == 1 if stuck == "one" else reports_R[0] >= 1
     parallel_assert(wanted and not any(reports_R[1:]), msg=str(everything))
-    text, blamed = everything[0][0], listed([last] if stuck == "one" else range(comm.size))
+    text = everything[0][0]
+    print(text)  # whole, where what follows fails
+    blamed = listed([last] if stuck == "one" else range(comm.size))
     parallel_assert(
         f"Waiting for {blamed}." in text and "collective 'checkpoint' on communicator 'aside'" in text, msg=text
     )
