@@ -6,7 +6,7 @@
 #   PYTHON=path   the Python (3.11 or newer) that .venv is made from
 #   NP=4          ranks of `make train`; its configuration asks for 2 owners and 2 dense ranks, so another number
 #                 takes another split: NP=3 ARGS="--set topology.dense=1"
-#   ARGS="..."    more arguments: for train those of `hpcrec train`, for test and soak those of pytest
+#   ARGS="..."    more arguments: for train those of `hpcrec train`, for test those of pytest
 #   QUICK=1       `make bench` with less work
 NP ?= 4
 ARGS ?=
@@ -46,9 +46,9 @@ test: setup           ## all tests but the slow ones: serial, on 1 to 4 ranks, o
 slurm-test: setup     ## those on a Slurm of 5 nodes; as root on Debian installed, started and stopped
 	@$(venv) python tools/run_tests.py --slurm only $(ARGS)
 
-soak: setup           ## the slow tests: the same properties at long counts; then all others with MPICH
-	@$(venv) python tools/run_tests.py --slow $(if $(MPI)$(ARGS),,--json benchmarks/results/soak.json) $(ARGS)
-	@$(if $(MPI)$(ARGS),,$(MAKE) --no-print-directory test MPI=mpich)
+soak: setup           ## the slow tests, in parts, some with MPICH; goes on where it ended. ARGS="--minutes 55": till then
+	@$(MAKE) --no-print-directory setup MPI=mpich
+	@$(venv) tools/soak.py $(ARGS)
 
 sanitize: setup       ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(venv) tools/sanitize.sh $(ARGS)

@@ -94,8 +94,12 @@ def finish(
     claims: Sequence[Mapping[str, Any]],
     path: Path | None,
     beside: Mapping[str, Any] | None = None,
+    commit: str | None = None,
 ) -> None:
-    """Prints the claims and, if asked, writes the JSON; ``beside``: what else is to be said of the machine."""
+    """Prints the claims and, if asked, writes the JSON.
+
+    ``beside`` is what else is to be said of the machine; ``commit`` is what figures are of, if not the present one.
+    """
     for item in claims:
         value = "none" if item["value"] is None else f"{item['value']:.4g}"
         said = {True: "holds", False: "FALLS SHORT", None: "not measured"}[item["holds"]]
@@ -108,7 +112,11 @@ def finish(
         "name": name,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": {**machine(), **(beside or {})},
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES}, "commit": commit()},
+        "versions": {
+            "python": platform.python_version(),
+            **{p: version(p) for p in PACKAGES},
+            "commit": commit or commit_here(),
+        },
         "rows": list(rows),
         "claims": list(claims),
     }
@@ -164,7 +172,7 @@ def version(package: str) -> str:
         return "none"
 
 
-def commit() -> str:
+def commit_here() -> str:
     """Of this checkout; with ``+`` where it has changes."""
     said = subprocess.run(
         ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, cwd=ROOT, check=False

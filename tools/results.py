@@ -26,6 +26,8 @@ PARTS = {
     "house": "trace",
     **{f"house_{part}": part for part in ("speed", "overhead", "route", "memory")},
     "kernels_messages": "messages",
+    "losses": "counts",
+    **{f"losses_{part}": part for part in ("node", "speed")},
 }
 # what the committed figures were run with
 EXTRA = {

@@ -133,17 +133,19 @@ def main() -> int:
         if args.slurm == "only":
             on_slurm(print_now)
         else:
-            others = pool.submit(beside)
+            others = pool.submit(beside) if args.serial else None
             try:
                 left_out = [f"--ignore={APART_FILES}"] if apart else []
-                part(Run("serial", limits, print_now), 0, "not parallel and not slurm", left_out)
+                if args.serial:
+                    part(Run("serial", limits, print_now), 0, "not parallel and not slurm", left_out)
             finally:
                 COLLECTED.set()
-            others.result()
+            if others:
+                others.result()
             if apart and (asked := asks(Path(folder) / str(APART), speed, but="0")):
                 raise SystemExit(f"{APART_FILES} is run without ranks, but asks for some: {asked}")
             for n in counts():
-                if n != 1:
+                if n != 1 or not args.serial:
                     on_ranks(n, print_now)
         rows += [{"counted": path.stem, **json.loads(path.read_text())} for path in sorted(counted.glob("*.json"))]
     took = ", ".join(f"{row['part']} {row['seconds']} s" for row in rows if "part" in row)
@@ -153,7 +155,7 @@ def main() -> int:
         from _report import claim, finish
 
         took = {"took_s": round(time.monotonic() - STARTED_S)}
-        finish("soak", rows, [claim("soak.failed", total["failed"], "tests", "<= 0")], args.json, took)
+        finish("tests", rows, [claim("tests.failed", total["failed"], "tests", "<= 0")], args.json, took)
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
     return int(total["failed"] > 0 or total["passed"] == 0)
 
@@ -166,8 +168,13 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--limit-s", type=float, help="seconds for each run (1800; 7200 with --slow)")
     parser.add_argument("--test-limit-s", type=float, help="seconds for each test (240; 1800 with --slow)")
     parser.add_argument("--slurm", choices=["too", "only", "no"], default="too", help="the tests on a Slurm (too)")
-    parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], help="only these counts: 2,3")
+    numbers = "only these counts, 2,3; none where it is empty"
+    parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",") if n], help=numbers)
+    only = "leave the serial tests out, and those of the kernels beside them; with --ranks"
+    parser.add_argument("--no-serial", dest="serial", action="store_false", help=only)
     args, pytest_args = parser.parse_known_args()
+    if not args.serial and not args.ranks:
+        parser.error("--no-serial needs --ranks: it is the serial tests that say which counts are asked for")
     args.limit_s = args.limit_s or (7200.0 if args.slow else 1800.0)
     args.test_limit_s = args.test_limit_s or (1800.0 if args.slow else 240.0)
     return args, pytest_args

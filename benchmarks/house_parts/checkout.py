@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from _report import ROOT, commit
+from _report import ROOT, commit_here
 from speed_parts.launch import threads_of
 
 
@@ -38,7 +38,7 @@ class Checkout:
 
 def this() -> Checkout:
     """The checkout that this file is in."""
-    return Checkout(commit(), ROOT, Path(sys.executable).parent)
+    return Checkout(commit_here(), ROOT, Path(sys.executable).parent)
 
 
 def folder_of(wanted: str) -> tuple[str, Path]:

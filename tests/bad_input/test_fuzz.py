@@ -13,6 +13,7 @@ import pytest
 
 from tests.bad_input.forked import ROOT
 from tests.bad_input.fuzz import KINDS
+from tests.counts import keep_counts
 
 SOME = 24
 MANY = {  # 10,000 in all, more of those that are quick
@@ -48,5 +49,6 @@ def test_some_mutations(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_mutations(kind: str, tmp_path: Path) -> None:
     counts = run(kind, SOME, MANY[kind], tmp_path)
+    keep_counts(f"mutations-{kind}", {"mutations": sum(counts.values()), "counts": counts})
     assert sum(counts.values()) == MANY[kind]
     assert counts["error"] > 0 and counts["result"] > 0  # both are met, so neither goes untested

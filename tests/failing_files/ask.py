@@ -1,7 +1,6 @@
 """Starts the programs of this folder with the library preloaded, several at a time, and adds up what they found."""
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -45,9 +44,3 @@ def asked(
 def added(found: Sequence[dict[str, Any]], name: str) -> Counter[str]:
     """Their counts by a key, together."""
     return sum((Counter(each[name]) for each in found), Counter())
-
-
-def keep_counts(name: str, result: Mapping[str, Any]) -> None:
-    """Writes counts to the folder that ``tools/run_tests.py --json`` names, where there is one."""
-    if folder := os.environ.get("HPCREC_COUNTS"):
-        (Path(folder) / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")

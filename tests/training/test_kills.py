@@ -26,6 +26,7 @@ from hpcrec.config import Config, to_toml
 from hpcrec.training import attempts
 from hpcrec.training.telemetry import read_metrics
 from tests.comm.job import Job
+from tests.counts import keep_counts
 from tests.training.launched import Fault, launch
 from tests.training.runs import config_for, write_data
 
@@ -355,6 +356,7 @@ def test_killed_at_random_instants_and_started_again_equals_uninterrupted(
         check_left(job.run, whole)
     check_finished(job.run, whole)
     assert kills >= 1
+    keep_counts(f"kills-restarted-{mode}-{saving}-{seed}", {"kills": kills})
 
 
 def data_in(folder: Path) -> None:
@@ -384,3 +386,4 @@ def test_killed_at_random_instants_and_resumed_equals_uninterrupted(
     while kills < KILLS:
         runs += 1
         kills += chain(tmp_path, f"killed-{runs}", mode, whole, KILLS - kills, choice, saving)
+    keep_counts(f"kills-resumed-{mode}-{saving}-{seed}", {"kills": kills})

@@ -1,0 +1,182 @@
+#!/usr/bin/env python
+"""The slow tests, in parts that each take less than an hour: the same properties as ``make test`` at long counts.
+
+    tools/soak.py [--minutes M] [--parts NAME,...] [--list]
+
+What a part found goes to ``benchmarks/results/soak.json``, with what its tests counted and the commit that it ran on.
+Called again, it goes on with the parts that have not passed on this commit; one that failed stays there beside the try
+that passed. With ``--minutes`` no part is begun that is expected to take longer than what is left. A commit is the last
+one that changed anything but results and documents, and a tree with changes besides those is refused: a figure has to
+name what it is of.
+
+Ends with exit status 1 where a part failed, 75 where parts are left.
+
+Knows which parts there are, and ``tools/run_tests.py``, which runs each; nothing of what they test.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "soak.json"
+OF_NO_CODE = ("benchmarks", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+FAILED, LEFT = 1, 75
+COUNTED = {  # tests of parts of their own, left out of the others
+    "errors": "tests/failing_files/test_errors.py",
+    "cuts": "tests/failing_files/test_cuts.py",
+    "kills": "tests/training/test_kills.py",
+    "mutations": "tests/bad_input/test_fuzz.py",
+    "ranks": "tests/training/test_many_ranks.py",
+    "simulated": "tests/simulated/test_simulated.py",
+    "files": "tests/failing_files/test_seeded_files.py",
+    "seeded": "tests/faults/test_seeded.py",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of them: ``minutes`` are what it took on 2 cores; the rest is the command line of ``run_tests.py``."""
+
+    name: str
+    minutes: float
+    arguments: tuple[str, ...]
+    mpich: bool = False
+    slow: bool = True
+
+
+def parts() -> Iterator[Part]:
+    """All, quick ones first."""
+    alone = ("--ranks", "")
+    yield Part("cuts", 6, (*alone, COUNTED["cuts"]))
+    yield Part("errors", 15, (*alone, COUNTED["errors"]))
+    yield Part("mutations", 20, (*alone, COUNTED["mutations"]))
+    yield Part("kills", 40, (*alone, COUNTED["kills"]))
+    yield Part("ranks", 10, (*alone, COUNTED["ranks"]))
+    for scenario, minutes in (("stall", 3), ("prepare", 5), ("restart", 5), ("claim", 15), ("commit", 30)):
+        yield Part(f"schedules-{scenario}", minutes, (*alone, COUNTED["simulated"], "-k", f"soak and {scenario}"))
+    yield Part("faults-schedules", 20, (*alone, COUNTED["simulated"], "-k", "not soak"))
+    yield Part("faults-files", 20, (*alone, COUNTED["files"]))
+    yield Part("faults", 40, (*alone, COUNTED["seeded"]))
+    others = tuple(f"--ignore={file}" for file in COUNTED.values())
+    yield Part("serial", 40, (*alone, *others))
+    for n, minutes in ((1, 10), (2, 30), (3, 40), (4, 50)):
+        yield Part(f"on {n} rank" + "s" * (n > 1), minutes, ("--no-serial", "--ranks", str(n), *others))
+    yield Part("mutations-mpich", 20, (*alone, COUNTED["mutations"]), mpich=True)
+    yield Part("kills-mpich", 40, (*alone, COUNTED["kills"]), mpich=True)
+    yield Part("mpich", 40, (), mpich=True, slow=False)
+
+
+def main() -> int:
+    """Runs what is left; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no part that takes longer")
+    parser.add_argument("--parts", help="only these, and again where they have passed")
+    parser.add_argument("--list", action="store_true", help="say which parts there are and what became of them")
+    options = parser.parse_args()
+    every = {part.name: part for part in parts()}
+    asked = options.parts.split(",") if options.parts else []
+    if unknown := [name for name in asked if name not in every]:
+        parser.error(f"--parts has {', '.join(unknown)}; allowed are {', '.join(every)}")
+    commit = commit_of_code()
+    rows = [row for row in written() if row["commit"] == commit]
+    passed = {row["part"] for row in rows if row["failed"] == 0}
+    if options.list:
+        for part in every.values():
+            print(f"{part.name:20} {part.minutes:4.0f} min  {'passed' if part.name in passed else ''}")
+        return 0
+    if changed := changes():
+        sys.exit(f"soak: the tree has changes, so its figures would name no commit:\n{changed}")
+    began_s, left = time.monotonic(), 0
+    for part in every.values():
+        if part.name not in asked if asked else part.name in passed:
+            continue
+        if (time.monotonic() - began_s) / 60 + part.minutes > options.minutes:
+            left += 1
+            print(f"soak: {part.name} is left, it takes about {part.minutes:g} minutes", flush=True)
+            continue
+        print(f"=== soak: {part.name}, about {part.minutes:g} minutes", flush=True)
+        rows.append({"part": part.name, "commit": commit, **run(part)})
+        write(rows, list(every))
+    newest = {row["part"]: row for row in rows}
+    bad = [name for name, row in newest.items() if row["failed"]]
+    print(f"soak: {len(newest) - len(bad)} of {len(every)} parts have passed on {commit}" + said(", failed: ", bad))
+    return FAILED if bad else LEFT if left else 0
+
+
+def said(head: str, names: Sequence[str]) -> str:
+    """Them, where there are any."""
+    return head + ", ".join(names) if names else ""
+
+
+def run(part: Part) -> dict[str, Any]:
+    """Runs a part; what passed, and what its tests counted."""
+    python = ROOT / (".venv-mpich" if part.mpich else ".venv") / "bin" / "python"
+    with tempfile.TemporaryDirectory(prefix="hpcrec-soak-") as folder:
+        out = Path(folder) / "found.json"
+        line = [str(python), str(ROOT / "tools" / "run_tests.py"), "--json", str(out)]
+        if part.slow:
+            line += ["--slow", "--slurm", "no"]
+        began_s, began = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        subprocess.run([*line, *part.arguments], cwd=ROOT, check=False, env=environment(python))
+        rows = json.loads(out.read_text())["rows"] if out.exists() else []
+    total = {word: sum(row.get(word, 0) for row in rows if "part" in row) for word in ("passed", "failed", "skipped")}
+    if not total["passed"]:
+        total["failed"] = max(total["failed"], 1)  # it ended before it could say so
+    counted = {row["counted"]: {k: v for k, v in row.items() if k != "counted"} for row in rows if "counted" in row}
+    return {"began": began, "seconds": round(time.monotonic() - began_s), **total, "counted": counted}
+
+
+def environment(python: Path) -> Mapping[str, str]:
+    """Ours, with the programs of an environment first on the path."""
+    return {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+
+
+def written() -> list[dict[str, Any]]:
+    """Rows of earlier calls."""
+    return list(json.loads(RESULTS.read_text())["rows"]) if RESULTS.exists() else []
+
+
+def write(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Writes all that was found on this commit, after each part."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from _report import claim, finish
+
+    passed = {row["part"] for row in rows if row["failed"] == 0}
+    failed = len({row["part"] for row in rows if row["failed"]} - passed)
+    claims = [
+        claim("soak.failed", failed, "parts of which no try passed", "<= 0"),
+        claim("soak.parts", len(passed), f"of {len(names)} parts passed", f">= {len(names)}"),
+    ]
+    hours = {"hours": round(sum(row["seconds"] for row in rows) / 3600, 2)}
+    finish("soak", rows, claims, RESULTS, hours, commit=rows[-1]["commit"])
+
+
+def commit_of_code() -> str:
+    """The last commit that changed what is tested, or how."""
+    return git("log", "-1", "--format=%h", "--", ".", *(f":!{name}" for name in OF_NO_CODE))
+
+
+def changes() -> str:
+    """What of it is not committed."""
+    return git("status", "--porcelain", "--", ".", *(f":!{name}" for name in OF_NO_CODE))
+
+
+def git(*arguments: str) -> str:
+    """What git says; ends where this is no checkout."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"soak: the commit has to be known, and git says: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
