@@ -194,8 +194,20 @@ end_process() {
   rm -f "$file"
 }
 
+# A node, with all that still runs in its network: a step that outlives its slurmd would keep its addresses.
+end_host() {
+  local file=$1 network pid
+  if alive "$file" sleep; then
+    network=$(readlink "/proc/$(cat "$file")/ns/net")
+    for pid in $(find /proc -maxdepth 3 -path '/proc/[0-9]*/ns/net' -lname "$network" 2> /dev/null | cut -d/ -f3); do
+      kill -KILL "$pid" 2> /dev/null || true
+    done
+  fi
+  rm -f "$file"
+}
+
 stop() {
-  local file
+  local file link
   [ -d "$state" ] || return 0
   if alive "$state/run/slurmctld.pid" slurmctld; then
     timeout 20 scancel --me 2> /dev/null || true
@@ -204,7 +216,8 @@ stop() {
   for file in "$state"/run/slurmd.*.pid; do [ ! -e "$file" ] || end_process "$file" slurmd; done
   end_process "$state/run/slurmctld.pid" slurmctld
   end_process "$state/run/munged.pid" munged
-  for file in "$state"/run/host.*.pid; do [ ! -e "$file" ] || end_process "$file" sleep; done
+  for file in "$state"/run/host.*.pid; do [ ! -e "$file" ] || end_host "$file"; done
+  for link in /sys/class/net/"$bridge"-*; do [ ! -e "$link" ] || ip link delete "${link##*/}" 2> /dev/null || true; done
   ! ip link show "$bridge" > /dev/null 2>&1 || ip link delete "$bridge"
   rm -rf "$state/controller" "$state/spool" "$state/tmp" "$state/scratch" # jobs of an earlier start would go on in the next
 }

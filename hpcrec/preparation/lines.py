@@ -12,6 +12,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
+from hpcrec.data import files
 from hpcrec.errors import DataError
 from hpcrec.kernels.text import Bytes
 from hpcrec.preparation.pieces import Span
@@ -119,7 +120,7 @@ def lines_before(span: Span) -> int:
     """Lines of the file that stand before the span."""
     if span.start == 0 or span.kind == "gzip":
         return 0
-    with span.path.open("rb") as file:
+    with files.named(span.path), span.path.open("rb") as file:
         left, n = _line_at(file, span.start), 0
         file.seek(0)
         while part := file.read(min(BLOCK_BYTES, left)):

@@ -55,7 +55,7 @@ class Rejects:
         if self.n > self.max_bad * max(lines, _PIECE_LINES):
             last = self._refusal(block, rows[-1], *problems.found[rows[-1]])
             raise DataError(f"{too_many(self.n, lines, self.max_bad)} The last: {last}")
-        with self.path.open("a", encoding="utf-8") as out:
+        with files.named(self.path), self.path.open("a", encoding="utf-8") as out:
             for row in rows:
                 column, reason = problems.found[row]
                 byte = "" if block.offset_R is None else int(block.offset_R[row])
@@ -109,7 +109,7 @@ def _join(out: BinaryIO, spans: Sequence[Span], part: Path, lines: Sequence[int]
         before[span.path] = starts[-1] + n
     if not part.exists():
         return
-    with part.open(encoding="utf-8") as rows:
+    with files.named(part), part.open(encoding="utf-8") as rows:
         for row in rows:
             number, line, rest = row.split("\t", 2)
             place = int(number)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec.data import files
+from hpcrec.errors import DataError
 from hpcrec.kernels.text import Words
 from hpcrec.preparation.mapped import Mapped
 from hpcrec.preparation.numbering import Mask
@@ -178,7 +179,13 @@ class _Buffered:
     def _part(self, dtype: Any, at: int, n: int) -> Any:
         with files.named(self._run.path):
             self._file.seek(at)
-            return np.frombuffer(self._file.read(8 * n), dtype)
+            found = self._file.read(8 * n)
+        if len(found) < 8 * n:
+            raise DataError(
+                f"{self._run.path}: has {at + len(found)} bytes where {at + 8 * n} were written: it was cut short or "
+                "replaced. Prepare again with --restart."
+            )
+        return np.frombuffer(found, dtype)
 
 
 def number(counts: Iterable[Counts], path: Path, *, min_count: int, most: int | None) -> int:
@@ -225,7 +232,8 @@ def number(counts: Iterable[Counts], path: Path, *, min_count: int, most: int | 
             places += first_of[group]
             first_of += in_group
             kept = places < n
-            words_out.write(words[kept].tobytes())
+            with files.named(targets[0]):
+                words_out.write(words[kept].tobytes())
             ids_out.write((places[kept] + FIRST).tobytes())
             by_id.array[places[kept]] = words[kept]
             by_id.drop()
@@ -291,9 +299,10 @@ def _write(counts: Iterable[Counts], path: Path) -> Run:
     """One run of merged blocks: words and counts are streamed to two files and joined."""
     n = 0
     second = path.with_name(path.name + ".counts")
-    with path.open("wb") as out, second.open("wb") as counts_out:
+    with files.named(path), path.open("wb") as out, files.named(second), second.open("wb") as counts_out:
         for words, of_words in counts:
-            out.write(words.tobytes())
+            with files.named(path):
+                out.write(words.tobytes())
             counts_out.write(of_words.tobytes())
             n += len(words)
     with files.named(path), path.open("ab") as out:

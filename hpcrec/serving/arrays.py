@@ -4,8 +4,10 @@ Both hold an array as its bytes, one after the other, somewhere in the file; so 
 filled in any order, and looked up without being read. Knows files and arrays; what they mean is for others.
 """
 
+import errno
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,12 +16,14 @@ import h5py
 import numpy as np
 from safetensors import safe_open
 
-from hpcrec.data.files import writing
-from hpcrec.errors import CheckpointError
+from hpcrec.data.again import read_again
+from hpcrec.data.files import synced, writing
+from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.types import Ints
 
 _TYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}  # of safetensors
 _ALIGNED = 64  # bytes: where arrays begin
+_OF_RUST = re.compile(r"\bos error (\d+)")  # within what safetensors says of an error of the system
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]  # name -> type as NumPy writes it, shape
 Region = tuple[int, np.dtype, tuple[int, ...]]  # first byte, type, shape
@@ -52,10 +56,11 @@ class ArrayFile:
 
     def put(self, name: str, where: Ints | slice, values: np.ndarray, columns: slice = slice(None)) -> None:
         """Sets rows of an array, and of these some columns."""
-        array = _mapped(self.path, self._regions[name], "r+")
-        array[(where, columns) if array.ndim > 1 else where] = values
-        if isinstance(array, np.memmap):
-            array.flush()  # let go with the map: what has been written is no memory of this process
+        with writing(self.path):
+            array = _mapped(self.path, self._regions[name], "r+")
+            array[(where, columns) if array.ndim > 1 else where] = values
+            if isinstance(array, np.memmap):
+                array.flush()  # let go with the map: what has been written is no memory of this process
 
     def sync(self) -> None:
         """Brings all of it to disk."""
@@ -70,12 +75,19 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     ------
     CheckpointError
         It is no such file, or holds anything but arrays of numbers that lie in it whole.
+    UnreadableError
+        It cannot be read just now.
     """
-    try:
+
+    def read() -> dict[str, np.ndarray]:
         if path.suffix == ".safetensors":
-            with safe_open(path, "numpy"):  # checks every entry of the header, and reads nothing else
-                pass
+            _check_header(path)
         return {name: _mapped(path, region, "r") for name, region in regions(path).items()}
+
+    try:
+        return read_again(path, read)
+    except UnreadableError:
+        raise
     except Exception as error:  # HDF5 and h5py raise all sorts of things
         said = " ".join(str(error).split())
         raise CheckpointError(f"{path}: cannot be read ({type(error).__name__}: {said}). Export it again.") from error
@@ -119,6 +131,17 @@ def _end(region: Region) -> int:
     return start + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
 
 
+def _check_header(path: Path) -> None:
+    """Checks every entry of the header, and reads nothing else."""
+    try:
+        with safe_open(path, "numpy"):
+            pass
+    except OSError as error:  # of whatever keeps it from a file, safetensors says that there is none
+        found = _OF_RUST.search(str(error))
+        number = int(found[1]) if found else error.errno or errno.ENOENT
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
 def _header(file: BinaryIO) -> tuple[dict[str, Any], int]:
     """The header of a safetensors file, and where its arrays begin."""
     n_bytes = int.from_bytes(file.read(8), "little")
@@ -135,7 +158,7 @@ def _create_safetensors(path: Path, shapes: Shapes, attributes: Mapping[str, str
         at = stop
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNED)
-    with path.open("wb") as file:
+    with synced(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + at)
 
@@ -150,3 +173,5 @@ def _create_hdf5(path: Path, shapes: Shapes, attributes: Mapping[str, str]) -> N
             wanted.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
             space = h5py.h5s.create_simple(shape)
             h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(np.dtype(dtype)), space, wanted)
+        file.flush()
+        os.fsync(file.id.get_vfd_handle())

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcrec.errors import CheckpointError
+from hpcrec.data.again import read_again
+from hpcrec.errors import CheckpointError, UnreadableError
 
 MANY = 2**63 - 1  # the largest whole number that torch and NumPy take
 _SHOWN = 80  # characters of a value in an error
@@ -96,12 +97,17 @@ def read_entries(path: Path) -> Entry:
     Raises
     ------
     CheckpointError
-        It cannot be read, is no JSON, or has a name twice in one object.
+        It is not there, is no JSON, or has a name twice in one object.
+    UnreadableError
+        It cannot be read just now.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
+        text = read_again(path, lambda: path.read_text(encoding="utf-8"))
+        found = json.loads(text, object_pairs_hook=_object)
         json.dumps(found, ensure_ascii=False).encode()  # halves of characters are told here, not by whoever writes them
         return Entry(path, "", found)
+    except UnreadableError:
+        raise
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be read ({error.strerror}), so {path.parent} is no export that can be used."

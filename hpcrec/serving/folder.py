@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from hpcrec.data.again import read_again
 from hpcrec.data.files import write_text
-from hpcrec.errors import CheckpointError
+from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.serving.entries import Entry, read_entries, shown
 from hpcrec.types import POOLINGS
 
@@ -34,8 +35,12 @@ def table_file(table: str, embeddings: str) -> str:
 
 def fingerprint(path: Path) -> dict[str, Any]:
     """Size and checksum of a file."""
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+    def read() -> dict[str, Any]:
+        with path.open("rb") as file:
+            return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+    return read_again(path, read)
 
 
 def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -54,6 +59,8 @@ def read_facts(folder: Path) -> dict[str, Any]:
     CheckpointError
         It is not there, is none, or says what is not allowed; a file that it lists is not there or has another size; or
         the checksum of the dense part is another. Those of tables are not read here.
+    UnreadableError
+        They cannot be read just now.
     """
     facts = _checked(folder)
     for name, entry in facts["files"].items():
@@ -64,7 +71,13 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def damages(folder: Path) -> list[str]:
-    """All that is wrong with the files of an export, checksums included."""
+    """All that is wrong with the files of an export, checksums included.
+
+    Raises
+    ------
+    UnreadableError
+        One cannot be read just now, so nothing is known of it.
+    """
     try:
         facts = _checked(folder)
     except CheckpointError as error:
@@ -74,7 +87,7 @@ def damages(folder: Path) -> list[str]:
 
 
 def _damage(path: Path, entry: Mapping[str, Any], *, whole: bool) -> str | None:
-    try:
+    def look() -> str | None:
         there = path.stat().st_size if path.is_file() else None
         if there is None:
             return "is missing"
@@ -82,9 +95,14 @@ def _damage(path: Path, entry: Mapping[str, Any], *, whole: bool) -> str | None:
             return f"has {there} bytes, {EXPORT} says {entry['bytes']}"
         if whole and fingerprint(path)["sha256"] != entry["sha256"]:
             return f"has another checksum than {EXPORT} says"
+        return None
+
+    try:
+        return read_again(path, look)
+    except UnreadableError:
+        raise
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return None
 
 
 # ---- what export.json may say ----------------------------------------------------------------------------------------

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
-from hpcrec.errors import CheckpointError
+from hpcrec.data.again import read_numbers
+from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.serving.entries import Entry, read_entries, shown
 from hpcrec.serving.operators import ALLOWED, find_operator
 
@@ -127,7 +129,9 @@ class Graph:
 def _read_weights(path: Path, said: Entry) -> dict[str, Tensor]:
     """The weights, each with the type and the shape that the graph says."""
     try:
-        found = load_file(path)
+        found = load(read_numbers(path, np.uint8).tobytes())
+    except UnreadableError:
+        raise
     except Exception as error:  # of safetensors, of the disk
         reason = " ".join(str(error).split())
         raise CheckpointError(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.counts import keep_counts
-from tests.failing_files.ask import ERRORS_ON, added, asked
+from tests.failing_files.ask import ERRORS_ON, WITH_MODELS, added, asked
 from tests.failing_files.library import CALLS, EMPTY, ERRORS, KINDS
 
 AT_ONCE = 2  # processes
@@ -20,6 +20,22 @@ def test_some_calls_of_every_kind_fail(tmp_path: Path) -> None:
     assert [wrong for each in found for wrong in each["wrong"]] == []
     assert sum(each["took_effect"] for each in found) >= 120
     assert {key.split("|")[0] for key in added(found, "counts")} == set(CALLS)
+
+
+def test_some_calls_of_exports_and_predictions_fail(tmp_path: Path) -> None:
+    arguments = ["--scenarios", ",".join(WITH_MODELS), "--cases", "16", "--seed", "1"]
+    found = asked("errors", [arguments], tmp_path)[0]
+    assert found["wrong"] == [] and found["took_effect"] >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3500)
+def test_two_thousand_calls_of_exports_and_predictions_fail(tmp_path: Path) -> None:
+    found = asked("errors", shares(WITH_MODELS, "--cases", "2000", "--seed", "9"), tmp_path, limit_s=3400)
+    wrong, done = [wrong for each in found for wrong in each["wrong"]], sum(each["took_effect"] for each in found)
+    keep_counts("errors-exports", {"injected": done, "wrong": len(wrong), "counts": added(found, "counts")})
+    assert wrong == []
+    assert done >= 1500
 
 
 def test_nothing_fails_past_the_last_call(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Column maps: text and Parquet give the same samples, vocabularies of any size the same ids; what is refused."""
 
 import gzip
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -260,6 +261,16 @@ def test_vocabularies_by_many_runs_are_those_of_one(
         found = vocabulary.Vocabulary(tmp_path / "a", hold_bytes)
         assert found.cardinality == 2 + n and found.ids(asked, missing)[0].tolist() == expected
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("merging")]
+
+
+def test_a_run_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    counter = vocabulary.Counter(tmp_path / "run", ("a",), held=500, pending=100)
+    counter.add("a", np.arange(1000, dtype=np.uint64))
+    (run,) = counter.close()["a"]
+    assert run.path.stat().st_size == 16_000
+    os.truncate(run.path, 15_000)
+    with pytest.raises(DataError, match=r"run-0\.run: has 15000 bytes where 16000 were written: .* --restart"):
+        list(vocabulary.merged([run], tmp_path / "merging"))
 
 
 MEMORY = """

@@ -1,4 +1,4 @@
-"""A node of the emulated Slurm that is lost as by a power cut, and comes back; and when Slurm noticed.
+"""A node of the emulated Slurm that is lost as by a power cut, and comes back; when Slurm noticed; its own disk.
 
 Knows how ``tools/slurm.sh`` makes nodes: a network and a host name each, held by a process that sleeps.
 """
@@ -54,6 +54,24 @@ def lost(node: str) -> Iterator[None]:
         until(
             f"return of {node}", lambda: slurm("sinfo", "-h", "-p", "batch", "-n", node, "-o", "%t").strip() == "idle"
         )
+
+
+def on_disk(node: str, path: Path) -> Path:
+    """A file of a node's own disk, as it is seen from here."""
+    return Path(f"/proc/{_holder(node)}/root{path}")
+
+
+@contextmanager
+def full(node: str, folder: Path) -> Iterator[None]:
+    """The node's own disk takes no more for as long as the block lasts."""
+    filling = on_disk(node, folder) / "filling"
+    try:
+        with filling.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"0" * 4096)
+        yield
+    finally:
+        filling.unlink()
 
 
 def noticed_s(node: str) -> float | None:

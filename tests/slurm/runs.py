@@ -24,7 +24,6 @@ TWO_KINDS = [
 class Run:
     """A run of its own folder below ``shared``; ``held`` is slow until ``let_go``. Data sets are in ``data``.
 
-
     One that is ``exact`` learns the same on any number of ranks, to rounding, and logs every step.
     """
 
@@ -37,6 +36,7 @@ class Run:
         mode: str = "split",
         data: Path | None = None,
         save_s: float = 0.0,
+        said_bytes: int = 0,
         exact: bool = False,
     ) -> None:
         self.folder = shared / name
@@ -44,12 +44,13 @@ class Run:
         if held:
             self.hold.touch()
         self.config = shared / f"{name}.toml"
-        options = {"hold": str(self.hold), "dropout": 0.0 if exact else 0.2}
+        dropout = 0.0 if exact else 0.2
+        options = {"hold": str(self.hold), "dropout": dropout, "save_s": save_s, "said_bytes": said_bytes}
         wanted = config_for(
             shared,
             data={name: str((data or shared) / f"{name}.h5") for name in ("train", "validation")},
             topology={"mode": mode, "owner_threads": 1, "dense_threads": 1, **self._roles(mode)},
-            model={"name": "held:build", "folder": str(HERE), "options": {**options, "save_s": save_s}},
+            model={"name": "held:build", "folder": str(HERE), "options": options},
             embedding={"optimizer": {"name": "rowwise_adagrad", "lr": 0.1}, "tables": {"user": {"shard": "row"}}},
             dense={"reducer": "mpi", "optimizer": {"name": "Adam", "lr": 0.05}},
             schedule={"kind": "cosine", "warmup_steps": 5},

@@ -13,10 +13,13 @@ import pytest
 
 from hpcrec.config import load_config
 from hpcrec.training import attempts
-from tests.slurm.cluster import SCRATCH, BatchJob, slurm, until
-from tests.slurm.runs import ONE_KIND, Run, data_in, job, under_way
+from tests.slurm.cluster import SCRATCH, BatchJob, last_checkpoint, slurm, until
+from tests.slurm.lost import full, on_disk
+from tests.slurm.runs import EVERY, ONE_KIND, STEPS, Run, data_in, job, under_way
 
 pytestmark = pytest.mark.slurm
+
+SAID_BYTES = 24 << 10  # of a step: three fill the pipes of a launcher
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,6 +108,33 @@ def test_warned_job_that_hangs_is_killed_requeued_and_goes_on(shared: Path, refe
     run.check_equals(reference)
     ends = [event["status"] for event in attempts.read(run.folder) if event["event"] == "end"]
     assert ends == ["killed", "finished"]
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_job_whose_log_takes_no_more_goes_on_and_stops_by_its_warning_and_is_requeued(
+    shared: Path, reference: Run, launcher: str
+) -> None:
+    run = Run(shared, f"full-log-{launcher}", held=True, said_bytes=SAID_BYTES)
+    log = SCRATCH / f"full-{launcher}.log"
+    with job(shared, run, "split", *ONE_KIND, f"--output={log}", launcher=launcher) as batch:
+        until("its nodes", lambda: batch.state == "RUNNING" or batch.ended())
+        first = batch.hosts()[0]
+        batch.log = on_disk(first, log)
+        under_way(run, batch)
+        with full(first, SCRATCH):
+            written, since = batch.log.stat().st_size, last_checkpoint(run.folder)
+            # each of two ranks says more than a pipe holds until the second one from now
+            until("steps that nobody reads of", lambda: last_checkpoint(run.folder) >= since + 3 * EVERY)
+            slurm("scancel", "--batch", "--signal=USR1", batch.number)  # as ahead of the time limit
+            batch.wait_requeued()
+            run.let_go()
+            batch.wait_completed()
+            assert batch.hosts()[0] == first and batch.log.stat().st_size <= written + 4096
+    begins = [event for event in attempts.read(run.folder) if event["event"] == "begin"]
+    ends = [event for event in attempts.read(run.folder) if event["event"] == "end"]
+    assert [event["status"] for event in ends] == ["stopped", "finished"]
+    assert begins[1]["step"] == ends[0]["step"] < STEPS and batch.requeues == 1
+    run.check_equals(reference)
 
 
 def test_job_whose_stop_takes_longer_than_it_is_given_stops_by_itself_and_goes_on(
