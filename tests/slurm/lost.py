@@ -37,6 +37,21 @@ def _processes(node: str) -> list[int]:
     return found
 
 
+def _state(node: str) -> str:
+    return slurm("sinfo", "-h", "-p", "batch", "-n", node, "-o", "%t").strip()
+
+
+def _returned(node: str) -> None:
+    """Until Slurm has it back; it was once seen to leave a node in another state for minutes: then it is told."""
+    try:
+        until(f"return of {node}", lambda: _state(node) == "idle", 45)
+    except AssertionError:
+        print(f"{node} is {_state(node)}: {slurm('scontrol', 'show', 'node', node)}")
+        resume = ["scontrol", "update", f"NodeName={node}", "State=RESUME"]
+        subprocess.run(resume, check=False, timeout=60)  # refused where it came back meanwhile
+        until(f"return of {node} by hand", lambda: _state(node) == "idle", 45)
+
+
 @contextmanager
 def lost(node: str) -> Iterator[None]:
     """The node is gone for as long as the block lasts: its link first, so that nobody hears of the end of the rest."""
@@ -51,9 +66,7 @@ def lost(node: str) -> Iterator[None]:
         subprocess.run(
             ["nsenter", "-t", str(_holder(node)), "-n", "-u", "-m", "--", "slurmd", "-N", node], check=True, timeout=60
         )
-        until(
-            f"return of {node}", lambda: slurm("sinfo", "-h", "-p", "batch", "-n", node, "-o", "%t").strip() == "idle"
-        )
+        _returned(node)
 
 
 def on_disk(node: str, path: Path) -> Path:
