@@ -1,0 +1,140 @@
+"""tools/soak.py goes on where it ended, on the commit that it names; benchmarks/losses.py counts what it wrote."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "benchmarks")]
+import losses  # noqa: E402 - a benchmark
+
+del sys.path[:1]
+COUNTED = {
+    "cuts": {"cuts": {"cuts": 10_000, "wrong": 0}},
+    "errors": {"errors": {"injected": 10_200, "wrong": 0}, "errors-exports": {"injected": 1_600, "wrong": 0}},
+    "kills": {"kills-resumed-split-plain-0": {"kills": 3}, "kills-resumed-split-plain-1": {"kills": 2}},
+    "kills-mpich": {"kills-resumed-split-plain-0": {"kills": 1}},
+}
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def committed(folder: Path, file: str, text: str) -> str:
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text(text)
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "a change")
+    return git(folder, "log", "-1", "--format=%h")
+
+
+@pytest.fixture
+def soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program, in a checkout of its own with nothing in it."""
+    spec = importlib.util.spec_from_file_location("soak", ROOT / "tools" / "soak.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "soak", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "benchmarks/results/soak.json")
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    git(tmp_path, "init", "-q")
+    return module
+
+
+@pytest.fixture
+def call(soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str]]]:
+    """Runs it; its exit status, and the parts that it ran. ``failing`` are those that fail."""
+
+    def run_it(*words: str, failing: tuple[str, ...] = ()) -> tuple[int, list[str]]:
+        ran = []
+
+        def run(part: Any) -> dict[str, Any]:
+            ran.append(part.name)
+            failed = int(part.name in failing)
+            row = {"began": "now", "seconds": 60, "passed": 5, "failed": failed, "skipped": 0}
+            return {**row, "counted": COUNTED.get(part.name, {})}
+
+        monkeypatch.setattr(soak, "run", run)
+        monkeypatch.setattr(sys, "argv", ["soak.py", *words])
+        return soak.main(), ran
+
+    return run_it
+
+
+def found(soak: ModuleType) -> dict[str, Any]:
+    return dict(json.loads(soak.RESULTS.read_text()))
+
+
+def values(claims: list[dict[str, Any]]) -> dict[str, Any]:
+    return {one["id"]: one["value"] for one in claims}
+
+
+def test_no_part_takes_more_than_an_hour(soak: ModuleType) -> None:
+    every = list(soak.parts())
+    assert len({part.name for part in every}) == len(every) > 15
+    assert max(part.minutes for part in every) < 60
+    assert all((ROOT / file).exists() for file in soak.COUNTED.values())
+
+
+def test_it_goes_on_where_it_ended_and_begins_anew_on_another_commit(
+    soak: ModuleType, call: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    first = committed(tmp_path, "hpcrec/a.py", "1")
+    names = [part.name for part in soak.parts()]
+    status, ran = call("--minutes", "25")  # none takes any time here: those that are expected to are left
+    assert status == soak.LEFT and ran == [part.name for part in soak.parts() if part.minutes <= 25]
+    assert found(soak)["versions"]["commit"] == first
+    assert values(found(soak)["claims"]) == {"soak.failed": 0, "soak.parts": len(ran)}
+    committed(tmp_path, "docs/results.md", "figures")  # and the results themselves
+    status, further = call(failing=("kills",))
+    assert status == soak.FAILED and sorted(ran + further) == sorted(names)
+    assert call() == (0, ["kills"])
+    tries = [row["failed"] for row in found(soak)["rows"] if row["part"] == "kills"]
+    assert tries == [1, 0] and {row["commit"] for row in found(soak)["rows"]} == {first}
+    second = committed(tmp_path, "tests/a.py", "2")
+    assert call("--parts", "cuts") == (0, ["cuts"])
+    assert [(row["part"], row["commit"]) for row in found(soak)["rows"]] == [("cuts", second)]
+
+
+def test_a_tree_with_changes_is_refused(
+    soak: ModuleType, call: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    committed(tmp_path, "hpcrec/a.py", "1")
+    (tmp_path / "hpcrec/a.py").write_text("2")
+    with pytest.raises(SystemExit, match=r"name no commit:\n ?M hpcrec/a\.py"):
+        call()
+    with pytest.raises(SystemExit):
+        call("--parts", "cats")
+
+
+def test_claims_are_what_the_soak_counted(
+    soak: ModuleType, call: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    assert all(one["value"] is None and one["reason"] for one in losses.counts(soak.RESULTS)[1])
+    commit = committed(tmp_path, "hpcrec/a.py", "1")
+    call("--parts", "cuts,errors,kills,kills-mpich", failing=("kills",))
+    rows, claims, of = losses.counts(soak.RESULTS)
+    assert of == commit and len(rows) == 6
+    assert values(claims) == {
+        "losses.injected": 11_800, "losses.power_cuts": 10_000, "losses.schedules": None, "losses.kills": 5,
+        "losses.mutations": None, "losses.kills_mpich": 1, "losses.mutations_mpich": None, "losses.ranks": None,
+        "losses.wrong": 1,
+    }  # fmt: skip
+    call("--parts", "kills")  # the same kills again: they are no further ones, and what failed stays
+    assert values(losses.counts(soak.RESULTS)[1])["losses.kills"] == 5
+    assert values(losses.counts(soak.RESULTS)[1])["losses.wrong"] == 1
+    held = {one["id"]: one["holds"] for one in claims}
+    assert held["losses.injected"] and held["losses.kills"] is held["losses.wrong"] is False
