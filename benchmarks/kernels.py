@@ -66,7 +66,7 @@ class Step:
         self.offsets = np.arange(0, index.size + 1, bag)
         n_bags = index.size // bag
         self.places = np.arange(n_bags) * self.width if places is None else places
-        self.states = kernels.initial_states(SPEC, *rows.shape, np.float32)
+        self.states = kernels.initial_states(SPEC, len(rows), self.width, np.float32)
         self.out = kernels.aligned_empty((n_bags * self.width,), np.float32)
         self.out.fill(0)
         self.gradients = kernels.aligned_empty((n_bags * self.width,), np.float32)

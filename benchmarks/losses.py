@@ -69,7 +69,7 @@ def main() -> None:
 
 def counts(file: Path) -> tuple[list[Row], list[Row], str | None]:
     """What the soak counted, and the commit that it is of."""
-    soak = json.loads(file.read_text()) if file.exists() else {"rows": [], "versions": {"commit": None}}
+    soak: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"rows": [], "versions": {"commit": None}}
     by_part: dict[str, list[Row]] = {}
     for row in soak["rows"]:
         by_part.setdefault(row["part"], []).append(row)

@@ -112,7 +112,7 @@ def worker(config_file: Path, save: bool) -> None:
         predicted = predict_memory(config, session.topology.host_of)[session.topology.rank].total_bytes
         row = {
             "rank": session.topology.rank,
-            "held_bytes": 0 if store is None else store.memory_bytes,
+            "held_bytes": 0 if store is None else store.figures()["bytes"],
             "resident_bytes": peak_rss_bytes(),
             "predicted_bytes": predicted,
         }

@@ -21,7 +21,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ def medians(ran: Sequence[Row]) -> Row:
     return row
 
 
-def fastest(raw: Sequence[Row], name: str, ranks: int, contenders: Sequence[str]) -> tuple[str, list[float]] | None:
+def fastest(raw: Sequence[Row], name: str, ranks: int, contenders: Iterable[str]) -> tuple[str, list[float]] | None:
     """The contender with the largest median, and its samples/s by round."""
     ran = {c: rounds_of(raw, name, ranks, c) for c in contenders}
     ran = {c: values for c, values in ran.items() if values}

@@ -45,12 +45,12 @@ def measure(machine: Machine) -> Found:
     for first in range(0, n_given, n):
         given = machine.arange(first, min(first + n, n_given)) * ODD
         slots.admit(machine.array(given), clock=1, keep_from=0)  # where a set is full, an id stays without a slot
-    held = slots.items()[0].tensor
+    held = slots.items()[0].tensor  # type: ignore[attr-defined] # an array on a device
     n_hits = n * 9 // 10
     hits = held[torch.randperm(len(held), generator=machine.random, device=machine.place)[:n_hits]]
     misses = machine.arange(n_given, n_given + n - n_hits) * ODD
     ids = torch.cat([hits, misses])[torch.randperm(n, generator=machine.random, device=machine.place)]
-    there = slots.find(machine.array(ids)).tensor
+    there = slots.find(machine.array(ids)).tensor  # type: ignore[attr-defined]
     found.checks[FOUND] = bool((there >= 0).sum() == n_hits)
     found.checks[ADMITTED], restore = admitted(machine, slots, ids, misses)
     said = f"{n:,} ids, {capacity:,} slots, {len(held) / capacity:.3f} of them taken"

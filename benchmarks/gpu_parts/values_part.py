@@ -5,6 +5,7 @@ in a hundred passes; values read once, positions and values written. It reads th
 it waits for their number. Copies between host and device are of pageable memory through pinned buffers
 (``hpcrec/kernels/staging.py``), beside torch's copy of pinned memory (``torch_ms``).
 """
+# mypy: disable-error-code="arg-type"
 
 from collections.abc import Iterator
 from functools import partial

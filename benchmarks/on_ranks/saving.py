@@ -82,7 +82,7 @@ def steps_beside(session: Session, steps: Iterator[Any], saver: Saver, window_s:
     whole_s: list[float] = []
     whole = threading.Event()
 
-    def is_whole() -> None:
+    def is_whole(_: object) -> None:
         whole_s.append(time.perf_counter() - began_s)
         whole.set()
 
@@ -210,7 +210,7 @@ def load(session: Session, run: Path, main: Collectives) -> None:
     state.load(session, find_checkpoint(run, "last", main), resume=False)
 
 
-def nothing() -> None:
+def nothing(_: object) -> None:
     """After a checkpoint."""
 
 

@@ -7,6 +7,7 @@ each, no sum of gradients) or by 1 process of 2 threads, the faster. Gathers: on
 kernel or torch's, the faster. Rows: SGD on each distinct row of a batch, gradients merged already, by hpcrec's kernel
 or torch's, the faster: what it moves is what any optimizer moves at least. No ids, no exchange, no Python between.
 """
+# mypy: disable-error-code="arg-type"
 
 import multiprocessing
 import sys

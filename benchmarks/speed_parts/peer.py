@@ -4,6 +4,7 @@ Runs in the peers' own Python: imports torch and ``workload``, nothing of hpcrec
 
     torchrun --standalone --nproc-per-node 2 peer_tbe.py WORKLOAD DATA OUT WARMUP STEPS
 """
+# mypy: disable-error-code="arg-type"
 
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -4,6 +4,7 @@ The tables of all features are one ``EmbeddingBag`` over ids with the tables' fi
 lookup and one sparse sum a step. torch has no row-wise Adagrad, and its Adagrad keeps as much state as rows; the one
 here keeps one number a row. An FM's weights are a table beside it.
 """
+# mypy: disable-error-code="arg-type"
 
 from itertools import accumulate
 

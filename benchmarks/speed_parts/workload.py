@@ -5,6 +5,7 @@ with P(rank k) ~ (k + 1)^-1.05, where it names no other exponent, and a seeded p
 inputs are N(0, 1), labels Bernoulli (0.25). There are ``n_batches`` distinct global batches, used cyclically; rank r of
 R takes the r-th of R equal parts of each.
 """
+# mypy: disable-error-code="arg-type"
 
 import json
 import os
