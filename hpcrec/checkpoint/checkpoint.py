@@ -13,7 +13,6 @@ need can be imported from here. Legend: ``U`` ids in a part or block, ``D`` its 
 import contextlib
 import json
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from hpcrec.checkpoint.parts import Admission, Block, TableBlock, write_admissio
 from hpcrec.checkpoint.reader import Checkpoint
 from hpcrec.checkpoint.residuals import Unsent, file_name, write_unsent
 from hpcrec.comm.ranks import Alone, Ranks
+from hpcrec.data import checksum
 from hpcrec.data.files import sync, synced
 from hpcrec.data.hdf5_out import Output
 from hpcrec.dense.finite import all_finite
@@ -295,7 +295,7 @@ def _is_finite(values: Any) -> bool:
 def _write_bytes(path: Path, data: bytes) -> tuple[int, int]:
     with synced(path) as file:
         file.write(data)
-    return len(data), zlib.crc32(data)
+    return len(data), checksum.crc32(data)
 
 
 def _as_json(value: Any) -> Any:

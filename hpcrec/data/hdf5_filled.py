@@ -12,7 +12,6 @@ import functools
 import math
 import mmap
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -88,7 +87,7 @@ class Filled(WholeOrAbsent):
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         place = self._places[name]
         assert place.at + len(data) <= place.stop, f"{name} is full"
-        place.crc32 = zlib.crc32(data.data, place.crc32)
+        place.crc32 = checksum.crc32(data.data, place.crc32)
         while len(data):
             piece = place.piece
             n_bytes = piece.take(data)

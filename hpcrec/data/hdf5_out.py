@@ -10,7 +10,6 @@ import bisect
 import contextlib
 import io
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,7 @@ class Given:
         self._take_out(at, at + len(data))
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
-            self._insert(at + start, bytes(piece) if len(data) <= _KEPT_BYTES else (len(piece), zlib.crc32(piece)))
+            self._insert(at + start, bytes(piece) if len(data) <= _KEPT_BYTES else (len(piece), checksum.crc32(piece)))
         self.n_bytes = max(self.n_bytes, at + len(data))
 
     def truncate(self, size: int) -> None:
@@ -128,7 +127,7 @@ class Given:
             if isinstance(piece, tuple) and (left, right) == (where, end):
                 crc = checksum.join(crc, piece[1], piece[0])
             else:
-                crc = zlib.crc32(self._part(piece, left - where, right - where, left), crc)
+                crc = checksum.crc32(self._part(piece, left - where, right - where, left), crc)
             at = right
         return _of_zeros(stop - at, crc)
 
@@ -163,7 +162,7 @@ def _length(piece: bytes | tuple[int, int]) -> int:
 
 def _of_zeros(n_bytes: int, crc: int) -> int:
     while n_bytes > 0:
-        crc = zlib.crc32(_ZEROS[:n_bytes], crc)
+        crc = checksum.crc32(_ZEROS[:n_bytes], crc)
         n_bytes -= len(_ZEROS)
     return crc
 
