@@ -9,9 +9,9 @@ How a claim is taken, by rank 0 and without locks, for a file system may have no
    machine, says to be there is waited for, and then this attempt ends.
 2. The file with the next number is made under ``O_EXCL``. The file system lets one attempt alone do so: of any number
    that find claim 6 to be over at once, one has number 7, and the others find it to be there.
-3. The folder is listed again. Who was held up since it read claim 6 may have made a number 7 that had been removed as
-   an old one; but then there is a higher one, and its own is given up. The highest number is never removed, so numbers
-   only rise.
+3. The folder is listed again, and claim 6 is read again. Who was held up since it read claim 6 may have made a number 7
+   that had been removed as an old one; but then there is a higher one, and its own is given up. Where claim 6 was
+   renewed meanwhile, its holder is there, and number 7 is given up too. No other highest number is ever removed.
 4. A thread renews the claim by touching its file every ``renew_s``.
 
 A holder that was held up (its processes were stopped, its host had lost the file server) does not know that its claim
@@ -258,7 +258,7 @@ class _Trying:
         self._run, self._me, self._times = run, me, times
         self._began_s = time.monotonic()
         self._seen: tuple[int, float] | None = None  # the highest number, and when that was renewed
-        self._seen_s = 0.0  # since when it is looked at, unchanged
+        self._seen_s = self._looked_s = 0.0  # since when it is looked at, unchanged; when it was last
         self._holder: str | None = None  # who is waited for
         self._asked: dict[str, tuple[float, str | None]] = {}  # by job: when squeue was asked, and what it said
 
@@ -300,7 +300,7 @@ class _Trying:
         finally:
             os.close(file)
         sync(self._run)
-        if _highest(self._run) != number:  # it was an old one's, removed since
+        if _highest(self._run) != number or self._was_renewed(number - 1):  # an old one's, removed since; or too early
             path.unlink(missing_ok=True)
             return None
         for old in _numbers(self._run):
@@ -311,20 +311,16 @@ class _Trying:
 
     def _who_holds(self, number: int) -> tuple[str | None, bool]:
         """Who holds the claim of this number, None where it is over; and whether that one is known to be there."""
-        path = _path(self._run, number)
-
-        def look() -> tuple[Holder | None, os.stat_result]:
-            with path.open("rb") as file:  # opening it asks a file server how it is now
-                return _parsed(file.read()), os.fstat(file.fileno())
-
         try:
-            found, status = read_again(path, look)
+            found, status = _looked_at(_path(self._run, number))
         except FileNotFoundError:
             return "another one", False  # removed by hand, or as an old one: the next look says
-        if self._seen != (number, status.st_mtime):
-            self._seen, self._seen_s = (number, status.st_mtime), time.monotonic()
+        now_s = time.monotonic()
+        if self._seen != (number, status.st_mtime) or now_s - self._looked_s > self._times.watch_s:  # held up: not seen
+            self._seen, self._seen_s = (number, status.st_mtime), now_s
+        self._looked_s = now_s
         if found is None:  # begun this moment, or killed while it was
-            return (None if self._is_stale(status.st_mtime, self._times.stale_s) else "another one"), False
+            return (None if self._is_stale(number, self._times.stale_s) else "another one"), False
         its_allocation = self._slurm_says(found, status.st_uid)
         if found.ended is not None or its_allocation == "ended":
             return None, False
@@ -333,7 +329,7 @@ class _Trying:
             return (str(found) if there else None), there
         same = found.job is not None and (found.job, found.cluster) == (self._me.job, self._me.cluster)
         limit_s = self._times.watch_s if same else self._times.stale_s
-        over = its_allocation is None and self._is_stale(status.st_mtime, limit_s)
+        over = its_allocation is None and self._is_stale(number, limit_s)
         return (None if over else str(found)), its_allocation == "runs"
 
     def _slurm_says(self, found: Holder, user: int) -> str | None:
@@ -353,16 +349,27 @@ class _Trying:
             return "ending"
         return None if state is None else "ended" if state in (GONE, *WAITING) else "runs"
 
-    def _is_stale(self, renewed_s: float, limit_s: float) -> bool:
+    def _is_stale(self, number: int, limit_s: float) -> bool:
         """Whether a claim was not renewed for so long that it is over."""
         if time.monotonic() - self._seen_s < self._times.watch_s:
             return False
         probe = self._run / f".claim.{self._me.token}.clock"
         try:
             probe.touch()
-            return probe.stat().st_mtime - renewed_s >= limit_s  # both by the file server's clock
+            now_s = probe.stat().st_mtime  # by the file server's clock, as the other
         finally:
             probe.unlink(missing_ok=True)
+        # After the clock: who is held up between the two would take its own time for the holder's.
+        return not self._was_renewed(number) and self._seen is not None and now_s - self._seen[1] >= limit_s
+
+    def _was_renewed(self, number: int) -> bool:
+        """Whether a claim was renewed since it was looked at; one that is gone was not."""
+        if self._seen is None or self._seen[0] != number:
+            return False
+        try:
+            return _looked_at(_path(self._run, number))[1].st_mtime != self._seen[1]
+        except FileNotFoundError:
+            return False
 
     def _refusal(self, whose: str, *, there: bool) -> str:
         """Why the other one is not waited for any longer; empty where it is, which is said once."""
@@ -403,6 +410,16 @@ def _read(path: Path) -> Holder | None:
     with contextlib.suppress(FileNotFoundError):
         return _parsed(read_again(path, path.read_bytes))
     return None
+
+
+def _looked_at(path: Path) -> tuple[Holder | None, os.stat_result]:
+    """What a claim says, and its file's times; raises FileNotFoundError where it is gone."""
+
+    def look() -> tuple[Holder | None, os.stat_result]:
+        with path.open("rb") as file:  # opening it asks a file server how it is now
+            return _parsed(file.read()), os.fstat(file.fileno())
+
+    return read_again(path, look)
 
 
 def _parsed(text: bytes) -> Holder | None:

@@ -85,7 +85,13 @@ def test_no_schedule_of_the_soak_is_wrong(tmp_path: Path, scenario: str) -> None
     distinct = {identity for one in found for identity in one["identities"]}
     wrong = [(one["seed"], one["wrong"]) for part in found for one in part["found"]]
     added = {key: sum((Counter(part[key]) for part in found), Counter()) for key in ("ranks", "events")}
-    counts = {"schedules": len(distinct), "drawn": sum(part["drawn"] for part in found), "wrong": len(wrong)}
+    counts: dict[str, Any] = {
+        "schedules": len(distinct),
+        "drawn": sum(part["drawn"] for part in found),
+        "wrong": len(wrong),
+    }
+    if wrong:
+        counts["found"] = [f"seed {seed}: {text[:300]}" for seed, text in wrong[:20]]
     keep_counts(f"schedules-{scenario}", counts | added)
-    assert wrong == []
+    assert wrong == [], counts["found"]
     assert len(distinct) >= 0.75 * SOAK[scenario]

@@ -353,6 +353,36 @@ def test_age_is_by_the_file_servers_clock_and_watched(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["claim-2.json"]
 
 
+@pytest.mark.parametrize("place", ["clock", "claim"])
+def test_one_that_is_held_up_while_the_holder_renews_its_claim_takes_nothing_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Between its look at the claim and at the clock, and before it makes its own."""
+    path, renewed, touch, opened = tmp_path / "claim-1.json", [], Path.touch, os.open
+    path.write_text(json.dumps(asdict(elsewhere())))
+    os.utime(path, (time.time() - 1000.0, time.time() - 1000.0))
+
+    def renew() -> None:
+        if not renewed:
+            os.utime(path)
+            renewed.append(time.monotonic())
+
+    def touched(of: Path, *given: Any, **named: Any) -> None:
+        if place == "clock" and of.suffix == ".clock":
+            renew()
+        touch(of, *given, **named)
+
+    def made(of: Any, flags: int, *given: Any, **named: Any) -> int:
+        if place == "claim" and flags & os.O_EXCL:
+            renew()
+        return opened(of, flags, *given, **named)
+
+    monkeypatch.setattr(Path, "touch", touched)
+    monkeypatch.setattr(os, "open", made)
+    assert claim_of(tmp_path, times=PATIENT).number == 2
+    assert time.monotonic() - renewed[0] >= SHORT.stale_s - 0.1
+
+
 @pytest.mark.parametrize(("lost_s", "taken_s"), [(0.0, 120.0), (60.0, 60.0), (110.0, 25.0), (9000.0, 25.0)])
 def test_times_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_s: float, taken_s: float) -> None:
     """A claim of a host that is lost is taken over 120 s after it was renewed, looked at for 25 s."""
