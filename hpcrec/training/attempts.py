@@ -111,8 +111,8 @@ def first_step_of(run: Path, allocation: Allocation) -> int | None:
     """The step from which an earlier allocation of the same job first began here; None where none did."""
     for event in read(run):
         if event["event"] == "begin" and event["job"] == allocation.job is not None:
-            # What was written before the count was noted tells of no earlier allocation.
-            return int(event["step"]) if event.get("restart", allocation.restart) < allocation.restart else None
+            # A line from before the count was noted may be of any allocation, and must not be cleared by a later one.
+            return int(event["step"]) if event.get("restart", 0) < allocation.restart else None
     return None
 
 

@@ -76,6 +76,18 @@ def test_earlier_allocations_of_a_job_are_told_from_other_runs(tmp_path: Path) -
     assert Allocation.of({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "3"}) == Allocation("7", 3)
 
 
+def test_a_line_that_an_older_version_wrote_without_the_count_is_of_an_earlier_allocation(tmp_path: Path) -> None:
+    begin(tmp_path, 0, 5, job="4711")
+    file = tmp_path / "attempts.jsonl"
+    line = json.loads(file.read_text())
+    del line["restart"]
+    file.write_text(json.dumps(line) + "\n")
+    assert [attempts.first_step_of(tmp_path, Allocation("4711", restart)) for restart in range(3)] == [None, 5, 5]
+    begin(tmp_path, 10, 30, job="4711", restart=2)
+    assert [attempts.first_step_of(tmp_path, Allocation("4711", restart)) for restart in range(3)] == [None, 5, 5]
+    assert attempts.first_step_of(tmp_path, Allocation("4712", 1)) is None
+
+
 def test_stops_lose_nothing(tmp_path: Path) -> None:
     assert figures(tmp_path) == {"number": 0, "total_s": 0, "lost_steps": 0, "lost_s": 0}
     assert attempts.last_begin(tmp_path) is None and attempts.rows(tmp_path) == []

@@ -1,5 +1,6 @@
 """A job that Slurm puts back in its queue goes on in its folder, also where its configuration was to start anew."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,17 @@ def test_never_is_for_the_first_allocation_of_a_job(folder: Path) -> None:
     check_equal(run / f"checkpoints/step-{STEPS}", folder / f"whole/checkpoints/step-{STEPS}")
     parallel_assert(allocation(never, 0, 1, job="8") == [0])
     parallel_assert(not (run / "checkpoints/step-2").exists())
+
+
+@pytest.mark.parallel([1])
+def test_a_job_that_is_requeued_to_a_newer_version_keeps_what_the_older_one_saved(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    never, record = config(folder, "run", "never"), folder / "run/attempts.jsonl"
+    assert allocation(never, 0, 3) == [0]
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    record.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "restart"}) + "\n" for line in lines))
+    assert allocation(never, 1, STEPS) == [0, 3]
+    assert (folder / "run/checkpoints/step-2").is_dir()
 
 
 @pytest.mark.parallel([1, 2, 3])
