@@ -104,6 +104,7 @@ ENVIRONMENT: dict[str, str] = {
     "hpcrec/cli/slurm.py": "HPCREC_ENV, which slurm/env.sh documents, names the site's settings there too",
     "hpcrec/cli/prepare.py": "the launcher says there whether there are several ranks",
     "hpcrec/launcher/mpirun.py": "hands its own environment on to the ranks that it starts",
+    "hpcrec/training/queue.py": "hands its own environment on to squeue, less the user's settings of squeue",
     "hpcrec/dense/horovod.py": "Horovod is set by environment variables alone",
 }
 # A file holds one concept, from top to bottom, and may be as long as that is: to be sent on from file to file is worse

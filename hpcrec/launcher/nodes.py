@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hpcrec.errors import ConfigError, MissingError
 from hpcrec.launcher.srun import groups_of
+from hpcrec.training import queue
 
 LOOK_S = 10.0  # between looks at a job's nodes while ranks run: controllers answer many jobs
 _ASK_S, _ASKS = 2.0, 5  # between questions, and how many may fail in a row
@@ -22,7 +23,7 @@ _END_S = 5.0
 _NOTICE_S = 400.0  # from a node's last answer until it counts as down: SlurmdTimeout, by default 300 s, and a ping
 # Requeues job $1, looked at every $2 s, once the node of its script is no longer among its nodes.
 _GUARD = """while sleep "$2"; do
-  set -- "$1" "$2" $(squeue --noheader --jobs "$1" --format "%B %N")
+  set -- "$1" "$2" $(squeue --all --noheader --jobs "$1" --format "%B %N")
   [ $# -eq 4 ] && names=$(scontrol show hostnames "$4") || continue
   echo "$names" | grep -qx "$3" || exec scontrol requeue "$1"
 done"""
@@ -208,27 +209,33 @@ class JobNodes:
             "--cpus-per-task=1",
             *command,
         ]
-        told = {**self._environment, **self.environment}
+        told = queue.unfiltered({**self._environment, **self.environment})
         none = subprocess.DEVNULL
         return subprocess.Popen(line, env=told, stdin=none, stdout=none, stderr=none, start_new_session=True)
 
     def _left(self) -> list[str] | None:
         """The job's nodes, as Slurm has them; None where it does not say."""
-        listed = self._said("squeue", "--noheader", "--jobs", self._environment["SLURM_JOB_ID"], "--format", "%N")
+        job = self._environment["SLURM_JOB_ID"]
+        listed = _said(lambda: queue.asked("-j", job, "-o", "%N", limit_s=_COMMAND_S, environment=self._environment))
         return self._expanded(listed.strip()) if listed and listed.strip() else None
 
     def _expanded(self, listed: str) -> list[str] | None:
-        said = self._said("scontrol", "show", "hostnames", listed) if listed else None
+        if not listed:
+            return None
+        line, told = ["scontrol", "show", "hostnames", listed], dict(self._environment)
+        said = _said(
+            lambda: subprocess.run(line, env=told, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+        )
         return (said.split() or None) if said else None
 
-    def _said(self, *command: str) -> str | None:
-        try:
-            done = subprocess.run(
-                command, env=dict(self._environment), capture_output=True, text=True, timeout=_COMMAND_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout if done.returncode == 0 else None
+
+def _said(ask: Callable[[], subprocess.CompletedProcess[str]]) -> str | None:
+    """What a command prints; None where it fails, is not there or does not end in time."""
+    try:
+        done = ask()
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def roles_of(owners: int | None, dense: int | None, before: int, ranks: int) -> dict[str, int]:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hpcrec.errors import ConfigError, HpcrecError, MissingError
+from hpcrec.training import queue
 
 JOBS = "jobs.jsonl"  # in a run folder: which jobs were submitted for it
 _FOLDER = "give run.folder another name"
@@ -245,8 +246,8 @@ def queued(jobs: Sequence[str]) -> list[Queued] | None:
         return []
     form = "%i|%T|%L|%r|%N|%S"
     try:
-        done = subprocess.run(["squeue", "-h", "-o", form], capture_output=True, text=True, timeout=60, check=False)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+        done = queue.asked("-o", form, limit_s=60, any_cluster=True)  # of the cluster that sbatch submits to
+    except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode:
         return None

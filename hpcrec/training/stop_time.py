@@ -16,6 +16,7 @@ from typing import Self
 
 from hpcrec.comm.failure import StopSignal, attempt, say
 from hpcrec.errors import ConfigError, HpcrecError
+from hpcrec.training import queue
 
 # A stop has to be over this long before the job's end: the warning may come 60 s early, HPCREC_STOP_S is 30 s less than
 # the warning's lead, and to ask squeue may take another 30 s.
@@ -55,11 +56,8 @@ def seconds_left(job: str, environment: Mapping[str, str]) -> float:
     HpcrecError
         squeue does not say, and why.
     """
-    line = ["squeue", "-h", "-j", job, "-o", "%i|%A|%L"]
     try:
-        done = subprocess.run(
-            line, env=dict(environment), capture_output=True, text=True, timeout=ASK_LIMIT_S, check=False
-        )
+        done = queue.asked("-j", job, "-o", "%i|%A|%L", limit_s=ASK_LIMIT_S, environment=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HpcrecError(f"squeue: {error}") from None
     if done.returncode:

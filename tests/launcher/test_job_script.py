@@ -130,6 +130,25 @@ def test_a_run_is_told_how_long_a_warned_one_has(allocation, tmp_path):
     assert (tmp_path / f"{RUN}.stop_s").read_text() == "1\n"  # of env.sh, which does not export it
 
 
+def test_a_job_that_may_have_lost_nodes_copies_to_those_that_squeue_shows_whatever_it_is_told_to(script, tmp_path):
+    fakes = {
+        "squeue": """[ -z "$SQUEUE_PARTITION$SLURM_CLUSTERS" ] || exit 0
+case " $* " in *' --all '*) echo 3 ;; esac""",
+        "srun": 'echo "$*" >> "$RUN.steps"',
+    }
+    for name, body in fakes.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    settings = {"SQUEUE_PARTITION": "x", "SQUEUE_STATES": "PD", "SLURM_CLUSTERS": "another"}
+    nodes = {"HPCREC_MIN_NODES": "3", "SLURM_JOB_NUM_NODES": "4", "HPCREC_SCRATCH": str(tmp_path)}
+    for more in ({}, settings):
+        (tmp_path / f"{RUN}.steps").unlink(missing_ok=True)
+        assert script("fused", "x.toml", BRINGS=f"{len(more) + 1}", **nodes, **more).again
+        steps = (tmp_path / f"{RUN}.steps").read_text().splitlines()
+        steps = [step for step in steps if step.startswith("--input")]
+        assert len(steps) == 2 and all(step.startswith("--input=none -N 3 -n 3 ") for step in steps), steps
+
+
 def test_a_job_that_may_lose_nodes_says_so_to_the_run(script):
     assert script("fused", "x.toml", HPCREC_MIN_NODES="3").commands[-1] == (
         "run -n 2 --launcher mpirun --min-nodes 3 -- train x.toml --set topology.mode=fused"

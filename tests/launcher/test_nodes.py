@@ -264,6 +264,23 @@ def test_a_step_on_another_node_requeues_the_job_that_loses_the_node_of_its_scri
     assert "--overlap" in step and "--nodelist n2 --nodes 1 " in step
 
 
+def test_nodes_of_a_job_are_known_also_where_squeue_is_told_to_leave_it_out(slurm, monkeypatch) -> None:
+    hidden = """[ -z "$SQUEUE_PARTITION$SLURM_CLUSTERS" ] || exit 0
+case " $* " in *' --all '*) ;; *) exit 0 ;; esac"""
+    squeue = slurm.folder / "squeue"
+    squeue.write_text(squeue.read_text().replace("\n", f"\n{hidden}\n", 1))
+    slurm.environment |= {"SQUEUE_PARTITION": "x", "SLURM_CLUSTERS": "another"}
+    slurm.says("n1,n2,n4")
+    assert slurm.nodes().lose(silent) == ("n3",)
+    monkeypatch.setattr(guarding, "LOOK_S", 0.1)
+    slurm.says("n2,n3,n4")
+    with slurm.nodes().guarded():
+        end_s = time.monotonic() + 60
+        while not slurm.lines("requeued"):
+            assert time.monotonic() < end_s, slurm.lines("asked")
+            time.sleep(0.1)
+
+
 def test_one_node_has_no_other_to_guard_it_and_slurm_requeues_the_job_itself(slurm) -> None:
     slurm.says("n1")
     alone = slurm.nodes()

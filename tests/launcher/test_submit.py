@@ -228,6 +228,23 @@ def test_a_failing_squeue_takes_force(tmp_path, monkeypatch, squeue):
     assert jobs_of(wanted.run_folder) == ["12", "13"]
 
 
+def test_a_job_is_in_the_queue_also_where_squeue_is_told_to_leave_it_out(tmp_path, monkeypatch):
+    commands(tmp_path / "bin", monkeypatch, "true")
+    wanted = job(tmp_path, Part(nodes=1, ranks_per_node=1))
+    assert send(wanted, "text") == "12"
+    hidden = "case \" $* \" in *' --all '*) echo '12|RUNNING|1:00|None|n1|N/A' ;; esac"
+    # asked of the clusters that sbatch submits to
+    body = f'[ -n "$SQUEUE_PARTITION$SQUEUE_USERS" ] || [ "$SLURM_CLUSTERS" != theirs ] || {hidden}'
+    commands(tmp_path / "bin", monkeypatch, body, "echo 13")
+    monkeypatch.setenv("SLURM_CLUSTERS", "theirs")
+    for name in ("SQUEUE_PARTITION", "SQUEUE_USERS", "A"):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "x")
+            with pytest.raises(HpcrecError, match=r"job 12 for \S+ is in the queue \(RUNNING\)"):
+                send(wanted, "other")
+            assert status_of(run_folder(tmp_path)).state == "running"
+
+
 def run_folder(folder: Path, *, summary: dict | None = None, jobs: tuple[str, ...] = ("12",)) -> Path:
     """What a run of 1000 steps that is at step 300 has written."""
     run = folder / "run"

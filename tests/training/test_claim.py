@@ -466,6 +466,20 @@ def test_a_job_that_slurm_has_no_longer_has_ended(
         claim_of(run, Allocation("10", 0, "another cluster"))  # whose Slurm knows neither of these jobs
 
 
+def test_a_job_is_not_over_because_squeue_is_told_to_leave_it_out(
+    tmp_path: Path, squeue: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    first = claim_of(run, Allocation("7", 0, "here"), replace(SHORT, renew_s=0.01))
+    hidden = "case \" $* \" in *' --all '*) echo '7|RUNNING' ;; esac"
+    squeue(f'[ -n "$SQUEUE_PARTITION$SQUEUE_STATES$SLURM_CLUSTERS" ] || {hidden}')
+    for name, value in (("SQUEUE_PARTITION", "x"), ("SQUEUE_STATES", "PD"), ("SLURM_CLUSTERS", "another"), ("A", "")):
+        with monkeypatch.context() as patched, pytest.raises(ConfigError, match="job 7, process"):
+            patched.setenv(name, value)
+            claim_of(run, Allocation("9", 0, "here"))
+    first.check()
+
+
 def test_a_job_that_slurm_has_is_waited_for_however_old_its_claim(
     tmp_path: Path, squeue: Callable[[str], None]
 ) -> None:

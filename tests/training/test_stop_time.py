@@ -278,7 +278,14 @@ def fake_squeue(folder: Path, body: str) -> dict[str, str]:
 def test_time_left_as_squeue_prints_it(tmp_path: Path, rows: list[str], left_s: float) -> None:
     environment = fake_squeue(tmp_path, "\n".join(f"echo '{row}'" for row in rows))
     assert seconds_left("12", environment) == left_s
-    assert (tmp_path / "asked").read_text() == "-h -j 12 -o %i|%A|%L\n"
+    assert (tmp_path / "asked").read_text() == "--all --noheader -j 12 -o %i|%A|%L\n"
+
+
+def test_a_hidden_job_and_settings_of_squeue_keep_no_time_back(tmp_path: Path) -> None:
+    hidden = "case \" $* \" in *' --all '*) echo '12|12|3:05' ;; esac"
+    environment = fake_squeue(tmp_path, f'[ -n "$SQUEUE_PARTITION$SQUEUE_STATES$SLURM_CLUSTERS" ] || {hidden}')
+    for settings in ({}, {"SQUEUE_PARTITION": "x", "SQUEUE_STATES": "PD"}, {"SLURM_CLUSTERS": "another"}):
+        assert seconds_left("12", {**environment, **settings}) == 185
 
 
 @pytest.mark.parametrize(
