@@ -25,6 +25,10 @@ class CheckpointError(HpcrecError, ValueError):
     """A checkpoint that cannot be loaded or does not fit the model."""
 
 
+class LastCheckpointError(CheckpointError):
+    """The last checkpoint of a stop ahead of the job's time limit, which cannot be written: an earlier one is whole."""
+
+
 class UnreadableError(HpcrecError, OSError):
     """A file that the system does not let read just now, though it may be whole: a file server that fails, say."""
 

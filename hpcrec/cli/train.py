@@ -62,6 +62,12 @@ def train(
     -------
     ExitCodes
         ``FINISHED``, or ``STOPPED`` where a signal ended it: started again, it goes on.
+
+    Raises
+    ------
+    LastCheckpointError
+        It stopped by itself and could not write its last checkpoint: a failure, but started again it goes on from an
+        earlier one. It ends with the exit code of ``STOPPED``.
     """
     environment = environment or {}
     config, allocation = with_absolute_paths(config), Allocation.of(environment)

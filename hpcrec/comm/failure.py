@@ -27,7 +27,7 @@ import numpy as np
 
 from hpcrec import errors
 from hpcrec.comm import board
-from hpcrec.errors import ConfigError, HpcrecError
+from hpcrec.errors import ConfigError, HpcrecError, LastCheckpointError
 
 _TOGETHER_S = 1.5  # ranks that fail by the same cause arrive within this; one that fails alone ends the job after it
 _UNFORESEEN_S = 0.5  # the same for a traceback, which should be out before anything else happens
@@ -41,7 +41,9 @@ class ExitCodes(IntEnum):
     FINISHED = 0
     ERROR = 1
     CONFIGURATION = 2  # a configuration or a command line that cannot be run
-    STOPPED = 75  # stopped by a signal after writing a checkpoint: start it again to go on (EX_TEMPFAIL)
+    # Start it again to go on (EX_TEMPFAIL): stopped after writing a checkpoint or, where the run began its stop by
+    # itself ahead of its job's time limit, after an earlier one.
+    STOPPED = 75
 
 
 class Gathers(Protocol):
@@ -80,6 +82,8 @@ def agree(comm: Gathers, error: Exception | None) -> None:
 
 def exit_code(error: BaseException) -> ExitCodes:
     """The exit code of a run that ends by ``error``."""
+    if isinstance(error, LastCheckpointError):
+        return ExitCodes.STOPPED
     return ExitCodes.CONFIGURATION if isinstance(error, ConfigError) else ExitCodes.ERROR
 
 

@@ -16,11 +16,11 @@ _RULE = re.compile(rb"-{60,}\s*\Z")
 # Exit codes 1, 2 and 75 are ours, with a message or a checkpoint behind them. Any other code is news.
 _KNOWN = (
     re.compile(rb"exited with non-zero status.*Exit code:\s+(1|2|75)\s*\n", re.DOTALL),
-    re.compile(rb"MPI_ABORT was invoked on rank.*?(Errorcode:|with errorcode) +(1|2)\b", re.DOTALL),
+    re.compile(rb"MPI_ABORT was invoked on rank.*?(Errorcode:|with errorcode) +(1|2|75)\b", re.DOTALL),
     re.compile(rb"has exited due to process rank \d+.*calling\s+\"abort\"", re.DOTALL),
 )
 _KNOWN_LINE = re.compile(
-    rb"Abort\((1|2)\) on node \d+ .*application called MPI_Abort"
+    rb"Abort\((1|2|75)\) on node \d+ .*application called MPI_Abort"
     rb"|srun: error: \S+: tasks? [\d,-]+: Exited with exit code (1|2|75)\n"
     rb"|srun: cluster configuration lacks support for cpu binding\n"
 )

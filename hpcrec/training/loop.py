@@ -24,7 +24,7 @@ from hpcrec.checkpoint.saved import Progress
 from hpcrec.checkpoint.saver import Saver
 from hpcrec.comm.failure import say
 from hpcrec.config import CheckpointConfig, TrainConfig
-from hpcrec.errors import CheckpointError, UnreadableError
+from hpcrec.errors import CheckpointError, LastCheckpointError, UnreadableError
 from hpcrec.training import attempts
 from hpcrec.training.claim import Claim
 from hpcrec.training.compression import Kept, density, evaluated_otherwise
@@ -354,8 +354,11 @@ class Loop:
 
         Raises
         ------
+        LastCheckpointError
+            It cannot be written, and the run has begun its stop by itself: no job script was warned, which would have
+            the job requeued. On every rank.
         CheckpointError
-            It cannot be written; on every rank.
+            It cannot be written otherwise; on every rank.
         """
         for pause_s in (*_LAST_PAUSES_S, None):
             try:
@@ -366,7 +369,13 @@ class Loop:
             except CheckpointError as error:
                 self._saved_at = -1
                 if pause_s is None:
-                    raise
+                    step = on_root(self._session.parts.world.main, lambda: self._stop_time.goes_on_from)
+                    if step is None:
+                        raise
+                    raise LastCheckpointError(
+                        f"{error}. The run stops ahead of its job's time limit: started again, it goes on from step "
+                        f"{step}"
+                    ) from error
                 if self._session.topology.rank == 0:
                     say(f"hpcrec: {error}; tried again, for it is the last one\n")
                 time.sleep(pause_s)

@@ -24,6 +24,7 @@ SPARE_S = 120.0
 SCRIPT_S = 30  # of these: the warning's lead less HPCREC_STOP_S
 ASK_LIMIT_S = 30.0
 AGAIN_S = 120.0  # after this squeue is asked again: a limit may be changed while the job runs
+NAME = "time limit"  # of the stop that is begun here, where a signal has its own
 SAY_LIMIT_S = 5.0  # for a line of a log that takes no more
 LONGER = 1.25  # what is said of a stop is said again where it may take so many times as long
 _FORGETS = 0.99  # what one step that took long counts for at the next
@@ -159,6 +160,11 @@ class StopTime:
         """How long a stop may take, at worst: it is asked for when a checkpoint has just begun."""
         return 2 * self._save_s + self._steps * self._step_s + self._evaluation_s
 
+    @property
+    def goes_on_from(self) -> int | None:
+        """The step of the newest whole checkpoint where a stop was begun here, and by no signal; else None."""
+        return self._saved_step if self._signal.name == NAME else None
+
     def look(self) -> float | None:
         """Begins the stop where it is time for it, and says what there is to say.
 
@@ -209,7 +215,7 @@ class StopTime:
         if self._closed:  # the run has ended meanwhile
             return
         self._begun = True
-        self._signal.request("time limit")
+        self._signal.request(NAME)
         said = f"job {self._job} ends in {left_s:.0f} s, and {self._needs(needed_s)}"
         if self._told_s == 0 and not self._told_problem:  # it was so from the first checkpoint on
             _say(

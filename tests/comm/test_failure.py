@@ -7,7 +7,7 @@ import pytest
 from job import Job
 
 from hpcrec.comm.failure import ExitCodes, StopSignal, agree, exit_code
-from hpcrec.errors import CheckpointError, ConfigError, DataError, HpcrecError
+from hpcrec.errors import CheckpointError, ConfigError, DataError, HpcrecError, LastCheckpointError
 
 
 def test_an_error_of_one_rank_ends_all_with_its_traceback_once(tmp_path):
@@ -150,6 +150,16 @@ def test_horovod_in_flight_does_not_hold_up_the_end(tmp_path, who, code, traceba
         assert ended.err.strip().splitlines()[1:] == ["hpcrec: error: no"]
 
 
+def test_a_last_checkpoint_that_fails_ahead_of_the_time_limit_ends_all_with_the_code_that_requeues(tmp_path):
+    body = """
+    ready()
+    raise errors.LastCheckpointError("no space left; it goes on from step 4")
+    """
+    ended = Job(tmp_path, body).end()
+    assert ended.code == ExitCodes.STOPPED
+    assert ended.err.splitlines()[1:] == ["hpcrec: error: no space left; it goes on from step 4"]
+
+
 def test_a_foreseen_error_of_one_rank_does_not_wait_for_the_others(tmp_path):
     body = """
     ready()
@@ -249,6 +259,8 @@ def test_exit_codes_are_the_documented_ones():
     assert [int(code) for code in ExitCodes] == [0, 1, 2, 75]
     assert exit_code(ConfigError("x")) == 2
     assert exit_code(DataError("x")) == 1
+    assert exit_code(CheckpointError("x")) == 1
+    assert exit_code(LastCheckpointError("x")) == 75
     assert exit_code(KeyError("x")) == 1
 
 

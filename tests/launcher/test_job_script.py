@@ -8,9 +8,12 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
+from hpcrec.comm.failure import exit_code
+from hpcrec.errors import LastCheckpointError
 from hpcrec.launcher.submit import scripts_folder
 from hpcrec.toml.write import dump_value
 
@@ -103,6 +106,15 @@ def test_an_allocation_that_slurm_ended_in_between_may_have_brought_a_checkpoint
     assert not allocation(BRINGS="8", TAKEN="yes").again, "Slurm does it"
     assert allocation().again, "the last but one brought some"
     ended = allocation()
+    assert not ended.again and "its last two allocations brought no checkpoint" in ended.said
+
+
+def test_a_stop_that_could_write_no_last_checkpoint_is_requeued_as_often_as_others(allocation):
+    code = int(exit_code(LastCheckpointError("no space left")))
+    said = "job 7: to be requeued, for the 1. time\n"
+    assert allocation(CODE=str(code), BRINGS="8") == Ended(code, True, said, ANY)  # the one before the last
+    assert allocation(CODE=str(code)).again
+    ended = allocation(CODE=str(code))
     assert not ended.again and "its last two allocations brought no checkpoint" in ended.said
 
 

@@ -136,7 +136,11 @@ STOPPED = (
     RULE + b"prterun detected that one or more processes exited with non-zero status,\nthus causing the job to be "
     b"terminated. The first process to do so was:\n\n   Process name: [prterun-vm-1@1,1]\n   Exit code:    75\n" + RULE
 )
-ABORTED = b"Abort(2) on node 0 (rank 0 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 2) - process 0\n"
+ABORTED = b"".join(
+    b"Abort(%d) on node 0 (rank 0 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, %d) - process 0\n"
+    % (code, code)
+    for code in (2, 75)
+)
 KILLED = RULE + b"prterun noticed that process rank 1 with PID 15144 on node vm exited on\nsignal 9 (Killed).\n" + RULE
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ from pytest_mpi import parallel_assert
 
 from hpcrec.checkpoint.checkpoint import CheckpointWriter
 from hpcrec.cli import train as commands
-from hpcrec.comm.failure import ExitCodes, StopSignal
+from hpcrec.comm.failure import ExitCodes, StopSignal, exit_code, unwatch, watch
 from hpcrec.config import Config
-from hpcrec.errors import ConfigError, HpcrecError
+from hpcrec.errors import CheckpointError, ConfigError, HpcrecError
+from hpcrec.training import attempts, loop
 from hpcrec.training import stop_time as module
 from hpcrec.training.session import Session
 from hpcrec.training.stop_time import (
@@ -33,6 +35,7 @@ from hpcrec.training.stop_time import (
     seconds_left_at_start,
     stop_seconds,
 )
+from tests.checkpoint.test_background import Full
 from tests.training.runs import config_for, write_data
 from tests.training.test_equivalence import roles_for
 from tests.training.test_kills import check_equal
@@ -111,6 +114,17 @@ def test_stop_begins_so_long_before_the_end_as_it_takes(flag: StopSignal, capsys
         "checkpoint"
     )
     assert job.stop_time.look() is None  # it is begun once
+    assert job.stop_time.goes_on_from == 15
+
+
+def test_a_stop_that_a_signal_began_is_the_signals(flag: StopSignal) -> None:
+    job = Job(flag, 3600)
+    job.stop_time.saved(15, 100.0)
+    assert job.stop_time.goes_on_from is None
+    signal.raise_signal(signal.SIGUSR1)
+    job.now_s += 3500
+    job.stop_time.look()
+    assert flag.name == "SIGUSR1" and job.stop_time.goes_on_from is None
 
 
 def test_a_stop_that_the_warning_leaves_time_for_is_not_begun_nor_is_slurm_asked(flag: StopSignal) -> None:
@@ -408,6 +422,42 @@ def test_allocations_that_are_too_short_take_a_run_to_its_end_all_the_same(folde
     parallel_assert(len(stopped) >= 1 and min(gains) >= EVERY, msg=str(stopped))
     assert commands.train(config(folder, "whole", background=False, steps=steps)) == ExitCodes.FINISHED
     check_equal(folder / f"run/checkpoints/step-{steps}", folder / f"whole/checkpoints/step-{steps}")
+
+
+@pytest.mark.parallel([1, 2])
+@pytest.mark.parametrize("by_itself", [True, False])
+@pytest.mark.usefixtures("slow")
+def test_a_stop_by_itself_that_can_write_no_last_checkpoint_asks_to_be_started_again(
+    folder: Path, by_itself: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its failure is told as one; only that no job script was warned makes another exit code of it."""
+    write_data(folder / "data.h5")
+    run, first = folder / "run", folder / f"run/checkpoints/step-{EVERY}"
+    monkeypatch.setattr(loop, "_LAST_PAUSES_S", (0.1, 0.2))
+    environment = environment_of(folder, 0, stop_s=1) if by_itself else {}
+
+    def disk_is_full() -> bool:
+        if not by_itself and first.exists():
+            watch().request("SIGUSR1")
+        return first.exists()
+
+    with monkeypatch.context() as patched, pytest.raises(CheckpointError, match="No space left on device") as caught:
+        Full(patched, disk_is_full)
+        commands.train(config(folder, "run", background=False), environment=environment)
+    unwatch()  # the stop was that run's alone; elsewhere its process ends
+    said = capfd.readouterr().err
+    code, again = exit_code(caught.value), f"ahead of its job's time limit: started again, it goes on from step {EVERY}"
+    parallel_assert(code == (ExitCodes.STOPPED if by_itself else ExitCodes.ERROR), msg=str(code))
+    parallel_assert((again in str(caught.value)) == by_itself, msg=str(caught.value))
+    if MPI.COMM_WORLD.rank == 0:
+        assert said.count("; tried again, for it is the last one") == 2, said
+        told = json.loads((run / "summary.json").read_text())
+        assert (told["status"], told["error"]) == ("failed", str(caught.value))
+        assert [event.get("status") for event in attempts.read(run)] == [None, "failed"]
+        assert [path.name for path in first.parent.glob("step-*")] == [first.name]
+    MPI.COMM_WORLD.Barrier()
+    assert commands.train(config(folder, "run", background=False, steps=2 * EVERY)) == ExitCodes.FINISHED
+    parallel_assert([event["step"] for event in attempts.read(run) if event["event"] == "begin"] == [0, EVERY])
 
 
 @pytest.mark.parallel([2])
