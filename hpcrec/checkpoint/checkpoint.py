@@ -12,7 +12,6 @@ need can be imported from here. Legend: ``U`` ids in a part or block, ``D`` its 
 
 import contextlib
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from hpcrec.checkpoint.reader import Checkpoint
 from hpcrec.checkpoint.residuals import Unsent, file_name, write_unsent
 from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.data import checksum
-from hpcrec.data.files import sync, synced
+from hpcrec.data.files import remove_folder, sync, synced
 from hpcrec.data.hdf5_out import Output
 from hpcrec.dense.finite import all_finite
 from hpcrec.errors import CheckpointError, HpcrecError
@@ -78,7 +77,8 @@ class CheckpointWriter:
         Step of a checkpoint of the same run with all rows: of declared tables this one has those that changed since,
         in parts that are cut alike.
     comes_on : callable, optional
-        Called again and again while files are written, for whoever looks whether this hangs.
+        Called again and again while this rank writes its files, for whoever looks whether this hangs. What is done
+        for all ranks says so by the ranks that wait for it.
     claim : Claim, optional
         Of the run, where others may write its folder: looked at before anything is renamed or removed.
 
@@ -116,7 +116,7 @@ class CheckpointWriter:
         CheckpointError
             The folder cannot be made; on every rank.
         """
-        on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step, self._claim, self._comes_on))
+        on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step, self._claim, self._ranks.comes_on))
 
     def write_table_part(
         self,
@@ -218,7 +218,8 @@ class CheckpointWriter:
         if failure is not None:
             on_root(ranks, self._claim.check)  # who took the run over has removed the files: that is what is to be told
             if ranks.rank == 0:
-                shutil.rmtree(self.hidden, ignore_errors=True)
+                with contextlib.suppress(OSError):  # what is left is for the next start to remove
+                    remove_folder(self.hidden, ranks.comes_on)
             raise CheckpointError(f"the checkpoint of step {self.step} could not be written: {failure}")
         everything: dict[str, dict[str, Any]] = {}
         for written, _ in parts:
@@ -231,14 +232,14 @@ class CheckpointWriter:
             self._claim.check()
             base = None if self._base is None else files.named_base(self.folder, self._base)
             files.write_manifest(self.hidden, self.step, everything, base)
-            files.publish(self.folder, self.step, self._claim, self._comes_on)
+            files.publish(self.folder, self.step, self._claim, ranks.comes_on)
 
         on_root(ranks, finish)
         return files.step_folder(self.folder, self.step)
 
     def prune(self, keep: int, protect: Iterable[int] = ()) -> None:
         """Removes all but the newest ``keep`` checkpoints of the run and those to protect; collective."""
-        on_root(self._ranks, lambda: files.prune(self.folder, keep, protect, self._claim, self._comes_on))
+        on_root(self._ranks, lambda: files.prune(self.folder, keep, protect, self._claim, self._ranks.comes_on))
 
     def _write_file(self, name: str, fill: Callable[[h5py.File], None], looked_at: Iterable[Any] = ()) -> None:
         """Writes an HDF5 file in one go; of what is ``looked_at`` it is noted where it is not finite."""
