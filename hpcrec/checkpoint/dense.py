@@ -12,7 +12,8 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.checkpoint.parts import found_in, items_in, listed, read_hdf5
+from hpcrec.checkpoint.parts import listed, read_hdf5
+from hpcrec.data.hdf5_lookup import found_in, items_in
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats
 
@@ -137,10 +138,12 @@ def _put(group: h5py.Group, values: Mapping[str, Any]) -> None:
 
 
 def _values(group: h5py.Group) -> dict[str, Floats | Number]:
-    return {
-        files.unquoted(name): dataset[()].item() if dataset.attrs.get("number", False) else np.asarray(dataset[()])
-        for name, dataset in ((name, group[name]) for name in group)
-    }
+    return {files.unquoted(name): _value(group[name]) for name in group}
+
+
+def _value(dataset: h5py.Dataset) -> Floats | Number:
+    is_number = found_in(dataset.attrs, "number", False)
+    return dataset[()].item() if is_number else np.asarray(dataset[()])
 
 
 def _arrays(file: h5py.File, name: str) -> dict[str, Floats]:

@@ -18,6 +18,7 @@ import numpy as np
 from hpcrec.checkpoint import files
 from hpcrec.data.again import read_again, refused
 from hpcrec.data.hdf5_filled import Filled, Shape
+from hpcrec.data.hdf5_lookup import found_in, items_in
 from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.types import Floats, Ints
 
@@ -115,25 +116,6 @@ def _as_said(path: Path, error: Exception) -> Exception:
     return CheckpointError(f"{path}: is not as docs/checkpoint.md says ({said}).")
 
 
-def found_in(group: Any, name: str) -> Any:
-    """What a file or group has by a name; None where it has none.
-
-    h5py's ``get`` and ``in`` take one that cannot be read just now for one that is not there.
-    """
-    try:
-        return group[name]
-    except KeyError as error:
-        if refused(error) is not None:
-            raise
-        return None
-
-
-def items_in(group: Any, name: str) -> list[tuple[str, Any]]:
-    """Names and values in a group of that name; none where there is no such group."""
-    found = found_in(group, name)
-    return [] if found is None else [(inner, found[inner]) for inner in found]
-
-
 def n_ids_in(file: h5py.File) -> int:
     """Ids of a part."""
     ids = found_in(file, "ids")
@@ -159,7 +141,7 @@ def check_block(block: TableBlock, rows: int | None) -> None:
 
 def is_dynamic(file: h5py.File) -> bool:
     """Whether the ids of a part's table have their rows as they came."""
-    return bool(file.attrs.get("dynamic", False))
+    return bool(found_in(file.attrs, "dynamic", False))
 
 
 def part_facts(path: Path) -> dict[str, Any]:
@@ -172,13 +154,14 @@ def part_facts(path: Path) -> dict[str, Any]:
     """
 
     def read(file: h5py.File) -> dict[str, Any]:
-        if missing := [name for name in _ATTRIBUTES if name not in file.attrs]:
+        if missing := [name for name in _ATTRIBUTES if found_in(file.attrs, name) is None]:
             raise CheckpointError(f"{path}: has no attribute {missing[0]!r}. See docs/checkpoint.md.")
         facts: dict[str, Any] = {name: int(file.attrs[name]) for name in _ATTRIBUTES[1:]}
         facts["dynamic"] = is_dynamic(file)
         if facts["dynamic"] and (facts["column_start"], facts["column_stop"]) != (0, facts["width"]):
             raise CheckpointError(f"{path}: has not all columns, which each part of a dynamic table has.")
-        facts["hashed"] = bool(file.attrs["hashed"]) if "hashed" in file.attrs else None
+        hashed = found_in(file.attrs, "hashed")
+        facts["hashed"] = None if hashed is None else bool(hashed)
         facts["n_ids"] = n_ids_in(file)
         facts["states"] = {state_said(files.unquoted(n), s.ndim) for n, s in items_in(file, "state")}
         return facts

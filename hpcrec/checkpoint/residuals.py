@@ -13,7 +13,8 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.checkpoint.parts import items_in, read_hdf5
+from hpcrec.checkpoint.parts import read_hdf5
+from hpcrec.data.hdf5_lookup import found_in, items_in
 from hpcrec.dense.dct_choose import Counts
 from hpcrec.dense.residuals import Piece, Residuals
 from hpcrec.errors import CheckpointError
@@ -74,16 +75,20 @@ def read_unsent(path: Path, *, part: int, ranks: int) -> Unsent:
             {files.unquoted(name): _piece(dataset) for name, dataset in items_in(file, kind)}
             for kind in ("first", "second")
         )
-        counts = Counts.of(file.attrs["counts"]) if "counts" in file.attrs else Counts()
-        density = float(file.attrs["density"]) if "density" in file.attrs else None
-        return Unsent(Residuals(first, second), counts, density)
+        counts, density = (found_in(file.attrs, name) for name in ("counts", "density"))
+        return Unsent(
+            Residuals(first, second),
+            Counts() if counts is None else Counts.of(counts),
+            None if density is None else float(density),
+        )
 
     return read_hdf5(path, read)
 
 
 def _piece(dataset: h5py.Dataset) -> Piece:
-    start, left = int(dataset.attrs.get("start", 0)), np.asarray(dataset[()])
-    tau = float(dataset.attrs["threshold"]) if "threshold" in dataset.attrs else None
+    start, left = int(found_in(dataset.attrs, "start", 0)), np.asarray(dataset[()])
+    threshold = found_in(dataset.attrs, "threshold")
+    tau = None if threshold is None else float(threshold)
     if left.ndim != 1 or left.dtype.kind != "f" or not np.isfinite(left).all():
         raise ValueError(f"{dataset.name} is {left.dtype} {list(left.shape)}, not finite float [any]")
     if start < 0 or (tau is not None and not (tau > 0 and math.isfinite(tau))):

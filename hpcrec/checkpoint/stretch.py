@@ -14,8 +14,9 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.checkpoint.parts import TableBlock, check_block, is_dynamic, items_in, n_ids_in, read_hdf5
+from hpcrec.checkpoint.parts import TableBlock, check_block, is_dynamic, n_ids_in, read_hdf5
 from hpcrec.data.direct import readable
+from hpcrec.data.hdf5_lookup import items_in
 from hpcrec.types import Ints
 
 BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows

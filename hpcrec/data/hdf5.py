@@ -16,6 +16,7 @@ import numpy as np
 
 from hpcrec.data import direct, layout
 from hpcrec.data.again import read_again
+from hpcrec.data.hdf5_lookup import found_in
 from hpcrec.errors import DataError, UnreadableError
 from hpcrec.types import Feature, Ints
 
@@ -161,26 +162,26 @@ class File:
 
     def _check(self) -> None:
         attributes = self._file().attrs
-        version = attributes.get(layout.VERSION_ATTRIBUTE)
+        version = found_in(attributes, layout.VERSION_ATTRIBUTE)
         if version != layout.SCHEMA_VERSION:
             found = "no such attribute" if version is None else f"version {version}"
             change = f"version {layout.SCHEMA_VERSION} is read here: convert the data with this release"
             raise self._error(layout.VERSION_ATTRIBUTE, found, change)
-        self.attributes = {k: _decode(v) for k, v in attributes.items() if k not in _OWN_ATTRIBUTES}
+        self.attributes = {k: _decode(attributes[k]) for k in attributes if k not in _OWN_ATTRIBUTES}
         label = self._dataset("/label", "f", (1, 2))
         self.samples = len(label)
         self.n_labels = 1 if label.ndim == 1 else label.shape[1]
         if self.n_labels < 1:
             raise self._error("/label", f"shape {label.shape}", "at least one label is needed")
-        self.n_dense = self._dataset("/dense", "f", (2,), self.samples).shape[1] if "dense" in self._file() else 0
-        self.optional = tuple(name for name in layout.OPTIONAL_COLUMNS if name in self._file())
+        self.n_dense = self._dataset("/dense", "f", (2,), self.samples).shape[1] if self._has("/dense") else 0
+        self.optional = tuple(name for name in layout.OPTIONAL_COLUMNS if self._has(f"/{name}"))
         for name in self.optional:
             self._dataset(f"/{name}", np.dtype(layout.OPTIONAL_COLUMNS[name]).kind, (1,), self.samples)
         self._check_features(attributes)
 
     def _check_features(self, attributes: Any) -> None:
-        names = [str(_decode(name)) for name in attributes.get(layout.NAMES_ATTRIBUTE, ())]
-        listed = np.atleast_1d(attributes.get(layout.CARDINALITIES_ATTRIBUTE, np.empty(0, np.int64)))
+        names = [str(_decode(name)) for name in found_in(attributes, layout.NAMES_ATTRIBUTE, ())]
+        listed = np.atleast_1d(found_in(attributes, layout.CARDINALITIES_ATTRIBUTE, np.empty(0, np.int64)))
         if listed.dtype.kind not in "iu" or listed.ndim != 1:
             found = f"{listed.dtype} with {listed.ndim} dimensions"
             raise self._error(layout.CARDINALITIES_ATTRIBUTE, found, "int64 with 1 dimension is needed")
@@ -196,9 +197,9 @@ class File:
             if cardinality < 0:
                 change = "1 or more is allowed, or 0 where it is not declared"
                 raise self._error(layout.CARDINALITIES_ATTRIBUTE, f"{name} has {cardinality}", change)
-            is_jagged = layout.sparse_path(name, "offsets") in self._file()
+            is_jagged = self._has(layout.sparse_path(name, "offsets"))
             ids = self._dataset(layout.sparse_path(name, "ids"), "i", (1,), None if is_jagged else self.samples)
-            weighted = layout.sparse_path(name, "weights") in self._file()
+            weighted = self._has(layout.sparse_path(name, "weights"))
             if is_jagged:
                 jagged.add(name)
                 self._check_offsets(name, len(ids))
@@ -215,9 +216,12 @@ class File:
             change = f"they must go from 0 to the number of ids, {n_ids}"
             raise self._error(path, f"they go from {offsets[0]} to {offsets[-1]}", change)
 
+    def _has(self, name: str) -> bool:
+        return found_in(self._file(), name) is not None
+
     def _dataset(self, name: str, kind: str, ndim: tuple[int, ...], length: int | None = None) -> h5py.Dataset:
         """The dataset, after a look at its type ('f' or 'i'), dimensions and length."""
-        data = self._file().get(name)
+        data = found_in(self._file(), name)
         word = {"f": "float32", "i": "int64"}[kind]
         if not isinstance(data, h5py.Dataset):
             raise self._error(name, "no such dataset", f"the schema wants {word}")
@@ -228,7 +232,7 @@ class File:
             raise self._error(
                 name, f"length {len(data)}", f"{length} is needed, since /label has {len(self._file()['/label'])}"
             )
-        crc = data.attrs.get(layout.CHECKSUM_ATTRIBUTE)
+        crc = found_in(data.attrs, layout.CHECKSUM_ATTRIBUTE)
         self.columns[name] = None if crc is None else int(crc)
         if direct.stored_plainly(data) and direct.readable(self._file()):
             self.plain |= {name}

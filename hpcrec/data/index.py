@@ -9,11 +9,19 @@ from hpcrec.data import layout
 from hpcrec.data.again import read_again
 from hpcrec.data.files import write_text
 from hpcrec.data.hdf5 import File
-from hpcrec.errors import DataError
+from hpcrec.errors import DataError, UnreadableError
 
 
 def open_files(path: Path) -> tuple[list[File], dict[str, Any]]:
-    """The files of a data set or an index, and the attributes that the index adds."""
+    """The files of a data set or an index, and the attributes that the index adds.
+
+    Raises
+    ------
+    DataError
+        A file is not there, departs from the schema, or does not fit the index.
+    UnreadableError
+        A file cannot be read just now.
+    """
     return _open_index(path) if path.name.endswith(layout.INDEX_SUFFIX) else ([File(path)], {})
 
 
@@ -46,6 +54,8 @@ def _open_index(path: Path) -> tuple[list[File], dict[str, Any]]:
         version, extra = content[layout.VERSION_ATTRIBUTE], dict(content.get("attributes", {}))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; write it by `hpcrec prepare`, or change the path.") from None
+    except UnreadableError:
+        raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); copy or write it again.") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

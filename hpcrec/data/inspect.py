@@ -39,6 +39,8 @@ def inspect(path: Path, samples: int | None = None, top: int = 5) -> dict[str, A
     ------
     DataError
         A file that cannot be read or departs from the schema.
+    UnreadableError
+        A file that cannot be read just now.
     """
     with DataSet(path) as data:
         features, total, attributes, optional = data.features, data.samples, data.attributes, data.optional

@@ -52,6 +52,8 @@ class DataSet:
     ------
     DataError
         When a file is absent, is no HDF5, or departs from the schema: file, dataset, what was found, what is allowed.
+    UnreadableError
+        When the system does not let a file be read just now, though it may be whole.
     """
 
     def __init__(self, path: Path | str) -> None:

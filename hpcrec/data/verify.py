@@ -46,6 +46,8 @@ def verify(paths: Sequence[Path]) -> Iterator[Verdict]:
     ------
     DataError
         A folder without a data set.
+    UnreadableError
+        A file cannot be read just now: the verification ends there, and says nothing of that file.
     """
     seen: set[Path] = set()
     for path in paths:

@@ -80,7 +80,7 @@ def test_removing_what_could_not_be_committed_says_so_by_the_file_to_whoever_wai
     first, others = Counting(), Counting()
     writer = failing_at_state(tmp_path, first)
     assert first.said == 0
-    with pytest.raises(CheckpointError, match="step 1 could not be written: rank 0: .*state.json"):
+    with pytest.raises(CheckpointError, match=r"step 1 could not be written: rank 0: .*state\.json"):
         writer.commit(others)
     assert (first.said, others.said) == (0, 4) and not writer.hidden.exists()
 
@@ -95,7 +95,7 @@ def test_what_could_not_be_committed_and_is_not_removed_hides_no_error(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refused)
-        with pytest.raises(CheckpointError, match="step 1 could not be written: rank 0: .*state.json"):
+        with pytest.raises(CheckpointError, match=r"step 1 could not be written: rank 0: .*state\.json"):
             writer.commit()
     save(tmp_path, 1, Counting())
     assert find_checkpoint(tmp_path).step == 1
@@ -113,15 +113,15 @@ def test_removing_leftovers_before_steps_go_on_is_said_where_it_is_done(
     parts = SimpleNamespace(world=world, pipeline=SimpleNamespace(rest=lambda: None), store=None)
     begun = CheckpointWriter.begin
 
-    class Begun(Exception):
+    class BegunError(Exception):
         pass
 
     def only(writer: CheckpointWriter) -> None:
         begun(writer)
-        raise Begun
+        raise BegunError
 
     monkeypatch.setattr(CheckpointWriter, "begin", only)
     session: Any = SimpleNamespace(parts=parts, step=2)
-    with pytest.raises(Begun):
+    with pytest.raises(BegunError):
         saver.Saver(session, tmp_path, background=True, full_every=1).save({}, lambda comes_on: None)
     assert main.said == 6 and not files.hidden_folder(tmp_path, 1).exists()  # four parts, state and manifest

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,18 @@ import pytest
 
 from hpcrec.checkpoint import files
 from hpcrec.checkpoint.checkpoint import Checkpoint, CheckpointWriter, find_checkpoint, prune, steps_in
+from hpcrec.checkpoint.dense import read_dense
+from hpcrec.checkpoint.parts import part_facts, read_admission, read_hdf5
+from hpcrec.checkpoint.residuals import read_unsent
 from hpcrec.checkpoint.resume import resumed_from
+from hpcrec.checkpoint.tools.look import look
+from hpcrec.checkpoint.tools.tables import table_facts
+from hpcrec.checkpoint.tools.verify import verify
 from hpcrec.comm.ranks import Alone
 from hpcrec.data import again, checksum
 from hpcrec.errors import CheckpointError, UnreadableError
+from tests.checkpoint.tools import made
+from tests.lookups import Lookups
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ETIMEDOUT)
 
@@ -200,3 +209,38 @@ def test_a_leftover_that_cannot_be_removed_is_in_nobodys_way(tmp_path: Path, mon
     with pytest.warns(UserWarning, match="what an earlier attempt left is not removed this time"):
         save(tmp_path, 2)
     assert steps_in(tmp_path) == [1, 2] and left.is_dir()
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "part": lambda at: [part_facts(at / name / "part-0.h5") for name in ("user", "any", "tag%2Fwide")],
+    "rows": lambda at: list(Checkpoint(at).table_parts("any")),
+    "admission": lambda at: read_hdf5(at / "any" / "part-0.h5", read_admission),
+    "dense": lambda at: read_dense(at / "dense.h5"),
+    "unsent": lambda at: read_unsent(at / "residuals-0.h5", part=0, ranks=1),
+}
+TOOLS: dict[str, Callable[[Path], Any]] = {
+    "look": look,
+    "facts": lambda at: [table_facts(Checkpoint(at), name) for name in ("user", "any")],
+    "verify": verify,
+}
+
+
+@pytest.mark.parametrize("name", [*READERS, *TOOLS])
+def test_any_look_into_a_file_that_fails_once_gives_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    at, read = made.write(tmp_path, parts=1), (READERS | TOOLS)[name]
+    with monkeypatch.context() as patched:
+        wanted, before = repr(read(at)), Lookups(patched, n=0, times=0)
+        read(at)
+    assert before.count >= 3
+    unreadable = 0
+    for n in range(1, before.count + 1, 1 if name in READERS else 1 + before.count // 20):  # tools read all of it
+        with monkeypatch.context() as patched:
+            Lookups(patched, n, times=1)
+            try:
+                assert repr(read(at)) == wanted, f"look {n}"
+            except UnreadableError as error:  # of a file that is open while blocks of it are handed on
+                assert re.match(rf"{at}/\S+\.h5: cannot be read just now", str(error)), str(error)
+                unreadable += 1
+    assert unreadable == 0 or name in TOOLS

@@ -12,8 +12,12 @@ import pytest
 from conftest import make_columns, write
 
 from hpcrec.data import again, direct, hdf5
+from hpcrec.data.index import write_index
+from hpcrec.data.inspect import inspect
 from hpcrec.data.reader import DataSet
+from hpcrec.data.verify import verify
 from hpcrec.errors import DataError, UnreadableError
+from tests.lookups import Lookups
 
 N = 500
 
@@ -108,3 +112,93 @@ def test_damage_is_told_at_once(tmp_path: Path, pauses: list[float]) -> None:
     with pytest.raises(DataError, match="no such file"):
         DataSet(tmp_path / "b.h5")
     assert pauses == []
+
+
+def said(data: DataSet) -> dict[str, Any]:
+    """All that opening a data set finds."""
+    found = {name: getattr(data, name) for name in ("samples", "n_dense", "n_labels", "features", "optional")}
+    columns = [file.columns for file in data._files]
+    jagged = {feature.name: data.jagged(feature.name) for feature in data.features}
+    return {**found, "jagged": jagged, "attributes": data.attributes, "print": data.fingerprint, "columns": columns}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A data set of two files, with all optional columns."""
+    paths = [write(tmp_path / f"{i}.h5", make_columns(N, seed=i)) for i in range(2)]
+    write_index(tmp_path / "two.index.json", paths)
+    return tmp_path / "two.index.json"
+
+
+def test_any_look_that_fails_once_at_opening_costs_a_pause_and_nothing_else(
+    two: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    with monkeypatch.context() as patched, DataSet(two) as data:
+        wanted, before = said(data), Lookups(patched, n=0, times=0)
+        DataSet(two).close()
+    assert wanted["optional"] == ("weight", "group", "time") and before.count > 50
+    for n in range(1, before.count + 1):
+        with monkeypatch.context() as patched:
+            Lookups(patched, n, times=1)
+            with DataSet(two) as data:
+                assert said(data) == wanted, f"look {n}"
+    of_direct = 2  # a look for each file's chunks: HDF5 reads what `direct` does not
+    assert pauses == [again.PAUSES_S[0]] * (before.count - of_direct)
+
+
+def test_looks_that_fail_on_at_opening_end_it_as_unreadable(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        before = Lookups(patched, n=0, times=0)
+        DataSet(two).close()
+    named = rf"^{two.parent}/[01]\.h5: cannot be read just now \({os.strerror(errno.EIO)}, 5 tries\)\. Nothing says"
+    for n in range(1, before.count + 1):
+        with monkeypatch.context() as patched:
+            Lookups(patched, n, times=float("inf"))
+            with pytest.raises(UnreadableError, match=named):
+                DataSet(two)
+
+
+@pytest.mark.parametrize("look", [inspect, lambda path: list(verify([path]))], ids=["inspect", "verify"])
+def test_commands_on_data_look_again(two: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], Any]) -> None:
+    with monkeypatch.context() as patched:
+        wanted, before = look(two), Lookups(patched, n=0, times=0)
+        look(two)
+    for n in range(1, before.count + 1, 7):
+        with monkeypatch.context() as patched:
+            Lookups(patched, n, times=1)
+            assert look(two) == wanted, f"look {n}"
+
+
+def test_what_is_not_there_is_told_at_once(tmp_path: Path, pauses: list[float]) -> None:
+    path = write(tmp_path / "a.h5", make_columns(N))
+    with h5py.File(path, "r+") as file:
+        del file["weight"], file["label"]
+        file["label"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(DataError, match=rf"{path}: /label: no such dataset; the schema wants float32"):
+        DataSet(path)
+    with h5py.File(path, "r+") as file:
+        del file["label"]
+        file["label"] = h5py.ExternalLink("none.h5", "/label")
+    with pytest.raises(DataError, match=rf"{path}: /label: "):
+        DataSet(path)
+    assert pauses == []
+
+
+@pytest.mark.parametrize("times", [1, 4, float("inf")])
+def test_an_index_that_cannot_be_read_just_now_is_read_again(
+    two: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], times: float
+) -> None:
+    read, left = Path.read_bytes, [times]
+
+    def failing(path: Path) -> bytes:
+        if path == two and left[0] > 0:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    if times < 5:
+        assert DataSet(two).samples == 2 * N and pauses == list(again.PAUSES_S[: int(times)])
+    else:
+        with pytest.raises(UnreadableError, match=rf"^{two}: cannot be read just now .*5 tries\). Nothing says"):
+            DataSet(two)

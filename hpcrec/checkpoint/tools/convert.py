@@ -17,7 +17,7 @@ import numpy as np
 from hpcrec.checkpoint.checkpoint import CheckpointWriter
 from hpcrec.checkpoint.dense import dense_file
 from hpcrec.checkpoint.find import problem_of
-from hpcrec.checkpoint.parts import PENDING, Admission, TableBlock, opened, read_admission
+from hpcrec.checkpoint.parts import PENDING, Admission, TableBlock, n_ids_in, opened, read_admission
 from hpcrec.checkpoint.reader import Checkpoint
 from hpcrec.checkpoint.residuals import Unsent
 from hpcrec.checkpoint.tools.by_id import ranges_of, whole
@@ -25,6 +25,7 @@ from hpcrec.checkpoint.tools.look import checkpoint_at
 from hpcrec.checkpoint.tools.tables import TableFacts, table_facts
 from hpcrec.comm.ranks import Alone
 from hpcrec.data.files import sync, temporary_beside, writing
+from hpcrec.data.hdf5_lookup import found_in
 from hpcrec.dense.residuals import Piece, Residuals
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats, Ints
@@ -201,8 +202,8 @@ def _admission(source: Checkpoint, facts: TableFacts, start: int, stop: int, *, 
     used = anything = False
     for path in source.part_paths(facts.name):
         with opened(path) as file:
-            known, n_ids = read_admission(file), len(file["ids"]) if "ids" in file else 0
-            anything |= "admission" in file
+            known, n_ids = read_admission(file), n_ids_in(file)
+            anything |= found_in(file, "admission") is not None
         here = slice(max(start - at, 0), max(stop - at, 0))
         used |= known.counts is not None
         zeros = np.zeros(n_ids, np.int64)

@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import h5py
-
 from hpcrec.checkpoint import files
 from hpcrec.checkpoint.dense import dense_file
 from hpcrec.checkpoint.parts import opened
 from hpcrec.checkpoint.reader import Checkpoint
 from hpcrec.checkpoint.tools.tables import table_facts
+from hpcrec.data.hdf5_lookup import items_in
 from hpcrec.errors import CheckpointError
 
 _SAID = ("seed", "batch_size", "dtype", "shuffle", "skipped_steps")  # entries of state.json that are shown as they are
@@ -104,17 +103,18 @@ def _table(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
 def _dense(path: Path) -> dict[str, Any]:
     """Shapes of the parameters and buffers of a group of dense ranks, and the states that its optimizer keeps."""
     with opened(path) as file:
-        shapes = {kind: _shapes(file[kind]) if kind in file else {} for kind in ("parameters", "extra")}
-        states = {files.unquoted(name) for group in file.get("optimizer", {}).values() for name in group}
-        elements = sum(dataset.size for dataset in file.get("parameters", {}).values())
+        parameters, extra = items_in(file, "parameters"), items_in(file, "extra")
+        states = {files.unquoted(name) for _, group in items_in(file, "optimizer") for name in group}
+        elements = sum(dataset.size for _, dataset in parameters)
+        shapes, buffers = _shapes(parameters), _shapes(extra)
     return {
-        "parameters": shapes["parameters"],
-        "buffers": shapes["extra"],
+        "parameters": shapes,
+        "buffers": buffers,
         "elements": int(elements),
         "optimizer_states": sorted(states),
         "bytes": path.stat().st_size,
     }
 
 
-def _shapes(group: h5py.Group) -> dict[str, list[int]]:
-    return {files.unquoted(name): list(dataset.shape) for name, dataset in group.items()}
+def _shapes(datasets: list[tuple[str, Any]]) -> dict[str, list[int]]:
+    return {files.unquoted(name): list(dataset.shape) for name, dataset in datasets}

@@ -8,6 +8,7 @@ import numpy as np
 from hpcrec.checkpoint import files
 from hpcrec.checkpoint.parts import TableBlock, opened, part_facts, read_admission, state_said
 from hpcrec.checkpoint.reader import Checkpoint
+from hpcrec.data.hdf5_lookup import found_in, items_in
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Ints
 
@@ -80,7 +81,7 @@ def table_facts(checkpoint: Checkpoint, table: str) -> TableFacts:
         if some["n_ids"]:
             with opened(path) as file:
                 dtype = str(file["rows"].dtype)
-                states = {files.unquoted(n): s.ndim for n, s in file.get("state", {}).items()}
+                states = {files.unquoted(n): s.ndim for n, s in items_in(file, "state")}
             break
     wanted = {state_said(name, n) for name, n in states.items()}
     for path, some in zip(paths, found, strict=True):
@@ -111,7 +112,7 @@ def admission_blocks(checkpoint: Checkpoint, table: str) -> Iterator[TableBlock]
     for path in checkpoint.part_paths(table):
         with opened(path) as file:
             known = read_admission(file)
-            if known.counts is None or known.clocks is None or "ids" not in file:
+            if known.counts is None or known.clocks is None or found_in(file, "ids") is None:
                 continue
             for start in range(0, len(known.counts), _BLOCK_IDS):
                 here = slice(start, start + _BLOCK_IDS)

@@ -24,6 +24,7 @@ from hpcrec.checkpoint.reader import Checkpoint
 from hpcrec.checkpoint.tools.by_id import edges_of, in_ranges, together
 from hpcrec.checkpoint.tools.look import checkpoint_at, reader_of
 from hpcrec.checkpoint.tools.tables import TableFacts, ids_in, table_facts
+from hpcrec.data.hdf5_lookup import found_in, items_in
 from hpcrec.errors import CheckpointError
 
 _BLOCK_ROWS = 1 << 16
@@ -132,8 +133,8 @@ def _part(path: Path, table: str) -> Iterator[str]:
         with opened(path) as file:
             if str(file.attrs["table"]) != table:
                 yield f"{path}: is of table {str(file.attrs['table'])!r}, but in the folder of {table!r}"
-            states = {files.unquoted(n): dataset for n, dataset in file.get("state", {}).items()}
-            values = {"rows": file.get("rows"), **states}
+            states = {files.unquoted(n): dataset for n, dataset in items_in(file, "state")}
+            values = {"rows": found_in(file, "rows"), **states}
             for name, dataset in values.items():
                 n_values = 0 if dataset is None else len(dataset)
                 if n_values != facts["n_ids"]:
@@ -147,7 +148,7 @@ def _part(path: Path, table: str) -> Iterator[str]:
                 for name, numbers in {"rows": block.rows, **own}.items():
                     if bad := int(numbers.size - np.isfinite(numbers).sum()):
                         wrong[name] = wrong.get(name, 0) + bad
-            if "admission" in file:
+            if found_in(file, "admission") is not None:
                 yield from _admission(path, read_admission(file))
     except CheckpointError as error:
         yield str(error)
