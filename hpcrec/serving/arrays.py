@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
+from h5py import h5l
 from safetensors import safe_open
 
 from hpcrec.data.again import read_again
@@ -106,8 +107,8 @@ def regions(path: Path) -> dict[str, Region]:
     found: dict[str, Region] = {}
     with h5py.File(path, "r", locking=False) as hdf5:
         for name in hdf5:
-            link = hdf5.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
+            if hdf5.id.links.get_info(name.encode()).type != h5l.TYPE_HARD:  # `get` takes what it cannot read for none
+                link = hdf5.get(name, getlink=True)
                 raise ValueError(f"{name} is a {type(link).__name__}, which is not followed")
             dataset = hdf5[name]
             if not isinstance(dataset, h5py.Dataset) or dataset.dtype.str not in _TYPES.values():

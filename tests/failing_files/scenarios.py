@@ -24,9 +24,10 @@ from hpcrec.checkpoint import files
 from hpcrec.comm.ranks import Alone, Ranks
 from hpcrec.config import load_config, to_toml
 from hpcrec.data.files import write_text
+from hpcrec.data.index import write_index
 from hpcrec.data.layout import Columns
 from hpcrec.data.reader import DataSet
-from hpcrec.errors import CheckpointError, DataError
+from hpcrec.errors import CheckpointError, DataError, UnreadableError
 from hpcrec.preparation.convert import prepare_table
 from hpcrec.preparation.split import Split
 from hpcrec.serving.exported import Exported
@@ -34,6 +35,7 @@ from hpcrec.serving.folder import damages
 from hpcrec.serving.predict import predict_data
 from hpcrec.training import attempts
 from hpcrec.training.claim import Claim, Holder, Times, claimed
+from tests.data.conftest import FEATURES, cut, make_columns, write
 from tests.failing_files.runs import Book
 from tests.training.runs import config_for, write_data
 
@@ -432,20 +434,45 @@ class PrepareRestart(Prepare):
 
 
 class Data(Scenario):
-    """A data set of three files, opened and read."""
+    """A data set of three files with bags and columns of every kind, opened and read.
+
+    It is whole, so all that may be said of it is that it cannot be read just now.
+    """
+
+    columns = make_columns(120)
 
     def begin(self, folder: Path) -> None:
-        Prepare().begin(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = [cut(self.columns, start, start + 40) for start in range(0, 120, 40)]
+        paths = [write(folder / f"train-{i}.h5", part, origin="made by hand") for i, part in enumerate(parts)]
+        write_index(folder / "train.index.json", paths, {"note": "as it was written"})
 
     def act(self, folder: Path) -> None:
-        with DataSet(next((folder / "right").glob("train.*"))) as data:
-            assert data.samples == 120, data.samples
-            for start in range(0, 120, 40):
-                found = data.read(start, start + 40)
-                numbers = np.arange(start, start + 40)
-                assert np.array_equal(found.dense[:, 0], numbers), "other samples were read"
-                assert np.array_equal(found.sparse["user"].ids, numbers % 97), "other ids were read"
-                assert np.array_equal(found.label, numbers % 2), "other labels were read"
+        try:
+            self._read(folder)
+        except (UnreadableError, AssertionError):
+            raise
+        except Exception as error:  # which says what is not so
+            raise AssertionError(f"said of a data set that is whole: {error}") from error
+
+    def _read(self, folder: Path) -> None:
+        with DataSet(folder / "train.index.json") as data:
+            found = [(feature.name, feature.cardinality, feature.weighted) for feature in data.features]
+            assert found == [(f.name, f.cardinality, f.weighted) for f in FEATURES], f"other features: {found}"
+            assert (data.samples, data.n_dense, data.n_labels) == (120, 3, 1), "other shapes were read"
+            assert data.optional == ("weight", "group", "time"), data.optional
+            assert data.attributes == {"origin": "made by hand", "note": "as it was written"}, data.attributes
+            for start in range(0, 120, 30):
+                self._compare(data.read(start, start + 30), cut(self.columns, start, start + 30))
+
+    def _compare(self, found: Columns, wanted: Columns) -> None:
+        for name in ("label", "dense", "weight", "group", "time"):
+            assert np.array_equal(getattr(found, name), getattr(wanted, name)), f"another {name} was read"
+        for name, column in wanted.sparse.items():
+            for part in ("ids", "offsets", "weights"):
+                mine, right = getattr(found.sparse[name], part), getattr(column, part)
+                assert (mine is None) == (right is None), f"{part} of {name}"
+                assert right is None or np.array_equal(mine, right), f"other {part} of {name} were read"
 
     def judge(self, folder: Path, *, whole: bool) -> list[str]:
         self.act(folder)

@@ -20,6 +20,7 @@ from hpcrec.checkpoint.tools import by_id
 from hpcrec.cli import train as commands
 from hpcrec.cli.checkpoint import checkpoint
 from hpcrec.config import Config, to_toml
+from hpcrec.data import again
 from hpcrec.errors import CheckpointError, ConfigError, DataError
 from hpcrec.models import MODELS
 from hpcrec.serving import Exported
@@ -28,6 +29,7 @@ from hpcrec.serving.folder import MODEL, WEIGHTS
 from hpcrec.serving.graph import Graph
 from hpcrec.serving.predict import predict_data
 from tests.checkpoint.tools.test_tools import WITHOUT_MPI
+from tests.lookups import Lookups
 from tests.training import dynamic_runs
 from tests.training.dynamic_runs import dynamic_config
 from tests.training.runs import config_for, write_data
@@ -382,3 +384,16 @@ def test_the_dense_part_needs_torch_alone(folder: Path, name: str) -> None:
     graph = Graph(out / MODEL, out / WEIGHTS, widths, 1, torch.float32)
     assert torch.equal(torch.load(folder / "logits.pt"), graph(*inputs))
     assert facts["versions"]["torch"] == torch.__version__
+
+
+def test_a_look_into_arrays_that_fails_once_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(again.time, "sleep", lambda seconds: None)
+    with h5py.File(tmp_path / "user.h5", "w") as file:
+        file.create_dataset("rows", data=np.ones((3, 2), np.float32))
+    with monkeypatch.context() as patched:
+        before = Lookups(patched, n=0, times=0)
+        read_arrays(tmp_path / "user.h5")
+    for n in range(1, before.count + 1):
+        with monkeypatch.context() as patched:
+            Lookups(patched, n, times=1)
+            assert np.array_equal(read_arrays(tmp_path / "user.h5")["rows"], np.ones((3, 2)))
