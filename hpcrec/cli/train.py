@@ -18,7 +18,7 @@ import torch
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint.files import ComesOn, clear, steps_in
-from hpcrec.comm.failure import ExitCodes, tell
+from hpcrec.comm.failure import ExitCodes, say, tell
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
 from hpcrec.config import (
@@ -118,9 +118,7 @@ def train(
                 on_root(session.parts.world.main, claim.check)
         if root:
             summary |= {"slow_ranks": loop.slow_ranks(), **_attempts(run)}
-            attempts.end(run, session.step, outcome.status)
-            telemetry.write_summary(run, summary)
-            report.write_report(run, summary)
+            _write_end(run, session.step, summary)
             tell(report.text_table(summary))
             tell(f"run folder: {run}")
     return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
@@ -194,6 +192,22 @@ def _begin_attempt(session: Session, run: Path, began: str, step: int, allocatio
         hosts = list(dict.fromkeys(main.allgather(socket.gethostname())))
         on_root(main, claim.check)
         on_root(main, lambda: attempts.begin(run, began, step, main.size, hosts, allocation))
+
+
+def _write_end(run: Path, step: int, summary: Mapping[str, Any]) -> None:
+    """Writes what tells of a run that has ended, whose checkpoints are whole.
+
+    What the disk refuses here is said, and changes no exit status.
+    """
+    for write in (
+        lambda: attempts.end(run, step, summary["status"]),
+        lambda: telemetry.write_summary(run, summary),
+        lambda: report.write_report(run, summary),
+    ):
+        try:
+            write()
+        except OSError as error:
+            say(f"hpcrec: {error}\n")
 
 
 def _stop_time(

@@ -11,9 +11,12 @@ import math
 import os
 import platform
 import resource
+import socket
+import struct
 import sys
 import time
 from array import array
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +28,7 @@ from tqdm import tqdm
 from hpcrec.comm.failure import say
 from hpcrec.data.again import read_again
 from hpcrec.data.files import write_text, writing
+from hpcrec.errors import OutputError
 from hpcrec.units import KiB, format_bytes
 
 STATUSES = ("finished", "stopped", "failed")
@@ -114,17 +118,21 @@ class Telemetry:
         self.folder = Path(folder)
         self._samples = 0
         self._step_s = array("d")
-        self._lines: _Lines | None = None
-        self._board = self._bar = None
+        self._lines: _Appended | None = None
+        self._board: _TensorBoard | None = None
+        self._bar = None
         self._shown: dict[str, str] = {}
         if not active:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "metrics.jsonl"
         _keep_until(path, first_step)
-        self._lines = _Lines(path)
+        self._lines = _Appended(path, "lines")
         if tensorboard:
-            self._board = _board(self.folder / "tensorboard", first_step)
+            try:
+                self._board = _TensorBoard(self.folder / "tensorboard", first_step)
+            except OutputError as error:
+                say(f"hpcrec: {error} TensorBoard is left out: the run goes on without it.\n")
         if progress:
             every_s = 0.1 if sys.stderr.isatty() else _LOG_BAR_EVERY_S
             self._bar = tqdm(
@@ -159,17 +167,17 @@ class Telemetry:
         """Writes a line of metrics.jsonl: ``{"step", "time", **values}``, and the numbers to TensorBoard.
 
         Numbers that JSON cannot hold (nan, infinities) become null. The bar shows ``loss``, ``wire_bytes_per_step`` and
-        any ``auc``, whatever comes before its name. A line that cannot be written is kept, and written with a later
-        one.
+        any ``auc``, whatever comes before its name. What cannot be written of either file is kept, and written with a
+        later line.
         """
         if self._lines is None:
             return
-        self._lines.add(json.dumps(as_json({"step": step, "time": round(time.time(), 3), **values})) + "\n")
+        line = json.dumps(as_json({"step": step, "time": round(time.time(), 3), **values})) + "\n"
+        self._lines.add(line.encode())
         self._show(values)
         if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float | np.number) and math.isfinite(value):
-                    self._board.add_scalar(name, float(value), step)
+            numbers = {name: v for name, v in values.items() if isinstance(v, int | float | np.number)}
+            self._board.add(step, {name: float(v) for name, v in numbers.items() if math.isfinite(v)})
 
     def _show(self, values: Mapping[str, Any]) -> None:
         """Puts what the bar shows of ``values`` behind it."""
@@ -208,39 +216,100 @@ class Telemetry:
         self.close()
 
 
-class _Lines:
-    """A file that lines are added to. What the disk does not take is kept until it does: it is said once."""
+class _Appended:
+    """A file to whose end pieces are added. What the disk does not take is kept until it does: it is said once.
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._left = path, b""
+    Parameters
+    ----------
+    path : Path
+    unit : str
+        What a piece is called, in the plural.
+
+    Raises
+    ------
+    OutputError
+        It cannot be opened.
+    """
+
+    def __init__(self, path: Path, unit: str) -> None:
+        self._path, self._unit = path, unit
+        self._left = deque[bytes]()
         with writing(path):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             self._at = os.fstat(self._file).st_size
         self._refused = False
 
-    def add(self, line: str) -> None:
-        """Adds a line, and what was left of earlier ones."""
-        self._left += line.encode()
+    def add(self, *pieces: bytes) -> None:
+        """Adds pieces, after what was left of earlier ones."""
+        self._left += pieces
         try:
             while self._left:  # at its place: what a cut write has left there is written over
-                n_bytes = os.pwrite(self._file, self._left, self._at)
-                self._at, self._left = self._at + n_bytes, self._left[n_bytes:]
+                n_bytes = os.pwrite(self._file, self._left[0], self._at)
+                self._at, self._left[0] = self._at + n_bytes, self._left[0][n_bytes:]
+                if not self._left[0]:
+                    self._left.popleft()
         except OSError as error:
             if not self._refused:
-                said = (
-                    f"{self._path}: cannot be written ({error.strerror}); its lines are kept, and tried with the next"
-                )
-                say(f"hpcrec: {said}\n")
+                kept = f"its {self._unit} are kept, and tried with the next"
+                say(f"hpcrec: {self._path}: cannot be written ({error.strerror}); {kept}\n")
             self._refused = True
         else:
             self._refused = False
 
     def close(self) -> None:
         """Tries what is left once more, and says how much is lost."""
-        self.add("")
+        self.add()
         if self._left:
-            say(f"hpcrec: {self._path}: its last {self._left.count(10)} lines could not be written\n")
+            say(f"hpcrec: {self._path}: its last {len(self._left)} {self._unit} could not be written\n")
         os.close(self._file)
+
+
+class _TensorBoard:
+    """A file of TensorBoard's events: one a line of metrics.jsonl, with its numbers.
+
+    Only the events are tensorboardX's: its writer has a thread, which ends by an error where the disk is full, and then
+    blocks whoever adds to it.
+
+    Parameters
+    ----------
+    folder : Path
+        Is made.
+    first_step : int
+        Of a resumed run: what TensorBoard has found past it in other files is of no more account.
+
+    Raises
+    ------
+    OutputError
+        The file, or its folder, cannot be made.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from tensorboardX import proto, record_writer, summary  # only where it is asked for
+
+        self._checksum, self._scalar = record_writer.masked_crc32c, summary.scalar
+        self._events = events = proto.event_pb2
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._file = _Appended(folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}", "records")
+        self._add(file_version="brain.Event:2")
+        if first_step > 0:
+            self._add(step=first_step, session_log=events.SessionLog(status=events.SessionLog.START))
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Adds numbers by name."""
+        if numbers:
+            values = [value for name, number in numbers.items() for value in self._scalar(name, number).value]
+            self._add(step=step, summary={"value": values})
+
+    def close(self) -> None:
+        """Ends the file, as ``_Appended`` does."""
+        self._file.close()
+
+    def _add(self, **event: Any) -> None:
+        content = self._events.Event(wall_time=time.time(), **event).SerializeToString()
+        size = struct.pack("<Q", len(content))
+        sums = [struct.pack("<I", self._checksum(part)) for part in (size, content)]
+        self._file.add(size + sums[0] + content + sums[1])
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -329,9 +398,3 @@ def _keep_until(path: Path, step: int) -> None:
         return
     lines = read_metrics(path.parent) if step > 0 else []
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))
-
-
-def _board(folder: Path, first_step: int) -> Any:
-    from tensorboardX import SummaryWriter  # only where it is asked for
-
-    return SummaryWriter(str(folder), purge_step=first_step if first_step > 0 else None)

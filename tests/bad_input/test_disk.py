@@ -1,5 +1,6 @@
 """Disks that are full and folders that cannot be written: an error that names the file, what was whole stays whole."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from hpcrec.cli.train import train
+from hpcrec.comm.failure import ExitCodes
 from hpcrec.config import load_config
+from hpcrec.data.files import writing
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import CheckpointError, OutputError
+from hpcrec.training import attempts
 from hpcrec.training.telemetry import read_metrics
 from tests.bad_input.forked import Forked
 
@@ -46,18 +50,66 @@ def test_full_disk_for_checkpoints(hpcrec: Forked, config: Path, capsys: pytest.
 
 
 def test_full_disk_for_metrics(hpcrec: Forked, config: Path) -> None:
-    """A line less is no reason to end a run: its lines are kept, and it is said that the last could not be written."""
-    settings = ("train.log_every=1", "train.epochs=25", "checkpoint.every=100000", "run.tensorboard=false")
+    """A line less is no reason to end a run: its lines are kept, and it is said that the last could not be written.
+
+    So with TensorBoard's file, which fills up too.
+    """
+    settings = ("train.log_every=1", "train.epochs=25", "checkpoint.every=100000", "run.tensorboard=true")
     settings += ("model.options.hidden=[4]",)
     done = hpcrec("train", config, *(w for s in settings for w in ("--set", s)), file_bytes=40_000)
     assert done.code == 0, done.err
-    path = f"{config.parent}/run/metrics.jsonl"
-    assert done.err.count(f"{path}: cannot be written (File too large); its lines are kept") == 1
-    assert f"{path}: its last " in done.err and "Traceback" not in done.err
-    summary = json.loads((config.parent / "run" / "summary.json").read_text())
-    whole = read_metrics(config.parent / "run")
+    run = config.parent / "run"
+    (board,) = (run / "tensorboard").iterdir()
+    for path, unit in ((run / "metrics.jsonl", "lines"), (board, "records")):
+        assert done.err.count(f"{path}: cannot be written (File too large); its {unit} are kept") == 1
+        assert f"{path}: its last " in done.err
+        assert 39_000 < path.stat().st_size <= 40_000
+    assert "Traceback" not in done.err
+    summary = json.loads((run / "summary.json").read_text())
+    whole = read_metrics(run)
     assert summary["status"] == "finished" and [line["step"] for line in whole] == list(range(1, len(whole) + 1))
-    assert 39_000 < Path(path).stat().st_size <= 40_000
+
+
+def test_no_place_for_tensorboard(hpcrec: Forked, config: Path) -> None:
+    folder = config.parent / "run" / "tensorboard"
+    folder.parent.mkdir()
+    folder.write_text("a file")
+    done = hpcrec("train", config, "--set", "run.tensorboard=true")
+    assert done.code == 0 and "Traceback" not in done.err, done.err
+    assert done.err.count(f"hpcrec: {folder}: cannot be written (File exists)") == 1
+    assert "the run goes on without it" in done.err
+    assert json.loads((config.parent / "run" / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("refused", [("summary.json",), ("attempts.jsonl", "summary.json", "report.html")])
+def test_full_disk_at_the_end(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], refused: tuple[str, ...]
+) -> None:
+    """What tells of a run that has ended cannot be written: that is said, and its exit status is what it was."""
+    replace, end = Path.replace, attempts.end
+
+    def full(path: Path, target: Path) -> Path:
+        if target.name in refused:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return replace(path, target)
+
+    def not_told(run: Path, *given: object, **options: object) -> None:
+        with writing(run / attempts.FILE):
+            if attempts.FILE in refused:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        end(run, *given, **options)
+
+    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(attempts, "end", not_told)
+    assert train(load_config(config)) == ExitCodes.FINISHED
+    said = capfd.readouterr()
+    run = config.parent / "run"
+    for name in ("attempts.jsonl", "summary.json", "report.html"):
+        line = f"hpcrec: {run / name}: cannot be written (Disk quota exceeded). Free space there"
+        assert said.err.count(line) == (name in refused), said.err
+    assert said.out.splitlines()[0].split() == ["status", "finished"]
+    assert (run / "report.html").exists() == ("report.html" not in refused)
+    assert not (run / "summary.json").exists() and (run / "checkpoints" / "step-12" / "manifest.json").exists()
 
 
 def test_full_disk_for_predictions(hpcrec: Forked, config: Path) -> None:

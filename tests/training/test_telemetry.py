@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ import time
 
 import numpy as np
 import pytest
+from tensorboardX.proto import event_pb2
+from tensorboardX.record_writer import masked_crc32c
 
 from hpcrec.embedding.load import Load
 from hpcrec.training import report, telemetry
@@ -152,6 +155,61 @@ def test_lines_that_are_lost_are_counted(tmp_path, monkeypatch, capfd):
     told.close()
     assert [line["step"] for line in read_metrics(tmp_path)] == [1]
     assert capfd.readouterr().err.splitlines()[-1].endswith("its last 2 lines could not be written")
+
+
+def records(text: bytes) -> list[bytes]:
+    """The records of a file of TensorBoard's, whose checksums are right."""
+    found = []
+    while text:
+        (size,), head = struct.unpack("<Q", text[:8]), text[:8]
+        record, sums = text[12 : 12 + size], (text[8:12], text[12 + size : 16 + size])
+        assert sums == tuple(struct.pack("<I", masked_crc32c(part)) for part in (head, record))
+        found.append(record)
+        text = text[16 + size :]
+    return found
+
+
+def test_a_tensorboard_that_the_disk_refuses_ends_and_holds_up_nothing(tmp_path, monkeypatch, capfd):
+    """The disk fills up once the file is open, for more lines than any queue holds; then there is space again."""
+    pwrite, full, before = os.pwrite, [False], threading.active_count()
+
+    def refusing(file, data, at):
+        if full[0]:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return pwrite(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", refusing)
+    with Telemetry(tmp_path, active=True, first_step=4, progress=False) as told:
+        assert threading.active_count() == before
+        for step in range(5, 105):
+            full[0] = 10 < step < 100
+            told.log(step, {"loss": 0.5 * step, "auc x": math.nan, "note": "text"})
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    events = [event_pb2.Event.FromString(record) for record in records(path.read_bytes())]
+    assert [event.file_version for event in events[:2]] == ["brain.Event:2", ""]
+    assert (events[1].step, events[1].session_log.status) == (4, event_pb2.SessionLog.START)
+    assert [(e.step, [(v.tag, v.simple_value) for v in e.summary.value]) for e in events[2:]] == [
+        (step, [("loss", 0.5 * step)]) for step in range(5, 105)
+    ]
+    said = capfd.readouterr().err.splitlines()
+    assert [line.partition(" (")[0] for line in said] == [
+        f"hpcrec: {p}: cannot be written" for p in (tmp_path / "metrics.jsonl", path)
+    ]
+
+
+def test_a_tensorboard_that_is_never_written_is_closed_and_said(tmp_path, monkeypatch, capfd):
+    def refusing(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", refusing)
+    told = Telemetry(tmp_path, active=True, progress=False)
+    for step in range(1, 31):
+        told.log(step, {"loss": 1.0})
+    told.close()
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    said = capfd.readouterr().err
+    assert path.stat().st_size == 0 and said.count(f"{path}: cannot be written (No space left on device)") == 1
+    assert f"{path}: its last 31 records could not be written" in said
 
 
 def test_a_resumed_run_goes_on_with_the_metrics_of_its_checkpoint(tmp_path):
