@@ -25,7 +25,7 @@ from hpcrec.errors import ConfigError
 from hpcrec.launcher import srun
 from hpcrec.launcher.found import find_mpirun, flavour_of, physical_cores, version_text
 from hpcrec.launcher.nodes import LOOK_S
-from hpcrec.launcher.relay import Heard, relay
+from hpcrec.launcher.relay import Heard, relay, say, say_later
 
 _KILL_AFTER_S = 5.0
 _LOST_LOOKS = 2  # until ranks are ended for a lost node: srun and mpirun mostly end by themselves
@@ -154,7 +154,7 @@ def run_command(
     line = srun.found_srun_line if launcher == "srun" else _found_mpirun_line
     words = [piece for option in options for piece in shlex.split(option)]
     argv, more = line(ranks, [*program, *arguments], environment, threads=threads, hostfile=hostfile, options=words)
-    _note(f"{' '.join(f'{k}={v}' for k, v in more.items())} {shlex.join(argv)}")
+    say(f"{' '.join(f'{k}={v}' for k, v in more.items())} {shlex.join(argv)}")
     heard = Heard() if heard is None else heard
     # A session of its own: Ctrl-C in a terminal goes to the whole foreground group, and would reach mpirun as INT.
     with subprocess.Popen(
@@ -200,7 +200,7 @@ def _found_mpirun_line(
     )
     line, more = mpirun_line(launch, program, environment)
     if crowding := crowded(launch, int(more["OMP_NUM_THREADS"])):
-        _note(f"warning: {crowding}")
+        say(f"warning: {crowding}")
     return line, more
 
 
@@ -225,22 +225,22 @@ def _check_counts(ranks: int, threads: int | None) -> None:
 
 @contextlib.contextmanager
 def _signals_to(process: subprocess.Popen[bytes], heard: Heard) -> Iterator[None]:
-    """Passes signals on for as long as the block lasts."""
+    """Passes signals on for as long as the block lasts: first to the ranks, then to the log, which may take no more."""
     interrupts = 0
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         nonlocal interrupts
         interrupts += number == signal.SIGINT
         heard.stopping = True
-        if process.poll() is not None:
+        if process.poll() is not None or heard.killing:
             return
         if interrupts > 1:
             heard.killing = True
-            _note("killing the ranks")
             _end_group(process)
+            say_later("killing the ranks")
         else:
-            _note("the ranks stop after this step and write a checkpoint; Ctrl-C (again) kills them")
             process.send_signal(signal.SIGUSR1)
+            say_later("the ranks stop after this step and write a checkpoint; Ctrl-C (again) kills them")
 
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     before = {number: signal.signal(number, pass_on) for number in numbers}
@@ -259,8 +259,8 @@ def _wait(process: subprocess.Popen[bytes], is_short: Callable[[], bool] | None)
             return process.wait(None if is_short is None else LOOK_S)
         except subprocess.TimeoutExpired:
             looks = looks + 1 if is_short is not None and is_short() else 0
-    _note("a node is lost, and the ranks have not ended: they are ended now")
     _end_group(process)
+    say("a node is lost, and the ranks have not ended: they are ended now")
     return process.wait()
 
 
@@ -277,9 +277,3 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     timer = threading.Timer(_KILL_AFTER_S, kill)
     timer.daemon = True
     timer.start()
-
-
-def _note(text: str) -> None:
-    """Also from a signal handler: past Python's buffers, which may be locked. A full log keeps no signal from ranks."""
-    with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), f"hpcrec: {text}\n".encode())

@@ -2,9 +2,11 @@
 
 A rank that fails says why itself, and exit code 75 is no failure; Open MPI cannot be told to be quiet about either
 without also losing the exit code. The end of what came is kept, for ``last_words``. Knows how Open MPI frames its
-remarks, two lines of dashes, and the lines of MPICH and srun.
+remarks, two lines of dashes, and the lines of MPICH and srun. What the launcher has to say itself goes to its stderr
+the same way: nothing waits for a log that takes no more.
 """
 
+import functools
 import os
 import re
 import select
@@ -29,6 +31,7 @@ _LONGEST_REMARK_LINES = 30
 _HOLD_S = 1.0
 _KEPT_BYTES = 65536
 _MOST_WAITING_BYTES = 1 << 20
+_STDERR = 2
 
 
 @dataclass
@@ -97,33 +100,44 @@ class Outlet:
 
     What cannot be written, or waits in line with more than a MiB, is lost and counted, and that is said where the next
     can be written: a full quota on a log is no reason for a run to stop.
+
+    Parameters
+    ----------
+    target : int
+    who : str
+        Who says what it writes.
     """
 
-    def __init__(self, target: int) -> None:
-        self._target = target
+    def __init__(self, target: int, who: str = "the ranks") -> None:
+        self._target, self._who = target, who
         self._waiting = deque[bytes]()
         self._n_waiting = self._lost = 0
         self._why = ""
-        self._ended = False
+        self._writing = self._ended = False
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def put(self, data: bytes) -> None:
-        """Takes what is to be written; never waits."""
+        """Takes what is to be written; never waits, and may be called by a handler of signals."""
         with self._news:
             if self._n_waiting + len(data) > _MOST_WAITING_BYTES:
                 self._lose(len(data), "it took nothing for too long")
                 return
             self._waiting.append(data)
             self._n_waiting += len(data)
-            self._news.notify()
+            self._news.notify_all()
+
+    def wait(self, within_s: float) -> None:
+        """Waits until all of it is written or lost, no longer than this."""
+        with self._news:
+            self._news.wait_for(lambda: not self._waiting and not self._writing, within_s)
 
     def close(self) -> None:
         """Waits a little for what is left."""
         with self._news:
             self._ended = True
-            self._news.notify()
+            self._news.notify_all()
         self._thread.join(timeout=_HOLD_S)
 
     def _run(self) -> None:
@@ -132,9 +146,9 @@ class Outlet:
                 self._news.wait_for(lambda: self._waiting or self._ended)
                 if not self._waiting:
                     return
-                data = self._waiting.popleft()
+                data, self._writing = self._waiting.popleft(), True
                 lost, why = self._lost, self._why
-            note = f"\nhpcrec: {lost} bytes that the ranks said are not here: {why}\n".encode() if lost else b""
+            note = f"\nhpcrec: {lost} bytes that {self._who} said are not here: {why}\n".encode() if lost else b""
             left, problem = self._write(note + data)
             with self._news:
                 self._n_waiting -= len(data)
@@ -142,6 +156,8 @@ class Outlet:
                     self._lost -= lost
                 if left:
                     self._lose(min(len(left), len(data)), problem)
+                self._writing = False
+                self._news.notify_all()
 
     def _write(self, data: bytes) -> tuple[bytes, str]:
         """What could not be written, and why."""
@@ -156,6 +172,23 @@ class Outlet:
 
     def _lose(self, n: int, why: str) -> None:
         self._lost, self._why = self._lost + n, why
+
+
+@functools.cache
+def own_words() -> Outlet:
+    """Where the launcher says what it has to say: its stderr. Made before a handler of signals needs it."""
+    return Outlet(_STDERR, "hpcrec run")
+
+
+def say(*lines: str) -> None:
+    """Says lines of the launcher's, soon: a log that blocks holds up neither a start nor an end."""
+    say_later(*lines)
+    own_words().wait(_HOLD_S)
+
+
+def say_later(*lines: str) -> None:
+    """As ``say``, but never waits: for handlers of signals."""
+    own_words().put("".join(f"hpcrec: {line}\n" for line in lines).encode())
 
 
 def relay(source: int, target: int, heard: Heard) -> None:

@@ -6,7 +6,6 @@ exit codes and a run's folder; how a job is started it is told. Imports no MPI.
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from hpcrec.comm.board import Left
 from hpcrec.launcher.last_words import LastWords
 from hpcrec.launcher.nodes import JobNodes
-from hpcrec.launcher.relay import Heard
+from hpcrec.launcher.relay import Heard, say
 from hpcrec.launcher.watch import Watch
 from hpcrec.training import attempts
 
@@ -92,25 +91,28 @@ def run_attempts(
             code = 137  # Open MPI's mpirun ends with 0 where it loses a host
         lost = None if nodes is None or heard.stopping or code in _AS_ASKED else _Lost.of(nodes)
         if words is not None and lost is None:
-            _say(f"error: {words.line}", *(f"  {line}" for line in words.positions))
+            say(f"error: {words.line}", *(f"  {line}" for line in words.positions))
         if run is None or before is None or code in _AS_ASKED:
             return code
         now = _failure(run, code, words, boards, lost)
         if now.step is not None and attempts.last_begin(run.folder) != before[0]:
             status = "failed" if code == 1 and not heard.killing and lost is None else "killed"
-            attempts.end(run.folder, now.step, status, lost=() if lost is None else lost.names)  # if it has not said it
+            try:  # if it has not said it
+                attempts.end(run.folder, now.step, status, lost=() if lost is None else lost.names)
+            except OSError as error:  # a full disk; the next attempt will say it
+                say(f"{error}")
         more = _going_on(run, before)
         if nodes is not None and lost is not None:
             if lost.forbids:
-                _say(f"not started again in this job, which is to be requeued: {now.reason}, {lost.forbids}")
+                say(f"not started again in this job, which is to be requeued: {now.reason}, {lost.forbids}")
                 return 75
-            _say(f"started again on {lost.left}, {_place(run, more, now.newest)}: {now.reason}")
+            say(f"started again on {lost.left}, {_place(run, more, now.newest)}: {now.reason}")
             more, failed = (*more, *nodes.arguments), None
             continue
         if restarts == 0 or heard.stopping or _is_hopeless(failed, now, number := next(numbers), restarts):
             return code
         failed = now
-        _say(f"restart {number} of {restarts}, {_place(run, more, now.newest)}: {now.reason}")
+        say(f"restart {number} of {restarts}, {_place(run, more, now.newest)}: {now.reason}")
         more = more if nodes is None else (*more, *nodes.arguments)
 
 
@@ -125,7 +127,7 @@ class _Lost:
     @classmethod
     def of(cls, nodes: JobNodes) -> "_Lost | None":
         """What ``nodes`` have lost, now that ranks have ended; None where it was not a node."""
-        names = nodes.lose(_say)
+        names = nodes.lose(say)
         if names is None:
             return cls((), "", "and Slurm does not say which nodes of the job are left, asked several times")
         few = f"{len(nodes.names)} nodes are left, and --min-nodes is {nodes.fewest}"
@@ -150,10 +152,10 @@ def _is_hopeless(failed: _Failure | None, now: _Failure, number: int, restarts: 
     """Whether restart ``number`` would be one too many, or fail as the one before; says why."""
     if failed is not None and (failed.step, failed.newest) == (now.step, now.newest):
         at = "before the first step" if now.step is None else f"at step {now.step}"
-        _say(f"not started again: it failed twice {at} without a new checkpoint in between ({now.reason})")
+        say(f"not started again: it failed twice {at} without a new checkpoint in between ({now.reason})")
         return True
     if number > restarts:
-        _say(f"not started again: that was restart {restarts} of {restarts} ({now.reason})")
+        say(f"not started again: that was restart {restarts} of {restarts} ({now.reason})")
         return True
     return False
 
@@ -194,8 +196,3 @@ def _newest(run: Path) -> int:
     """The step of a run's newest checkpoint; -1 where it has none."""
     names = (path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*"))
     return max((int(name) for name in names if name.isdecimal()), default=-1)
-
-
-def _say(*lines: str) -> None:
-    with contextlib.suppress(OSError):  # a full log is no reason not to start a run again
-        print("\n".join(f"hpcrec: {line}" for line in lines), file=sys.stderr, flush=True)

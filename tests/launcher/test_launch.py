@@ -1,5 +1,6 @@
 """The command line of the launcher, its filter of mpirun's remarks, and logs that take no more."""
 
+import contextlib
 import errno
 import os
 import select
@@ -17,7 +18,7 @@ from hpcrec.errors import ConfigError, MissingError
 from hpcrec.launcher import srun as launch_slurm
 from hpcrec.launcher.found import find_mpirun, flavour_of, physical_cores
 from hpcrec.launcher.mpirun import Launch, crowded, mpirun_line, run_command
-from hpcrec.launcher.relay import Heard, Outlet, RemarkFilter, relay
+from hpcrec.launcher.relay import Heard, Outlet, RemarkFilter, relay, say, say_later
 
 PROGRAM = ["python", "-m", "hpcrec", "train"]
 
@@ -237,18 +238,132 @@ def test_a_log_that_takes_lines_again_says_how_much_is_not_there(monkeypatch):
     os.close(read)
 
 
-def test_a_full_log_keeps_no_signal_from_the_ranks(monkeypatch):
+RANK = """
+import os, signal, sys, time
+folder, leaves = sys.argv[1], sys.argv[2] == "leaves"
+def on_signal(*_):
+    open(folder + "/told", "w").close()
+    if leaves:
+        sys.exit(75)
+signal.signal(signal.SIGUSR1, on_signal)
+with open(folder + "/pid", "w") as file:
+    file.write(str(os.getpid()))
+open(folder + "/ready", "w").close()
+until = time.monotonic() + 300
+while time.monotonic() < until:
+    time.sleep(0.1)
+"""
+LAUNCHER = f"""
+import os, sys
+from hpcrec.launcher.mpirun import run_command
+sys.exit(run_command(1, sys.argv[1:], environment=os.environ, program=[sys.executable, "-c", {RANK!r}]))
+"""
+LIMIT_S = 60.0  # on a busy machine; a rank stays for 300 s
+
+
+def becomes(true) -> bool:
+    until = time.monotonic() + LIMIT_S
+    while not true() and time.monotonic() < until:
+        time.sleep(0.05)
+    return true()
+
+
+def comes(path: Path) -> bool:
+    return becomes(path.exists)
+
+
+def fill(pipe: int) -> None:
+    """Writes until a pipe takes no more: who writes to it then, waits."""
+    os.set_blocking(pipe, False)
+    for size in (65536, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(pipe, b"." * size)
+    os.set_blocking(pipe, True)
+
+
+@pytest.fixture
+def launched():
+    """Starts a program that is ended with the test, should it still be there."""
+    started = []
+
+    def launch(*line: str, log: int) -> subprocess.Popen:
+        started.append(subprocess.Popen([sys.executable, "-c", *line], stdout=log, stderr=log))
+        return started[-1]
+
+    yield launch
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_full_log_keeps_no_signal_from_the_ranks(launched, tmp_path):
     """The launcher says that it passes a signal on, and cannot."""
-    body = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75)); time.sleep(20)"
-    starts = (
-        "import os, sys; from hpcrec.launcher.mpirun import run_command;"
-        f"sys.exit(run_command(1, ['-c', {body!r}], environment=os.environ, program=[sys.executable]))"
-    )
     with Path("/dev/full").open("w") as full:
-        launcher = subprocess.Popen([sys.executable, "-c", starts], stdout=full, stderr=full)
-        time.sleep(4.0)
+        launcher = launched(LAUNCHER, str(tmp_path), "leaves", log=full.fileno())
+        assert comes(tmp_path / "ready")
         launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(timeout=15.0) == 75
+        assert launcher.wait(timeout=LIMIT_S) == 75
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_log_that_nobody_reads_keeps_no_signal_from_the_ranks(launched, tmp_path, number):
+    read, write = os.pipe()
+    launcher = launched(LAUNCHER, str(tmp_path), "leaves", log=write)
+    assert comes(tmp_path / "ready")
+    fill(write)
+    launcher.send_signal(number)
+    assert launcher.wait(timeout=LIMIT_S) == 75
+    os.close(read)
+    os.close(write)
+
+
+def test_a_log_that_nobody_reads_keeps_no_second_interrupt_from_the_ranks(launched, tmp_path):
+    read, write = os.pipe()
+    launcher = launched(LAUNCHER, str(tmp_path), "stays", log=write)
+    assert comes(tmp_path / "ready")
+    fill(write)
+    launcher.send_signal(signal.SIGINT)
+    assert comes(tmp_path / "told")
+    assert launcher.poll() is None
+    for _ in range(3):  # an impatient user
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    assert launcher.wait(timeout=LIMIT_S) not in (0, 75)
+    rank = Path("/proc", (tmp_path / "pid").read_text())
+    assert becomes(lambda: not rank.exists())  # mpirun may be gone a little before it
+    os.close(read)
+    os.close(write)
+
+
+def test_a_log_that_nobody_reads_holds_up_no_start_and_no_restart(launched, tmp_path):
+    """The first attempt fails, the second ends well, and neither waits for what is said before it."""
+    rank = "import sys; file = open(sys.argv[1], 'a'); file.write('x'); sys.exit(int(file.tell() == 1))"
+    starts = f"""
+import os, sys
+from pathlib import Path
+from hpcrec.launcher.mpirun import run_command
+from hpcrec.launcher.restarts import Run, run_attempts
+program = [sys.executable, "-c", {rank!r}]
+def start(arguments, environment, heard):
+    return run_command(1, arguments, environment=environment, program=program, heard=heard)
+sys.exit(run_attempts(start, sys.argv[2:], environment=os.environ, run=Run(Path(sys.argv[1]), "auto"), restarts=1))
+"""
+    read, write = os.pipe()
+    fill(write)
+    launcher = launched(starts, str(tmp_path / "run"), str(tmp_path / "starts"), log=write)
+    assert launcher.wait(timeout=LIMIT_S) == 0
+    assert (tmp_path / "starts").read_text() == "xx"
+    os.close(read)
+    os.close(write)
+
+
+def test_what_the_launcher_says_comes_in_order_and_whole(capfd):
+    for i in range(50):
+        say_later(f"later {i}")
+        say(f"line {i}", "and more")
+    found = capfd.readouterr().err
+    assert found == "".join(f"hpcrec: later {i}\nhpcrec: line {i}\nhpcrec: and more\n" for i in range(50))
 
 
 def test_freed_memory_is_kept() -> None:

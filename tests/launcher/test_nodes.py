@@ -203,12 +203,12 @@ def loses(slurm: Slurm, left: str, work: Callable[[Job], int]) -> Callable[[Job]
 
 
 @pytest.mark.parametrize("code", [137, 1, 0])  # 0: what mpirun ends with where it loses a host
-def test_a_run_that_loses_a_node_goes_on_with_the_others_and_it_is_no_restart(slurm, capsys, code) -> None:
+def test_a_run_that_loses_a_node_goes_on_with_the_others_and_it_is_no_restart(slurm, capfd, code) -> None:
     found, job = run(slurm, loses(slurm, "n1,n2,n3", fails(35, 30, code=code)), finishes)
     assert found == 0
     roles = ("--set", "topology.owners=2", "--set", "topology.dense=4")
     assert job.lines == [("train", "x.toml"), ("train", "x.toml", *roles)]
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hpcrec: ")]
+    (said,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcrec: ")]
     assert said == ("hpcrec: started again on 6 ranks of n1, n2, n3, from the checkpoint of step 30: node n4 went down")
     ended = attempts.read(job.folder)[1]
     assert (ended["step"], ended["status"], ended["lost_nodes"]) == (35, "killed", ["n4"])
@@ -217,30 +217,30 @@ def test_a_run_that_loses_a_node_goes_on_with_the_others_and_it_is_no_restart(sl
     assert "lost nodes        n4" in lines(job.folder)
 
 
-def test_a_run_with_too_few_nodes_asks_for_the_job_to_be_requeued(slurm, capsys) -> None:
+def test_a_run_with_too_few_nodes_asks_for_the_job_to_be_requeued(slurm, capfd) -> None:
     found, job = run(slurm, loses(slurm, "n1,n2", fails(35, 30)), fewest=3)
     assert found == 75 and len(job.lines) == 1
-    assert capsys.readouterr().err == (
+    assert capfd.readouterr().err == (
         "hpcrec: not started again in this job, which is to be requeued: nodes n3, n4 went down, 2 nodes are left, and "
         "--min-nodes is 3\n"
     )
     assert attempts.read(job.folder)[1]["lost_nodes"] == ["n3", "n4"]
 
 
-def test_where_slurm_says_nothing_the_job_is_to_be_requeued(slurm, capsys) -> None:
+def test_where_slurm_says_nothing_the_job_is_to_be_requeued(slurm, capfd) -> None:
     found, job = run(slurm, loses(slurm, "fails", fails(35, 30)))
     assert found == 75 and len(job.lines) == 1
-    assert capsys.readouterr().err == (
+    assert capfd.readouterr().err == (
         "hpcrec: not started again in this job, which is to be requeued: the ranks were ended, and Slurm does not say "
         "which nodes of the job are left, asked several times\n"
     )
 
 
-def test_a_run_that_fails_on_whole_nodes_is_restarted_as_ever_also_after_a_loss(slurm, capsys) -> None:
+def test_a_run_that_fails_on_whole_nodes_is_restarted_as_ever_also_after_a_loss(slurm, capfd) -> None:
     loss = loses(slurm, "n1,n2,n3", fails(40, begun=30))
     found, job = run(slurm, fails(35, 30), loss, fails(41, begun=30), finishes, restarts=2)
     assert found == 0 and [len(line) for line in job.lines] == [2, 2, 6, 6]
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "restart 1 of 2, from" in said and "restart 2 of 2, from" in said and "started again on 6 ranks" in said
 
 

@@ -1,5 +1,7 @@
 """When a job that failed is started again, from where, and what is said; jobs are stood in for by functions."""
 
+import errno
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from hpcrec.cli import main as cli
 from hpcrec.comm import board
 from hpcrec.comm.board import Board
+from hpcrec.data.files import writing
 from hpcrec.launcher.relay import Heard
 from hpcrec.launcher.restarts import Run, on_several_hosts, run_attempts
 from hpcrec.training import attempts
@@ -78,10 +81,10 @@ def run(tmp_path: Path, *works: Callable[[Job], int], restarts: int = 3, resume:
     return code, job
 
 
-def test_a_killed_run_goes_on_from_its_checkpoint_and_each_restart_is_one_line(tmp_path, capsys) -> None:
+def test_a_killed_run_goes_on_from_its_checkpoint_and_each_restart_is_one_line(tmp_path, capfd) -> None:
     code, job = run(tmp_path, fails(35, 10, 30), fails(12, begun=30), finishes)
     assert code == 0 and job.lines == [("train", "x.toml")] * 3
-    lines = capsys.readouterr().err.splitlines()
+    lines = capfd.readouterr().err.splitlines()
     (first, second) = [line for line in lines if line.startswith("hpcrec: restart")]
     assert first.startswith("hpcrec: restart 1 of 3, from the checkpoint of step 30: rank 1 was ")
     assert first.endswith("rank 1 was killed by signal 9 (SIGKILL) at step 35") and second.startswith(
@@ -98,42 +101,63 @@ def test_a_killed_run_goes_on_from_its_checkpoint_and_each_restart_is_one_line(t
     assert events[2]["lost_steps"] == 5
 
 
-def test_it_ends_after_so_many_and_without_restarts_at_the_first(tmp_path, capsys) -> None:
+def test_it_ends_after_so_many_and_without_restarts_at_the_first(tmp_path, capfd) -> None:
     code, job = run(tmp_path, *(fails(i) for i in range(1, 5)))
     assert code == 137 and len(job.lines) == 4
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "restart 3 of 3, from the beginning (nothing is saved yet): rank 1 was" in said
     assert "not started again: that was restart 3 of 3 (rank 1 was" in said
     (tmp_path / "other").mkdir()
     code, job = run(tmp_path / "other", fails(5), restarts=0)
     assert code == 137 and len(job.lines) == 1
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "hpcrec: error: rank 1 on" in said and "start" not in said
 
 
+def test_an_end_that_cannot_be_noted_is_said_and_keeps_no_run_from_its_restart(tmp_path, capfd, monkeypatch) -> None:
+    def full(folder: Path, *_: object, **__: object) -> None:
+        with writing(folder / attempts.FILE):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    def fails_on_a_full_disk(job: Job) -> int:
+        monkeypatch.setattr(attempts, "end", full)
+        return fails(35, 30)(job)
+
+    def ends(job: Job) -> int:
+        monkeypatch.undo()
+        return finishes(job)
+
+    code, job = run(tmp_path, fails_on_a_full_disk, ends)
+    assert code == 0 and job.lines == [("train", "x.toml")] * 2
+    said = capfd.readouterr().err
+    assert f"hpcrec: {job.folder}/attempts.jsonl: cannot be written (Disk quota exceeded)" in said
+    assert "hpcrec: restart 1 of 3, from the checkpoint of step 30: rank 1 was" in said
+    assert [e.get("status") for e in attempts.read(job.folder)] == [None, "killed", None, "finished"]
+
+
 @pytest.mark.parametrize("code", [0, 2, 75])
-def test_what_ended_as_asked_or_cannot_be_run_is_not_started_again(tmp_path, capsys, code) -> None:
+def test_what_ended_as_asked_or_cannot_be_run_is_not_started_again(tmp_path, capfd, code) -> None:
     found, job = run(tmp_path, fails(5, code=code))
-    assert found == code and len(job.lines) == 1 and capsys.readouterr().err == ""
+    assert found == code and len(job.lines) == 1 and capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("killing", [False, True])
-def test_a_run_that_was_asked_to_stop_is_not_started_again(tmp_path, capsys, killing) -> None:
+def test_a_run_that_was_asked_to_stop_is_not_started_again(tmp_path, capfd, killing) -> None:
     def stopped(job: Job) -> int:
         job.heard.stopping, job.heard.killing = True, killing
         return fails(5)(job)
 
     code, job = run(tmp_path, stopped)
     assert code == 137 and len(job.lines) == 1
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "restart" not in said and ("rank 1 on" in said) == (not killing)
 
 
-def test_an_error_is_tried_again_and_ends_it_where_it_comes_back_at_the_same_step(tmp_path, capsys) -> None:
+def test_an_error_is_tried_again_and_ends_it_where_it_comes_back_at_the_same_step(tmp_path, capfd) -> None:
     bad = {"code": 1, "error": "train.h5 is short\nmore"}
     code, job = run(tmp_path, fails(35, 30, **bad), fails(35, begun=30, **bad))
     assert code == 1 and len(job.lines) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0] == "hpcrec: restart 1 of 3, from the checkpoint of step 30: rank 1: train.h5 is short"
     twice = "not started again: it failed twice at step 35 without a new checkpoint in between"
@@ -141,7 +165,7 @@ def test_an_error_is_tried_again_and_ends_it_where_it_comes_back_at_the_same_ste
     assert [e.get("status") for e in attempts.read(job.folder)] == [None, "failed", None, "failed"]
 
 
-def test_other_steps_or_new_checkpoints_are_no_repetition(tmp_path, capsys) -> None:
+def test_other_steps_or_new_checkpoints_are_no_repetition(tmp_path, capfd) -> None:
     code, _ = run(tmp_path, fails(35), fails(34), fails(35), finishes)
     assert code == 0
     (tmp_path / "b").mkdir()
@@ -150,11 +174,11 @@ def test_other_steps_or_new_checkpoints_are_no_repetition(tmp_path, capsys) -> N
     (tmp_path / "c").mkdir()
     code, job = run(tmp_path / "c", fails(None, begun=None, code=3), fails(None, begun=None, code=3))
     assert code == 3 and len(job.lines) == 2
-    assert "it failed twice before the first step without a new checkpoint in between" in capsys.readouterr().err
+    assert "it failed twice before the first step without a new checkpoint in between" in capfd.readouterr().err
     assert attempts.read(job.folder) == []
 
 
-def test_a_run_that_starts_anew_keeps_what_it_has_saved_and_only_that(tmp_path, capsys) -> None:
+def test_a_run_that_starts_anew_keeps_what_it_has_saved_and_only_that(tmp_path, capfd) -> None:
     old = Job(tmp_path / "run")
     old.save(40)  # of the run that this one replaces
     old.begin(0)
@@ -169,7 +193,7 @@ def test_a_run_that_starts_anew_keeps_what_it_has_saved_and_only_that(tmp_path, 
     code, job = run(tmp_path, early, clears, fails(13, begun=10), finishes, resume="never")
     assert code == 0
     assert [line[2:] for line in job.lines] == [(), (), ("--resume", "auto"), ("--resume", "auto")]
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert (
         "restart 1 of 3, as at first (nothing is saved yet)" in said
         and "restart 2 of 3, from the checkpoint of" in said
@@ -197,7 +221,7 @@ def test_boards_lie_in_the_runs_folder_where_several_hosts_need_them(tmp_path) -
     assert not on_several_hosts(None, {}) and not on_several_hosts(None, {"SLURM_JOB_NUM_NODES": "1"})
 
 
-def test_restarts_are_for_training_alone(tmp_path, capsys) -> None:
+def test_restarts_are_for_training_alone(tmp_path, capfd) -> None:
     own = tmp_path / "loop.py"
     own.write_text("")
     (tmp_path / "config.toml").write_text('[data]\ntrain = "train.h5"\n[run]\nfolder = "x"\n')
@@ -205,4 +229,4 @@ def test_restarts_are_for_training_alone(tmp_path, capsys) -> None:
         with pytest.raises(SystemExit) as caught:
             cli.main(["run", "-n", "2", "--restarts", "3", "--", *arguments])
         assert caught.value.code == 2
-        assert "--restarts 3: only train can go on" in capsys.readouterr().err
+        assert "--restarts 3: only train can go on" in capfd.readouterr().err
