@@ -202,7 +202,9 @@ def _without_boards(schedule: Schedule, truth: Truth) -> Iterator[None]:
         }
 
     watch = SimpleNamespace(environment={}, last_words=lambda *_: None, boards=boards)
-    with mock.patch.object(restarts_of, "Watch", lambda _: contextlib.nullcontext(watch)), stand_ins(truth):
+    watching = mock.patch.object(restarts_of, "Watch", lambda _: contextlib.nullcontext(watch))
+    quiet = mock.patch.object(restarts_of, "say", lambda *_: None)  # else to this process's stderr, by a thread
+    with watching, quiet, stand_ins(truth):
         yield
 
 
