@@ -93,6 +93,7 @@ def export(config: Config, out: Path, *, checkpoint: str = "best", embeddings: s
         }
         with writing(out):
             write_facts(hidden, facts)
+            sync(hidden / "tables")
             sync(hidden)
         Exported(hidden)  # what was written can be read
         with writing(out):

@@ -522,12 +522,25 @@ class Export(Scenario):
         for kind in ("safetensors", "hdf5"):
             self._exported(folder, f"out-{kind}", kind)
 
+    def act_on(self, folder: Path, ranks: Ranks, mark: Mark) -> None:
+        for kind in ("safetensors", "hdf5"):
+            self._exported(folder, f"out-{kind}", kind)
+            mark(f"returned {kind}")
+
+    def judge_cut(self, folder: Path, marks: Sequence[str]) -> list[str]:
+        returned = [kind for kind in ("safetensors", "hdf5") if f"returned {kind}" in marks]
+        return self._wrong(folder, returned)
+
     def judge(self, folder: Path, *, whole: bool) -> list[str]:
+        return self._wrong(folder, ("safetensors", "hdf5") if whole else ())
+
+    def _wrong(self, folder: Path, returned: Sequence[str]) -> list[str]:
+        """Each export is whole or absent, and those that had returned are there."""
         found = []
         for kind in ("safetensors", "hdf5"):
             out = folder / f"out-{kind}"
             if not out.exists():
-                found += [f"no export {kind}"] if whole else []
+                found += [f"no export {kind}"] if kind in returned else []
             elif damages(out):
                 found += damages(out)
             elif not np.array_equal(self._predicted(out, folder), self._wanted):

@@ -17,7 +17,8 @@ from tests.faults.seeded import ROOT
 
 VARIABLE = "HPCREC_FILE_FAULT"
 FILES, FILLED, OUT = "hpcrec/checkpoint/files.py", "hpcrec/data/hdf5_filled.py", "hpcrec/data/hdf5_out.py"
-AGAIN = "hpcrec/data/again.py"
+AGAIN, EXPORT = "hpcrec/data/again.py", "hpcrec/build/export.py"
+ARRAYS = "hpcrec/serving/arrays.py"
 WRITER, WHOLE, ATTEMPTS = "hpcrec/checkpoint/checkpoint.py", "hpcrec/data/files.py", "hpcrec/training/attempts.py"
 
 
@@ -131,6 +132,13 @@ FAULTS: dict[str, FileFault] = {
     "a text whose name is not synced": FileFault("cuts", "first/1,notes/1", ((
         WHOLE, "    temporary.replace(path)\n    sync(path.parent)\n", "    temporary.replace(path)\n",
     ),)),
+    "names of an export's tables that are not synced": FileFault("cuts", "export/1", ((
+        EXPORT, '            sync(hidden / "tables")\n', "",
+    ),)),
+    "an export's tables that are not synced": FileFault("cuts", "export/1", (
+        (ARRAYS, "                array.flush()  #", "                pass  #"),
+        (ARRAYS, "            os.fsync(file.fileno())\n", "            pass\n"),
+    )),
     "an attempt that is not synced": FileFault("cuts", "notes/1", ((ATTEMPTS, "            os.fsync(file.fileno())\n", ""),)),
 }  # fmt: skip
 
