@@ -151,6 +151,8 @@ def _read_weights(path: Path, said: Entry) -> dict[str, Tensor]:
                 f"{path}: weight {shown(name)} is {there}; {said.file.name} says {fields['dtype'].value} {shape}. "
                 "Export the run again."
             )
+        if dtype == torch.bool:  # of which a byte may be neither 0 nor 1
+            found[name] = found[name].view(torch.uint8) != 0
     return found
 
 

@@ -5,10 +5,12 @@ A graph comes as a file that anyone may have written. torch has operators that r
 ``aten.set_``), that hand out memory as it was (``aten.empty``), that run a module or a stored object (higher-order and
 TorchScript ones); and a name such as ``torch.hub.load`` or ``operator.attrgetter``, looked up by attribute, is Python.
 So operators are allowed by name, not refused by name: what the models here are made of, and what a model of one's own
-is likely to be: arithmetic, comparisons, reductions, products, shapes, selections, activations and normalisations, of
-which torch checks sizes and indices itself. Of a name every overload will do that writes into none of its arguments and
-returns tensors. A model that needs another is refused when it is exported; its name is then added here, once it is sure
-that it touches neither files nor memory outside of its tensors, whatever it is given.
+is likely to be: arithmetic, comparisons, reductions, products, shapes, selections, activations and normalisations. Of a
+name every overload will do that writes into none of its arguments and returns tensors, but those in ``_REFUSED``. What
+torch does not check of their arguments is checked by ``arguments`` before each call. A model that needs another is
+refused when it is exported; its name is then added here, once it is sure that it touches neither files nor memory
+outside of its tensors, whatever it is given (``tests/bad_input/operators.py`` draws arguments, and tensors that lie
+before memory that cannot be read).
 """
 
 import operator
@@ -16,6 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from hpcrec.serving.arguments import checked
 
 # Arithmetic; comparisons; reductions; products; shapes; selections; new tensors; activations and normalisations.
 _NAMES = """
@@ -48,6 +52,8 @@ selu sigmoid silu softmax softplus _log_softmax _softmax _native_batch_norm_legi
 layer_norm native_group_norm native_layer_norm rms_norm avg_pool1d avg_pool2d max_pool1d max_pool2d
 """
 _ATEN = frozenset(_NAMES.split())
+# Bytes as another type, of which truth values may be neither 0 nor 1; and casts that take a type as a number.
+_REFUSED = frozenset(("view.dtype", "to.prim_Device", "to.prim_dtype", "to.prim_other"))
 
 
 def _of_whole_numbers(function: Callable[..., int]) -> Callable[..., int]:
@@ -100,13 +106,13 @@ def find_operator(name: str) -> Callable[..., Any] | None:
         return _PYTHON[name]
     namespace, _, rest = name.partition(".")
     base, _, overload = rest.partition(".")
-    if namespace != "aten" or base not in _ATEN:
+    if namespace != "aten" or base not in _ATEN or rest in _REFUSED:
         return None
     packet = getattr(torch.ops.aten, base)
     if overload not in packet.overloads():
         return None
     found = getattr(packet, overload)
-    return found if _returns_tensors(found._schema) else None
+    return checked(found) if _returns_tensors(found._schema) else None
 
 
 def _returns_tensors(schema: torch.FunctionSchema) -> bool:

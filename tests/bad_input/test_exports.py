@@ -8,6 +8,9 @@ import json
 import operator
 import os
 import pickle
+import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +24,11 @@ from safetensors.numpy import load_file, save_file
 
 from hpcrec.errors import CheckpointError
 from hpcrec.serving import Exported
+from hpcrec.serving.entries import read_entries
 from hpcrec.serving.folder import damages, fingerprint
+from hpcrec.serving.graph import _read_weights
 from hpcrec.serving.operators import _ATEN, NAME_OF, find_operator
+from tests.bad_input.forked import ROOT
 from tests.bad_input.fuzz import make_export, predict_export, seal_export
 
 
@@ -173,6 +179,109 @@ def test_numbers_of_sizes_are_whole_and_of_64_bits() -> None:
             multiply(*given)
     with pytest.raises(TypeError, match="64 bits"):
         add("__import__", "('os')")
+
+
+def drawn(count: int, *words: str) -> dict[str, dict[str, Any]]:
+    """Outcomes of so many drawn calls of each operator that has one of these words in its name."""
+    line = [sys.executable, "-m", "tests.bad_input.operators", str(count), *words]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, timeout=3000)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(text) for text in done.stdout.splitlines()]
+    return {outcome["operator"]: outcome for outcome in found}
+
+
+def test_operators_that_torch_leaves_unchecked_are_given_no_such_arguments() -> None:
+    words = "batch_norm native_group_norm repeat_interleave div. scaled_dot clone max_pool1d gather"
+    found = drawn(150, *words.split())
+    assert {name: said["ended"] for name, said in found.items() if said["ended"]} == {}
+    assert all(said["results"] > 0 for said in found.values()), found
+    assert len(found) >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_operator_ends_the_process_whatever_it_is_given() -> None:
+    found = drawn(500)
+    assert {name: said["ended"] for name, said in found.items() if said["ended"]} == {}
+    assert len(found) > 250
+
+
+M, N = 2**62, -(2**63)
+UNCHECKED: dict[str, tuple[str, str, list[Any], str]] = {
+    "statistics that are too short": (
+        *("_native_batch_norm_legit_no_training", "default"),
+        [torch.ones(2, 4096), None, None, torch.zeros(1), torch.ones(1), 0.1, 1e-5],
+        "running_mean has the shape [1], and [4096] is needed",
+    ),
+    "weights that are too short": (
+        *("_native_batch_norm_legit_no_training", "default"),
+        [torch.ones(1, 2**22), torch.ones(1), None, torch.zeros(2**22), torch.ones(2**22), 0.1, 1e-5],
+        "weight has the shape [1]",
+    ),
+    "sizes of groups that wrap around": (
+        "native_group_norm", "default", [torch.ones(1, 4, 8), None, None, 1, 4, M + 8, 4, 1e-5], "HxW is",
+    ),
+    "sizes of groups that are others": (
+        "native_group_norm", "default", [torch.ones(1, 4, 8), None, None, 2, 4, 4, 4, 1e-5], "N, C, HxW are [2, 4, 4]",
+    ),
+    "weights of groups that are too short": (
+        "native_group_norm", "default", [torch.ones(1, 4, 8), torch.ones(1), None, 1, 4, 8, 4, 1e-5], "[4] is needed",
+    ),
+    "repeats that wrap around": (
+        "repeat_interleave", "Tensor", [torch.tensor([M, M, M, M + 8])], "more than 2**40 elements",
+    ),
+    "parts that wrap around": ("split_with_sizes", "default", [torch.ones(8), [M, M, M, M + 8]], "at most 2**40"),
+    "copies that wrap around": ("repeat", "default", [torch.ones(4), [M + 2]], "at most 2**40"),
+    "views that wrap around": ("expand", "default", [torch.ones(1), [2**21, 2**21]], "its result is"),
+    "a division that ends the program": (
+        "div", "Tensor_mode", [torch.tensor([N]), torch.tensor([-1]), "trunc"], "cannot be divided by -1",
+    ),
+    "values for fewer keys": (
+        "scaled_dot_product_attention", "default",
+        [torch.ones(1, 2, 64, 8), torch.ones(1, 2, 64, 8), torch.ones(1, 2, 3, 8)], "key and value have the shapes",
+    ),
+    "a window that wraps around": ("max_pool1d", "default", [torch.ones(1, 1, 4), [5], [1], [1], [M]], "at most 2**40"),
+    "a wide window": ("max_pool1d", "default", [torch.ones(1, 1, 4), [2], [1], [1], [2**20]], "numbers up to 32768"),
+    "a type as a number": ("to", "dtype", [torch.ones(4), 99], "dtype has to be a dtype"),
+    "a format as a number": ("to", "dtype", [torch.ones(4), torch.float64, False, True, 4], "memory_format has to be"),
+    "a tensor that is missing": ("add", "Tensor", [torch.ones(4), None], "other has to be a tensor"),
+    "tensors of which one is missing": ("cat", "default", [[torch.ones(4), None]], "list of tensors"),
+    "another device": ("to", "device", [torch.ones(4), "meta", torch.float32], "device is given"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNCHECKED)
+def test_arguments_that_torch_does_not_check(kind: str) -> None:
+    name, overload, arguments, says = UNCHECKED[kind]
+    compute = find_operator(f"aten.{name}.{overload}")
+    assert compute is not None
+    with pytest.raises((TypeError, ValueError), match=re.escape(says)):
+        compute(*arguments)
+
+
+def test_truth_values_of_weights_are_0_or_1(tmp_path: Path) -> None:
+    """torch counts by their bytes, and would hand out memory as it was for what it counted and did not find."""
+    assert find_operator("aten.view.dtype") is None
+    said = {"weights": {"mask": {"dtype": "bool", "shape": [3]}}}
+    (tmp_path / "model.json").write_text(json.dumps(said))
+    save_file({"mask": np.array([True, False, True])}, tmp_path / "model.safetensors")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-3] + bytes([255, 0, 2]))
+    entries = read_entries(tmp_path / "model.json").fields(("weights",))
+    held = _read_weights(tmp_path / "model.safetensors", entries["weights"])
+    assert held["mask"].view(torch.uint8).tolist() == [1, 0, 1]
+
+
+def test_a_graph_whose_operator_would_read_beside_its_tensors(export: Path) -> None:
+    def how(graph: Any) -> None:
+        first = graph["inputs"][0]
+        one = next(name for name, said in graph["weights"].items() if len(said["shape"]) == 1)
+        args = [{"value": first}, None, None, {"weight": one}, {"weight": one}, 0.1, 1e-5]
+        node = {"name": "evil", "operator": "aten._native_batch_norm_legit_no_training.default", "args": args}
+        graph["nodes"].insert(0, node)
+
+    change(export / "model.json", how)
+    refused(export, "model.json", 'node "evil"', "running_mean has the shape")
 
 
 GRAPHS: dict[str, tuple[Callable[[Any], object], str]] = {
