@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ class Drawn:
                 self.args.append(value)
 
     def _valid(self, said: Any) -> Any:
-        if not isinstance(said, str) or not said.strip("ib 0123456789") == "":
+        if not isinstance(said, str) or said.strip("ib 0123456789"):
             return said
         shape = [int(n) for n in said.strip("ib").split()]
         dtype = {"i": torch.int64, "b": torch.bool}.get(said[0], torch.float32)
@@ -227,7 +228,7 @@ def outcome(name: str, count: int) -> dict[str, Any]:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            taken = int(open("/proc/self/statm").read().split()[0]) * _PAGE
+            taken = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
             resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES,) * 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
