@@ -223,7 +223,8 @@ def called(name: str, seed: int) -> bool:
 
 def outcome(name: str, count: int) -> dict[str, Any]:
     """Results of one operator, and the seeds at which its process ended by a signal: at most four."""
-    results, ended, first = 0, [], 0
+    ended: list[list[int]] = []
+    results = first = 0
     while first < count and len(ended) < 4:
         reading, writing = os.pipe()
         child = os.fork()
