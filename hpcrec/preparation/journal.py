@@ -69,7 +69,7 @@ class Journal:
             self.clear()
             return dict(finished["result"])
         for left in [*self.work.rglob(".*.part"), *self.pieces.glob(".*.part"), *self.folder.glob(".*.part")]:
-            left.unlink()
+            left.unlink(missing_ok=True)  # a rank of a job whose first rank was killed may just have named it
         if begun is None:
             files.write_text(self.work / "job.json", _text({"identity": self._identity}))
         return None
@@ -83,14 +83,16 @@ class Journal:
                     shutil.rmtree(self.work, ignore_errors=True)  # while nobody else can be in it
 
     def clear(self) -> None:
-        """Forget what was begun, but for the lock."""
+        """Forget what was begun, but for the lock; remove what ranks of killed jobs left half written."""
         if not (self.folder / "prepare.json").exists():
             shutil.rmtree(self.pieces, ignore_errors=True)
+        for left in self.pieces.glob(".*.part"):
+            left.unlink(missing_ok=True)
         for path in self.work.iterdir():
             if path.is_dir():
                 files.remove_folder(path)
             elif path.name != "lock":
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     def record(self, stage: str, name: str, record: Record) -> None:
         """Note that a part of a stage is done; what it wrote is on disk."""
@@ -121,15 +123,27 @@ class Journal:
         path = self.work / "lock"
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self.work.mkdir(exist_ok=True)
-            self._lock = path.open("w")
+            with contextlib.suppress(FileExistsError):  # `exist_ok` asks again, and it may have been removed meanwhile
+                self.work.mkdir()
+            lock = path.open("w")
         except FileNotFoundError:
+            if self.work.is_symlink() or path.is_symlink():  # to what is not there
+                raise
             return False
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._ask_for(lock)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+                    self._lock = lock
+        finally:
+            if self._lock is None:
+                lock.close()  # also where the system refused to say: it would keep later attempts of this process out
+        return self._lock is not None
+
+    def _ask_for(self, lock: IO[str]) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._lock.close()
-            self._lock = None
             raise ConfigError(
                 f"{self.folder}: another process prepares data in this folder now; wait for it, or give another --out."
             ) from None
@@ -137,13 +151,7 @@ class Journal:
             said = (
                 f"{self.folder}: its file system takes no lock ({error.strerror}); see that one process prepares in it"
             )
-            warnings.warn(said, stacklevel=2)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(self._lock.fileno())):
-                return True
-        self._lock.close()
-        self._lock = None
-        return False
+            warnings.warn(said, stacklevel=3)
 
     def _compare(self, earlier: Record) -> None:
         was, now = _flat(earlier["identity"]), _flat(self._identity)

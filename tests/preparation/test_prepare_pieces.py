@@ -248,6 +248,100 @@ def test_a_work_folder_that_cannot_be_listed_keeps_no_lock(tmp_path: Path, monke
     again.close()
 
 
+@pytest.mark.parametrize("call", ["stat", "fstat"])
+def test_a_lock_that_cannot_be_asked_for_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """As of a file server that fails once: the next attempt of this process is not told that another one is at work."""
+
+    def fails(path: object, **_: object) -> os.stat_result:
+        if call == "fstat" or str(path).endswith("lock"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return before(path)  # type: ignore[call-overload, no-any-return]
+
+    before = getattr(os, call)
+    journal, again = Journal(tmp_path, {}), Journal(tmp_path, {})
+    monkeypatch.setattr(os, call, fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        journal.open(restart=False)
+    monkeypatch.undo()
+    assert again.open(restart=False) is None
+    again.close()
+
+
+def test_a_work_folder_that_goes_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process ends, and removes it, right after this one was told that it is there."""
+    work = tmp_path / "prepare.work"
+    work.mkdir()
+
+    def ends(path: Path, *more: object) -> None:
+        try:
+            before(path, *more)  # type: ignore[arg-type]
+        except FileExistsError:
+            if Path(path) == work:
+                work.rmdir()
+            raise
+
+    before = os.mkdir
+    monkeypatch.setattr(os, "mkdir", ends)
+    journal = Journal(tmp_path, {})
+    assert journal.open(restart=False) is None
+    journal.close()
+    assert (work / "job.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "found"),
+    [
+        ("prepare.work", "file", NotADirectoryError),
+        ("prepare.work", "link", FileNotFoundError),
+        ("prepare.work/lock", "link", FileNotFoundError),
+    ],
+)
+@pytest.mark.timeout(60)  # not made again for ever
+def test_what_stands_where_the_lock_belongs_is_said(
+    tmp_path: Path, name: str, other: str, found: type[OSError]
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to("nowhere/at/all") if other == "link" else path.write_text("")
+    with pytest.raises(found, match="prepare.work/lock"):
+        Journal(tmp_path, {}).open(restart=False)
+
+
+def test_what_a_rank_of_a_killed_job_names_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first rank is gone, and the lock with it; another one ends the write that it was in."""
+    temporary, final = tmp_path / "prepare.work/.counted-00001.json.7.part", tmp_path / "prepare.work/counted-00001.json"
+    temporary.parent.mkdir()
+    temporary.write_text("{}")
+
+    def unlink(path: Path) -> None:
+        if Path(path) == temporary:
+            temporary.rename(final)
+        before(path)
+
+    before = os.unlink
+    monkeypatch.setattr(os, "unlink", unlink)
+    journal = Journal(tmp_path, {})
+    assert journal.open(restart=False) is None
+    assert final.exists()
+    journal.close()
+
+
+def test_what_a_rank_of_a_killed_job_left_beside_a_finished_data_set_is_removed(tmp_path: Path) -> None:
+    """It wrote when another job had finished the data set; the same command removes that, and does nothing else."""
+    path = write_text(tmp_path / "a.txt", criteo_lines(200))
+    prepare_criteo([path], tmp_path / "out", split=ALL, piece_bytes=4 * KB)
+    right = content(tmp_path / "out")
+    left = tmp_path / "out/pieces/.train-00001.h5.1001.part"
+    left.write_text("cut short")
+    prepare_criteo([path], tmp_path / "out", split=ALL, piece_bytes=4 * KB)
+    assert not left.exists()
+    assert content(tmp_path / "out") == right
+
+
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", criteo_lines(10))
     (tmp_path / "out" / "prepare.work").mkdir(parents=True)
