@@ -88,6 +88,12 @@ FAULTS: dict[str, Fault] = {
         "                fresh[_name(piece)] = work(piece)\n                self.journal.record(",
         "prepare",
     ),
+    "a lock that an error keeps": Fault(
+        "hpcrec/preparation/journal.py",
+        "                lock.close()  # also",
+        "                pass  # also",
+        "prepare",
+    ),
     "work that comes on is a stall": Fault(
         "hpcrec/comm/stall_report.py",
         "            elif all(r in standings and",

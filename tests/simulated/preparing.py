@@ -18,6 +18,7 @@ from tests.simulated.schedules import Drawn, Schedule
 from tests.simulated.system import unseen
 
 OUT, SOURCES = Path("out"), (Path("a.csv"), Path("b.csv"))
+LOCK = OUT / "prepare.work" / "lock"
 LINES, PIECE_BYTES = 60, 150
 ATTEMPTS = 10
 _right: dict[str, dict[str, str]] = {}  # by kind of conversion: what it gives, by one process alone
@@ -45,7 +46,11 @@ def prepare(seed: int) -> Schedule:
     simulation, over = schedule.simulation, [0]
 
     def program(rank: Rank) -> str:
-        stages.run(conversion(kind, OUT), rank.main)
+        try:
+            stages.run(conversion(kind, OUT), rank.main)
+        finally:
+            if schedule.system.holds(rank.process):
+                simulation.fail(f"{rank.process.name} keeps its lock: a later attempt of the same process is refused")
         return "finished"
 
     def launch() -> None:
@@ -57,7 +62,10 @@ def prepare(seed: int) -> Schedule:
             errors = [error for error in job.errors if error is not None]
             if code == 0:
                 over[0] += 1
-                return
+                with unseen():
+                    left = LOCK.exists()
+                if schedule.met == before or not left:
+                    return  # an error may have kept it from removing the lock: then the same command has to
             busy = together and any("another process prepares" in str(error) for error in errors)
             if not job.killed and schedule.met == before and not busy:
                 simulation.fail(f"{job.name} met nothing, and failed: {errors}")

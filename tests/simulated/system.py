@@ -122,9 +122,7 @@ class System:
     def opened(self, descriptor: int, process: Process, path: str, *, writes: bool) -> None:
         """A descriptor that is closed where its process ends."""
         self._opened[descriptor] = (process, path, writes)
-        if process.number not in self._followed:
-            self._followed.add(process.number)
-            process.at_end.append(functools.partial(self._end, process))
+        self._follow(process)
 
     def path_of(self, descriptor: int) -> str | None:
         """Of a descriptor that a task has opened."""
@@ -139,6 +137,12 @@ class System:
             held = self._held.get(number)
             if held is not None and held[0] is process and held[1] in (None, descriptor):
                 del self._held[number]
+
+    def _follow(self, process: Process) -> None:
+        """Its locks and descriptors go where it ends, however it does."""
+        if process.number not in self._followed:
+            self._followed.add(process.number)
+            process.at_end.append(functools.partial(self._end, process))
 
     def _end(self, process: Process) -> None:
         self._held = {number: held for number, held in self._held.items() if held[0] is not process}
@@ -166,6 +170,11 @@ class System:
         if seen:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self._held[number] = mine
+        self._follow(process)
+
+    def holds(self, process: Process) -> bool:
+        """Whether it has any lock."""
+        return any(held[0] is process for held in self._held.values())
 
 
 _system: list[System] = []  # the one that is installed
