@@ -305,7 +305,7 @@ def test_what_stands_where_the_lock_belongs_is_said(
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.symlink_to("nowhere/at/all") if other == "link" else path.write_text("")
-    with pytest.raises(found, match="prepare.work/lock"):
+    with pytest.raises(found, match=r"prepare\.work/lock"):
         Journal(tmp_path, {}).open(restart=False)
 
 
@@ -313,7 +313,10 @@ def test_what_a_rank_of_a_killed_job_names_meanwhile_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first rank is gone, and the lock with it; another one ends the write that it was in."""
-    temporary, final = tmp_path / "prepare.work/.counted-00001.json.7.part", tmp_path / "prepare.work/counted-00001.json"
+    temporary, final = (
+        tmp_path / "prepare.work/.counted-00001.json.7.part",
+        tmp_path / "prepare.work/counted-00001.json",
+    )
     temporary.parent.mkdir()
     temporary.write_text("{}")
 
