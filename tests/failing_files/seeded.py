@@ -63,7 +63,14 @@ _PUBLISHED = "            files.publish(self.folder, self.step, self._claim, sel
 _PRUNED = """            best = (files.read_best(self.folder) or {}).get("step")
             files.prune(self.folder, 0, [step for step in (self._base, best) if step is not None])
 """
+_FINISHED = """        for last in (self._flush_to_disk, self._raw.close):
+            try:
+                last()
+            except OSError as error:
+                self._fail(error)
+"""
 _ENDED = "        file.flush()\n        os.fsync(file.fileno())\n"
+_SYNCED = '    with named(path), path.open("wb") as file:\n        yield file\n' + _ENDED
 _OF_ALL = "            for descriptor in self._wrote:  # only those that wrote are told of what failed\n"
 _NAMES = "        self._sync_names()\n"
 _NAMED = "    sync(final.parent)\n"
@@ -79,6 +86,13 @@ FAULTS: dict[str, FileFault] = {
     ),)),
     "an error of a sync dropped": FileFault("errors", "first", ((
         FILLED, "                os.fsync(descriptor)\n", f"                {_DROPPED}\n                    os.fsync(descriptor)\n",
+    ),)),
+    # A sync before it is told of the same loss first: so it is left to the descriptor that is opened after this one.
+    "an error of close dropped": FileFault("errors", "first", ((
+        OUT, _FINISHED, f"        {_DROPPED}\n            self._raw.close()\n",
+    ),)),
+    "an error of a text's close dropped": FileFault("errors", "first,notes", ((
+        WHOLE, _SYNCED, f"    with named(path):\n        file = path.open('wb')\n        yield file\n        file.flush()\n        {_DROPPED}\n            file.close()\n",
     ),)),
     "an error of a text's sync dropped": FileFault("errors", "first,notes", ((
         WHOLE, "        os.fsync(file.fileno())\n", f"        {_DROPPED}\n            os.fsync(file.fileno())\n",
