@@ -124,6 +124,31 @@ FAULTS: dict[str, Fault] = {
         "os.O_WRONLY | os.O_CREAT,",
         "claim",
     ),
+    "the token looked at too early": Fault(
+        "hpcrec/checkpoint/files.py",
+        "    replaces = final.exists()\n    if replaces:\n        _move(final, old, claim)\n    try:\n        claim.check()\n",
+        "    claim.check()\n    sync(hidden)\n    sync(hidden.parent)\n    replaces = final.exists()\n"
+        "    if replaces:\n        _move(final, old, claim)\n    try:\n",
+        "claim",
+    ),
+    "the token not looked at again after a rename": Fault(
+        "hpcrec/checkpoint/files.py",
+        "    try:\n        claim.check()\n    except Exception:\n        _put_back(path, away)\n        raise\n",
+        "",
+        "claim",
+    ),
+    "a claim that is a lock of one host only": Fault(
+        "hpcrec/training/claim.py",
+        "            return (str(found) if there else None), there\n",
+        "            return (str(found) if there else None), there\n        return None, False\n",
+        "claim",
+    ),
+    "a token that is not compared": Fault(
+        "hpcrec/training/claim.py",
+        "        if found is not None and found.token == self.token:\n            return \"\"\n",
+        "        return \"\"\n",
+        "claim",
+    ),
     "a claim that is not renewed": Fault(
         "hpcrec/training/claim.py",
         "            os.utime(claim.path)\n",

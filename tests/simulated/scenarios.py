@@ -16,7 +16,7 @@ from unittest import mock
 
 from hpcrec.checkpoint.files import steps_in
 from hpcrec.comm.board import Left
-from hpcrec.errors import ConfigError
+from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.launcher import restarts as restarts_of
 from hpcrec.launcher.relay import Heard
 from hpcrec.launcher.restarts import Run, run_attempts
@@ -88,7 +88,7 @@ def finished(job: Job) -> bool:
 def claim(seed: int) -> Schedule:
     """Several jobs on one folder, which begin within a minute of each other."""
     choose = random.Random(f"claim {seed}")
-    drawn = Drawn.of(seed, kills=1, pauses=2)
+    drawn = Drawn.of(seed, kills=1, faults=2, pauses=2, stops=1)
     settings = Settings(
         steps=6,
         every=choose.choice((1, 2)),
@@ -97,11 +97,20 @@ def claim(seed: int) -> Schedule:
         background=choose.random() < 0.5,
         eval_every=choose.choice((0, 2)),
         step_s=choose.choice((0.1, 3.0, 20.0, 60.0)),
+        resume=choose.choice(("auto", "auto", "never")),
     )
     schedule, truth = trained(seed, drawn, settings, choose.choice(LOCKS))
+    if choose.random() < 0.5:  # a holder stands still past the limit, where it is about to change what others see
+        shown = ("rename checkpoints/", "replace", "fsync checkpoints/.step-", "listdir")
+        drawn.pause_at = choose.choice(shown if settings.resume == "auto" else ("rename run/checkpoints", *shown))
+        drawn.pauses, drawn.pauses_s = max(drawn.pauses, 1), (150.0, 300.0)
+    schedule.simulation.at_point.append(truth.comes_to)
+    schedule.system.changed.append(truth.changes)
+    if settings.resume == "never":  # there is something to clear
+        (RUN / "checkpoints" / "step-1").mkdir(parents=True)
     simulation, states = schedule.simulation, {}
-    apart, squeue_fails = choose.random() < 0.8, choose.random() < 0.3
-    schedule.system.squeue = lambda: None if squeue_fails and choose.random() < 0.5 else dict(states)
+    apart, squeue_fails = choose.random() < 0.9, choose.choice((0.0, 0.5, 1.0, 1.0))
+    schedule.system.squeue = lambda: None if choose.random() < squeue_fails else dict(states)
 
     def launch(number: int, delay_s: float, size: int) -> None:
         name, restart = str(100 + number), 0
@@ -109,6 +118,7 @@ def claim(seed: int) -> Schedule:
         simulation.sleep(delay_s)
         while True:
             states[name] = "RUNNING"
+            put_back = truth.put_back
             job = schedule.start(size, program(truth, Allocation(name, restart)), hosts)
             job.wait()
             del states[name]
@@ -119,15 +129,25 @@ def claim(seed: int) -> Schedule:
                 simulation.fail(f"{job.name} finished, and had been overtaken")
             if finished(job) or (told_whose and not job.killed) or job.name in truth.overtaken:
                 return  # one that was overtaken may also meet what the other one has removed
-            if not job.killed:
+            stopped = all(task.result == "stopped" for task in job.tasks)
+            if stopped and job.name not in schedule.stopped:
+                simulation.fail(f"{job.name} was not told to stop, and did")
+            if not stopped and not job.killed and not schedule.faults_of(job) and truth.put_back == put_back:
                 simulation.fail(f"{job.name} met no error, and failed:\n{told(job.errors)}")
+            if nameless := [error for error in errors if error is not None and not _names_a_file(error)]:
+                simulation.fail(f"{job.name} ended, and did not say by which file:\n{told(nameless)}")
             restart += 1
             simulation.sleep(choose.choice((0.0, 10.0)))
 
     for number in range(choose.choice((2, 2, 3))):
-        delay_s, size = choose.choice((0.0, 0.0, 1.0, 50.0)), choose.choice((3, 3, 4, 6))
+        delay_s, size = choose.choice((0.0, 1.0, 50.0, 100.0)), choose.choice((3, 3, 4, 6))
         schedule.launcher(f"launcher {number}", functools.partial(launch, number, delay_s, size))
     return schedule
+
+
+def _names_a_file(error: BaseException) -> bool:
+    """Whether whoever reads it learns of the file, or of the run, that it is about."""
+    return isinstance(error, HpcrecError | OSError) and str(RUN) in str(error)
 
 
 def restart(seed: int) -> Schedule:

@@ -5,6 +5,7 @@ import errno
 import io
 import random
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,10 @@ class Drawn:
         How many are left: ends of a process or of a job, errors of files, processes that stand still, signals to stop.
     kill_at : str
         At which calls processes are killed; empty: anywhere.
+    pause_at : str
+        At which calls they stand still; empty: anywhere.
+    pauses_s : tuple of float
+        How long they do, one of these.
     lasting : bool
         Whether a disk that is full remains so until the job has ended.
     calls : set of str
@@ -63,6 +68,8 @@ class Drawn:
         In which job they begin to.
     on : bool
         Whether anything comes at all now.
+    met : Counter of str
+        Errors of files so far, by job.
     """
 
     random: random.Random
@@ -73,11 +80,14 @@ class Drawn:
     p: float = 0.01
     p_fault: float = 0.01
     kill_at: str = ""
+    pause_at: str = ""
+    pauses_s: tuple[float, ...] = (5.0, 40.0, 300.0)
     lasting: bool = False
     calls: frozenset[str] = frozenset(ERRORS)
     from_job: int = 0
     on: bool = True
     job: int = -1
+    met: Counter[str] = field(default_factory=Counter)
     _lasts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -92,6 +102,7 @@ class Drawn:
             lasting=drawn.random() < 0.3,
             calls=frozenset(drawn.choice((tuple(ERRORS), READ, READ, (drawn.choice(tuple(ERRORS)),)))),
             from_job=drawn.choice((0, 0, 1, 1, 2)),
+            pause_at=drawn.choice(("", "", "rename", "replace", "fsync", "listdir")),
             **{name: drawn.randint(0, n) for name, n in most.items()},
         )
 
@@ -105,8 +116,8 @@ class Drawn:
         left, p = getattr(self, kind), self.p_fault if kind == "faults" else self.p
         if not self.on or left == 0:
             return False
-        if kind == "kills" and self.kill_at:
-            if self.kill_at not in at:
+        if where := {"kills": self.kill_at, "pauses": self.pause_at}.get(kind, ""):
+            if where not in at:
                 return False
             p = 0.1
         if self.random.random() >= p:
@@ -120,9 +131,11 @@ class Drawn:
         if not self.on or task.process.job is None or self.job < self.from_job or call not in self.calls:
             return 0
         if call in self._lasts:
+            self.met[task.process.job.name] += 1
             return self._lasts[call]
         if not self.take("faults"):
             return 0
+        self.met[task.process.job.name] += 1
         number = self.random.choice(ERRORS[call])
         if self.lasting and number in (errno.ENOSPC, errno.EDQUOT):
             self._lasts[call] = number
@@ -173,6 +186,10 @@ class Schedule:
         """Errors and kills so far."""
         return sum(n for kind, n in self.simulation.events.items() if kind.startswith(("fault", "kill")))
 
+    def faults_of(self, job: Job) -> int:
+        """How many errors of files its ranks have met."""
+        return self.drawn.met[job.name]
+
     def start(self, size: int, program: Callable[[Rank], Any], hosts: Sequence[str] = ("host",)) -> Job:
         """A job of so many ranks."""
         number = len(self.jobs)
@@ -221,10 +238,10 @@ class Schedule:
             self.simulation.trace.append("kill")
             rank = next(rank for rank in job.ranks if rank.process is task.process)
             job.kill(None if self.drawn.random.random() < 0.3 else rank)
-        elif self.drawn.take("pauses"):
+        elif self.drawn.take("pauses", at):
             self.simulation.events["pause"] += 1
             self.paused.add(job.name)
-            task.process.paused_until_s = self.simulation.now_s + self.drawn.random.choice((5.0, 40.0, 300.0))
+            task.process.paused_until_s = self.simulation.now_s + self.drawn.random.choice(self.drawn.pauses_s)
         elif self.drawn.take("stops"):
             self.simulation.events["stop"] += 1
             self.simulation.trace.append("stop")

@@ -36,6 +36,7 @@ from tests.simulated.scheduler import Killed, Process, Simulation, Task
 
 READS = ("stat", "lstat", "listdir", "scandir")
 CHANGES = ("mkdir", "rename", "replace", "unlink", "remove", "rmdir", "link", "truncate", "utime")
+TWO_NAMES = ("rename", "replace", "link")
 BY_DESCRIPTOR = ("write", "pwrite", "ftruncate", "fsync", "fdatasync")
 # Errors that a call can meet.
 ERRORS = {
@@ -83,7 +84,7 @@ class System:
         self.said: list[str] = []
         self.tokens = random.Random(f"tokens {simulation.seed}")
         self.squeue: Callable[[], dict[str, str] | None] | None = None
-        self.changed: list[Callable[[Task, str, str], None]] = []  # called before a change of names takes effect
+        self.changed: list[Callable[[Task, str, list[str]], None]] = []  # called before a change of names takes effect
         self._held: dict[int, tuple[Process, int | None]] = {}  # inode -> whose lock, by which descriptor (flock)
         self._times: dict[int, float] = {}  # inode -> seconds by the simulation's clock
         self._opened: dict[int, tuple[Process, str, bool]] = {}  # descriptors, and whether they are written by
@@ -222,7 +223,7 @@ def _wrapped_path(name: str) -> Callable[..., Any]:
             return system.dated(original(*args, **more))
         system.touch(task, name, path)
         for call in system.changed if name in CHANGES else ():
-            call(task, name, path)
+            call(task, name, [path, *map(os.fsdecode, args[1:2] if name in TWO_NAMES else ())])
         done = original(*args, **more)
         if name in ("stat", "lstat"):
             return system.dated(done)

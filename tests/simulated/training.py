@@ -9,6 +9,7 @@ import json
 import threading
 import traceback
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,13 +32,14 @@ from hpcrec.training.claim import claimed
 from hpcrec.training.loop import Loop
 from hpcrec.training.ranks import on_root
 from tests.simulated.ranks import Job, Rank
-from tests.simulated.scheduler import Simulation
+from tests.simulated.scheduler import Simulation, Task
 from tests.simulated.schedules import Schedule
 from tests.simulated.system import unseen
 
 RUN = Path("run")
 ROWS, WIDTH = 12, 2
 NOTHING = contextlib.nullcontext()
+LOOK_CALLS = 3  # of a look at the claim (it lists the folder and opens the claim), and the change that comes after it
 
 
 def value(row: int, step: int) -> float:
@@ -100,6 +102,10 @@ class Truth:
         Names of those that were stopped for so long that another one claimed it meanwhile.
     number : int
         Of the newest claim.
+    put_back : int
+        How often one that had been overtaken gave back what it had just taken away.
+    numbers : dict of str to int
+        Of each job's claim.
     """
 
     schedule: Schedule
@@ -111,14 +117,20 @@ class Truth:
     steps: dict[str, int] = field(default_factory=dict)
     overtaken: set[str] = field(default_factory=set)
     number: int = 0
+    put_back: int = 0
+    numbers: dict[str, int] = field(default_factory=dict)
+    _newest: dict[Task, deque[int]] = field(default_factory=dict)  # of a task's last calls: the newest claim then
+    _away: set[str] = field(default_factory=set)  # names under which something was taken away
 
     @property
     def simulation(self) -> Simulation:
         """Which fails where something is wrong."""
         return self.schedule.simulation
 
-    def returned(self, step: int) -> None:
-        """A commit has returned."""
+    def returned(self, step: int, number: int) -> None:
+        """A commit has returned, of who has the claim of this number."""
+        if number < self.number and self.settings.resume == "never":
+            return  # the other one has cleared the folder since, as it was asked
         self.committed = max(self.committed, step)
         self.commits += 1
 
@@ -127,6 +139,7 @@ class Truth:
         job = rank.job
         if rank.number or job in self.inside:
             return
+        self.numbers[job.name] = number
         if number < self.number:  # it stood still once it had the claim, and another one took it over
             if job.name not in self.schedule.paused:
                 self.simulation.fail(f"{job.name} has claim {number}, and did not stand still; {self.number} is there")
@@ -142,6 +155,32 @@ class Truth:
                 self.overtaken.add(other.name)
                 self.simulation.events["overtaken"] += 1
         self.inside.append(job)
+
+    def cleared(self, rank: Rank) -> None:
+        """A rank's job has removed what was there, as it was asked."""
+        if rank.number == 0 and rank.job in self.inside:
+            self.committed = -1
+
+    def comes_to(self, task: Task, at: str) -> None:
+        """A task has come to a call."""
+        del at
+        self._newest.setdefault(task, deque(maxlen=LOOK_CALLS)).append(self.number)
+
+    def changes(self, task: Task, call: str, paths: list[str]) -> None:
+        """A task is about to rename or to remove: who was overtaken so many calls ago has not looked since."""
+        path, job = Path(paths[0]), task.process.job
+        if job is None or job.name not in self.numbers or call not in ("rename", "replace", "unlink", "rmdir"):
+            return
+        its_own = any(name.startswith(".") for name in path.parent.parts) or "claim" in path.name
+        if its_own or (len(paths) == 1 and path.name.startswith(".")):
+            return
+        newest, mine = self._newest[task], self.numbers[job.name]
+        if paths[0] in self._away:
+            self.put_back += self.number > mine
+        elif len(newest) == LOOK_CALLS and newest[0] > mine:
+            self.simulation.fail(f"{job.name} was overtaken, did not look again, and is in {call} {' to '.join(paths)}")
+        if len(paths) == 2 and Path(paths[1]).name.startswith("."):
+            self._away.add(paths[1])  # and may be put back
 
     def left(self, rank: Rank) -> None:
         """A rank gives the claim back."""
@@ -379,7 +418,7 @@ def stand_ins(truth: Truth) -> Iterator[None]:
 
     def noted(self: CheckpointWriter, *args: Any, **more: Any) -> Path:
         done = commit(self, *args, **more)
-        truth.returned(self.step)
+        truth.returned(self.step, getattr(self._claim, "number", truth.number))
         return done
 
     with contextlib.ExitStack() as stack:
@@ -433,6 +472,8 @@ def program(truth: Truth, allocation: Allocation, resume: str | None = None) -> 
         with claimed(RUN, allocation, main, when_lost=lost) as claim:
             truth.claimed(rank, claim.number)
             which = on_root(main, lambda: cli._prepare_folder(RUN, config, allocation, claim, main.comes_on))  # type: ignore[arg-type]
+            if which == "never":
+                truth.cleared(rank)
             trained = Loop(session, RUN, train, replace(checkpoint, resume=which), {}, claim)  # type: ignore[arg-type]
             first = trained.resume()
             truth.resumed(rank, first)
