@@ -142,6 +142,9 @@ class Rank:
     def __init__(self, rank, size, things):
         self.rank, self.size, self.things = rank, size, things
 
+    def comes_on(self):
+        """Nobody looks whether it does."""
+
     def allgather(self, thing):
         return self.things or [thing]
 

@@ -24,13 +24,12 @@ from hpcrec.training import attempts
 from hpcrec.training.attempts import Allocation
 from tests.simulated.preparing import prepare
 from tests.simulated.ranks import Job
-from tests.simulated.schedules import Done, Drawn, Schedule
+from tests.simulated.schedules import MANY, Done, Drawn, Schedule
 from tests.simulated.stalling import stalls
 from tests.simulated.system import LOCKS, unseen
 from tests.simulated.training import RUN, Settings, Truth, program, stand_ins, told
 
 SIZES = (3, 3, 4, 4, 5, 8)
-MANY = (16, 33, 64)
 ATTEMPTS = 12  # of a run; nothing comes between in the last two
 
 
@@ -139,8 +138,9 @@ def claim(seed: int) -> Schedule:
             restart += 1
             simulation.sleep(choose.choice((0.0, 10.0)))
 
+    sizes = (3, 3, 4, 6) if choose.random() < 0.98 else MANY
     for number in range(choose.choice((2, 2, 3))):
-        delay_s, size = choose.choice((0.0, 1.0, 50.0, 100.0)), choose.choice((3, 3, 4, 6))
+        delay_s, size = choose.choice((0.0, 1.0, 50.0, 100.0)), choose.choice(sizes)
         schedule.launcher(f"launcher {number}", functools.partial(launch, number, delay_s, size))
     return schedule
 
@@ -162,7 +162,7 @@ def restart(seed: int) -> Schedule:
         resume=choose.choice(("auto", "never", "never")),
     )
     schedule, truth = trained(seed, drawn, settings)
-    restarts, again, sizes = choose.choice((1, 3, 9)), choose.random() < 0.5, (3, 4, 5)
+    restarts, again, sizes = choose.choice((1, 3, 9)), choose.random() < 0.5, (3, 4, 5) if choose.random() < 0.97 else MANY
     starts: list[tuple[int | None, int]] = []  # of each: the last step, and the newest checkpoint after it
     codes: list[int] = []
 

@@ -15,6 +15,7 @@ from tests.simulated.scheduler import Process, Simulation, Task, WrongError
 from tests.simulated.system import ERRORS, System, in_use
 
 READ = ("open", "stat", "lstat", "listdir", "scandir")
+MANY = (16, 33, 64)  # ranks, of a few schedules in a hundred
 MOST_SHOWN = 60  # of the choices of a schedule that is wrong
 
 

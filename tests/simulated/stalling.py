@@ -1,19 +1,27 @@
-"""Stall watches on simulated ranks: who stands still is named and the job ended, who is slow or works is not."""
+"""Stall watches on simulated ranks: who stands still is named and the job ended, who is slow or works is not.
+
+Nor is a job that ends in between, by a signal or by a file that fails.
+"""
 
 import contextlib
 import pickle
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
 
 from hpcrec.comm import stall
+from hpcrec.comm.failure import agree
 from hpcrec.comm.progress import ASIDE, Progress
 from hpcrec.comm.stall import StallLimits, StallWatch
+from hpcrec.data.again import read_again
+from hpcrec.data.files import write_text
+from hpcrec.errors import HpcrecError
 from tests.simulated.ranks import Job, Rank, SimulatedRanks
 from tests.simulated.scheduler import Killed, Simulation
-from tests.simulated.schedules import Drawn, Schedule
+from tests.simulated.schedules import MANY, Drawn, Schedule
 
 REPORT_S, ABORT_S = 20.0, 60.0
 ROUNDS = 6
@@ -69,9 +77,11 @@ def stalls(seed: int) -> Schedule:
     """Rounds of work and collectives; in some schedules a rank stands still in one of them, or its process does."""
     choose = random.Random(f"stall {seed}")
     kind = choose.choice(("healthy", "healthy", "stands still", "stopped", "works", "works no more"))
-    size = choose.choice((3, 4, 5, 9, 17))
+    size = choose.choice((3, 4, 5, 9, 17) if choose.random() < 0.97 else MANY)
+    drawn = Drawn.of(seed, faults=2, stops=1)
+    drawn.from_job = 0  # there is one
     culprit, when = choose.randrange(size), choose.randrange(1, ROUNDS)
-    schedule = Schedule(seed, Drawn(random.Random(seed)), f"{kind}: rank {culprit} in round {when}")
+    schedule = Schedule(seed, drawn, f"{kind}: rank {culprit} in round {when}")
     simulation, boxes = schedule.simulation, [[] for _ in range(size)]  # type: ignore[var-annotated]
     simulation.tick_s = min(simulation.tick_s, 0.01)
     reports: list[tuple[float, bool, tuple[int, ...]]] = []  # when, whether the job was ended for it, and who
@@ -89,6 +99,17 @@ def stalls(seed: int) -> Schedule:
         elif kind == "stands still":
             simulation.sleep(1e5)
 
+    def noted(rank: Rank, at: int) -> HpcrecError | None:
+        """Writes and reads a small file; why it cannot, which is to be said, and is no stall."""
+        path = Path(f"round-{at}.txt")
+        try:
+            write_text(path, str(at))
+            if read_again(path, path.read_text) != str(at):
+                simulation.fail(f"rank {rank.number} read something else than {at}")
+        except HpcrecError as error:
+            return error
+        return None
+
     def program(rank: Rank) -> str:
         progress = Progress()
         ranks = tuple(range(size))
@@ -97,8 +118,13 @@ def stalls(seed: int) -> Schedule:
         watch = StallWatch(mail, progress, {"main": ranks, ASIDE: ranks}, StallLimits(REPORT_S, ABORT_S))  # type: ignore[arg-type]
         for at in range(ROUNDS):
             work(rank, at)
+            problem = noted(rank, at) if at % size == rank.number else None
             with main.inside("control"):
-                rank.main.allgather(at)
+                agree(rank.main, problem)
+                stops = any(rank.main.allgather(rank.job.name in schedule.stopped))
+            if stops:
+                watch.close()
+                return "stopped"
             progress.step = at + 1
             if rank.number == culprit and at == when and kind in ("works", "works no more"):
                 for piece in range(40):
@@ -124,6 +150,12 @@ def stalls(seed: int) -> Schedule:
 
     def judge() -> str:
         job, stalled = schedule.jobs[0], kind in ("stands still", "stopped", "works no more")
+        results, errors = {task.result for task in job.tasks}, [error for error in job.errors if error is not None]
+        stopped = results == {"stopped"} and bool(schedule.stopped)
+        named_it = [isinstance(error, HpcrecError) and "round-" in str(error) for error in errors]
+        failed = len(errors) == size and all(named_it) and bool(schedule.drawn.met)
+        if stopped or failed:
+            return "" if not reports else f"nobody stood still before all had ended, and {reports} were reported"
         if not stalled:
             right = not reports and all(task.result == "finished" for task in job.tasks)
             return "" if right else f"nobody stood still, and {reports} were reported"
