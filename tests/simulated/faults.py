@@ -126,7 +126,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "the token looked at too early": Fault(
         "hpcrec/checkpoint/files.py",
-        "    replaces = final.exists()\n    if replaces:\n        _move(final, old, claim)\n    try:\n        claim.check()\n",
+        "    replaces = final.exists()\n    if replaces:\n        _move(final, old, claim)\n"
+        "    try:\n        claim.check()\n",
         "    claim.check()\n    sync(hidden)\n    sync(hidden.parent)\n    replaces = final.exists()\n"
         "    if replaces:\n        _move(final, old, claim)\n    try:\n",
         "claim",
@@ -145,8 +146,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "a token that is not compared": Fault(
         "hpcrec/training/claim.py",
-        "        if found is not None and found.token == self.token:\n            return \"\"\n",
-        "        return \"\"\n",
+        '        if found is not None and found.token == self.token:\n            return ""\n',
+        '        return ""\n',
         "claim",
     ),
     "a claim that is not renewed": Fault(

@@ -162,7 +162,11 @@ def restart(seed: int) -> Schedule:
         resume=choose.choice(("auto", "never", "never")),
     )
     schedule, truth = trained(seed, drawn, settings)
-    restarts, again, sizes = choose.choice((1, 3, 9)), choose.random() < 0.5, (3, 4, 5) if choose.random() < 0.97 else MANY
+    restarts, again, sizes = (
+        choose.choice((1, 3, 9)),
+        choose.random() < 0.5,
+        (3, 4, 5) if choose.random() < 0.97 else MANY,
+    )
     starts: list[tuple[int | None, int]] = []  # of each: the last step, and the newest checkpoint after it
     codes: list[int] = []
 
