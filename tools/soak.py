@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "soak.json"
 OF_NO_CODE = ("benchmarks", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 FAILED, LEFT = 1, 75
+LIMIT_S = 3600  # of each run of a part
 COUNTED = {  # tests of parts of their own, left out of the others
     "errors": "tests/failing_files/test_errors.py",
     "cuts": "tests/failing_files/test_cuts.py",
@@ -123,6 +124,7 @@ def run(part: Part) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hpcrec-soak-") as folder:
         out = Path(folder) / "found.json"
         line = [str(python), str(ROOT / "tools" / "run_tests.py"), "--json", str(out)]
+        line += ["--limit-s", str(LIMIT_S)]
         if part.slow:
             line += ["--slow", "--slurm", "no"]
         began_s, began = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
