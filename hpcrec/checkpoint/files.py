@@ -379,8 +379,8 @@ def is_finite(run: Path, step: int) -> bool:
 
 def mark_best(run: Path, step: int, metric: str, value: float, claim: Claim | Unclaimed = UNCLAIMED) -> None:
     """Notes which checkpoint is best, in place of the last note. On one rank."""
-    claim.check()
-    write_text(checkpoints_in(run) / BEST, json.dumps({"step": step, "metric": metric, "value": value}) + "\n")
+    text = json.dumps({"step": step, "metric": metric, "value": value}) + "\n"
+    write_text(checkpoints_in(run) / BEST, text, claim.check)
 
 
 def unmark_best(run: Path, claim: Claim | Unclaimed = UNCLAIMED) -> None:

@@ -179,10 +179,10 @@ def _clean_folder(run: Path, config: Config, resume: str, claim: Claim, comes_on
         claim.check()
         shutil.rmtree(run / "tensorboard", ignore_errors=True)
         (run / attempts.FILE).unlink(missing_ok=True)
-    claim.check()
     for name in ("summary.json", "report.html"):  # what an earlier run ended with is not what this one will
+        claim.check()
         (run / name).unlink(missing_ok=True)
-    write_text(run / "config.toml", to_toml(config))
+    write_text(run / "config.toml", to_toml(config), claim.check)
 
 
 def _begin_attempt(session: Session, run: Path, began: str, step: int, allocation: Allocation, claim: Claim) -> None:

@@ -73,13 +73,14 @@ def publish(temporary: Path, path: Path) -> None:
     sync(path.parent)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small text file whole or not at all."""
+def write_text(path: Path, text: str, look: Callable[[], None] = lambda: None) -> None:
+    """Write a small text file whole or not at all; ``look`` is called before it is renamed, and may raise instead."""
     temporary = temporary_beside(path)
     with writing(path):
         try:
             with synced(temporary) as file:
                 file.write(text.encode())
+            look()
             publish(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -138,7 +138,7 @@ def claim(seed: int) -> Schedule:
             restart += 1
             simulation.sleep(choose.choice((0.0, 10.0)))
 
-    sizes = (3, 3, 4, 6) if choose.random() < 0.98 else MANY
+    sizes = (3, 3, 4, 6) if choose.random() < 0.99 else MANY
     for number in range(choose.choice((2, 2, 3))):
         delay_s, size = choose.choice((0.0, 1.0, 50.0, 100.0)), choose.choice(sizes)
         schedule.launcher(f"launcher {number}", functools.partial(launch, number, delay_s, size))

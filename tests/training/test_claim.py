@@ -537,6 +537,30 @@ def test_temporary_folders_of_two_do_not_meet(tmp_path: Path) -> None:
     assert [path.name for path in files.checkpoints_in(tmp_path).iterdir()] == ["step-5"]
 
 
+@pytest.mark.parametrize("name", ["checkpoints/best.json", "config.toml"])
+def test_a_text_is_not_put_in_place_of_another_ones_that_was_taken_over_while_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    first, sync, waits = claim_of(tmp_path), os.fsync, [True]
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("the other one's")
+
+    def slow(descriptor: int) -> None:
+        sync(descriptor)
+        if waits:
+            waits.clear()
+            take_over(tmp_path)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    with pytest.raises(ConfigError, match="has taken this run over"):
+        if name == "config.toml":
+            commands._clean_folder(tmp_path, config_for(tmp_path), "auto", first, lambda: None)
+        else:
+            mark_best(tmp_path, 20, "auc", 0.5, first)
+    assert (tmp_path / name).read_text() == "the other one's"
+    assert not list((tmp_path / name).parent.glob("*.part"))
+
+
 Act = Callable[[Path, Claim], object]
 ACTS: dict[str, Act] = {
     "publish": lambda run, held: save(run, 40, held, "first"),
