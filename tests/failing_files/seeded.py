@@ -59,7 +59,7 @@ class _Seeded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 _DROPPED = "with __import__('contextlib').suppress(OSError):"
-_PUBLISHED = "            files.publish(self.folder, self.step, self._claim, self._comes_on)\n"
+_PUBLISHED = "            files.publish(self.folder, self.step, self._claim, ranks.comes_on)\n"
 _PRUNED = """            best = (files.read_best(self.folder) or {}).get("step")
             files.prune(self.folder, 0, [step for step in (self._base, best) if step is not None])
 """

@@ -440,7 +440,8 @@ def stand_ins(truth: Truth) -> Iterator[None]:
         yield
 
 
-_NOTHING = SimpleNamespace(**dict.fromkeys(("log", "step", "stepped", "evaluated", "saved"), lambda *_: None))
+_SAID = ("log", "step", "stepped", "evaluated", "saved")
+_NOTHING = SimpleNamespace(goes_on_from=None, **dict.fromkeys(_SAID, lambda *_: None))
 _TOLD = _NOTHING, _NOTHING  # telemetry and stop time
 _WORK = SimpleNamespace(**dict.fromkeys(("begin_step", "end_step"), lambda *_: None))
 
