@@ -113,12 +113,29 @@ class StallWatch:
             self._thread.join()
 
     def close(self) -> None:
-        """Ends the threads of all ranks and frees the communicator; collective."""
+        """Ends the threads of all ranks and frees the communicator; collective.
+
+        All that was sent is received first, and not answered: MPI may give the next communicator the number of this
+        one, and with it what is still on its way.
+        """
         self.stop()
-        self._comm.Barrier()
-        self._serve()  # what was sent to a thread that had ended
-        MPI.Request.Waitall(self._sending)
+        while self._unsent():
+            self._receive_all()
+        every = self._comm.Ibarrier()  # ends once all that any rank has sent is received
+        while not every.Test():
+            self._receive_all()
         self._comm.Free()
+
+    def _unsent(self) -> list[MPI.Request]:
+        """What was sent and not received yet."""
+        self._sending = [request for request in self._sending if not request.Test()]
+        return self._sending
+
+    def _receive_all(self) -> None:
+        """Takes what has come, and does nothing with it."""
+        while (message := self._comm.improbe()) is not None:
+            message.recv()
+        time.sleep(_BUSY_TICK_S / 10)
 
     def look(self) -> float:
         """One turn of the thread; returns seconds until the next."""
@@ -195,8 +212,8 @@ class StallWatch:
                 self._send((level, self._serial), rank, _ASK)
 
     def _send(self, thing: Any, rank: int, tag: int) -> None:
-        self._sending = [request for request in self._sending if not request.Test()]
-        self._sending.append(self._comm.isend(thing, rank, tag))
+        self._unsent()
+        self._sending.append(self._comm.issend(thing, rank, tag))  # which is known to be received
 
     def _serve(self) -> None:
         """Takes up what other ranks have sent."""
