@@ -32,27 +32,35 @@ class _Mail:
     """The communicator of the watches: messages between ranks, as far as a watch needs MPI."""
 
     def __init__(
-        self, simulation: Simulation, boxes: list[list[tuple[int, int, bytes]]], ranks: SimulatedRanks
+        self,
+        simulation: Simulation,
+        boxes: list[list[tuple[int, int, bytes]]],
+        arrived: set[int],
+        ranks: SimulatedRanks,
     ) -> None:
-        self._simulation, self._boxes, self._ranks = simulation, boxes, ranks
+        self._simulation, self._boxes, self._arrived = simulation, boxes, arrived
         self.rank, self.size = ranks.rank, ranks.size
 
     def Dup(self) -> "_Mail":
         return self
 
-    def isend(self, thing: Any, rank: int, tag: int) -> Any:
-        self._simulation.point(f"isend {tag} to {rank}")
-        self._boxes[rank].append((self.rank, tag, pickle.dumps(thing)))
-        return SimpleNamespace(Test=lambda: True)
+    def issend(self, thing: Any, rank: int, tag: int) -> Any:
+        self._simulation.point(f"issend {tag} to {rank}")
+        letter = (self.rank, tag, pickle.dumps(thing))
+        self._boxes[rank].append(letter)
+        return SimpleNamespace(Test=lambda: not any(letter is other for other in self._boxes[rank]))
 
-    def improbe(self, status: Any) -> Any:
+    def improbe(self, status: Any = None) -> Any:
         if not self._boxes[self.rank]:
             return None
-        status.source, status.tag, thing = self._boxes[self.rank].pop(0)
+        source, tag, thing = self._boxes[self.rank].pop(0)
+        if status is not None:
+            status.source, status.tag = source, tag
         return SimpleNamespace(recv=lambda: pickle.loads(thing))
 
-    def Barrier(self) -> None:
-        self._ranks.barrier()
+    def Ibarrier(self) -> Any:
+        self._arrived.add(self.rank)
+        return SimpleNamespace(Test=lambda: len(self._arrived) == self.size)
 
     def Free(self) -> None:
         pass
@@ -68,9 +76,7 @@ class _Status:
         return self.tag
 
 
-_MPI = SimpleNamespace(
-    Query_thread=lambda: 3, THREAD_MULTIPLE=3, Status=_Status, Request=SimpleNamespace(Waitall=lambda _: None)
-)
+_MPI = SimpleNamespace(Query_thread=lambda: 3, THREAD_MULTIPLE=3, Status=_Status)
 
 
 def stalls(seed: int) -> Schedule:
@@ -83,6 +89,7 @@ def stalls(seed: int) -> Schedule:
     culprit, when = choose.randrange(size), choose.randrange(1, ROUNDS)
     schedule = Schedule(seed, drawn, f"{kind}: rank {culprit} in round {when}")
     simulation, boxes = schedule.simulation, [[] for _ in range(size)]  # type: ignore[var-annotated]
+    arrived: set[int] = set()  # at the end of the watches
     simulation.tick_s = min(simulation.tick_s, 0.01)
     reports: list[tuple[float, bool, tuple[int, ...]]] = []  # when, whether the job was ended for it, and who
     began_s: list[float] = []  # when the culprit stood still
@@ -114,7 +121,7 @@ def stalls(seed: int) -> Schedule:
         progress = Progress()
         ranks = tuple(range(size))
         main, aside = progress.lane("main", ranks), progress.lane(ASIDE, ranks)
-        mail = _Mail(simulation, boxes, rank.main)
+        mail = _Mail(simulation, boxes, arrived, rank.main)
         watch = StallWatch(mail, progress, {"main": ranks, ASIDE: ranks}, StallLimits(REPORT_S, ABORT_S))  # type: ignore[arg-type]
         for at in range(ROUNDS):
             work(rank, at)
