@@ -19,7 +19,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import numpy as np
 import torch
@@ -136,7 +136,12 @@ class Telemetry:
         if progress:
             every_s = 0.1 if sys.stderr.isatty() else _LOG_BAR_EVERY_S
             self._bar = tqdm(
-                total=total_steps, initial=first_step, unit="step", mininterval=every_s, dynamic_ncols=True
+                file=_Shown(sys.stderr),
+                total=total_steps,
+                initial=first_step,
+                unit="step",
+                mininterval=every_s,
+                dynamic_ncols=True,
             )
 
     def step(self, seconds: float, samples: int, *, loss: float | None = None, wire_bytes: float | None = None) -> None:
@@ -214,6 +219,24 @@ class Telemetry:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Shown:
+    """A stream for a progress bar: what it does not take, as under a full quota on a log, is no reason to fail."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)  # what it is, a terminal for one
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 class _Appended:

@@ -239,6 +239,20 @@ def test_bar_and_tensorboard(tmp_path, capsys):
     assert b"validation_auc" in events.read_bytes()
 
 
+def test_a_bar_on_a_log_that_takes_no_more_ends_nothing(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from hpcrec.training.telemetry import Telemetry\n"
+        "with Telemetry(Path(sys.argv[1]), active=True, total_steps=9, tensorboard=False) as told:\n"
+        "    for _ in range(9):\n"
+        "        told.step(0.5, 100, loss=0.25)\n"
+        "        told._bar.refresh()\n"
+        "print('all steps')"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, stderr=full)
+    assert (done.returncode, done.stdout) == (0, b"all steps\n")
+
+
 def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
