@@ -1,5 +1,6 @@
 """tools/soak.py goes on where it ended, on the commit that it names; benchmarks/losses.py counts what it wrote."""
 
+import ast
 import importlib.util
 import json
 import subprocess
@@ -104,9 +105,52 @@ def test_it_goes_on_where_it_ended_and_begins_anew_on_another_commit(
     assert call() == (0, ["kills"])
     tries = [row["failed"] for row in found(soak)["rows"] if row["part"] == "kills"]
     assert tries == [1, 0] and {row["commit"] for row in found(soak)["rows"]} == {first}
-    second = committed(tmp_path, "tests/a.py", "2")
+    second = committed(tmp_path, "hpcrec/a.py", "2")
     assert call("--parts", "cuts") == (0, ["cuts"])
     assert [(row["part"], row["commit"]) for row in found(soak)["rows"]] == [("cuts", second)]
+
+
+def test_a_part_stands_until_its_own_tests_change(
+    soak: ModuleType, call: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    product = committed(tmp_path, "hpcrec/a.py", "1")
+    every = {part.name for part in soak.parts()}
+    assert set(call()[1]) == every
+    tests = committed(tmp_path, "tests/failing_files/a.py", "2")
+    whole = {part.name for part in soak.parts() if "tests" in part.tests}
+    anew = {"cuts", "errors", "faults-files", *(name for name in every if "schedules" in name)} | whole
+    assert set(call()[1]) == anew
+    assert {(row["commit"], row["tests"]) for row in found(soak)["rows"] if row["part"] in anew} == {(product, tests)}
+    committed(tmp_path, "tests/kernels/a.py", "3")
+    assert set(call()[1]) == whole
+
+
+def test_tests_of_parts_of_their_own_stand_on_what_is_named(soak: ModuleType) -> None:
+    """Every module of tests that they import, directly or not, is under a path that the part names."""
+    for part in soak.parts():
+        if "tests" in part.tests:
+            continue
+        named = [ROOT / path for path in part.tests]
+        files = [file for path in named for file in ([path] if path.suffix else path.rglob("*.py"))]
+        every = imported([str(file.relative_to(ROOT)) for file in files])
+        assert any(argument in every for argument in part.arguments)
+        missing = {path for path in every if not path.startswith(part.tests)}
+        assert not missing, f"{part.name} does not name {sorted(missing)}"
+
+
+def imported(files: list[str]) -> set[str]:
+    """Files of tests that these import, they among them."""
+    found, left = set[str](), files
+    while left:
+        path = left.pop()
+        if path in found or not (ROOT / path).exists():
+            continue
+        found.add(path)
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+                at = node.module.replace(".", "/")
+                left += [f"{at}.py", *(f"{at}/{name.name}.py" for name in node.names)]
+    return found
 
 
 def test_a_tree_with_changes_is_refused(

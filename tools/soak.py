@@ -5,9 +5,10 @@
 
 What a part found goes to ``benchmarks/results/soak.json``, with what its tests counted and the commit that it ran on.
 Called again, it goes on with the parts that have not passed on this commit; one that failed stays there beside the try
-that passed. With ``--minutes`` no part is begun that is expected to take longer than what is left. A commit is the last
-one that changed anything but results and documents, and a tree with changes besides those is refused: a figure has to
-name what it is of.
+that passed. With ``--minutes`` no part is begun that is expected to take longer than what is left. The commit is the
+last one that changed the product, the same for every row; beside it a row names the last one that changed the tests
+which it ran, and counts as long as that stands. A tree with other changes than to results and documents is refused: a
+figure has to name what it is of.
 
 Ends with exit status 1 where a part failed, 75 where parts are left.
 
@@ -29,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "soak.json"
 OF_NO_CODE = ("benchmarks", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+PRODUCT = ("hpcrec", "native", "slurm", "examples", "pyproject.toml", "setup.cfg")
 FAILED, LEFT = 1, 75
 LIMIT_S = 3600  # of each run of a part
 COUNTED = {  # tests of parts of their own, left out of the others
@@ -41,38 +43,56 @@ COUNTED = {  # tests of parts of their own, left out of the others
     "files": "tests/failing_files/test_seeded_files.py",
     "seeded": "tests/faults/test_seeded.py",
 }
+SHARED = (  # what tests of parts of their own stand on
+    "tests/conftest.py",
+    "tests/counts.py",
+    "tests/reference.py",
+    "tests/checkpoint/tools/made.py",
+    "tests/comm/job.py",
+    "tests/data/conftest.py",
+    "tests/faults/seeded.py",
+    "tests/training/launched.py",
+    "tests/training/learned.py",
+    "tests/training/runs.py",
+)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of them: ``minutes`` are what it took on 2 cores; the rest is the command line of ``run_tests.py``."""
+    """One of them: ``minutes`` are what it took on 2 cores; ``arguments`` the command line of ``run_tests.py``.
+
+    ``tests`` are files and folders of the tests that it runs, and of what those stand on.
+    """
 
     name: str
     minutes: float
     arguments: tuple[str, ...]
+    tests: tuple[str, ...] = ("tests", "tools")
     mpich: bool = False
     slow: bool = True
 
 
 def parts() -> Iterator[Part]:
     """All, quick ones first."""
-    alone = ("--ranks", "")
-    yield Part("cuts", 6, (*alone, COUNTED["cuts"]))
-    yield Part("errors", 15, (*alone, COUNTED["errors"]))
-    yield Part("mutations", 20, (*alone, COUNTED["mutations"]))
-    yield Part("kills", 40, (*alone, COUNTED["kills"]))
-    yield Part("ranks", 10, (*alone, COUNTED["ranks"]))
+    alone, files, bad = ("--ranks", ""), ("tests/failing_files", *SHARED), ("tests/bad_input", *SHARED)
+    kills = (COUNTED["kills"], *SHARED)
+    yield Part("cuts", 6, (*alone, COUNTED["cuts"]), files)
+    yield Part("errors", 15, (*alone, COUNTED["errors"]), files)
+    yield Part("mutations", 20, (*alone, COUNTED["mutations"]), bad)
+    yield Part("kills", 40, (*alone, COUNTED["kills"]), kills)
+    yield Part("ranks", 10, (*alone, COUNTED["ranks"]), (COUNTED["ranks"], *SHARED))
     for scenario, minutes in (("stall", 3), ("prepare", 5), ("restart", 5), ("claim", 15), ("commit", 30)):
-        yield Part(f"schedules-{scenario}", minutes, (*alone, COUNTED["simulated"], "-k", f"soak and {scenario}"))
-    yield Part("faults-schedules", 20, (*alone, COUNTED["simulated"], "-k", "not soak"))
-    yield Part("faults-files", 20, (*alone, COUNTED["files"]))
+        chosen = (*alone, COUNTED["simulated"], "-k", f"soak and {scenario}")
+        yield Part(f"schedules-{scenario}", minutes, chosen, ("tests/simulated", *files))
+    yield Part("faults-schedules", 20, (*alone, COUNTED["simulated"], "-k", "not soak"), ("tests/simulated", *files))
+    yield Part("faults-files", 20, (*alone, COUNTED["files"]), files)
     yield Part("faults", 40, (*alone, COUNTED["seeded"]))
     others = tuple(f"--ignore={file}" for file in COUNTED.values())
     yield Part("serial", 40, (*alone, *others))
     for n, minutes in ((1, 10), (2, 30), (3, 40), (4, 50)):
         yield Part(f"on {n} rank" + "s" * (n > 1), minutes, ("--no-serial", "--ranks", str(n), *others))
-    yield Part("mutations-mpich", 20, (*alone, COUNTED["mutations"]), mpich=True)
-    yield Part("kills-mpich", 40, (*alone, COUNTED["kills"]), mpich=True)
+    yield Part("mutations-mpich", 20, (*alone, COUNTED["mutations"]), bad, mpich=True)
+    yield Part("kills-mpich", 40, (*alone, COUNTED["kills"]), kills, mpich=True)
     yield Part("mpich", 40, (), mpich=True, slow=False)
 
 
@@ -87,8 +107,8 @@ def main() -> int:
     asked = options.parts.split(",") if options.parts else []
     if unknown := [name for name in asked if name not in every]:
         parser.error(f"--parts has {', '.join(unknown)}; allowed are {', '.join(every)}")
-    commit = commit_of_code()
-    rows = [row for row in written() if row["commit"] == commit]
+    commit, tests = last_change(PRODUCT), {part.name: last_change(part.tests) for part in every.values()}
+    rows = [row for row in written() if row["commit"] == commit and row["tests"] == tests.get(row["part"])]
     passed = {row["part"] for row in rows if row["failed"] == 0}
     if options.list:
         for part in every.values():
@@ -105,7 +125,7 @@ def main() -> int:
             print(f"soak: {part.name} is left, it takes about {part.minutes:g} minutes", flush=True)
             continue
         print(f"=== soak: {part.name}, about {part.minutes:g} minutes", flush=True)
-        rows.append({"part": part.name, "commit": commit, **run(part)})
+        rows.append({"part": part.name, "commit": commit, "tests": tests[part.name], **run(part)})
         write(rows, list(every))
     newest = {row["part"]: row for row in rows}
     bad = [name for name, row in newest.items() if row["failed"]]
@@ -162,9 +182,9 @@ def write(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     finish("soak", rows, claims, RESULTS, hours, commit=rows[-1]["commit"])
 
 
-def commit_of_code() -> str:
-    """The last commit that changed what is tested, or how."""
-    return git("log", "-1", "--format=%h", "--", ".", *(f":!{name}" for name in OF_NO_CODE))
+def last_change(paths: Sequence[str]) -> str:
+    """The last commit that changed any of these."""
+    return git("log", "-1", "--format=%h", "--", *paths)
 
 
 def changes() -> str:

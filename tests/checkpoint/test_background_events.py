@@ -23,11 +23,11 @@ from hpcrec.training import loop
 from hpcrec.training.session import Session
 from tests.checkpoint.test_background import CASES, STEPS, config_of, same_files, slow_down
 from tests.devices import device_or_skip
+from tests.training.learned import check_equal
 from tests.training.runs import write_data
 from tests.training.test_codistillation import RULES
 from tests.training.test_codistillation import roles_for as groups_for
 from tests.training.test_equivalence import roles_for
-from tests.training.test_kills import check_equal
 
 SPOILT = (4, 5, 9)  # steps before these: the first two while the checkpoint of step 4 is written, for two steps
 TRIED = ("wide before its vectors", "split by columns", "dynamic", "replicated", "thresholded", "on a device")

@@ -9,8 +9,8 @@ from pathlib import Path
 from hpcrec.comm.board import Left, read_boards
 from hpcrec.config import to_toml
 from tests.slurm.cluster import BatchJob, last_checkpoint, site, submit, summary, until
+from tests.training.learned import check_equal
 from tests.training.runs import config_for
-from tests.training.test_kills import check_equal
 
 STEPS, EVERY = 45, 3
 HERE = Path(__file__).resolve().parent

@@ -7,8 +7,8 @@ import pytest
 
 from hpcrec.config import Config
 from tests.training.launched import Fault, launch
+from tests.training.learned import check_equal
 from tests.training.runs import config_for, write_data
-from tests.training.test_kills import check_equal
 
 STEPS = 9
 

@@ -21,7 +21,8 @@ from hpcrec.kernels import reference_id_map
 from tests.reference import join
 from tests.training.dynamic_runs import dynamic_config, write_data
 from tests.training.launched import Fault, launch
-from tests.training.test_kills import KILLED, check_equal
+from tests.training.learned import check_equal
+from tests.training.test_kills import KILLED
 
 RANKS, STEPS, EVERY = 4, 21, 6
 RULES = {

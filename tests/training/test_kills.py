@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import h5py
-import numpy as np
 import pytest
 
 from hpcrec.checkpoint.checkpoint import find_checkpoint, steps_in
@@ -28,6 +26,7 @@ from hpcrec.training.telemetry import read_metrics
 from tests.comm.job import Job
 from tests.counts import keep_counts
 from tests.training.launched import Fault, launch
+from tests.training.learned import check_equal
 from tests.training.runs import config_for, write_data
 
 STEPS, EVERY = 45, 3
@@ -100,49 +99,6 @@ def config(folder: Path, run: str, mode: str, keep: int, saving: str = "plain") 
         checkpoint={"every": EVERY, "keep": keep, **WAYS_TO_SAVE[saving]},
         run={"folder": str(folder / run), "tensorboard": False, "progress": False},
     )
-
-
-def values_in(file: Path) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
-
-    def take(name: str, thing: Any) -> None:
-        if isinstance(thing, h5py.Dataset):
-            found[name] = thing[()]
-
-    with h5py.File(file, "r") as opened:
-        opened.visititems(take)
-    return found
-
-
-def contents(folder: Path) -> dict[str, Any]:
-    """Every value of every table, by id and column, from the base too; each must be there once."""
-    checkpoint = find_checkpoint(folder.parent.parent, str(folder))
-    out: dict[str, Any] = {}
-    for table in checkpoint.tables:
-        seen: dict[tuple[int, int], Any] = {}
-        for block in checkpoint.table_parts(table):
-            for i, number in enumerate(block.ids.tolist()):
-                states = {n: s[i].tobytes() for n, s in sorted(block.states.items())}
-                assert (number, block.columns[0]) not in seen, (table, number)
-                seen[number, block.columns[0]] = block.rows[i].tobytes(), states
-        out[table] = seen
-    return out
-
-
-def check_equal(checkpoint: Path, reference: Path) -> None:
-    """Rows, dense parameters, optimizer states, position and what was measured so far, bit for bit."""
-    files = sorted(str(p.relative_to(reference)) for p in reference.rglob("*.h5"))
-    assert files == sorted(str(p.relative_to(checkpoint)) for p in checkpoint.rglob("*.h5"))
-    assert len(files) >= 4
-    assert contents(checkpoint) == contents(reference)
-    for name in (name for name in files if "/" not in name):
-        mine, theirs = values_in(checkpoint / name), values_in(reference / name)
-        assert mine.keys() == theirs.keys() and len(theirs) >= 2, name
-        for key in theirs:
-            assert mine[key].dtype == theirs[key].dtype and mine[key].tobytes() == theirs[key].tobytes(), (name, key)
-    states = [json.loads((folder / "state.json").read_text()) for folder in (checkpoint, reference)]
-    assert [s["step"] for s in states] == [states[1]["step"]] * 2
-    assert states[0]["progress"] == states[1]["progress"]
 
 
 def finish(folder: Path, wanted: Config) -> None:

@@ -22,9 +22,9 @@ from hpcrec.training import attempts
 from hpcrec.training.nonfinite import nonfinite_gradients
 from hpcrec.training.session import Losses, Session
 from hpcrec.training.telemetry import read_metrics
+from tests.training.learned import check_equal
 from tests.training.runs import BATCH, config_for, gather_tables, global_batches, reference_for, write_data
 from tests.training.test_equivalence import Roles, few_or_all_roles, roles_for
-from tests.training.test_kills import check_equal
 
 BAD_STEP = 2
 SKIP = {"batch_size": BATCH, "dtype": "float64", "steps": 7, "nonfinite": "skip"}

@@ -12,9 +12,9 @@ from pytest_mpi import parallel_assert
 from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.training import attempts
+from tests.training.learned import check_equal
 from tests.training.runs import config_for, write_data
 from tests.training.test_equivalence import roles_for
-from tests.training.test_kills import check_equal
 
 STEPS = 6
 

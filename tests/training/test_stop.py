@@ -14,9 +14,9 @@ from hpcrec.comm.failure import ExitCodes, watch
 from hpcrec.config import Config
 from hpcrec.training.session import Session
 from hpcrec.training.telemetry import read_metrics
+from tests.training.learned import check_equal
 from tests.training.runs import config_for, write_data
 from tests.training.test_equivalence import roles_for
-from tests.training.test_kills import check_equal
 
 STEPS = 9
 

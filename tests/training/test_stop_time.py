@@ -36,9 +36,9 @@ from hpcrec.training.stop_time import (
     stop_seconds,
 )
 from tests.checkpoint.test_background import Full
+from tests.training.learned import check_equal
 from tests.training.runs import config_for, write_data
 from tests.training.test_equivalence import roles_for
-from tests.training.test_kills import check_equal
 
 
 class Job:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -248,7 +249,7 @@ def test_a_bar_on_a_log_that_takes_no_more_ends_nothing(tmp_path):
         "        told._bar.refresh()\n"
         "print('all steps')"
     )
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, stderr=full)
     assert (done.returncode, done.stdout) == (0, b"all steps\n")
 
