@@ -278,6 +278,8 @@ class Loop:
         best = progress.best_value
         sign = 1 if RISES[metric] else -1
         if best is None or sign * (value - best) > (stop.min_delta if stop else 0.0):
+            if self._checkpoint.keep_best:
+                self._wait_for_save()  # first: where it has failed, the best is what was noted before
             progress.best_value, progress.best_step, progress.misses = value, session.step, 0
             if self._checkpoint.keep_best:
                 self.save()

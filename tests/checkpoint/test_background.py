@@ -28,9 +28,9 @@ from hpcrec.models.deepfm import DeepFM, DeepFMOptions
 from hpcrec.training import loop
 from tests.devices import device_or_skip
 from tests.exchange.test_auto import in_sequence
+from tests.training.learned import values_in
 from tests.training.runs import config_for, write_data
 from tests.training.test_equivalence import roles_for
-from tests.training.test_kills import values_in
 
 STEPS = 14
 CASES: dict[str, dict[str, Any]] = {
@@ -226,6 +226,25 @@ def test_one_that_fails_is_tried_again_as_a_whole_one_and_changes_no_bit(
     assert steps == sorted({4, due_at, 12, STEPS})
     assert "base" not in json.loads((saved / f"step-{min(due_at, 12)}/manifest.json").read_text())
     assert diff(saved / f"step-{STEPS}", folder / f"whole/checkpoints/step-{STEPS}")["equal"]
+
+
+@pytest.mark.in_turn
+@pytest.mark.parallel([1, 2, 3])
+def test_the_best_is_noted_where_the_checkpoint_before_it_is_found_to_have_failed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of step 3 is still being written when step 4 is evaluated, and is the best so far."""
+    write_data(folder / "data.h5")
+    full = Full(monkeypatch, lambda: full.refused < 1)
+    data = {name: str(folder / "data.h5") for name in ("train", "validation")}
+    train = {"steps": 5, "eval_every": 4, "early_stop": {"patience": 9, "min_delta": 1.0}}
+    config = config_of(folder, "run", True, topology={"mode": "fused"}, data=data, train=train)
+    config = replace(config, checkpoint=replace(config.checkpoint, every=3, keep_best=True))
+    assert commands.train(config) == ExitCodes.FINISHED
+    ((known, _),) = retries(folder / "run")
+    best = json.loads((folder / "run/checkpoints/best.json").read_text())
+    assert (known, best["step"]) == (4, 4)
+    assert find_checkpoint(folder / "run", "best").step == 4
 
 
 @pytest.mark.in_turn

@@ -26,9 +26,9 @@ from hpcrec.errors import CheckpointError
 from tests.checkpoint.test_background import CASES
 from tests.devices import device_or_skip
 from tests.exchange.test_auto import in_sequence
+from tests.training.learned import contents
 from tests.training.runs import config_for, write_data
 from tests.training.test_equivalence import roles_for
-from tests.training.test_kills import contents
 
 STEPS, EVERY = 14, 2
 

@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     seeded.install()
-    from tests.failing_files.scenarios import SCENARIOS  # after a seeded fault is in place
+    from tests.failing_files.every import SCENARIOS  # after a seeded fault is in place
 
     began_s, chosen = time.monotonic(), args.scenarios.split(",")
     cuts = Cuts(args.seed, args.wrong)

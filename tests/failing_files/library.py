@@ -36,7 +36,7 @@ _KINDS = (  # the first that is found in a path below the folder
     (r"/\.?best\.json[^/]*$", "best"),
     (r"/\.?claim-\d+\.json[^/]*$|/\.claim\.[^/]*$", "claim"),
     (r"/attempts\.jsonl$", "attempts"),
-    (r"/\.?(metrics\.jsonl|summary\.json|config\.toml|report\.html)[^/]*$", "told"),
+    (r"/\.?(metrics\.jsonl|summary\.json|config\.toml|report\.html)[^/]*$|/tensorboard/.", "told"),
     (r"/prepare\.work/[^/]*(json|part|lock)$|/\.?prepare\.json[^/]*$", "journal"),
     (r"/(prepare\.work|pieces)/.", "pieces"),
     (r"\.csv$", "source"),

@@ -6,8 +6,6 @@ Each is real code without a model. Knows nothing of how calls fail.
 import json
 import os
 import shutil
-import subprocess
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,12 +15,9 @@ from typing import Any
 
 import h5py
 import numpy as np
-import torch
 
-from hpcrec.build.export import export
 from hpcrec.checkpoint import files
 from hpcrec.comm.ranks import Alone, Ranks
-from hpcrec.config import load_config, to_toml
 from hpcrec.data.files import write_text
 from hpcrec.data.index import write_index
 from hpcrec.data.layout import Columns
@@ -30,14 +25,10 @@ from hpcrec.data.reader import DataSet
 from hpcrec.errors import CheckpointError, DataError, UnreadableError
 from hpcrec.preparation.convert import prepare_table
 from hpcrec.preparation.split import Split
-from hpcrec.serving.exported import Exported
-from hpcrec.serving.folder import damages
-from hpcrec.serving.predict import predict_data
 from hpcrec.training import attempts
 from hpcrec.training.claim import Claim, Holder, Times, claimed
 from tests.data.conftest import FEATURES, cut, make_columns, write
 from tests.failing_files.runs import Book
-from tests.training.runs import config_for, write_data
 
 Mark = Callable[[str], None]
 
@@ -477,113 +468,6 @@ class Data(Scenario):
     def judge(self, folder: Path, *, whole: bool) -> list[str]:
         self.act(folder)
         return []
-
-
-class Export(Scenario):
-    """A run's last checkpoint as an export, which is read and predicts; torch's tracing is done once, beforehand."""
-
-    def begin(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_data(folder / "data.h5", samples=40)
-        config = config_for(
-            folder,
-            train={"steps": 2, "dtype": "float32"},
-            embedding={"optimizer": {"name": "sgd", "lr": 0.1}, "tables": {"user": {"dynamic": {"capacity": 64}}}},
-            checkpoint={"every": 2},
-        )
-        (folder / "config.toml").write_text(to_toml(config))
-        line = [sys.executable, "-m", "hpcrec", "train", str(folder / "config.toml")]
-        without = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        done = subprocess.run(line, capture_output=True, text=True, env=without, check=False)
-        assert done.returncode == 0, done.stderr
-        self._traced = torch.export.export
-        self._program: Any = None
-        for kind in ("safetensors", "hdf5"):
-            self._exported(folder, f"right-{kind}", kind)
-        self._wanted = self._predicted(folder / "right-safetensors", folder)
-
-    def _once(self, *given: Any, **options: Any) -> Any:
-        self._program = self._program or self._traced(*given, **options)
-        return self._program
-
-    def _exported(self, folder: Path, name: str, kind: str) -> None:
-        torch.export.export = self._once
-        try:
-            export(load_config(folder / "config.toml"), folder / name, embeddings=kind)
-        finally:
-            torch.export.export = self._traced
-
-    def _predicted(self, export_folder: Path, folder: Path) -> np.ndarray:
-        with DataSet(folder / "data.h5") as data:
-            columns = data.read_ranges([(0, data.samples)], [f.name for f in data.features], ())
-        return Exported(export_folder).predict(columns.sparse, columns.dense)
-
-    def act(self, folder: Path) -> None:
-        for kind in ("safetensors", "hdf5"):
-            self._exported(folder, f"out-{kind}", kind)
-
-    def act_on(self, folder: Path, ranks: Ranks, mark: Mark) -> None:
-        for kind in ("safetensors", "hdf5"):
-            self._exported(folder, f"out-{kind}", kind)
-            mark(f"returned {kind}")
-
-    def judge_cut(self, folder: Path, marks: Sequence[str]) -> list[str]:
-        returned = [kind for kind in ("safetensors", "hdf5") if f"returned {kind}" in marks]
-        return self._wrong(folder, returned)
-
-    def judge(self, folder: Path, *, whole: bool) -> list[str]:
-        return self._wrong(folder, ("safetensors", "hdf5") if whole else ())
-
-    def _wrong(self, folder: Path, returned: Sequence[str]) -> list[str]:
-        """Each export is whole or absent, and those that had returned are there."""
-        found = []
-        for kind in ("safetensors", "hdf5"):
-            out = folder / f"out-{kind}"
-            if not out.exists():
-                found += [f"no export {kind}"] if kind in returned else []
-            elif damages(out):
-                found += damages(out)
-            elif not np.array_equal(self._predicted(out, folder), self._wanted):
-                found.append(f"the export {kind} predicts something else")
-        return found
-
-
-class Predict(Export):
-    """The data set's predictions by an export that is there, into a file."""
-
-    def act(self, folder: Path) -> None:
-        for kind in ("safetensors", "hdf5"):
-            predict_data(folder / f"right-{kind}", folder / "data.h5", folder / f"{kind}.h5")
-
-    def judge(self, folder: Path, *, whole: bool) -> list[str]:
-        found = []
-        for kind in ("safetensors", "hdf5"):
-            if (out := folder / f"{kind}.h5").exists():
-                with h5py.File(out, locking=False) as file:
-                    if not np.array_equal(file["prediction"][()], self._wanted):
-                        found.append(f"other predictions by {kind}")
-            elif whole:
-                found.append(f"no predictions by {kind}")
-        return found
-
-
-SCENARIOS: dict[str, type[Scenario]] = {
-    "first": First,
-    "increment": Increment,
-    "long": Long,
-    "retried": Retried,
-    "again": Again,
-    "resume": Resume,
-    "damaged": Damaged,
-    "notes": Notes,
-    "first notes": FirstNotes,
-    "prepare": Prepare,
-    "prepare one": PrepareOne,
-    "prepare restart": PrepareRestart,
-    "data": Data,
-    "export": Export,
-    "predict": Predict,
-}
 
 
 def copied(source: Path, target: Path) -> None:
