@@ -42,6 +42,7 @@ COUNTED = {  # tests of parts of their own, left out of the others
     "simulated": "tests/simulated/test_simulated.py",
     "files": "tests/failing_files/test_seeded_files.py",
     "seeded": "tests/faults/test_seeded.py",
+    "slow ranks": "tests/training/test_slow_ranks.py",
 }
 SHARED = (  # what tests of parts of their own stand on
     "tests/conftest.py",
@@ -87,6 +88,8 @@ def parts() -> Iterator[Part]:
     yield Part("faults-schedules", 20, (*alone, COUNTED["simulated"], "-k", "not soak"), ("tests/simulated", *files))
     yield Part("faults-files", 20, (*alone, COUNTED["files"]), files)
     yield Part("faults", 40, (*alone, COUNTED["seeded"]))
+    slow_ranks = ("--no-serial", "--ranks", "4", COUNTED["slow ranks"])
+    yield Part("slow-ranks", 45, slow_ranks, (COUNTED["slow ranks"], *SHARED))
     others = tuple(f"--ignore={file}" for file in COUNTED.values())
     yield Part("serial", 40, (*alone, *others))
     for n, minutes in ((1, 10), (2, 30), (3, 40), (4, 50)):

@@ -233,7 +233,13 @@ def halved(monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:
 
 
 def trained(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, steps: int, slow: int | None = None, **sizes: int
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    steps: int,
+    slow: int | None = None,
+    min_s: float = 0.1,
+    **sizes: int,
 ) -> tuple[Path, list[str]]:
     """Trains on all ranks, one of them at half speed, until one is named; run folder, and what rank 0 said of it."""
     said, folder = list[str](), Path(MPI.COMM_WORLD.bcast(str(folder)))
@@ -243,7 +249,7 @@ def trained(
         signal.raise_signal(signal.SIGUSR1)  # the rest of the run would show nothing more
 
     write_data(folder / "data.h5", samples=2000)
-    monkeypatch.setattr(slow_ranks, "MIN_S", 0.1)
+    monkeypatch.setattr(slow_ranks, "MIN_S", min_s)
     monkeypatch.setattr(work, "say", say)
     if MPI.COMM_WORLD.rank == slow:
         halved(monkeypatch, Session, "run_step")
@@ -301,3 +307,24 @@ def test_in_1000_lines_of_healthy_real_ranks_none_is_named(tmp_path, monkeypatch
     run, said = trained(tmp_path, monkeypatch, kind, 1000, batch_size=64, log_every=1)
     lines = read_metrics(run)
     parallel_assert(len(lines) == 1000 and not any("slow_ranks" in line for line in lines) and not said, msg=str(said))
+
+
+@pytest.mark.slow
+@pytest.mark.parallel([4])
+@pytest.mark.timeout(3500)
+def test_in_1000_judgements_of_healthy_real_ranks_none_is_named_as_it_is_set_in_use(tmp_path, monkeypatch) -> None:
+    """Each is of as many lines as have a second's work; the run ends at the thousandth."""
+    judged, begin = [0], slow_ranks._Role.begin
+
+    def counted(role) -> None:
+        begin(role)
+        judged[0] += 1
+        if judged[0] == 1000 + 2:  # each of the two roles has begun once before a line
+            signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(slow_ranks._Role, "begin", counted)
+    run, said = trained(tmp_path, monkeypatch, "owners", 1_000_000, min_s=MIN_S, batch_size=128, log_every=10)
+    n = MPI.COMM_WORLD.bcast(judged[0])
+    summary = json.loads((run / "summary.json").read_text())
+    parallel_assert(summary["status"] == "stopped" and n >= 1000 + 2, msg=f"{n} judgements, {summary['status']}")
+    parallel_assert(not said and summary["slow_ranks"] == [], msg=str(said))
