@@ -329,6 +329,7 @@ class Loop:
         """Says so on rank 0, and when it is tried again; raises where there is no other try. The same on every rank."""
         session, main = self._session, self._session.parts.world.main
         self._saved_at = -1
+        self._look()
         if not self._retry.failed(session.step):
             raise CheckpointError(
                 f"{error}. No checkpoint could be written for {MOST_INTERVALS} times checkpoint.every, so the run ends "
@@ -342,6 +343,11 @@ class Loop:
             with contextlib.suppress(OSError):  # the same disk, perhaps
                 attempts.note_retry(self._folder, session.step, self._retry.due_at, str(error))
             say(f"hpcrec: {error}; training goes on, tried again after step {self._retry.due_at}\n")
+
+    def _look(self) -> None:
+        """Raises where another attempt has taken the run over: it removes what this one was writing. Collective."""
+        with contextlib.suppress(UnreadableError):  # of every rank; what else has failed is told then
+            on_root(self._session.parts.world.main, self._claim.check)
 
     def _best_as_noted(self) -> None:
         """The best checkpoint is the last that was noted, which is there still; collective."""
@@ -370,6 +376,7 @@ class Loop:
                     self._saver.wait()
             except CheckpointError as error:
                 self._saved_at = -1
+                self._look()
                 if pause_s is None:
                     step = on_root(self._session.parts.world.main, lambda: self._stop_time.goes_on_from)
                     if step is None:

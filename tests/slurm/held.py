@@ -16,7 +16,7 @@ FREE_STEPS = 3  # to the first checkpoint, of each process
 class Held(nn.Module):
     """A linear layer with dropout, whose random state a resumed run has to get right.
 
-    ``hold`` is the file: while it is there, steps take long, and checkpoints ``save_s`` longer; while it says
+    ``hold`` is the file: while it is there, steps take long, and checkpoints up to ``save_s`` longer; while it says
     ``start``, no step comes. A step says ``said_bytes`` to stderr.
     """
 
@@ -34,8 +34,9 @@ class Held(nn.Module):
             time.sleep(0.1)
 
     def state_dict(self, *given, **options):
-        if self.steps and self.hold.exists():
-            time.sleep(self.save_s)
+        end_s = time.monotonic() + self.save_s * bool(self.steps)
+        while time.monotonic() < end_s and self.hold.exists():
+            time.sleep(0.1)
         return super().state_dict(*given, **options)
 
     def forward(self, inputs, dense):

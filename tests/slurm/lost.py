@@ -1,4 +1,4 @@
-"""A node of the emulated Slurm that is lost as by a power cut, and comes back; when Slurm noticed; its own disk.
+"""A node of the emulated Slurm that is lost as by a power cut or cut off, and comes back; Slurm's notice; its own disk.
 
 Knows how ``tools/slurm.sh`` makes nodes: a network and a host name each, held by a process that sleeps.
 """
@@ -41,14 +41,18 @@ def _state(node: str) -> str:
     return slurm("sinfo", "-h", "-p", "batch", "-n", node, "-o", "%t").strip()
 
 
+def _resume(node: str) -> None:
+    line = ["scontrol", "update", f"NodeName={node}", "State=RESUME"]
+    subprocess.run(line, check=False, timeout=60)  # refused where it came back meanwhile
+
+
 def _returned(node: str) -> None:
     """Until Slurm has it back; it was once seen to leave a node in another state for minutes: then it is told."""
     try:
         until(f"return of {node}", lambda: _state(node) == "idle", 45)
     except AssertionError:
         print(f"{node} is {_state(node)}: {slurm('scontrol', 'show', 'node', node)}")
-        resume = ["scontrol", "update", f"NodeName={node}", "State=RESUME"]
-        subprocess.run(resume, check=False, timeout=60)  # refused where it came back meanwhile
+        _resume(node)
         until(f"return of {node} by hand", lambda: _state(node) == "idle", 45)
 
 
@@ -66,6 +70,18 @@ def lost(node: str) -> Iterator[None]:
         subprocess.run(
             ["nsenter", "-t", str(_holder(node)), "-n", "-u", "-m", "--", "slurmd", "-N", node], check=True, timeout=60
         )
+        _returned(node)
+
+
+@contextmanager
+def cut_off(node: str) -> Iterator[None]:
+    """Nobody hears of the node for as long as the block lasts, nor it of anybody; what runs on it goes on."""
+    _link(node, "down")
+    try:
+        yield
+    finally:
+        _link(node, "up")
+        _resume(node)  # its slurmd does not come by itself, and slurmctld may take a minute to ask
         _returned(node)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -107,11 +107,23 @@ def data_in(shared: Path, name: str) -> Path:
 
 @contextmanager
 def job(
-    shared: Path, run: Run, script: str, *options: str, launcher: str = "mpirun", log: str = "", **variables: str
+    shared: Path,
+    run: Run,
+    script: str,
+    *options: str,
+    launcher: str = "mpirun",
+    log: str = "",
+    settings: Mapping[str, object] | None = None,
+    **variables: str,
 ) -> Iterator[BatchJob]:
-    """A job of a script for a run, with further variables of env.sh; gone after the block. ``log``: another's name."""
+    """A job of a script for a run, with further variables of env.sh; gone after the block.
+
+    ``log``: another's name. ``settings``: of the configuration, by their names, over those of the run.
+    """
     said = shared / f"{log or run.folder.name}.log"
-    found = submit([*options, f"slurm/{script}.sbatch", str(run.config)], site(shared, launcher, **variables), said)
+    given = [word for name, value in (settings or {}).items() for word in ("--set", f"{name}={value}")]
+    line = [*options, f"slurm/{script}.sbatch", str(run.config), *given]
+    found = submit(line, site(shared, launcher, **variables), said)
     try:
         yield found
     finally:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -756,6 +757,42 @@ def test_run_that_was_taken_over_stops_on_every_rank_and_changes_nothing(
         ours = {name: text for name, text in after.items() if name not in ("metrics.jsonl",)}
         taken = {name: text for name, text in taken.items() if name not in ("metrics.jsonl",)}
     parallel_assert(world.rank > 0 or ours == taken)
+
+
+@pytest.mark.parallel([1, 3])
+@pytest.mark.parametrize("last", [False, True])
+def test_run_that_was_taken_over_before_a_rename_ends_naming_the_other_and_notes_no_retry(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], last: bool
+) -> None:
+    """Between the look and the rename of a checkpoint, which the other one has removed; nobody renews or looks else."""
+    monkeypatch.setattr(commands, "claimed", partial(claimed, times=replace(SHORT, renew_s=600.0)))
+    write_data(folder / "data.h5", samples=60)
+    run, rename, taken = folder / "run", Path.rename, {}
+    config = config_for(
+        folder,
+        train={"steps": 4 if last else 40, "log_every": 100},
+        checkpoint={"every": 4},
+        run={"folder": str(run)},
+    )
+
+    def late(path: Path, name: Path) -> Path:
+        if name.name == "step-4":
+            take_over(run)
+            shutil.rmtree(path)
+            taken.update(files_in(run))
+        return rename(path, name)
+
+    monkeypatch.setattr(Path, "rename", late)
+    refused = ""
+    try:
+        commands.train(config)
+    except ConfigError as error:
+        refused = str(error)
+    refusals = MPI.COMM_WORLD.allgather(refused)
+    parallel_assert("has taken this run over" in refused and len(set(refusals)) == 1, msg=str(refusals))
+    after, said = files_in(run), capfd.readouterr()
+    parallel_assert(MPI.COMM_WORLD.rank > 0 or {**after, "metrics.jsonl": b""} == {**taken, "metrics.jsonl": b""})
+    parallel_assert("tried again" not in said.out + said.err)
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
