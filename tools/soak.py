@@ -84,8 +84,8 @@ def parts() -> Iterator[Part]:
     yield Part("ranks", 10, (*alone, COUNTED["ranks"]), (COUNTED["ranks"], *SHARED))
     for scenario, minutes in (("stall", 3), ("prepare", 5), ("restart", 5), ("claim", 15), ("commit", 30)):
         chosen = (*alone, COUNTED["simulated"], "-k", f"soak and {scenario}")
-        yield Part(f"schedules-{scenario}", minutes, chosen, ("tests/simulated", *files))
-    yield Part("faults-schedules", 20, (*alone, COUNTED["simulated"], "-k", "not soak"), ("tests/simulated", *files))
+        yield Part(f"schedules-{scenario}", minutes, chosen, ("tests/simulated", *SHARED))
+    yield Part("faults-schedules", 20, (*alone, COUNTED["simulated"], "-k", "not soak"), ("tests/simulated", *SHARED))
     yield Part("faults-files", 20, (*alone, COUNTED["files"]), files)
     yield Part("faults", 40, (*alone, COUNTED["seeded"]))
     slow_ranks = ("--no-serial", "--ranks", "4", COUNTED["slow ranks"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.counts import keep_counts
-from tests.failing_files.ask import ERRORS_ON, WITH_MODELS, added, asked
+from tests.failing_files.ask import ERRORS_ON, added, asked
 from tests.failing_files.library import CALLS, EMPTY, ERRORS, KINDS
 
 AT_ONCE = 2  # processes
@@ -22,10 +22,10 @@ def test_some_calls_of_every_kind_fail(tmp_path: Path) -> None:
     assert {key.split("|")[0] for key in added(found, "counts")} == set(CALLS)
 
 
-@pytest.mark.parametrize("scenario", WITH_MODELS)
-def test_some_calls_of_runs_exports_and_predictions_fail(tmp_path: Path, scenario: str) -> None:
-    found = asked("errors", [["--scenarios", scenario, "--cases", "8", "--seed", "1"]], tmp_path)[0]
-    assert found["wrong"] == [] and found["took_effect"] >= 5
+def test_some_calls_of_runs_and_exports_fail(tmp_path: Path) -> None:
+    """Predictions, which read an export as what judges one does, are left to the soak."""
+    found = asked("errors", [["--scenarios", "train,export", "--cases", "14", "--seed", "1"]], tmp_path)[0]
+    assert found["wrong"] == [] and found["took_effect"] >= 10
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from tests.faults.seeded import changed
 from tests.simulated.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = {"commit": 250, "claim": 200, "prepare": 60, "stall": 60, "restart": 120}
+FEW = {"commit": 200, "claim": 120, "prepare": 50, "stall": 50, "restart": 80}
+TWICE = 6  # of these
 SOAK = {"commit": 50_000, "claim": 40_000, "prepare": 8_000, "stall": 8_000, "restart": 24_000}
 AT_ONCE = 2  # processes of a scenario's soak
 DISTINCT = 0.8  # of these; the others repeat, or nothing that was drawn for them took effect
@@ -50,10 +51,11 @@ def test_no_schedule_is_wrong(tmp_path: Path, scenario: str) -> None:
 
 @pytest.mark.parametrize("scenario", FEW)
 def test_the_same_seed_gives_the_same_schedule(tmp_path: Path, scenario: str) -> None:
-    one, other = (count(tmp_path, scenario, 40, 12, "--go-on") for _ in range(2))
-    assert len(set(one["identities"])) == len(one["identities"]) > 6
-    assert one["identities"] == other["identities"]
-    assert one["points"] == other["points"]
+    """In another process, after other ones."""
+    one = count(tmp_path, scenario, 40, TWICE, "--go-on")
+    other = count(tmp_path, scenario, 38, 2 + TWICE, "--go-on")
+    assert len(set(one["identities"])) == len(one["identities"]) > TWICE / 2
+    assert set(one["identities"]) <= set(other["identities"])
 
 
 @pytest.mark.parametrize("name", FAULTS)
