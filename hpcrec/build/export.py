@@ -79,7 +79,7 @@ def export(config: Config, out: Path, *, checkpoint: str = "best", embeddings: s
         facts = _facts(config, dataset, found, operators, on_wire(config, offers, found))
     hidden = temporary_beside(out)
     try:
-        with writing(out):
+        with writing(out / "tables"):
             (hidden / "tables").mkdir(parents=True)
         _write_model(config, model, operators, dataset.n_dense, hidden)
         seeds = {t: table_seed(config.train.seed, f.name) for f in families for t in f.tables if f.hashed}
@@ -91,9 +91,10 @@ def export(config: Config, out: Path, *, checkpoint: str = "best", embeddings: s
             }
             for name, spec in tables.items()
         }
+        with writing(out / "tables"):
+            sync(hidden / "tables")
         with writing(out):
             write_facts(hidden, facts)
-            sync(hidden / "tables")
             sync(hidden)
         Exported(hidden)  # what was written can be read
         with writing(out):

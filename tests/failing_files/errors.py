@@ -73,10 +73,8 @@ class Clock:
 
 
 def plain(path: str) -> str:
-    """A path as messages may have it: without the name that a file has while it is written."""
-    folder, _, name = path.rpartition("/")
-    found = re.fullmatch(r"\.(.+?)\.[\w-]+\.part", name)
-    return f"{folder}/{found[1]}" if found else path
+    """A path as messages may have it: without the names that a file and its folders have while they are written."""
+    return re.sub(r"/\.([^/]+?)\.[\w-]+\.part(?=/|$)", r"/\1", path)
 
 
 def names(text: str, hit: Hit) -> bool:

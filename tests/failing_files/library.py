@@ -39,11 +39,26 @@ _KINDS = (  # the first that is found in a path below the folder
     (r"/\.?(metrics\.jsonl|summary\.json|config\.toml|report\.html)[^/]*$|/tensorboard/.", "told"),
     (r"/prepare\.work/[^/]*(json|part|lock)$|/\.?prepare\.json[^/]*$", "journal"),
     (r"/(prepare\.work|pieces)/.", "pieces"),
-    (r"\.csv$", "source"),
-    (r"\.(h5|index\.json)(\.\d+\.part)?$", "data"),
-    (r"(^|/)(export|\.export[^/]*)/.", "export"),
+    (r"\.csv$|/map\.toml$", "source"),
+    (r"/\.?(out|right)-(safetensors|hdf5)[^/]*/.*\.", "export"),
+    (r"\.(h5|index\.json)(\.\d+\.part)?$|/rejects\.tsv$", "data"),
 )
-KINDS = ("folder", *dict.fromkeys(kind for _, kind in _KINDS), "other")
+KINDS = ("folder", *dict.fromkeys(kind for _, kind in _KINDS))
+# Cells of CALLS x KINDS that stay empty, and why.
+HAS_NO_BYTES = "a folder has no bytes"
+IS_READ_ALONE = "it is read alone, so its close has nothing to say either"
+MOVES_WITH_ITS_FOLDER = "it is renamed with its folder"
+IS_APPENDED_TO = "it is appended to, and stays as long as its run"
+EMPTY_KINDS: dict[tuple[str, str], str] = {
+    **{("mkdir", kind): "it is a file" for kind in KINDS if kind != "folder"},
+    **{(call, "folder"): HAS_NO_BYTES for call in ("read", "write", "close")},
+    **{(call, "source"): IS_READ_ALONE for call in ("write", "fsync", "close", "rename", "unlink")},
+    **{("rename", kind): MOVES_WITH_ITS_FOLDER for kind in ("rows", "dense", "state")},
+    **{(call, "attempts"): IS_APPENDED_TO for call in ("rename", "unlink")},
+    ("read", "told"): "nothing goes on from it but by a run that resumes: scenario train",
+    **{(call, "export"): "exports have tests of their own" for call in CALLS if call != "mkdir"},
+}
+_FOLDERS = re.compile(r"/\.step-\d+\.(\w+\.)?(tmp|old)$|/\.(out|right)-[^/]*\.part$|/prepare\.work$")
 
 
 class _Hit(ctypes.Structure):
@@ -139,9 +154,9 @@ def environment() -> dict[str, str]:
 
 
 def kind_of(path: str, folder: str) -> str:
-    """Which kind of file a path below ``folder`` is, one of ``KINDS``."""
+    """Which kind of file a path below ``folder`` is, one of ``KINDS``; ``other`` where it is none of them."""
     below = path.removeprefix(folder)
     for pattern, kind in _KINDS:
         if re.search(pattern, below):
             return kind
-    return "folder" if "." not in Path(below).name.removeprefix(".step-").removesuffix(".tmp") else "other"
+    return "folder" if "." not in Path(below).name or _FOLDERS.search(below) else "other"
