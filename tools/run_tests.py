@@ -165,7 +165,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slow", action="store_true", help="the tests marked slow, instead of all others")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what passed in which part here")
-    parser.add_argument("--limit-s", type=float, help="seconds for each run (1800; 7200 with --slow)")
+    parser.add_argument("--limit-s", type=float, help="seconds for each run (2700; 7200 with --slow)")
     parser.add_argument("--test-limit-s", type=float, help="seconds for each test (240; 1800 with --slow)")
     parser.add_argument("--slurm", choices=["too", "only", "no"], default="too", help="the tests on a Slurm (too)")
     numbers = "only these counts, 2,3; none where it is empty"
@@ -175,7 +175,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     args, pytest_args = parser.parse_known_args()
     if not args.serial and not args.ranks:
         parser.error("--no-serial needs --ranks: it is the serial tests that say which counts are asked for")
-    args.limit_s = args.limit_s or (7200.0 if args.slow else 1800.0)
+    args.limit_s = args.limit_s or (7200.0 if args.slow else 2700.0)
     args.test_limit_s = args.test_limit_s or (1800.0 if args.slow else 240.0)
     return args, pytest_args
 

@@ -129,6 +129,7 @@ def finished(config: Config, folder: Path, *, interrupted: bool) -> dict[str, np
         return learned(session) if dynamic else results(session)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("name", STAND_INS)
 def test_pairs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

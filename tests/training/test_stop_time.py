@@ -375,6 +375,7 @@ def environment_of(folder: Path, left_s: int, stop_s: float) -> dict[str, str]:
     return {**found, "HPCREC_STOP_S": f"{stop_s:g}"}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.usefixtures("slow")
@@ -424,6 +425,7 @@ def test_allocations_that_are_too_short_take_a_run_to_its_end_all_the_same(folde
     check_equal(folder / f"run/checkpoints/step-{steps}", folder / f"whole/checkpoints/step-{steps}")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2])
 @pytest.mark.parametrize("by_itself", [True, False])
 @pytest.mark.usefixtures("slow")
