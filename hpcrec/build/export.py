@@ -79,8 +79,10 @@ def export(config: Config, out: Path, *, checkpoint: str = "best", embeddings: s
         facts = _facts(config, dataset, found, operators, on_wire(config, offers, found))
     hidden = temporary_beside(out)
     try:
+        with writing(out):
+            hidden.mkdir(parents=True)
         with writing(out / "tables"):
-            (hidden / "tables").mkdir(parents=True)
+            (hidden / "tables").mkdir()
         _write_model(config, model, operators, dataset.n_dense, hidden)
         seeds = {t: table_seed(config.train.seed, f.name) for f in families for t in f.tables if f.hashed}
         facts["embeddings"] = embeddings

@@ -242,7 +242,7 @@ def publish(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, comes_on
     old = hidden_folder(run, step, "old", claim.token)
     replaces = final.exists()
     if replaces:
-        _move(final, old, claim)
+        move(final, old, claim)
     try:
         claim.check()
         hidden.rename(final)
@@ -255,8 +255,8 @@ def publish(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, comes_on
         remove_folder(old, comes_on)
 
 
-def _move(path: Path, away: Path, claim: Claim | Unclaimed) -> None:
-    """Takes a folder away under another name; puts it back where the claim was lost between the look and that."""
+def move(path: Path, away: Path, claim: Claim | Unclaimed) -> None:
+    """Takes a file or folder away under another name; puts it back where the claim was lost after the look before."""
     claim.check()
     path.rename(away)
     try:
@@ -277,7 +277,7 @@ def clear(run: Path, claim: Claim | Unclaimed = UNCLAIMED, comes_on: ComesOn = n
     folder = checkpoints_in(run)
     away = run / f".{folder.name}.{claim.token}.old"
     if folder.is_dir():
-        _move(folder, away, claim)
+        move(folder, away, claim)
     remove_leftovers(run, claim, comes_on)
 
 
@@ -314,7 +314,7 @@ def set_aside(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, why: s
     folder = checkpoints_in(run)
     names = itertools.chain([f"{why}-step-{step}"], (f"{why}-step-{step}.{k}" for k in itertools.count(2)))
     aside = next(folder / name for name in names if not (folder / name).exists())
-    _move(step_folder(run, step), aside, claim)
+    move(step_folder(run, step), aside, claim)
     return aside
 
 
@@ -341,7 +341,7 @@ def prune(
         kept |= {base for step in kept if (base := bases[step]) is not None}
         for step in sorted(set(steps) - kept, reverse=True):  # a base goes after those that need it
             hidden = hidden_folder(run, step, token=claim.token)
-            _move(step_folder(run, step), hidden, claim)
+            move(step_folder(run, step), hidden, claim)
             remove_folder(hidden, comes_on)
             removed.append(step)
     except OSError as error:

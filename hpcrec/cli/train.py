@@ -17,7 +17,7 @@ import torch
 
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
-from hpcrec.checkpoint.files import ComesOn, clear, steps_in
+from hpcrec.checkpoint.files import ComesOn, clear, move, steps_in
 from hpcrec.comm.failure import ExitCodes, say, tell
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.world import versions as mpi_versions
@@ -176,9 +176,13 @@ def _prepare_folder(run: Path, config: Config, allocation: Allocation, claim: Cl
 def _clean_folder(run: Path, config: Config, resume: str, claim: Claim, comes_on: ComesOn) -> None:
     if resume == "never":  # what the run has left that this one replaces
         clear(run, claim, comes_on)
+        if (run / attempts.FILE).exists():
+            away = run / f".{attempts.FILE}.{claim.token}.old"
+            move(run / attempts.FILE, away, claim)
+        for left in run.glob(f".{attempts.FILE}.*.old"):
+            left.unlink(missing_ok=True)
         claim.check()
         shutil.rmtree(run / "tensorboard", ignore_errors=True)
-        (run / attempts.FILE).unlink(missing_ok=True)
     for name in ("summary.json", "report.html"):  # what an earlier run ended with is not what this one will
         claim.check()
         (run / name).unlink(missing_ok=True)
@@ -192,6 +196,7 @@ def _begin_attempt(session: Session, run: Path, began: str, step: int, allocatio
         hosts = list(dict.fromkeys(main.allgather(socket.gethostname())))
         on_root(main, claim.check)
         on_root(main, lambda: attempts.begin(run, began, step, main.size, hosts, allocation))
+        on_root(main, claim.check)  # what is told next replaces metrics.jsonl
 
 
 def _write_end(run: Path, step: int, summary: Mapping[str, Any]) -> None:

@@ -95,6 +95,7 @@ class Loop:
         self._progress = Progress()
         self._running, self._work = RunningMetrics(), Work(session)
         self._saved_at = self._judged_at = -1
+        self._improved: tuple[float, int] | None = None  # the last evaluation that was the best, and its step
         self._logged_bytes = self._logged_at = 0
         self._since_s = 0.0  # when the last step, and what followed it, had ended
 
@@ -161,13 +162,13 @@ class Loop:
         self._work.begin_step()
         for step in session.steps():
             self._one(step)
+            if session.save_failed and not session.stopped:  # before an evaluation, which is the best by what is noted
+                self._wait_for_save()
             if self._owes_evaluation() and self._judge():
                 self._progress.ended = True
                 return
             if session.stopped:
                 return
-            if session.save_failed:
-                self._wait_for_save()
             if self._due(self._checkpoint.every) or session.step == self._retry.due_at:
                 self.save()
             self._since_s = time.perf_counter()
@@ -281,6 +282,7 @@ class Loop:
             if self._checkpoint.keep_best:
                 self._wait_for_save()  # first: where it has failed, the best is what was noted before
             progress.best_value, progress.best_step, progress.misses = value, session.step, 0
+            self._improved = value, session.step
             if self._checkpoint.keep_best:
                 self.save()
         else:
@@ -308,9 +310,11 @@ class Loop:
 
     def _write(self) -> None:
         """Writes a checkpoint of this step, or begins to, beside the next ones; collective."""
-        session = self._session
+        session, progress = self._session, self._progress
+        if self._improved is not None and self._improved[1] == session.step:  # also where a try before this one failed
+            progress.best_value, progress.best_step = self._improved
         with session.parts.timer("checkpoint"), session.parts.world.ledger.paused():
-            extra = {"progress": self._progress.__dict__, "ran_on": self._ran_on()}
+            extra = {"progress": progress.__dict__, "ran_on": self._ran_on()}
             whole = self._saver.save(extra, self._mark_and_prune(session.step))
         self._saved_at = session.step
         if whole:
@@ -345,15 +349,16 @@ class Loop:
             say(f"hpcrec: {error}; training goes on, tried again after step {self._retry.due_at}\n")
 
     def _look(self) -> None:
-        """Raises where another attempt has taken the run over: it removes what this one was writing. Collective."""
-        with contextlib.suppress(UnreadableError):  # of every rank; what else has failed is told then
+        """Raises where another attempt has taken over, which has then removed what this one was writing. Collective."""
+        with contextlib.suppress(CheckpointError, UnreadableError):  # on every rank alike; the first error is reported
             on_root(self._session.parts.world.main, self._claim.check)
 
     def _best_as_noted(self) -> None:
         """The best checkpoint is the last that was noted, which is there still; collective."""
-        best = None
-        with contextlib.suppress(CheckpointError, UnreadableError):  # of every rank
+        try:
             best = on_root(self._session.parts.world.main, lambda: read_best(self._folder))
+        except (CheckpointError, UnreadableError):  # on every rank; what may be the best is not given up to be removed
+            return
         self._progress.best_step = None if best is None else best["step"]
         self._progress.best_value = None if best is None else best["value"]
 
@@ -377,6 +382,8 @@ class Loop:
             except CheckpointError as error:
                 self._saved_at = -1
                 self._look()
+                if self._checkpoint.keep_best:
+                    self._best_as_noted()
                 if pause_s is None:
                     step = on_root(self._session.parts.world.main, lambda: self._stop_time.goes_on_from)
                     if step is None:

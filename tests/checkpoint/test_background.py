@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -228,23 +229,56 @@ def test_one_that_fails_is_tried_again_as_a_whole_one_and_changes_no_bit(
     assert diff(saved / f"step-{STEPS}", folder / f"whole/checkpoints/step-{STEPS}")["equal"]
 
 
-@pytest.mark.in_turn
-@pytest.mark.parallel([1, 2, 3])
+def evaluated_once(folder: Path, background: bool, every: int, steps: int) -> Config:
+    """The evaluation after step 4 is the best, and stays it: no other is better by 1."""
+    data = {name: str(folder / "data.h5") for name in ("train", "validation")}
+    train = {"steps": steps, "eval_every": 4, "early_stop": {"patience": 9, "min_delta": 1.0}}
+    config = config_of(folder, "run", background, topology={"mode": "fused"}, data=data, train=train)
+    return replace(config, checkpoint=replace(config.checkpoint, every=every, keep_best=True))
+
+
+def best_step(run: Path) -> int:
+    return int(json.loads((run / "checkpoints/best.json").read_text())["step"])
+
+
+@pytest.mark.parallel([1, 3])
 def test_the_best_is_noted_where_the_checkpoint_before_it_is_found_to_have_failed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of step 3 is still being written when step 4 is evaluated, and is the best so far."""
+    """That of step 3 is still being written when step 4 is evaluated, or is known to have failed."""
     write_data(folder / "data.h5")
     full = Full(monkeypatch, lambda: full.refused < 1)
-    data = {name: str(folder / "data.h5") for name in ("train", "validation")}
-    train = {"steps": 5, "eval_every": 4, "early_stop": {"patience": 9, "min_delta": 1.0}}
-    config = config_of(folder, "run", True, topology={"mode": "fused"}, data=data, train=train)
-    config = replace(config, checkpoint=replace(config.checkpoint, every=3, keep_best=True))
-    assert commands.train(config) == ExitCodes.FINISHED
+    assert commands.train(evaluated_once(folder, True, every=3, steps=5)) == ExitCodes.FINISHED
     ((known, _),) = retries(folder / "run")
-    best = json.loads((folder / "run/checkpoints/best.json").read_text())
-    assert (known, best["step"]) == (4, 4)
+    assert (known, best_step(folder / "run")) == (4, 4)
     assert find_checkpoint(folder / "run", "best").step == 4
+
+
+@pytest.mark.in_turn
+@pytest.mark.parallel([1, 3])
+@pytest.mark.parametrize("background", [True, False])
+def test_the_best_is_noted_where_its_own_checkpoint_is_written_at_another_try(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    """The run ends with it, so the other try is the last one's. A look at the claim that fails changes nothing."""
+    write_data(folder / "data.h5")
+    looks, look = [0], loop.Loop._look
+
+    def cannot_look(of: loop.Loop) -> None:
+        def refuses() -> None:
+            looks[0] += 1
+            raise FileNotFoundError(2, "No such file or directory", str(folder / "run"))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(of, "_claim", SimpleNamespace(check=refuses))
+            look(of)
+
+    monkeypatch.setattr(loop.Loop, "_look", cannot_look)
+    monkeypatch.setattr(loop, "_LAST_PAUSES_S", (0.1, 0.2))
+    full = Full(monkeypatch, lambda: full.refused < 1 and any((folder / "run/checkpoints").glob(".step-4.*")))
+    assert commands.train(evaluated_once(folder, background, every=99, steps=4)) == ExitCodes.FINISHED
+    assert best_step(folder / "run") == 4
+    assert MPI.COMM_WORLD.rank > 0 or looks[0] == 1
 
 
 @pytest.mark.in_turn

@@ -105,7 +105,7 @@ FAULTS: dict[str, FileFault] = {
     ),)),
     "prune before commit, met by an error": FileFault("errors", "increment", ((WRITER, _PUBLISHED, _PRUNED + _PUBLISHED),)),
     "an older one removed before the newer has its name": FileFault("errors", "again", ((
-        FILES, "        _move(final, old, claim)\n", "        remove_folder(final, comes_on)\n",
+        FILES, "        move(final, old, claim)\n", "        remove_folder(final, comes_on)\n",
     ),)),
     "what was about to be replaced is removed": FileFault("errors", "again", ((
         FILES, "            (folder / name).rename(final)\n", "            pass\n",
@@ -134,7 +134,7 @@ FAULTS: dict[str, FileFault] = {
         (FILES, _NAMED + _REMOVED, _REMOVED + _NAMED),
     )),
     "a removal that begins before the name is gone": FileFault("cuts", "increment/1,long/1", ((
-        FILES, "            _move(step_folder(run, step), hidden, claim)\n", "            step_folder(run, step).rename(hidden)\n",
+        FILES, "            move(step_folder(run, step), hidden, claim)\n", "            step_folder(run, step).rename(hidden)\n",
     ),)),
     "prune before commit, met by a cut": FileFault("cuts", "increment/1", ((WRITER, _PUBLISHED, _PRUNED + _PUBLISHED),)),
     "a new folder's name that is not synced": FileFault("cuts", "first/1", ((

@@ -759,19 +759,21 @@ def test_run_that_was_taken_over_stops_on_every_rank_and_changes_nothing(
     parallel_assert(world.rank > 0 or ours == taken)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 3])
+@pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("last", [False, True])
 def test_run_that_was_taken_over_before_a_rename_ends_naming_the_other_and_notes_no_retry(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], last: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], last: bool, background: bool
 ) -> None:
-    """Between the look and the rename of a checkpoint, which the other one has removed; nobody renews or looks else."""
+    """Between the look and the rename of a checkpoint, which the other one has removed. No thread looks too."""
     monkeypatch.setattr(commands, "claimed", partial(claimed, times=replace(SHORT, renew_s=600.0)))
     write_data(folder / "data.h5", samples=60)
     run, rename, taken = folder / "run", Path.rename, {}
     config = config_for(
         folder,
         train={"steps": 4 if last else 40, "log_every": 100},
-        checkpoint={"every": 4},
+        checkpoint={"every": 4, "background": background},
         run={"folder": str(run)},
     )
 
