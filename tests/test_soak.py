@@ -19,7 +19,8 @@ import losses  # noqa: E402 - a benchmark
 del sys.path[:1]
 COUNTED = {
     "cuts": {"cuts": {"cuts": 10_000, "wrong": 0}},
-    "errors": {"errors": {"injected": 10_200, "wrong": 0}, "errors-exports": {"injected": 1_600, "wrong": 0}},
+    "errors": {"errors": {"injected": 10_200, "wrong": 0}},
+    "errors-export": {"errors-export": {"injected": 1_600, "wrong": 0}},
     "kills": {"kills-resumed-split-plain-0": {"kills": 3}, "kills-resumed-split-plain-1": {"kills": 2}},
     "kills-mpich": {"kills-resumed-split-plain-0": {"kills": 1}},
 }
@@ -117,18 +118,22 @@ def test_a_part_stands_until_its_own_tests_change(
     every = {part.name for part in soak.parts()}
     assert set(call()[1]) == every
     tests = committed(tmp_path, "tests/failing_files/a.py", "2")
-    whole = {part.name for part in soak.parts() if "tests" in part.tests}
-    anew = {"cuts", "errors", "faults-files"} | whole
+    whole = {part.name for part in soak.parts() if part.tests is soak.WHOLE}
+    anew = {name for name in every if name in ("cuts", "faults-files") or name.startswith("errors")} | whole
     assert set(call()[1]) == anew
     assert {(row["commit"], row["tests"]) for row in found(soak)["rows"] if row["part"] in anew} == {(product, tests)}
-    committed(tmp_path, "tests/kernels/a.py", "3")
-    assert set(call()[1]) == whole
+    for file in ("tests/kernels/a.py", "benchmarks/a.py"):
+        committed(tmp_path, file, "3")
+        assert set(call()[1]) == whole
+    for file in ("tools/requirements-run.txt", "tools/run_tests.py"):
+        committed(tmp_path, file, "4")
+        assert set(call()[1]) == every
 
 
 def test_tests_of_parts_of_their_own_stand_on_what_is_named(soak: ModuleType) -> None:
     """Every module of tests that they import, directly or not, is under a path that the part names."""
     for part in soak.parts():
-        if "tests" in part.tests:
+        if part.tests is soak.WHOLE:
             continue
         named = [ROOT / path for path in part.tests]
         files = [file for path in named for file in ([path] if path.suffix else path.rglob("*.py"))]
@@ -169,7 +174,7 @@ def test_claims_are_what_the_soak_counted(
 ) -> None:
     assert all(one["value"] is None and one["reason"] for one in losses.counts(soak.RESULTS)[1])
     commit = committed(tmp_path, "hpcrec/a.py", "1")
-    call("--parts", "cuts,errors,kills,kills-mpich", failing=("kills",))
+    call("--parts", "cuts,errors,errors-export,kills,kills-mpich", failing=("kills",))
     rows, claims, of = losses.counts(soak.RESULTS)
     assert of == commit and len(rows) == 6
     assert values(claims) == {

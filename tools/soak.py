@@ -4,7 +4,7 @@
     tools/soak.py [--minutes M] [--parts NAME,...] [--list]
 
 What a part found goes to ``benchmarks/results/soak.json``, with what its tests counted and the commit that it ran on.
-Called again, it goes on with the parts that have not passed on this commit; one that failed stays there beside the try
+Called again, it goes on with the parts that have not passed as things are; one that failed stays there beside the try
 that passed. With ``--minutes`` no part is begun that is expected to take longer than what is left. The commit is the
 last one that changed the product, the same for every row; beside it a row names the last one that changed the tests
 which it ran, and counts as long as that stands. A tree with other changes than to results and documents is refused: a
@@ -30,9 +30,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "soak.json"
 OF_NO_CODE = ("benchmarks", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
-PRODUCT = ("hpcrec", "native", "slurm", "examples", "pyproject.toml", "setup.cfg")
+PRODUCT = (  # and what it stands on
+    "hpcrec",
+    "native",
+    "slurm",
+    "examples",
+    "pyproject.toml",
+    "setup.cfg",
+    "tools/horovod.sh",
+    "tools/requirements-*.txt",
+    "tools/setup.sh",
+)
+WHOLE = ("tests", "tools", "benchmarks/*.py", "Makefile")
 FAILED, LEFT = 1, 75
-LIMIT_S = 3600  # of each run of a part, and of a test in it: some parts are one test
+LIMIT_S, TEST_LIMIT_S = 3600, 3500  # of each run of a part, and of a test in it: some parts are one test
 COUNTED = {  # tests of parts of their own, left out of the others
     "errors": "tests/failing_files/test_errors.py",
     "cuts": "tests/failing_files/test_cuts.py",
@@ -55,6 +66,8 @@ SHARED = (  # what tests of parts of their own stand on
     "tests/training/launched.py",
     "tests/training/learned.py",
     "tests/training/runs.py",
+    "tools/run_tests.py",
+    "tools/soak.py",
 )
 
 
@@ -68,7 +81,7 @@ class Part:
     name: str
     minutes: float
     arguments: tuple[str, ...]
-    tests: tuple[str, ...] = ("tests", "tools")
+    tests: tuple[str, ...] = WHOLE
     mpich: bool = False
     slow: bool = True
 
@@ -78,7 +91,11 @@ def parts() -> Iterator[Part]:
     alone, files, bad = ("--ranks", ""), ("tests/failing_files", *SHARED), ("tests/bad_input", *SHARED)
     kills = (COUNTED["kills"], *SHARED)
     yield Part("cuts", 6, (*alone, COUNTED["cuts"]), files)
-    yield Part("errors", 40, (*alone, COUNTED["errors"]), files)
+    yield Part("errors", 20, (*alone, COUNTED["errors"], "-k", "ten_thousand"), files)
+    for scenario, minutes in (("train", 20), ("export", 15), ("predict", 10)):
+        yield Part(
+            f"errors-{scenario}", minutes, (*alone, COUNTED["errors"], "-k", f"many_calls and {scenario}"), files
+        )
     yield Part("mutations", 20, (*alone, COUNTED["mutations"]), bad)
     yield Part("kills", 40, (*alone, COUNTED["kills"]), kills)
     yield Part("ranks", 10, (*alone, COUNTED["ranks"]), (COUNTED["ranks"], *SHARED))
@@ -111,7 +128,7 @@ def main() -> int:
     if unknown := [name for name in asked if name not in every]:
         parser.error(f"--parts has {', '.join(unknown)}; allowed are {', '.join(every)}")
     commit, tests = last_change(PRODUCT), {part.name: last_change(part.tests) for part in every.values()}
-    rows = [row for row in written() if row["commit"] == commit and row["tests"] == tests.get(row["part"])]
+    rows = [row for row in written() if row["commit"] == commit and row.get("tests") == tests.get(row["part"])]
     passed = {row["part"] for row in rows if row["failed"] == 0}
     if options.list:
         for part in every.values():
@@ -147,7 +164,7 @@ def run(part: Part) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hpcrec-soak-") as folder:
         out = Path(folder) / "found.json"
         line = [str(python), str(ROOT / "tools" / "run_tests.py"), "--json", str(out)]
-        line += ["--limit-s", str(LIMIT_S), "--test-limit-s", str(LIMIT_S)]
+        line += ["--limit-s", str(LIMIT_S), "--test-limit-s", str(TEST_LIMIT_S)]
         if part.slow:
             line += ["--slow", "--slurm", "no"]
         began_s, began = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

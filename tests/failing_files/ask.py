@@ -16,7 +16,6 @@ ERRORS_ON = (
     "first", "increment", "again", "retried", "resume", "damaged", "notes", "first notes", "prepare", "prepare one",
     "prepare restart", "data",
 )  # fmt: skip
-WITH_MODELS = ("train", "export", "predict")  # a case takes half a second or two, of the others a tenth
 CUTS_ON = (
     "first/1", "first/2", "first/3", "increment/1", "increment/2", "long/1", "long/3", "again/1", "again/2",
     "retried/1+3", "retried/1+9", "retried/2+5", "retried/2+14", "retried/2+21", "resume/1", "damaged/1", "notes/1",

@@ -55,8 +55,8 @@ EMPTY_KINDS: dict[tuple[str, str], str] = {
     **{(call, "source"): IS_READ_ALONE for call in ("write", "fsync", "close", "rename", "unlink")},
     **{("rename", kind): MOVES_WITH_ITS_FOLDER for kind in ("rows", "dense", "state")},
     **{(call, "attempts"): IS_APPENDED_TO for call in ("rename", "unlink")},
-    ("read", "told"): "nothing goes on from it but by a run that resumes: scenario train",
-    **{(call, "export"): "exports have tests of their own" for call in CALLS if call != "mkdir"},
+    ("read", "told"): "an export reads it: test_errors.MET",
+    **{(call, "export"): "exports have cells of their own: test_errors.MET" for call in CALLS if call != "mkdir"},
 }
 _FOLDERS = re.compile(r"/\.step-\d+\.(\w+\.)?(tmp|old)$|/\.(out|right)-[^/]*\.part$|/prepare\.work$")
 

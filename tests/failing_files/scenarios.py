@@ -34,7 +34,15 @@ Mark = Callable[[str], None]
 
 
 class Scenario(ABC):
-    """``begin`` makes a folder once; each case acts on a copy of it, and is judged when nothing fails any more."""
+    """``begin`` makes a folder once; each case acts on a copy of it, and is judged when nothing fails any more.
+
+    Attributes
+    ----------
+    one_write : bool
+        What fails in this case is one write, and nothing else.
+    """
+
+    one_write = False
 
     @abstractmethod
     def begin(self, folder: Path) -> None:

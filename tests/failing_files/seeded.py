@@ -147,7 +147,7 @@ FAULTS: dict[str, FileFault] = {
         WHOLE, "    temporary.replace(path)\n    sync(path.parent)\n", "    temporary.replace(path)\n",
     ),)),
     "names of an export's tables that are not synced": FileFault("cuts", "export/1", ((
-        EXPORT, '            sync(hidden / "tables")\n', "",
+        EXPORT, '            sync(hidden / "tables")\n', "            pass\n",
     ),)),
     "an export's tables that are not synced": FileFault("cuts", "export/1", (
         (ARRAYS, "                array.flush()  #", "                pass  #"),

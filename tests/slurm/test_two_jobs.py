@@ -97,7 +97,11 @@ def stopped_and_lost(shared: Path, run: Run, path: str) -> Iterator[tuple[BatchJ
         with cut_off(first.hosts()[0]):
             until("Slurm's notice", first.ended)
             assert first.state == "NODE_FAIL"
-            yield first, holder
+            try:
+                yield first, holder
+            finally:
+                if is_stopped(holder.process):  # a test that failed before it came back
+                    os.kill(holder.process, signal.SIGKILL)
 
 
 def contents(run: Run) -> dict[Path, bytes]:
