@@ -126,10 +126,10 @@ FAULTS: dict[str, Fault] = {
     ),
     "the token looked at too early": Fault(
         "hpcrec/checkpoint/files.py",
-        "    replaces = final.exists()\n    if replaces:\n        _move(final, old, claim)\n"
+        "    replaces = final.exists()\n    if replaces:\n        move(final, old, claim)\n"
         "    try:\n        claim.check()\n",
         "    claim.check()\n    sync(hidden)\n    sync(hidden.parent)\n    replaces = final.exists()\n"
-        "    if replaces:\n        _move(final, old, claim)\n    try:\n",
+        "    if replaces:\n        move(final, old, claim)\n    try:\n",
         "claim",
     ),
     "the token not looked at again after a rename": Fault(
