@@ -268,6 +268,8 @@ def move(path: Path, away: Path, claim: Claim | Unclaimed) -> None:
 
 
 def _put_back(path: Path, away: Path) -> None:
+    if path.is_file():  # a rename would replace it, where that of a folder is refused
+        return
     with contextlib.suppress(OSError):  # whoever has the claim now has brought it back, or has one of its own there
         away.rename(path)
 

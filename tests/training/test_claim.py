@@ -562,25 +562,31 @@ def test_a_text_is_not_put_in_place_of_another_ones_that_was_taken_over_while_it
     assert not list((tmp_path / name).parent.glob("*.part"))
 
 
+@pytest.mark.parametrize("begun", [False, True])
 def test_attempts_are_given_back_to_who_took_the_run_over_as_they_were_taken_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    """Without them a job that is requeued would not know that it began the run, and would clear it."""
+    """Without them a job that is requeued would not know that it began the run. What it has begun itself stays."""
     first, rename = claim_of(tmp_path), Path.rename
     attempts.begin(tmp_path, attempts.now(), 0, 1, ["one"], attempts.Allocation("7", 0))
     told = (tmp_path / attempts.FILE).read_bytes()
 
     def late(path: Path, name: Path) -> Path:
-        if path.name == attempts.FILE:
+        ours = path.name == attempts.FILE
+        if ours and not begun:
             take_over(tmp_path)
-        return rename(path, name)
+        renamed = rename(path, name)
+        if ours and begun:
+            take_over(tmp_path)
+            path.write_text("the other one's")
+        return renamed
 
     monkeypatch.setattr(Path, "rename", late)
     config = config_for(tmp_path, checkpoint={"resume": "never"}, run={"folder": str(tmp_path)})
     with pytest.raises(ConfigError, match="has taken this run over"):
         commands._clean_folder(tmp_path, config, "never", first, lambda: None)
-    assert (tmp_path / attempts.FILE).read_bytes() == told
-    assert not list(tmp_path.glob(".attempts*"))
+    assert (tmp_path / attempts.FILE).read_bytes() == (b"the other one's" if begun else told)
+    assert begun or not list(tmp_path.glob(".attempts*"))
 
 
 Act = Callable[[Path, Claim], object]
