@@ -7,6 +7,7 @@ With ``--check`` it writes nothing and fails where the page is not what the JSON
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,7 +72,7 @@ def page() -> str:
 
 
 def rows_table(rows: list[dict[str, object]]) -> str:
-    """The rows that the claims come from; one table for rows of the same keys."""
+    """The rows that the claims come from; one table for rows of the same keys, and one for each count by several."""
     out, before = [], None
     for row in rows:
         keys = list(row)
@@ -79,14 +80,53 @@ def rows_table(rows: list[dict[str, object]]) -> str:
             out.append(("\n" if before else "") + f"| {' | '.join(keys)} |\n|{'---|' * len(keys)}\n")
             before = keys
         out.append(f"| {' | '.join(map(cell, row.values()))} |\n")
+    out += [by_table(name, by) for row in rows for name, by in counted_by(row)]
     return "".join(out)
 
 
 def cell(value: object) -> str:
-    """A number to four digits; of several their median and range."""
+    """A number to four digits; of several their median and range; of counts by name those that are one number each."""
     if isinstance(value, dict) and value.keys() == {"median", "min", "max", "n"}:
         return f"{value['median']:.4g} ({value['min']:.4g} to {value['max']:.4g})"
+    if isinstance(value, dict):
+        named = [f"{name} ({flat(one)})" for name, one in value.items() if isinstance(one, dict)]
+        return ", ".join([*([flat(value)] if flat(value) else []), *named])
+    if isinstance(value, list):
+        return " ".join(map(cell, value))
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def flat(counts: dict[str, object]) -> str:
+    """Counts that are one number each."""
+    return ", ".join(f"{name}: {cell(one)}" for name, one in counts.items() if not isinstance(one, dict))
+
+
+def counted_by(row: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Counts by something, each with what it is of: a row has them two levels deep, under ``counted``."""
+    counted = row.get("counted")
+    for name, counts in counted.items() if isinstance(counted, dict) else ():
+        for key, by in counts.items():
+            if isinstance(by, dict) and by:
+                yield f"{name}, {key}", by
+
+
+def by_table(name: str, by: dict[str, object]) -> str:
+    """A table of counts: names of parts (``a|b|c``) give a row for all but the last part, and a column for each last.
+
+    An empty cell is a pair that nothing was counted of.
+    """
+    deepest = max(key.count("|") for key in by)
+    if deepest == 0:
+        return f"\n{name}: {flat(by)}.\n"
+    if deepest == 1:
+        lines = [f"| {' | '.join(key.split('|'))} | {cell(value)} |\n" for key, value in by.items()]
+        return f"\n{name}:\n\n| | | |\n|---|---|---|\n{''.join(lines)}"
+    cells = {tuple(key.rsplit("|", 1)): cell(value) for key, value in by.items()}
+    firsts, lasts = sorted({first for first, _ in cells}), sorted({last for _, last in cells})
+    head = [" "] * deepest + lasts
+    lines = [[*first.split("|"), *(cells.get((first, last), "") for last in lasts)] for first in firsts]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"\n{name}:\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}\n{table}"
 
 
 def main() -> None:

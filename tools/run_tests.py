@@ -1,8 +1,8 @@
 """Runs the whole test suite: serial tests in one pytest, then MPI tests in one mpirun for each rank count they ask for.
 
-Serial tests take one core. Beside them run those of the kernels, then those on one rank, then those on a Slurm of
-several nodes, which mostly wait; as root on Debian it is installed and started for them. What runs beside is shown when
-it has ended.
+Serial tests take one core. Beside them run those of the kernels, then those on one rank; and beside both those on a
+Slurm of several nodes, which mostly wait; as root on Debian it is installed and started for them. What runs beside is
+shown when it has ended.
 
 ``make test`` calls it with the virtual environment's Python. Rank 0 is shown as it runs, the other ranks' output is
 kept apart and its end is shown when something fails. A run past its limit is asked for every rank's stacks (USR1,
@@ -37,6 +37,7 @@ APART_FILES = "tests/kernels"  # of the serial tests about half of the time
 TAIL_LINES = 120  # of each other rank's output, shown on failure
 STACKS_S = 3.0  # between asking for the stacks and ending a run
 END_S = 10.0  # between asking a run to end and killing it
+WORDS = ("passed", "failed", "skipped")
 WORST = ("failed", "began", "passed", "skipped")  # a test on several ranks counts once, as the first of these words
 # Rank 0 writes to mpirun's output; the others to files of their own, whatever the MPI library can do itself. Their
 # temporary folders are in the run's.
@@ -90,7 +91,6 @@ def main() -> int:
     speed = "slow" if args.slow else "fast"
     chosen = "slow" if args.slow else "not slow"
     limits = Limits(run_s=args.limit_s, test_s=args.test_limit_s)
-    total: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     whole_s = time.monotonic()
     apart = not names_files(pytest_args) and args.slurm != "only"
@@ -99,8 +99,7 @@ def main() -> int:
         began_s = time.monotonic()
         selection = [f"{marks} and {chosen}", *pytest_args, *files]
         found = run_part(run, Path(folder) / str(ranks), ranks, selection)
-        total.update(found)
-        counts = {word: found[word] for word in ("passed", "failed", "skipped")}
+        counts = {word: found[word] for word in WORDS}
         rows.append({"part": run.name, "seconds": round(time.monotonic() - began_s), **counts})
 
     def on_ranks(n: int, show: Show) -> None:
@@ -122,7 +121,9 @@ def main() -> int:
         if wait_collected(notes) and 1 in counts():
             with kept() as show:
                 on_ranks(1, show)
-        if not ENDED.is_set() and args.slurm == "too" and args.ranks is None and asks_slurm(notes, speed):
+
+    def waiting() -> None:
+        if args.slurm == "too" and args.ranks is None and wait_collected(notes) and asks_slurm(notes, speed):
             with kept() as show:
                 on_slurm(show)
 
@@ -133,21 +134,22 @@ def main() -> int:
         if args.slurm == "only":
             on_slurm(print_now)
         else:
-            others = pool.submit(beside) if args.serial else None
+            others = [pool.submit(run) for run in (beside, waiting)] if args.serial else []
             try:
                 left_out = [f"--ignore={APART_FILES}"] if apart else []
                 if args.serial:
                     part(Run("serial", limits, print_now), 0, "not parallel and not slurm", left_out)
             finally:
                 COLLECTED.set()
-            if others:
-                others.result()
+            for other in others:
+                other.result()
             if apart and (asked := asks(Path(folder) / str(APART), speed, but="0")):
                 raise SystemExit(f"{APART_FILES} is run without ranks, but asks for some: {asked}")
             for n in counts():
                 if n != 1 or not args.serial:
                     on_ranks(n, print_now)
         rows += [{"counted": path.stem, **json.loads(path.read_text())} for path in sorted(counted.glob("*.json"))]
+    total = {word: sum(row.get(word, 0) for row in rows) for word in WORDS}
     took = ", ".join(f"{row['part']} {row['seconds']} s" for row in rows if "part" in row)
     print(f"\ntime: {took}; in all {time.monotonic() - whole_s:.0f} s")
     if args.json:
