@@ -21,7 +21,8 @@ ALLOWED = {
     "types": "",
     "errors": "",
     "units": "",
-    "toml": "",
+    "again": "",
+    "toml": "again",
     "comm": "",
     "plan": "",
     "kernels": "_native",
@@ -31,22 +32,23 @@ ALLOWED = {
     "exchange": "operators embedding comm kernels",
     "policy": "exchange comm kernels",  # comm: clocks of threads; kernels: threads of its own thread
     "dense": "comm kernels",
-    "data": "comm kernels",
-    "preparation": "data comm kernels toml",  # kernels: text is parsed natively; toml: column maps
-    "serving": "data kernels",
+    "data": "again comm kernels",
+    "preparation": "again data comm kernels toml",  # kernels: text is parsed natively; toml: column maps
+    "serving": "again data kernels",
     "config": "toml policy exchange",  # policy, exchange: names, and what forms say of themselves
     "systems": "config",
-    "training": "exchange policy dense data models embedding comm",
-    "checkpoint": "training dense data embedding comm",  # a session's parts are saved, so it knows them
-    "checkpoint.tools": "checkpoint dense data comm",  # checkpoints without a session
+    "training": "again exchange policy dense data models embedding comm",
+    "checkpoint": "again training dense data embedding comm",  # a session's parts are saved, so it knows them
+    "checkpoint.tools": "again checkpoint dense data comm",  # checkpoints without a session
     # What in training knows checkpoints too: the loop, and what it says of thresholding.
     "training.compression": "training checkpoint dense",
-    "training.loop": "config training.compression training checkpoint comm",  # comm: what it says on the log
-    "build": "config training.compression training checkpoint.tools checkpoint serving plan policy exchange dense data "
-    "models operators embedding kernels comm",
-    "doctor": "build config training dense data kernels comm",  # build: what a configuration needs of memory and disk
-    "launcher": "training toml comm",  # training: attempts of a run; comm: boards of ranks that died
-    "cli": "launcher doctor build systems config training.loop training.compression training checkpoint.tools "
+    "training.loop": "again config training.compression training checkpoint comm",  # comm: what it says on the log
+    "build": "again config training.compression training checkpoint.tools checkpoint serving plan policy exchange "
+    "dense data models operators embedding kernels comm",
+    # build: what a configuration needs of memory and disk
+    "doctor": "again build config training dense data kernels comm",
+    "launcher": "again training toml comm",  # training: attempts of a run; comm: boards of ranks that died
+    "cli": "again launcher doctor build systems config training.loop training.compression training checkpoint.tools "
     "checkpoint preparation serving data embedding comm",
     "__main__": "cli",
     "__init__": "build training",
@@ -104,6 +106,7 @@ ENVIRONMENT: dict[str, str] = {
     "hpcrec/cli/slurm.py": "HPCREC_ENV, which slurm/env.sh documents, names the site's settings there too",
     "hpcrec/cli/prepare.py": "the launcher says there whether there are several ranks",
     "hpcrec/launcher/mpirun.py": "hands its own environment on to the ranks that it starts",
+    "hpcrec/launcher/submit.py": "hands its own environment on to sbatch, less what Slurm has told of a job around it",
     "hpcrec/training/queue.py": "hands its own environment on to squeue, less the user's settings of squeue",
     "hpcrec/dense/horovod.py": "Horovod is set by environment variables alone",
 }

@@ -8,6 +8,7 @@ from hpcrec.build.tables import as_read
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.checkpoint.files import checkpoints_in
+from hpcrec.comm.failure import end_by_signals
 from hpcrec.config import Config
 from hpcrec.training.compression import advise_reader
 from hpcrec.training.ranks import on_root
@@ -23,6 +24,7 @@ def open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sessi
     path = data or config.data.test or config.data.validation or config.data.train
     run = Path(config.run.folder)
     session = open_session(as_read(replace(config, data=replace(config.data, test=path))), reading=True)
+    end_by_signals()  # nothing is trained that a stop would save
     main = session.parts.world.main
     if checkpoint == "best" and not on_root(main, (checkpoints_in(run) / "best.json").exists):
         checkpoint = "last"

@@ -210,10 +210,10 @@ def _check_names(tables: Iterable[str]) -> None:
     """Before training, not at the first checkpoint."""
     for name in tables:
         length = len(quoted(name).encode())
-        if length > LONGEST_NAME or "\0" in name:
+        if not 0 < length <= LONGEST_NAME or "\0" in name:
             has = "a NUL in its name" if "\0" in name else f"a name of {length} bytes"
             raise ConfigError(
-                f"table {name[:60]!r} has {has}, and a checkpoint keeps it in a folder of that name. Allowed: at most "
+                f"table {name[:60]!r} has {has}, and a checkpoint keeps it in a folder of that name. Allowed: 1 to "
                 f"{LONGEST_NAME} bytes, no NUL. Rename the feature in the data set, or the table of your model."
             )
 

@@ -118,6 +118,11 @@ class CheckpointWriter:
         """
         on_root(self._ranks, lambda: files.make_hidden(self.folder, self.step, self._claim, self._ranks.comes_on))
 
+    @property
+    def failed(self) -> bool:
+        """Whether something could not be written, which ``commit`` will raise."""
+        return self._failure is not None
+
     def write_table_part(
         self,
         table: str,

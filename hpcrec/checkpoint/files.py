@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from hpcrec.again import is_folder, is_there, read_again
 from hpcrec.comm.failure import agree
 from hpcrec.comm.ranks import Ranks
 from hpcrec.data import checksum
-from hpcrec.data.again import read_again
 from hpcrec.data.files import remove_folder, sync, write_text
 from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.training.claim import UNCLAIMED, Claim, Unclaimed
@@ -158,6 +158,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 "Read it with the hpcrec that wrote it."
             )
         files = {str(name): (int(entry["bytes"]), int(entry["crc32"])) for name, entry in manifest["files"].items()}
+        for name in files:
+            if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+                raise ValueError(f"file {name!r}, which is not one of its folder")
         base = manifest.get("base")
         for step in (manifest["step"], *(() if base is None else (base["step"], len(base["sha256"])))):
             if type(step) is not int or step < 0:
@@ -240,7 +243,7 @@ def publish(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, comes_on
     """Gives a whole checkpoint its name, in place of an older one of the same step."""
     hidden, final = hidden_folder(run, step, token=claim.token), step_folder(run, step)
     old = hidden_folder(run, step, "old", claim.token)
-    replaces = final.exists()
+    replaces = is_there(final)
     if replaces:
         move(final, old, claim)
     try:
@@ -268,7 +271,7 @@ def move(path: Path, away: Path, claim: Claim | Unclaimed) -> None:
 
 
 def _put_back(path: Path, away: Path) -> None:
-    if path.is_file():  # a rename would replace it, where that of a folder is refused
+    if is_there(path) and not is_folder(path):  # a rename would replace it, where that of a folder is refused
         return
     with contextlib.suppress(OSError):  # whoever has the claim now has brought it back, or has one of its own there
         away.rename(path)
@@ -278,7 +281,7 @@ def clear(run: Path, claim: Claim | Unclaimed = UNCLAIMED, comes_on: ComesOn = n
     """Removes all checkpoints of a run. On one rank."""
     folder = checkpoints_in(run)
     away = run / f".{folder.name}.{claim.token}.old"
-    if folder.is_dir():
+    if is_folder(folder):
         move(folder, away, claim)
     remove_leftovers(run, claim, comes_on)
 
@@ -292,7 +295,7 @@ def remove_leftovers(run: Path, claim: Claim | Unclaimed = UNCLAIMED, comes_on: 
     cleared = [n for n, _ in _listed(run) if n.startswith(f".{folder.name}.") and n.endswith(".old")]
     for name in hidden:
         final = folder / name.split(".")[1]
-        if name.endswith(".old") and not final.exists():
+        if name.endswith(".old") and not is_there(final):
             claim.check()
             (folder / name).rename(final)
     left = [folder / name for name in hidden if name.endswith((".tmp", ".old"))] + [run / name for name in cleared]
@@ -315,7 +318,7 @@ def set_aside(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, why: s
     """
     folder = checkpoints_in(run)
     names = itertools.chain([f"{why}-step-{step}"], (f"{why}-step-{step}.{k}" for k in itertools.count(2)))
-    aside = next(folder / name for name in names if not (folder / name).exists())
+    aside = next(folder / name for name in names if not is_there(folder / name))
     move(step_folder(run, step), aside, claim)
     return aside
 
@@ -388,7 +391,7 @@ def mark_best(run: Path, step: int, metric: str, value: float, claim: Claim | Un
 def unmark_best(run: Path, claim: Claim | Unclaimed = UNCLAIMED) -> None:
     """Takes the note away. On one rank."""
     path = checkpoints_in(run) / BEST
-    if path.exists():
+    if is_there(path):
         claim.check()
         path.unlink()
         sync(path.parent)
@@ -402,7 +405,7 @@ def read_best(run: Path) -> dict[str, Any] | None:
         return {"step": int(best["step"]), "metric": str(best["metric"]), "value": float(best["value"])}
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path}: does not say which checkpoint is best ({error!r}). Remove it.") from error
 
 
@@ -412,7 +415,7 @@ def make_hidden(run: Path, step: int, claim: Claim | Unclaimed = UNCLAIMED, come
     remove_leftovers(run, claim, comes_on)
     hidden = hidden_folder(run, step, token=claim.token)
     remove_folder(hidden, comes_on)  # which may not be left
-    missing = [path for path in (hidden, *hidden.parents) if not path.exists()]
+    missing = [path for path in (hidden, *hidden.parents) if not is_there(path)]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
         sync(path.parent)

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import h5py
 import numpy as np
 
+from hpcrec.again import read_again, refused
 from hpcrec.checkpoint import files
-from hpcrec.data.again import read_again, refused
 from hpcrec.data.hdf5_filled import Filled, Shape
 from hpcrec.data.hdf5_lookup import found_in, items_in
 from hpcrec.errors import CheckpointError, UnreadableError

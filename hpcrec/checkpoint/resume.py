@@ -44,7 +44,8 @@ def resumed_from(folder: Path, which: str, ranks: Ranks, claim: Claim | Unclaime
     checkpoint = find_checkpoint(folder, "last" if which == "auto" else which, ranks)
     if checkpoint.nonfinite:
         checkpoint = _of_finite_values(folder, checkpoint, which, ranks)
-    for newer in on_root(ranks, lambda: [step for step in steps_in(folder) if step > checkpoint.step]):
+    # The newest first: what it needs of an older one is asked while that has its name.
+    for newer in on_root(ranks, lambda: [step for step in reversed(steps_in(folder)) if step > checkpoint.step]):
         _set_aside(folder, newer, checkpoint.step, which, ranks, claim)
     return checkpoint
 

@@ -6,6 +6,7 @@ learn of it soon and after the same step. Knows a session, and when things are w
 ``image``, when a failed one is tried again for ``retry``.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from hpcrec.checkpoint.image import Write, frozen_parts_of, parts_of
 from hpcrec.comm.aside import Aside
 from hpcrec.comm.failure import agree
 from hpcrec.embedding.store import Store
-from hpcrec.errors import CheckpointError, ConfigError, UnreadableError
+from hpcrec.errors import CheckpointError, ConfigError, OutputError, UnreadableError
 from hpcrec.training.claim import UNCLAIMED, Claim, Unclaimed
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
@@ -98,21 +99,21 @@ class Saver:
         assert self._thread is None and self._failure is None, "wait() was not called"
         try:
             return self._save(extra, then)
-        except (CheckpointError, UnreadableError) as error:
+        except (CheckpointError, OutputError, UnreadableError) as error:
             self._base = None
             raise CheckpointError(str(error)) from error
 
     def _save(self, extra: dict[str, Any], then: Then) -> bool:
         self.began_s = time.monotonic()
-        session, aside = self._session, self._session.parts.world.aside
+        session, main, aside = self._session, self._session.parts.world.main, self._session.parts.world.aside
         session.parts.pipeline.rest()
         base = self._next_base()
         writer = CheckpointWriter(
             self._folder,
             session.step,
-            session.parts.world.main,
+            main,
             base=base,
-            comes_on=aside.comes_on if self._background and aside is not None else session.parts.world.main.comes_on,
+            comes_on=aside.comes_on if self._background and aside is not None else main.comes_on,
             claim=self._claim,
         )
         writer.begin()
@@ -122,7 +123,7 @@ class Saver:
                 write(writer)
             self._track(base)
             writer.commit()
-            on_root(session.parts.world.main, lambda: then(session.parts.world.main.comes_on))
+            on_root(main, lambda: _of_disk(lambda: then(main.comes_on)))
             return True
         writes = frozen_parts_of(session, said, writer, some=base is not None)
         self._track(base)
@@ -152,14 +153,13 @@ class Saver:
             with aside.working("checkpoint"):
                 problem = None
                 try:
-                    for write in writes:
-                        write(writer)
-                    self._thaw()
+                    _of_disk(lambda: [write(writer) for write in writes])
+                    _of_disk(self._thaw)
                 except Exception as caught:  # what the writer did not foresee: the others do not wait for it in commit
                     problem = caught
                 agree(aside, problem)
                 writer.commit(aside)
-                on_root(aside, lambda: then(aside.comes_on))
+                on_root(aside, lambda: _of_disk(lambda: then(aside.comes_on)))
         except BaseException as error:  # whoever waits raises it
             self._failure = error
             self._session.parts.save_failed.set()
@@ -178,17 +178,26 @@ class Saver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._thaw()
+            with contextlib.suppress(OSError):  # the thread has tried to, so the checkpoint has failed
+                self._thaw()
         self._session.parts.save_failed.clear()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             self._base = None  # it may have been that one
-            if isinstance(failure, UnreadableError):  # of what it needs besides
+            if isinstance(failure, OutputError | UnreadableError):
                 raise CheckpointError(str(failure)) from failure
             raise failure
         return written
 
     def _thaw(self) -> None:
-        if self._store is not None:
-            self._store.thaw()
-            self._store = None
+        store, self._store = self._store, None
+        if store is not None:
+            store.thaw()
+
+
+def _of_disk(work: Callable[[], Any]) -> None:
+    """Does something of a checkpoint. What the system refuses in it fails that checkpoint, and not the run."""
+    try:
+        work()
+    except OSError as error:
+        raise CheckpointError(str(error)) from error

@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.Abort:
+    except click.Abort as abort:
+        if isinstance(abort.__context__, EOFError):  # of a file, which click takes for a user's
+            raise abort.__context__ from None
         sys.exit(130)
     except HpcrecError as error:
         if sys.excepthook is not sys.__excepthook__:  # on ranks, comm.failure says it once and ends all of them
@@ -133,13 +135,14 @@ def evaluate(run_or_config: Path, data: Path | None, checkpoint: str, overrides:
 @click.argument("run", type=Anything)
 @click.option("--data", type=File, required=True, help="Data set to predict.")
 @click.option("--out", type=Target, required=True, help="HDF5 file to write: probabilities in /prediction.")
+@click.option("--trust", is_flag=True, help="RUN is a folder whose model is code of its own, which may be run.")
 @checkpoint_option
 @set_option
-def predict(run: Path, data: Path, out: Path, checkpoint: str, overrides: Sequence[str]) -> None:
+def predict(run: Path, data: Path, out: Path, trust: bool, checkpoint: str, overrides: Sequence[str]) -> None:
     """Write a trained model's probabilities for a data set, in its order.
 
     RUN is a run folder, or the TOML file that made it; or an export ('hpcrec checkpoint export'), which takes one
-    process and no MPI.
+    process and no MPI, and may come from anyone. A run folder whose model is code of its own needs --trust.
     """
     if (run / EXPORT).is_file():
         predict_exported(run, data, out, os.environ)
@@ -148,6 +151,12 @@ def predict(run: Path, data: Path, out: Path, checkpoint: str, overrides: Sequen
     from hpcrec.cli import train as commands
 
     config = run_config(run, overrides)
+    if run.is_dir() and ":" in config.model.name and not trust:
+        where = f" in {config.model.folder}" if config.model.folder else ""
+        raise ConfigError(
+            f"{run}: is a run, no export, and its model is code, {config.model.name!r}{where}, which would be run "
+            "here. Add --trust where you would run a program by whom it is from."
+        )
     samples = commands.predict(config, data=str(data), out=out, checkpoint=checkpoint)
     if rank == 0:
         click.echo(f"{out}: {samples} predictions")
@@ -247,7 +256,8 @@ def run(
         return run_command(
             ranks if nodes is None else nodes.ranks,
             arguments,
-            program=(sys.executable, "-u", *(() if own_loop else ("-m", "hpcrec"))),
+            # -P: a folder of data that one works in is none of modules
+            program=(sys.executable, "-u", *(() if own_loop else ("-P", "-m", "hpcrec"))),
             environment=environment,
             launcher=launcher,
             threads=threads,

@@ -4,6 +4,7 @@ Knows sessions and run folders; does not parse a command line (``cli.main``).
 """
 
 import contextlib
+import math
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcrec.again import is_there, names_in
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint.files import ComesOn, clear, move, steps_in
@@ -30,7 +32,7 @@ from hpcrec.config import (
 from hpcrec.data.files import write_text, writing
 from hpcrec.data.predictions import predictions
 from hpcrec.embedding.load import Load, imbalance
-from hpcrec.errors import HpcrecError
+from hpcrec.errors import HpcrecError, UnreadableError
 from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import Claim, claimed
@@ -115,8 +117,8 @@ def train(
                         note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
                     raise
                 summary = _summary(session, outcome, told.throughput(), software)
-                on_root(session.parts.world.main, claim.check)
-        if root:
+                held = on_root(session.parts.world.main, lambda: _is_held(claim))
+        if root and held:
             summary |= {"slow_ranks": loop.slow_ranks(), **_attempts(run)}
             _write_end(run, session.step, summary)
             tell(report.text_table(summary))
@@ -131,8 +133,15 @@ def evaluate(config: Config, *, data: str | None = None, checkpoint: str = "best
     """
     with open_for_reading(config, data, checkpoint) as session:
         result = session.evaluate("test")
-        attainable = session.parts.splits["test"].dataset.attributes.get("attainable_auc")
-    return {**result, **({} if attainable is None else {"attainable_auc": float(attainable)})}
+        attainable = _attainable(session, "test")
+    return {**result, **attainable}
+
+
+def _attainable(session: Session, split: str) -> dict[str, float]:
+    """The AUC that a data set says can be had, where it does; what is no number says nothing."""
+    known = session.parts.splits[split].dataset.attributes.get("attainable_auc")
+    is_number = isinstance(known, int | float) and not isinstance(known, bool) and math.isfinite(known)
+    return {"attainable_auc": float(known)} if known is not None and is_number else {}
 
 
 def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -> int:
@@ -176,11 +185,12 @@ def _prepare_folder(run: Path, config: Config, allocation: Allocation, claim: Cl
 def _clean_folder(run: Path, config: Config, resume: str, claim: Claim, comes_on: ComesOn) -> None:
     if resume == "never":  # what the run has left that this one replaces
         clear(run, claim, comes_on)
-        if (run / attempts.FILE).exists():
+        if is_there(run / attempts.FILE):
             away = run / f".{attempts.FILE}.{claim.token}.old"
             move(run / attempts.FILE, away, claim)
-        for left in run.glob(f".{attempts.FILE}.*.old"):
-            left.unlink(missing_ok=True)
+        for name in names_in(run):
+            if name.startswith(f".{attempts.FILE}.") and name.endswith(".old"):
+                (run / name).unlink(missing_ok=True)
         claim.check()
         shutil.rmtree(run / "tensorboard", ignore_errors=True)
     for name in ("summary.json", "report.html"):  # what an earlier run ended with is not what this one will
@@ -197,6 +207,16 @@ def _begin_attempt(session: Session, run: Path, began: str, step: int, allocatio
         on_root(main, claim.check)
         on_root(main, lambda: attempts.begin(run, began, step, main.size, hosts, allocation))
         on_root(main, claim.check)  # what is told next replaces metrics.jsonl
+
+
+def _is_held(claim: Claim) -> bool:
+    """Whether this attempt may tell of its end; its checkpoints are whole, so a look that fails is no failure of it."""
+    try:
+        claim.check()
+    except UnreadableError as error:
+        say(f"hpcrec: {error} The run has ended well; its summary is not written.\n")
+        return False
+    return True
 
 
 def _write_end(run: Path, step: int, summary: Mapping[str, Any]) -> None:
@@ -233,8 +253,12 @@ def _stop_time(
 
 
 def _attempts(run: Path) -> dict[str, Any]:
-    """What ``summary.json`` says of all attempts of the run, this one being under way."""
-    return {"attempts": attempts.figures(run)}
+    """What ``summary.json`` says of all attempts of the run, this one being under way; nothing if it cannot be read."""
+    try:
+        return {"attempts": attempts.figures(run)}
+    except UnreadableError as error:
+        say(f"hpcrec: {error} The summary says nothing of attempts.\n")
+        return {}
 
 
 def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str], error: str) -> dict[str, Any]:
@@ -281,11 +305,7 @@ def _summary(
     if outcome.evaluation is not None:
         further = [name for name in EVALUATED_BESIDE if name in outcome.evaluation]
         evaluation = {name: outcome.evaluation[name] for name in ("step", *EVALUATED, *further)}
-    if (
-        split is not None
-        and (known := session.parts.splits[split].dataset.attributes.get("attainable_auc")) is not None
-    ):
-        evaluation["attainable_auc"] = float(known)
+    evaluation |= {} if split is None else _attainable(session, split)
     return {
         "status": outcome.status,
         "steps": session.step,

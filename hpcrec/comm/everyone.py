@@ -16,6 +16,6 @@ def everyone(environment: Mapping[str, str]) -> Collectives:
     A signal ends the ranks, as it does without MPI: what such a command has finished stays on disk.
     """
     start(environment)
-    failure.unwatch()
+    failure.end_by_signals()
     size = MPI.COMM_WORLD.size
     return Collectives(MPI.COMM_WORLD.Dup(), tuple(range(size)), Ledger(MPI.COMM_WORLD.rank, (0,) * size))

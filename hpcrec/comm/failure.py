@@ -266,6 +266,14 @@ def unwatch() -> None:
         _watching.pop().close()
 
 
+def end_by_signals() -> None:
+    """From now on a signal ends this process, as it does without ``watch``; and so does one that has come meanwhile."""
+    came = any(one.requested for one in _watching)
+    unwatch()
+    if came:
+        signal.raise_signal(signal.SIGTERM)
+
+
 def _kind(error: Exception) -> str:
     """The nearest class that hpcrec defines."""
     return next((k.__name__ for k in type(error).__mro__ if k.__module__ == errors.__name__), "HpcrecError")

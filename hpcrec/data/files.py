@@ -87,7 +87,13 @@ def write_text(path: Path, text: str, look: Callable[[], None] = lambda: None) -
 
 
 def remove_folder(folder: Path, comes_on: Callable[[], None] = lambda: None) -> None:
-    """Remove a folder with all that is in it, if it is there; ``comes_on`` is called at each file. Links stay links."""
+    """Remove a folder with all that is in it, if it is there; ``comes_on`` is called at each file.
+
+    Of a link, itself one too, only the link goes: what it leads to is somebody else's.
+    """
+    if folder.is_symlink():
+        folder.unlink()
+        return
 
     def refused(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):

@@ -7,6 +7,7 @@ Columns that `direct` can read are read past HDF5. `reader.DataSet` joins files;
 import contextlib
 import errno
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,8 +15,8 @@ from typing import Any, TypeVar
 import h5py
 import numpy as np
 
+from hpcrec.again import read_again
 from hpcrec.data import direct, layout
-from hpcrec.data.again import read_again
 from hpcrec.data.hdf5_lookup import found_in
 from hpcrec.errors import DataError, UnreadableError
 from hpcrec.types import Feature, Ints
@@ -190,6 +191,10 @@ class File:
             found = f"{len(names)} names ({len(set(names))} distinct), {len(cardinalities)} cardinalities"
             change = "both attributes must list every feature once"
             raise self._error(f"{layout.NAMES_ATTRIBUTE}, {layout.CARDINALITIES_ATTRIBUTE}", found, change)
+        for name in names:
+            if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:  # names files too, later on
+                change = "a name is text, without parts that are empty, '.' or '..'; convert the data with another one"
+                raise self._error(layout.NAMES_ATTRIBUTE, repr(name[:60]), change)
         self.n_ids: dict[str, int] = {}
         jagged: set[str] = set()
         features = []
@@ -270,12 +275,26 @@ def _said(error: Exception) -> str:
 
 
 def _decode(value: Any) -> Any:
-    """Attribute as plain Python: text, number or list; text that is a JSON object or list is parsed."""
+    """Attribute as JSON has it: text, number, list or null; text that is a JSON object or list is parsed."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
     if isinstance(value, bytes):
-        value = value.decode()
-    if isinstance(value, str) and value[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        value = value.decode(errors="replace")
+    if isinstance(value, str):
+        value = value.encode(errors="replace").decode()  # half a pair of surrogates is no text
+        if value[:1] in ("{", "["):
+            with contextlib.suppress(ValueError, RecursionError):
+                return _decode_all(json.loads(value))
+    return _decode_all(value)
+
+
+def _decode_all(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(_decode_all(key)): _decode_all(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_decode(one) if isinstance(one, bytes | np.ndarray | np.generic) else _decode_all(one) for one in value]
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float) else None  # of HDF5: empty, references

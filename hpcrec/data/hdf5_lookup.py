@@ -6,7 +6,7 @@ nothing of what is in the files, or of trying again (`again`).
 
 from typing import Any
 
-from hpcrec.data.again import refused
+from hpcrec.again import refused
 
 
 def found_in(group: Any, name: str, default: Any = None) -> Any:

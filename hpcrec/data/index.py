@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcrec.again import read_again
 from hpcrec.data import layout
-from hpcrec.data.again import read_again
 from hpcrec.data.files import write_text
 from hpcrec.data.hdf5 import File
 from hpcrec.errors import DataError, UnreadableError
@@ -58,7 +58,7 @@ def _open_index(path: Path) -> tuple[list[File], dict[str, Any]]:
         raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); copy or write it again.") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path}: not an index file ({type(error).__name__}: {error}); it must be JSON with "
             f"{layout.VERSION_ATTRIBUTE!r} and 'files', a list of {{'path', 'samples'}}."

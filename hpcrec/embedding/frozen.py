@@ -5,6 +5,7 @@ copied is what was changed since, once a row, and not the table. Copies beyond a
 rows by number; does not know what reads them.
 """
 
+import errno
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from hpcrec.errors import HpcrecError
+from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats, Ints
 
 Values = dict[str, Floats]  # by state's name, "" being the rows'
@@ -49,9 +50,10 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._n_bytes = 0
-        self._mapped: np.ndarray = np.zeros(0, np.uint8)
+        self._made = False
 
     def write(self, run: _Run) -> _Written:
+        self._made = True
         with self.path.open("ab") as file:
             return _Written(self._put(file, run.rows), {name: self._put(file, v) for name, v in run.values.items()})
 
@@ -62,15 +64,24 @@ class _File:
         return at, array.dtype, array.shape
 
     def read(self, written: _Written) -> _Run:
-        """Without a copy; one thread reads."""
         return _Run(self._get(written.rows), {name: self._get(place) for name, place in written.values.items()})
 
     def _get(self, place: _Place) -> np.ndarray:
         at, dtype, shape = place
-        end = at + math.prod(shape) * dtype.itemsize
-        if end > len(self._mapped):
-            self._mapped = np.memmap(self.path, np.uint8, "r")
-        return self._mapped[at:end].view(dtype).reshape(shape)
+        values = np.empty(math.prod(shape), dtype)
+        left = values.view(np.uint8).data
+        with self.path.open("rb", buffering=0) as file:  # not mapped: what a server does not give would be a signal
+            file.seek(at)
+            while left:
+                if not (n_bytes := file.readinto(left)):
+                    raise OSError(errno.EIO, "the file ends before its size", str(self.path))
+                left = left[n_bytes:]
+        return values.reshape(shape)
+
+    def remove(self) -> None:
+        """Where it was never made, no file server is asked."""
+        if self._made:
+            self.path.unlink(missing_ok=True)
 
 
 class FrozenRows:
@@ -124,8 +135,10 @@ class FrozenRows:
 
         Raises
         ------
-        HpcrecError
+        CheckpointError
             Copies could not be written to the file.
+        OSError
+            They cannot be read from it.
         """
         found = {name: _picked(array, rows) for name, array in self._arrays.items()}
         with self._lock:
@@ -136,7 +149,7 @@ class FrozenRows:
         with self._sorting:
             runs, failure = list(self._runs), self._failure
         if failure is not None:
-            raise HpcrecError(
+            raise CheckpointError(
                 f"{self._file.path}: rows that change while a checkpoint is written cannot be kept there "
                 f"({failure.strerror}). Mend that, or set checkpoint.background = false."
             )
@@ -149,7 +162,7 @@ class FrozenRows:
         with self._sorting, self._lock:
             self._wanted = np.zeros(len(self._wanted), bool)
             self._fresh, self._runs = [], []
-            self._file.path.unlink(missing_ok=True)
+            self._file.remove()
 
     def _sort(self) -> None:
         """Makes one run of what is fresh, of similar ones one, and takes them to the file where they are too much."""

@@ -72,9 +72,9 @@ class HeldRows:
 
     def thaw(self) -> None:
         """What was frozen is read, or will not be."""
-        if self.frozen is not None:
-            self.frozen.close()
+        if (frozen := self.frozen) is not None:
             self.frozen = None
+            frozen.close()
 
     def read(self, rows: slice | Ints) -> tuple[Floats, dict[str, Floats]]:
         """Rows and their states, the host's; as they were, where they are frozen."""

@@ -5,6 +5,7 @@ block. What all stores share is here: first values, ids of dynamic tables, expor
 and what a step does with them is for ``embedding.stores``. Knows rows; does not know who asks for them.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -351,8 +352,9 @@ class RowStore:
 
     def thaw(self) -> None:
         """See ``Store``."""
-        for held in self.held:
-            held.thaw()
+        with contextlib.ExitStack() as all_of_them:  # also where one of them raises
+            for held in self.held:
+                all_of_them.callback(held.thaw)
 
     def load(self, table: str, ids: Ints, rows: Floats, states: Mapping[str, Floats], columns: tuple[int, int]) -> int:
         """See ``Store``.

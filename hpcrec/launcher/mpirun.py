@@ -28,7 +28,7 @@ from hpcrec.launcher.nodes import LOOK_S
 from hpcrec.launcher.relay import Heard, relay, say, say_later
 
 _KILL_AFTER_S = 5.0
-_LOST_LOOKS = 2  # until ranks are ended for a lost node: srun and mpirun mostly end by themselves
+_LOST_LOOKS = 2  # until ranks, or what started them, are ended: srun and mpirun mostly end by themselves
 _ROOT_PERMISSION = {
     f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1" for package in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")
 }
@@ -111,7 +111,7 @@ def run_command(
     threads: int | None = None,
     hostfile: str | None = None,
     options: Sequence[str] = (),
-    program: Sequence[str] = (sys.executable, "-u", "-m", "hpcrec"),
+    program: Sequence[str] = (sys.executable, "-u", "-P", "-m", "hpcrec"),
     heard: Heard | None = None,
     is_short: Callable[[], bool] | None = None,
 ) -> int:
@@ -156,6 +156,8 @@ def run_command(
     argv, more = line(ranks, [*program, *arguments], environment, threads=threads, hostfile=hostfile, options=words)
     say(f"{' '.join(f'{k}={v}' for k, v in more.items())} {shlex.join(argv)}")
     heard = Heard() if heard is None else heard
+    several = launcher == "srun" and len(srun.groups_of(environment)) > 1
+    step = srun.Step(environment, heard.tail) if several else None
     # A session of its own: Ctrl-C in a terminal goes to the whole foreground group, and would reach mpirun as INT.
     with subprocess.Popen(
         argv, env={**environment, **more}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
@@ -165,8 +167,8 @@ def run_command(
         relaying = threading.Thread(target=relay, args=(*ends, heard), daemon=True)
         relaying.start()
         try:
-            with _signals_to(process, heard):
-                code = _wait(process, is_short)
+            with _signals_to(process, heard, _what_ranks_do(arguments)):
+                code = _wait(process, is_short, step)
         except BaseException:
             _end_group(process)
             raise
@@ -223,8 +225,14 @@ def _check_counts(ranks: int, threads: int | None) -> None:
             raise ConfigError(f"hpcrec run: {name} is {value}. Allowed: 1 and more.")
 
 
+def _what_ranks_do(arguments: Sequence[str]) -> str:
+    """Once they are told to stop, in words."""
+    trains = not arguments or arguments[0] not in ("evaluate", "predict", "prepare", "doctor")
+    return "stop after this step and write a checkpoint" if trains else "are ended"
+
+
 @contextlib.contextmanager
-def _signals_to(process: subprocess.Popen[bytes], heard: Heard) -> Iterator[None]:
+def _signals_to(process: subprocess.Popen[bytes], heard: Heard, what: str) -> Iterator[None]:
     """Passes signals on for as long as the block lasts: first to the ranks, then to the log, which may take no more."""
     interrupts = 0
 
@@ -240,9 +248,10 @@ def _signals_to(process: subprocess.Popen[bytes], heard: Heard) -> Iterator[None
             say_later("killing the ranks")
         else:
             process.send_signal(signal.SIGUSR1)
-            say_later("the ranks stop after this step and write a checkpoint; Ctrl-C (again) kills them")
+            say_later(f"the ranks {what}; Ctrl-C (again) kills them")
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    hung_up = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]  # by nohup: it outlives that
+    numbers = (signal.SIGTERM, signal.SIGINT, *hung_up, signal.SIGUSR1)
     before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
         yield
@@ -251,15 +260,23 @@ def _signals_to(process: subprocess.Popen[bytes], heard: Heard) -> Iterator[None
             signal.signal(number, handler)
 
 
-def _wait(process: subprocess.Popen[bytes], is_short: Callable[[], bool] | None) -> int:
-    """The exit status of a launcher of ranks, which is ended where it does not end by itself on a lost node."""
-    looks = 0  # in a row that found a node lost
-    while looks < _LOST_LOOKS:
+def _wait(process: subprocess.Popen[bytes], is_short: Callable[[], bool] | None, step: srun.Step | None = None) -> int:
+    """The exit status of a launcher of ranks, which is ended where it does not end: on a lost node, or without a step.
+
+    Without a step it has nothing left to wait for, and the status is that of its ranks.
+    """
+    asks = [ask for ask in (is_short, None if step is None else step.is_over) if ask is not None]
+    looks = [0] * len(asks)  # in a row that found it so
+    while not any(n == _LOST_LOOKS for n in looks):
         try:
-            return process.wait(None if is_short is None else LOOK_S)
+            return process.wait(LOOK_S if asks else None)
         except subprocess.TimeoutExpired:
-            looks = looks + 1 if is_short is not None and is_short() else 0
+            looks = [n + 1 if ask() else 0 for n, ask in zip(looks, asks, strict=True)]
     _end_group(process)
+    if step is not None and looks[-1] == _LOST_LOOKS:
+        say("every rank has ended, and srun has not: it is ended now")
+        process.wait()
+        return step.status()
     say("a node is lost, and the ranks have not ended: they are ended now")
     return process.wait()
 

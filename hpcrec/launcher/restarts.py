@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcrec.again import names_in
 from hpcrec.comm.board import Left
+from hpcrec.errors import UnreadableError
 from hpcrec.launcher.last_words import LastWords
 from hpcrec.launcher.nodes import JobNodes
 from hpcrec.launcher.relay import Heard, say
 from hpcrec.launcher.watch import Watch
 from hpcrec.training import attempts
 
-_AS_ASKED = (0, 2, 75)  # finished, cannot be run, stopped on request: another start would be no better
+_NOT_RUN = 2
+_AS_ASKED = (0, _NOT_RUN, 75)  # finished, cannot be run, stopped on request: another start would be no better
 # Where one of these is set, the launcher of ranks finds other hosts by itself.
 _OTHER_HOSTS = ("SLURM_HET_SIZE", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
@@ -78,36 +81,43 @@ def run_attempts(
     before = None if run is None else (attempts.last_begin(run.folder), _newest(run.folder))
     more: Sequence[str] = ()
     failed: _Failure | None = None
+    fewer = False  # nodes than the job began with
     numbers = itertools.count(1)
     while True:
-        heard = Heard()
+        heard, noted = Heard(), _newest_event(run)
         with Watch(run.folder if run is not None and several_hosts else None) as watch:
             told = {**environment, **({} if nodes is None else nodes.environment), **watch.environment}
             with contextlib.nullcontext() if nodes is None else nodes.guarded():
                 code = start((*arguments, *more), told, heard)
+            if code == 0 and _cut_off(watch.boards(), run, noted):
+                code = 137
+                say("the launcher of the ranks ends with 0, and ranks have not left in order: it has lost a host")
             words = None if heard.killing else watch.last_words(code, heard)
             boards = watch.boards()
-        if run is not None and before is not None and nodes is not None and code == 0 and _under_way(run, before[0]):
-            code = 137  # Open MPI's mpirun ends with 0 where it loses a host
         lost = None if nodes is None or heard.stopping or code in _AS_ASKED else _Lost.of(nodes)
+        if code == _NOT_RUN and fewer:  # by ranks that a lost node has left, which write the run still, for one
+            say("not gone on on fewer nodes, as is said above: the job is to be requeued")
+            return 75
         if words is not None and lost is None:
             say(f"error: {words.line}", *(f"  {line}" for line in words.positions))
         if run is None or before is None or code in _AS_ASKED:
             return code
-        now = _failure(run, code, words, boards, lost)
-        if now.step is not None and attempts.last_begin(run.folder) != before[0]:
-            status = "failed" if code == 1 and not heard.killing and lost is None else "killed"
-            try:  # if it has not said it
-                attempts.end(run.folder, now.step, status, lost=() if lost is None else lost.names)
-            except OSError as error:  # a full disk; the next attempt will say it
-                say(f"{error}")
-        more = _going_on(run, before)
+        try:
+            now = _failure(run, code, words, boards, lost)
+            begun = attempts.last_begin(run.folder) != before[0]
+            more = _going_on(run, before)
+        except UnreadableError as error:  # several times; ranks could not go on from there either
+            say(f"not started again: {error}")
+            return code if lost is None else 75
+        if now.step is not None and begun:
+            failed_itself = code == 1 and not heard.killing and lost is None
+            _note_end(run, now.step, "failed" if failed_itself else "killed", () if lost is None else lost.names)
         if nodes is not None and lost is not None:
             if lost.forbids:
                 say(f"not started again in this job, which is to be requeued: {now.reason}, {lost.forbids}")
                 return 75
             say(f"started again on {lost.left}, {_place(run, more, now.newest)}: {now.reason}")
-            more, failed = (*more, *nodes.arguments), None
+            more, failed, fewer = (*more, *nodes.arguments), None, True
             continue
         if restarts == 0 or heard.stopping or _is_hopeless(failed, now, number := next(numbers), restarts):
             return code
@@ -142,10 +152,33 @@ class _Lost:
         return f"node{'s' * (len(self.names) > 1)} {', '.join(self.names)} went down"
 
 
-def _under_way(run: Run, before: object) -> bool:
-    """Whether an attempt of this launcher's began and has not said that it ended."""
-    events = attempts.read(run.folder)
-    return bool(events) and events[-1]["event"] == "begin" and events[-1] != before
+def _note_end(run: Run, step: int, status: str, lost: Sequence[str]) -> None:
+    """Notes how an attempt ended, if it has not said it."""
+    try:
+        attempts.end(run.folder, step, status, lost=lost)
+    except OSError as error:  # a full disk; the next attempt will say it
+        say(f"{error}")
+
+
+def _newest_event(run: Run | None) -> object:
+    """What the run's record of attempts says last; None without one, or where it cannot be read."""
+    with contextlib.suppress(UnreadableError):
+        return next(reversed(attempts.read(run.folder)), None) if run is not None else None
+    return None
+
+
+def _cut_off(boards: Mapping[int, Left], run: Run | None, before: object) -> bool:
+    """Whether ranks were killed though their launcher ends with 0, as Open MPI's mpirun does where it loses a host.
+
+    A rank that leaves in order says so on its board, also where it could not note the end of its run. ``before`` is
+    what the record of attempts said last before they were started.
+    """
+    now = _newest_event(run)
+    if isinstance(now, dict) and now != before and now["event"] == "end":
+        return False  # a host that is lost after that is no loss
+    if boards:
+        return any(left.ended_s is None for left in boards.values())
+    return isinstance(now, dict) and now != before
 
 
 def _is_hopeless(failed: _Failure | None, now: _Failure, number: int, restarts: int) -> bool:
@@ -193,6 +226,12 @@ def _failure(run: Run, code: int, words: LastWords | None, boards: Mapping[int, 
 
 
 def _newest(run: Path) -> int:
-    """The step of a run's newest checkpoint; -1 where it has none."""
-    names = (path.name.removeprefix("step-") for path in (run / "checkpoints").glob("step-*"))
+    """The step of a run's newest checkpoint; -1 where it has none.
+
+    Raises
+    ------
+    UnreadableError
+        Its folder cannot be listed, at any try.
+    """
+    names = (name.removeprefix("step-") for name in names_in(run / "checkpoints") if name.startswith("step-"))
     return max((int(name) for name in names if name.isdecimal()), default=-1)

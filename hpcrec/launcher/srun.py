@@ -1,17 +1,25 @@
 """What ``hpcrec run`` makes of a Slurm job: the command line of ``srun``, and what mpirun should know of the job.
 
 ``srun`` passes USR1 on to every rank, as mpirun does. Ranks find each other by PMIx; over the two parts of a
-heterogeneous job only ``srun`` starts them as one world, each part with cores of its own. Knows Slurm's variables and
-nothing of what is started.
+heterogeneous job only ``srun`` starts them as one world, each part with cores of its own. There srun may stay when all
+ranks have ended, which ``Step`` finds. Knows Slurm's variables, squeue and what srun prints, and nothing of what is
+started.
 """
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcrec.errors import ConfigError, MissingError
+from hpcrec.training import queue
 
+_COMMAND_S = 60.0  # for an answer of a controller that has much to do
+_OF_RANKS = re.compile(r"^\S+\.\d+$", re.MULTILINE)  # a step's name; the script's ends with .batch
+_ENDED_BADLY = re.compile(rb"srun: error: \S+: tasks? [\d,-]+: (?:Exited with exit code (\d+)|[A-Z])")
+_ENDED = re.compile(rb"srun: (First task exited|Job step aborted|error: \S+: tasks? [\d,-]+: [A-Z])")
+_KILLED = 128 + 9
 _WAIT_S = 30  # after the first rank has ended; the others end with it, unless it vanished without a word
 
 
@@ -36,6 +44,50 @@ def groups_of(environment: Mapping[str, str]) -> tuple[Group, ...]:
         )
         for suffix in suffixes
     )
+
+
+class Step:
+    """The step of ranks over the parts of a heterogeneous job, whose end srun may not notice.
+
+    Both parts' threads of such an srun (22.05) stop its PMIx agent at once, and now and then one waits for ever: every
+    rank has ended, Slurm has no step of the job any more, and the job would last until its time limit.
+
+    Parameters
+    ----------
+    environment : mapping
+        Of the job, as Slurm has set it.
+    heard : bytes-like
+        The end of what has come on srun's stderr, as it comes.
+    """
+
+    def __init__(self, environment: Mapping[str, str], heard: bytearray) -> None:
+        self._environment, self._heard, self._seen = environment, heard, False
+
+    def is_over(self) -> bool:
+        """Whether there was a step and Slurm has none of this job any more; not where squeue does not say."""
+        own = self._environment
+        parts = [name for name in own if name.startswith("SLURM_JOB_ID_HET_GROUP_")]  # each a job to squeue
+        jobs = ",".join(own[name] for name in sorted(parts)) or own["SLURM_JOB_ID"]
+        try:
+            done = queue.asked("--steps", "--jobs", jobs, "--format=%i", limit_s=_COMMAND_S, environment=own)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        if done.returncode:
+            return False
+        if _OF_RANKS.search(done.stdout):
+            self._seen = True
+            return False
+        # A short one may not have been seen; one that waits for its nodes has not said anything of a task's end.
+        return self._seen or _ENDED.search(bytes(self._heard)) is not None
+
+    def status(self) -> int:
+        """What srun would have ended with: the most of its tasks' statuses, which it says where they are not 0."""
+        said = bytes(self._heard)
+        bad = list(_ENDED_BADLY.finditer(said))
+        statuses = [int(found[1]) for found in bad if found[1] is not None]
+        if statuses:
+            return max(statuses)
+        return _KILLED if bad or b"srun: Job step aborted" in said else 0
 
 
 def nodes_of(environment: Mapping[str, str]) -> int:

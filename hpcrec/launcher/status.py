@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcrec import toml
+from hpcrec.again import names_in, read_json_lines
 from hpcrec.errors import ConfigError
-from hpcrec.launcher.submit import Queued, jobs_of, json_lines, queued
+from hpcrec.launcher.submit import Queued, jobs_of, queued
 from hpcrec.training.slow_ranks import describe
 
 _STEP = re.compile(r"step-(\d+)")
@@ -84,9 +85,9 @@ def status_of(folder: Path) -> Status:
     row = in_queue[-1] if in_queue else None
     summary = _summary(folder)
     saved = _newest_checkpoint(folder)
-    metrics = [line for line in json_lines(folder / "metrics.jsonl") if isinstance(line.get("step"), int)]
+    metrics = [line for line in read_json_lines(folder / "metrics.jsonl") if isinstance(line.get("step"), int)]
     steps = [int(str(line["step"])) for line in metrics[-1:]] + ([] if saved is None else [saved])
-    events = json_lines(folder / "attempts.jsonl")
+    events = list(read_json_lines(folder / "attempts.jsonl"))
     begins = [event for event in events if event.get("event") == "begin"]
     lost = [event.get("lost_nodes") for event in events]
     done = summary.get("steps") if summary else None
@@ -172,7 +173,7 @@ def _summary(folder: Path) -> dict[str, Any] | None:
 
 
 def _newest_checkpoint(folder: Path) -> int | None:
-    names = [_STEP.fullmatch(path.name) for path in folder.glob("checkpoints/step-*")]
+    names = map(_STEP.fullmatch, names_in(folder / "checkpoints"))
     return max((int(name[1]) for name in names if name), default=None)
 
 

@@ -4,7 +4,7 @@ A job is the script as it stands there, under its own ``#SBATCH`` lines with wha
 sbatch and squeue; the configuration was checked, and its roles are given as arguments.
 """
 
-import json
+import os
 import re
 import shlex
 import subprocess
@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hpcrec.again import read_json_lines
 from hpcrec.errors import ConfigError, HpcrecError, MissingError
-from hpcrec.training import queue
+from hpcrec.training import attempts, queue
 
 JOBS = "jobs.jsonl"  # in a run folder: which jobs were submitted for it
 _FOLDER = "give run.folder another name"
@@ -25,6 +26,7 @@ _OURS = {  # options of sbatch that are not for --option, and what is in place o
     **dict.fromkeys(("--chdir", "-D"), "submit from the folder that paths are relative to"),
     **dict.fromkeys(("--output", "-o", "--error", "-e", "--job-name", "-J"), _FOLDER),
 }
+_OF_SITES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_UMASK", "SLURM_EXIT_ERROR")  # for sbatch itself
 _LEAD = re.compile(r"--signal=\S*@(\d+)")
 _SPARE_S = 30  # of a warning's lead: for the script, and to requeue
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED", re.IGNORECASE)
@@ -204,8 +206,12 @@ def submit(job: Job, text: str, *, force: bool = False) -> str:
     job.run_folder.mkdir(parents=True, exist_ok=True)
     script = job.run_folder / "job.sbatch"
     script.write_text(text, encoding="utf-8")
+    # sbatch hands its environment on: of a job that this is called in, the new one would take it for its own.
+    told = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _OF_SITES}
     try:
-        done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(script)], env=told, capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         raise MissingError(
             f"hpcrec submit: no sbatch in PATH. Submit from a login node of the cluster; the script is {script}."
@@ -213,8 +219,14 @@ def submit(job: Job, text: str, *, force: bool = False) -> str:
     if done.returncode:
         raise HpcrecError(f"sbatch refuses {script}: {' '.join(done.stderr.split())}")
     number = done.stdout.strip().split(";")[0]
-    with (job.run_folder / JOBS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"job": number, "at": datetime.now(UTC).isoformat(timespec="seconds")}) + "\n")
+    try:
+        line = {"job": number, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        attempts.append_line(job.run_folder / JOBS, line)
+    except OSError as error:
+        raise HpcrecError(
+            f"job {number} is submitted, and that could not be noted: {error}. Until it has begun, another hpcrec "
+            f"submit does not know of it: 'scancel {number}' ends it."
+        ) from error
     return number
 
 
@@ -234,7 +246,7 @@ def jobs_of(run_folder: Path) -> list[str]:
     """Numbers of the jobs that were submitted for a run, or that it says it ran in; the newest last."""
     found: dict[str, None] = {}
     for name in (JOBS, "attempts.jsonl"):
-        for line in json_lines(run_folder / name):
+        for line in read_json_lines(run_folder / name):
             if line.get("job") is not None:
                 found[str(line["job"])] = None
     return sorted(found, key=lambda number: (len(number), number))
@@ -259,16 +271,3 @@ def queued(jobs: Sequence[str]) -> list[Queued] | None:
             nodes = ",".join(text for text in (found[number].nodes if number in found else "", row.nodes) if text)
             found[number] = replace(row, number=number, nodes=nodes)
     return [found[number] for number in jobs if number in found]
-
-
-def json_lines(path: Path) -> list[dict[str, object]]:
-    """The objects of a file of JSON lines, without an unfinished last one; none where there is no file."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue  # being written
-        if isinstance(value, dict):
-            found.append(value)
-    return found

@@ -141,6 +141,8 @@ def _find(path: str, folder: Path | None) -> Callable[..., Any]:
     finally:
         if place is not None:
             sys.path.remove(place)
+            if place not in sys.path:  # for what it imports as it is built or computes; last, for it replaces nothing
+                sys.path.append(place)
     build = getattr(module, attribute, None)
     if not callable(build):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]

@@ -136,7 +136,11 @@ class ArrowCells:
 
     def shown(self, row: int) -> str:
         """See `Cells`."""
-        return str(self._array[row].as_py())
+        value = self._array[row]
+        try:
+            return str(value.as_py())
+        except (ValueError, OverflowError):  # a time that Python has no object for
+            return str(getattr(value, "value", value))
 
     def _is_text(self) -> bool:
         kind = self._array.type

@@ -11,14 +11,16 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from hpcrec.again import is_there, names_in, read_again
 from hpcrec.data import files
-from hpcrec.data.again import read_again
 from hpcrec.errors import ConfigError, DataError
 
 Record = dict[str, Any]
+_OURS = ("train", "validation", "test", "vocabulary", "prepare", "rejects")  # files that get their name in the folder
 
 
 class Journal:
@@ -43,7 +45,15 @@ class Journal:
         ------
         ConfigError
             The folder has the work or the result of another conversion, or another process works in it now.
+        DataError
+            A folder in it is a link: what is cleared there is somebody else's.
         """
+        for folder in (self.work, self.pieces):
+            if folder.is_symlink():
+                raise DataError(
+                    f"{folder}: is a link, to {folder.readlink()}, and hpcrec prepare removes what is in there. "
+                    "Nothing was removed or written. Remove the link, or give another --out."
+                )
         while not self._take_lock():
             pass  # another process has just ended, and removed what was locked
         try:
@@ -53,6 +63,7 @@ class Journal:
             raise
 
     def _open(self, restart: bool) -> Record | None:
+        self._refuse_pieces_of_others()
         if restart:
             self._remove_results()  # which may refuse; then nothing is removed
             self.clear()
@@ -68,8 +79,10 @@ class Journal:
             self._check_results(finished)
             self.clear()
             return dict(finished["result"])
-        for left in [*self.work.rglob(".*.part"), *self.pieces.glob(".*.part"), *self.folder.glob(".*.part")]:
-            left.unlink(missing_ok=True)  # a rank of a job whose first rank was killed may just have named it
+        ours = (path for name in _OURS for path in self.folder.glob(f".{name}.*.part"))
+        for left in [*self.work.rglob(".*.part"), *self.pieces.glob(".*.part"), *ours]:
+            if not left.is_dir():
+                left.unlink(missing_ok=True)  # a rank of a job whose first rank was killed may just have named it
         if begun is None:
             files.write_text(self.work / "job.json", _text({"identity": self._identity}))
         return None
@@ -84,27 +97,34 @@ class Journal:
 
     def clear(self) -> None:
         """Forget what was begun, but for the lock; remove what ranks of killed jobs left half written."""
-        if not (self.folder / "prepare.json").exists():
+        if not is_there(self.folder / "prepare.json"):
             shutil.rmtree(self.pieces, ignore_errors=True)
         for left in self.pieces.glob(".*.part"):
-            left.unlink(missing_ok=True)
+            if not left.is_dir():
+                left.unlink(missing_ok=True)
         for path in self.work.iterdir():
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 files.remove_folder(path)
             elif path.name != "lock":
                 path.unlink(missing_ok=True)
 
+    def intend(self, names: Sequence[str]) -> None:
+        """Note which files of the folder are about to get their names; if that is cut short, a restart knows them."""
+        files.write_text(self.work / "named.json", _text({"files": dict.fromkeys(names, 0)}))
+
     def record(self, stage: str, name: str, record: Record) -> None:
-        """Note that a part of a stage is done; what it wrote is on disk."""
+        """Note that a part of a stage is done; the bytes that it wrote are on disk, and before the note their names."""
+        files.sync(self.work)
         files.write_text(self.work / f"{stage}-{name}.json", _text(record))
 
     def records(self, stage: str) -> dict[str, Record]:
         """What is done of a stage, by name."""
         found = {}
-        for path in self.work.glob(f"{stage}-*.json"):
-            record = _read(path)
-            if record is not None:
-                found[path.name.removeprefix(f"{stage}-").removesuffix(".json")] = record
+        for name in names_in(self.work):
+            if name.startswith(f"{stage}-") and name.endswith(".json"):
+                record = _read(self.work / name)
+                if record is not None:
+                    found[name.removeprefix(f"{stage}-").removesuffix(".json")] = record
         return found
 
     def has_records(self, *stages: str) -> bool:
@@ -127,7 +147,7 @@ class Journal:
                 self.work.mkdir()
             lock = path.open("w")
         except FileNotFoundError:
-            if self.work.is_symlink() or path.is_symlink():  # to what is not there
+            if path.is_symlink():  # to what is not there
                 raise
             return False
         try:
@@ -175,12 +195,25 @@ class Journal:
                     "anew (--restart), or give another --out."
                 )
 
+    def _refuse_pieces_of_others(self) -> None:
+        """Pieces are removed where a conversion fails: they have to be of one that began here."""
+        of_ours = any(is_there(path) for path in (self.folder / "prepare.json", self.work / "job.json"))
+        if not of_ours and any(not name.endswith(".part") for name in names_in(self.pieces)):
+            raise DataError(
+                f"{self.pieces}: has files, and {self.folder} has no prepare.json that says of which conversion they "
+                "are. Nothing was removed or written. Remove them, or give another --out."
+            )
+
     def _remove_results(self) -> None:
         path = self.folder / "prepare.json"
         finished = _read(path)
+        named = _read(self.work / "named.json") if is_there(self.work / "job.json") else None  # and was killed then
+        records = [record for record in (finished, named) if record is not None]
+        for result in [
+            result for record in records for result in self._results(record)
+        ]:  # all looked at before one goes
+            result.unlink(missing_ok=True)
         if finished is not None:
-            for result in self._results(finished):
-                result.unlink(missing_ok=True)
             path.unlink()
             shutil.rmtree(self.pieces, ignore_errors=True)
 
@@ -200,11 +233,15 @@ class Journal:
 def _read(path: Path) -> Record | None:
     try:
         content = json.loads(read_again(path, path.read_bytes))
-        if path.name == "prepare.json" and not (isinstance(content, dict) and isinstance(content.get("files"), dict)):
-            raise ValueError("it names no files")
+        wanted = {"prepare.json": ("files", "identity", "result"), "job.json": ("identity",), "named.json": ("files",)}
+        for key in wanted.get(path.name, ()):
+            if not isinstance(content, dict) or not isinstance(content.get(key), dict):
+                raise ValueError(f"it has no {key}")
+        if any("\0" in name for name in content.get("files", ())):
+            raise ValueError("it names a file with a NUL")
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError, TypeError) as error:
         raise DataError(
             f"{path}: not what `hpcrec prepare` writes ({error}). Remove it to begin anew, or give another --out."
         ) from error

@@ -1,12 +1,13 @@
 """Arrays in files that may be larger than memory. Knows nothing of what they hold."""
 
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpcrec.data.again import read_numbers
+from hpcrec.again import read_numbers
 from hpcrec.data.files import named
 
 
@@ -26,8 +27,10 @@ class Mapped:
     @classmethod
     def create(cls, path: Path, n: int) -> "Mapped":
         """A new file of n uint64, to be written to."""
-        with named(path), path.open("wb") as file:
+        with named(path), path.open("w+b") as file:  # where a file system allocates nothing, the C library reads
             file.truncate(8 * n)
+            if n:
+                os.posix_fallocate(file.fileno(), 0, 8 * n)  # a full disk is told now, not by a signal later
         return cls(path, np.uint64, 0, writable=True)
 
     def drop(self) -> None:

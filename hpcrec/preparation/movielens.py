@@ -150,6 +150,8 @@ class _Maker:
         except ValueError:
             good = [_is_number(value) for value in block.columns["rating"].to_pylist()]
             raise block.refuse(good.index(False), "rating", "a number") from None
+        if not np.isfinite(rating).all():
+            raise block.refuse(int(np.argmin(np.isfinite(rating))), "rating", "a finite number")
         sparse = {"user_id": Column(user), "item_id": Column(item)}
         sparse |= {name: Column(column.ids[user]) for name, column in self.users.columns.items()}
         sparse |= {name: Column(column.ids[item]) for name, column in self.items.columns.items()}

@@ -7,6 +7,7 @@ so plain Python.
 import csv
 import gzip
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,8 @@ def _open(path: Path) -> TextIO:
         encoding = "utf8"
     except UnicodeDecodeError:
         encoding = "latin-1"
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: the gzip file is cut short or corrupt ({error}); copy it again.") from error
     return opener(path, "rt", encoding=encoding, newline="")
 
 

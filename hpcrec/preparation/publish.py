@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcrec.again import is_there, read_numbers
 from hpcrec.data import files, layout
-from hpcrec.data.again import read_numbers
 from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import DataError
 from hpcrec.preparation import rejects
@@ -26,7 +26,7 @@ from hpcrec.types import Feature
 _SLICE = 1 << 18
 
 
-def is_there(journal: Journal) -> Callable[[Record], bool]:
+def are_there(journal: Journal) -> Callable[[Record], bool]:
     """Whether the files of a written piece are still there, at their size."""
 
     def check(record: Record) -> bool:
@@ -57,6 +57,9 @@ def publish(
         if not n:
             journal.clear()
             raise no_sample(str(job.out / name), name, job.split, lines)
+    ending = ".h5" if len(records) == 1 else layout.INDEX_SUFFIX
+    others = [*(["rejects.tsv"] if bad else []), *(["vocabulary.h5"] if job.table.counted else [])]
+    journal.intend([*(f"{name}{ending}" for name in job.split.names), *others])
     written = [_join(job, journal, name, records) for name in job.split.names]
     result: Record = {
         "files": {name: path.name for name, path in zip(job.split.names, written, strict=True)},
@@ -95,7 +98,7 @@ def _join(job: Job, journal: Journal, part: str, records: Sequence[Record]) -> P
     if len(records) == 1:
         target = job.out / f"{part}.h5"
         source = journal.work / records[0]["files"][part][0]
-        if source.exists():
+        if is_there(source):
             files.publish(source, target)
         return target
     target = job.out / f"{part}{layout.INDEX_SUFFIX}"

@@ -3,11 +3,13 @@
 Knows nothing of what is wrong with a line.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hpcrec.again import is_there
 from hpcrec.data import files
 from hpcrec.errors import DataError
 from hpcrec.preparation.blocks import Block
@@ -61,6 +63,8 @@ class Rejects:
                 byte = "" if block.offset_R is None else int(block.offset_R[row])
                 text = [_plain(column), _plain(reason), _plain(block.raw(row)[:_TEXT])]
                 out.write("\t".join([str(span_number), str(block.first + row), str(byte), *text]) + "\n")
+            out.flush()
+            os.fsync(out.fileno())  # the note of the piece says how many there are
 
     def _refusal(self, block: Block, row: int, column: str, reason: str) -> str:
         word = "row" if block.span.kind == "parquet" else "line"
@@ -107,7 +111,7 @@ def _join(out: BinaryIO, spans: Sequence[Span], part: Path, lines: Sequence[int]
     for span, n in zip(spans, lines, strict=True):
         starts.append(before.get(span.path, 0))
         before[span.path] = starts[-1] + n
-    if not part.exists():
+    if not is_there(part):
         return
     with files.named(part), part.open(encoding="utf-8") as rows:
         for row in rows:

@@ -105,7 +105,7 @@ class _Conversion:
         if self.job.table.counted:
             counted = self._vocabularies()
         self._maker = Maker(self.job.table, table.numberings(self.job.table, counted))
-        records = self._stage("written", self._write, publish.is_there(self.journal))
+        records = self._stage("written", self._write, publish.are_there(self.journal))
         result: Record | None = None
         error: Exception | None = None
         if self.ranks.rank == 0:

@@ -17,7 +17,7 @@ import numpy as np
 from h5py import h5l
 from safetensors import safe_open
 
-from hpcrec.data.again import read_again
+from hpcrec.again import read_again
 from hpcrec.data.files import synced, writing
 from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.types import Ints

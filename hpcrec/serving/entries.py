@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcrec.data.again import read_again
+from hpcrec.again import read_again
 from hpcrec.errors import CheckpointError, UnreadableError
 
 MANY = 2**63 - 1  # the largest whole number that torch and NumPy take

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hpcrec.data.again import read_again
+from hpcrec.again import read_again
 from hpcrec.data.files import write_text
 from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.serving.entries import Entry, read_entries, shown
@@ -22,6 +22,7 @@ VERSION = 3
 _PICKLED = (1, 2)  # versions whose dense part is model.pt2, by which torch runs what is in the file
 EXPORT, MODEL, WEIGHTS = "export.json", "model.json", "model.safetensors"
 SUFFIX = {"safetensors": ".safetensors", "hdf5": ".h5"}  # of a table's file, by the kind of embeddings
+_LONGEST_NAME = 255  # bytes, on Linux
 WIDEST = 2**20  # dense inputs, columns of a table or labels, at most
 KINDS = ("declared", "hashed", "dynamic")  # of tables
 _USED = ("format", "version", "step", "dtype", "labels", "dense_inputs", "features", "inputs", "embeddings", "tables")
@@ -29,8 +30,11 @@ _SAID = ("run", "samples", "model", "autocast", "codec", "differences", "operato
 
 
 def table_file(table: str, embeddings: str) -> str:
-    """The file of a table, by its path in the folder."""
-    return f"tables/{quote(table, safe=' @+-_.~').replace('.', '%2E', table.startswith('.'))}{SUFFIX[embeddings]}"
+    """The file of a table, by its path in the folder; a name that is too long for a file is told by its digest."""
+    name, suffix = quote(table, safe=" @+-_.~").replace(".", "%2E", table.startswith(".")), SUFFIX[embeddings]
+    if len(name) + len(suffix) > _LONGEST_NAME:
+        name = f"{name[:100]}~{hashlib.sha256(table.encode()).hexdigest()}"
+    return f"tables/{name}{suffix}"
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

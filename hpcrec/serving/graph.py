@@ -18,13 +18,14 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from hpcrec.data.again import read_numbers
+from hpcrec.again import read_numbers
 from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.serving.entries import Entry, read_entries, shown
 from hpcrec.serving.operators import ALLOWED, find_operator
 
 FORMAT, VERSION = "hpcrec graph", 1
 _TRIED = 3  # samples of zeros
+_DEEPEST = 8  # lists in lists
 DTYPES = {
     name: getattr(torch, name)
     for name in ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -169,14 +170,16 @@ def _node(entry: Entry, known: set[str], weights: Mapping[str, Tensor]) -> _Node
     return _Node(name, operator, compute, args, {key: _argument(x, known, weights) for key, x in named.items()})
 
 
-def _argument(entry: Entry, known: set[str], weights: Mapping[str, Tensor]) -> Any:
+def _argument(entry: Entry, known: set[str], weights: Mapping[str, Tensor], depth: int = _DEEPEST) -> Any:
     value = entry.value
     if value is None or isinstance(value, bool | float | str):
         return value
     if isinstance(value, int):
         return entry.whole(-(2**63))
     if isinstance(value, list):
-        return [_argument(item, known, weights) for item in entry.items()]
+        if depth == 0:
+            raise entry.refused(f"lists in lists, {_DEEPEST} deep")
+        return [_argument(item, known, weights, depth - 1) for item in entry.items()]
     allowed = "a number, true, false, null, text, a list of such, or an object with one of value, weight, dtype and "
     if len(value) != 1:
         raise entry.refused(f"{allowed}memory_format")

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcrec.errors import ConfigError
+from hpcrec.again import read_again
+from hpcrec.errors import ConfigError, UnreadableError
 from hpcrec.toml.schema import Keys
 from hpcrec.toml.write import dotted, shown
 
@@ -16,10 +17,16 @@ def read(path: Path) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        A file that cannot be read or is not TOML.
+        A file that is not there or may not be read, or is not TOML.
+    UnreadableError
+        It cannot be read just now, at any try: a file server fails, which says nothing about the file.
     """
     try:
-        return tomllib.loads(path.read_bytes().decode())
+        return tomllib.loads(read_again(path, path.read_bytes).decode())
+    except UnreadableError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise ConfigError(f"{path}: cannot be read ({error.__cause__.strerror}). See who may read it.") from error
+        raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}). Give the path of a TOML file.") from error
     except UnicodeDecodeError as error:

@@ -8,13 +8,13 @@ ranks, and imports nothing heavy, for the launcher reads it too.
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hpcrec.data.again import read_again
+from hpcrec.again import is_there, names_in, read_again, read_json_lines
 from hpcrec.data.files import named, sync, writing
 
 FILE = "attempts.jsonl"
@@ -98,8 +98,15 @@ def note_retry(run: Path, step: int, due_at: int, why: str) -> None:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """When attempts began and ended so far; a line that was cut short by a kill is left out."""
-    return [event for event in _lines(Path(run) / FILE) if event.get("event") in ("begin", "end")]
+    """When attempts began and ended so far; a line that was cut short by a kill is left out.
+
+    An attempt ends once: ranks that fail together may each have found that its end was not told yet, and told it.
+    """
+    found: list[dict[str, Any]] = []
+    for event in read_json_lines(Path(run) / FILE):
+        if event.get("event") == "begin" or (event.get("event") == "end" and found and found[-1]["event"] == "begin"):
+            found.append(event)
+    return found
 
 
 def last_begin(run: Path) -> dict[str, Any] | None:
@@ -148,31 +155,26 @@ ROW_HEADS = ("began (UTC)", "steps", "", "", "")
 
 
 def _append(run: Path, event: dict[str, Any]) -> None:
-    path = run / FILE
+    append_line(run / FILE, event)
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Adds a line to a file of JSON lines, and has it on disk; one that was cut short before stays by itself.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
+    """
     with writing(path):
-        before = read_again(path, path.read_bytes) if path.exists() else None
+        before = read_again(path, path.read_bytes) if is_there(path) else None
         cut = before is not None and len(before) > 0 and not before.endswith(b"\n")
         with named(path), path.open("a", encoding="utf-8") as file:
-            file.write(("\n" if cut else "") + json.dumps(event) + "\n")
+            file.write(("\n" if cut else "") + json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
         if before is None:
-            sync(run)  # what comes of "never" hangs on this file
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file of JSON objects; of a file that is not there, none."""
-    try:
-        text = read_again(path, path.read_bytes).decode(errors="replace")
-    except FileNotFoundError:
-        return
-    for line in text.splitlines():
-        try:
-            found = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(found, dict):
-            yield found
+            sync(path.parent)  # that there are attempts decides what becomes of resume = "never"
 
 
 def _spans(events: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
@@ -204,10 +206,10 @@ def _last_seen(run: Path, begun: dict[str, Any]) -> tuple[float, int]:
     seen = [(_seconds(begun["at"]), int(begun["step"]))]
     seen += [
         (float(line["time"]), line["step"])
-        for line in _lines(run / "metrics.jsonl")
+        for line in read_json_lines(run / "metrics.jsonl")
         if isinstance(line.get("time"), int | float) and isinstance(line.get("step"), int)
     ]
-    names = [folder.name.removeprefix("step-") for folder in (run / "checkpoints").glob("step-*")]
+    names = [n.removeprefix("step-") for n in names_in(run / "checkpoints") if n.startswith("step-")]
     seen += [(_saved_s(run, int(name)), int(name)) for name in names if name.isdecimal()]
     since_s = seen[0][0]
     seen = [(at_s, step) for at_s, step in seen if at_s >= since_s]

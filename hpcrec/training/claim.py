@@ -6,7 +6,8 @@ How a claim is taken, by rank 0 and without locks, for a file system may have no
    same job that Slurm has started again since, or one of a job that Slurm's queue has no longer (a squeue that fails
    says nothing); where it is of a process of this machine that is gone; or where it was not renewed for ``stale_s``, by
    the file server's clock, and not while this attempt looked on for ``watch_s`` either. A holder that squeue, or this
-   machine, says to be there is waited for, and then this attempt ends.
+   machine, says to be there is waited for, and then this attempt ends. An attempt that was itself held up begins its
+   wait again, for it did not see whether the claim was renewed.
 2. The file with the next number is made under ``O_EXCL``. The file system lets one attempt alone do so: of any number
    that find claim 6 to be over at once, one has number 7, and the others find it to be there.
 3. The folder is listed again, and claim 6 is read again. Who was held up since it read claim 6 may have made a number 7
@@ -36,9 +37,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hpcrec.again import read_again
 from hpcrec.comm.failure import say
 from hpcrec.comm.ranks import Ranks
-from hpcrec.data.again import read_again
 from hpcrec.data.files import sync, write_text, writing
 from hpcrec.errors import ConfigError
 from hpcrec.training.attempts import Allocation, now
@@ -173,7 +174,7 @@ class Claim:
 
     def lost(self) -> str:
         """By whom it was taken over, in words; empty where it is still held. Raises as ``check``."""
-        highest = read_again(self.run, lambda: _highest(self.run))
+        highest = _highest(self.run)
         found = _read(self.path) if highest == self.number else None
         if found is not None and found.token == self.token:
             return ""
@@ -256,9 +257,9 @@ class _Trying:
 
     def __init__(self, run: Path, me: Holder, times: Times) -> None:
         self._run, self._me, self._times = run, me, times
-        self._began_s = time.monotonic()
         self._seen: tuple[int, float] | None = None  # the highest number, and when that was renewed
-        self._seen_s = self._looked_s = 0.0  # since when it is looked at, unchanged; when it was last
+        self._seen_s = self._began_s = 0.0  # since when it is looked at, unchanged; since when its holder is waited for
+        self._looked_s = float("-inf")  # when it was last
         self._holder: str | None = None  # who is waited for
         self._asked: dict[str, tuple[float, str | None]] = {}  # by job: when squeue was asked, and what it said
 
@@ -302,6 +303,7 @@ class _Trying:
         sync(self._run)
         if _highest(self._run) != number or self._was_renewed(number - 1):  # an old one's, removed since; or too early
             path.unlink(missing_ok=True)
+            self._began_s = time.monotonic()  # who renewed it may have seen this one, and end
             return None
         for old in _numbers(self._run):
             if old < number:
@@ -311,20 +313,24 @@ class _Trying:
 
     def _who_holds(self, number: int) -> tuple[str | None, bool]:
         """Who holds the claim of this number, None where it is over; and whether that one is known to be there."""
-        try:
-            found, status = _looked_at(_path(self._run, number))
-        except FileNotFoundError:
-            return "another one", False  # removed by hand, or as an old one: the next look says
+        looked: tuple[Holder | None, os.stat_result] | None = None
+        with contextlib.suppress(FileNotFoundError):
+            looked = _looked_at(_path(self._run, number))
         now_s = time.monotonic()
-        if self._seen != (number, status.st_mtime) or now_s - self._looked_s > self._times.watch_s:  # held up: not seen
-            self._seen, self._seen_s = (number, status.st_mtime), now_s
+        if held_up := now_s - self._looked_s > self._times.watch_s:  # what was not looked at was not waited for either
+            self._began_s = now_s
         self._looked_s = now_s
+        if looked is None:
+            return "another one", False  # removed by hand, or as an old one: the next look says
+        found, status = looked
+        if held_up or self._seen != (number, status.st_mtime):
+            self._seen, self._seen_s = (number, status.st_mtime), now_s
         if found is None:  # begun this moment, or killed while it was
             return (None if self._is_stale(number, self._times.stale_s) else "another one"), False
         its_allocation = self._slurm_says(found, status.st_uid)
         if found.ended is not None or its_allocation == "ended":
             return None, False
-        if found.machine == self._me.machine:
+        if found.machine == self._me.machine and not _is_hidden(found.process):
             there = found.process != self._me.process and _started(found.process) == found.started
             return (str(found) if there else None), there
         same = found.job is not None and (found.job, found.cluster) == (self._me.job, self._me.cluster)
@@ -376,9 +382,9 @@ class _Trying:
         limit_s = self._times.wait_s if there else self._times.wait_lost_s
         changed = whose != self._holder
         if changed and self._holder is not None:  # the next of several that wait: this one may end soon too
-            self._began_s = time.monotonic()
+            self._began_s = self._looked_s
         self._holder = whose
-        if time.monotonic() - self._began_s >= limit_s:
+        if self._looked_s - self._began_s >= limit_s:
             return (
                 f"{self._run}: {whose} is writing this run, and two would spoil it. Wait for it or end it, or give "
                 "this one a run.folder of its own."
@@ -394,7 +400,8 @@ def _path(run: Path, number: int) -> Path:
 
 def _numbers(run: Path) -> list[int]:
     """Of all claims in a folder. To open it asks a file server what is in it now."""
-    return [int(found[1]) for path in run.iterdir() if (found := _NAME.fullmatch(path.name))]
+    paths = read_again(run, lambda: list(run.iterdir()))
+    return [int(found[1]) for path in paths if (found := _NAME.fullmatch(path.name))]
 
 
 def _highest(run: Path) -> int:
@@ -437,6 +444,19 @@ def _this_machine() -> str:
         return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return secrets.token_hex(8)
+
+
+def _is_hidden(process: int) -> bool:
+    """Whether there is a process of another user's of which this one may see no more (``hidepid``)."""
+    if Path(f"/proc/{process}").exists():
+        return False
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _started(process: int) -> int | None:

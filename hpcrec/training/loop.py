@@ -18,13 +18,14 @@ import numpy as np
 from hpcrec.checkpoint import saved, state
 from hpcrec.checkpoint.checkpoint import find_checkpoint, mark_best, prune, read_best, steps_in, unmark_best
 from hpcrec.checkpoint.dynamic_state import LOGGED, figures
+from hpcrec.checkpoint.files import step_folder
 from hpcrec.checkpoint.resume import resumed_from
 from hpcrec.checkpoint.retry import MOST_INTERVALS, Retry
 from hpcrec.checkpoint.saved import Progress
 from hpcrec.checkpoint.saver import Saver
 from hpcrec.comm.failure import say
 from hpcrec.config import CheckpointConfig, TrainConfig
-from hpcrec.errors import CheckpointError, LastCheckpointError, UnreadableError
+from hpcrec.errors import CheckpointError, LastCheckpointError, OutputError, UnreadableError
 from hpcrec.training import attempts
 from hpcrec.training.claim import Claim
 from hpcrec.training.compression import Kept, density, evaluated_otherwise
@@ -96,6 +97,8 @@ class Loop:
         self._running, self._work = RunningMetrics(), Work(session)
         self._saved_at = self._judged_at = -1
         self._improved: tuple[float, int] | None = None  # the last evaluation that was the best, and its step
+        # A best checkpoint that is whole and could not be noted, and its value; on rank 0.
+        self._unnoted: tuple[int, float] | None = None
         self._logged_bytes = self._logged_at = 0
         self._since_s = 0.0  # when the last step, and what followed it, had ended
 
@@ -198,7 +201,7 @@ class Loop:
             return last
         best, problem = None, None
         try:
-            best = find_checkpoint(self._folder, "best", main)
+            best = find_checkpoint(self._folder, str(step_folder(self._folder, self._progress.best_step)), main)
         except (CheckpointError, UnreadableError) as error:
             problem = str(error)
         problem = next((text for text in main.allgather(problem) if text), None)
@@ -354,13 +357,38 @@ class Loop:
             on_root(self._session.parts.world.main, self._claim.check)
 
     def _best_as_noted(self) -> None:
-        """The best checkpoint is the last that was noted, which is there still; collective."""
+        """The best checkpoint is the last that was noted, which is there still; collective.
+
+        Where the best is whole and the note alone has failed, it is noted now, or with the next checkpoint.
+        """
+        progress = self._progress
+        newest = None if progress.best_step is None else (progress.best_step, progress.best_value)
+
+        def noted() -> tuple[int | None, float | None]:
+            best, there = read_best(self._folder), steps_in(self._folder)
+            for one in (newest, self._unnoted):
+                if one is None or one[1] is None:
+                    continue
+                if best is not None and best["step"] == one[0]:
+                    return one
+                if one[0] in there:
+                    self._note(one[0], one[1])
+                    return one
+            return (None, None) if best is None else (best["step"], best["value"])
+
+        # An error is on every rank, and what may be the best is not given up then.
+        with contextlib.suppress(CheckpointError, UnreadableError):
+            progress.best_step, progress.best_value = on_root(self._session.parts.world.main, noted)
+
+    def _note(self, step: int, value: float) -> None:
+        """Notes the best checkpoint, or has it noted later: one that is whole is no failed one for that. On rank 0."""
         try:
-            best = on_root(self._session.parts.world.main, lambda: read_best(self._folder))
-        except (CheckpointError, UnreadableError):  # on every rank; what may be the best is not given up to be removed
-            return
-        self._progress.best_step = None if best is None else best["step"]
-        self._progress.best_value = None if best is None else best["value"]
+            mark_best(self._folder, step, self._train.best_metric, value, self._claim)
+            self._unnoted = None
+        except (OutputError, UnreadableError) as error:
+            if self._unnoted != (step, value):
+                say(f"hpcrec: {error}; step {step}, the best, is noted later\n")
+            self._unnoted = step, value
 
     def _save_last(self) -> None:
         """The checkpoint of the last step is whole; collective. It is tried a few times, with pauses.
@@ -396,15 +424,25 @@ class Loop:
                     say(f"hpcrec: {error}; tried again, for it is the last one\n")
                 time.sleep(pause_s)
             else:
+                break
+        on_root(self._session.parts.world.main, self._note_last)
+
+    def _note_last(self) -> None:
+        """The best checkpoint is noted, if that can be had within a few tries."""
+        for pause_s in _LAST_PAUSES_S:
+            if self._unnoted is None:
                 return
+            time.sleep(pause_s)
+            self._note(*self._unnoted)
 
     def _mark_and_prune(self, step: int) -> Callable[[Callable[[], None]], None]:
         """What rank 0 does when this step's checkpoint is whole: the best one is noted before the one before may go."""
         best, value, kept = self._progress.best_step, self._progress.best_value, self._checkpoint
 
         def do(comes_on: Callable[[], None]) -> None:
-            if kept.keep_best and best == step and value is not None:
-                mark_best(self._folder, step, self._train.best_metric, value, self._claim)
+            again = self._unnoted is not None and self._unnoted[0] == best
+            if kept.keep_best and best is not None and value is not None and (best == step or again):
+                self._note(best, value)
             prune(self._folder, kept.keep, [] if best is None else [best], self._claim, comes_on)
             self._stop_time.saved(step, time.monotonic() - self._saver.began_s)
 

@@ -101,8 +101,8 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("steps", f"{summary['steps']:,}"),
         ("samples", f"{summary['samples']:,}"),
     ]
-    tries = summary["attempts"]
-    if tries["number"] > 1:
+    tries = summary.get("attempts")  # not there if they could not be read
+    if tries is not None and tries["number"] > 1:
         lost = f"{tries['lost_steps']:,} steps done again, {_duration(tries['lost_s'])}"
         rows.append(("attempts", f"{tries['number']}, {_duration(tries['total_s'])} in all; {lost} of them lost"))
     found = dict(summary["eval"])

@@ -26,6 +26,7 @@ ASK_LIMIT_S = 30.0
 AGAIN_S = 120.0  # after this squeue is asked again: a limit may be changed while the job runs
 NAME = "time limit"  # of the stop that is begun here, where a signal has its own
 SAY_LIMIT_S = 5.0  # for a line of a log that takes no more
+LEAST_S = 1.0  # and not before: it counts in whole seconds, so that in the last one it would be asked again and again
 LONGER = 1.25  # what is said of a stop is said again where it may take so many times as long
 _FORGETS = 0.99  # what one step that took long counts for at the next
 
@@ -192,7 +193,7 @@ class StopTime:
                 f"{self._needs(needed_s)}. Job {self._job} ends in {left_s:.0f} s: this run begins its stop by itself, "
                 f"{reserved_s:.0f} s before that. {_advice(needed_s)}"
             )
-        return min(left_s - reserved_s, AGAIN_S)
+        return min(max(left_s - reserved_s, LEAST_S), AGAIN_S)
 
     def _ask(self, needed_s: float) -> None:
         """Asks for the job's end. Where squeue does not say, what it said before stands."""

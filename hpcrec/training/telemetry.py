@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from hpcrec.again import is_there, read_json_lines
 from hpcrec.comm.failure import say
-from hpcrec.data.again import read_again
 from hpcrec.data.files import write_text, writing
 from hpcrec.errors import OutputError
 from hpcrec.units import KiB, format_bytes
@@ -74,6 +74,7 @@ SUMMARY_KEYS: dict[str, Any] = {
 # only where there was an evaluation, where the data set knows it, where dense ranks are in groups, where vectors are
 # thresholded
 _OPTIONAL = (
+    "attempts",
     "eval.step",
     "eval.attainable_auc",
     "eval.group_auc",
@@ -336,10 +337,8 @@ class _TensorBoard:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; an unfinished last line is left out."""
-    path = Path(folder) / "metrics.jsonl"
-    lines = read_again(path, path.read_bytes).decode().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """The lines of a run's metrics.jsonl; what is not whole is left out."""
+    return [line for line in read_json_lines(Path(folder) / "metrics.jsonl") if type(line.get("step")) is int]
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
@@ -417,7 +416,7 @@ def _cpu_model() -> str:
 
 def _keep_until(path: Path, step: int) -> None:
     """Drops the lines after ``step``, and all of them at step 0."""
-    if not path.exists():
+    if not is_there(path):
         return
     lines = read_metrics(path.parent) if step > 0 else []
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))

@@ -320,6 +320,10 @@ GRAPHS: dict[str, tuple[Callable[[Any], object], str]] = {
         "Allowed: a number, true, false",
     ),
     "a number that is too large": (lambda g: g["nodes"][0]["args"].append(2**64), "Allowed: a whole number from -"),
+    "lists in lists": (
+        lambda g: g["nodes"][0]["args"].append(json.loads("[" * 700 + "]" * 700)),
+        "Allowed: lists in lists, 8 deep",
+    ),
     "a name twice": (lambda g: g["nodes"][1].update(name=g["nodes"][0]["name"]), "nodes[1].name is"),
     "an input too few": (lambda g: g["inputs"].pop(), "Allowed: 4 names, each once"),
     "an output that is none": (lambda g: g.update(output="os"), 'output is "os". Allowed:'),

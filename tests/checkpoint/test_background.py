@@ -15,7 +15,8 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
-from hpcrec.checkpoint import saver
+from hpcrec.checkpoint import files, saver
+from hpcrec.checkpoint.files import steps_in
 from hpcrec.checkpoint.find import find_checkpoint
 from hpcrec.checkpoint.tools.diff import diff
 from hpcrec.cli import train as commands
@@ -24,9 +25,10 @@ from hpcrec.config import Config
 from hpcrec.data import hdf5_filled
 from hpcrec.embedding import frozen, held_rows, store
 from hpcrec.embedding.frozen import FrozenRows
-from hpcrec.errors import CheckpointError
+from hpcrec.errors import CheckpointError, OutputError
 from hpcrec.models.deepfm import DeepFM, DeepFMOptions
 from hpcrec.training import loop
+from hpcrec.training.session import Session
 from tests.devices import device_or_skip
 from tests.exchange.test_auto import in_sequence
 from tests.training.learned import values_in
@@ -182,6 +184,7 @@ def retries(run: Path) -> list[tuple[int, int]]:
     return [(line["step"], line["due_at"]) for line in lines if line["event"] == "retry"]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("background", [True, False])
 def test_without_a_checkpoint_for_three_intervals_the_run_ends_on_every_rank(
@@ -204,6 +207,7 @@ def test_without_a_checkpoint_for_three_intervals_the_run_ends_on_every_rank(
     assert sorted(p.name for p in (folder / "run/checkpoints").glob("step-*")) == ["step-2"]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("full_every", [1, 3])  # 3: the one that fails would have been a base, or needed one
@@ -279,6 +283,103 @@ def test_the_best_is_noted_where_its_own_checkpoint_is_written_at_another_try(
     assert commands.train(evaluated_once(folder, background, every=99, steps=4)) == ExitCodes.FINISHED
     assert best_step(folder / "run") == 4
     assert MPI.COMM_WORLD.rank > 0 or looks[0] == 1
+
+
+@pytest.mark.parallel([1, 3])
+def test_copies_that_cannot_be_removed_fail_a_checkpoint_and_not_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of rows that changed meanwhile, on the last rank; the second checkpoint is tried again."""
+    write_data(folder / "data.h5")
+    config = config_of(folder, "run", True, topology={"mode": "fused"})
+    saved, close, refused = folder / "run/checkpoints", FrozenRows.close, [0]
+
+    def refuses(self: FrozenRows) -> None:
+        close(self)
+        if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1 and (saved / "step-4").exists() and not refused[0]:
+            refused[0] += 1
+            raise OSError(116, "Stale file handle", str(saved))
+
+    monkeypatch.setattr(FrozenRows, "close", refuses)
+    assert commands.train(config) == ExitCodes.FINISHED
+    ((known, due_at),) = retries(folder / "run")
+    assert 8 <= known <= 12 and known < due_at <= STEPS and MPI.COMM_WORLD.allgather(refused[0])[-1] == 1
+    monkeypatch.undo()
+    assert commands.train(config_of(folder, "whole", True, topology={"mode": "fused"})) == ExitCodes.FINISHED
+    assert diff(saved / f"step-{STEPS}", folder / f"whole/checkpoints/step-{STEPS}")["equal"]
+
+
+@pytest.mark.in_turn
+@pytest.mark.parallel([1, 3])
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("times", [1, 2, 99])
+def test_a_best_that_cannot_be_noted_is_noted_later_and_is_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, background: bool
+) -> None:
+    """Its checkpoint is whole, and none has failed. It is noted with a later one, or as the run ends, or never."""
+    write_data(folder / "data.h5")
+    refused, mark = [0], loop.mark_best
+
+    def refuses(*given: Any) -> None:
+        if refused[0] < times:
+            refused[0] += 1
+            raise OutputError(f"{folder}: cannot be written (No space left on device)")
+        mark(*given)
+
+    monkeypatch.setattr(loop, "mark_best", refuses)
+    monkeypatch.setattr(loop, "_LAST_PAUSES_S", (0.1, 0.2))
+    config = evaluated_once(folder, background, every=6, steps=20)
+    config = replace(config, checkpoint=replace(config.checkpoint, keep=1))
+    assert commands.train(config) == ExitCodes.FINISHED
+    assert steps_in(folder / "run") == [4, 20] and retries(folder / "run") == []
+    if times == 99:
+        assert not (folder / "run/checkpoints/best.json").exists()
+        assert MPI.COMM_WORLD.rank > 0 or 3 <= refused[0] < 99
+    else:
+        assert best_step(folder / "run") == 4
+        assert MPI.COMM_WORLD.rank > 0 or refused[0] == times
+    MPI.COMM_WORLD.Barrier()
+    assert json.loads((folder / "run/summary.json").read_text())["eval"]["step"] == 4
+
+
+@pytest.mark.in_turn
+@pytest.mark.parallel([1, 3])
+@pytest.mark.parametrize("background", [True, False])
+def test_a_best_that_is_not_noted_yet_is_kept_where_the_checkpoint_of_a_better_one_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    """A full quota from the note of step 4, the best so far, until the checkpoint of step 8, which is better, fails."""
+    write_data(folder / "data.h5")
+    found = {4: 0.8, 8: 0.81, 12: 0.6, 16: 0.5}
+    mark, write, refused = loop.mark_best, files.write_manifest, [0, 0]
+
+    def refuses(*given: Any) -> None:
+        if refused[1] == 0 and given[1] == 4:
+            refused[0] += 1
+            raise OutputError(f"{folder}: cannot be written (Disk quota exceeded)")
+        mark(*given)
+
+    def is_full(manifest: Path, *given: Any, **named: Any) -> Any:
+        if ".step-8." in str(manifest) and refused[1] == 0:
+            refused[1] += 1
+            raise OSError(122, "Disk quota exceeded", str(manifest))
+        return write(manifest, *given, **named)
+
+    monkeypatch.setattr(loop, "mark_best", refuses)
+    monkeypatch.setattr(files, "write_manifest", is_full)
+    evaluate = Session.evaluate_unless_stopped
+
+    def evaluated(self: Session, split: str, *given: Any) -> Any:
+        said = evaluate(self, split, *given)
+        return said | {"auc": found.get(self.step, 0.4)}
+
+    monkeypatch.setattr(Session, "evaluate_unless_stopped", evaluated)
+    config = evaluated_once(folder, background, every=0, steps=18)
+    train = replace(config.train, early_stop=replace(config.train.early_stop, min_delta=0.0))
+    config = replace(config, train=train, checkpoint=replace(config.checkpoint, keep=1))
+    assert commands.train(config) == ExitCodes.FINISHED
+    assert (best_step(folder / "run"), steps_in(folder / "run")[0]) == (4, 4)
+    assert MPI.COMM_WORLD.rank > 0 or (refused[0] >= 1 and refused[1] == 1)
 
 
 @pytest.mark.in_turn
@@ -370,11 +471,10 @@ def test_many_runs_in_the_file_take_one_descriptor_and_one_step_takes_no_more_th
 
 
 def test_copies_that_cannot_be_kept_are_told_to_the_reader_alone(tmp_path: Path) -> None:
-    from hpcrec.errors import HpcrecError
-
     rows = np.zeros((1000, 4))
     held = FrozenRows({"": rows}, np.ones(1000, bool), tmp_path / "no folder/spill", 1000)
     held.keep(np.arange(900))  # the step goes on
     held.keep(np.arange(900, 1000))
-    with pytest.raises(HpcrecError, match=r"no folder/spill.*cannot be kept there \(No such file.*background = false"):
+    said = r"no folder/spill.*cannot be kept there \(No such file.*background = false"
+    with pytest.raises(CheckpointError, match=said):
         held.take(slice(0, 1000))

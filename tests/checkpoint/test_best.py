@@ -15,10 +15,9 @@ from hpcrec.training.loop import Loop
 from tests.training.runs import config_for, write_data
 from tests.training.test_equivalence import roles_for
 
-HARMS = {
+HARMS = {  # of the checkpoint; its note is not needed, for the run knows its best one
     "rows": lambda checkpoints: os.truncate(checkpoints / "step-2/user/part-0.h5", 900),
     "manifest": lambda checkpoints: (checkpoints / "step-2/manifest.json").unlink(),
-    "note": lambda checkpoints: (checkpoints / "best.json").write_text("{"),
 }
 
 
@@ -64,3 +63,12 @@ def test_a_damaged_best_checkpoint_leaves_the_last_step_to_evaluate(
             with warned if root else contextlib.nullcontext():
                 assert commands.train(config(folder, name, keep_best=True)) == 0
         parallel_assert(evaluated(folder, name) == last, msg=name)
+
+    def harmed_note(loop):
+        if MPI.COMM_WORLD.rank == 0:
+            (folder / "note/checkpoints/best.json").write_text("{")
+        return original(loop)
+
+    monkeypatch.setattr(Loop, "_final_evaluation", harmed_note)
+    assert commands.train(config(folder, "note", keep_best=True)) == 0
+    parallel_assert(evaluated(folder, "note") == best)

@@ -240,8 +240,8 @@ def test_a_resume_sets_damaged_newer_ones_aside_and_loses_none(tmp_path, harm, m
     told = [str(w.message) for w in caught]
     assert "step-10 used" in told[0] and all(message in text for text in told)
     kept = [text.partition(" kept as ")[2].partition(": ")[0] for text in told[1:]]
-    assert kept == [str(tmp_path / f"checkpoints/damaged-step-{n}") for n in (20, 30)]
-    assert [bytes_in(Path(path)) for path in kept] == left
+    assert kept == [str(tmp_path / f"checkpoints/damaged-step-{n}") for n in (30, 20)]
+    assert [bytes_in(Path(path)) for path in reversed(kept)] == left
     assert steps_in(tmp_path) == [10]
     harm(save(tmp_path, 20))  # written again by the resumed run, and damaged again
     with pytest.warns(UserWarning, match="damaged checkpoint"):
@@ -303,6 +303,19 @@ def test_prune_keeps_the_newest_and_the_protected(tmp_path):
     assert steps_in(tmp_path) == [2, 10, 30]
     CheckpointWriter(tmp_path, 30).prune(1)
     assert steps_in(tmp_path) == [30]
+
+
+def test_of_a_checkpoint_that_is_a_link_only_the_link_goes(tmp_path):
+    theirs = save(tmp_path / "other", 2)
+    for step in (10, 30):
+        save(tmp_path, step)
+    (tmp_path / "checkpoints/step-2").symlink_to(theirs)
+    assert prune(tmp_path, 1) == [2, 10]
+    assert steps_in(tmp_path) == [30] and find_checkpoint(tmp_path / "other").step == 2
+    (tmp_path / "checkpoints/.step-40.tmp").symlink_to(theirs)
+    remove_leftovers(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-30"]
+    assert find_checkpoint(tmp_path / "other").step == 2
 
 
 def test_the_same_step_is_replaced_and_leftovers_go(tmp_path):

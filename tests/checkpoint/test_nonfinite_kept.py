@@ -134,3 +134,18 @@ def test_a_finite_one_is_taken_in_silence_though_batches_were_left_out(tmp_path:
         warnings.simplefilter("error")
         found = resumed_from(tmp_path, "auto", Alone())
     assert found is not None and found.step == 2
+
+
+def test_finite_increments_of_a_damaged_base_are_damaged(tmp_path: Path) -> None:
+    for step, base in ((2, None), (4, None), (6, 4), (8, 4)):
+        save(tmp_path, step, base=base)
+    rows = files.step_folder(tmp_path, 4) / "t/part-0.h5"
+    content = bytearray(rows.read_bytes())
+    content[-1] ^= 1
+    rows.write_bytes(content)
+    with pytest.warns(UserWarning, match="damaged checkpoint") as caught:
+        found = resumed_from(tmp_path, "auto", Alone())
+    assert found is not None and found.step == 2
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["damaged-step-4", "damaged-step-6", "damaged-step-8", "step-2"]
+    assert sum("damaged checkpoint kept as" in str(one.message) for one in caught) == 3

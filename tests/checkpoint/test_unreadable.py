@@ -1,6 +1,7 @@
 """What cannot be read just now is not damaged: it is read again, and nothing is removed or renamed meanwhile."""
 
 import errno
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcrec import again
 from hpcrec.checkpoint import files
 from hpcrec.checkpoint.checkpoint import Checkpoint, CheckpointWriter, find_checkpoint, prune, steps_in
 from hpcrec.checkpoint.dense import read_dense
@@ -20,7 +22,7 @@ from hpcrec.checkpoint.tools.look import look
 from hpcrec.checkpoint.tools.tables import table_facts
 from hpcrec.checkpoint.tools.verify import verify
 from hpcrec.comm.ranks import Alone
-from hpcrec.data import again, checksum
+from hpcrec.data import checksum
 from hpcrec.errors import CheckpointError, UnreadableError
 from tests.checkpoint.tools import made
 from tests.lookups import Lookups
@@ -244,3 +246,14 @@ def test_any_look_into_a_file_that_fails_once_gives_what_is_there(
                 assert re.match(rf"{at}/\S+\.h5: cannot be read just now", str(error)), str(error)
                 unreadable += 1
     assert unreadable == 0 or name in TOOLS
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../other", "t/../../x", "t//x", "", "t/\0"])
+def test_a_manifest_that_names_files_elsewhere_is_none(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1)
+    path = tmp_path / "checkpoints" / "step-1" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][name] = {"bytes": 0, "crc32": 0}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="which is not one of its folder"):
+        files.read_manifest(path.parent)

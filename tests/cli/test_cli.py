@@ -82,6 +82,32 @@ def test_evaluate_takes_a_run_folder_or_a_file(config, run_folder, commands, cap
     assert commands.pop()[2] == {"data": None, "checkpoint": "best"}
 
 
+def test_a_file_that_ends_early_is_no_interrupt_of_the_users(run_folder, config, commands, monkeypatch, tmp_path):
+    """click takes the one for the other, and says nothing."""
+    from hpcrec.cli import train as real
+
+    def ends_early(*_, **__):
+        raise EOFError("ended before the end-of-stream marker")
+
+    monkeypatch.setattr(real, "predict", ends_early)
+    with pytest.raises(EOFError, match="end-of-stream"):
+        cli.main(["predict", str(run_folder), "--data", str(config), "--out", str(tmp_path / "out.h5")])
+
+
+def test_the_code_of_a_folder_that_may_be_an_export_is_run_for_those_alone_who_say_so(
+    run_folder, config, commands, capsys, tmp_path
+):
+    own = '[model]\nname = "evil:build"\nfolder = "/theirs"\n'
+    (run_folder / "config.toml").write_text(CONFIG + own)
+    line = ("predict", run_folder, "--data", config, "--out", tmp_path / "out.h5")
+    assert hpcrec(*line) == 2
+    said = capsys.readouterr().err
+    assert "is a run, no export, and its model is code, 'evil:build' in /theirs, which would be run here" in said
+    assert commands == [] and hpcrec(*line, "--trust") == 0 and len(commands) == 1
+    config.write_text(CONFIG + own)  # a file that one names is a configuration, and that is code
+    assert hpcrec("predict", config, *line[2:]) == 0 and len(commands) == 2
+
+
 def test_predict_wants_data_and_a_file_to_write(run_folder, config, commands, capsys, tmp_path):
     out = tmp_path / "out.h5"
     assert hpcrec("predict", run_folder, "--data", config, "--out", out, "--set", "model.width=8") == 0
@@ -173,7 +199,7 @@ def test_run_hands_the_command_line_to_the_launcher(config, monkeypatch):
     threads = ("--set", "topology.owner_threads=2", "--set", "topology.dense_threads=2")
     assert given["arguments"] == ("train", str(config), "--set", "train.steps=5", *threads)
     assert (given["ranks"], given["threads"], given["options"], given["hostfile"]) == (4, 2, ("--tag-output",), None)
-    assert "PATH" in given["environment"] and given["program"] == (sys.executable, "-u", "-m", "hpcrec")
+    assert "PATH" in given["environment"] and given["program"] == (sys.executable, "-u", "-P", "-m", "hpcrec")
     assert hpcrec("run", "-n", 3, "train", config) == 75  # without --
     assert (given["ranks"], given["arguments"]) == (3, ("train", str(config)))
     own = config.with_name("loop.py")

@@ -1,6 +1,8 @@
 """A job that fails ends as a whole, within seconds, and says why once; a job that is stopped says 75."""
 
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -262,6 +264,24 @@ def test_exit_codes_are_the_documented_ones():
     assert exit_code(CheckpointError("x")) == 1
     assert exit_code(LastCheckpointError("x")) == 75
     assert exit_code(KeyError("x")) == 1
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_where_nothing_is_trained_a_signal_ends_a_rank_also_one_that_came_before(early):
+    code = f"""
+import os, signal, time
+from hpcrec.comm import failure
+failure.watch()
+if {early}:
+    os.kill(os.getpid(), signal.SIGUSR1)
+failure.end_by_signals()
+print("lives", flush=True)
+os.kill(os.getpid(), signal.SIGUSR1)
+time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -(signal.SIGTERM if early else signal.SIGUSR1)
+    assert done.stdout == ("" if early else "lives\n")
 
 
 def test_stop_signal_sets_a_flag_and_the_second_interrupt_is_the_default():

@@ -1,6 +1,8 @@
 """The configuration: what is refused and in which words, what loads and comes back, and its reference page."""
 
 import dataclasses
+import errno
+import os
 import tomllib
 from pathlib import Path
 from typing import get_type_hints
@@ -9,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrec import toml
+from hpcrec import again, toml
 from hpcrec.config import Config, load_config, reference, to_toml, validate, with_absolute_paths, with_copied_data
 from hpcrec.config import keys as config_module
-from hpcrec.errors import ConfigError
+from hpcrec.errors import ConfigError, UnreadableError
 from hpcrec.systems import baseline, codistillation, dct, des
 from hpcrec.toml.reference import field_docs
 from hpcrec.training.schedule import Schedule
@@ -303,6 +305,27 @@ def test_a_file_that_is_no_configuration(tmp_path):
     (tmp_path / "run.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="UTF-8"):
         load_config(tmp_path / "run.toml")
+
+
+def test_a_file_that_cannot_be_read_just_now_is_read_again(tmp_path, monkeypatch):
+    path = tmp_path / "run.toml"
+    path.write_text(SMALLEST)
+    real, left = Path.read_bytes, [errno.ESTALE, errno.EIO]
+
+    def read_bytes(self: Path) -> bytes:
+        if self == path and left:
+            raise OSError(left[-1], os.strerror(left.pop()), str(self))
+        return real(self)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(again, "PAUSES_S", (0.0, 0.0))
+    assert load_config(path).data.train == "train.h5" and not left
+    left += [errno.EIO] * 9
+    with pytest.raises(UnreadableError, match=r"run\.toml: cannot be read just now"):  # no ConfigError: 2 is for good
+        load_config(path)
+    left[:] = [errno.EACCES]
+    with pytest.raises(ConfigError, match=r"run\.toml: cannot be read \(Permission denied\)\. See who may"):
+        load_config(path)
 
 
 def test_features_that_are_left_out_cannot_be_named(tmp_path):

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gc
 import os
 import re
 import zlib
@@ -127,6 +128,7 @@ def test_what_the_disk_refuses_is_raised_and_nothing_stays_open(
 ) -> None:
     # Whether it comes by the last piece or before, past the cache or not.
     pwrite: Pwrite = os.pwrite
+    gc.collect()  # what other tests have left
     before = sorted(Path("/proc/self/fd").iterdir())
     for after in (0, 5, 400_000):
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from conftest import make_columns, write
 
-from hpcrec.data import again, direct, hdf5
+from hpcrec import again
+from hpcrec.data import direct, hdf5
 from hpcrec.data.index import write_index
 from hpcrec.data.inspect import inspect
 from hpcrec.data.reader import DataSet
@@ -202,3 +203,32 @@ def test_an_index_that_cannot_be_read_just_now_is_read_again(
     else:
         with pytest.raises(UnreadableError, match=rf"^{two}: cannot be read just now .*5 tries\). Nothing says"):
             DataSet(two)
+
+
+@pytest.mark.parametrize("ask", [again.is_there, again.is_folder, again.names_in])
+def test_what_cannot_be_reached_just_now_is_not_taken_for_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], ask: Callable[[Path], Any]
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").touch()
+    right = {again.is_there: True, again.is_folder: True, again.names_in: ["b"]}[ask]
+    assert ask(tmp_path / "a") == right
+    assert not ask(tmp_path / "none") and not ask(tmp_path / "a" / "b" / "c")
+    assert not again.is_folder(tmp_path / "a" / "b") and again.is_there(tmp_path / "a" / "b")
+    stat, iterdir, left = Path.stat, Path.iterdir, [2.0]
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(path: Path, **named: Any) -> Any:
+            if path == tmp_path / "a" and left[0] > 0:
+                left[0] -= 1
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return call(path, **named)
+
+        return called
+
+    monkeypatch.setattr(Path, "stat", failing(stat))
+    monkeypatch.setattr(Path, "iterdir", failing(iterdir))
+    assert ask(tmp_path / "a") == right and pauses == list(again.PAUSES_S[:2])
+    left[0] = float("inf")
+    with pytest.raises(UnreadableError, match="cannot be read just now"):
+        ask(tmp_path / "a")

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from conftest import cut, write
 
 from hpcrec.cli.data import data as command
+from hpcrec.data.reader import DataSet
 from hpcrec.data.verify import verify
 from hpcrec.errors import DataError
 from hpcrec.preparation.schema import Columns, write_index
@@ -134,3 +135,33 @@ def test_files_without_checksums_are_read_and_said_so(file: Path) -> None:
     (verdict,) = verify([foreign])
     assert (verdict.samples, verdict.columns, verdict.unchecked, verdict.problems) == (3, 2, 2, ())
     assert "no checksums recorded" in run(foreign)[1]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a//b", "../x", "/x", "x/"])
+def test_a_feature_whose_name_would_lead_elsewhere_is_refused(file: Path, name: str) -> None:
+    with h5py.File(file, "r+") as opened:
+        names = np.array([name, *opened.attrs["feature_names"][1:]], object)
+        opened.attrs.create("feature_names", names, dtype=h5py.string_dtype())
+    with pytest.raises(DataError, match=r"feature_names.*convert the data with another one"):
+        DataSet(file)
+
+
+def test_attributes_of_any_type_are_as_json_has_them(file: Path) -> None:
+    odd = {
+        "bytes": np.array([b"ab", b"c"]),
+        "empty": h5py.Empty("f"),
+        "nan": '{"a": NaN, "b": [Infinity, 1]}',
+        "half": '{"a": "\\ud800"}',
+        "number": np.float64(np.nan),
+        "latin": np.bytes_(b"x\xe9"),
+        "list": np.arange(3),
+    }
+    with h5py.File(file, "r+") as opened:
+        opened.attrs.update(odd)
+        opened.attrs.create("ragged", np.array([np.arange(2), np.arange(3)], object), dtype=h5py.vlen_dtype(np.int64))
+    with DataSet(file) as data:
+        found = {name: data.attributes[name] for name in [*odd, "ragged"]}
+    assert json.loads(json.dumps(found, allow_nan=False).encode()) == found
+    assert found["bytes"] == ["ab", "c"] and found["list"] == [0, 1, 2] and found["ragged"] == [[0, 1], [0, 1, 2]]
+    assert found["nan"] == {"a": None, "b": [None, 1]} and found["empty"] is found["number"] is None
+    assert found["half"] == {"a": "?"} and found["latin"] == "x\N{REPLACEMENT CHARACTER}"

@@ -106,6 +106,7 @@ def test_messages_are_those_of_the_layout(kind: str, monkeypatch: pytest.MonkeyP
             world.close()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("form", ["pooled", "rows"])
 def test_codings_change_no_bit(form: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ def written_bytes(n: int, kind: str) -> int:
     return 2 * n + (4 * -(-n // BLOCK) if kind == "fp16" else 0)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("kind", HALVES)
 @pytest.mark.parametrize("windows", [True, False])

@@ -278,6 +278,7 @@ def with_reference(optimizer: str, seen: list, rows: dict, initial: dict) -> Non
         assert not np.array_equal(rows[name], initial[name]), "nothing was learned"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("form", ["pooled", "rows"])
 @pytest.mark.parametrize("name", ["emulated", "cuda"])

@@ -48,6 +48,7 @@ def bits(ran: Ran) -> tuple:
     return leaves, [{name: rows.tobytes() for name, rows in some.items()} for some in tables]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("kind", ["mixed", "row"])
 @pytest.mark.parametrize("form", ["pooled", "rows"])

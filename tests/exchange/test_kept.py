@@ -115,6 +115,7 @@ def late_in(family: Family) -> Callable[[Ints], np.ndarray]:
     return lambda ids: (family.deal(ids)[1] if family.kind == "row" else ids) % 2 == 1
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("form", ["kept", "late"])
 def test_a_step_left_out_where_not_all_owners_keep_rows(
@@ -141,6 +142,7 @@ def test_a_step_left_out_where_not_all_owners_keep_rows(
         same_bits(found, expected)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_rows_that_other_ids_get(evict: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +209,7 @@ def test_the_summary_and_the_memory_formula_ask_the_form(folder: Path, monkeypat
             assert "kept rows" not in rank.terms
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("form", ["kept", "late"])
 def test_interrupted_is_uninterrupted(form: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

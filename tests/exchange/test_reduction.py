@@ -175,6 +175,7 @@ def test_sessions_equal_one_process(folder: Path, monkeypatch: pytest.MonkeyPatc
         check_against_reference(folder, **wanted)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([3, 4])
 @pytest.mark.parametrize("form", ["partial", "auto"])
 def test_a_folded_layer_is_added_among_owners(form: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,7 @@ def test_trains_as_pooled_does_on_every_number_of_ranks(folder: Path) -> None:
     check_as_pooled(folder, covering(roles_for(COMM.size), *AXES, POOLINGS))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_dynamic_tables_with_eviction(folder: Path, evict: str) -> None:
@@ -147,6 +148,7 @@ def test_dynamic_tables_with_eviction(folder: Path, evict: str) -> None:
 CODECS = {"bf16": 2.0**-8, "fp16": 2.0**-12 + 2.0**-23}
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("codec", list(CODECS))
 def test_codecs_keep_their_bounds(folder: Path, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:

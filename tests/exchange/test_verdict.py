@@ -37,6 +37,7 @@ CODECS = {
 }
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("codec", CODECS)
 def test_every_rank_hears_it_and_a_step_left_out_changes_nothing(codec: str) -> None:

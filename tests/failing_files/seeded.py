@@ -17,7 +17,7 @@ from tests.faults.seeded import ROOT
 
 VARIABLE = "HPCREC_FILE_FAULT"
 FILES, FILLED, OUT = "hpcrec/checkpoint/files.py", "hpcrec/data/hdf5_filled.py", "hpcrec/data/hdf5_out.py"
-AGAIN, EXPORT = "hpcrec/data/again.py", "hpcrec/build/export.py"
+AGAIN, EXPORT = "hpcrec/again.py", "hpcrec/build/export.py"
 ARRAYS = "hpcrec/serving/arrays.py"
 WRITER, WHOLE, ATTEMPTS = "hpcrec/checkpoint/checkpoint.py", "hpcrec/data/files.py", "hpcrec/training/attempts.py"
 

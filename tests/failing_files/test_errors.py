@@ -16,7 +16,7 @@ def shares(scenarios: tuple[str, ...], *further: str) -> list[list[str]]:
 
 
 def test_some_calls_of_every_kind_fail(tmp_path: Path) -> None:
-    found = asked("errors", shares(ERRORS_ON, "--cases", "160", "--seed", "1"), tmp_path)
+    found = asked("errors", shares(ERRORS_ON, "--cases", "160", "--seed", "2"), tmp_path)
     assert [wrong for each in found for wrong in each["wrong"]] == []
     assert sum(each["took_effect"] for each in found) >= 120
     assert {key.split("|")[0] for key in added(found, "counts")} == set(CALLS)
@@ -24,8 +24,8 @@ def test_some_calls_of_every_kind_fail(tmp_path: Path) -> None:
 
 def test_some_calls_of_runs_and_exports_fail(tmp_path: Path) -> None:
     """Predictions are left to the soak: what judges an export already reads it."""
-    found = asked("errors", [["--scenarios", "train,export", "--cases", "14", "--seed", "1"]], tmp_path)[0]
-    assert found["wrong"] == [] and found["took_effect"] >= 10
+    found = asked("errors", [["--scenarios", "train,export", "--cases", "8", "--seed", "1"]], tmp_path)[0]
+    assert found["wrong"] == [] and found["took_effect"] >= 6
 
 
 MET = {  # calls and kinds of file that have to be among those of a scenario

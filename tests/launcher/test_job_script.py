@@ -5,6 +5,7 @@ Without a Slurm: ``hpcrec`` and ``scontrol`` are small scripts here. On a real o
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def script(tmp_path: Path) -> Callable[..., Ended]:
         command = ["bash", str(scripts_folder() / f"{name}.sbatch"), *arguments]
         if log:
             command = ["bash", "-c", f'exec "$@" > {log} 2>&1', "log", *command]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert not requeues.exists() or requeues.read_text() == f"requeue {variables['SLURM_JOB_ID']}\n"
         ran = commands.read_text().splitlines() if commands.exists() else []
         return Ended(done.returncode, requeues.exists(), done.stdout + done.stderr, ran)
@@ -99,6 +100,26 @@ def test_two_allocations_in_a_row_without_a_checkpoint_are_the_last(allocation):
     )
     assert allocation(SLURM_JOB_ID="8").again, "another job begins anew"
     assert not allocation(SLURM_JOB_ID="8").again
+
+
+def test_a_run_folder_whose_name_begins_as_an_option_is_a_folder(allocation):
+    assert allocation(FOLDER='"-run"', SLURM_RESTART_COUNT="0").again
+    found = allocation(FOLDER='"-run"', SLURM_RESTART_COUNT="1")
+    assert not found.again and "its last two allocations brought no checkpoint" in found.said
+
+
+@pytest.mark.parametrize("name", ["fused", "split", "split-het", "prepare-array"])
+def test_a_warning_while_the_environment_is_set_up_requeues_without_a_run(name, script, tmp_path):
+    (tmp_path / "list").write_text("source\n")
+    arguments = ["x.toml"] if name != "prepare-array" else ["list", "out", "criteo"]
+    more = {**PARTS, "SLURM_ARRAY_TASK_ID": "0"} if name == "split-het" else {"SLURM_ARRAY_TASK_ID": "0"}
+    settings = tmp_path / "env.sh"
+    text = settings.read_text()
+    for signal, again in (("USR1", True), ("TERM", False)):  # TERM: Slurm takes the nodes, and requeues it by itself
+        settings.write_text(f"{text}kill -{signal} $$\nmodules=loaded\n")
+        found = script(name, *arguments, **more)
+        assert (found.again, found.code) == (again, 138), found.said
+        assert not any(line.startswith("run") for line in found.commands)
 
 
 def test_an_allocation_that_slurm_ended_in_between_may_have_brought_a_checkpoint(allocation):
@@ -159,6 +180,17 @@ case " $* " in *' --all '*) echo 3 ;; esac""",
         steps = (tmp_path / f"{RUN}.steps").read_text().splitlines()
         steps = [step for step in steps if step.startswith("--input")]
         assert len(steps) == 2 and all(step.startswith("--input=none -N 3 -n 3 ") for step in steps), steps
+
+
+def test_copies_that_do_not_go_hold_up_no_requeue(script, tmp_path):
+    fakes = {"squeue": "echo 3", "srun": 'case " $* " in *" sh -c "*) ;; *" rm "*) exec sleep 300 ;; esac'}
+    for name, body in fakes.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    nodes = {"HPCREC_MIN_NODES": "3", "SLURM_JOB_NUM_NODES": "4", "HPCREC_SCRATCH": str(tmp_path)}
+    began_s = time.monotonic()
+    assert script("fused", "x.toml", BRINGS="1", **nodes).again
+    assert time.monotonic() - began_s < 30.0
 
 
 def test_a_job_that_may_lose_nodes_says_so_to_the_run(script):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpcrec.errors import ConfigError, MissingError
+from hpcrec.launcher import mpirun as launch_ranks
 from hpcrec.launcher import srun as launch_slurm
 from hpcrec.launcher.found import find_mpirun, flavour_of, physical_cores
 from hpcrec.launcher.mpirun import Launch, crowded, mpirun_line, run_command
@@ -72,6 +73,16 @@ def test_a_start_says_once_that_it_is_crowded(capfd):
     program = (sys.executable, "-c", "pass")
     assert run_command(ranks, [], environment=dict(os.environ), threads=1, program=program) == 0
     assert capfd.readouterr().err.count(f"hpcrec: warning: {ranks} ranks with 1 threads each on {ranks - 1} cores") == 1
+
+
+def test_modules_of_a_folder_that_one_works_in_are_not_taken(tmp_path):
+    """A folder of somebody else's sources, say: ``hpcrec prepare`` by itself takes none either."""
+    (tmp_path / "numpy.py").write_text("open('ran', 'w')")
+    (tmp_path / "source").write_text("no criteo")
+    line = [Path(sys.executable).parent / "hpcrec", "run", "-n", "1", "--", "prepare", "criteo", "--out=x", "source"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "source, line 1: " in done.stderr.splitlines()[-1] and "-u -P -m hpcrec prepare" in done.stderr, done.stderr
+    assert not (tmp_path / "ran").exists()
 
 
 def test_hostfile_root_and_own_options():
@@ -318,6 +329,28 @@ def test_a_log_that_nobody_reads_keeps_no_signal_from_the_ranks(launched, tmp_pa
     os.close(write)
 
 
+@pytest.mark.parametrize(("command", "said"), [("predict", "are ended"), ("train", "write a checkpoint")])
+def test_what_becomes_of_ranks_that_are_told_to_stop_is_said_by_what_they_do(launched, tmp_path, command, said):
+    starts = LAUNCHER.replace("sys.argv[1], sys.argv[2]", "sys.argv[2], sys.argv[3]")  # of the rank
+    with (tmp_path / "log").open("w") as log:
+        launcher = launched(starts, command, str(tmp_path), "leaves", log=log.fileno())
+        assert comes(tmp_path / "ready")
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(timeout=LIMIT_S) == 75
+    assert said in (tmp_path / "log").read_text()
+
+
+def test_a_hangup_that_was_to_be_ignored_is_and_an_interrupt_is_not(launched, tmp_path):
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + LAUNCHER  # as under nohup
+    launcher = launched(ignoring, str(tmp_path), "leaves", log=subprocess.DEVNULL)
+    assert comes(tmp_path / "ready")
+    launcher.send_signal(signal.SIGHUP)
+    time.sleep(1.0)
+    assert launcher.poll() is None and not (tmp_path / "told").exists()
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=LIMIT_S) == 75
+
+
 def test_a_log_that_nobody_reads_keeps_no_second_interrupt_from_the_ranks(launched, tmp_path):
     read, write = os.pipe()
     launcher = launched(LAUNCHER, str(tmp_path), "stays", log=write)
@@ -387,6 +420,8 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3", "SL
 TWO_PARTS = {
     **JOB,
     "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_ID_HET_GROUP_0": "7",
+    "SLURM_JOB_ID_HET_GROUP_1": "8",
     "SLURM_NTASKS_HET_GROUP_0": "2",
     "SLURM_CPUS_PER_TASK_HET_GROUP_0": "8",
     "SLURM_NTASKS_HET_GROUP_1": "4",
@@ -436,6 +471,71 @@ def test_srun_needs_a_job_with_pmix(tmp_path):
         launch_slurm.find_srun({**JOB, "PATH": str(tmp_path / "nothing")})
     with pytest.raises(ConfigError, match="srun takes the nodes of its job"):
         run_command(1, [], environment=JOB, launcher="srun", hostfile="hosts")
+
+
+# What such an srun was seen to do: all ranks have ended, it says so, and stays.
+STAYS = """#!/bin/sh
+[ "$1" != --mpi=list ] || { echo pmix; exit; }
+trap '' TERM
+cat "$(dirname "$0")/said" >&2
+echo "$$" > "$(dirname "$0")/process"
+while :; do sleep 600 & wait; done
+"""
+STEPS_OF_7 = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/asked"
+[ "$(wc -l < "$(dirname "$0")/asked")" -ne 2 ] || { echo "squeue: error: not now" >&2; exit 1; }
+printf '%s\\n' 7.batch
+[ "$(wc -l < "$(dirname "$0")/asked")" -ne SEEN ] || printf '%s\\n' 8.0
+"""
+AT_ITS_END = "srun: First task exited 30s ago\nsrun: StepId=7.0 tasks 0-1: exited\n"
+
+
+@pytest.mark.parametrize(
+    ("seen", "said", "status"),
+    [
+        (3, "", 0),
+        (0, AT_ITS_END, 0),
+        (0, "srun: error: n1: tasks 0-1: Exited with exit code 75\n" + AT_ITS_END, 75),
+        (3, "srun: error: n2: task 2: Exited with exit code 1\nsrun: error: n1: task 0: Exited with exit code 2\n", 2),
+        (0, "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n", 137),
+        (1, "srun: error: n3: task 4: Killed\n", 137),
+    ],
+)
+def test_an_srun_that_stays_when_the_ranks_of_two_parts_have_ended_is_ended(
+    seen, said, status, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(launch_ranks, "LOOK_S", 0.3)
+    monkeypatch.setattr(launch_ranks, "_KILL_AFTER_S", 0.3)
+    (tmp_path / "said").write_text(said)
+    for name, text in (("srun", STAYS), ("squeue", STEPS_OF_7.replace("SEEN", str(seen)))):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path)
+    assert run_command(6, [], environment={**os.environ, **TWO_PARTS}, launcher="srun") == status
+    process = int((tmp_path / "process").read_text())
+    assert becomes(lambda: not Path(f"/proc/{process}").exists())
+    assert "hpcrec: every rank has ended, and srun has not: it is ended now" in capfd.readouterr().err
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert set(asked) == {"--all --noheader --steps --jobs 7,8 --format=%i"} and len(asked) == max(seen, 2) + 2
+
+
+def test_an_srun_whose_step_waits_for_its_nodes_or_runs_is_let_be(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 7.batch\n")
+    squeue.chmod(0o755)
+    heard = bytearray(b"srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)\n")
+    step = launch_slurm.Step(TWO_PARTS, heard)
+    assert not step.is_over()
+    squeue.write_text("#!/bin/sh\necho 8.3\n")
+    heard += b"srun: error: n2: task 2: Exited with exit code 1\n"  # the others have not ended
+    assert not step.is_over()
+    squeue.write_text("#!/bin/sh\nexit 1\n")
+    assert not step.is_over()
+    squeue.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not step.is_over()
 
 
 def test_mpirun_takes_cores_and_threads_from_the_job():

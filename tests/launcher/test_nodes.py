@@ -208,7 +208,8 @@ def test_a_run_that_loses_a_node_goes_on_with_the_others_and_it_is_no_restart(sl
     assert found == 0
     roles = ("--set", "topology.owners=2", "--set", "topology.dense=4")
     assert job.lines == [("train", "x.toml"), ("train", "x.toml", *roles)]
-    (said,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcrec: ")]
+    *first, said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcrec: ")]
+    assert len(first) == (code == 0)
     assert said == ("hpcrec: started again on 6 ranks of n1, n2, n3, from the checkpoint of step 30: node n4 went down")
     ended = attempts.read(job.folder)[1]
     assert (ended["step"], ended["status"], ended["lost_nodes"]) == (35, "killed", ["n4"])
@@ -242,6 +243,28 @@ def test_a_run_that_fails_on_whole_nodes_is_restarted_as_ever_also_after_a_loss(
     assert found == 0 and [len(line) for line in job.lines] == [2, 2, 6, 6]
     said = capfd.readouterr().err
     assert "restart 1 of 2, from" in said and "restart 2 of 2, from" in said and "started again on 6 ranks" in said
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_run_that_could_not_note_its_end_has_ended_where_no_node_is_lost(slurm, restarts) -> None:
+    def ends(job: Job) -> int:
+        job.begin(0)
+        job.note(50, leaves=True)
+        return 0
+
+    found, job = run(slurm, ends, restarts=restarts)
+    assert found == 0 and len(job.lines) == 1 and attempts.read(job.folder)[-1]["event"] == "begin"
+
+
+def test_an_attempt_on_fewer_nodes_that_is_refused_asks_for_the_job_to_be_requeued(slurm, capfd) -> None:
+    """Rank 0 of the first one may be on the node that Slurm has lost, and write the run still."""
+    found, job = run(slurm, loses(slurm, "n1,n2,n3", fails(35, 30)), lambda job: 2)
+    assert found == 75 and len(job.lines) == 2
+    assert "not gone on on fewer nodes, as is said above: the job is to be requeued" in capfd.readouterr().err
+
+
+def test_a_configuration_that_cannot_be_run_is_none_for_a_requeue(slurm) -> None:
+    assert run(slurm, lambda job: 2)[0] == 2
 
 
 def test_a_run_that_ended_is_not_asked_after(slurm) -> None:

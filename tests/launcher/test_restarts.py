@@ -1,12 +1,14 @@
 """When a job that failed is started again, from where, and what is said; jobs are stood in for by functions."""
 
 import errno
+import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from hpcrec import again
 from hpcrec.cli import main as cli
 from hpcrec.comm import board
 from hpcrec.comm.board import Board
@@ -40,12 +42,12 @@ class Job:
             (self.folder / f"checkpoints/step-{step}").mkdir(parents=True)
             (self.folder / f"checkpoints/step-{step}/manifest.json").write_text("{}")
 
-    def note(self, step: int | None, error: str = "") -> None:
+    def note(self, step: int | None, error: str = "", *, leaves: bool = False) -> None:
         memory = bytearray(board.SIZE_BYTES)
         mine = Board(memory, 1, 2)
         if step is not None:
             mine.set_step(step)
-        if error:
+        if error or leaves:
             mine.end(error)
         (self.boards[-1] / "rank-1").write_bytes(memory)
 
@@ -101,6 +103,39 @@ def test_a_killed_run_goes_on_from_its_checkpoint_and_each_restart_is_one_line(t
     assert events[2]["lost_steps"] == 5
 
 
+@pytest.mark.parametrize("begun", [0, None])  # None: the host is lost before the attempt has begun
+@pytest.mark.parametrize("earlier", [None, "finished", "killed"])
+def test_a_launcher_that_loses_a_host_and_ends_with_0_has_not_finished(tmp_path, capfd, begun, earlier) -> None:
+    """As Open MPI's mpirun does."""
+    (tmp_path / "run").mkdir()
+    if earlier is not None:
+        attempts.begin(tmp_path / "run", attempts.now(), 0, 2, ["node"], attempts.Allocation())
+        attempts.end(tmp_path / "run", 20, earlier)
+    cut = fails(35, 30, code=0, begun=begun if earlier is None or begun is None else 20)
+    assert run(tmp_path, cut, restarts=0)[0] == 137
+    said = capfd.readouterr().err
+    assert "ends with 0, and ranks have not left in order: it has lost a host" in said
+    assert "hpcrec: error: rank 1 on " in said
+    code, job = run(tmp_path, fails(35, 40, code=0, begun=30), finishes, restarts=1)
+    assert code == 0 and len(job.lines) == 2
+
+
+def test_a_launcher_that_ends_with_0_after_its_ranks_have_left_in_order_has_finished(tmp_path) -> None:
+    def leaves(job: Job) -> int:
+        job.begin(0)
+        job.note(50, leaves=True)  # and could not note its end, under a full quota
+        return 0
+
+    def is_lost_later(job: Job) -> int:
+        job.note(50)
+        return finishes(job)
+
+    for work in (leaves, is_lost_later):
+        (tmp_path / work.__name__).mkdir()
+        code, job = run(tmp_path / work.__name__, work)
+        assert code == 0 and len(job.lines) == 1
+
+
 def test_it_ends_after_so_many_and_without_restarts_at_the_first(tmp_path, capfd) -> None:
     code, job = run(tmp_path, *(fails(i) for i in range(1, 5)))
     assert code == 137 and len(job.lines) == 4
@@ -112,6 +147,39 @@ def test_it_ends_after_so_many_and_without_restarts_at_the_first(tmp_path, capfd
     assert code == 137 and len(job.lines) == 1
     said = capfd.readouterr().err
     assert "hpcrec: error: rank 1 on" in said and "start" not in said
+
+
+def failing_lists(monkeypatch: pytest.MonkeyPatch, folder: Path, times: Iterable[int]) -> None:
+    """Folders of checkpoints cannot be listed at these times, counted from 0."""
+    count, real, fails_at = itertools.count(), os.listdir, set(times)
+
+    def listdir(path: str | Path = ".") -> list[str]:
+        if Path(path) == folder and next(count) in fails_at:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    monkeypatch.setattr(again, "PAUSES_S", (0.0, 0.0))
+
+
+@pytest.mark.parametrize("resume", ["auto", "some/checkpoint"])
+def test_a_file_server_that_hiccups_keeps_no_run_from_its_restart(tmp_path, monkeypatch, resume) -> None:
+    (tmp_path / "run/checkpoints/step-10").mkdir(parents=True)
+    failing_lists(monkeypatch, tmp_path / "run/checkpoints", range(0, 20, 2))
+    code, job = run(tmp_path, fails(35, 30), finishes, resume=resume)
+    assert code == 0 and job.lines[1][2:] == (() if resume == "auto" else ("--resume", "auto"))
+
+
+def test_a_folder_that_cannot_be_listed_at_all_is_said_and_nothing_is_started_again(
+    tmp_path, monkeypatch, capfd
+) -> None:
+    (tmp_path / "run/checkpoints/step-10").mkdir(parents=True)
+    failing_lists(monkeypatch, tmp_path / "run/checkpoints", range(1, 99))
+    code, job = run(tmp_path, fails(35, 30))
+    assert code == 137 and len(job.lines) == 1
+    said = capfd.readouterr().err
+    assert "was killed by signal 9" in said
+    assert f"hpcrec: not started again: {tmp_path}/run/checkpoints: cannot be read just now" in said
 
 
 def test_an_end_that_cannot_be_noted_is_said_and_keeps_no_run_from_its_restart(tmp_path, capfd, monkeypatch) -> None:
@@ -137,7 +205,12 @@ def test_an_end_that_cannot_be_noted_is_said_and_keeps_no_run_from_its_restart(t
 
 @pytest.mark.parametrize("code", [0, 2, 75])
 def test_what_ended_as_asked_or_cannot_be_run_is_not_started_again(tmp_path, capfd, code) -> None:
-    found, job = run(tmp_path, fails(5, code=code))
+    def ends(job: Job) -> int:
+        job.begin(0)
+        job.note(5, leaves=True)
+        return code
+
+    found, job = run(tmp_path, ends)
     assert found == code and len(job.lines) == 1 and capfd.readouterr().err == ""
 
 

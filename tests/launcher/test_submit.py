@@ -3,7 +3,9 @@
 Without a Slurm: ``squeue`` and ``sbatch`` are small scripts here. On a real one: tests/slurm.
 """
 
+import errno
 import json
+import os
 import re
 import subprocess
 from datetime import UTC, datetime
@@ -243,6 +245,41 @@ def test_a_job_is_in_the_queue_also_where_squeue_is_told_to_leave_it_out(tmp_pat
             with pytest.raises(HpcrecError, match=r"job 12 for \S+ is in the queue \(RUNNING\)"):
                 send(wanted, "other")
             assert status_of(run_folder(tmp_path)).state == "running"
+
+
+def test_a_job_that_is_submitted_within_another_one_is_told_nothing_of_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    monkeypatch.setenv("SLURM_JOB_ID", "11")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "me")
+    commands(tmp_path / "bin", monkeypatch, "true", f"env > {tmp_path}/told; echo 12")
+    assert send(job(tmp_path, Part(nodes=1, ranks_per_node=1)), "text") == "12"
+    told = (tmp_path / "told").read_text().splitlines()
+    assert [line for line in told if line.startswith("SLURM_")] == ["SLURM_CONF=/etc/slurm.conf"]
+    assert "SBATCH_ACCOUNT=me" in told
+
+
+def test_a_job_is_known_behind_a_line_that_was_cut_short(tmp_path, monkeypatch):
+    commands(tmp_path / "bin", monkeypatch, "true")
+    wanted = job(tmp_path, Part(nodes=1, ranks_per_node=1))
+    wanted.run_folder.mkdir()
+    (wanted.run_folder / "jobs.jsonl").write_text('{"job": "11", "at": "2026')
+    assert send(wanted, "text") == "12" and jobs_of(wanted.run_folder) == ["12"]
+    commands(tmp_path / "bin", monkeypatch, "echo '12|PENDING|1:00|Resources||N/A'")
+    with pytest.raises(HpcrecError, match=r"job 12 for \S+ is in the queue"):
+        send(wanted, "text")
+
+
+def test_a_job_that_cannot_be_noted_is_named(tmp_path, monkeypatch):
+    commands(tmp_path / "bin", monkeypatch, "true")
+    wanted = job(tmp_path, Part(nodes=1, ranks_per_node=1))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HpcrecError, match=r"job 12 is submitted, .*jobs\.jsonl.*quota.*'scancel 12' ends it"):
+        send(wanted, "text")
 
 
 def run_folder(folder: Path, *, summary: dict | None = None, jobs: tuple[str, ...] = ("12",)) -> Path:

@@ -43,7 +43,8 @@ def load(tmp_path, monkeypatch):
         return load_model(f"{name}:{attribute}", FEATURES, 2, width=4, folder=tmp_path, **keywords)
 
     yield load_text
-    assert sys.path == path, "the folder stays on the path"
+    assert sys.path in (path, [*path, str(tmp_path)]), "the folder stays where it replaces no module"
+    sys.path[:] = path
     for name in set(sys.modules) - set(modules):
         if name.startswith("own_"):
             del sys.modules[name]
@@ -212,3 +213,15 @@ def test_defaults_of_the_documentation():
             default = field.default
             value = json.dumps(list(default) if isinstance(default, tuple) else default)
             assert (f"`{field.name}`" if default is None else f"`{field.name} = {value}`") in row
+
+
+def test_what_a_model_imports_as_it_is_built_is_found_beside_it_and_replaces_nothing(load, tmp_path):
+    (tmp_path / "beside_it.py").write_text("SCALE = 3.0")
+    (tmp_path / "colorsys.py").write_text("raise KeyError")  # a module of Python's
+    model = load(
+        MODEL
+        + "def build(*a, **k):\n    import colorsys\n    from beside_it import SCALE\n"
+        + "    return Model(*a, **k, scale=SCALE)\n"
+    )
+    assert model.scale == 3.0
+    del sys.modules["beside_it"]

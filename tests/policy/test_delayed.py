@@ -84,6 +84,7 @@ def same_bits(found: dict[str, Any], expected: dict[str, Any], about: Any = "") 
             assert np.array_equal(found[name], values, equal_nan=True), (about, name)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("delay", [1, 2])
 def test_equals_one_process_that_does_the_same(delay: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +244,7 @@ def test_a_signal_drains_where_it_comes(folder: Path, monkeypatch: pytest.Monkey
             same_bits(results(session), resumed, roles)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("delay", [1, 2])
 def test_a_checkpoint_that_failed_is_a_drain_where_it_is_tried_again(

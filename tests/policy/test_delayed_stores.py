@@ -70,6 +70,7 @@ def grown(config: Config, before: Callable[[Session, Step], None] = lambda sessi
         return learned(session)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_dynamic_tables(evict: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def test_parts_give_the_bits_of_the_whole(folder: Path, monkeypatch: pytest.Monk
         assert 0 < early < every  # both parts have something
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_rows_that_other_ids_get(evict: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from hpcrec.data import hashing
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.preparation.convert import Split, prepare_criteo, prepare_movielens
 from hpcrec.preparation.criteo import CATEGORIES
+from hpcrec.preparation.journal import Journal
+from hpcrec.preparation.mapped import Mapped
 from hpcrec.preparation.schema import DataSet
 from tests.preparation.sources import ALL, criteo_line, write_text
 
@@ -167,6 +169,8 @@ def test_movielens_layouts_give_the_same_samples(tmp_path: Path, form: str, endi
         (0, "1,2,3", "line 5: found 3 columns"),
         (0, "a,2,3,4", "line 5, column user: found 'a'"),
         (0, "1,2,x,4", "line 5, column rating: found 'x'; allowed is a number"),
+        (0, "1,2,nan,4", "line 5, column rating: found 'nan'; allowed is a finite number"),
+        (0, "1,2,-inf,4", "line 5, column rating: found '-inf'; allowed is a finite number"),
         (1, "1,2", "line 4: found 2 columns"),
         (2, "x,Heat,Crime", "line 4: found number 'x'"),
     ],
@@ -177,6 +181,56 @@ def test_movielens_names_the_bad_line(tmp_path: Path, file: int, line: str, mess
         out.write(line + "\n")
     with pytest.raises(DataError, match=message):
         prepare_movielens(*sources, tmp_path / "out", split=ALL)
+
+
+@pytest.mark.parametrize("file", [0, 1, 2])
+@pytest.mark.parametrize("how", ["cut", "corrupt"])
+def test_movielens_names_the_gzip_file_that_is_cut_short_or_corrupt(tmp_path: Path, file: int, how: str) -> None:
+    sources = [write_text(tmp_path / str(i), lines) for i, lines in enumerate(MOVIELENS["csv"])]
+    content = bytearray(gzip.compress(sources[file].read_bytes()))
+    if how == "corrupt":
+        content[-6] ^= 1  # of its checksum
+    sources[file].write_bytes(content[:-12] if how == "cut" else content)
+    with pytest.raises(DataError, match=rf"{sources[file]}: .*gzip.*copy it again"):
+        prepare_movielens(*sources, tmp_path / "out", split=ALL)
+
+
+def test_pieces_of_others_are_refused_and_stay(tmp_path: Path) -> None:
+    source, out = write_text(tmp_path / "train.txt", [criteo_line(1, 5), "bad"]), tmp_path / "out"
+    (out / "pieces").mkdir(parents=True)
+    (out / "pieces/thesis.tex").write_text("kept")
+    for restart in (False, True):
+        with pytest.raises(DataError, match=r"pieces: has files, and .*out has no prepare\.json"):
+            prepare_criteo([source], out, rows_per_feature=1000, split=ALL, restart=restart)
+    assert (out / "pieces/thesis.tex").read_text() == "kept" and not (out / "prepare.work").exists()
+
+
+def test_files_that_others_are_writing_in_the_folder_stay(tmp_path: Path) -> None:
+    source, out = write_text(tmp_path / "train.txt", [criteo_line(1, 5)]), tmp_path / "out"
+    (out / ".model.77.part").mkdir(parents=True)
+    (out / ".pred.h5.78.part").write_text("half")
+    (out / ".train.h5.79.part").write_text("of a killed one")
+    prepare_criteo([source], out, rows_per_feature=1000, split=ALL)
+    names = {path.name for path in out.iterdir()}
+    assert {".model.77.part", ".pred.h5.78.part"} <= names and ".train.h5.79.part" not in names
+
+
+def test_a_restart_after_a_kill_while_files_were_named_leaves_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = write_text(tmp_path / "old.txt", [criteo_line(1, i) for i in range(200)])
+    new, out = write_text(tmp_path / "new.txt", [criteo_line(0, i) for i in range(200)]), tmp_path / "out"
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_criteo([old], out, rows_per_feature=1000, split=Split("order", (0.8, 0.1, 0.1)))
+    assert (out / "test.h5").exists() and not (out / "prepare.json").exists()
+    prepare_criteo([new], out, rows_per_feature=1000, split=Split("order", (0.9, 0.1, 0.0)), restart=True)
+    assert sorted(path.name for path in out.iterdir()) == ["prepare.json", "train.h5", "validation.h5"]
 
 
 MEASURE = """
@@ -250,6 +304,55 @@ def test_a_record_that_names_files_elsewhere_removes_none(tmp_path: Path, named:
     with pytest.raises(DataError, match=r"prepare\.json: names .*keep\.txt, which is not in its folder"):
         prepare_criteo([source], out, rows_per_feature=1000, split=ALL, restart=restart)
     assert outside.read_text() == "kept" and (out / "train.h5").exists() and begun.exists()
+
+
+@pytest.mark.parametrize("link", ["prepare.work", "pieces"])
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_folder_that_is_a_link_is_refused_and_nothing_goes(tmp_path: Path, link: str, restart: bool) -> None:
+    source = write_text(tmp_path / "train.txt", [criteo_line(1, 5)])
+    kept, out = tmp_path / "theirs" / "sub" / ".thesis.part", tmp_path / "out"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("kept")
+    out.mkdir()
+    (out / link).symlink_to(tmp_path / "theirs")
+    with pytest.raises(DataError, match=rf"{link}: is a link, to .*theirs, .*Remove the link"):
+        prepare_criteo([source], out, rows_per_feature=1000, split=ALL, restart=restart)
+    assert kept.read_text() == "kept" and [path.name for path in out.iterdir()] == [link]
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_of_a_link_among_what_is_cleared_only_the_link_goes(tmp_path: Path, restart: bool) -> None:
+    source = write_text(tmp_path / "train.txt", [criteo_line(1, 5)])
+    kept, out = tmp_path / "theirs" / "sub" / ".thesis.part", tmp_path / "out"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("kept")
+    for folder in ("prepare.work", "prepare.work/cache"):
+        (out / folder).mkdir(parents=True)
+        (out / folder / "link").symlink_to(tmp_path / "theirs")
+    prepare_criteo([source], out, rows_per_feature=1000, split=ALL, restart=restart)
+    assert kept.read_text() == "kept" and not (out / "prepare.work").exists()
+
+
+def test_room_for_a_mapped_array_is_had_before_it_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mapped.create(tmp_path / "array", 1_000_000)
+    assert (tmp_path / "array").stat().st_blocks * 512 >= 8_000_000 and len(made.array) == 1_000_000
+    assert len(Mapped.create(tmp_path / "empty", 0).array) == 0
+
+    def emulated(file: int, at: int, size: int) -> None:
+        """As the C library does it where the file system has no such call: it reads, and writes what it has read."""
+        for place in range(at, at + size, 512):
+            os.pwrite(file, os.pread(file, 1, place), place)
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", emulated)
+    assert len(Mapped.create(tmp_path / "array", 100).array) == 100
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"No space left .*array"):
+        Mapped.create(tmp_path / "array", 100)
 
 
 @pytest.mark.parametrize("record", ["[]", "{", '{"files": ["train.h5"]}', "{}"])

@@ -19,6 +19,7 @@ from pytest_mpi import parallel_assert
 from hpcrec.cli.main import command_line
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
+from hpcrec.data import files
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.preparation import pieces
 from hpcrec.preparation.convert import Split, prepare_criteo
@@ -294,7 +295,7 @@ def test_a_work_folder_that_goes_while_it_is_made_is_made_again(
     ("name", "other", "found"),
     [
         ("prepare.work", "file", NotADirectoryError),
-        ("prepare.work", "link", FileNotFoundError),
+        ("prepare.work", "link", DataError),
         ("prepare.work/lock", "link", FileNotFoundError),
     ],
 )
@@ -305,7 +306,7 @@ def test_what_stands_where_the_lock_belongs_is_said(
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.symlink_to("nowhere/at/all") if other == "link" else path.write_text("")
-    with pytest.raises(found, match=r"prepare\.work/lock"):
+    with pytest.raises(found, match=r"prepare\.work/lock" if found is not DataError else r"prepare\.work: is a link"):
         Journal(tmp_path, {}).open(restart=False)
 
 
@@ -377,3 +378,24 @@ def test_command_line(tmp_path: Path) -> None:
         (["prepare", "criteo", "--out", "x", "--rows", "2", str(path)], "Invalid value for '--rows'"),
     ):
         assert message in runner.invoke(command_line, ["run", "-n", "2", "--", *arguments]).output
+
+
+def test_names_of_what_a_note_is_of_are_on_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else power that goes may leave the note of vocabularies that are not there, and no start goes on from that."""
+    journal, seen = Journal(tmp_path, {}), []
+    journal.open(restart=False)
+    sync, replace = files.sync, Path.replace
+
+    def synced(folder: Path) -> None:
+        seen.append(("sync", folder.name))
+        sync(folder)
+
+    def replaced(path: Path, target: Path) -> Path:
+        seen.append(("replace", target.name))
+        return replace(path, target)
+
+    monkeypatch.setattr(files, "sync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    journal.record("numbered", "0", {})
+    assert seen == [("sync", "prepare.work"), ("replace", "numbered-0.json"), ("sync", "prepare.work")]
+    journal.close()

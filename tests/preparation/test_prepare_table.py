@@ -317,3 +317,18 @@ def test_a_gigabyte_is_enough_for_any_size(tmp_path: Path) -> None:
     cardinality, peak = peak_mib(tmp_path, 8_000_000, "its own")
     assert cardinality == 8_000_002 and peak < 1000
     assert "vocabulary.h5" in content(tmp_path / "out-8000000")
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_times_that_python_has_no_object_for_are_no_reason_to_stop(tmp_path: Path, statistics: bool) -> None:
+    at = pa.array([1_700_000_000_000_000_001 + i for i in range(6)], pa.timestamp("ns"))
+    far = pa.array([400_000_000_000_000 + i for i in range(6)], pa.timestamp("s"))
+    columns = {"y": [0, 1, 7, 1, 0, 1], "s": list("abcabc"), "at": at, "far": far}
+    pq.write_table(pa.table(columns), tmp_path / "table.parquet", write_statistics=statistics)
+    table = tmp_path / "map.toml"
+    table.write_text(
+        'labels = ["y"]\n[sparse.s]\nids = "hash"\n[sparse.at]\nids = "hash"\n[sparse.far]\nids = "hash"\n'
+    )
+    prepare_table([tmp_path / "table.parquet"], tmp_path / "out", table, split=ALL, max_bad=0.5)
+    assert len(read(tmp_path / "out").label) == 5
+    assert "1700000000000000003" in (tmp_path / "out/rejects.tsv").read_text()

@@ -38,9 +38,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "what is removed before what replaces it is whole": Fault(
         "hpcrec/checkpoint/saver.py",
-        "            writer.commit()\n            on_root(session.parts.world.main, lambda: then(",
-        "            then(lambda: None) if session.topology.rank == 0 else None\n            writer.commit()\n"
-        "            on_root(session.parts.world.main, lambda: (lambda _: None)(",
+        "            writer.commit()\n            on_root(main, lambda: _of_disk(lambda: then(main.comes_on)))\n",
+        "            then(lambda: None) if session.topology.rank == 0 else None\n            writer.commit()\n",
         "commit",
     ),
     "a save beside steps that nobody waits for": Fault(
@@ -126,9 +125,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "the token looked at too early": Fault(
         "hpcrec/checkpoint/files.py",
-        "    replaces = final.exists()\n    if replaces:\n        move(final, old, claim)\n"
+        "    replaces = is_there(final)\n    if replaces:\n        move(final, old, claim)\n"
         "    try:\n        claim.check()\n",
-        "    claim.check()\n    sync(hidden)\n    sync(hidden.parent)\n    replaces = final.exists()\n"
+        "    claim.check()\n    sync(hidden)\n    sync(hidden.parent)\n    replaces = is_there(final)\n"
         "    if replaces:\n        move(final, old, claim)\n    try:\n",
         "claim",
     ),

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+from hpcrec.again import read_json_lines
 from hpcrec.checkpoint.files import steps_in
 from hpcrec.comm.board import Left
 from hpcrec.errors import ConfigError, HpcrecError
@@ -198,7 +199,7 @@ def restart(seed: int) -> Schedule:
             return f"{told}: started again though it failed twice at the same step"
         if code not in (0, 75) and len(starts) <= restarts and not (twice and twice[-1]) and not schedule.stopped:
             return f"{told}: not started again"
-        begins = [event["event"] for event in attempts.read(RUN)]
+        begins = [line["event"] for line in read_json_lines(RUN / attempts.FILE) if line["event"] in ("begin", "end")]
         if any(one == other for one, other in itertools.pairwise(begins)):
             return f"the record of attempts is {begins}"
         if code == 0 and newest() != settings.steps:

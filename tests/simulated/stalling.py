@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
 
+from hpcrec.again import read_again
 from hpcrec.comm import stall
 from hpcrec.comm.failure import agree
 from hpcrec.comm.progress import ASIDE, Progress
 from hpcrec.comm.stall import StallLimits, StallWatch
-from hpcrec.data.again import read_again
 from hpcrec.data.files import write_text
 from hpcrec.errors import HpcrecError
 from tests.simulated.ranks import Job, Rank, SimulatedRanks

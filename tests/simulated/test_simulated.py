@@ -17,8 +17,8 @@ from tests.faults.seeded import changed
 from tests.simulated.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = {"commit": 200, "claim": 120, "prepare": 50, "stall": 50, "restart": 80}
-TWICE = 6  # of these
+FEW = {"commit": 100, "claim": 60, "prepare": 30, "stall": 30, "restart": 40}
+TWICE = 3  # of these
 SOAK = {"commit": 50_000, "claim": 40_000, "prepare": 8_000, "stall": 8_000, "restart": 24_000}
 AT_ONCE = 2  # processes of a scenario's soak
 DISTINCT = 0.8  # of these; the others repeat, or nothing that was drawn for them took effect

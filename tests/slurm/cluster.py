@@ -34,8 +34,16 @@ def until(what: str, holds: Callable[[], bool], limit_s: float = START_S, every_
     """Waits until something holds."""
     end_s = time.monotonic() + limit_s
     while not holds():
-        assert time.monotonic() < end_s, f"{what}: not within {limit_s} s"
+        assert time.monotonic() < end_s, f"{what}: not within {limit_s} s\n{as_things_are()}"
         time.sleep(every_s)
+
+
+def as_things_are() -> str:
+    """The queue, the nodes, and the end of what each job in the queue has said: all that is left of one that hangs."""
+    said = [slurm("squeue", "--all", "--format=%i %T %r %M %N"), slurm("sinfo", "--Node", "--format=%N %T %E")]
+    in_queue = {line.split()[0].partition("+")[0] for line in said[0].splitlines()[1:]}
+    left = [batch for batch in SUBMITTED if batch.number in in_queue]
+    return "\n".join(said + [f"the end of {batch.log}:\n{batch.said()[-3000:]}" for batch in left])
 
 
 @dataclass
@@ -100,7 +108,11 @@ def submit(arguments: Sequence[str], env_sh: Path, log: Path) -> BatchJob:
     command = ["sbatch", "--parsable", f"--output={log}", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, (command, done.stderr)
-    return BatchJob(done.stdout.strip().split(";")[0], log)
+    SUBMITTED.append(BatchJob(done.stdout.strip().split(";")[0], log))
+    return SUBMITTED[-1]
+
+
+SUBMITTED: list[BatchJob] = []  # by any test
 
 
 def last_checkpoint(run: Path) -> int:

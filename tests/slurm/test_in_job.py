@@ -6,6 +6,7 @@ Each on 4 nodes, one rank a node, from the scripts in slurm/; finished runs are 
 import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def long_stop(shared: Path) -> Iterator[tuple[Run, BatchJob]]:
     """A job whose stop takes longer than the 25 s that it is given, and which comes near its end meanwhile."""
     run = Run(shared, "long-stop", held=True, save_s=15.0)
     with job(shared, run, "split", *ONE_KIND, "--time=5", "--signal=B:USR1@55") as batch:
+
+        def let_go_once_requeued() -> None:  # soon, whatever the tests before its own take: it would stop once more
+            batch.wait_requeued(limit_s=1200)
+            run.let_go()
+
+        threading.Thread(target=let_go_once_requeued, daemon=True).start()
         yield run, batch
 
 
@@ -142,7 +149,6 @@ def test_job_whose_stop_takes_longer_than_it_is_given_stops_by_itself_and_goes_o
 ) -> None:
     run, batch = long_stop
     batch.wait_requeued(limit_s=400)
-    run.let_go()
     batch.wait_completed()
     said = batch.said()
     assert batch.requeues == 1 and "to be requeued, for the 1. time" in said

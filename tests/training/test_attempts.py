@@ -173,3 +173,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 )
 def test_durations_are_said_briefly(seconds: float, said: str) -> None:
     assert report._duration(seconds) == said
+
+
+def test_an_end_that_ranks_told_at_once_is_one(tmp_path: Path) -> None:
+    attempts.begin(tmp_path, attempts.now(), 0, 2, ["one"], Allocation())
+    attempts.end(tmp_path, 3, "failed")
+    path = tmp_path / attempts.FILE
+    path.write_text(path.read_text() + path.read_text().splitlines(keepends=True)[-1])
+    attempts.begin(tmp_path, attempts.now(), 2, 2, ["one"], Allocation())
+    assert [event["event"] for event in attempts.read(tmp_path)] == ["begin", "end", "begin"]
+    assert attempts.figures(tmp_path)["number"] == 2

@@ -23,17 +23,17 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec import again
 from hpcrec.checkpoint import files
 from hpcrec.checkpoint.checkpoint import CheckpointWriter, find_checkpoint, mark_best, prune, steps_in
 from hpcrec.checkpoint.resume import resumed_from
 from hpcrec.cli import train as commands
 from hpcrec.comm.failure import exit_code, unwatch
 from hpcrec.comm.ranks import Alone
-from hpcrec.data import again
 from hpcrec.errors import CheckpointError, ConfigError, UnreadableError
 from hpcrec.launcher.relay import Heard
 from hpcrec.launcher.restarts import Run, run_attempts
-from hpcrec.training import attempts, claim
+from hpcrec.training import attempts, claim, loop
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import Claim, Holder, Times, claimed
 from tests.training.runs import config_for, write_data
@@ -204,6 +204,41 @@ def test_next_of_several_is_waited_for_as_long_again(
         pass
     assert 280 <= clock[0] < 281
     assert [line.split("process ")[1][:2] for line in capsys.readouterr().err.splitlines()] == ["12", "13"]
+
+
+@pytest.mark.parametrize("place", ["before the first look", "between two looks", "in a look"])
+def test_one_that_is_held_up_itself_waits_on_until_a_claim_that_nobody_renews_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Of one that was killed while it wrote its claim, which says nothing therefore."""
+    clock, path, stat, looked_at, looks = [0.0], tmp_path / "claim-1.json", Path.stat, claim._looked_at, [0]
+    path.touch()
+    renewed_s = path.stat().st_mtime
+
+    def of_the_server(of: Path, **named: bool) -> os.stat_result:
+        found = stat(of, **named)
+        if of.suffix != ".clock":
+            return found
+        return os.stat_result((*found[:8], renewed_s + clock[0], *found[9:]))
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        if place == "between two looks" and clock[0] == 10.0:
+            clock[0] += 300.0
+
+    def look(of: Path) -> Any:
+        looks[0] += 1
+        if (place, looks[0]) in (("before the first look", 1), ("in a look", 3)):
+            clock[0] += 300.0
+        return looked_at(of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", of_the_server)
+        patch.setattr(time, "monotonic", lambda: clock[0])
+        patch.setattr(time, "sleep", sleep)
+        patch.setattr(claim, "_looked_at", look)
+        with claimed(tmp_path, OUTSIDE, Alone()) as held:
+            assert held.number == 2 and 325.0 <= clock[0] < 340.0
 
 
 def test_errors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,6 +438,140 @@ def test_times_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_s: f
         patch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
         with claimed(tmp_path, OUTSIDE, Alone()) as held:
             assert taken_s <= clock[0] <= taken_s + 1.5 and held.number == 2  # times of files are in whole seconds here
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_folder_that_cannot_be_listed_just_now_is_listed_again_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    left, iterdir = [times], Path.iterdir
+
+    def refuses(path: Path) -> Iterator[Path]:
+        if path == tmp_path and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return iterdir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(again, "PAUSES_S", (0.01, 0.01, 0.01))
+        patch.setattr(Path, "iterdir", refuses)
+        assert claim_of(tmp_path).number == 1 and left == [0]
+
+
+def test_who_gives_its_claim_up_for_one_that_was_renewed_waits_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one may have seen it, and end: then somebody has to go on."""
+    clock, path = [0.0], tmp_path / "claim-1.json"
+    path.write_text(json.dumps(asdict(elsewhere())))
+    renewed, renewed_s, opened, stat = [False], path.stat().st_mtime, os.open, Path.stat
+
+    def made(of: Any, flags: int, *given: Any, **named: Any) -> int:
+        if flags & os.O_EXCL and not renewed[0]:
+            renewed[0] = True
+            os.utime(path, (renewed_s + clock[0], renewed_s + clock[0]))
+        return opened(of, flags, *given, **named)
+
+    def of_the_server(of: Path, **named: bool) -> os.stat_result:
+        found = stat(of, **named)
+        return found if of.suffix != ".clock" else os.stat_result((*found[:8], renewed_s + clock[0], *found[9:]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", of_the_server)
+        patch.setattr(os, "open", made)
+        patch.setattr(time, "monotonic", lambda: clock[0])
+        patch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+        with claimed(tmp_path, OUTSIDE, Alone()) as held:
+            assert renewed[0] and 235.0 <= clock[0] < 245.0 and held.number == 2
+
+
+def has_run(monkeypatch: pytest.MonkeyPatch, ends: str) -> Callable[[], bool]:
+    """Has training runs end so; whether one has trained to its end, and is about to tell of it."""
+    run, ran, summary = loop.Loop.run, [False], commands._summary
+
+    def runs(self: loop.Loop, *given: Any) -> Any:
+        return replace(run(self, *given), status=ends)
+
+    def told(*given: Any) -> Any:
+        ran[0] = True
+        return summary(*given)
+
+    monkeypatch.setattr(loop.Loop, "run", runs)
+    monkeypatch.setattr(commands, "_summary", told)
+    return lambda: ran[0]
+
+
+@pytest.mark.in_turn
+@pytest.mark.parallel([1, 3])
+@pytest.mark.parametrize("ends", ["finished", "stopped"])
+def test_a_look_at_the_claim_that_fails_at_the_end_changes_no_exit_status(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ends: str
+) -> None:
+    write_data(folder / "data.h5", samples=60)
+    config = config_for(folder, train={"steps": 4}, checkpoint={"every": 4}, run={"folder": str(folder / "run")})
+    trained = has_run(monkeypatch, ends)
+
+    def refuses(self: Claim) -> None:
+        if trained():
+            raise UnreadableError(f"{self.path}: cannot be read just now")
+
+    monkeypatch.setattr(Claim, "check", refuses)
+    code = commands.train(config)
+    parallel_assert(code == (75 if ends == "stopped" else 0))
+    parallel_assert(not (folder / "run/summary.json").exists() and steps_in(folder / "run") == [4])
+    parallel_assert(MPI.COMM_WORLD.rank > 0 or "its summary is not written" in capfd.readouterr().err)
+
+
+@pytest.mark.in_turn
+@pytest.mark.parallel([1, 3])
+@pytest.mark.parametrize("ends", ["finished", "stopped"])
+def test_a_record_of_attempts_that_cannot_be_read_at_the_end_changes_no_exit_status(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ends: str
+) -> None:
+    write_data(folder / "data.h5", samples=60)
+    config = config_for(folder, train={"steps": 4}, checkpoint={"every": 4}, run={"folder": str(folder / "run")})
+    trained, read = has_run(monkeypatch, ends), Path.read_bytes
+
+    def refuses(self: Path) -> bytes:
+        if trained() and self.name == attempts.FILE:
+            raise OSError(errno.ESTALE, "Stale file handle", str(self))
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", refuses)
+    monkeypatch.setattr(again, "PAUSES_S", (0.01, 0.01))
+    code = commands.train(config)
+    parallel_assert(code == (75 if ends == "stopped" else 0))
+    MPI.COMM_WORLD.Barrier()
+    said = json.loads((folder / "run/summary.json").read_text())
+    parallel_assert(said["status"] == ends and "attempts" not in said and steps_in(folder / "run") == [4])
+    parallel_assert(MPI.COMM_WORLD.rank > 0 or "The summary says nothing of attempts" in capfd.readouterr().err)
+
+
+def test_a_holder_that_is_hidden_from_this_user_is_judged_by_its_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under ``hidepid`` for another user: it is there, and renews its claim."""
+    with holder(tmp_path) as process:
+        there, kill = Path.exists, os.kill
+
+        def exists(self: Path) -> bool:
+            return there(self) and self != Path(f"/proc/{process.pid}")
+
+        def denied(number: int, signal_number: int) -> None:
+            if number == process.pid and signal_number == 0:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+            kill(number, signal_number)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(claim, "_started", lambda _: None)
+            patched.setattr(Path, "exists", exists)
+            patched.setattr(os, "kill", denied)
+            with (
+                pytest.raises(ConfigError, match="is writing this run"),
+                claimed(tmp_path, OUTSIDE, Alone(), times=SHORT),
+            ):
+                pass
+        assert process.poll() is None
 
 
 def test_file_that_was_removed_by_hand_is_a_claim_that_is_lost(tmp_path: Path) -> None:

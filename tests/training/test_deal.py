@@ -33,6 +33,7 @@ def sizes(config: Any, deal: Deal) -> list[int]:
         return [n for n in session.parts.world.main.allgather(mine) if n is not None]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("form", ["pooled", "rows", "partial"])
 @pytest.mark.parametrize("deal", [first_but_one, last_alone])

@@ -250,7 +250,7 @@ def test_a_table_has_a_name_that_a_checkpoint_can_keep(folder: Path, monkeypatch
         if not length:
             assert commands.train(config) == 0
         else:
-            with pytest.raises(ConfigError, match=f"has a name of {length} bytes, .*Allowed: at most 255 bytes"):
+            with pytest.raises(ConfigError, match=f"has a name of {length} bytes, .*Allowed: 1 to 255 bytes"):
                 commands.train(config)
 
 

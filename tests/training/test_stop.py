@@ -41,6 +41,7 @@ def validations(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "time"} for line in lines]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("which", [0, 2, 3])  # after step 4, after the last step, and of the best checkpoint at the end
 def test_a_signal_in_an_evaluation_ends_it_and_a_resume_makes_up_for_it(

@@ -96,6 +96,21 @@ def test_needed_is_two_checkpoints_the_steps_to_the_last_and_an_evaluation_that_
     assert stop_time.needed_s == 2 * 60 + 4 * 0.5 + 20
 
 
+def test_squeue_is_asked_few_times_though_it_counts_in_whole_seconds(flag: StopSignal) -> None:
+    job = Job(flag, 900.7)
+    exact = job.left_s
+
+    def counted() -> float:
+        job.now_s += 0.02  # so long it takes
+        return float(math.floor(exact()))
+
+    job.stop_time._left_s = counted
+    job.stop_time.saved(15, 49.975)
+    at_s = job.train(until_s=900)
+    assert 900.7 - 100 - 120 - 1.7 <= at_s <= 900.7 - 100 - 120 + 1.0
+    assert job.asked <= 900 / 120 + 4
+
+
 def test_stop_begins_so_long_before_the_end_as_it_takes(flag: StopSignal, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(flag, 3600)
     job.stop_time.stepped(0.25)

@@ -228,6 +228,22 @@ def test_a_resumed_run_goes_on_with_the_metrics_of_its_checkpoint(tmp_path):
     assert read_metrics(tmp_path) == []
 
 
+def test_a_run_goes_on_where_a_lost_node_has_left_holes_in_its_metrics(tmp_path):
+    options = {"active": True, "tensorboard": False, "progress": False}
+    with Telemetry(tmp_path, **options) as told:
+        for step in range(10, 200, 10):
+            told.log(step, {"loss": step / 10})
+    path = tmp_path / "metrics.jsonl"
+    text = bytearray(path.read_bytes())
+    lines = text.splitlines(keepends=True)
+    text[len(lines[0]) + 5 : len(lines[0]) + 5 + len(lines[1])] = bytes(len(lines[1]))  # of lines 2 and 3
+    path.write_bytes(bytes(text) + b"\xff\n[1]\n{}\n" + json.dumps({"step": "20"}).encode() + b"\n")
+    with Telemetry(tmp_path, first_step=100, **options):
+        pass
+    assert [line["step"] for line in read_metrics(tmp_path)] == [10, *range(40, 110, 10)]
+    assert path.read_text().count("\n") == 8
+
+
 def test_bar_and_tensorboard(tmp_path, capsys):
     with Telemetry(tmp_path, active=True, total_steps=5, first_step=3) as told:
         told.step(0.5, 100, loss=0.25, wire_bytes=1_540_000)
@@ -270,7 +286,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["summary.json"]
 
 
-@pytest.mark.parametrize("key", sorted(telemetry.SUMMARY_KEYS))
+@pytest.mark.parametrize("key", sorted(telemetry.SUMMARY_KEYS.keys() - {"attempts"}))  # which may not be readable
 def test_a_summary_without_a_key_is_refused(tmp_path, key):
     broken = {k: v for k, v in summary().items() if k != key}
     with pytest.raises(ValueError, match=f"has no {key}. Allowed: status, steps"):

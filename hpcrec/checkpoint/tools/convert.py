@@ -132,7 +132,8 @@ def _write_table(
         known = _admission(source, facts, start, stop, first=part == 0) if facts.dynamic else None
         blocks = (_as(block, wanted) for block in stream.take(stop - start))
         write(part, blocks, n_ids=max(min(stop, facts.ids) - start, 0), columns=(0, facts.width), admission=known)
-    stream.end()
+    if not writer.failed and not stream.is_over():
+        raise CheckpointError(f"{source.folder}: table {facts.name!r} holds more ids than its files say.")
 
 
 def _whole_rows(source: Checkpoint, facts: TableFacts, scratch: Path) -> Iterator[TableBlock]:
@@ -163,9 +164,9 @@ class _Stream:
             n_ids -= len(block.ids)
             yield block
 
-    def end(self) -> None:
-        """All are taken: whoever gives them looks at them as a whole."""
-        assert self._left is None and next(self._blocks, None) is None, "some ids are left"
+    def is_over(self) -> bool:
+        """Whether all are taken: whoever gives them looks at them as a whole."""
+        return self._left is None and next(self._blocks, None) is None
 
 
 def _ids(block: TableBlock, start: int, stop: int | None) -> TableBlock:

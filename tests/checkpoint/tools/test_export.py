@@ -15,17 +15,17 @@ import torch
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
+from hpcrec import again
 from hpcrec.build.export import export
 from hpcrec.checkpoint.tools import by_id
 from hpcrec.cli import train as commands
 from hpcrec.cli.checkpoint import checkpoint
 from hpcrec.config import Config, to_toml
-from hpcrec.data import again
 from hpcrec.errors import CheckpointError, ConfigError, DataError
 from hpcrec.models import MODELS
 from hpcrec.serving import Exported
 from hpcrec.serving.arrays import ArrayFile, read_arrays
-from hpcrec.serving.folder import MODEL, WEIGHTS
+from hpcrec.serving.folder import MODEL, WEIGHTS, table_file
 from hpcrec.serving.graph import Graph
 from hpcrec.serving.predict import predict_data
 from tests.checkpoint.tools.test_tools import WITHOUT_MPI
@@ -397,3 +397,13 @@ def test_a_look_into_arrays_that_fails_once_is_made_again(tmp_path: Path, monkey
         with monkeypatch.context() as patched:
             Lookups(patched, n, times=1)
             assert np.array_equal(read_arrays(tmp_path / "user.h5")["rows"], np.ones((3, 2)))
+
+
+@pytest.mark.parametrize("embeddings", ["safetensors", "hdf5"])
+def test_every_name_of_a_table_that_a_checkpoint_takes_is_one_of_a_file(embeddings: str) -> None:
+    names = ["\u7528\u6237" * 40, "\u7528\u6237" * 40 + "x", "a:" * 60, "x" * 240, "x" * 250, "x" * 251, ".x", "a/b"]
+    files = [Path(table_file(name, embeddings)) for name in names]
+    assert len(set(files)) == len(names)
+    assert all(len(file.name.encode()) <= 255 and file.parent == Path("tables") for file in files)
+    assert table_file("user", "hdf5") == "tables/user.h5"
+    assert files[3].stem == "x" * 240  # as it was, where it fits

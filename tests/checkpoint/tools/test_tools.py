@@ -18,7 +18,7 @@ from hpcrec.checkpoint.tools import by_id
 from hpcrec.checkpoint.tools.by_id import ranges_of
 from hpcrec.checkpoint.tools.tables import table_facts
 from hpcrec.cli.checkpoint import checkpoint
-from hpcrec.errors import ConfigError
+from hpcrec.errors import CheckpointError, ConfigError
 from tests.checkpoint.tools.made import DYNAMIC_IDS, ROWS, WIDTH, change, fingerprint, renew, values_of, write
 
 
@@ -393,3 +393,18 @@ def test_all_of_it_without_mpi(tmp_path: Path) -> None:
         line = [sys.executable, "-c", WITHOUT_MPI, "checkpoint", *map(str, command)]
         ended = subprocess.run(line, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("wanted", [(), ("--shard", "column", "--parts", 2)])
+def test_a_full_disk_is_said_whichever_way_a_checkpoint_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: tuple[Any, ...]
+) -> None:
+    first = write(tmp_path / "run")
+
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device", str(tmp_path / "part"))
+
+    monkeypatch.setattr("hpcrec.checkpoint.checkpoint.write_part", full)
+    said = run("convert", first, tmp_path / "out", *wanted).exception
+    assert isinstance(said, CheckpointError) and "No space left on device" in str(said), said
+    assert not (tmp_path / "out").exists()

@@ -5,11 +5,14 @@ descriptor of its own, for a stale one stays stale. What is not there is told fr
 listing its folder. Knows nothing of what is in the files: that what was read is wrong is for who asked.
 """
 
+import contextlib
 import errno
+import json
 import os
 import re
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,6 +91,65 @@ def read_numbers(path: Path, dtype: npt.DTypeLike, count: int = -1, offset: int 
             return values
 
     return read_again(path, read)
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file that has one on each line; none where it is not there.
+
+    What is no such line is left out: one that a kill cut short, or of which a lost node has left a hole.
+
+    Raises
+    ------
+    UnreadableError
+        It cannot be read, at any try.
+    """
+    try:
+        text = read_again(path, path.read_bytes).decode(errors="replace")
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                yield found
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file or folder is there. ``Path.exists`` says no of one that cannot be reached just now, as of 3.14.
+
+    Raises
+    ------
+    UnreadableError
+        That cannot be found out, at any try.
+    """
+    return _mode(path) is not None
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; raises as ``is_there``."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names in a folder; none where it is not there. ``Path.glob`` finds none in one that cannot be read, as of 3.13.
+
+    Raises
+    ------
+    UnreadableError
+        It cannot be listed, at any try.
+    """
+    try:
+        return read_again(folder, lambda: [path.name for path in folder.iterdir()])
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return read_again(path, path.stat).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def refused(error: BaseException) -> int | None:
