@@ -39,6 +39,7 @@ def trained(seed: int, drawn: Drawn, settings: Settings, locks: str = "kept") ->
     schedule = Schedule(seed, drawn, repr(settings), locks)
     truth = Truth(schedule, settings)
     schedule.judge, schedule.around = truth.final, stand_ins(truth)
+    schedule.system.changed.append(truth.takes_away)
     return schedule, truth
 
 

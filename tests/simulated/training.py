@@ -37,6 +37,7 @@ from tests.simulated.schedules import Schedule
 from tests.simulated.system import unseen
 
 RUN = Path("run")
+CHECKPOINTS = RUN / "checkpoints"
 ROWS, WIDTH = 12, 2
 NOTHING = contextlib.nullcontext()
 LOOK_CALLS = 3  # of a look at the claim (it lists the folder and opens the claim), and the change that comes after it
@@ -121,6 +122,8 @@ class Truth:
     numbers: dict[str, int] = field(default_factory=dict)
     _newest: dict[Task, deque[int]] = field(default_factory=dict)  # of a task's last calls: the newest claim then
     _away: set[str] = field(default_factory=set)  # names under which something was taken away
+    _clearing: set[str] = field(default_factory=set)  # names of jobs that are to clear the folder
+    _before_clear: int = -1  # committed, when the last of them took it away
 
     @property
     def simulation(self) -> Simulation:
@@ -156,10 +159,18 @@ class Truth:
                 self.simulation.events["overtaken"] += 1
         self.inside.append(job)
 
-    def cleared(self, rank: Rank) -> None:
-        """A rank's job has removed what was there, as it was asked."""
-        if rank.number == 0 and rank.job in self.inside:
-            self.committed = -1
+    def clears(self, number: int) -> None:
+        """The job of this claim is about to remove what is there, as it was asked; it may be killed on the way."""
+        self._clearing |= {name for name, its in self.numbers.items() if its == number}
+
+    def takes_away(self, task: Task, call: str, paths: list[str]) -> None:
+        """A task is about to rename or to remove: what was committed goes, and may come back, with its folder."""
+        job = task.process.job
+        if call == "rename" and job is not None and job.name in self._clearing:
+            if paths[0] == str(CHECKPOINTS):
+                self._before_clear, self.committed = self.committed, -1
+            elif paths[1] == str(CHECKPOINTS):  # it was overtaken
+                self.committed = max(self.committed, self._before_clear)
 
     def comes_to(self, task: Task, at: str) -> None:
         """A task has come to a call."""
@@ -414,7 +425,11 @@ def _write_part(path: Path, describe: Any, blocks: Any, n_ids: int) -> tuple[int
 @contextlib.contextmanager
 def stand_ins(truth: Truth) -> Iterator[None]:
     """What of hpcrec is replaced: what a session is saved as and read from; and commits are noted."""
-    commit = CheckpointWriter.commit
+    commit, clear = CheckpointWriter.commit, cli.clear
+
+    def told_of(run: Path, claim: Any, comes_on: Any) -> None:
+        truth.clears(claim.number)
+        clear(run, claim, comes_on)
 
     def noted(self: CheckpointWriter, *args: Any, **more: Any) -> Path:
         done = commit(self, *args, **more)
@@ -435,6 +450,7 @@ def stand_ins(truth: Truth) -> Iterator[None]:
         put(loop, "Work", lambda _: _WORK)
         put(loop, "evaluated_otherwise", lambda *_: {})
         put(cli, "to_toml", lambda _: "")
+        put(cli, "clear", told_of)
         if not truth.settings.hdf5:
             put(checkpoints, "write_part", _write_part)
         yield
@@ -473,8 +489,6 @@ def program(truth: Truth, allocation: Allocation, resume: str | None = None) -> 
         with claimed(RUN, allocation, main, when_lost=lost) as claim:
             truth.claimed(rank, claim.number)
             which = on_root(main, lambda: cli._prepare_folder(RUN, config, allocation, claim, main.comes_on))  # type: ignore[arg-type]
-            if which == "never":
-                truth.cleared(rank)
             trained = Loop(session, RUN, train, replace(checkpoint, resume=which), {}, claim)  # type: ignore[arg-type]
             first = trained.resume()
             truth.resumed(rank, first)
