@@ -94,7 +94,7 @@ def parts() -> Iterator[Part]:
     yield Part("errors", 20, (*alone, COUNTED["errors"], "-k", "ten_thousand"), files)
     for scenario, minutes in (("train", 20), ("export", 15), ("predict", 10)):
         yield Part(
-            f"errors-{scenario}", minutes, (*alone, COUNTED["errors"], "-k", f"many_calls and {scenario}"), files
+            f"errors-{scenario}", minutes, (*alone, COUNTED["errors"], "-k", f"many_calls and {scenario}-"), files
         )
     yield Part("mutations", 20, (*alone, COUNTED["mutations"]), bad)
     yield Part("kills", 40, (*alone, COUNTED["kills"]), kills)

@@ -7,8 +7,9 @@ rows by number; does not know what reads them.
 
 import errno
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from threading import Lock
 from typing import IO, Any
@@ -33,15 +34,20 @@ class _Run:
         return self.rows.nbytes + sum(v.nbytes for v in self.values.values())
 
 
+_Place = tuple[int, np.dtype[Any], tuple[int, ...]]
+_BLOCK = 64  # rows of a run in a file of which memory has the first one's number
+
+
 @dataclass(frozen=True)
 class _Written:
-    """Where a run's arrays are in the file: offset, type and shape of its rows, and of its values by name."""
+    """Where a run's arrays are in the file: offset, type and shape of its rows, and of its values by name.
 
-    rows: "_Place"
-    values: dict[str, "_Place"]
+    ``firsts`` are the numbers of every ``_BLOCK``-th row: what is looked for is read in blocks, not the whole run.
+    """
 
-
-_Place = tuple[int, np.dtype[Any], tuple[int, ...]]
+    rows: _Place
+    values: dict[str, _Place]
+    firsts: Ints
 
 
 class _File:
@@ -55,7 +61,8 @@ class _File:
     def write(self, run: _Run) -> _Written:
         self._made = True
         with self.path.open("ab") as file:
-            return _Written(self._put(file, run.rows), {name: self._put(file, v) for name, v in run.values.items()})
+            values = {name: self._put(file, array) for name, array in run.values.items()}
+            return _Written(self._put(file, run.rows), values, run.rows[::_BLOCK].copy())
 
     def _put(self, file: IO[bytes], array: np.ndarray) -> _Place:
         at = self._n_bytes
@@ -63,20 +70,31 @@ class _File:
         self._n_bytes += array.nbytes
         return at, array.dtype, array.shape
 
-    def read(self, written: _Written) -> _Run:
-        return _Run(self._get(written.rows), {name: self._get(place) for name, place in written.values.items()})
+    def read(self, written: _Written, bounds: Iterable[tuple[int, int]]) -> Iterator[_Run]:
+        """What there is of a run of rows from a number to another one, for each of these bounds."""
+        # Not mapped: what a server does not give would be a signal.
+        with self.path.open("rb", buffering=0) as file:
+            for first, last in bounds:
+                begin = max(0, int(np.searchsorted(written.firsts, first, "right")) - 1) * _BLOCK
+                end = min(int(np.searchsorted(written.firsts, last)) * _BLOCK, written.rows[2][0])
+                if begin >= end:
+                    continue
+                rows = self._get(file, written.rows, begin, end)
+                low, high = begin + np.searchsorted(rows, (first, last))
+                if low < high:
+                    values = {name: self._get(file, place, low, high) for name, place in written.values.items()}
+                    yield _Run(rows[low - begin : high - begin], values)
 
-    def _get(self, place: _Place) -> np.ndarray:
-        at, dtype, shape = place
-        values = np.empty(math.prod(shape), dtype)
-        left = values.view(np.uint8).data
-        with self.path.open("rb", buffering=0) as file:  # not mapped: what a server does not give would be a signal
-            file.seek(at)
-            while left:
-                if not (n_bytes := file.readinto(left)):
-                    raise OSError(errno.EIO, "the file ends before its size", str(self.path))
-                left = left[n_bytes:]
-        return values.reshape(shape)
+    def _get(self, file: FileIO, place: _Place, begin: int, end: int) -> np.ndarray:
+        at, dtype, (_, *row) = place
+        values = np.empty((end - begin, *row), dtype)
+        left = values.reshape(-1).view(np.uint8).data
+        file.seek(at + begin * math.prod(row) * dtype.itemsize)
+        while left:
+            if not (n_bytes := file.readinto(left)):
+                raise OSError(errno.EIO, "the file ends before its size", str(self.path))
+            left = left[n_bytes:]
+        return values
 
     def remove(self) -> None:
         """Where it was never made, no file server is asked."""
@@ -154,7 +172,9 @@ class FrozenRows:
                 f"({failure.strerror}). Mend that, or set checkpoint.background = false."
             )
         for run in runs if len(kept) else ():  # outside the lock, which a step may wait for
-            _fill(found, self._file.read(run) if isinstance(run, _Written) else run, rows, kept)
+            parts = self._file.read(run, _bounds(rows, kept, run.firsts)) if isinstance(run, _Written) else (run,)
+            for part in parts:
+                _fill(found, part, rows, kept)
         return found
 
     def close(self) -> None:
@@ -203,6 +223,17 @@ def _joined(runs: list[_Run]) -> _Run:
     rows = np.concatenate([run.rows for run in runs])
     order = np.argsort(rows)
     return _Run(rows[order], {n: np.concatenate([r.values[n] for r in runs])[order] for n in runs[0].values})
+
+
+def _bounds(rows: slice | Ints, kept: Ints, firsts: Ints) -> list[tuple[int, int]]:
+    """From which number to which one rows of a run are looked for, whose blocks begin with these: few, and short."""
+    if isinstance(rows, slice):
+        return [(rows.start, rows.stop)]
+    wanted = np.sort(rows[kept])
+    block = np.searchsorted(firsts, wanted, "right")
+    starts = np.flatnonzero(np.diff(block, prepend=block[0] - 2) > 1)  # neighbours are read together
+    ends = np.append(starts[1:], len(wanted)) - 1
+    return list(zip(wanted[starts].tolist(), (wanted[ends] + 1).tolist(), strict=True))
 
 
 def _fill(found: Values, run: _Run, rows: slice | Ints, kept: Ints) -> None:

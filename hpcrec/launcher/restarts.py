@@ -89,7 +89,7 @@ def run_attempts(
             told = {**environment, **({} if nodes is None else nodes.environment), **watch.environment}
             with contextlib.nullcontext() if nodes is None else nodes.guarded():
                 code = start((*arguments, *more), told, heard)
-            if code == 0 and _cut_off(watch.boards(), run, noted):
+            if code == 0 and run is not None and _cut_off(watch.boards(), run, noted):
                 code = 137
                 say("the launcher of the ranks ends with 0, and ranks have not left in order: it has lost a host")
             words = None if heard.killing else watch.last_words(code, heard)
@@ -167,11 +167,11 @@ def _newest_event(run: Run | None) -> object:
     return None
 
 
-def _cut_off(boards: Mapping[int, Left], run: Run | None, before: object) -> bool:
+def _cut_off(boards: Mapping[int, Left], run: Run, before: object) -> bool:
     """Whether ranks were killed though their launcher ends with 0, as Open MPI's mpirun does where it loses a host.
 
-    A rank that leaves in order says so on its board, also where it could not note the end of its run. ``before`` is
-    what the record of attempts said last before they were started.
+    A rank that leaves in order says so on its board, also where it could not note the end of its run; one of a program
+    of one's own may leave as it likes. ``before`` is what the record of attempts said last before they were started.
     """
     now = _newest_event(run)
     if isinstance(now, dict) and now != before and now["event"] == "end":

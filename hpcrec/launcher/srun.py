@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcrec.errors import ConfigError, MissingError
+from hpcrec.launcher.relay import say
 from hpcrec.training import queue
 
 _COMMAND_S = 60.0  # for an answer of a controller that has much to do
@@ -154,6 +155,12 @@ def found_srun_line(
     if hostfile is not None:
         raise ConfigError("hpcrec run: --hostfile is mpirun's; srun takes the nodes of its job. Leave one of them out.")
     line = srun_line(find_srun(environment), ranks, program, environment, threads=threads, options=options)
+    for group in groups_of(environment):
+        if threads is None and group.threads is None and (n := _threads(None, environment)) > 1:
+            say(
+                f"warning: ranks with OMP_NUM_THREADS={n} threads each in a job of one core a task: the threads of a "
+                "rank take turns, which slows all of them. Give --threads (or sbatch --cpus-per-task)."
+            )
     return line, {"OMPI_MCA_mpi_yield_when_idle": "1"}  # as under mpirun; MPICH's ranks give way by themselves
 
 

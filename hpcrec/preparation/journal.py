@@ -214,8 +214,8 @@ class Journal:
         ]:  # all looked at before one goes
             result.unlink(missing_ok=True)
         if finished is not None:
+            shutil.rmtree(self.pieces, ignore_errors=True)  # while prepare.json says whose they are
             path.unlink()
-            shutil.rmtree(self.pieces, ignore_errors=True)
 
     def _results(self, finished: Record) -> dict[Path, int]:
         """Files that a conversion gave, and their sizes; none is outside of its folder, whoever wrote the record."""
@@ -233,9 +233,11 @@ class Journal:
 def _read(path: Path) -> Record | None:
     try:
         content = json.loads(read_again(path, path.read_bytes))
+        if not isinstance(content, dict):
+            raise ValueError("it is no record")
         wanted = {"prepare.json": ("files", "identity", "result"), "job.json": ("identity",), "named.json": ("files",)}
         for key in wanted.get(path.name, ()):
-            if not isinstance(content, dict) or not isinstance(content.get(key), dict):
+            if not isinstance(content.get(key), dict):
                 raise ValueError(f"it has no {key}")
         if any("\0" in name for name in content.get("files", ())):
             raise ValueError("it names a file with a NUL")

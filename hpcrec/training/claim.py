@@ -300,8 +300,14 @@ class _Trying:
             raise
         finally:
             os.close(file)
-        sync(self._run)
-        if _highest(self._run) != number or self._was_renewed(number - 1):  # an old one's, removed since; or too early
+        try:
+            sync(self._run)
+            wrong = _highest(self._run) != number or self._was_renewed(number - 1)  # an old one's, gone; or too early
+        except BaseException:  # nobody has it, and who holds the one before would take itself for overtaken
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        if wrong:
             path.unlink(missing_ok=True)
             self._began_s = time.monotonic()  # who renewed it may have seen this one, and end
             return None

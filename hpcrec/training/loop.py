@@ -434,6 +434,9 @@ class Loop:
                 return
             time.sleep(pause_s)
             self._note(*self._unnoted)
+        if self._unnoted is not None:
+            folder = step_folder(self._folder, self._unnoted[0])
+            say(f"hpcrec: the best checkpoint could not be noted: it is {folder}, to be named to --checkpoint\n")
 
     def _mark_and_prune(self, step: int) -> Callable[[Callable[[], None]], None]:
         """What rank 0 does when this step's checkpoint is whole: the best one is noted before the one before may go."""

@@ -446,6 +446,21 @@ def test_srun_starts_the_tasks_of_a_job():
         srun(5, JOB)
 
 
+def test_srun_says_that_threads_share_the_core_of_their_task(tmp_path, capfd):
+    command = tmp_path / "srun"
+    command.write_text("#!/bin/sh\necho pmix\n")
+    command.chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for more, threads, said in (
+        ({"OMP_NUM_THREADS": "8"}, None, 1),
+        ({"OMP_NUM_THREADS": "8"}, 4, 0),
+        ({}, None, 0),
+        ({"OMP_NUM_THREADS": "8", "SLURM_CPUS_PER_TASK": "8"}, None, 0),
+    ):
+        assert run_command(2, [], environment={**job, **more}, launcher="srun", threads=threads) == 0
+        assert capfd.readouterr().err.count("OMP_NUM_THREADS=8 threads each in a job of one core a task") == said
+
+
 def test_srun_starts_one_world_over_both_parts_of_a_heterogeneous_job():
     program = " ".join(PROGRAM)
     assert srun(6, {**TWO_PARTS, "OMP_NUM_THREADS": "2"}) == (

@@ -136,6 +136,15 @@ def test_a_launcher_that_ends_with_0_after_its_ranks_have_left_in_order_has_fini
         assert code == 0 and len(job.lines) == 1
 
 
+def test_a_program_of_ones_own_may_leave_as_it_likes(tmp_path) -> None:
+    def ends(job: Job) -> int:
+        job.note(50)  # and has left by os._exit(0)
+        return 0
+
+    job = Job(tmp_path, ends)
+    assert run_attempts(job.start, ("loop.py",), environment={}) == 0
+
+
 def test_it_ends_after_so_many_and_without_restarts_at_the_first(tmp_path, capfd) -> None:
     code, job = run(tmp_path, *(fails(i) for i in range(1, 5)))
     assert code == 137 and len(job.lines) == 4

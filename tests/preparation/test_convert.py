@@ -233,6 +233,24 @@ def test_a_restart_after_a_kill_while_files_were_named_leaves_none_of_them(
     assert sorted(path.name for path in out.iterdir()) == ["prepare.json", "train.h5", "validation.h5"]
 
 
+def test_a_restart_that_was_cut_short_can_be_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces go while there is a record that they are of this folder's conversion."""
+    source, out = write_text(tmp_path / "train.txt", [criteo_line(1, i) for i in range(20)]), tmp_path / "out"
+    prepare_criteo([source], out, rows_per_feature=1000, split=ALL)
+    (out / "pieces").mkdir()
+    (out / "pieces" / "train-0.h5").write_text("of the conversion before")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hpcrec.preparation.journal.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_criteo([source], out, rows_per_feature=1000, split=ALL, restart=True)
+    prepare_criteo([source], out, rows_per_feature=1000, split=ALL, restart=True)
+    assert sorted(path.name for path in out.iterdir()) == ["prepare.json", "train.h5"]
+
+
 MEASURE = """
 import re, sys
 from hpcrec.preparation.convert import Split, prepare_criteo
@@ -362,6 +380,14 @@ def test_a_record_that_is_none_is_said(tmp_path: Path, record: str) -> None:
     for restart in (True, False):
         with pytest.raises(DataError, match=r"prepare\.json: not what `hpcrec prepare` writes .*Remove it"):
             prepare_criteo([source], tmp_path, rows_per_feature=1000, split=ALL, restart=restart)
+
+
+def test_a_record_of_a_part_that_is_none_is_said(tmp_path: Path) -> None:
+    source = write_text(tmp_path / "train.txt", [criteo_line(1, 5)])
+    (tmp_path / "prepare.work").mkdir()
+    (tmp_path / "prepare.work" / "written-train.json").write_text("[]")
+    with pytest.raises(DataError, match=r"written-train\.json: not what `hpcrec prepare` writes .it is no record"):
+        prepare_criteo([source], tmp_path, rows_per_feature=1000, split=ALL)
 
 
 def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -458,6 +458,23 @@ def test_a_folder_that_cannot_be_listed_just_now_is_listed_again_at_the_start(
         assert claim_of(tmp_path).number == 1 and left == [0]
 
 
+def test_a_claim_that_could_not_be_looked_at_once_it_was_made_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the holder of the one before would take itself for overtaken, and none would go on."""
+    (tmp_path / "claim-1.json").write_text(json.dumps(asdict(elsewhere())))
+
+    def refused(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claim, "sync", refused)
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            claim_of(tmp_path, times=PATIENT)
+    assert [path.name for path in tmp_path.glob("claim-*.json")] == ["claim-1.json"]
+    assert claim_of(tmp_path, times=PATIENT).number == 2
+
+
 def test_who_gives_its_claim_up_for_one_that_was_renewed_waits_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
