@@ -4,7 +4,7 @@ Knows no communicator: pure, the same on every rank.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
 def make_policy(config: Config) -> Policy:
     """The policy that ``[policy]`` names."""
     policy = POLICIES[config.policy.name]
-    return policy(policy.Options())
+    options = {option.name: getattr(config.policy, option.name) for option in fields(policy.Options)}
+    return policy(policy.Options(**{name: value for name, value in options.items() if value is not None}))
 
 
 def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -260,11 +260,18 @@ class ExchangeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """When values and gradients cross."""
+    """When values and gradients cross (docs/consistency.md)."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: Text = "sync"
-    """sync: every step reads rows after the last step's update."""
+    """sync: every step reads rows after the last step's update. hybrid: up to policy.staleness updates earlier, so that
+    reads and updates overlap with the model; dense parameters are always current. ahead: rows of the next step that
+    this one does not change are read, and rows that the next one does not read updated, while it is computed, with the
+    result of sync. It suits exchange.form = "rows" and bags of one id."""
+    staleness: Annotated[int, Field(strict=True, ge=0, le=1000)] | None = None
+    """Updates that may be missing in the rows that a step reads; 1 by default, 0 is sync. With 1 the exchange and the
+    model overlap, with 2 values and gradients as well, more only absorbs differences between steps. Memory of steps in
+    flight grows with it. Only with hybrid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -618,8 +625,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _feature_conflicts(config)
     yield from _auto_conflicts(config.exchange)
     yield from _threshold_conflicts(config)
-    if config.policy.name not in POLICIES:
-        yield "policy.name", f"is {config.policy.name!r}. Allowed: {', '.join(map(repr, POLICIES))}."
+    yield from _policy_conflicts(config.policy)
     if config.exchange.codec != "fp32" and config.train.dtype != "float32":
         yield (
             "exchange.codec",
@@ -640,6 +646,19 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 "or lower run.stall_report_s."
             ),
         )
+
+
+def _policy_conflicts(policy: PolicyConfig) -> Iterator[tuple[str, str]]:
+    if policy.name not in POLICIES:
+        yield "policy.name", f"is {policy.name!r}. Allowed: {', '.join(map(repr, POLICIES))}."
+        return
+    own = {option.name for option in dataclasses.fields(POLICIES[policy.name].Options)}
+    for key in (option.name for option in dataclasses.fields(policy)):
+        if key not in {"name", *own} and getattr(policy, key) is not None:
+            yield (
+                f"policy.{key}",
+                f"is {getattr(policy, key)!r}, but policy.name is {policy.name!r}, which has none. Remove one of them.",
+            )
 
 
 def _topology_conflicts(topology: TopologyConfig) -> Iterator[tuple[str, str]]:

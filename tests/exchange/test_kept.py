@@ -26,9 +26,8 @@ from hpcrec.exchange.rules import OwnerRules
 from hpcrec.training.session import Session, Step
 from hpcrec.types import Ints
 from tests.devices import device_or_skip
-from tests.policy.delayed import put_delayed
-from tests.policy.test_delayed import OPTIMIZERS, config_of, gone_on, results, same_bits, trained
-from tests.policy.test_delayed_stores import FewPlaces, dynamic_of, grown
+from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, results, same_bits, trained
+from tests.policy.test_hybrid_stores import FewPlaces, dynamic_of, grown
 from tests.stand_ins.file_store import FileStore
 from tests.stand_ins.kept_form import Kept, LateReference, put_kept
 from tests.together import on_every_rank
@@ -264,10 +263,9 @@ def test_evaluations_read_owners_and_leave_copies(folder: Path, monkeypatch: pyt
 def test_what_does_not_go_with_copies_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_kept(monkeypatch)
-    put_delayed(monkeypatch, 1)
     dct = {"exchange": {"codec": "dct", "dct": {"density": 0.4}}, "train": {"dtype": "float32"}}
     for roles in roles_for(COMM.size)[:1]:
-        for delay, more, why in ((1, {}, "policy.name is 'delayed1'"), (None, dct, "exchange.codec is 'dct'")):
+        for delay, more, why in ((1, {}, "policy.name is 'hybrid'"), (None, dct, "exchange.codec is 'dct'")):
             config = with_form(config_of(folder, delay, "pooled", topology=roles, **more), "kept")
             with on_every_rank(), pytest.raises(ConfigError, match=why):
                 open_session(config)

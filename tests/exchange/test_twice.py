@@ -30,8 +30,8 @@ from tests.devices import device_or_skip
 from tests.exchange.test_choose import HOSTS, TAGS, check_cheapest, check_predicted
 from tests.exchange.test_forms import family_of
 from tests.pairs import covering
-from tests.policy.delayed import put_delayed
-from tests.policy.test_delayed import results, same_bits, trained
+from tests.policy.reference import hybrid
+from tests.policy.test_hybrid import results, same_bits, trained
 from tests.stand_ins.twice_form import Twice, put_twice
 from tests.together import on_every_rank
 from tests.training import dynamic_runs
@@ -230,11 +230,10 @@ def shared_out_of(cases: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_with_several_steps_in_flight(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_several_steps_in_flight(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 1)
     for topology, others in zip(roles_for(COMM.size)[:2], (None, "rows"), strict=False):
-        more = {"topology": topology, "policy": {"name": "delayed1"}}
+        more = {"topology": topology, "policy": hybrid(1)}
         alike(*(train(config_of(folder, form, others, **more)) for form in ("twice", "pooled")), (topology, others))
 
 

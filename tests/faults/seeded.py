@@ -38,19 +38,19 @@ FAULTS: dict[str, Fault] = {
         "hpcrec/policy/policy.py",
         "policy.version(reading, first) <= step:",
         "min(reading, policy.version(reading, first) + 1) <= step:",
-        "tests/policy/test_delayed.py::test_equals_one_process_that_does_the_same",
+        "tests/policy/test_hybrid.py::test_equals_one_process_that_does_the_same",
     ),
     "an update before the read of its step": Fault(
         "hpcrec/policy/policy.py",
         "            yield READ, reading\n            reading += 1\n",
         "            yield READ, reading\n            reading += 1\n            if policy:\n                break\n",
-        "tests/policy/test_delayed.py::test_equals_one_process_that_does_the_same",
+        "tests/policy/test_hybrid.py::test_equals_one_process_that_does_the_same",
     ),
     "a drain point that is read past": Fault(
         "hpcrec/policy/policy.py",
         "return min([last, *periodic, *(step for step in self.once if step > first)])",
         "return last",
-        "tests/policy/test_delayed.py::test_equals_one_process_that_does_the_same",
+        "tests/policy/test_hybrid.py::test_equals_one_process_that_does_the_same",
     ),
     "a pin left out": Fault(
         "hpcrec/embedding/stores/cache.py",
@@ -118,13 +118,13 @@ FAULTS: dict[str, Fault] = {
         "hpcrec/exchange/parts.py",
         "        early = np.diff(np.append(0, np.cumsum(met))[received.offsets]) == 0\n",
         "        early = np.diff(np.append(0, np.cumsum(met))[received.offsets]) >= 0\n",
-        "tests/policy/test_parted.py::test_parts_give_the_bits_of_the_whole",
+        "tests/policy/test_ahead.py::test_parts_give_the_bits_of_the_whole",
     ),
     "the rest of a step's rows, never learned": Fault(
         "hpcrec/exchange/exchange.py",
         "works = owner.part_to_learn(served, ahead.served, asked=False)",
         "works = owner.part_to_learn(served, ahead.served, asked=True)",
-        "tests/policy/test_parted.py::test_parts_give_the_bits_of_the_whole",
+        "tests/policy/test_ahead.py::test_parts_give_the_bits_of_the_whole",
     ),
     "parts of a bag that are not added": Fault(
         "hpcrec/exchange/dense_side.py",

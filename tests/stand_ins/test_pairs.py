@@ -19,10 +19,8 @@ from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.embedding.stores import STORES
 from tests.devices import device_or_skip
-from tests.policy.delayed import put_delayed
-from tests.policy.parted import put_parted
-from tests.policy.test_delayed import results, same_bits
-from tests.policy.test_delayed_stores import learned
+from tests.policy.test_hybrid import results, same_bits
+from tests.policy.test_hybrid_stores import learned
 from tests.stand_ins.file_store import FileStore
 from tests.stand_ins.kept_form import put_kept
 from tests.stand_ins.relay_stage import put_relays
@@ -66,17 +64,17 @@ def both(first: Callable[[Config], Config], second: Callable[[Config], Config]) 
 
 BLOCKWISE = ("fp32", "bf16")  # where other vectors cross together, fp16 scales other blocks
 STAND_INS = {
-    "delayed": StandIn(policy("delayed1"), policy("delayed1")),
+    "hybrid": StandIn(policy("hybrid"), policy("hybrid")),
     "file": StandIn(lambda config: config, memory=("dram",), store=FileStore),
-    "file, delayed": StandIn(policy("delayed1"), policy("delayed1"), memory=("dram",), store=FileStore),
-    "parted": StandIn(policy("parted"), forms=("pooled", "rows"), codecs=BLOCKWISE),
+    "file, hybrid": StandIn(policy("hybrid"), policy("hybrid"), memory=("dram",), store=FileStore),
+    "ahead": StandIn(policy("ahead"), forms=("pooled", "rows"), codecs=BLOCKWISE),
     "kept": StandIn(form("kept"), form("rows"), forms=("rows",), codecs=BLOCKWISE),
     "late": StandIn(form("late"), form("late"), forms=("rows",), codecs=("fp32", *HALVES)),
     "twice": StandIn(form("twice"), form("pooled"), forms=("pooled",), codecs=("fp32",), atol=1e-11),
     "relay": StandIn(form("relay"), form("pooled"), forms=("pooled",), codecs=("fp32", *HALVES)),
-    "relay, delayed": StandIn(
-        both(form("relay"), policy("delayed1")),
-        both(form("pooled"), policy("delayed1")),
+    "relay, hybrid": StandIn(
+        both(form("relay"), policy("hybrid")),
+        both(form("pooled"), policy("hybrid")),
         forms=("pooled",),
         codecs=("fp32", *HALVES),
     ),
@@ -84,8 +82,6 @@ STAND_INS = {
 
 
 def put_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_delayed(monkeypatch, 1)
-    put_parted(monkeypatch)
     put_kept(monkeypatch)
     put_twice(monkeypatch)
 

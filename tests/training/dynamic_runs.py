@@ -1,5 +1,6 @@
 """Runs over dynamic tables: data of any 64-bit ids, and what was learned, by id."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ class Rules:
         self.maps = {f.name: [self._map(f, part, rules) for part in range(f.row_parts)] for f in self.families}
         self.rows: dict[str, set[int]] = {f.name: set() for f in self.families}
         self.refused = dict.fromkeys(self.rows, 0)
+        self.started: Callable[[str, int], None] = lambda family, i: None  # told of each id that is given a row
         for name, table in reference.tables.items():
             ids = ids_of_table(name)
             table.bags.weight.data = torch.cat([table.bags.weight.data, torch.zeros_like(table.bags.weight[:1])])
@@ -159,6 +161,7 @@ class Rules:
             self.rows[family.name] = known
 
     def _start(self, family: Any, i: int) -> None:
+        self.started(family.name, i)
         for name in family.tables:
             table, row = self.reference.tables[name], int(np.searchsorted(ids_of_table(name), i))
             rows, states = self.initial[name]

@@ -25,8 +25,8 @@ from hpcrec.errors import ConfigError, HpcrecError, NonFiniteError
 from hpcrec.operators.block import Block
 from hpcrec.training.session import Session, Step
 from tests.checkpoint.test_reshape import compare, finish
-from tests.policy.delayed import DelayedReference, put_delayed
-from tests.policy.test_delayed import same_bits, slowly
+from tests.policy.reference import HybridReference, hybrid
+from tests.policy.test_hybrid import same_bits, slowly
 from tests.reference import Reference
 from tests.stand_ins.relay_stage import HOSTS, MODEL, columns_at, put_relays, relayed
 from tests.together import on_every_rank
@@ -163,13 +163,12 @@ def test_a_run_is_read_on_any_hosts(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_step_left_out_leaves_slices_as_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_relays(monkeypatch)
-    put_delayed(monkeypatch, 1)
     for roles in roles_for(COMM.size):
-        for policy in ("sync", "delayed1"):
+        for policy in ({"name": "sync"}, hybrid(1)):
             train = {"nonfinite": "skip", "nonfinite_limit": 2}
-            config = config_of(folder, roles, clip=0.05, train={**train, "steps": STEPS}, policy={"name": policy})
+            config = config_of(folder, roles, clip=0.05, train={**train, "steps": STEPS}, policy=policy)
             with open_session(config) as session:
-                reference = DelayedReference(oracle(session, config), int(policy != "sync"))
+                reference = HybridReference(oracle(session, config), policy.get("staleness", 0))
                 batches = global_batches(session, STEPS)
                 for step in session.steps():
                     left_out = step.number in (2, 3)
@@ -186,14 +185,13 @@ def test_a_step_left_out_leaves_slices_as_they_are(folder: Path, monkeypatch: py
 def test_rows_are_a_step_old_and_the_parameter_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_relays(monkeypatch)
-    put_delayed(monkeypatch, 1)
     for roles in roles_for(COMM.size):
         for ahead, optimizer, clip in ((0, "Adam", 0.05), (2, "SGD", None)):
-            more = {"policy": {"name": "delayed1"}, "exchange": {"prefetch": ahead}, "checkpoint": {"every": 5}}
+            more = {"policy": hybrid(1), "exchange": {"prefetch": ahead}, "checkpoint": {"every": 5}}
             more["data"] = {"validation": str(folder / "data.h5")}
             config = config_of(folder, roles, optimizer, clip, shard="column", **more)
             with open_session(config) as session:
-                reference = DelayedReference(oracle(session, config), 1, drains=(5,))
+                reference = HybridReference(oracle(session, config), 1, drains=(5,))
                 batches = global_batches(session, STEPS)
                 for step in session.steps():
                     if step.number == 7:  # has no place in the order of steps, and changes nothing
@@ -204,7 +202,7 @@ def test_rows_are_a_step_old_and_the_parameter_is_not(folder: Path, monkeypatch:
 
 
 def trained(config: Config, before: Callable[[Session, Step], None] = lambda session, step: None) -> dict[str, Any]:
-    """As of ``test_delayed``, with the whole parameter."""
+    """As of ``test_hybrid``, with the whole parameter."""
     with open_session(config) as session:
         losses = []
         for step in session.steps():
@@ -220,10 +218,9 @@ def trained(config: Config, before: Callable[[Session, Step], None] = lambda ses
 def test_ranks_of_any_speed_give_the_same_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_relays(monkeypatch)
-    put_delayed(monkeypatch, 1)
     for roles in roles_for(COMM.size):
         for codec in ("fp32", "fp16"):
-            more = {"policy": {"name": "delayed1"}, "exchange": {"codec": codec}}
+            more = {"policy": hybrid(1), "exchange": {"codec": codec}}
             more["train"] = {"steps": STEPS, "dtype": "float64" if codec == "fp32" else "float32"}
             expected = trained(config_of(folder, roles, clip=0.05, **more))
             for _ in range(2):
@@ -405,10 +402,9 @@ def test_a_loss_that_depends_on_the_parameter_is_refused(folder: Path, monkeypat
 def test_copies_are_as_old_as_rows_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs are taken in the step, rows of replicated tables as they were read, whatever is learned meanwhile."""
     put_relays(monkeypatch)
-    put_delayed(monkeypatch, 1)
     write_data(folder / "data.h5")
     found, roles = [], roles_for(COMM.size)[0]
     for form, naps_s in (("pooled", 0.0), ("relay", 0.02)):
-        config = config_of(folder, roles, tag="replicate", form=form, policy={"name": "delayed1"})
+        config = config_of(folder, roles, tag="replicate", form=form, policy=hybrid(1))
         found.append(trained(config, lambda *_, naps_s=naps_s: time.sleep(naps_s)))
     same_bits(found[1], found[0])

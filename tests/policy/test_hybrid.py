@@ -1,9 +1,9 @@
-"""Policy ``delayed``, a stand-in in these tests: it reads what it says, whatever the ranks' speed, and drains."""
+"""Policy ``hybrid``: it reads what it says, whatever the ranks' speed, and drains."""
 
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from hpcrec.config import Config
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.training.session import Session, Step
 from tests.pairs import covering
-from tests.policy.delayed import DelayedReference, put_delayed
+from tests.policy.reference import HybridReference, hybrid
 from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
 from tests.training.test_equivalence import roles_for
@@ -39,11 +39,11 @@ WAYS = {  # form, model, how tables are placed
 OPTIMIZERS = ("adagrad", "rowwise_adagrad", "adam", "sgd")
 
 
-def config_of(folder: Path, delay: int | None, way: str, optimizer: str = "adagrad", **more: dict[str, Any]) -> Config:
-    """``delay`` None is policy ``sync``."""
+def config_of(folder: Path, tau: int | None, way: str, optimizer: str = "adagrad", **more: dict[str, Any]) -> Config:
+    """``tau`` None is policy ``sync``."""
     form, model, tables = WAYS[way]
     wanted: dict[str, dict[str, Any]] = {
-        "policy": {"name": "sync" if delay is None else f"delayed{delay}"},
+        "policy": {"name": "sync"} if tau is None else hybrid(tau),
         "model": {"name": model},
         "exchange": {"form": form},
         "embedding": {"optimizer": {"name": optimizer, "lr": 0.1}, "share": {"history": "item"}, "tables": tables},
@@ -84,40 +84,79 @@ def same_bits(found: dict[str, Any], expected: dict[str, Any], about: Any = "") 
             assert np.array_equal(found[name], values, equal_nan=True), (about, name)
 
 
+def check_against_one_process(
+    config: Config, tau: int, drains: Sequence[int] = (), left_out: Sequence[int] = (), most_s: float = 0.0
+) -> None:
+    """Losses, rows and dense parameters; the last two also where steps are ``left_out`` and ranks nap now and then."""
+    n, about = config.train.steps, (config.topology, config.exchange.form, config.policy, drains, left_out)
+    assert n is not None
+    nap = slowly(most_s) if most_s else lambda session, step: None
+    with open_session(config) as session:
+        reference = reference_for(session, config)
+        one, batches = HybridReference(reference, tau, drains), global_batches(session, n)
+        for step in session.steps():
+            nap(session, step)
+            if step.number in left_out:
+                spoil(session, step)
+            loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+            expected = one.step(batches[step.number], left_out=step.number in left_out)
+            with on_every_rank():
+                assert math.isnan(loss) if step.number in left_out else abs(loss - expected) < 1e-12, (step, *about)
+                assert session.guard.skipped == sum(number <= step.number for number in left_out)
+        found = results(session)
+    with on_every_rank():
+        for name in reference.tables:
+            np.testing.assert_allclose(found[name], reference.rows(name), rtol=0, atol=1e-12, err_msg=f"{name} {about}")
+        for name, p in reference.module.named_parameters():
+            np.testing.assert_allclose(found[name], p.detach().numpy(), rtol=0, atol=1e-12, err_msg=f"{name} {about}")
+
+
 @pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
-@pytest.mark.parametrize("delay", [1, 2])
-def test_equals_one_process_that_does_the_same(delay: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tau", [1, 2, 5, 10])
+def test_equals_one_process_that_does_the_same(tau: int, folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, delay)
     cases = covering(roles_for(COMM.size), tuple(WAYS), OPTIMIZERS)
-    for roles, way, optimizer in cases if delay == 1 else cases[:: 2 * COMM.size]:
-        about = {"topology": roles, "checkpoint": {"every": 5}, "train": {"steps": 9}}
-        config = config_of(folder, delay, way, optimizer, **about)
-        with open_session(config) as session:
-            reference = reference_for(session, config)
-            delayed = DelayedReference(reference, delay, drains=(5,))
-            batches = global_batches(session, 9)
-            for step in session.steps():
-                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
-                assert abs(loss - delayed.step(batches[step.number])) < 1e-12, (roles, way, optimizer, step.number)
-            found = results(session)
-        with on_every_rank():
-            for name in reference.tables:
-                np.testing.assert_allclose(found[name], reference.rows(name), rtol=0, atol=1e-12, err_msg=name)
-            for name, p in reference.module.named_parameters():
-                np.testing.assert_allclose(found[name], p.detach().numpy(), rtol=0, atol=1e-12, err_msg=name)
+    every, steps = (5, 9) if tau < 5 else (0, 15)
+    for roles, way, optimizer in cases if tau == 1 else cases[tau % 2 :: 2 * COMM.size]:
+        about = {"topology": roles, "checkpoint": {"every": every}, "train": {"steps": steps}}
+        check_against_one_process(config_of(folder, tau, way, optimizer, **about), tau, (5,) if every else ())
+
+
+def check_drawn(folder: Path, seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        chance = random.Random(seed)
+        tau, every, steps = chance.randint(0, 6), chance.choice((0, 2, 3, 7)), chance.randint(5, 16)
+        left_out = [step for step in range(steps) if chance.random() < 0.15]
+        way, optimizer = chance.choice(list(WAYS)), chance.choice(OPTIMIZERS)
+        more = {"topology": chance.choice(roles_for(COMM.size)), "checkpoint": {"every": every}}
+        more |= {"train": {**SKIP, "nonfinite_limit": steps, "steps": steps}, "exchange": {"prefetch": seed % 3}}
+        config = config_of(folder, tau, way, optimizer, **more)
+        drains = range(every, steps, every) if every else ()
+        check_against_one_process(config, tau, drains, left_out, chance.choice((0.0, 0.003)))
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_delay_0_is_sync_and_delay_1_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_staleness_drains_naps_and_steps_left_out(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 0, 1)
+    check_drawn(folder, range(COMM.size, 16, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_any_staleness_drains_naps_and_steps_left_out_often(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    check_drawn(folder, range(100, 150))
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_staleness_0_is_sync_and_1_is_not(folder: Path) -> None:
+    write_data(folder / "data.h5")
     for roles, way in zip(roles_for(COMM.size), ("pooled", "rows", "partial", "copies", "some copies"), strict=False):
         expected = trained(config_of(folder, None, way, topology=roles))
         same_bits(trained(config_of(folder, 0, way, topology=roles)), expected, roles)
-        delayed = trained(config_of(folder, 1, way, topology=roles))
-        assert not np.array_equal(delayed["user"], expected["user"])
+        hybrid_ = trained(config_of(folder, 1, way, topology=roles))
+        assert not np.array_equal(hybrid_["user"], expected["user"])
 
 
 def slowly(most_s: float) -> Callable[[Session, Step], None]:
@@ -163,24 +202,21 @@ def check_speeds(folder: Path, repeats: int, most_s: float) -> None:
 
 
 @pytest.mark.parallel([2, 3])
-def test_ranks_of_any_speed_give_the_same_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_any_speed_give_the_same_bits(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 1)
     check_speeds(folder, 2, 0.01)
 
 
 @pytest.mark.slow
 @pytest.mark.parallel([2, 4])
-def test_ranks_of_any_speed_give_the_same_bits_often(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_any_speed_give_the_same_bits_often(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 1)
     check_speeds(folder, 20, 0.05)
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_interrupted_at_a_drain_point_is_uninterrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_at_a_drain_point_is_uninterrupted(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 2)
     ways = (("rows", {}), ("pooled", CODECS["dct"]), ("partial", {}), ("copies", {}))
     for roles, (way, more) in zip(roles_for(COMM.size), ways, strict=False):
         more = {**more, "topology": roles, "checkpoint": {"every": 4}, "train": {**more.get("train", {}), "steps": 9}}
@@ -197,9 +233,8 @@ def test_interrupted_at_a_drain_point_is_uninterrupted(folder: Path, monkeypatch
 
 
 @pytest.mark.parallel([1, 2, 3])
-def test_no_checkpoint_comes_between_a_read_and_its_update(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_checkpoint_comes_between_a_read_and_its_update(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 1)
     for roles in roles_for(COMM.size):
         config = config_of(folder, 1, "pooled", topology=roles, train={"steps": 6})
         with open_session(config) as session:
@@ -217,9 +252,8 @@ def test_no_checkpoint_comes_between_a_read_and_its_update(folder: Path, monkeyp
 
 
 @pytest.mark.parallel([1, 2, 3])
-def test_a_signal_drains_where_it_comes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_drains_where_it_comes(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 1)
     for roles in roles_for(COMM.size):
         config = config_of(folder, 1, "pooled", topology=roles, train={"steps": 11})
         with open_session(config) as session:
@@ -246,17 +280,14 @@ def test_a_signal_drains_where_it_comes(folder: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3])
-@pytest.mark.parametrize("delay", [1, 2])
-def test_a_checkpoint_that_failed_is_a_drain_where_it_is_tried_again(
-    delay: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("tau", [1, 2])
+def test_a_checkpoint_that_failed_is_a_drain_where_it_is_tried_again(tau: int, folder: Path) -> None:
     """All ranks learn of it after the same step, and drain at a later one, as if that had been known before."""
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, delay)
     again = 12
     for roles in roles_for(COMM.size):
         learned = []
-        with open_session(config_of(folder, delay, "pooled", topology=roles, train={"steps": 17})) as session:
+        with open_session(config_of(folder, tau, "pooled", topology=roles, train={"steps": 17})) as session:
             for step in session.steps():
                 if step.number == 3 and session.topology.rank == COMM.size - 1:
                     session.parts.save_failed.set()
@@ -271,7 +302,7 @@ def test_a_checkpoint_that_failed_is_a_drain_where_it_is_tried_again(
                     found = results(session)
             end = results(session)
         parallel_assert(COMM.allgather(learned) == [learned] * COMM.size and 4 <= learned[0] < again, msg=str(learned))
-        planned = config_of(folder, delay, "pooled", topology=roles, train={"steps": 17}, checkpoint={"every": again})
+        planned = config_of(folder, tau, "pooled", topology=roles, train={"steps": 17}, checkpoint={"every": again})
         with open_session(planned) as session:
             for step in session.steps():
                 step.run()
@@ -281,10 +312,9 @@ def test_a_checkpoint_that_failed_is_a_drain_where_it_is_tried_again(
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_evaluations_change_no_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_change_no_bit(folder: Path) -> None:
     """Those that the configuration has, which have their place, and those of a user's own loop."""
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 1)
     for roles, way in zip(roles_for(COMM.size), ("pooled", "copies", "partial", "rows", "some copies"), strict=False):
         more = {"topology": roles, "train": {"steps": 23}, "data": {"validation": str(folder / "data.h5")}}
         more["checkpoint"] = {"keep_best": False}
@@ -305,7 +335,6 @@ def test_evaluations_change_no_bit(folder: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parallel([2, 3])
 def test_whole_runs_with_and_without_evaluations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 1)
     asked = []
     for name in ("evaluate", "evaluate_unless_stopped"):
         real = getattr(Session, name)
@@ -337,34 +366,17 @@ def test_whole_runs_with_and_without_evaluations(folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_a_step_left_out_changes_nothing_and_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_left_out_changes_nothing_and_counts(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 1)
     for roles in roles_for(COMM.size):
         for way in ("pooled", "partial", "copies"):
             config = config_of(folder, 1, way, "adagrad", topology=roles, train={**SKIP, "steps": 7})
-            with open_session(config) as session:
-                reference = reference_for(session, config)
-                delayed, batches = DelayedReference(reference, 1), global_batches(session, 7)
-                for step in session.steps():
-                    left_out = step.number in (2, 3)
-                    if left_out:
-                        spoil(session, step)
-                    loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
-                    expected = delayed.step(batches[step.number], left_out=left_out)
-                    with on_every_rank():
-                        assert math.isnan(loss) if left_out else abs(loss - expected) < 1e-12, (roles, step.number)
-                        assert session.guard.in_a_row == (step.number - 1 if left_out else 0)
-                found = results(session)
-            with on_every_rank():
-                for name in reference.tables:
-                    np.testing.assert_allclose(found[name], reference.rows(name), rtol=0, atol=1e-11, err_msg=name)
+            check_against_one_process(config, 1, left_out=(2, 3))
 
 
 @pytest.mark.parallel([1])  # of several ranks another may wait for one that has failed, as ever
-def test_an_error_on_the_thread_is_raised_by_the_next_call(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_on_the_thread_is_raised_by_the_next_call(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 1)
     with open_session(config_of(folder, 1, "pooled")) as session:
         exchange = session.parts.pipeline.exchange
         learn = exchange.learn
@@ -383,14 +395,13 @@ def test_an_error_on_the_thread_is_raised_by_the_next_call(folder: Path, monkeyp
 
 
 @pytest.mark.parallel([1, 2])
-def test_what_does_not_go_with_steps_in_flight_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_go_with_steps_in_flight_is_refused(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_delayed(monkeypatch, 1)
     sections = {
         "model": {"name": "wide_deep", "options": {"hidden": [2, 3]}},
         "exchange": {"form": "partial"},
         "embedding": {"tables": {t: {"shard": "table"} for t in ("user", "item", "tag")}},
     }
-    with pytest.raises(ConfigError, match=r"policy.name is 'delayed1'.*dense parameters are always current"):
-        open_session(config_for(folder, policy={"name": "delayed1"}, **sections))
+    with pytest.raises(ConfigError, match=r"policy.name is 'hybrid'.*dense parameters are always current"):
+        open_session(config_for(folder, policy=hybrid(1), **sections))
     open_session(config_for(folder, policy={"name": "sync"}, **sections)).close()

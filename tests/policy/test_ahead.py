@@ -1,4 +1,4 @@
-"""Policy ``parted``, a stand-in in these tests: reads and updates in two parts give the bits of ``sync``."""
+"""Policy ``ahead``: reads and updates in two parts give the bits of ``sync``."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,8 @@ from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.route import Route
 from hpcrec.training.session import Session, Step
 from tests.devices import device_or_skip
-from tests.policy.parted import put_parted
-from tests.policy.test_delayed import CODECS, OPTIMIZERS, config_of, results, same_bits, slowly, trained
-from tests.policy.test_delayed_stores import FewPlaces, dynamic_of, grown
+from tests.policy.test_hybrid import CODECS, OPTIMIZERS, config_of, results, same_bits, slowly, trained
+from tests.policy.test_hybrid_stores import FewPlaces, dynamic_of, grown
 from tests.stand_ins.file_store import FileStore
 from tests.together import on_every_rank
 from tests.training.runs import write_data
@@ -29,8 +28,8 @@ COMM = MPI.COMM_WORLD
 WAYS = ("rows", "pooled", "pooled, by columns", "copies", "some copies")
 
 
-def parted(config: Config) -> Config:
-    return replace(config, policy=replace(config.policy, name="parted"))
+def ahead(config: Config) -> Config:
+    return replace(config, policy=replace(config.policy, name="ahead"))
 
 
 @pytest.fixture
@@ -48,16 +47,15 @@ def crossed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_parts_give_the_bits_of_the_whole(folder: Path, monkeypatch: pytest.MonkeyPatch, crossed: list[Any]) -> None:
+def test_parts_give_the_bits_of_the_whole(folder: Path, crossed: list[Any]) -> None:
     write_data(folder / "data.h5")
-    put_parted(monkeypatch)
     codecs = ({}, {"exchange": {"codec": "bf16"}, "train": {"dtype": "float32"}})
     for roles, way, optimizer, codec in covering(roles_for(COMM.size), WAYS, OPTIMIZERS, codecs):
         ids = {"ids": "read" if optimizer == "adam" else "routed"}
         more = {"topology": roles, "checkpoint": {"every": 5}, "train": {**codec.get("train", {}), "steps": 9}}
         config = config_of(folder, None, way, optimizer, **more, exchange={**codec.get("exchange", {}), **ids})
         expected = trained(config)
-        same_bits(trained(parted(config)), expected, (roles, way, optimizer, codec))
+        same_bits(trained(ahead(config)), expected, (roles, way, optimizer, codec))
     early, every = COMM.allreduce(np.array(crossed or [(0, 0)]).sum(axis=0))
     with on_every_rank():
         assert 0 < early < every  # both parts have something
@@ -66,18 +64,16 @@ def test_parts_give_the_bits_of_the_whole(folder: Path, monkeypatch: pytest.Monk
 @pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
-def test_rows_that_other_ids_get(evict: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_other_ids_get(evict: str, folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_parted(monkeypatch)
     for roles in roles_for(COMM.size):
         config = dynamic_of(folder, None, evict, roles)
-        same_bits(grown(parted(config)), grown(config), roles)
+        same_bits(grown(ahead(config)), grown(config), roles)
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_a_step_left_out_between_the_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_left_out_between_the_parts(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_parted(monkeypatch)
 
     def spoiled(session: Session, step: Step) -> None:
         if step.number in (2, 3):
@@ -85,14 +81,13 @@ def test_a_step_left_out_between_the_parts(folder: Path, monkeypatch: pytest.Mon
 
     for roles, way in covering(roles_for(COMM.size), WAYS):
         config = config_of(folder, None, way, topology=roles, train={**SKIP, "steps": 7})
-        same_bits(trained(parted(config), spoiled), trained(config, spoiled), (roles, way))
+        same_bits(trained(ahead(config), spoiled), trained(config, spoiled), (roles, way))
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
 @shared_out_or_all_cases
 def test_below_a_cache_and_on_devices(cases_of: Cases, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
-    put_parted(monkeypatch)
     device_or_skip("emulated")
     for roles, way, optimizer in cases_of(WAYS, OPTIMIZERS):
         config = config_of(folder, None, way, optimizer, topology=roles, train={"steps": 9})
@@ -100,19 +95,18 @@ def test_below_a_cache_and_on_devices(cases_of: Cases, folder: Path, monkeypatch
         for store in (FileStore, FewPlaces):
             with monkeypatch.context() as patch:
                 patch.setitem(STORES, "dram", store)
-                same_bits(trained(parted(config)), expected, (roles, way, optimizer, store))
+                same_bits(trained(ahead(config)), expected, (roles, way, optimizer, store))
         for memory in (None, 6000):
             there = replace(config.store, name="gpu", device="emulated", memory_bytes=memory)
-            same_bits(trained(parted(replace(config, store=there))), expected, (roles, way, optimizer, memory))
+            same_bits(trained(ahead(replace(config, store=there))), expected, (roles, way, optimizer, memory))
 
 
 @pytest.mark.parallel([2, 3])
-def test_ranks_of_any_speed_evaluated_or_not_and_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_any_speed_evaluated_or_not_and_stopped(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_parted(monkeypatch)
     for roles in roles_for(COMM.size)[:2]:
         more = {"topology": roles, "data": {"validation": str(folder / "data.h5")}, "checkpoint": {"keep_best": False}}
-        config = parted(config_of(folder, None, "rows", **more, train={"steps": 12, "eval_every": 5}))
+        config = ahead(config_of(folder, None, "rows", **more, train={"steps": 12, "eval_every": 5}))
         expected = trained(config_of(folder, None, "rows", **more, train={"steps": 12}))
         seen = []
 
@@ -138,9 +132,8 @@ def test_ranks_of_any_speed_evaluated_or_not_and_stopped(folder: Path, monkeypat
 
 
 @pytest.mark.parallel([1, 2])
-def test_what_does_not_come_in_parts_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_come_in_parts_is_refused(folder: Path) -> None:
     write_data(folder / "data.h5")
-    put_parted(monkeypatch)
     for way, more, why in (("pooled", CODECS["dct"], "exchange.codec is 'dct'"), ("partial", {}, "owners compute")):
         with on_every_rank(), pytest.raises(ConfigError, match=why):
-            open_session(parted(config_of(folder, None, way, topology=roles_for(COMM.size)[0], **more)))
+            open_session(ahead(config_of(folder, None, way, topology=roles_for(COMM.size)[0], **more)))
