@@ -33,7 +33,8 @@ from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.thresholds import thresholded_bytes
 from hpcrec.operators.base import Operator
-from hpcrec.policy.pipeline import LANE, Pipeline
+from hpcrec.policy.flight import GRADIENTS, VALUES
+from hpcrec.policy.pipeline import Pipeline
 from hpcrec.policy.policy import Points
 from hpcrec.policy.refusals import refuse
 from hpcrec.training.chosen import Chosen
@@ -162,6 +163,9 @@ def make_exchange(
         _refuse_parts(config, layout, world.topology, direct=direct)
     if layout.way:
         _refuse_way(config, layout, direct=direct)
+    reduction = _reduction(config, layout, world.topology)
+    on_devices = config.store.name == "gpu" or config.dense.device != "cpu"
+    apart = several > 1 and not (parts or layout.way or reduction.inside or reduction.across or on_devices)
     return Exchange(
         world,
         layout,
@@ -175,10 +179,11 @@ def make_exchange(
         thresholding=make_thresholding(config),
         reads_ids=config.exchange.ids == "read",
         load=Load(),
-        reduction=_reduction(config, layout, world.topology),
+        reduction=reduction,
         where=place,
         direct=direct,
-        lane=world.main if several == 1 else world.lane(LANE),
+        lane=world.main if several == 1 else world.lane(VALUES),
+        back=world.lane(GRADIENTS) if apart else None,
         keeps=several > 1,
         parts=parts,
     )

@@ -32,7 +32,7 @@ from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
 from hpcrec.embedding.stores import STORES
 from hpcrec.errors import ConfigError, DataError
-from hpcrec.policy.pipeline import LANE
+from hpcrec.policy.flight import GRADIENTS, VALUES
 from hpcrec.training.compression import advise
 from hpcrec.training.nonfinite import Guard
 from hpcrec.training.parts import DensePart, Parts, Split
@@ -137,7 +137,7 @@ def make_world(config: Config) -> World:
         windows=config.exchange.windows,
         groups=wanted.groups,
         own_tables=not wanted.share_embeddings,
-        lanes=() if make_policy(config).in_flight == 1 else (LANE,),
+        lanes=() if make_policy(config).in_flight == 1 else (VALUES, GRADIENTS),
     )
 
 

@@ -53,7 +53,7 @@ from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
 from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.bags import Splitter, cumulative, ranges
-from hpcrec.exchange.codec import Elementwise, Kept
+from hpcrec.exchange.codec import Codec, Elementwise, Kept
 from hpcrec.exchange.codecs import codec_for
 from hpcrec.exchange.dense_side import Asked, DenseSide
 from hpcrec.exchange.id_reader import IdReader
@@ -70,9 +70,10 @@ from hpcrec.exchange.tensors import Here, Where
 from hpcrec.exchange.way import Passage, Way, make_way
 from hpcrec.exchange.work import Served
 from hpcrec.operators.base import Operator
-from hpcrec.types import Batch, GlobalIds
+from hpcrec.types import Batch, Floats, GlobalIds
 
 Timer = Callable[[str], AbstractContextManager[object]]
+_ALONE: AbstractContextManager[object] = nullcontext()  # nobody else is at the rows
 # What every rank tells every other before the ids, 32 bytes.
 _CONTROL = np.dtype([("id_bytes", np.int64), ("stop", np.int64), ("weight", np.float64), ("save_failed", np.int64)])
 
@@ -110,6 +111,9 @@ class Exchange:
         Messages cross from and to devices' memory; the same on every rank.
     lane : Collectives, optional
         All ranks: of the thread that calls ``read`` and ``learn``; by default the main thread's.
+    back : Collectives, optional
+        All ranks: of the thread that calls ``learn``, where that is another one. Sums among owners, stages and parts do
+        not go with it.
     keeps : bool
         Other steps may be read before a step's gradients come.
     parts : bool
@@ -146,6 +150,7 @@ class Exchange:
         where: Where | None = None,
         direct: bool = False,
         lane: Collectives | None = None,
+        back: Collectives | None = None,
         keeps: bool = False,
         parts: bool = False,
     ) -> None:
@@ -166,7 +171,7 @@ class Exchange:
         self._due_R = UNIT_BYTES * (np.arange(self._size) == self._teller)  # of gradients, where nothing is held
         if store is not None and leg is not None:
             self._owner_side = self._serving(store, weighted, load, keeps=keeps)
-            self.masks = make_masks(leg, thresholding, topology.table_sets) if thresholding is not None else None
+            self.masks = None if thresholding is None else make_masks(leg, thresholding, topology.table_sets)
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, weighted=weighted, dtype=dtype)
@@ -176,9 +181,8 @@ class Exchange:
         if self.held:
             self._reader = IdReader(split(set(self.held), only=rank), topology.dense)
         self._norms = ColumnNorms(world, layout, self.dtype)
-        self._thresholds = thresholding is not None
-        devices = (None if store is None else store.device, self._where.assembler) if direct else None
-        self._codec = codec_for(lane or world.main, codec, self.dtype, self.masks, thresholding, devices)
+        self._codec = self._codec_on(lane or world.main, codec, direct=direct)
+        self._back = self._codec if back is None else self._codec_on(back, codec, direct=direct)  # of gradients
         among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
         self._among = None if among.idle else among
         self._left = {name: layout.left.get(name, operator) for name, operator in operators.items()}
@@ -187,6 +191,16 @@ class Exchange:
         self._copies: KeptRows | None = None
         if layout.conditional:
             self._copies = KeptRows(lane or world.main, self._codec, layout, self._owner_side, self._dense_side)
+
+    def _codec_on(self, lane: Collectives, kind: str, *, direct: bool) -> Codec:
+        store = None if self.store is None else self.store.device
+        devices = (store, self._where.assembler) if direct else None
+        return codec_for(lane, kind, self.dtype, self.masks, self.thresholding, devices)
+
+    @property
+    def two_lanes(self) -> bool:
+        """Whether ``learn`` is called by another thread than ``read``."""
+        return self._back is not self._codec
 
     def _serving(self, store: Store, weighted: set[str], load: Load | None, *, keeps: bool) -> OwnerSide:
         topology = self._world.topology
@@ -339,13 +353,14 @@ class Exchange:
         came = route.alltoallv(message, sent_R.copy(), due_R.copy(), "ids")
         return np.asarray(came[ranges(cumulative(due_R)[:-1], n_due_R)]).astype(bool)
 
-    def read(self, route: Route) -> None:
+    def read(self, route: Route, rows: AbstractContextManager[object] = _ALONE) -> None:
         """Phase ``values``; collective, on the lane. What comes is kept with the route until ``inputs``.
 
-        Where messages pass stages they come as far as these may run ahead of the step.
+        Where messages pass stages they come as far as these may run ahead of the step. While ``rows`` lasts rows are
+        read: what changes them waits for its end, or is waited for.
         """
         asked, served, way, passage = route.asked, route.served, self._way, route.passage
-        with self._timer("gather"):
+        with rows, self._timer("gather"):
             sent_R = self._zeros_R if served is None else served.value_bytes_R
             wanted_R = self._zeros_R if asked is None else asked.value_bytes_R
             behind = 0 if served is None else served.values_behind * self.dtype.itemsize
@@ -359,6 +374,8 @@ class Exchange:
             sent, copied = (way or self._codec).message(sent_R, behind), None
             if self._owner_side is not None and served is not None:
                 copied = self._owner_side.answer(served, sent, apart)
+            if asked is not None and self._keeps and (way is not None or self.two_lanes):
+                route.asked = asked = asked.take_copies()  # steps before may be learned until they are assembled
         with self._timer("values"), self._counting(route.counted):
             if self._among is not None:
                 self._among.forward(None if served is None else served.partials, train=route.train)
@@ -366,8 +383,6 @@ class Exchange:
                 self._owner_side.write(served, sent)
             if way is not None and passage is not None:
                 passage.flat = way.forward(passage, sent, way.ahead, train=route.train)
-                if asked is not None and self._keeps:  # steps before may be learned until ``inputs``
-                    route.asked = asked.take_copies()
                 return
             spans = None if served is None else served.spans
             received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)
@@ -474,6 +489,7 @@ class Exchange:
         lr_scale: float,
         drain: bool = True,
         ahead: Route | None = None,
+        rows: AbstractContextManager[object] = _ALONE,
     ) -> bool:
         """Phase ``gradients``; collective, on the lane. Rows have stepped when it returns, if they are to.
 
@@ -490,6 +506,8 @@ class Exchange:
             No gradient may be held back: a drain point comes after the step. The same on every rank.
         ahead : Route, optional
             A step that was read early: only the rows that it asks for are learned, the others by ``learn_rest``.
+        rows : context manager, optional
+            While it lasts rows change, as of ``read``.
 
         Returns
         -------
@@ -500,7 +518,7 @@ class Exchange:
         sent_R = self._zeros_R if asked is None else asked.gradient_bytes_R
         due_R = self._due_R if served is None else served.gradient_bytes_R
         behind = 0 if served is None else served.gradients_behind * self.dtype.itemsize
-        sent = self._codec.message(sent_R, behind, "gradients") if passage is None else passage.flat
+        sent = self._back.message(sent_R, behind, "gradients") if passage is None else passage.flat
         assert sent is not None, "gradients are pushed first"
         if asked is not None and passage is None:
             assert found is not None and learned is not None
@@ -510,14 +528,15 @@ class Exchange:
             if way is not None and passage is not None:
                 received = way.backward(passage, sent, way.ahead, behind)
             else:
-                kept = self._kept(route) if self._thresholds else None
-                received = self._codec.gradients(sent, sent_R, due_R, behind, kept)
+                kept = None if self.thresholding is None else self._kept(route)
+                received = self._back.gradients(sent, sent_R, due_R, behind, kept)
             if learned is None:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
             route.learned = learned
             if not learned and self._copies is None:  # what is kept of the step goes with it
                 if self._owner_side is not None and served is not None and ahead is None:
-                    self._owner_side.release(served)
+                    with rows:
+                        self._owner_side.release(served)
                 return False
             if learned:
                 if self._owner_side is not None and served is not None:
@@ -526,24 +545,30 @@ class Exchange:
                     self._among.backward(None if served is None else served.partials)
             if self._copies is not None:
                 received = self._copies.push(route, received, learned=learned, drain=drain)
-        if self._owner_side is not None and served is not None:
-            works = None
-            if ahead is not None and ahead.served is not None and served.parts is not None:
-                served.parts.received = received  # memory of its own, on one rank too
-                works = self._owner_side.part_to_learn(served, ahead.served, asked=True)
-            with self._timer("update"):
-                self._owner_side.apply(
-                    served,
-                    received,
-                    step=step,
-                    lr_scale=lr_scale,
-                    norm_sum=self._norms.sum,
-                    works=works,
-                    last=works is None,
-                )
-        else:
-            self._norms.sum({})  # every owner takes part, one that holds nothing too
+        with rows:
+            self._apply(route, received, step=step, lr_scale=lr_scale, ahead=ahead)
         return learned
+
+    def _apply(self, route: Route, received: Floats, *, step: int, lr_scale: float, ahead: Route | None) -> None:
+        """Rows step, all that were asked or those that the step ``ahead`` asks for."""
+        served, owner = route.served, self._owner_side
+        if owner is None or served is None:
+            self._norms.sum({})  # every owner takes part, one that holds nothing too
+            return
+        works = None
+        if ahead is not None and ahead.served is not None and served.parts is not None:
+            served.parts.received = received  # memory of its own, on one rank too
+            works = owner.part_to_learn(served, ahead.served, asked=True)
+        with self._timer("update"):
+            owner.apply(
+                served,
+                received,
+                step=step,
+                lr_scale=lr_scale,
+                norm_sum=self._norms.sum,
+                works=works,
+                last=works is None,
+            )
 
     def _kept(self, route: Route) -> Kept:
         """Which elements of gradients cross where not all do: those whose values did, and the verdict."""

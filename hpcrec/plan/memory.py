@@ -160,8 +160,9 @@ def rank_memory(
     terms |= _dense_terms(dense, item_bytes, routes, lookups, in_flight) if dense else {}
     if shared:  # who writes a message and who reads it have its pages, and keep them, on both sides
         ids_bytes = shared * _message_bytes(traffic) + (0 if dense is None else _message_bytes(dense))
-        wire = written or Written(item_bytes=item_bytes)  # values or gradients, whichever are more, in turn
-        wire_bytes = max(wire.wire_bytes(*held_elements), wire.wire_bytes(*asked_elements))
+        wire = written or Written(item_bytes=item_bytes)
+        both = wire.wire_bytes(*held_elements), wire.wire_bytes(*asked_elements)
+        wire_bytes = max(both) if in_flight == 1 else sum(both)  # values and gradients, in turn or each in its own
         terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
     flying = routes * lookups, in_flight
     gpu_terms = elsewhere(terms, held, traffic, flying, item_bytes) if elsewhere is not None and held else {}

@@ -6,6 +6,7 @@ Follows from ``events`` and from how ``pipeline`` runs them. Knows no rows and n
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcrec.policy.flight import GRADIENTS, VALUES
 from hpcrec.policy.policy import (
     EVALUATE,
     LEARN,
@@ -36,7 +37,8 @@ def waits(policy: Policy) -> list[Wait]:
     order = list(events(policy, 0, 2 * t))
     evaluated = list(events(policy, 0, 2 * t, lambda step: step == t + 1))
     inline = policy.in_flight == 1
-    thread, drained = "main" if inline else "steps", "nothing in flight"
+    thread, drained = "main" if inline else VALUES, "nothing in flight"
+    other = thread if inline or getattr(policy, "parts", False) else GRADIENTS
 
     def before(event: Event, order: Sequence[Event] = order) -> str:
         return _named(order[order.index(event) - 1], t)
@@ -50,9 +52,9 @@ def waits(policy: Policy) -> list[Wait]:
         *(Wait(f"{what} t", "all", thread, ("ids t", before((what, t)))) for what in reads),
         Wait("forward, backward t", "dense", "main", (f"{reads[-1]} t", "dense update t - 1")),
         Wait("agree t", "dense", "main", ("forward, backward t of all dense ranks",)),
-        Wait(f"{learns[0]} t", "dense", thread, ("agree t", *learned)),
-        Wait(f"{learns[0]} t", "owners", thread, ("gradients and verdict t of the dense ranks", *learned)),
-        *(Wait(f"{what} t", "owners", thread, (before((what, t)),)) for what in learns[1:]),
+        Wait(f"{learns[0]} t", "dense", other, ("agree t", *learned)),
+        Wait(f"{learns[0]} t", "owners", other, ("gradients and verdict t of the dense ranks", *learned)),
+        *(Wait(f"{what} t", "owners", other, (before((what, t)),)) for what in learns[1:]),
         Wait("dense update t", "dense", "main", (f"{learns[0]} t" if inline else "agree t",)),
         Wait("next step", "only owners", "main", (f"{learns[0]} t",)),
         Wait("evaluation after t", "all", "main", (before((EVALUATE, t + 1), evaluated), f"and is over before {over}")),

@@ -52,6 +52,24 @@ FAULTS: dict[str, Fault] = {
         "return last",
         "tests/policy/test_hybrid.py::test_equals_one_process_that_does_the_same",
     ),
+    "rows that are read before an update that comes first": Fault(
+        "hpcrec/policy/flight.py",
+        "turn = _Turn(name, kind, other, number=seen[kind], before=seen[other])",
+        "turn = _Turn(name, kind, other, number=seen[kind], before=seen[other] * (kind == GRADIENTS))",
+        "tests/policy/test_hybrid.py::test_rows_are_read_and_learned_in_order_whoever_naps",
+    ),
+    "an update before a read that comes first": Fault(
+        "hpcrec/policy/flight.py",
+        "turn = _Turn(name, kind, other, number=seen[kind], before=seen[other])",
+        "turn = _Turn(name, kind, other, number=seen[kind], before=seen[other] * (kind == VALUES))",
+        "tests/policy/test_hybrid.py::test_rows_are_read_and_learned_in_order_whoever_naps",
+    ),
+    "copies that another thread changes before they are assembled": Fault(
+        "hpcrec/exchange/exchange.py",
+        "(way is not None or self.two_lanes)",
+        "(way is not None)",
+        "tests/policy/test_hybrid.py::test_rows_are_read_and_learned_in_order_whoever_naps",
+    ),
     "a pin left out": Fault(
         "hpcrec/embedding/stores/cache.py",
         "                    behind.wanted_by[row] = behind.wanted_by.get(row, 0) + 1\n",
@@ -146,8 +164,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "copies that are read when a later step has been learned": Fault(
         "hpcrec/exchange/exchange.py",
-        "                if asked is not None and self._keeps:",
-        "                if asked is not None and not self._keeps:",
+        "            if asked is not None and self._keeps and (way is not None",
+        "            if asked is not None and not self._keeps and (way is not None",
         "tests/training/test_staged.py::test_copies_are_as_old_as_rows_are",
     ),
     "a step left out that owners without kept rows learn": Fault(

@@ -85,12 +85,15 @@ def same_bits(found: dict[str, Any], expected: dict[str, Any], about: Any = "") 
 
 
 def check_against_one_process(
-    config: Config, tau: int, drains: Sequence[int] = (), left_out: Sequence[int] = (), most_s: float = 0.0
+    config: Config,
+    tau: int,
+    drains: Sequence[int] = (),
+    left_out: Sequence[int] = (),
+    nap: Callable[[Session, Step], None] = lambda session, step: None,
 ) -> None:
-    """Losses, rows and dense parameters; the last two also where steps are ``left_out`` and ranks nap now and then."""
+    """Losses, rows and dense parameters; where steps are ``left_out``, and ranks ``nap``, too."""
     n, about = config.train.steps, (config.topology, config.exchange.form, config.policy, drains, left_out)
     assert n is not None
-    nap = slowly(most_s) if most_s else lambda session, step: None
     with open_session(config) as session:
         reference = reference_for(session, config)
         one, batches = HybridReference(reference, tau, drains), global_batches(session, n)
@@ -123,6 +126,41 @@ def test_equals_one_process_that_does_the_same(tau: int, folder: Path) -> None:
         check_against_one_process(config_of(folder, tau, way, optimizer, **about), tau, (5,) if every else ())
 
 
+def napping(seed: int) -> Callable[[Session, Step], None]:
+    """Waits now and then between what a thread does with rows and what it does with messages, before and after each."""
+    chance, nap_s = random.Random(seed), 0.004
+
+    def then(call: Callable[..., Any]) -> Callable[..., Any]:
+        def napped(*given: Any, **named: Any) -> Any:
+            time.sleep(nap_s * chance.randint(0, 1))
+            found = call(*given, **named)
+            time.sleep(nap_s * chance.randint(0, 1))
+            return found
+
+        return napped
+
+    def before(session: Session, step: Step) -> None:
+        if step.number == 0:
+            exchange = session.parts.pipeline.exchange
+            places = [(exchange._codec, ("values",)), (exchange._back, ("gradients",))]
+            places += [(exchange._owner_side, ("answer", "apply"))] if exchange._owner_side is not None else []
+            for place, names in places:
+                for name in names:
+                    setattr(place, name, then(getattr(place, name)))
+
+    return before
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_rows_are_read_and_learned_in_order_whoever_naps(folder: Path) -> None:
+    """By two threads of each rank."""
+    write_data(folder / "data.h5")
+    for number, (roles, way) in enumerate(covering(roles_for(COMM.size)[:3], ("pooled", "rows", "copies"))):
+        tau = 1 + number % 3
+        config = config_of(folder, tau, way, OPTIMIZERS[number % 4], topology=roles, train={"steps": 12})
+        check_against_one_process(config, tau, nap=napping(COMM.size * number + COMM.rank))
+
+
 def check_drawn(folder: Path, seeds: Iterable[int]) -> None:
     for seed in seeds:
         chance = random.Random(seed)
@@ -133,7 +171,7 @@ def check_drawn(folder: Path, seeds: Iterable[int]) -> None:
         more |= {"train": {**SKIP, "nonfinite_limit": steps, "steps": steps}, "exchange": {"prefetch": seed % 3}}
         config = config_of(folder, tau, way, optimizer, **more)
         drains = range(every, steps, every) if every else ()
-        check_against_one_process(config, tau, drains, left_out, chance.choice((0.0, 0.003)))
+        check_against_one_process(config, tau, drains, left_out, slowly(chance.choice((0.0, 0.003))))
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
@@ -391,7 +429,7 @@ def test_an_error_on_the_thread_is_raised_by_the_next_call(folder: Path) -> None
             for step in session.steps():
                 step.run()
         assert 3 <= session.step + 1 <= 4
-        session.parts.pipeline._steps = None  # so that it can be closed
+        session.parts.pipeline._flight = None  # so that it can be closed
 
 
 @pytest.mark.parallel([1, 2])

@@ -79,8 +79,8 @@ def test_a_policy_may_give_its_own_events() -> None:
 
 def test_what_waits_for_what_in_parts() -> None:
     said = table(Ahead(AheadOptions()))
-    assert "| read early t | all | steps | ids t; learn rest t - 2 |" in said
-    assert "| learn rest t | owners | steps | read late t + 1 |" in said
+    assert "| read early t | all | values | ids t; learn rest t - 2 |" in said
+    assert "| learn rest t | owners | values | read late t + 1 |" in said
 
 
 def test_what_the_pipeline_does_not_run_is_refused() -> None:
@@ -120,7 +120,7 @@ def test_the_page_has_the_table_of_every_policy() -> None:
 
 def test_what_overlaps_is_seen_in_the_table() -> None:
     by_event = {(w.event, w.ranks): w for w in waits(hybrid(1))}
-    assert by_event["read t", "all"].thread == "steps"
+    assert by_event["read t", "all"].thread == "values"
     assert by_event["read t", "all"].waits_for == ("ids t", "learn t - 2")
     assert by_event["learn t", "owners"].waits_for[1] == "read t + 1"
     assert by_event["dense update t", "dense"].waits_for == ("agree t",)

@@ -1,0 +1,354 @@
+"""The threads that read and learn, where several steps are in flight.
+
+::
+
+    main           inputs t        forward, backward t        learn t handed over      inputs t+1
+    values         read t+1: gather | send, receive, assemble        read t+2: gather | ...
+    gradients            learn t-1: send, receive | apply                 learn t: ... | apply
+
+One thread reads and another one learns, each on a communicator of its own, so that values and gradients, which cross in
+opposite directions, do so at once. What both do with rows, left and right of the bars, comes in the order of
+``policy.events``, one at a time: gather into the message, then send; receive, then apply. Where that cannot be taken
+apart, one thread does both. What the threads may do is fixed by what they were handed, the same on every rank, so they
+also come to rest at the same place on every rank. Knows when; what is done is for ``exchange``.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+
+from hpcrec import kernels
+from hpcrec.comm.progress import Waiting, working_time
+from hpcrec.exchange.exchange import Exchange, Timer
+from hpcrec.exchange.inputs import Gradients, Inputs
+from hpcrec.exchange.route import Route
+from hpcrec.policy.policy import (
+    EVALUATE,
+    LEARN,
+    LEARN_FIRST,
+    LEARN_REST,
+    READ,
+    READ_EARLY,
+    READ_LATE,
+    Points,
+    Policy,
+    events,
+)
+from hpcrec.policy.tickets import Ticket
+
+VALUES, GRADIENTS = "values", "gradients"  # lanes, and threads: the first does both where there is one
+_LEARNS = (LEARN, LEARN_FIRST, LEARN_REST)
+
+
+class _GivenUpError(Exception):
+    """A thread waits for something that does not come any more."""
+
+
+@dataclass
+class _Segment:
+    """Steps between two drain points. ``planned`` is where the second was when the first thread came here."""
+
+    first: int
+    planned: int
+    until: int
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """An event's place in the order: it is number ``number`` of its ``kind``, after ``before`` of the ``other`` one."""
+
+    thread: str
+    kind: str
+    other: str
+    number: int
+    before: int
+
+
+class Flight:
+    """The threads of a rank. All that is public is called by the main thread.
+
+    They wait for what only the main thread can give (a ticket, gradients, that a drain point or an evaluation is over),
+    for each other, and for the other ranks. ``settle`` returns when none can go on without the main thread: what they
+    have done by then is the same on every rank, so that an evaluation may be read on their communicator meanwhile.
+
+    Parameters
+    ----------
+    policy : Policy
+        With several steps in flight.
+    exchange : Exchange
+        On the lane ``VALUES``, and ``GRADIENTS`` where there are two.
+    timer : callable
+    points : Points
+    """
+
+    def __init__(self, policy: Policy, exchange: Exchange, timer: Timer, points: Points) -> None:
+        self._policy, self._exchange, self._timer, self._points = policy, exchange, timer, points
+        self._changed = threading.Condition()  # guards all that follows
+        self._threads: dict[str, threading.Thread] = {}
+        self._failure: BaseException | None = None
+        self._ready: dict[str, Callable[[], bool]] = {}  # what a thread waits for, while it does
+        self._ended: set[str] = set()  # threads
+        self._given_up = False
+        self._segments: list[_Segment] = []
+        self._first = self._last = self._submitted = self._asked = 0
+        self._tickets: dict[int, Ticket] = {}  # by step: submitted and not yet learned
+        self._expected: dict[int, int] = {}  # step of each ticket to be read, by identity
+        self._read: dict[int, Route] = {}  # by identity of the ticket
+        self._handed: dict[int, tuple[Gradients | None, bool | None, float]] = {}  # by step
+        self._flying: dict[int, Route] = {}  # of steps read and not yet learned, by step
+        self._turns = {VALUES: 0, GRADIENTS: 0}  # reads and updates that have done with rows
+        self._scale = 1.0  # of the step that was learned in part
+        self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
+        self._worked_s = {VALUES: 0.0, GRADIENTS: 0.0}  # each written by one thread alone
+
+    @property
+    def worked_s(self) -> float:
+        """See ``Pipeline.worked_s``."""
+        return sum(self._worked_s.values())
+
+    def drain_after(self, step: int) -> None:
+        """See ``Pipeline``."""
+        with self._changed:
+            assert step >= self._submitted, f"step {step} may have been read"
+            self._points = replace(self._points, once=(*self._points.once, step))
+            if self._segments:
+                self._segments[-1].until = min(self._segments[-1].until, step)
+            self._changed.notify_all()
+
+    def begin(self, first: int, last: int) -> None:
+        """See ``Pipeline``."""
+        self.give_up()
+        self.settle()
+        self._given_up, self._first, self._last, self._submitted, self._asked = False, first, last, first, first
+        lefts = self._tickets, self._expected, self._read, self._handed, self._told, self._flying
+        for left in (*lefts, self._ended, self._segments):
+            left.clear()
+        self._turns = dict.fromkeys(self._turns, 0)
+        names, threads = (VALUES, GRADIENTS) if self._exchange.two_lanes else (VALUES,), kernels.get_threads()
+        self._threads = {
+            name: threading.Thread(target=self._run, args=(name, len(names) == 1, threads), name=name, daemon=True)
+            for name in names
+        }
+        for thread in self._threads.values():
+            thread.start()
+
+    def submit(self, ticket: Ticket) -> None:
+        """A training batch, the next one."""
+        with self._changed:
+            self._raise()
+            self._tickets[self._submitted] = ticket
+            self._expected |= {id(one): self._submitted for one in (*ticket.beside, ticket)}
+            self._submitted += 1
+            self._changed.notify_all()
+
+    def inputs(self, ticket: Ticket) -> Inputs | None:
+        """See ``Pipeline``."""
+        with self._changed:
+            step = self._expected.pop(id(ticket), None)
+            if step is not None:
+                self._asked = step
+                self._changed.notify_all()
+                with self._timer("values_wait"):
+                    self._wait(lambda: id(ticket) in self._read)
+                route = self._read.pop(id(ticket))
+        if step is None:
+            self.settle()  # an evaluation, read here: nothing else is on the communicator
+            with self._timer("route_wait"), Waiting():
+                route = ticket.routed.result()
+            self._exchange.read(route)
+        return self._exchange.inputs(route)
+
+    def learn(self, step: int, gradients: Gradients | None, verdict: bool | None, lr_scale: float) -> bool:
+        """See ``Pipeline``."""
+        with self._changed:
+            self._raise()
+            self._handed[step] = gradients, verdict, lr_scale
+            self._changed.notify_all()
+            if verdict is not None:
+                return verdict
+            with self._timer("gradients_wait"):
+                self._wait(lambda: step in self._told)
+            return self._told.pop(step)
+
+    def settle(self) -> None:
+        """See ``Pipeline``."""
+        if not self._threads:
+            return
+        with self._changed:
+            self._wait(self._at_rest)
+            ended = self._given_up
+        if ended:
+            for thread in self._threads.values():
+                thread.join()
+            self._threads = {}
+            self._raise()
+            for route in self._flying.values():
+                self._exchange.give_up(route)
+
+    @property
+    def rested(self) -> bool:
+        """After ``settle``: no step is read and not learned."""
+        return not self._flying
+
+    def give_up(self) -> None:
+        """See ``Pipeline``."""
+        with self._changed:
+            self._given_up = bool(self._threads)
+            self._changed.notify_all()
+
+    def _at_rest(self) -> bool:
+        """Every thread waits, and for what is not there."""
+        return all(name in self._ended or (name in self._ready and not self._ready[name]()) for name in self._threads)
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """For the threads, until ``ready()``; raises what one has failed with."""
+        with Waiting():
+            self._changed.wait_for(lambda: ready() or self._failure is not None or self._given_up)
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # Called by the threads.
+
+    def _run(self, name: str, both: bool, threads: int) -> None:
+        kernels.set_threads(threads)
+        try:
+            self._go(name, both=both)
+        except _GivenUpError:
+            pass
+        except BaseException as error:
+            self._failure = error
+        with self._changed:
+            self._ended.add(name)
+            self._given_up = self._given_up or self._failure is not None or self._ended == self._threads.keys()
+            self._changed.notify_all()
+
+    def _go(self, name: str, *, both: bool) -> None:
+        """Does what is this thread's of all events, each when those before it have done with rows."""
+        number, seen = 0, {VALUES: 0, GRADIENTS: 0}
+        while (segment := self._segment(number)) is not None:
+            for event, step in events(self._policy, segment.first, segment.planned, self._points.evaluated):
+                kind = GRADIENTS if event in _LEARNS else VALUES
+                other = VALUES if kind == GRADIENTS else GRADIENTS
+                seen[kind] += event != EVALUATE
+                if both or kind == name:
+                    turn = _Turn(name, kind, other, number=seen[kind], before=seen[other])
+                    if step < segment.until:  # which may have come nearer meanwhile
+                        began_s = working_time()
+                        self._do(event, step, turn, segment)
+                        self._worked_s[name] += working_time() - began_s
+                    self._over(turn)
+            self._await(name, lambda until=segment.until: self._asked >= until)  # type: ignore[misc]  # it is over
+            number += 1
+
+    def _segment(self, number: int) -> _Segment | None:
+        with self._changed:
+            if number == len(self._segments):
+                first = self._segments[-1].until if self._segments else self._first
+                if first >= self._last:
+                    return None
+                until = self._points.next_drain(first, self._last)
+                self._segments.append(_Segment(first, until, until))
+            return self._segments[number]
+
+    def _come(self, turn: "_Turn") -> None:
+        """Waits until all that comes before an event has done with rows."""
+        with self._changed:
+            self._ready[turn.thread] = lambda: self._turns[turn.other] >= turn.before
+            self._changed.notify_all()
+            with Waiting():
+                self._changed.wait_for(lambda: self._turns[turn.other] >= turn.before or turn.other in self._ended)
+            del self._ready[turn.thread]
+            if self._turns[turn.other] < turn.before:
+                raise _GivenUpError
+
+    @contextmanager
+    def _rows(self, turn: "_Turn", *, last: bool = True) -> Iterator[None]:
+        """While it lasts rows are this thread's; after the ``last`` time of an event they are the next one's."""
+        self._come(turn)
+        yield
+        if last:
+            self._over(turn)
+
+    def _over(self, turn: "_Turn") -> None:
+        with self._changed:
+            self._turns[turn.kind] = turn.number
+            self._changed.notify_all()
+
+    def _await(self, name: str, ready: Callable[[], bool]) -> None:
+        """Until the main thread has given what ``ready`` looks for."""
+        with self._changed:
+            self._ready[name] = ready
+            self._changed.notify_all()
+            with Waiting():
+                self._changed.wait_for(lambda: ready() or self._given_up)
+            del self._ready[name]
+            if not ready():
+                raise _GivenUpError
+
+    def _do(self, event: str, step: int, turn: "_Turn", segment: _Segment) -> None:
+        if event == EVALUATE:
+            self._await(turn.thread, lambda: self._asked >= step)  # it is over: the next step is asked for
+        elif event == READ:
+            self._come(turn)  # first: what is in flight from now on is read
+            found = self._to_read(turn.thread, step, segment)
+            for ticket, route in found:
+                self._exchange.read(route, self._rows(turn, last=ticket is found[-1][0]))
+                self._is_read(ticket, route)
+        elif event == READ_EARLY:
+            for _, route in self._to_read(turn.thread, step, segment):
+                self._exchange.read_part(route, early=True)
+        elif event == READ_LATE:
+            if step in self._flying:
+                self._exchange.read_part(self._flying[step], early=False)
+                self._is_read(self._tickets[step], self._flying[step])
+        elif event == LEARN_REST:
+            if step in self._flying:
+                route, ahead = self._flying.pop(step), self._flying[step + 1]
+                self._exchange.learn_rest(route, ahead, step=step + 1, lr_scale=self._scale)
+        else:
+            self._learn(event, step, turn)
+
+    def _to_read(self, name: str, step: int, segment: _Segment) -> Sequence[tuple[Ticket, Route]]:
+        """What is read for a step, its own ticket last; nothing past the end, nor past a drain point."""
+        if step >= self._last:
+            return []
+        self._await(name, lambda: step in self._tickets or step >= segment.until)
+        if step >= segment.until:
+            return []
+        ticket = self._tickets[step]
+        with self._timer("route_wait"), Waiting():
+            found = [(one, one.routed.result()) for one in (*ticket.beside, ticket)]
+        route = self._flying[step] = found[-1][1]
+        if route.stop:  # a rank was asked to stop when this batch was routed: it is the last one, on every rank
+            self._last = step + 1
+        return found
+
+    def _is_read(self, ticket: Ticket, route: Route) -> None:
+        with self._changed:
+            self._read[id(ticket)] = route
+            self._changed.notify_all()
+
+    def _learn(self, event: str, step: int, turn: "_Turn") -> None:
+        """A step, or of one the rows that the next one asks for."""
+        if step >= self._last:
+            raise _GivenUpError
+        self._await(turn.thread, lambda: step in self._handed)
+        gradients, verdict, lr_scale = self._handed.pop(step)
+        route, ahead = self._flying[step], None
+        if event == LEARN_FIRST and step + 1 in self._flying:
+            ahead, self._scale = self._flying[step + 1], lr_scale
+        rows: AbstractContextManager[None] = self._rows(turn)
+        told = self._exchange.learn(
+            route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale, ahead=ahead, rows=rows
+        )
+        with self._changed:
+            if ahead is None:
+                del self._flying[step]
+            del self._tickets[step]
+            if verdict is None:
+                self._told[step] = told
+            self._changed.notify_all()
