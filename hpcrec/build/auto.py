@@ -262,7 +262,8 @@ def make_points(config: Config) -> Points:
     train, evaluates = config.train, config.data.validation is not None
     judged = train.eval_every if evaluates else 0
     hangs = config.checkpoint.keep_best or train.early_stop is not None
-    return Points(drains=(config.checkpoint.every, judged if hangs else 0), evaluations=(judged,))
+    drains = config.checkpoint.every, judged if hangs else 0
+    return Points(drains=drains, evaluations=(judged,), logged=train.log_every)
 
 
 def _weighted(train: Split) -> set[str]:

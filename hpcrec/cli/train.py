@@ -104,7 +104,7 @@ def train(
                 """The end of a run that failed, by whichever rank knows of it; of one that has lost it, nothing."""
                 if claim.lost():
                     return
-                failed = {**_failed(session, told, software, said), "slow_ranks": loop.slow_ranks()}
+                failed = {**_failed(session, told, software, said), **_seen(loop)}
                 telemetry.write_summary(run, {**failed, **_attempts(run)})
                 attempts.end(run, session.step, "failed")
 
@@ -119,7 +119,7 @@ def train(
                 summary = _summary(session, outcome, told.throughput(), software)
                 held = on_root(session.parts.world.main, lambda: _is_held(claim))
         if root and held:
-            summary |= {"slow_ranks": loop.slow_ranks(), **_attempts(run)}
+            summary |= {**_seen(loop), **_attempts(run)}
             _write_end(run, session.step, summary)
             tell(report.text_table(summary))
             tell(f"run folder: {run}")
@@ -250,6 +250,12 @@ def _stop_time(
         left_s=lambda: seconds_left(job or "", environment),
         left_at_start_s=lambda: seconds_left_at_start(environment),
     )
+
+
+def _seen(loop: Loop) -> dict[str, Any]:
+    """What ``summary.json`` says of what was seen from line to line of the metrics."""
+    ages = {str(age): int(rows) for age, rows in enumerate(loop.read_age)}
+    return {"slow_ranks": loop.slow_ranks(), "read_age": ages}
 
 
 def _attempts(run: Path) -> dict[str, Any]:

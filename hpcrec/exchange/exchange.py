@@ -129,6 +129,8 @@ class Exchange:
         As given; reduction by default that of none.
     masks : Masks or None
         Of a holder whose vectors are thresholded.
+    version : int
+        Steps that are learned, or left out, in the rows that there are: whoever begins at another one sets it.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class Exchange:
         keeps: bool = False,
         parts: bool = False,
     ) -> None:
-        self.layout, self._parts, self._keeps = layout, parts, keeps
+        self.layout, self._parts, self._keeps, self.version = layout, parts, keeps, 0
         self._where = where or Here()
         self._operators = operators
         self.store, self.thresholding, self.load = store, thresholding, load
@@ -353,11 +355,12 @@ class Exchange:
         came = route.alltoallv(message, sent_R.copy(), due_R.copy(), "ids")
         return np.asarray(came[ranges(cumulative(due_R)[:-1], n_due_R)]).astype(bool)
 
-    def read(self, route: Route, rows: AbstractContextManager[object] = _ALONE) -> None:
+    def read(self, route: Route, rows: AbstractContextManager[object] = _ALONE, *, ages: int = 0) -> None:
         """Phase ``values``; collective, on the lane. What comes is kept with the route until ``inputs``.
 
         Where messages pass stages they come as far as these may run ahead of the step. While ``rows`` lasts rows are
-        read: what changes them waits for its end, or is waited for.
+        read: what changes them waits for its end, or is waited for. ``ages``: steps in flight at most, where it is to
+        be counted how many updates rows lack.
         """
         asked, served, way, passage = route.asked, route.served, self._way, route.passage
         with rows, self._timer("gather"):
@@ -373,7 +376,10 @@ class Exchange:
             behind += 0 if apart is None else int(apart.bytes_R.sum())
             sent, copied = (way or self._codec).message(sent_R, behind), None
             if self._owner_side is not None and served is not None:
+                if ages:
+                    route.ages = self._owner_side.ages(served, ages)
                 copied = self._owner_side.answer(served, sent, apart)
+            route.version = self.version
             if asked is not None and self._keeps and (way is not None or self.two_lanes):
                 route.asked = asked = asked.take_copies()  # steps before may be learned until they are assembled
         with self._timer("values"), self._counting(route.counted):
@@ -396,6 +402,7 @@ class Exchange:
         """Phase ``values`` of the early bags of a step, or of the others, which follow; collective, on the lane."""
         asked, served, owner = route.asked, route.served, self._owner_side
         values, packed, sent_R, due_R = None, None, self._zeros_R, self._zeros_R
+        route.version = self.version
         with self._timer("gather"):
             if owner is not None and served is not None:
                 owner.find(served)
@@ -534,9 +541,10 @@ class Exchange:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
             route.learned = learned
             if not learned and self._copies is None:  # what is kept of the step goes with it
-                if self._owner_side is not None and served is not None and ahead is None:
-                    with rows:
+                with rows:
+                    if self._owner_side is not None and served is not None and ahead is None:
                         self._owner_side.release(served)
+                    self.version = step
                 return False
             if learned:
                 if self._owner_side is not None and served is not None:
@@ -547,6 +555,7 @@ class Exchange:
                 received = self._copies.push(route, received, learned=learned, drain=drain)
         with rows:
             self._apply(route, received, step=step, lr_scale=lr_scale, ahead=ahead)
+            self.version = step
         return learned
 
     def _apply(self, route: Route, received: Floats, *, step: int, lr_scale: float, ahead: Route | None) -> None:

@@ -119,6 +119,7 @@ class OwnerSide:
             [[family.get(name_in(g, entry.family.name), -1) for entry in leg.entries] for g in range(sets)], np.int64
         ).reshape(sets, len(leg.entries))
         self._numbers = count()
+        self._unlearned: dict[int, Served] = {}  # training steps that were answered and not released, by number
         self.rules = OwnerRules(leg, store, size) if leg.apart else None
         self._early = None
         if parts:
@@ -425,10 +426,31 @@ class OwnerSide:
                 train = all(w.grouping is not None for w in served.works)
                 self._substitute.forward(served.partials, there, train=train)
         if all(work.grouping is not None for work in served.works):
+            self._unlearned[served.number] = served
             self.load.add_time("gather", began_s)
         else:  # it is an evaluation, of which nothing comes back
             self.store.release(served.number)
         return copied
+
+    def ages(self, served: Served, most: int) -> Ints:
+        """Of the distinct rows that a step asks for: how many lack 0, 1, ... updates of steps that were answered.
+
+        Returns
+        -------
+        int64 [most]
+        """
+        found = np.zeros(most, np.int64)
+        for block, asked in enumerate(served.works):
+            if asked.grouping is None:
+                continue
+            rows = np.asarray(asked.grouping.unique)
+            lacks = np.zeros(len(rows), np.int64)
+            for before in self._unlearned.values():
+                other = before.works[block].grouping
+                assert other is not None, "it is learned from"
+                lacks += np.isin(rows, np.asarray(other.unique))
+            found += np.bincount(lacks, minlength=most)
+        return found
 
     def answer_part(self, served: Served, values: Floats, *, early: bool) -> Packed:
         """Gathers the early bags' vectors, or the others', to their places in ``values``; returns what crosses."""
@@ -455,6 +477,7 @@ class OwnerSide:
 
     def release(self, served: Served) -> None:
         """The step is over, learned or left out."""
+        self._unlearned.pop(served.number, None)
         self.store.release(served.number)
 
     def close(self) -> None:
@@ -516,7 +539,7 @@ class OwnerSide:
         with brought(self.store.device, gradients, n, behind) as there:
             self._apply(served, served.works if works is None else works, there, step, lr_scale, norm_sum)
         if last:
-            self.store.release(served.number)
+            self.release(served)
 
     def _apply(
         self,

@@ -8,7 +8,7 @@ from hpcrec.exchange.codec import Kept
 from hpcrec.exchange.dense_side import Arrived, Asked
 from hpcrec.exchange.way import Passage
 from hpcrec.exchange.work import Served
-from hpcrec.types import Floats
+from hpcrec.types import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,10 @@ class Route:
         What was read for this dense rank's model, until the model takes it.
     passage : Passage or None
         Where messages pass other ranks on their way.
+    version : int
+        Steps whose updates were in the rows when they were read, all that came before these.
+    ages : int64 [steps in flight] or None
+        Of the distinct rows that this rank was asked for: how many lacked so many updates. Where they are counted.
     """
 
     asked: Asked | None
@@ -78,3 +82,5 @@ class Route:
     learned: bool = False
     arrived: Arrived | None = None
     passage: Passage | None = None
+    version: int = 0
+    ages: Ints | None = None

@@ -296,7 +296,9 @@ class Flight:
             self._come(turn)  # first: what is in flight from now on is read
             found = self._to_read(turn.thread, step, segment)
             for ticket, route in found:
-                self._exchange.read(route, self._rows(turn, last=ticket is found[-1][0]))
+                last = ticket is found[-1][0]
+                ages = self._policy.in_flight if last and self._points.is_logged(step) else 0
+                self._exchange.read(route, self._rows(turn, last=last), ages=ages)
                 self._is_read(ticket, route)
         elif event == READ_EARLY:
             for _, route in self._to_read(turn.thread, step, segment):

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
+
 from hpcrec import kernels
 from hpcrec.comm.progress import Waiting, working_time
 from hpcrec.errors import HpcrecError
@@ -45,6 +47,12 @@ class Pipeline:
         before leaves no trace. With several steps in flight there always is one.
     points : Points
         What comes between steps.
+
+    Attributes
+    ----------
+    ages : int64 [steps in flight]
+        Of the last step that a line of metrics tells of: how many of the distinct rows that were read here lacked 0, 1,
+        ... updates. Empty where none ever does.
     """
 
     def __init__(self, policy: Policy, exchange: Exchange, *, timer: Timer, ahead: bool, points: Points) -> None:
@@ -52,6 +60,8 @@ class Pipeline:
         self._timer = timer
         self._routed_s = 0.0  # written by the routing thread alone
         self._points, self._last = points, 0
+        self._most_missing = 0 if getattr(policy, "parts", False) else policy.in_flight - 1
+        self.ages = np.zeros(policy.in_flight if self._most_missing else 0, np.int64)
         self._copies = exchange.keeps_copies
         self._whole = self._rests = True  # nothing is held back by a dense rank; and none has copies
         self._flight = None if policy.in_flight == 1 else Flight(policy, exchange, timer, points)
@@ -61,7 +71,7 @@ class Pipeline:
 
     def begin(self, first: int, last: int) -> None:
         """Steps [first, last) follow: the next training batches that are submitted."""
-        self._last = last
+        self._last, self.exchange.version = last, first
         if self._flight is not None:
             self._flight.begin(first, last)
 
@@ -143,8 +153,20 @@ class Pipeline:
         step : int
             Steps done before.
         lr_scale : float
+
+        Raises
+        ------
+        HpcrecError
+            Its rows lacked more updates than the policy allows.
         """
         route = ticket.routed.result()
+        if step - route.version > self._most_missing:
+            raise HpcrecError(
+                f"step {step} has read rows of step {route.version}, {step - route.version} updates early, and the "
+                f"policy allows {self._most_missing}: a fault of hpcrec."
+            )
+        if route.ages is not None:
+            self.ages = route.ages
         left = self.exchange.push(route, gradients, learned=verdict)
         if self._flight is not None:
             return self._flight.learn(step, left, verdict, lr_scale)

@@ -86,11 +86,14 @@ class Points:
         After each so many steps an evaluation comes.
     once : tuple of int
         Steps after which nothing is in flight either: where a checkpoint that failed is tried again.
+    logged : int
+        Between steps of which a line of metrics tells.
     """
 
     drains: tuple[int, ...] = ()
     evaluations: tuple[int, ...] = ()
     once: tuple[int, ...] = ()
+    logged: int = 0
 
     def next_drain(self, first: int, last: int) -> int:
         """The first drain point after ``first``; ``last``, the end, where none comes before."""
@@ -100,3 +103,7 @@ class Points:
     def evaluated(self, step: int) -> bool:
         """Whether an evaluation comes after so many steps."""
         return any(every and step % every == 0 for every in self.evaluations)
+
+    def is_logged(self, step: int) -> bool:
+        """Whether a line of metrics tells of this step."""
+        return self.logged > 0 and (step + 1) % self.logged == 0

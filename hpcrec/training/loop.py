@@ -35,6 +35,7 @@ from hpcrec.training.session import Session
 from hpcrec.training.stop_time import StopTime
 from hpcrec.training.telemetry import Telemetry
 from hpcrec.training.work import Work
+from hpcrec.types import Floats
 
 _LAST_PAUSES_S = (1.0, 4.0, 15.0)  # between tries of the last checkpoint
 RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
@@ -71,6 +72,8 @@ class Loop:
     ----------
     differences : list of str
         In what a resumed run's ranks and software are not those of its checkpoint.
+    read_age : int64 [steps in flight]
+        Of the steps that lines of metrics told of: how many rows lacked 0, 1, ... updates when they were read.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Loop:
         self._retry = Retry(checkpoint.every or train.eval_every, session.parts.ahead + 1)
         self._progress = Progress()
         self._running, self._work = RunningMetrics(), Work(session)
+        self.read_age = np.zeros_like(session.parts.pipeline.ages)  # over all lines so far
         self._saved_at = self._judged_at = -1
         self._improved: tuple[float, int] | None = None  # the last evaluation that was the best, and its step
         # A best checkpoint that is whole and could not be noted, and its value; on rank 0.
@@ -233,7 +237,8 @@ class Loop:
         """One line of metrics: the loss of this step over all ranks."""
         session = self._session
         session.parts.pipeline.settle()  # figures are those of this step, and what has failed is told before ranks wait
-        total = session.parts.world.main.allreduce(np.array([loss, *self._kept.more(), *self._work.more()]))
+        own, ages = [loss, *self._kept.more(), *self._work.more()], session.parts.pipeline.ages
+        total = session.parts.world.main.allreduce(np.array([*own, *ages]))
         running = session.parts.world.main.bcast(self._running.read(), root=session.topology.dense[0])
         wire_bytes = session.parts.world.total_wire_bytes().sum()
         self._telemetry.log(
@@ -246,11 +251,21 @@ class Loop:
                 "lr_scale": session.parts.schedule.multiplier(session.step - 1),
                 "epoch": session.step / session.batches_per_epoch,
                 **density(total[1], total[2]),
-                **self._work.take(total[3:]),
+                **self._work.take(total[3 : len(own)]),
+                **self._took_ages(total[len(own) :]),
                 **{f"{t}.{n}": f[n] for t, f in figures(session).items() for n in LOGGED},
             },
         )
         self._logged_bytes, self._logged_at = wire_bytes, session.step
+
+    def _took_ages(self, rows_A: Floats) -> dict[str, Any]:
+        """What a line of metrics has of the rows that lacked 0, 1, ... updates when they were read, over all ranks."""
+        self.read_age += rows_A.astype(np.int64)
+        n = rows_A.sum()
+        if n == 0:
+            return {}
+        mean = float(rows_A @ np.arange(len(rows_A)) / n)
+        return {"read_age": {str(age): int(rows) for age, rows in enumerate(rows_A)}, "read_age_mean": mean}
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._session.step % every == 0

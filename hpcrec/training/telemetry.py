@@ -63,6 +63,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "exchange": None,
     "phase_s": None,
     "slow_ranks": None,
+    "read_age": None,  # empty where rows lack no update
     "peak_rss_bytes": None,
     "owners": None,
     "imbalance": None,

@@ -1,5 +1,6 @@
 """Policy ``hybrid``: it reads what it says, whatever the ranks' speed, and drains."""
 
+import json
 import math
 import random
 import time
@@ -19,7 +20,10 @@ from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.errors import ConfigError, HpcrecError
+from hpcrec.exchange.exchange import Exchange
+from hpcrec.exchange.route import Route
 from hpcrec.training.session import Session, Step
+from hpcrec.training.telemetry import read_metrics
 from tests.pairs import covering
 from tests.policy.reference import HybridReference, hybrid
 from tests.together import on_every_rank
@@ -443,3 +447,62 @@ def test_what_does_not_go_with_steps_in_flight_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"policy.name is 'hybrid'.*dense parameters are always current"):
         open_session(config_for(folder, policy=hybrid(1), **sections))
     open_session(config_for(folder, policy={"name": "sync"}, **sections)).close()
+
+
+def expected_ages(config: Config, session: Session, tau: int, drains: Sequence[int]) -> dict[int, list[int]]:
+    """By step that is logged: of the distinct rows that it reads, how many 0, 1, ... steps in flight have, too."""
+    steps, every = session.total_steps, config.train.log_every
+    table_of = {f: config.embedding.share.get(f, f) for f in ("user", "item", "history", "tag")}
+    rows = [
+        {(t, i) for f, t in table_of.items() for i in b.bags[f].ids.tolist()} for b in global_batches(session, steps)
+    ]
+    found = {}
+    for step in range(every - 1, steps, every):
+        since = max([0, *(d for d in drains if d <= step)])
+        before = rows[max(since, step - tau) : step]
+        ages = [sum(row in other for other in before) for row in rows[step]]
+        found[step] = [ages.count(age) for age in range(tau + 1)]
+    return found
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_rows_that_lack_updates_are_counted(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    for number, roles in enumerate(roles_for(COMM.size)):
+        tau, run = 1 + number % 3, str(folder / f"run-{number}")
+        more: dict[str, Any] = {"topology": roles, "checkpoint": {"every": 7}, "run": {"folder": run}}
+        more["train"] = {"steps": 20, "log_every": 3}
+        config = config_of(folder, tau, ("pooled", "rows")[number % 2], **more)
+        with open_session(config) as session:
+            expected = expected_ages(config, session, tau, (7, 14))
+        assert commands.train(config) == 0
+        with on_every_rank():
+            lines = [line for line in read_metrics(Path(run)) if "read_age" in line]
+            found = {line["step"] - 1: list(line["read_age"].values()) for line in lines}
+            assert found == expected, roles
+            total = np.sum(list(expected.values()), axis=0)
+            assert total[1:].sum() > 0 and lines[-1]["read_age"].keys() == {str(age) for age in range(tau + 1)}
+            last = expected[max(expected)]
+            assert lines[-1]["read_age_mean"] == pytest.approx(np.dot(last, np.arange(tau + 1)) / sum(last))
+            assert list(json.loads((Path(run) / "summary.json").read_text())["read_age"].values()) == total.tolist()
+
+
+@pytest.mark.parallel([1, 2])
+def test_rows_that_lack_more_updates_than_they_may_end_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which no policy can bring about: a fault of the order would."""
+    write_data(folder / "data.h5")
+    read = Exchange.read
+
+    def late(exchange: Exchange, route: Route, *given: Any, **named: Any) -> None:
+        read(exchange, route, *given, **named)
+        route.version -= route.version == 3
+
+    monkeypatch.setattr(Exchange, "read", late)
+    for tau, more in ((None, 1), (2, 3)):
+        config = config_of(folder, tau, "pooled", topology=roles_for(COMM.size)[0], train={"steps": 9})
+        session = open_session(config)
+        said = rf"step {2 + more} has read rows of step 2, {more} updates early, and the policy allows {more - 1}"
+        with on_every_rank(), pytest.raises(HpcrecError, match=said):
+            for step in session.steps():
+                step.run()
+        session.parts.world.abandon()

@@ -320,7 +320,11 @@ class Session:
             total_wire_bytes=lambda: np.zeros(1),
         )
         pipeline = SimpleNamespace(
-            rest=lambda: None, rested=lambda: True, settle=lambda: None, drain_after=lambda _: None
+            ages=np.zeros(0, np.int64),
+            rest=lambda: None,
+            rested=lambda: True,
+            settle=lambda: None,
+            drain_after=lambda _: None,
         )
         self.save_failed = False
         self.parts = SimpleNamespace(

@@ -47,6 +47,7 @@ def summary(**changes):
         "exchange": [],
         "phase_s": {"forward": 1.0, "values": 2.5},
         "slow_ranks": [{"rank": 1, "host": "node<7>", "role": "owner", "ratio": 2.04, "lines": 1250}],
+        "read_age": {"0": 750, "1": 200, "2": 50},
         "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
         "owners": {"0": {"rows": 1000, "bytes": 68_000, **Load(steps=4, lookups=400, distinct=200).figures()}},
         "imbalance": {"bytes": 1.0, "lookups": 1.25, "distinct": 1.0, "time": 1.0},
@@ -275,7 +276,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
         "status steps samples skipped_steps attempts eval throughput wire_bytes wire_messages dense_compression "
-        "exchange_thresholds exchange phase_s slow_ranks peak_rss_bytes owners imbalance copies "
+        "exchange_thresholds exchange phase_s slow_ranks read_age peak_rss_bytes owners imbalance copies "
         "dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
