@@ -56,6 +56,7 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     CheckpointError
         It is of another model, or of a run that cannot be gone on with; on every rank.
     """
+    session.parts.pipeline.drain()  # what a loop that was left has under way would be learned over it
     error = None
     try:
         _check(session, checkpoint, resume=resume)

@@ -381,7 +381,7 @@ class Exchange:
                 copied = self._owner_side.answer(served, sent, apart)
             route.version = self.version
             if asked is not None and self._keeps and (way is not None or self.two_lanes):
-                route.asked = asked = asked.take_copies()  # steps before may be learned until they are assembled
+                asked = asked.take_copies()  # steps before may be learned until they are assembled
         with self._timer("values"), self._counting(route.counted):
             if self._among is not None:
                 self._among.forward(None if served is None else served.partials, train=route.train)
@@ -389,6 +389,7 @@ class Exchange:
                 self._owner_side.write(served, sent)
             if way is not None and passage is not None:
                 passage.flat = way.forward(passage, sent, way.ahead, train=route.train)
+                route.asked = asked
                 return
             spans = None if served is None else served.spans
             received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)

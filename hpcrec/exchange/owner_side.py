@@ -20,6 +20,7 @@ import numpy as np
 
 from hpcrec import kernels
 from hpcrec.embedding.asked import Asked, Maxima, some_bags, some_rows, without_any
+from hpcrec.embedding.blocks import Part as BlockPart
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import NormSum, Store
@@ -435,18 +436,20 @@ class OwnerSide:
     def ages(self, served: Served, most: int) -> Ints:
         """Of the distinct rows that a step asks for: how many lack 0, 1, ... updates of steps that were answered.
 
+        A row counts at one rank, once for all tables that share its ids.
+
         Returns
         -------
         int64 [most]
         """
         found = np.zeros(most, np.int64)
-        for block, asked in enumerate(served.works):
-            if asked.grouping is None:
-                continue
-            rows = np.asarray(asked.grouping.unique)
+        for number, (block, asked) in enumerate(zip(self.store.blocks, served.works, strict=True)):
+            assert asked.grouping is not None, "it is learned from"
+            spans = [(p.base, p.base + p.rows) for p in block.parts if _stands_for_its_rows(p)]
+            rows = _within(np.asarray(asked.grouping.unique), spans)
             lacks = np.zeros(len(rows), np.int64)
             for before in self._unlearned.values():
-                other = before.works[block].grouping
+                other = before.works[number].grouping
                 assert other is not None, "it is learned from"
                 lacks += np.isin(rows, np.asarray(other.unique))
             found += np.bincount(lacks, minlength=most)
@@ -565,6 +568,18 @@ class OwnerSide:
         if self.rules is not None:
             self.rules.learned(served.works)
         self.load.add_time("update", began_s + waited_s)
+
+
+def _stands_for_its_rows(part: BlockPart) -> bool:
+    """Of the parts of columns, copies and tables that have the same rows: whether it is the first."""
+    first = part.number == 0 if part.family.kind == "replicate" else part.columns[0] == 0
+    return first and part.table == part.family.tables[0]
+
+
+def _within(rows: Ints, spans: Sequence[tuple[int, int]]) -> Ints:
+    """Those of rising rows that lie in these spans."""
+    places = [slice(*np.searchsorted(rows, span).tolist()) for span in spans]
+    return np.concatenate([rows[:0], *(rows[place] for place in places)])
 
 
 def _with_maxima(asked: Asked, maxima: Maxima, width: int, move: Callable[[Ints], Ints]) -> Asked:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from hpcrec import kernels
 from hpcrec.comm.progress import Waiting, working_time
+from hpcrec.errors import HpcrecError
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.route import Route
@@ -124,7 +125,7 @@ class Flight:
         lefts = self._tickets, self._expected, self._read, self._handed, self._told, self._flying
         for left in (*lefts, self._ended, self._segments):
             left.clear()
-        self._turns = dict.fromkeys(self._turns, 0)
+        self._turns, self._exchange.version = dict.fromkeys(self._turns, 0), first
         names, threads = (VALUES, GRADIENTS) if self._exchange.two_lanes else (VALUES,), kernels.get_threads()
         self._threads = {
             name: threading.Thread(target=self._run, args=(name, len(names) == 1, threads), name=name, daemon=True)
@@ -150,7 +151,7 @@ class Flight:
                 self._asked = step
                 self._changed.notify_all()
                 with self._timer("values_wait"):
-                    self._wait(lambda: id(ticket) in self._read)
+                    self._take(lambda: id(ticket) in self._read)
                 route = self._read.pop(id(ticket))
         if step is None:
             self.settle()  # an evaluation, read here: nothing else is on the communicator
@@ -168,7 +169,7 @@ class Flight:
             if verdict is not None:
                 return verdict
             with self._timer("gradients_wait"):
-                self._wait(lambda: step in self._told)
+                self._take(lambda: step in self._told)
             return self._told.pop(step)
 
     def settle(self) -> None:
@@ -207,6 +208,15 @@ class Flight:
             self._changed.wait_for(lambda: ready() or self._failure is not None or self._given_up)
         self._raise()
 
+    def _take(self, ready: Callable[[], bool]) -> None:
+        """The same for what only they can give."""
+        self._wait(ready)
+        if not ready():
+            raise HpcrecError(
+                "steps in flight were given up, by a checkpoint that was loaded for one. Leave the loop over the steps "
+                "before, and begin a new one."
+            )
+
     def _raise(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -220,7 +230,7 @@ class Flight:
         except _GivenUpError:
             pass
         except BaseException as error:
-            self._failure = error
+            self._failure = self._failure or error
         with self._changed:
             self._ended.add(name)
             self._given_up = self._given_up or self._failure is not None or self._ended == self._threads.keys()
@@ -312,7 +322,7 @@ class Flight:
                 route, ahead = self._flying.pop(step), self._flying[step + 1]
                 self._exchange.learn_rest(route, ahead, step=step + 1, lr_scale=self._scale)
         else:
-            self._learn(event, step, turn)
+            self._learn(event, step, turn, segment)
 
     def _to_read(self, name: str, step: int, segment: _Segment) -> Sequence[tuple[Ticket, Route]]:
         """What is read for a step, its own ticket last; nothing past the end, nor past a drain point."""
@@ -334,11 +344,13 @@ class Flight:
             self._read[id(ticket)] = route
             self._changed.notify_all()
 
-    def _learn(self, event: str, step: int, turn: "_Turn") -> None:
-        """A step, or of one the rows that the next one asks for."""
+    def _learn(self, event: str, step: int, turn: "_Turn", segment: _Segment) -> None:
+        """A step, or of one the rows that the next one asks for; nothing past a drain point."""
         if step >= self._last:
             raise _GivenUpError
-        self._await(turn.thread, lambda: step in self._handed)
+        self._await(turn.thread, lambda: step in self._handed or step >= segment.until)
+        if step >= segment.until:
+            return
         gradients, verdict, lr_scale = self._handed.pop(step)
         route, ahead = self._flying[step], None
         if event == LEARN_FIRST and step + 1 in self._flying:

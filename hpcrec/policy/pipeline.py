@@ -71,9 +71,11 @@ class Pipeline:
 
     def begin(self, first: int, last: int) -> None:
         """Steps [first, last) follow: the next training batches that are submitted."""
-        self._last, self.exchange.version = last, first
+        self._last = last
         if self._flight is not None:
             self._flight.begin(first, last)
+        else:
+            self.exchange.version = first
 
     def submit(
         self,
@@ -160,7 +162,7 @@ class Pipeline:
             Its rows lacked more updates than the policy allows.
         """
         route = ticket.routed.result()
-        if step - route.version > self._most_missing:
+        if not 0 <= step - route.version <= self._most_missing:
             raise HpcrecError(
                 f"step {step} has read rows of step {route.version}, {step - route.version} updates early, and the "
                 f"policy allows {self._most_missing}: a fault of hpcrec."

@@ -46,13 +46,14 @@ def waits(policy: Policy) -> list[Wait]:
     reads = [what for what in (READ, READ_EARLY, READ_LATE) if (what, t) in order]
     learns = [what for what in (LEARN, LEARN_FIRST, LEARN_REST) if (what, t) in order]
     learned = (before((learns[0], t)),) if not inline else ()  # inline, the read before it is what inputs waited for
+    sent = learned if other == thread else (f"{learns[0]} t - 1",)  # rows, and messages, are waited for apart
     over = _named(evaluated[evaluated.index((EVALUATE, t + 1)) + 1], t)
     return [
         Wait("ids t", "all", "routing", ("ids t - 1",)),
         *(Wait(f"{what} t", "all", thread, ("ids t", before((what, t)))) for what in reads),
         Wait("forward, backward t", "dense", "main", (f"{reads[-1]} t", "dense update t - 1")),
         Wait("agree t", "dense", "main", ("forward, backward t of all dense ranks",)),
-        Wait(f"{learns[0]} t", "dense", other, ("agree t", *learned)),
+        Wait(f"{learns[0]} t", "dense", other, ("agree t", *sent)),
         Wait(f"{learns[0]} t", "owners", other, ("gradients and verdict t of the dense ranks", *learned)),
         *(Wait(f"{what} t", "owners", other, (before((what, t)),)) for what in learns[1:]),
         Wait("dense update t", "dense", "main", (f"{learns[0]} t" if inline else "agree t",)),

@@ -112,8 +112,8 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
     step_ms = throughput["step_ms"]
     rows.append(("step", f"{step_ms['p50']:.3g} ms median, {step_ms['p95']:.3g} ms 95th percentile"))
-    if age := summary["read_age"]:
-        share = {n: rows_read / max(sum(age.values()), 1) for n, rows_read in age.items()}
+    if n_rows := sum((age := summary["read_age"]).values()):
+        share = {n: rows_read / n_rows for n, rows_read in age.items()}
         rows.append(("rows read", ", ".join(f"{part:.1%} lack {n}" for n, part in share.items()) + " updates"))
     return rows + [("slow", f"{describe(rank)}, {rank['lines']:,} lines") for rank in summary["slow_ranks"]]
 

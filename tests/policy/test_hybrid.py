@@ -468,23 +468,59 @@ def expected_ages(config: Config, session: Session, tau: int, drains: Sequence[i
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_rows_that_lack_updates_are_counted(folder: Path) -> None:
     write_data(folder / "data.h5")
-    for number, roles in enumerate(roles_for(COMM.size)):
+    for number, (roles, way) in enumerate(covering(roles_for(COMM.size), tuple(WAYS))):
         tau, run = 1 + number % 3, str(folder / f"run-{number}")
         more: dict[str, Any] = {"topology": roles, "checkpoint": {"every": 7}, "run": {"folder": run}}
         more["train"] = {"steps": 20, "log_every": 3}
-        config = config_of(folder, tau, ("pooled", "rows")[number % 2], **more)
+        config = config_of(folder, tau, way, **more)
         with open_session(config) as session:
             expected = expected_ages(config, session, tau, (7, 14))
         assert commands.train(config) == 0
         with on_every_rank():
             lines = [line for line in read_metrics(Path(run)) if "read_age" in line]
             found = {line["step"] - 1: list(line["read_age"].values()) for line in lines}
-            assert found == expected, roles
+            assert found == expected, (roles, way)
             total = np.sum(list(expected.values()), axis=0)
             assert total[1:].sum() > 0 and lines[-1]["read_age"].keys() == {str(age) for age in range(tau + 1)}
             last = expected[max(expected)]
             assert lines[-1]["read_age_mean"] == pytest.approx(np.dot(last, np.arange(tau + 1)) / sum(last))
             assert list(json.loads((Path(run) / "summary.json").read_text())["read_age"].values()) == total.tolist()
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_a_checkpoint_that_is_loaded_after_a_loop_was_left(folder: Path) -> None:
+    """What that had under way is not learned over it; and the loop that was left goes on no more."""
+    write_data(folder / "data.h5")
+    for number, (roles, left_at) in enumerate(zip(roles_for(COMM.size), (7, 2, 5, 6), strict=False)):
+        more = {"topology": roles, "checkpoint": {"every": 4}, "run": {"folder": str(folder / f"run-{number}")}}
+        config = config_of(folder, 1 + number % 2, "pooled", train={"steps": 10}, **more)
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+                if session.step == 4:
+                    state.save(session, Path(config.run.folder), {})
+            expected = results(session)
+            last = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
+        with open_session(config) as session:
+            slow = slowly(0.03)
+            for step in session.steps():
+                slow(session, step)
+                step.run()
+                if session.step == left_at:
+                    break
+            state.load(session, last, resume=True)
+            steps = session.steps()
+            for step in steps:
+                step.run()
+            same_bits(results(session), expected, (roles, left_at))
+        session = open_session(config)
+        steps = session.steps()
+        next(steps).run()
+        state.load(session, last, resume=False)
+        with on_every_rank(), pytest.raises(HpcrecError, match="were given up, by a checkpoint that was loaded"):
+            for step in steps:
+                step.run()
+        session.parts.world.abandon()
 
 
 @pytest.mark.parallel([1, 2])
