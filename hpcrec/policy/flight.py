@@ -151,7 +151,7 @@ class Flight:
                 self._asked = step
                 self._changed.notify_all()
                 with self._timer("values_wait"):
-                    self._take(lambda: id(ticket) in self._read)
+                    self._take(lambda: id(ticket) in self._read and not self._given_up)  # read before, perhaps
                 route = self._read.pop(id(ticket))
         if step is None:
             self.settle()  # an evaluation, read here: nothing else is on the communicator
