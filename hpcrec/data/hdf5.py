@@ -222,7 +222,13 @@ class File:
             raise self._error(path, f"they go from {offsets[0]} to {offsets[-1]}", change)
 
     def _has(self, name: str) -> bool:
-        return found_in(self._file(), name) is not None
+        if found_in(self._file(), name) is not None:
+            return True
+        parent, _, last = name.rpartition("/")
+        group = found_in(self._file(), parent or "/")
+        if isinstance(group, h5py.Group) and last in list(group):  # names are sorted in the file, which a byte undoes
+            raise self._error(name, "it is listed and cannot be found", "the file is damaged: copy or convert it again")
+        return False
 
     def _dataset(self, name: str, kind: str, ndim: tuple[int, ...], length: int | None = None) -> h5py.Dataset:
         """The dataset, after a look at its type ('f' or 'i'), dimensions and length."""

@@ -44,6 +44,11 @@ def test_some_mutations(kind: str, tmp_path: Path) -> None:
     assert sum(counts.values()) == SOME and counts["error"] > 0
 
 
+def test_a_name_that_is_listed_and_not_found_is_damage(tmp_path: Path) -> None:
+    """One byte of the list of names: dense columns were read as if there were none."""
+    assert run("data_bytes", 254, 1, tmp_path) == {"error": 1, "result": 0}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
