@@ -85,6 +85,7 @@ class Journal:
                 left.unlink(missing_ok=True)  # a rank of a job whose first rank was killed may just have named it
         if begun is None:
             files.write_text(self.work / "job.json", _text({"identity": self._identity}))
+            files.sync(self.folder)  # that it has the work, before it has pieces
         return None
 
     def close(self) -> None:
@@ -98,7 +99,7 @@ class Journal:
     def clear(self) -> None:
         """Forget what was begun, but for the lock; remove what ranks of killed jobs left half written."""
         if not is_there(self.folder / "prepare.json"):
-            shutil.rmtree(self.pieces, ignore_errors=True)
+            self._remove_pieces()
         for left in self.pieces.glob(".*.part"):
             if not left.is_dir():
                 left.unlink(missing_ok=True)
@@ -204,6 +205,12 @@ class Journal:
                 "are. Nothing was removed or written. Remove them, or give another --out."
             )
 
+    def _remove_pieces(self) -> None:
+        """On disk too, while there is a record on disk that they are of this folder's conversion."""
+        if is_there(self.pieces):
+            shutil.rmtree(self.pieces, ignore_errors=True)
+            files.sync(self.folder)
+
     def _remove_results(self) -> None:
         path = self.folder / "prepare.json"
         finished = _read(path)
@@ -214,7 +221,7 @@ class Journal:
         ]:  # all looked at before one goes
             result.unlink(missing_ok=True)
         if finished is not None:
-            shutil.rmtree(self.pieces, ignore_errors=True)  # while prepare.json says whose they are
+            self._remove_pieces()
             path.unlink()
 
     def _results(self, finished: Record) -> dict[Path, int]:
