@@ -51,7 +51,7 @@ def page() -> str:
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         result = json.loads(path.read_text())
         name, machine, versions = result["name"], result["machine"], result["versions"]
-        command = COMMANDS.get(path.stem, f"python benchmarks/{name}.py{EXTRA.get(path.stem, '')}")
+        command = COMMANDS.get(name, f"python benchmarks/{name}.py{EXTRA.get(path.stem, '')}")
         parts.append(f"\n## {path.stem}\n\n`{command}`, {result['when'][:10]}, ")
         parts.append(f"{machine['cores']} cores of {machine['cpu']}, {machine['system']}, ")
         if "gpu" in machine:
