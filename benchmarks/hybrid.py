@@ -41,6 +41,7 @@ PLACEMENTS = {  # settings, and the policies beside sync
     "fused, rows": (("exchange.form=rows",), ("ahead", "hybrid 1")),
     "split, rows": ((*SPLIT, "exchange.form=rows"), ("ahead", "hybrid 1")),
 }
+CLAIMED = "hybrid 2"  # whichever is faster
 RATES = (1.0, 0.5, 2.0)  # times that of balance
 
 
@@ -82,9 +83,9 @@ def one(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
         partial(launch.local, ranks=2), data, ("sync", "hybrid 1", "hybrid 2"), settings, **much(options)
     )
     rows = runs.compared(found, part="one", ranks=2)
-    best = max(row["speedup"] for row in rows)
+    (claimed,) = [row["speedup"] for row in rows if row["policy"] == CLAIMED]
     unit = "times sync's steps/s, one owner and one dense rank"
-    return rows, [claim("persia.speedup.one_owner_one_dense", best, unit, f">= {GOALS['one']:g}")]
+    return rows, [claim("persia.speedup.one_owner_one_dense", claimed, unit, f">= {GOALS['one']:g}")]
 
 
 def speed(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
@@ -104,15 +105,15 @@ def speed(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]
             found = runs.in_turn(there, data, ("sync", *others), settings, **much(options))
             rows += runs.compared(found, part="speed", placement=placement, rate=rate, of_balance=times)
     for placement, name, kind in (
-        ("fused", "persia.speedup.fused", "hybrid"),
-        ("split", "persia.speedup.split", "hybrid"),
+        ("fused", "persia.speedup.fused", CLAIMED),
+        ("split", "persia.speedup.split", CLAIMED),
         ("fused, rows", "ahead.speedup.4", "ahead"),
         ("split, rows", "ahead.speedup.2", "ahead"),
     ):
-        at = [r for r in rows if (r["placement"], r["of_balance"]) == (placement, 1.0) and kind in r["policy"]]
+        at = [r for r in rows if (r["placement"], r["of_balance"]) == (placement, 1.0) and r["policy"] == kind]
         goal = GOALS["ahead"] if kind == "ahead" else GOALS[placement]
-        best = max((row["speedup"] for row in at), default=None)
-        claims.append(claim(name, best, "times sync's steps/s at the point of balance", f">= {goal:g}"))
+        value = at[0]["speedup"] if at else None
+        claims.append(claim(name, value, "times sync's steps/s at the point of balance", f">= {goal:g}"))
     return rows, claims
 
 

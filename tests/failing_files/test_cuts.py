@@ -84,6 +84,12 @@ def test_power_goes_at_some_calls(tmp_path: Path) -> None:
     assert found["wrong"] == [] and found["cuts"] == 120
 
 
+def test_pieces_are_never_on_disk_without_the_record_whose_they_are(tmp_path: Path) -> None:
+    """The same command was refused after such a cut: its folder had files that nobody seemed to own."""
+    found = asked("cuts", [["--scenarios", "prepare/1", "--cuts", "120", "--seed", "7"]], tmp_path)[0]
+    assert found["wrong"] == [] and found["cuts"] == 120
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3500)
 def test_power_goes_ten_thousand_times(tmp_path: Path) -> None:
