@@ -165,7 +165,11 @@ class Job:
         Ranks that had to be ended because others had failed.
     left_alone : list of int
         Ranks that waited when others had failed, and would have for ever.
+    launcher : str
+        Name of the task that has started it; whoever does sets it.
     """
+
+    launcher = ""
 
     def __init__(
         self,

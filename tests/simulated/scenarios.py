@@ -190,7 +190,7 @@ def restart(seed: int) -> Schedule:
             job.wait()
             drawn.on = True
             if settings.resume == "never":
-                truth.committed = -1  # it is about to be cleared, as is asked
+                truth.may_be_cleared()
         codes.append(run_attempts(start, ("train",), environment={}, run=Run(RUN, settings.resume), restarts=restarts))
 
     def judge() -> str:

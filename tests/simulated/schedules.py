@@ -196,6 +196,7 @@ class Schedule:
         number = len(self.jobs)
         self.drawn.next_job()
         job = Job(self.simulation, f"job-{number}", number + 1, size, program, hosts)
+        job.launcher = "" if self.simulation.current is None else self.simulation.current.name
         self.jobs.append(job)
         for task in job.tasks:
             task.slow = self.random.random() < 0.1

@@ -122,8 +122,9 @@ class Truth:
     numbers: dict[str, int] = field(default_factory=dict)
     _newest: dict[Task, deque[int]] = field(default_factory=dict)  # of a task's last calls: the newest claim then
     _away: set[str] = field(default_factory=set)  # names under which something was taken away
+    _saved: set[str] = field(default_factory=set)  # launchers of whose jobs there is a checkpoint, or was until pruned
     _clearing: set[str] = field(default_factory=set)  # names of jobs that are to clear the folder
-    _before_clear: int = -1  # committed, when the last of them took it away
+    _before_clear: tuple[int, set[str]] = (-1, set())  # committed, and who has saved, when the last took it away
 
     @property
     def simulation(self) -> Simulation:
@@ -136,6 +137,11 @@ class Truth:
             return  # the other one has cleared the folder since, as it was asked
         self.committed = max(self.committed, step)
         self.commits += 1
+        self._saved |= {job.launcher for job in self.schedule.jobs if self.numbers.get(job.name) == number}
+
+    def may_be_cleared(self) -> None:
+        """By whom it is asked next, whoever has saved what is there."""
+        self.committed, self._saved = -1, set()
 
     def claimed(self, rank: Rank, number: int) -> None:
         """A rank is past the claim, which has this number."""
@@ -161,16 +167,22 @@ class Truth:
 
     def clears(self, number: int) -> None:
         """The job of this claim is about to remove what is there, as it was asked; it may be killed on the way."""
-        self._clearing |= {name for name, its in self.numbers.items() if its == number}
+        for job in self.schedule.jobs:
+            if self.numbers.get(job.name) == number:
+                self._clearing.add(job.name)
+                if job.launcher in self._saved:
+                    self.simulation.fail(f"{job.name} clears what {job.launcher} has saved before")
 
     def takes_away(self, task: Task, call: str, paths: list[str]) -> None:
         """A task is about to rename or to remove: what was committed goes, and may come back, with its folder."""
         job = task.process.job
         if call == "rename" and job is not None and job.name in self._clearing:
             if paths[0] == str(CHECKPOINTS):
-                self._before_clear, self.committed = self.committed, -1
+                self._before_clear = self.committed, self._saved
+                self.may_be_cleared()
             elif paths[1] == str(CHECKPOINTS):  # it was overtaken
-                self.committed = max(self.committed, self._before_clear)
+                committed, saved = self._before_clear
+                self.committed, self._saved = max(self.committed, committed), self._saved | saved
 
     def comes_to(self, task: Task, at: str) -> None:
         """A task has come to a call."""
