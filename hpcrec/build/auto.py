@@ -259,11 +259,15 @@ def make_pipeline(config: Config, exchange: Exchange, timer: Timer) -> Pipeline:
 
 def make_points(config: Config) -> Points:
     """What comes between the steps of a run: checkpoints, evaluations, the end."""
-    train, evaluates = config.train, config.data.validation is not None
-    judged = train.eval_every if evaluates else 0
-    hangs = config.checkpoint.keep_best or train.early_stop is not None
-    drains = config.checkpoint.every, judged if hangs else 0
-    return Points(drains=drains, evaluations=(judged,), logged=train.log_every)
+    judged = config.train.eval_every if config.data.validation is not None else 0
+    return Points(drains=tuple(drain_points(config).values()), evaluations=(judged,), logged=config.train.log_every)
+
+
+def drain_points(config: Config) -> dict[str, int]:
+    """After how many steps each nothing is in flight, by the key that says so."""
+    hangs = config.checkpoint.keep_best or config.train.early_stop is not None
+    judged = config.train.eval_every if hangs and config.data.validation is not None else 0
+    return {name: n for name, n in (("checkpoint.every", config.checkpoint.every), ("train.eval_every", judged)) if n}
 
 
 def _weighted(train: Split) -> set[str]:

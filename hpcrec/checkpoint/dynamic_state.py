@@ -5,7 +5,7 @@ Every owner takes the ids that are dealt to it, whoever saved them. Knows the st
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import h5py
 import numpy as np
@@ -21,6 +21,7 @@ from hpcrec.training.session import Session
 from hpcrec.types import Ints
 
 LOGGED = ("rows", "admitted", "evicted", "refused")  # of a dynamic table, in a line of metrics.jsonl
+_FIGURES = [field.name for field in dataclasses.fields(DynamicFigures)]
 
 
 def figures(session: Session) -> dict[str, dict[str, int]]:
@@ -28,18 +29,30 @@ def figures(session: Session) -> dict[str, dict[str, int]]:
 
     Sums over owners, as ``DynamicFigures`` names them; empty, and nothing is sent, where no table is dynamic.
     """
-    parts = session.parts
-    names = [name for name, table in parts.tables.items() if table.dynamic is not None]
+    names = dynamic_tables(session)
     if not names:
         return {}
-    fields = [field.name for field in dataclasses.fields(DynamicFigures)]
-    mine_NF = np.zeros((len(names), len(fields)), np.int64)
-    if parts.store is not None:
-        for held in parts.store.dynamic.values():
-            mine_NF[names.index(named(parts.store, held))] = dataclasses.astuple(held.figures())
-    total_NF = parts.world.main.allreduce(mine_NF)
+    return named_figures(names, session.parts.world.main.allreduce(figures_here(session, names)))
+
+
+def dynamic_tables(session: Session) -> list[str]:
+    """Names of tables that are dynamic, in their order."""
+    return [name for name, table in session.parts.tables.items() if table.dynamic is not None]
+
+
+def figures_here(session: Session, names: Sequence[str]) -> Ints:
+    """What came of this rank's part of dynamic tables: int64 [tables, fields of ``DynamicFigures``]."""
+    here_NF, store = np.zeros((len(names), len(_FIGURES)), np.int64), session.parts.store
+    if store is not None:
+        for held in store.dynamic.values():
+            here_NF[names.index(named(store, held))] = dataclasses.astuple(held.figures())
+    return here_NF
+
+
+def named_figures(names: Sequence[str], total_NF: Ints) -> dict[str, dict[str, int]]:
+    """``figures`` of a sum over ranks."""
     found = zip(names, total_NF.tolist(), strict=True)
-    return {name: dict(zip(fields, row, strict=True)) for name, row in found if any(row)}
+    return {name: dict(zip(_FIGURES, row, strict=True)) for name, row in found if any(row)}
 
 
 def admission_of(held: DynamicRows, known: IdState) -> Admission:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from hpcrec.again import is_there, names_in
+from hpcrec.build.auto import drain_points
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint.files import ComesOn, clear, move, steps_in
@@ -122,6 +123,8 @@ def train(
             summary |= {**_seen(loop), **_attempts(run)}
             _write_end(run, session.step, summary)
             tell(report.text_table(summary))
+            if advice := report.drains_advice(summary, drain_points(config)):
+                tell(advice)
             tell(f"run folder: {run}")
     return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
 
@@ -254,8 +257,8 @@ def _stop_time(
 
 def _seen(loop: Loop) -> dict[str, Any]:
     """What ``summary.json`` says of what was seen from line to line of the metrics."""
-    ages = {str(age): int(rows) for age, rows in enumerate(loop.read_age)}
-    return {"slow_ranks": loop.slow_ranks(), "read_age": ages}
+    ages = {str(age): int(rows) for age, rows in enumerate(loop.lines.read_age)}
+    return {"slow_ranks": loop.lines.slow_ranks, "read_age": ages}
 
 
 def _attempts(run: Path) -> dict[str, Any]:
@@ -286,6 +289,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "exchange_thresholds": {},
         "exchange": {} if chosen is None else {**chosen.found, "counted_bytes_per_step": {}},
         "phase_s": session.parts.timer.seconds(),
+        "drains": dict(zip(("number", "s"), session.parts.pipeline.drains, strict=True)),
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
         "owners": {},
         "imbalance": {},
@@ -304,6 +308,7 @@ def _summary(
     dense = session.topology.is_dense
     mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
     everyone = main.allgather(mine)
+    drains_R = main.allgather(session.parts.pipeline.drains)
     owners = {str(rank): found for rank, found in enumerate(main.allgather(_owner(session))) if found is not None}
     chosen, messages = session.parts.chosen, session.parts.world.total_wire_messages()
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
@@ -325,6 +330,7 @@ def _summary(
         "exchange_thresholds": vectors(session),
         "exchange": {} if chosen is None else chosen.record(session.step),
         "phase_s": _phases(everyone),
+        "drains": {"number": drains_R[0][0], "s": np.mean([drains_R[r][1] for r in session.topology.dense])},
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
         "owners": owners,
         "imbalance": imbalance(list(owners.values())),

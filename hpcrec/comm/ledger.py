@@ -39,6 +39,7 @@ class Ledger:
         self._messages = np.zeros((len(TAGS), 2), np.int64)
         self._unknown = threading.Event()  # set: see ``messages_known``
         self._here = threading.local()  # what one thread leaves out, another may be counting
+        self._of_line: dict[int, int] = {}  # bytes, by what threads have said that they are for
 
     def among(self, ranks: Sequence[int]) -> "Ledger":
         """The same ledger for a group that this rank is in: it counts here, and is told ranks by their place in it."""
@@ -64,11 +65,22 @@ class Ledger:
         """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``; by default in one message where there are any."""
         if getattr(self._here, "paused", False):
             return
-        place, near_far = TAGS.index(tag), self._near_far_R2[np.asarray(ranks)]
+        place, near_far, line = TAGS.index(tag), self._near_far_R2[np.asarray(ranks)], getattr(self._here, "line", None)
         messages = np.sign(n_bytes) if n_messages is None else n_messages
         with self._lock:
             self._bytes[place] += n_bytes @ near_far
             self._messages[place] += messages @ near_far
+            if line is not None:
+                self._of_line[line] = self._of_line.get(line, 0) + int(n_bytes @ near_far.sum(axis=1))
+
+    def counts_for(self, line: int) -> None:
+        """What this thread sends from now on is counted for a line of metrics besides, whenever it is sent."""
+        self._here.line = line
+
+    def take(self, line: int) -> int:
+        """Bytes that were counted for a line; once."""
+        with self._lock:
+            return self._of_line.pop(line, 0)
 
     def add_ring(self, tag: str, ranks: Sequence[int], n_bytes: float, n_messages: int = 1) -> None:
         """Counts ``n_bytes`` sent to the next of ``ranks`` in a ring, in so many messages; none where it is nothing."""

@@ -343,6 +343,10 @@ class Exchange:
             found.early = self._early(route, asked, served)
         return found
 
+    def counts_for(self, line: int) -> None:
+        """What this thread sends is counted for a line of metrics (``Ledger.counts_for``)."""
+        self._world.ledger.counts_for(line)
+
     def _early(self, route: Collectives, asked: Asked | None, served: Served | None) -> np.ndarray:
         """Owners tell which bags are early, a byte each: of those that this rank asks for, in the order of requests."""
         parts = None if served is None else served.parts

@@ -14,6 +14,7 @@ also come to rest at the same place on every rank. Knows when; what is done is f
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -81,10 +82,15 @@ class Flight:
         On the lane ``VALUES``, and ``GRADIENTS`` where there are two.
     timer : callable
     points : Points
+    learned : callable
+        Called with the number of each step that is learned here, by the thread that does, before rows change again.
     """
 
-    def __init__(self, policy: Policy, exchange: Exchange, timer: Timer, points: Points) -> None:
+    def __init__(
+        self, policy: Policy, exchange: Exchange, timer: Timer, points: Points, learned: Callable[[int], None]
+    ) -> None:
         self._policy, self._exchange, self._timer, self._points = policy, exchange, timer, points
+        self._learned = learned
         self._changed = threading.Condition()  # guards all that follows
         self._threads: dict[str, threading.Thread] = {}
         self._failure: BaseException | None = None
@@ -102,11 +108,18 @@ class Flight:
         self._scale = 1.0  # of the step that was learned in part
         self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
         self._worked_s = {VALUES: 0.0, GRADIENTS: 0.0}  # each written by one thread alone
+        self._drained, self._drained_s = 0, 0.0
+        self._usual, self._usual_s = 0, 0.0  # steps that do not follow a drain point, and their waits for values
 
     @property
     def worked_s(self) -> float:
         """See ``Pipeline.worked_s``."""
         return sum(self._worked_s.values())
+
+    @property
+    def drains(self) -> tuple[int, float]:
+        """See ``Pipeline``."""
+        return self._drained, self._drained_s
 
     def drain_after(self, step: int) -> None:
         """See ``Pipeline``."""
@@ -148,11 +161,12 @@ class Flight:
         with self._changed:
             step = self._expected.pop(id(ticket), None)
             if step is not None:
-                self._asked = step
+                self._asked, began_s = step, time.perf_counter()
                 self._changed.notify_all()
                 with self._timer("values_wait"):
                     self._take(lambda: id(ticket) in self._read and not self._given_up)  # read before, perhaps
                 route = self._read.pop(id(ticket))
+                self._waited(step, time.perf_counter() - began_s)
         if step is None:
             self.settle()  # an evaluation, read here: nothing else is on the communicator
             with self._timer("route_wait"), Waiting():
@@ -177,8 +191,11 @@ class Flight:
         if not self._threads:
             return
         with self._changed:
+            flew, began_s = bool(self._flying), time.perf_counter()
             self._wait(self._at_rest)
             ended = self._given_up
+            if flew and self.rested and self._asked + 1 < self._last and not ended:
+                self._drained_s += time.perf_counter() - began_s
         if ended:
             for thread in self._threads.values():
                 thread.join()
@@ -186,6 +203,14 @@ class Flight:
             self._raise()
             for route in self._flying.values():
                 self._exchange.give_up(route)
+
+    def _waited(self, step: int, waited_s: float) -> None:
+        """A step has waited so long for values: the first one after a drain point for a whole read."""
+        if not any(segment.first == step for segment in self._segments):
+            self._usual, self._usual_s = self._usual + 1, self._usual_s + waited_s
+        elif step > self._first:
+            self._drained += 1
+            self._drained_s += max(0.0, waited_s - self._usual_s / max(self._usual, 1))
 
     @property
     def rested(self) -> bool:
@@ -248,6 +273,7 @@ class Flight:
                     turn = _Turn(name, kind, other, number=seen[kind], before=seen[other])
                     if step < segment.until:  # which may have come nearer meanwhile
                         began_s = working_time()
+                        self._exchange.counts_for(self._points.line(step))
                         self._do(event, step, turn, segment)
                         self._worked_s[name] += working_time() - began_s
                     self._over(turn)
@@ -276,10 +302,15 @@ class Flight:
                 raise _GivenUpError
 
     @contextmanager
-    def _rows(self, turn: "_Turn", *, last: bool = True) -> Iterator[None]:
-        """While it lasts rows are this thread's; after the ``last`` time of an event they are the next one's."""
+    def _rows(self, turn: "_Turn", *, last: bool = True, learns: int | None = None) -> Iterator[None]:
+        """While it lasts rows are this thread's; after the ``last`` time of an event they are the next one's.
+
+        ``learns`` is the step that is learned meanwhile, if any.
+        """
         self._come(turn)
         yield
+        if learns is not None:
+            self._learned(learns)
         if last:
             self._over(turn)
 
@@ -355,7 +386,7 @@ class Flight:
         route, ahead = self._flying[step], None
         if event == LEARN_FIRST and step + 1 in self._flying:
             ahead, self._scale = self._flying[step + 1], lr_scale
-        rows: AbstractContextManager[None] = self._rows(turn)
+        rows: AbstractContextManager[None] = self._rows(turn, learns=step)
         told = self._exchange.learn(
             route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale, ahead=ahead, rows=rows
         )

@@ -13,7 +13,7 @@ routed ahead under every policy, by a thread and on a communicator of their own:
 Knows when; what is done is for ``exchange``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -53,25 +53,32 @@ class Pipeline:
     ages : int64 [steps in flight]
         Of the last step that a line of metrics tells of: how many of the distinct rows that were read here lacked 0, 1,
         ... updates. Empty where none ever does.
+    in_flight : int
+        Steps read and not yet learned, at most.
+    on_logged : callable
+        Given the number of each step that a line of metrics tells of when it is learned here, before rows change again:
+        by the thread that learns.
     """
 
     def __init__(self, policy: Policy, exchange: Exchange, *, timer: Timer, ahead: bool, points: Points) -> None:
         self.exchange = exchange
         self._timer = timer
         self._routed_s = 0.0  # written by the routing thread alone
-        self._points, self._last = points, 0
+        self._points, self._last, self._submitted = points, 0, 0
+        self.in_flight = policy.in_flight
+        self.on_logged: Callable[[int], None] = _nothing
         self._most_missing = 0 if getattr(policy, "parts", False) else policy.in_flight - 1
         self.ages = np.zeros(policy.in_flight if self._most_missing else 0, np.int64)
         self._copies = exchange.keeps_copies
         self._whole = self._rests = True  # nothing is held back by a dense rank; and none has copies
-        self._flight = None if policy.in_flight == 1 else Flight(policy, exchange, timer, points)
+        self._flight = None if policy.in_flight == 1 else Flight(policy, exchange, timer, points, self._logged)
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
         ahead = ahead or self._flight is not None
         self._router = ThreadPoolExecutor(1, "route", kernels.set_threads, (kernels.get_threads(),)) if ahead else None
 
     def begin(self, first: int, last: int) -> None:
         """Steps [first, last) follow: the next training batches that are submitted."""
-        self._last = last
+        self._submitted, self._last = first, last
         if self._flight is not None:
             self._flight.begin(first, last)
         else:
@@ -93,20 +100,33 @@ class Pipeline:
         `Exchange.route` for the rest.
         """
         first, *others = readings
-        ticket = self._routed(batch, ids, first, train=train, told=(stop, save_failed))
+        line = self._points.line(self._submitted) if train else None
+        ticket = self._routed(batch, ids, first, line, train=train, told=(stop, save_failed))
         if others:
-            beside = tuple(self._routed(batch, ids, one, train=False, told=(False, False)) for one in others)
+            beside = tuple(self._routed(batch, ids, one, line, train=False, told=(False, False)) for one in others)
             ticket = Ticket(batch, train, ticket.routed, beside)
-        if train and self._flight is not None:
-            self._flight.submit(ticket)
+        if train:
+            self._submitted += 1
+            if self._flight is not None:
+                self._flight.submit(ticket)
         return ticket
 
     def _routed(
-        self, batch: Batch | None, ids: GlobalIds | None, reading: Reading, *, train: bool, told: tuple[bool, bool]
+        self,
+        batch: Batch | None,
+        ids: GlobalIds | None,
+        reading: Reading,
+        line: int | None,
+        *,
+        train: bool,
+        told: tuple[bool, bool],
     ) -> Ticket:
+        """``line``: of metrics, that its bytes are counted for; None for none."""
         stop, save_failed = told
 
         def route() -> Route:
+            if line is not None:
+                self.exchange.counts_for(line)
             with self._timer("route"):
                 return self.exchange.route(batch, ids, train=train, stop=stop, save_failed=save_failed, reading=reading)
 
@@ -123,6 +143,11 @@ class Pipeline:
     def worked_s(self) -> float:
         """Seconds for which its threads have worked for training steps so far, by ``comm.progress.working_time``."""
         return self._routed_s + (0.0 if self._flight is None else self._flight.worked_s)
+
+    @property
+    def drains(self) -> tuple[int, float]:
+        """Drain points between two steps so far, and seconds that this rank's steps have waited longer by them."""
+        return (0, 0.0) if self._flight is None else self._flight.drains
 
     def inputs(self, ticket: Ticket) -> Inputs | None:
         """What the model receives for the batch; None on ranks that are not dense."""
@@ -173,14 +198,19 @@ class Pipeline:
         if self._flight is not None:
             return self._flight.learn(step, left, verdict, lr_scale)
         exchange, done = self.exchange, step + 1
-        if not self._copies:
-            return exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale)
-        self._rests = route.stop or self._points.next_drain(step, self._last) == done
-        self._whole = self._rests or self._points.evaluated(done)
+        if self._copies:
+            self._rests = route.stop or self._points.next_drain(step, self._last) == done
+            self._whole = self._rests or self._points.evaluated(done)
         learned = exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale, drain=self._whole)
-        if self._rests:
+        if self._copies and self._rests:
             exchange.empty()
+        self._logged(step)
         return learned
+
+    def _logged(self, step: int) -> None:
+        """A step is learned here."""
+        if self._points.is_logged(step):
+            self.on_logged(step)
 
     def drain_after(self, step: int) -> None:
         """Nothing is in flight after so many steps: one more of the `Points`.
@@ -235,3 +265,7 @@ class Pipeline:
         if self._router is not None:
             self._router.shutdown()
         self.exchange.close()
+
+
+def _nothing(_: int) -> None:
+    """Nobody asks for it."""

@@ -107,3 +107,7 @@ class Points:
     def is_logged(self, step: int) -> bool:
         """Whether a line of metrics tells of this step."""
         return self.logged > 0 and (step + 1) % self.logged == 0
+
+    def line(self, step: int) -> int:
+        """Number of the line of metrics that tells of this step, among others."""
+        return step // self.logged if self.logged else 0

@@ -9,7 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcrec.checkpoint import saved, state
 from hpcrec.checkpoint.checkpoint import find_checkpoint, mark_best, prune, read_best, steps_in, unmark_best
-from hpcrec.checkpoint.dynamic_state import LOGGED, figures
+from hpcrec.checkpoint.dynamic_state import figures
 from hpcrec.checkpoint.files import step_folder
 from hpcrec.checkpoint.resume import resumed_from
 from hpcrec.checkpoint.retry import MOST_INTERVALS, Retry
@@ -28,14 +28,12 @@ from hpcrec.config import CheckpointConfig, TrainConfig
 from hpcrec.errors import CheckpointError, LastCheckpointError, OutputError, UnreadableError
 from hpcrec.training import attempts
 from hpcrec.training.claim import Claim
-from hpcrec.training.compression import Kept, density, evaluated_otherwise
-from hpcrec.training.metrics import RunningMetrics
+from hpcrec.training.compression import evaluated_otherwise
+from hpcrec.training.lines import Lines
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 from hpcrec.training.stop_time import StopTime
 from hpcrec.training.telemetry import Telemetry
-from hpcrec.training.work import Work
-from hpcrec.types import Floats
 
 _LAST_PAUSES_S = (1.0, 4.0, 15.0)  # between tries of the last checkpoint
 RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
@@ -72,8 +70,8 @@ class Loop:
     ----------
     differences : list of str
         In what a resumed run's ranks and software are not those of its checkpoint.
-    read_age : int64 [steps in flight]
-        Of the steps that lines of metrics told of: how many rows lacked 0, 1, ... updates when they were read.
+    lines : Lines
+        Of metrics.jsonl that tell of steps.
     """
 
     def __init__(
@@ -97,13 +95,11 @@ class Loop:
         )
         self._retry = Retry(checkpoint.every or train.eval_every, session.parts.ahead + 1)
         self._progress = Progress()
-        self._running, self._work = RunningMetrics(), Work(session)
-        self.read_age = np.zeros_like(session.parts.pipeline.ages)  # over all lines so far
+        self.lines = Lines(session, train.log_every)
         self._saved_at = self._judged_at = -1
         self._improved: tuple[float, int] | None = None  # the last evaluation that was the best, and its step
         # A best checkpoint that is whole and could not be noted, and its value; on rank 0.
         self._unnoted: tuple[int, float] | None = None
-        self._logged_bytes = self._logged_at = 0
         self._since_s = 0.0  # when the last step, and what followed it, had ended
 
     def resume(self) -> int:
@@ -117,7 +113,6 @@ class Loop:
         self.differences = _differences(then, self._ran_on())
         self._saved_at = self._session.step
         self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
-        self._logged_bytes, self._logged_at = world.total_wire_bytes().sum(), self._session.step
         if self._checkpoint.keep_best:
             self._find_best()
         return self._session.step
@@ -144,11 +139,12 @@ class Loop:
         """Trains, evaluates and saves as the options say; collective."""
         self._telemetry, self._stop_time = telemetry, stop_time
         session = self._session
-        self._kept = Kept(session)
+        self.lines.begin(telemetry)
         if session.step > 0 and self._owes_evaluation():  # the stop that ended the last run interrupted it
             self._progress.ended = self._judge()
         if not self._progress.ended and not session.stopped:
             self._to_the_end()
+            self.lines.settle()
         if not session.stopped and "validation" in session.parts.splits and self._judged_at != session.step:
             self._judge()
         self._save_last()
@@ -156,17 +152,13 @@ class Loop:
         evaluation = None if session.stopped else self._final_evaluation()
         return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress, dynamic)
 
-    def slow_ranks(self) -> list[dict[str, Any]]:
-        """``slow_ranks`` of summary.json: those that are or were slow since this attempt began."""
-        return [asdict(rank) for rank in self._work.slow_ranks.found]
-
     def _to_the_end(self) -> None:
         """All steps that are left, with what is due after each."""
         session = self._session
         if session.parts.chosen is not None and session.step < session.total_steps:
             self._telemetry.log(session.step, session.parts.chosen.found)
         self._since_s = time.perf_counter()
-        self._work.begin_step()
+        self.lines.begin_step()
         for step in session.steps():
             self._one(step)
             if session.save_failed and not session.stopped:  # before an evaluation, which is the best by what is noted
@@ -179,7 +171,7 @@ class Loop:
             if self._due(self._checkpoint.every) or session.step == self._retry.due_at:
                 self.save()
             self._since_s = time.perf_counter()
-            self._work.begin_step()
+            self.lines.begin_step()
 
     def _owes_evaluation(self) -> bool:
         session = self._session
@@ -219,53 +211,15 @@ class Loop:
     def _one(self, step: Any) -> None:
         session = self._session
         loss = step.run()
-        self._work.end_step(0 if step.batch is None else len(step.batch.label))
+        self.lines.end_step(step)
         took_s = time.perf_counter() - self._since_s  # with the wait for its batch, which came before ``run``
         order = session.parts.splits["train"].order
         start, stop = order.batch_range(step.number % order.n_batches)
         self._progress.samples += stop - start
+        session.parts.timer.add("step", took_s)
         self._telemetry.step(took_s, stop - start)
         self._stop_time.stepped(took_s)
-        if session.last_logits is not None and step.batch is not None:
-            self._running.update(session.last_logits.cpu().numpy(), step.batch.label, step.batch.weight)
-        if self._due(self._train.log_every):
-            self._log(loss)
-        elif session.guard.in_a_row:
-            self._telemetry.log(session.step, {"skipped_steps": session.guard.skipped})
-
-    def _log(self, loss: float) -> None:
-        """One line of metrics: the loss of this step over all ranks."""
-        session = self._session
-        session.parts.pipeline.settle()  # figures are those of this step, and what has failed is told before ranks wait
-        own, ages = [loss, *self._kept.more(), *self._work.more()], session.parts.pipeline.ages
-        total = session.parts.world.main.allreduce(np.array([*own, *ages]))
-        running = session.parts.world.main.bcast(self._running.read(), root=session.topology.dense[0])
-        wire_bytes = session.parts.world.total_wire_bytes().sum()
-        self._telemetry.log(
-            session.step,
-            {
-                "loss": float(total[0]),
-                "skipped_steps": session.guard.skipped,
-                "train_auc": running["auc"],
-                "wire_bytes_per_step": float(wire_bytes - self._logged_bytes) / (session.step - self._logged_at),
-                "lr_scale": session.parts.schedule.multiplier(session.step - 1),
-                "epoch": session.step / session.batches_per_epoch,
-                **density(total[1], total[2]),
-                **self._work.take(total[3 : len(own)]),
-                **self._took_ages(total[len(own) :]),
-                **{f"{t}.{n}": f[n] for t, f in figures(session).items() for n in LOGGED},
-            },
-        )
-        self._logged_bytes, self._logged_at = wire_bytes, session.step
-
-    def _took_ages(self, rows_A: Floats) -> dict[str, Any]:
-        """What a line of metrics has of the rows that lacked 0, 1, ... updates when they were read, over all ranks."""
-        self.read_age += rows_A.astype(np.int64)
-        n = rows_A.sum()
-        if n == 0:
-            return {}
-        mean = float(rows_A @ np.arange(len(rows_A)) / n)
-        return {"read_age": {str(age): int(rows) for age, rows in enumerate(rows_A)}, "read_age_mean": mean}
+        self.lines.write(loss)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._session.step % every == 0
@@ -277,6 +231,7 @@ class Loop:
         end by that: training stops soon after, when these are learned.
         """
         session, train, progress = self._session, self._train, self._progress
+        self.lines.settle()
         stoppable, began_s = session.parts.pipeline.rested(), time.monotonic()
         evaluate = session.evaluate_unless_stopped if stoppable else session.evaluate
         with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
@@ -320,6 +275,7 @@ class Loop:
         session = self._session
         if self._saved_at == session.step:
             return
+        self.lines.settle()  # no line of a step before may be missing where the checkpoint is there
         self._wait_for_save()
         try:
             self._write()

@@ -5,6 +5,7 @@ The page is one file without scripts or anything from elsewhere, so it can be ma
 """
 
 import html
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -112,10 +113,64 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
     step_ms = throughput["step_ms"]
     rows.append(("step", f"{step_ms['p50']:.3g} ms median, {step_ms['p95']:.3g} ms 95th percentile"))
+    rows += step_rows(summary)
     if n_rows := sum((age := summary["read_age"]).values()):
         share = {n: rows_read / n_rows for n, rows_read in age.items()}
         rows.append(("rows read", ", ".join(f"{part:.1%} lack {n}" for n, part in share.items()) + " updates"))
     return rows + [("slow", f"{describe(rank)}, {rank['lines']:,} lines") for rank in summary["slow_ranks"]]
+
+
+def step_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What steps of dense ranks waited for, and what was busiest, as shares of their time; nothing if it is not known.
+
+    Ranks enter an exchange when they come to it, and leave it together: it takes the time that the last of them is in.
+    """
+    seconds = summary["phase_s"]
+    step_s = seconds.get("step", 0.0)
+    if not step_s:
+        return []
+
+    def shares(**phases: Sequence[str]) -> dict[str, float]:
+        return {name.replace("_", " "): sum(seconds.get(p, 0.0) for p in of) / step_s for name, of in phases.items()}
+
+    def least(phase: str) -> str:
+        """Of dense ranks, or of ranks that are only owners."""
+        other = f"owner.{phase}"
+        return other if seconds.get(other, math.inf) < seconds.get(phase, 0.0) else phase
+
+    apart = any(name.startswith("owner.") for name in seconds)
+    held = "owner." if apart else ""
+    rows_wait = ["values_wait"] if "values_wait" in seconds else ["route_wait", "values", "gradients"]
+    waits = shares(rows=rows_wait, dense_sums=["agree", "dense_reduce"], data=["load_wait"])
+    busy = shares(
+        models_of_dense_ranks=["forward", "backward", "dense_update", "teachers"],
+        rows_of_owners=[held + phase for phase in ("gather", "update")],
+        messages_of_rows=[least("values"), least("gradients")],
+        dense_sums=["agree", "dense_reduce"],
+        data=["load_wait"],
+    )
+    busiest = max(busy, key=lambda name: busy[name])
+    drains = summary["drains"]
+    more = [f"{drains['s'] / step_s:.1%} for {drains['number']:,} drain points"] if drains["number"] else []
+    told = ", ".join([*(f"{share:.1%} for {name}" for name, share in waits.items()), *more])
+    return [("steps wait", told), ("busiest", f"{busiest}, {busy[busiest]:.1%} of the time")]
+
+
+DRAINS_SHARE = 0.02  # of steps' time, above which it is said what drain points cost
+
+
+def drains_advice(summary: Mapping[str, Any], every: Mapping[str, int]) -> str:
+    """What drain points cost, where it is much; ``every``: how many steps lie between them, by key."""
+    number, seconds = summary["drains"]["number"], summary["drains"]["s"]
+    share = seconds / summary["phase_s"]["step"] if number else 0.0
+    if share <= DRAINS_SHARE:
+        return ""
+    keys = " and ".join(f"{name} = {n}" for name, n in every.items())
+    more = ", ".join(f"{math.ceil(n * share / DRAINS_SHARE):,}" for n in every.values())
+    return (
+        f"drain points take {share:.1%} of the time of steps, {seconds / number * 1e3:.3g} ms each: {keys}. "
+        f"With {more} it is {DRAINS_SHARE:.0%}."
+    )
 
 
 def _duration(seconds_s: float) -> str:

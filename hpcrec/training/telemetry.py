@@ -62,6 +62,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "exchange_thresholds": None,
     "exchange": None,
     "phase_s": None,
+    "drains": {"number": None, "s": None},
     "slow_ranks": None,
     "read_age": None,  # empty where rows lack no update
     "peak_rss_bytes": None,

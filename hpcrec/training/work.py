@@ -57,13 +57,13 @@ class Work:
         self._told = now
         return of_R.ravel()
 
-    def take(self, total: Floats) -> dict[str, Any]:
-        """Takes the sum; what the line has of it: the ranks that are slow, where there are any."""
+    def take(self, total: Floats, step: int) -> dict[str, Any]:
+        """Takes the sum of a line at a step; what the line has of it: the ranks that are slow, where there are any."""
         of_R = total.reshape(-1, _NUMBERS)
         new = self.slow_ranks.add(of_R[:, 0], of_R[:, 1:])
         if self._session.topology.rank == 0:
             for rank in new:
-                say(rank.report(self._session.step))
+                say(rank.report(step))
         return {"slow_ranks": [asdict(rank) for rank in now]} if (now := self.slow_ranks.now) else {}
 
     def _counted(self) -> Floats:

@@ -26,7 +26,7 @@ from hpcrec.cli import train as cli
 from hpcrec.comm.failure import agree
 from hpcrec.config import CheckpointConfig, TrainConfig
 from hpcrec.data.files import synced
-from hpcrec.training import attempts, loop
+from hpcrec.training import attempts, lines, loop
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import claimed
 from hpcrec.training.loop import Loop
@@ -327,11 +327,12 @@ class Session:
         world = SimpleNamespace(
             main=main,
             aside=rank.aside,
-            ledger=SimpleNamespace(paused=lambda: NOTHING),
+            ledger=SimpleNamespace(paused=lambda: NOTHING, counts_for=lambda _: None),
             topology=self.topology,
             total_wire_bytes=lambda: np.zeros(1),
         )
         pipeline = SimpleNamespace(
+            in_flight=1,
             ages=np.zeros(0, np.int64),
             rest=lambda: None,
             rested=lambda: True,
@@ -462,8 +463,8 @@ def stand_ins(truth: Truth) -> Iterator[None]:
         put(saver, "frozen_parts_of", lambda session, said, _, *, some=False: session.writes(said, some=some))
         put(saver.state, "identity", lambda _: {})
         put(loop.state, "load", lambda session, checkpoint, *, resume: session.load(checkpoint))
-        put(loop, "Kept", lambda _: SimpleNamespace(more=lambda: (0, 0)))
-        put(loop, "Work", lambda _: _WORK)
+        put(lines, "Kept", lambda _: SimpleNamespace(more=lambda: (0, 0)))
+        put(lines, "Work", lambda _: _WORK)
         put(loop, "evaluated_otherwise", lambda *_: {})
         put(cli, "to_toml", lambda _: "")
         put(cli, "clear", told_of)

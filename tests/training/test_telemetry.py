@@ -46,6 +46,7 @@ def summary(**changes):
         "exchange_thresholds": {"density": 0.07, "drift": 3},
         "exchange": [],
         "phase_s": {"forward": 1.0, "values": 2.5},
+        "drains": {"number": 4, "s": 0.2},
         "slow_ranks": [{"rank": 1, "host": "node<7>", "role": "owner", "ratio": 2.04, "lines": 1250}],
         "read_age": {"0": 750, "1": 200, "2": 50},
         "peak_rss_bytes": {"0": 10**9, "1": 2 * 10**9},
@@ -276,7 +277,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
         "status steps samples skipped_steps attempts eval throughput wire_bytes wire_messages dense_compression "
-        "exchange_thresholds exchange phase_s slow_ranks read_age peak_rss_bytes owners imbalance copies "
+        "exchange_thresholds exchange phase_s drains slow_ranks read_age peak_rss_bytes owners imbalance copies "
         "dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
@@ -285,6 +286,29 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     without = {key: value for key, value in summary()["eval"].items() if key != "attainable_auc"}
     write_summary(tmp_path / "run", summary(eval=without))
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["summary.json"]
+
+
+def test_the_report_says_what_steps_waited_for_and_what_was_busiest():
+    owned = {"forward": 1.0, "values": 2.5, "step": 4.0, "owner.values": 2.25, "owner.gather": 2.3}
+    rows = dict(report.step_rows(summary(phase_s=owned)))
+    assert rows["steps wait"] == "62.5% for rows, 0.0% for dense sums, 0.0% for data, 5.0% for 4 drain points"
+    assert rows["busiest"] == "rows of owners, 57.5% of the time"  # more than messages on the side that waits less
+    apart = {"step": 10.0, "values": 9.0, "values_wait": 1.0, "forward": 4.0, "backward": 5.5, "load_wait": 0.2}
+    rows = dict(report.step_rows(summary(phase_s=apart, drains={"number": 0, "s": 0.0})))
+    assert rows["steps wait"] == "10.0% for rows, 0.0% for dense sums, 2.0% for data"
+    assert rows["busiest"] == "models of dense ranks, 95.0% of the time"
+    assert report.step_rows(summary(phase_s={"forward": 1.0})) == []
+
+
+def test_drain_points_that_cost_much_are_named():
+    took = {"step": 4.0}
+    said = report.drains_advice(summary(phase_s=took), {"checkpoint.every": 50, "train.eval_every": 30})
+    assert said == (
+        "drain points take 5.0% of the time of steps, 50 ms each: checkpoint.every = 50 and train.eval_every = 30. "
+        "With 125, 75 it is 2%."
+    )
+    assert report.drains_advice(summary(phase_s=took, drains={"number": 4, "s": 0.08}), {"checkpoint.every": 50}) == ""
+    assert report.drains_advice(summary(drains={"number": 0, "s": 0.0}), {}) == ""
 
 
 @pytest.mark.parametrize("key", sorted(telemetry.SUMMARY_KEYS.keys() - {"attempts"}))  # which may not be readable

@@ -1,0 +1,118 @@
+"""Ranks that are steps apart under policy ``hybrid``: lines of metrics do not hold them, a rank that stops does."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcrec.build.session import open_session
+from hpcrec.config import Config
+from hpcrec.training.lines import Lines
+from tests.policy.test_hybrid import config_of
+from tests.policy.test_hybrid_stores import dynamic_of
+from tests.together import on_every_rank
+from tests.training import dynamic_runs
+from tests.training.runs import write_data
+from tests.training.test_equivalence import roles_for
+
+COMM = MPI.COMM_WORLD
+STEPS, EVERY = 9, 2
+
+
+def told(config: Config, naps: random.Random | None) -> tuple[list[tuple[int, dict[str, Any]]], int, int]:
+    """Lines of a run, the bytes that all ranks have sent in it, and those that no line tells of."""
+    found: list[tuple[int, dict[str, Any]]] = []
+    telemetry = SimpleNamespace(log=lambda step, values: found.append((step, values)))
+    with open_session(config) as session:
+        ledger = session.parts.world.ledger
+        lines, before = Lines(session, EVERY), ledger.total_bytes()
+        lines.begin(telemetry)  # type: ignore[arg-type]
+        lines.begin_step()
+        for step in session.steps():
+            if naps is not None:
+                time.sleep(0.02 * naps.random())
+            loss = step.run()
+            lines.end_step(step)
+            lines.write(loss)
+            lines.begin_step()
+        lines.settle()
+        mine = [ledger.total_bytes() - before, ledger.take(STEPS // EVERY)]
+        sent, left = COMM.allreduce(np.array(mine))
+    return found, int(sent), int(left)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("tau", [None, 1, 3])
+def test_lines_are_of_their_steps_at_any_speed(tau: int | None, folder: Path) -> None:
+    """Bytes are those of the steps, whenever they were sent; figures of dynamic tables those after the step."""
+    dynamic_runs.write_data(folder / "data.h5")
+    for roles in roles_for(COMM.size)[-2:]:
+        config = dynamic_of(folder, tau, "lru", roles, train={"steps": STEPS, "log_every": EVERY})
+        found, sent, left = told(config, None)
+        again = told(config, random.Random(COMM.rank))[0]
+        with on_every_rank():
+            assert [step for step, _ in found] == [2, 4, 6, 8]
+            for (_, line), (_, other) in zip(found, again, strict=True):
+                assert {**line, "time": 0} == {**other, "time": 0}
+                assert line["loss"] > 0 and line["user.rows"] > 0
+                assert ("read_age" in line) == (tau is not None)
+            assert EVERY * sum(line["wire_bytes_per_step"] for _, line in found) + left == sent
+            assert (sent > left > 0) == (COMM.size > 1)
+
+
+def stopped_run(config: Config, who: str, at: int, stop_s: float) -> dict[int, list[float]]:
+    """When each rank had done each of its steps, from when a rank stopped for so long before step ``at``, by rank.
+
+    All that the others can do with what it has given them they have done by then.
+    """
+    ended_s, stopped_s = [], 0.0
+    with open_session(config) as session:
+        topology, telemetry = session.topology, SimpleNamespace(log=lambda step, values: None)
+        lines = Lines(session, 1)
+        lines.begin(telemetry)  # type: ignore[arg-type]
+        stops = topology.rank == (topology.owners[0] if who == "owner" else topology.dense[-1])
+        lines.begin_step()
+        for step in session.steps():
+            if stops and step.number == at:
+                time.sleep(0.5)
+                pid, stopped_s = os.getpid(), time.monotonic()
+                with subprocess.Popen(["sh", "-c", f"sleep {stop_s}; kill -CONT {pid}"]):
+                    os.kill(pid, signal.SIGSTOP)
+            loss = step.run()
+            lines.end_step(step)
+            lines.write(loss)
+            ended_s.append(time.monotonic())
+            lines.begin_step()
+        lines.settle()
+        stopped_s = COMM.allreduce(stopped_s)
+        return dict(enumerate(COMM.allgather([at_s - stopped_s for at_s in ended_s])))
+
+
+@pytest.mark.parallel([3])
+@pytest.mark.parametrize("who", ["owner", "dense rank"])
+@pytest.mark.parametrize("tau", [2, 4])
+def test_others_go_on_for_as_many_steps_as_the_bound_allows(who: str, tau: int, folder: Path) -> None:
+    """By when their steps ended. Every step has a line of metrics, which holds nobody."""
+    write_data(folder / "data.h5")
+    at, stop_s = 6, 2.0
+    run = {"train": {"steps": 16, "log_every": 1}, "run": {"folder": str(folder / "run"), "stall_report_s": 10.0}}
+    config = config_of(folder, tau, "pooled", topology={"mode": "split", "owners": 1}, **run)
+    ended_s = stopped_run(config, who, at, stop_s)
+    with open_session(config) as session:
+        topology = session.topology
+    others = [r for r in topology.dense if who == "owner" or r != topology.dense[-1]]
+    done = {r: sum(s < stop_s for s in ended_s[r]) for r in others}
+    with on_every_rank():
+        assert all(len(of) == 16 for of in ended_s.values())
+        # rows of which an owner's updates up to step ``at`` are in are read for tau steps more; dense sums wait at once
+        assert done == dict.fromkeys(others, at + tau + 1 if who == "owner" else at), json.dumps(ended_s)
+        assert all(ended_s[r][at + tau] < 0.5 for r in others if who == "owner")
