@@ -17,7 +17,7 @@ from hpcrec import kernels
 from hpcrec.build.auto import choose, make_exchange, make_pipeline
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
-from hpcrec.build.tables import DTYPES, make_model, make_offers, make_policy, make_roles
+from hpcrec.build.tables import DTYPES, describe_policy, make_model, make_offers, make_policy, make_roles
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
@@ -92,6 +92,7 @@ def open_session(
         world=world,
         exchange=exchange,
         pipeline=make_pipeline(config, exchange, timer),
+        policy=describe_policy(config),
         chosen=chosen,
         tables=tables,
         dense=part,

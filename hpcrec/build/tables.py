@@ -68,9 +68,20 @@ def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
 
 def make_policy(config: Config) -> Policy:
     """The policy that ``[policy]`` names."""
-    policy = POLICIES[config.policy.name]
-    options = {option.name: getattr(config.policy, option.name) for option in fields(policy.Options)}
-    return policy(policy.Options(**{name: value for name, value in options.items() if value is not None}))
+    return POLICIES[config.policy.name](_policy_options(config))
+
+
+def _policy_options(config: Config) -> Any:
+    """Of the policy, with its defaults."""
+    kind = POLICIES[config.policy.name].Options
+    given = {option.name: getattr(config.policy, option.name) for option in fields(kind)}
+    return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+def describe_policy(config: Config) -> str:
+    """Its name and its options."""
+    options = _policy_options(config)
+    return ", ".join([config.policy.name, *(f"{f.name} {getattr(options, f.name)}" for f in fields(options))])
 
 
 def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -14,6 +14,7 @@ from hpcrec.checkpoint.checkpoint import Checkpoint
 from hpcrec.checkpoint.files import STATE
 from hpcrec.comm.ledger import TAGS
 from hpcrec.errors import CheckpointError
+from hpcrec.policy.trials import STALENESS
 from hpcrec.types import Ints
 
 _MOST_SHOWN = 100  # characters of a value
@@ -76,6 +77,16 @@ def skipped(checkpoint: Checkpoint) -> tuple[int, int]:
         return int(_checked(checkpoint, name, "a whole number", value, _is_count(value)))
 
     return count("skipped_steps"), count("skipped_in_a_row")
+
+
+def staleness(checkpoint: Checkpoint) -> int | None:
+    """What ``policy.staleness = "auto"`` had found; None where it had not."""
+    value = checkpoint.state.get("staleness")
+    allowed = f"one of {', '.join(map(str, STALENESS))}"
+    found: int | None = _checked(
+        checkpoint, "staleness", allowed, value, value is None or (_is_count(value) and value in STALENESS)
+    )
+    return found
 
 
 def ran_on(checkpoint: Checkpoint) -> dict[str, Any]:

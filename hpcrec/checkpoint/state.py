@@ -62,7 +62,7 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
         _check(session, checkpoint, resume=resume)
         if resume:
             wire_bytes, wire_messages = saved.wire_bytes(checkpoint), saved.wire_messages(checkpoint)
-            skipped = saved.skipped(checkpoint)
+            skipped, staleness = saved.skipped(checkpoint), saved.staleness(checkpoint)
     except Exception as caught:
         error = caught
     agree(session.parts.world.main, error)
@@ -84,6 +84,8 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     if resume:
         session.step = checkpoint.step
         session.guard.skipped, session.guard.in_a_row = skipped
+        if session.parts.pipeline.trials is not None and staleness is not None:
+            session.parts.pipeline.trials.take(staleness)
         ledger = session.parts.world.ledger
         if wire_messages is None:
             ledger.forget_messages()

@@ -33,7 +33,8 @@ from hpcrec.config import (
 from hpcrec.data.files import write_text, writing
 from hpcrec.data.predictions import predictions
 from hpcrec.embedding.load import Load, imbalance
-from hpcrec.errors import HpcrecError, UnreadableError
+from hpcrec.errors import HpcrecError, OutputError, UnreadableError
+from hpcrec.policy.trials import Trials
 from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import Claim, claimed
@@ -87,6 +88,13 @@ def train(
         software = {**telemetry.versions(), **mpi_versions()}
         loop = Loop(session, run, config.train, replace(config.checkpoint, resume=resume), software, claim)
         first = loop.resume()
+
+        def settled(trials: Trials) -> None:
+            """The staleness that was sought is found, or known from the checkpoint; collective."""
+            on_root(main, lambda: _note_staleness(run, config, claim, trials))
+
+        if (trials := session.parts.pipeline.trials) is not None and trials.found:
+            settled(trials)
         _begin_attempt(session, run, began, first, allocation, claim)
         if root and first:
             tell(f"resumed from step {first} of {session.total_steps}")
@@ -112,7 +120,7 @@ def train(
             with session.parts.world.noting_stalls(note):
                 try:
                     with _stop_time(session, environment, first, config.checkpoint.every, stop_s) as stop_time:
-                        outcome = loop.run(told, stop_time)
+                        outcome = loop.run(told, stop_time, settled)
                 except Exception as error:
                     with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
                         note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
@@ -253,6 +261,18 @@ def _stop_time(
         left_s=lambda: seconds_left(job or "", environment),
         left_at_start_s=lambda: seconds_left_at_start(environment),
     )
+
+
+def _note_staleness(run: Path, config: Config, claim: Claim, trials: Trials) -> None:
+    """What was sought is found: says so, and makes it the run's configuration. On rank 0."""
+    shares = ", ".join(f"{share:.1%} of the time with {staleness}" for staleness, share in trials.shares.items())
+    why = f"dense ranks waited for rows {shares}" if shares else "as the checkpoint has it"
+    tell(f'policy.staleness = "auto" is {trials.staleness}: {why}')
+    settled = replace(config, policy=replace(config.policy, staleness=trials.staleness))
+    try:
+        write_text(run / "config.toml", to_toml(settled), claim.check)
+    except (OutputError, UnreadableError) as error:
+        say(f"hpcrec: {error} The run goes on; checkpoints have the staleness.\n")
 
 
 def _seen(loop: Loop) -> dict[str, Any]:

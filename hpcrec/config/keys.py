@@ -268,10 +268,11 @@ class PolicyConfig:
     reads and updates overlap with the model; dense parameters are always current. ahead: rows of the next step that
     this one does not change are read, and rows that the next one does not read updated, while it is computed, with the
     result of sync. It suits exchange.form = "rows" and bags of one id."""
-    staleness: Annotated[int, Field(strict=True, ge=0, le=1000)] | None = None
+    staleness: Annotated[int, Field(strict=True, ge=0, le=1000)] | Literal["auto"] | None = None
     """Updates that may be missing in the rows that a step reads; 1 by default, 0 is sync. With 1 the exchange and the
     model overlap, with 2 values and gradients as well, more only absorbs differences between steps. Memory of steps in
-    flight grows with it. Only with hybrid."""
+    flight grows with it. auto: from 1 on, the smallest with which dense ranks do not wait for rows, or beyond which
+    they wait as long, found in the first steps; at most 10, for which memory is taken. Only with hybrid."""
 
 
 @dataclass(frozen=True, kw_only=True)

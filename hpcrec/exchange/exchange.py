@@ -343,6 +343,10 @@ class Exchange:
             found.early = self._early(route, asked, served)
         return found
 
+    def most_of_all(self, number: float) -> float:
+        """The largest of a number over all ranks; collective, on the main thread."""
+        return float(self._world.main.allreduce(np.array([number]), op="max")[0])
+
     def counts_for(self, line: int) -> None:
         """What this thread sends is counted for a line of metrics (``Ledger.counts_for``)."""
         self._world.ledger.counts_for(line)

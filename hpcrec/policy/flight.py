@@ -38,6 +38,7 @@ from hpcrec.policy.policy import (
     events,
 )
 from hpcrec.policy.tickets import Ticket
+from hpcrec.policy.trials import SKIPPED, STEPS, Trials
 
 VALUES, GRADIENTS = "values", "gradients"  # lanes, and threads: the first does both where there is one
 _LEARNS = (LEARN, LEARN_FIRST, LEARN_REST)
@@ -67,6 +68,18 @@ class _Turn:
     before: int
 
 
+@dataclass
+class _Trial:
+    """A staleness is tried in steps [first, until): what was measured so far, and when the step under way began."""
+
+    first: int
+    until: int
+    took_s: float = 0.0
+    waited_s: float = 0.0
+    since_s: float = 0.0
+    step_waited_s: float = 0.0
+
+
 class Flight:
     """The threads of a rank. All that is public is called by the main thread.
 
@@ -84,13 +97,23 @@ class Flight:
     points : Points
     learned : callable
         Called with the number of each step that is learned here, by the thread that does, before rows change again.
+    agreed : callable
+        The largest of a number over all ranks; collective, on the main thread.
     """
 
     def __init__(
-        self, policy: Policy, exchange: Exchange, timer: Timer, points: Points, learned: Callable[[int], None]
+        self,
+        policy: Policy,
+        exchange: Exchange,
+        timer: Timer,
+        points: Points,
+        learned: Callable[[int], None],
+        agreed: Callable[[float], float],
     ) -> None:
         self._policy, self._exchange, self._timer, self._points = policy, exchange, timer, points
-        self._learned = learned
+        self._learned, self._agreed = learned, agreed
+        self._trials: Trials | None = getattr(policy, "trials", None)
+        self._trial = _Trial(0, 0)
         self._changed = threading.Condition()  # guards all that follows
         self._threads: dict[str, threading.Thread] = {}
         self._failure: BaseException | None = None
@@ -139,6 +162,9 @@ class Flight:
         for left in (*lefts, self._ended, self._segments):
             left.clear()
         self._turns, self._exchange.version = dict.fromkeys(self._turns, 0), first
+        if self._trials is not None and not self._trials.found:
+            self._trials.begin()
+            self._try(first)
         names, threads = (VALUES, GRADIENTS) if self._exchange.two_lanes else (VALUES,), kernels.get_threads()
         self._threads = {
             name: threading.Thread(target=self._run, args=(name, len(names) == 1, threads), name=name, daemon=True)
@@ -158,15 +184,17 @@ class Flight:
 
     def inputs(self, ticket: Ticket) -> Inputs | None:
         """See ``Pipeline``."""
+        step = self._expected.pop(id(ticket), None)
+        if step not in (None, self._asked) and self._trials is not None and not self._trials.found:
+            self._go_on_trying(step, self._trials)
         with self._changed:
-            step = self._expected.pop(id(ticket), None)
             if step is not None:
                 self._asked, began_s = step, time.perf_counter()
                 self._changed.notify_all()
                 with self._timer("values_wait"):
                     self._take(lambda: id(ticket) in self._read and not self._given_up)  # read before, perhaps
                 route = self._read.pop(id(ticket))
-                self._waited(step, time.perf_counter() - began_s)
+                self._waited(step, time.perf_counter() - began_s, asks=route.asked is not None)
         if step is None:
             self.settle()  # an evaluation, read here: nothing else is on the communicator
             with self._timer("route_wait"), Waiting():
@@ -194,7 +222,7 @@ class Flight:
             flew, began_s = bool(self._flying), time.perf_counter()
             self._wait(self._at_rest)
             ended = self._given_up
-            if flew and self.rested and self._asked + 1 < self._last and not ended:
+            if flew and self.rested and self._asked + 1 < self._last and not ended and not self._seeks(self._asked + 1):
                 self._drained_s += time.perf_counter() - began_s
         if ended:
             for thread in self._threads.values():
@@ -204,11 +232,39 @@ class Flight:
             for route in self._flying.values():
                 self._exchange.give_up(route)
 
-    def _waited(self, step: int, waited_s: float) -> None:
+    def _try(self, step: int) -> None:
+        """A trial begins with this step, and ends at a drain point."""
+        until = max(step + STEPS, self._submitted)
+        self._trial = _Trial(step, until)
+        self.drain_after(until)
+
+    def _go_on_trying(self, step: int, trials: Trials) -> None:
+        """A step is asked for while the staleness is sought: before anything is read for one after a drain point.
+
+        Collective at the end of a trial; all ranks decide alike.
+        """
+        trial, now_s = self._trial, time.perf_counter()
+        with self._changed:
+            rested = self._points.evaluated(step) or any(segment.until == step for segment in self._segments)
+        if step > trial.first + SKIPPED and not rested:
+            trial.took_s, trial.waited_s = trial.took_s + now_s - trial.since_s, trial.waited_s + trial.step_waited_s
+        trial.since_s = now_s
+        if step == trial.until:
+            trials.tell(self._agreed(trial.waited_s / trial.took_s if trial.took_s else 0.0), step)
+            if not trials.found:
+                self._try(step)
+                self._trial.since_s = now_s
+
+    def _seeks(self, step: int) -> bool:
+        """Whether a drain point before this step may be one of a trial's."""
+        return self._trials is not None and (not self._trials.found or step <= self._trial.until)
+
+    def _waited(self, step: int, waited_s: float, *, asks: bool) -> None:
         """A step has waited so long for values: the first one after a drain point for a whole read."""
+        self._trial.step_waited_s = waited_s if asks else 0.0
         if not any(segment.first == step for segment in self._segments):
             self._usual, self._usual_s = self._usual + 1, self._usual_s + waited_s
-        elif step > self._first:
+        elif step > self._first and not self._seeks(step):
             self._drained += 1
             self._drained_s += max(0.0, waited_s - self._usual_s / max(self._usual, 1))
 

@@ -28,6 +28,7 @@ from hpcrec.exchange.route import Reading, Route
 from hpcrec.policy.flight import Flight
 from hpcrec.policy.policy import Points, Policy
 from hpcrec.policy.tickets import Later, Ticket
+from hpcrec.policy.trials import Trials
 from hpcrec.types import Batch, GlobalIds
 
 __all__ = ["Inputs", "Pipeline", "Reading", "Ticket"]
@@ -47,6 +48,8 @@ class Pipeline:
         before leaves no trace. With several steps in flight there always is one.
     points : Points
         What comes between steps.
+    agreed : callable
+        The largest of a number over all ranks; collective, on the main thread.
 
     Attributes
     ----------
@@ -55,23 +58,35 @@ class Pipeline:
         ... updates. Empty where none ever does.
     in_flight : int
         Steps read and not yet learned, at most.
+    trials : Trials or None
+        Where the policy seeks its staleness: what it has found.
     on_logged : callable
         Given the number of each step that a line of metrics tells of when it is learned here, before rows change again:
         by the thread that learns.
     """
 
-    def __init__(self, policy: Policy, exchange: Exchange, *, timer: Timer, ahead: bool, points: Points) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        exchange: Exchange,
+        *,
+        timer: Timer,
+        ahead: bool,
+        points: Points,
+        agreed: Callable[[float], float],
+    ) -> None:
         self.exchange = exchange
         self._timer = timer
         self._routed_s = 0.0  # written by the routing thread alone
         self._points, self._last, self._submitted = points, 0, 0
         self.in_flight = policy.in_flight
+        self.trials: Trials | None = getattr(policy, "trials", None)
         self.on_logged: Callable[[int], None] = _nothing
         self._most_missing = 0 if getattr(policy, "parts", False) else policy.in_flight - 1
         self.ages = np.zeros(policy.in_flight if self._most_missing else 0, np.int64)
         self._copies = exchange.keeps_copies
         self._whole = self._rests = True  # nothing is held back by a dense rank; and none has copies
-        self._flight = None if policy.in_flight == 1 else Flight(policy, exchange, timer, points, self._logged)
+        self._flight = None if policy.in_flight == 1 else Flight(policy, exchange, timer, points, self._logged, agreed)
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
         ahead = ahead or self._flight is not None
         self._router = ThreadPoolExecutor(1, "route", kernels.set_threads, (kernels.get_threads(),)) if ahead else None
@@ -187,10 +202,11 @@ class Pipeline:
             Its rows lacked more updates than the policy allows.
         """
         route = ticket.routed.result()
-        if not 0 <= step - route.version <= self._most_missing:
+        most = self._most_missing if self.trials is None else self.trials.at(step)
+        if not 0 <= step - route.version <= most:
             raise HpcrecError(
                 f"step {step} has read rows of step {route.version}, {step - route.version} updates early, and the "
-                f"policy allows {self._most_missing}: a fault of hpcrec."
+                f"policy allows {most}: a fault of hpcrec."
             )
         if route.ages is not None:
             self.ages = route.ages

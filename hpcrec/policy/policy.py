@@ -24,6 +24,9 @@ class Policy(Protocol):
     for, before t is learned; ``LEARN_FIRST`` t, of the rows that t + 1 asks for; ``READ_LATE`` t + 1, of what is left;
     and ``LEARN_REST`` t before the next read. So an exact look-ahead reads version t of rows that t does not change.
 
+    With an attribute ``trials`` that is a ``Trials``, it is sought in the first steps how old rows may be: then what is
+    known of a step is a function of what was measured before the drain point ``since``.
+
     Attributes
     ----------
     Options : type

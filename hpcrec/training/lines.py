@@ -115,6 +115,10 @@ class Lines:
             self._waiting.append(_Line(number, {"time": _now(), "skipped_steps": skipped}))
         self._go_on(number)
 
+    def tell(self, values: dict[str, Any]) -> None:
+        """A line of its own, of the steps so far, of what every rank knows; among the others."""
+        self._waiting.append(_Line(self._session.step - 1, {"time": _now(), **values}))
+
     def settle(self) -> None:
         """Writes those of all steps so far, which are learned then."""
         self._session.parts.pipeline.settle()

@@ -26,6 +26,7 @@ from hpcrec.checkpoint.saver import Saver
 from hpcrec.comm.failure import say
 from hpcrec.config import CheckpointConfig, TrainConfig
 from hpcrec.errors import CheckpointError, LastCheckpointError, OutputError, UnreadableError
+from hpcrec.policy.trials import Trials
 from hpcrec.training import attempts
 from hpcrec.training.claim import Claim
 from hpcrec.training.compression import evaluated_otherwise
@@ -110,7 +111,7 @@ class Loop:
             return 0
         state.load(self._session, checkpoint, resume=True)
         self._progress, then = on_root(world.main, lambda: (saved.progress(checkpoint), saved.ran_on(checkpoint)))
-        self.differences = _differences(then, self._ran_on())
+        self.differences = _differences({"policy": "sync", **then}, self._ran_on())
         self._saved_at = self._session.step
         self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
         if self._checkpoint.keep_best:
@@ -118,8 +119,8 @@ class Loop:
         return self._session.step
 
     def _ran_on(self) -> dict[str, Any]:
-        """Software and ranks, as a checkpoint keeps them."""
-        return {**self._software, **self._session.topology.describe()}
+        """Software, policy and ranks, as a checkpoint keeps them."""
+        return {**self._software, "policy": self._session.parts.policy, **self._session.topology.describe()}
 
     def _find_best(self) -> None:
         """Makes the note of the best checkpoint what this run knows of it; collective.
@@ -135,10 +136,16 @@ class Loop:
         else:
             on_root(main, lambda: mark_best(self._folder, step, metric, value, self._claim))
 
-    def run(self, telemetry: Telemetry, stop_time: StopTime) -> Outcome:
-        """Trains, evaluates and saves as the options say; collective."""
-        self._telemetry, self._stop_time = telemetry, stop_time
+    def run(
+        self, telemetry: Telemetry, stop_time: StopTime, settled: Callable[[Trials], None] = lambda _: None
+    ) -> Outcome:
+        """Trains, evaluates and saves as the options say; collective.
+
+        ``settled`` is called once on every rank where a staleness was sought, when it is found.
+        """
+        self._telemetry, self._stop_time, self._settled = telemetry, stop_time, settled
         session = self._session
+        self._sought = None if (trials := session.parts.pipeline.trials) is None or trials.found else trials
         self.lines.begin(telemetry)
         if session.step > 0 and self._owes_evaluation():  # the stop that ended the last run interrupted it
             self._progress.ended = self._judge()
@@ -220,6 +227,10 @@ class Loop:
         self._telemetry.step(took_s, stop - start)
         self._stop_time.stepped(took_s)
         self.lines.write(loss)
+        if self._sought is not None and self._sought.found:
+            self.lines.tell({"staleness": self._sought.staleness, "waited_for_rows": self._sought.shares})
+            self._settled(self._sought)
+            self._sought = None
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._session.step % every == 0

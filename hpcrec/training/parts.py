@@ -83,15 +83,16 @@ class DensePart:
 class Parts:
     """What a session is made of; ``hpcrec.build.session`` makes it from a configuration.
 
-    ``ahead`` are batches submitted before their turn. ``save_failed`` is set where a checkpoint could not be written
-    beside steps, until that is dealt with. ``chosen`` is what form ``auto`` chose; None where no form was to
-    be chosen. ``teaches_from`` is the step from which on other groups' tables are read in training; None where they are
-    not.
+    ``policy`` is what the policy is called, with its options. ``ahead`` are batches submitted before their turn.
+    ``save_failed`` is set where a checkpoint could not be written beside steps, until that is dealt with. ``chosen`` is
+    what form ``auto`` chose; None where no form was to be chosen. ``teaches_from`` is the step from which on other
+    groups' tables are read in training; None where they are not.
     """
 
     world: World
     exchange: Exchange
     pipeline: Pipeline
+    policy: str
     chosen: Chosen | None
     tables: dict[str, TableSpec]
     dense: DensePart | None

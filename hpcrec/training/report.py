@@ -115,7 +115,7 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("step", f"{step_ms['p50']:.3g} ms median, {step_ms['p95']:.3g} ms 95th percentile"))
     rows += step_rows(summary)
     if n_rows := sum((age := summary["read_age"]).values()):
-        share = {n: rows_read / n_rows for n, rows_read in age.items()}
+        share = {n: rows_read / n_rows for n, rows_read in age.items() if rows_read}
         rows.append(("rows read", ", ".join(f"{part:.1%} lack {n}" for n, part in share.items()) + " updates"))
     return rows + [("slow", f"{describe(rank)}, {rank['lines']:,} lines") for rank in summary["slow_ranks"]]
 
@@ -140,12 +140,15 @@ def step_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     apart = any(name.startswith("owner.") for name in seconds)
     held = "owner." if apart else ""
-    rows_wait = ["values_wait"] if "values_wait" in seconds else ["route_wait", "values", "gradients"]
+    beside = "values_wait" in seconds  # threads of their own do both at once
+    rows_wait = ["values_wait"] if beside else ["route_wait", "values", "gradients"]
+    messages = {f"messages_of_{p}": [least(p)] for p in ("values", "gradients")}
+    both = {"messages_of_rows": [least("values"), least("gradients")]}
     waits = shares(rows=rows_wait, dense_sums=["agree", "dense_reduce"], data=["load_wait"])
     busy = shares(
         models_of_dense_ranks=["forward", "backward", "dense_update", "teachers"],
         rows_of_owners=[held + phase for phase in ("gather", "update")],
-        messages_of_rows=[least("values"), least("gradients")],
+        **(messages if beside else both),
         dense_sums=["agree", "dense_reduce"],
         data=["load_wait"],
     )
