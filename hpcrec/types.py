@@ -4,6 +4,7 @@ Legend of shape suffixes: ``B`` samples on this rank, ``F`` features, ``D`` row 
 ``U`` unique ids, ``L`` labels.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,6 +50,8 @@ class OptimizerSpec:
         ``eps`` is added outside the square root; the betas are Adam's.
     initial_accumulator : float
         What the Adagrad accumulators start from.
+    bound : float
+        The largest magnitude of a weight after an update; rounding to halves may pass it by a step of theirs.
     """
 
     name: str = "rowwise_adagrad"
@@ -57,6 +60,7 @@ class OptimizerSpec:
     beta1: float = 0.9
     beta2: float = 0.999
     initial_accumulator: float = 0.0
+    bound: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ Use::
 Legend: ``B`` samples of the global batch, ``F`` lookups, ``D`` row width, ``N`` dense inputs, ``L`` labels.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ class RowOptimizer:
     beta1: float = 0.9
     beta2: float = 0.999
     initial_accumulator: float = 0.0
+    bound: float = math.inf
 
 
 @dataclass
@@ -276,4 +278,4 @@ def update_rows(table: Table, rows_U: Tensor, gradient_UD: Tensor, *, lr_scale: 
         change_UD = step_size * m_UD / (v_UD.sqrt() + optimizer.eps)
     else:
         raise ValueError(f"no definition of optimizer {optimizer.name!r}")
-    weight[rows_U] -= change_UD
+    weight[rows_U] = (weight[rows_U] - change_UD).clamp(-optimizer.bound, optimizer.bound)

@@ -40,16 +40,17 @@ ALLOWED = {
     "training": "again exchange policy dense data models embedding comm",
     "checkpoint": "again training dense data embedding comm",  # a session's parts are saved, so it knows them
     "checkpoint.tools": "again checkpoint dense data comm",  # checkpoints without a session
-    # What in training knows checkpoints too: the loop, and what it says of thresholding.
+    # What in training knows checkpoints too: the loop, its lines of metrics, and what it says of thresholding.
     "training.compression": "training checkpoint dense",
-    "training.loop": "again config training.compression training checkpoint comm",  # comm: what it says on the log
+    "training.lines": "training.compression training checkpoint comm",  # comm: its sums
+    "training.loop": "again config training.lines training.compression training checkpoint comm",  # comm: what it says
     "build": "again config training.compression training checkpoint.tools checkpoint serving plan policy exchange "
     "dense data models operators embedding kernels comm",
     # build: what a configuration needs of memory and disk
     "doctor": "again build config training dense data kernels comm",
     "launcher": "again training toml comm",  # training: attempts of a run; comm: boards of ranks that died
-    "cli": "again launcher doctor build systems config training.loop training.compression training checkpoint.tools "
-    "checkpoint preparation serving data embedding comm",
+    "cli": "again launcher doctor build systems config training.loop training.lines training.compression training "
+    "checkpoint.tools checkpoint preparation serving data embedding comm",
     "__main__": "cli",
     "__init__": "build training",
 }

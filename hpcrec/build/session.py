@@ -87,7 +87,8 @@ def open_session(
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     exchange = make_exchange(config, world, splits["train"], operators, layout, store, place, timer)
 
-    guard = Guard(world.main, world.dense, skips=config.train.nonfinite == "skip", limit=config.train.nonfinite_limit)
+    what, limit = config.train.nonfinite, config.train.nonfinite_limit
+    guard = Guard(world.main, world.dense, skips=what != "stop", drops=what == "drop", limit=limit)
     parts = Parts(
         world=world,
         exchange=exchange,

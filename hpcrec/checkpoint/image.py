@@ -105,8 +105,10 @@ def _others(session: Session, state: dict[str, Any]) -> list[Write]:
     wire = {"wire_bytes": world.total_wire_bytes().tolist()}
     if (messages_T2 := world.total_wire_messages()) is not None:
         wire["wire_messages"] = messages_T2.tolist()
+    dropped = sum(world.main.allgather(session.guard.dropped))
     if topology.rank == 0:
         skipped = {"skipped_steps": session.guard.skipped, "skipped_in_a_row": session.guard.in_a_row}
+        skipped |= {"dropped_features": dropped} if dropped else {}
         thresholds = {"thresholds": by_rank} if any(by_rank) else {}
         trials = parts.pipeline.trials
         found = {"staleness": trials.staleness} if trials is not None and trials.found else {}

@@ -54,7 +54,7 @@ def _of_finite_values(folder: Path, newest: Checkpoint, which: str, ranks: Ranks
     """An older one than ``newest``, which is not finite, where that was the end of training; and what is said of it."""
     files_said = ", ".join(newest.nonfinite[:3]) + (", ..." if len(newest.nonfinite) > 3 else "")
     said = f"{newest.folder} holds weights or optimizer state that are not finite ({files_said})"
-    _, left_out = saved.skipped(newest)
+    _, left_out, _ = saved.skipped(newest)
     found = newest
     if which == "auto" and left_out:
         with contextlib.suppress(CheckpointError):  # there is none

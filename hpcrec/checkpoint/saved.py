@@ -4,7 +4,7 @@ A checkpoint may be anybody's (docs/checkpoint.md), and be whole without these. 
 ``state`` and ``loop``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,7 +14,6 @@ from hpcrec.checkpoint.checkpoint import Checkpoint
 from hpcrec.checkpoint.files import STATE
 from hpcrec.comm.ledger import TAGS
 from hpcrec.errors import CheckpointError
-from hpcrec.policy.trials import STALENESS
 from hpcrec.types import Ints
 
 _MOST_SHOWN = 100  # characters of a value
@@ -69,23 +68,21 @@ def _by_tag(checkpoint: Checkpoint, name: str) -> Ints:
     return np.array(_checked(checkpoint, name, allowed, value, fits), np.int64)
 
 
-def skipped(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Steps that were left out, in the run and by its last steps; 0 where nothing is said of them."""
+def skipped(checkpoint: Checkpoint) -> tuple[int, int, int]:
+    """Steps that were left out, in the run and by its last steps, and features; 0 where nothing is said of them."""
 
     def count(name: str) -> int:
         value = checkpoint.state.get(name, 0)
         return int(_checked(checkpoint, name, "a whole number", value, _is_count(value)))
 
-    return count("skipped_steps"), count("skipped_in_a_row")
+    return count("skipped_steps"), count("skipped_in_a_row"), count("dropped_features")
 
 
-def staleness(checkpoint: Checkpoint) -> int | None:
-    """What ``policy.staleness = "auto"`` had found; None where it had not."""
+def staleness(checkpoint: Checkpoint, allowed: Sequence[int]) -> int | None:
+    """What ``policy.staleness = "auto"`` had found, of those that it may; None where it had not."""
     value = checkpoint.state.get("staleness")
-    allowed = f"one of {', '.join(map(str, STALENESS))}"
-    found: int | None = _checked(
-        checkpoint, "staleness", allowed, value, value is None or (_is_count(value) and value in STALENESS)
-    )
+    fits = value is None or (_is_count(value) and value in allowed)
+    found: int | None = _checked(checkpoint, "staleness", f"one of {', '.join(map(str, allowed))}", value, fits)
     return found
 
 

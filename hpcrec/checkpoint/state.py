@@ -57,12 +57,13 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
         It is of another model, or of a run that cannot be gone on with; on every rank.
     """
     session.parts.pipeline.drain()  # what a loop that was left has under way would be learned over it
-    error = None
+    error, trials = None, session.parts.pipeline.trials
     try:
         _check(session, checkpoint, resume=resume)
         if resume:
             wire_bytes, wire_messages = saved.wire_bytes(checkpoint), saved.wire_messages(checkpoint)
-            skipped, staleness = saved.skipped(checkpoint), saved.staleness(checkpoint)
+            skipped = saved.skipped(checkpoint)
+            staleness = None if trials is None else saved.staleness(checkpoint, trials.allowed)
     except Exception as caught:
         error = caught
     agree(session.parts.world.main, error)
@@ -83,9 +84,10 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
         session.parts.exchange.masks.restore(by_rank, topology.rank if len(by_rank) == topology.size else None)
     if resume:
         session.step = checkpoint.step
-        session.guard.skipped, session.guard.in_a_row = skipped
-        if session.parts.pipeline.trials is not None and staleness is not None:
-            session.parts.pipeline.trials.take(staleness)
+        session.guard.skipped, session.guard.in_a_row, dropped = skipped
+        session.guard.dropped = dropped if session.topology.rank == 0 else 0
+        if trials is not None and staleness is not None:
+            trials.take(staleness)
         ledger = session.parts.world.ledger
         if wire_messages is None:
             ledger.forget_messages()

@@ -23,6 +23,7 @@ from hpcrec.build.session import open_session
 from hpcrec.checkpoint.files import ComesOn, clear, move, steps_in
 from hpcrec.comm.failure import ExitCodes, say, tell
 from hpcrec.comm.ledger import describe
+from hpcrec.comm.ranks import Ranks
 from hpcrec.comm.world import versions as mpi_versions
 from hpcrec.config import (
     Config,
@@ -34,7 +35,6 @@ from hpcrec.data.files import write_text, writing
 from hpcrec.data.predictions import predictions
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError, OutputError, UnreadableError
-from hpcrec.policy.trials import Trials
 from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import Claim, claimed
@@ -88,13 +88,6 @@ def train(
         software = {**telemetry.versions(), **mpi_versions()}
         loop = Loop(session, run, config.train, replace(config.checkpoint, resume=resume), software, claim)
         first = loop.resume()
-
-        def settled(trials: Trials) -> None:
-            """The staleness that was sought is found, or known from the checkpoint; collective."""
-            on_root(main, lambda: _note_staleness(run, config, claim, trials))
-
-        if (trials := session.parts.pipeline.trials) is not None and trials.found:
-            settled(trials)
         _begin_attempt(session, run, began, first, allocation, claim)
         if root and first:
             tell(f"resumed from step {first} of {session.total_steps}")
@@ -120,7 +113,7 @@ def train(
             with session.parts.world.noting_stalls(note):
                 try:
                     with _stop_time(session, environment, first, config.checkpoint.every, stop_s) as stop_time:
-                        outcome = loop.run(told, stop_time, settled)
+                        outcome = loop.run(told, stop_time, partial(_note_staleness, main, run, config, claim))
                 except Exception as error:
                     with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
                         note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
@@ -130,9 +123,7 @@ def train(
         if root and held:
             summary |= {**_seen(loop), **_attempts(run)}
             _write_end(run, session.step, summary)
-            tell(report.text_table(summary))
-            if advice := report.drains_advice(summary, drain_points(config)):
-                tell(advice)
+            tell(report.text_table(summary) + report.drains_advice(summary, drain_points(config)))
             tell(f"run folder: {run}")
     return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
 
@@ -263,16 +254,22 @@ def _stop_time(
     )
 
 
-def _note_staleness(run: Path, config: Config, claim: Claim, trials: Trials) -> None:
-    """What was sought is found: says so, and makes it the run's configuration. On rank 0."""
-    shares = ", ".join(f"{share:.1%} of the time with {staleness}" for staleness, share in trials.shares.items())
-    why = f"dense ranks waited for rows {shares}" if shares else "as the checkpoint has it"
-    tell(f'policy.staleness = "auto" is {trials.staleness}: {why}')
-    settled = replace(config, policy=replace(config.policy, staleness=trials.staleness))
-    try:
-        write_text(run / "config.toml", to_toml(settled), claim.check)
-    except (OutputError, UnreadableError) as error:
-        say(f"hpcrec: {error} The run goes on; checkpoints have the staleness.\n")
+def _note_staleness(
+    main: Ranks, run: Path, config: Config, claim: Claim, staleness: int, shares: Mapping[int, float]
+) -> None:
+    """What was sought is found, or known from the checkpoint: says so, and makes it the run's; collective."""
+
+    def note() -> None:
+        waited = ", ".join(f"{share:.1%} of the time with {tried}" for tried, share in shares.items())
+        why = f"dense ranks waited for rows {waited}" if waited else "as the checkpoint has it"
+        tell(f'policy.staleness = "auto" is {staleness}: {why}')
+        settled = replace(config, policy=replace(config.policy, staleness=staleness))
+        try:
+            write_text(run / "config.toml", to_toml(settled), claim.check)
+        except (OutputError, UnreadableError) as error:
+            say(f"hpcrec: {error} The run goes on; checkpoints have the staleness.\n")
+
+    on_root(main, note)
 
 
 def _seen(loop: Loop) -> dict[str, Any]:
@@ -300,6 +297,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "error": error,
         "steps": session.step,
         "skipped_steps": session.guard.skipped,
+        "dropped_features": session.guard.dropped,
         "samples": epochs * order.samples + batches * order.batch_size,
         "eval": dict.fromkeys(EVALUATED),
         "throughput": told.throughput(),
@@ -341,6 +339,7 @@ def _summary(
         "status": outcome.status,
         "steps": session.step,
         "skipped_steps": session.guard.skipped,
+        "dropped_features": sum(main.allgather(session.guard.dropped)),
         "samples": outcome.progress.samples,
         "eval": evaluation,
         "throughput": throughput,

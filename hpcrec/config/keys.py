@@ -95,10 +95,12 @@ class RowOptimizer:
     """Decay of the second moment, a step. Only for adam."""
     initial_accumulator: Amount = 0.0
     """What sums of squares start from. Only for adagrad and rowwise_adagrad."""
+    bound: AboveZero | None = None
+    """The largest magnitude of a weight after an update; none by default."""
 
     def spec(self) -> OptimizerSpec:
         """The same as what tables take."""
-        return OptimizerSpec(**toml.plain(self))
+        return OptimizerSpec(**{key: value for key, value in toml.plain(self).items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,11 +430,12 @@ class TrainConfig:
     """Seed of rows, dense parameters and the order of samples."""
     dtype: Literal["float32", "float64"] = "float32"
     """Arithmetic of rows, dense parameters and wire."""
-    nonfinite: Literal["stop", "skip"] = "stop"
+    nonfinite: Literal["stop", "skip", "drop"] = "stop"
     """What to do when the loss or a gradient is not finite. stop: an error that names the batch and the ranges of its
-    inputs. skip: the batch changes nothing, and is counted as skipped_steps."""
+    inputs. skip: the batch changes nothing, and is counted as skipped_steps. drop: where just gradients of features'
+    vectors are not, those of the feature are nothing on that rank, and counted as dropped_features; else as skip."""
     nonfinite_limit: Positive = 10
-    """Batches in a row that train.nonfinite = "skip" leaves out before the run stops all the same."""
+    """Batches in a row that train.nonfinite = "skip" (or drop) leaves out before the run stops all the same."""
     log_every: Positive = 50
     """Steps between two lines of metrics.jsonl."""
 
@@ -689,7 +692,7 @@ def _evaluation_conflicts(config: Config) -> Iterator[tuple[str, str]]:
             "train.nonfinite_limit",
             (
                 f"is {train.nonfinite_limit}, but train.nonfinite is 'stop', which leaves no batch out. Remove it, or "
-                "set train.nonfinite = 'skip'."
+                "set train.nonfinite to 'skip' or 'drop'."
             ),
         )
     if train.early_stop is not None and train.eval_every == 0:

@@ -141,8 +141,8 @@ class Device(DeviceLookup, DeviceMessages):
                               weights, None)  # fmt: skip
 
 
-def _numbers(rule: str, n: StepNumbers, width: int) -> tuple[int, float, float, float, float, float]:
-    return RULES[rule].code, n.rate, n.eps, n.rest1, n.rest2, width
+def _numbers(rule: str, n: StepNumbers, width: int) -> tuple[int, float, float, float, float, float, float]:
+    return RULES[rule].code, n.rate, n.eps, n.rest1, n.rest2, n.bound, width
 
 
 def _pair(rule: str, states: dict[str, Floats]) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:

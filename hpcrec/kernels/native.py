@@ -147,7 +147,7 @@ def _how(rule: str, n: StepNumbers, states: dict[str, Floats], width: int) -> tu
     """What native code is told of a step: numbers, the width, and the rule's states in its order, padded to two."""
     its = RULES[rule]
     found = [states[name] for name in its.states]
-    return its.code, n.rate, n.eps, n.rest1, n.rest2, width, *(*found, None, None)[:2]
+    return its.code, n.rate, n.eps, n.rest1, n.rest2, n.bound, width, *(*found, None, None)[:2]
 
 
 def update(

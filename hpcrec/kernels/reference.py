@@ -259,7 +259,8 @@ def update(
         v_UD += (g_UD * g_UD - v_UD) * scalar(numbers.rest2)
         states["exp_avg"][unique], states["exp_avg_sq"][unique] = m_UD, v_UD
         row_UD -= rate * (m_UD / (np.sqrt(v_UD) + eps))
-    write_rows(rows, unique, row_UD, numbers.step)
+    bound = scalar(numbers.bound)
+    write_rows(rows, unique, np.clip(row_UD, -bound, bound), numbers.step)
 
 
 def merge_update(

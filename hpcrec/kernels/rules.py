@@ -37,6 +37,8 @@ RULES = {
 class StepNumbers(NamedTuple):
     """Scalars of one step. ``rate`` is the learning rate, or Adam's step size; ``rest`` is 1 - beta.
 
+    ``bound`` is the largest magnitude of a weight after it, perhaps infinite.
+
     ``step`` counts from 1; of it the random bits are drawn by which half rows are rounded.
     """
 
@@ -44,6 +46,7 @@ class StepNumbers(NamedTuple):
     eps: float
     rest1: float
     rest2: float
+    bound: float
     step: int
 
 
@@ -68,7 +71,8 @@ def step_numbers(spec: OptimizerSpec, *, lr: float, step: int) -> StepNumbers:
         if step < 1:
             raise ValueError(f"step is {step}; Adam counts steps from 1")
         rate = lr * math.sqrt(1.0 - spec.beta2**step) / (1.0 - spec.beta1**step)
-    return StepNumbers(rate=rate, eps=spec.eps, rest1=1.0 - spec.beta1, rest2=1.0 - spec.beta2, step=step)
+    rest1, rest2 = 1.0 - spec.beta1, 1.0 - spec.beta2
+    return StepNumbers(rate=rate, eps=spec.eps, rest1=rest1, rest2=rest2, bound=spec.bound, step=step)
 
 
 def state_shapes(spec: OptimizerSpec, n_rows: int, width: int) -> dict[str, tuple[int, ...]]:

@@ -16,12 +16,16 @@ class Trials:
 
     Attributes
     ----------
+    allowed : tuple of int
+        Those that may be found.
     staleness : int
         Under trial, or found.
     found : bool
     shares : dict of int to float
         Of those that were tried, the part of the time that was waited for rows.
     """
+
+    allowed = STALENESS
 
     def __init__(self) -> None:
         self.found = False

@@ -136,7 +136,8 @@ class Lines:
             "epoch": session.step / session.batches_per_epoch,
         }
         of_steps, self._told_to = session.step - self._told_to, session.step
-        own, ages = [loss, np.nan if auc is None else auc, *self._kept.more()], parts.pipeline.ages.astype(np.float64)
+        own = [loss, np.nan if auc is None else auc, session.guard.dropped, *self._kept.more()]
+        ages = parts.pipeline.ages.astype(np.float64)
         return _Line(number, same, of_steps, [np.array(own), self._work.more(), ages])
 
     def _learned(self, number: int) -> None:
@@ -172,12 +173,13 @@ class Lines:
         assert line.sum is not None and line.total is not None, "it was begun before"
         line.sum.wait()
         ends = np.cumsum([len(part) for part in line.parts])[:-1]
-        (loss, auc, kept, entries), work, ages, (n_bytes,), *dynamic = np.split(line.total, ends)
+        (loss, auc, dropped, kept, entries), work, ages, (n_bytes,), *dynamic = np.split(line.total, ends)
         return {
             "loss": float(loss),
             "train_auc": float(auc),
             "wire_bytes_per_step": float(n_bytes) / line.of_steps,
             **line.same,
+            **({"dropped_features": int(dropped)} if dropped else {}),
             **density(kept, entries),
             **self._work.take(work, line.number + 1),
             **self._take_ages(ages),

@@ -26,7 +26,6 @@ from hpcrec.checkpoint.saver import Saver
 from hpcrec.comm.failure import say
 from hpcrec.config import CheckpointConfig, TrainConfig
 from hpcrec.errors import CheckpointError, LastCheckpointError, OutputError, UnreadableError
-from hpcrec.policy.trials import Trials
 from hpcrec.training import attempts
 from hpcrec.training.claim import Claim
 from hpcrec.training.compression import evaluated_otherwise
@@ -37,6 +36,7 @@ from hpcrec.training.stop_time import StopTime
 from hpcrec.training.telemetry import Telemetry
 
 _LAST_PAUSES_S = (1.0, 4.0, 15.0)  # between tries of the last checkpoint
+Settled = Callable[[int, Mapping[int, float]], None]
 RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
 
 
@@ -136,16 +136,17 @@ class Loop:
         else:
             on_root(main, lambda: mark_best(self._folder, step, metric, value, self._claim))
 
-    def run(
-        self, telemetry: Telemetry, stop_time: StopTime, settled: Callable[[Trials], None] = lambda _: None
-    ) -> Outcome:
+    def run(self, telemetry: Telemetry, stop_time: StopTime, settled: Settled = lambda *_: None) -> Outcome:
         """Trains, evaluates and saves as the options say; collective.
 
-        ``settled`` is called once on every rank where a staleness was sought, when it is found.
+        ``settled`` is called once on every rank where a staleness is sought, when it is known: with it, and what was
+        waited under each that was tried.
         """
         self._telemetry, self._stop_time, self._settled = telemetry, stop_time, settled
         session = self._session
-        self._sought = None if (trials := session.parts.pipeline.trials) is None or trials.found else trials
+        self._sought = session.parts.pipeline.trials
+        if self._sought is not None and self._sought.found:  # by the run that is gone on with
+            self._is_settled(self._sought.staleness, {})
         self.lines.begin(telemetry)
         if session.step > 0 and self._owes_evaluation():  # the stop that ended the last run interrupted it
             self._progress.ended = self._judge()
@@ -229,8 +230,11 @@ class Loop:
         self.lines.write(loss)
         if self._sought is not None and self._sought.found:
             self.lines.tell({"staleness": self._sought.staleness, "waited_for_rows": self._sought.shares})
-            self._settled(self._sought)
-            self._sought = None
+            self._is_settled(self._sought.staleness, self._sought.shares)
+
+    def _is_settled(self, staleness: int, shares: Mapping[int, float]) -> None:
+        self._sought = None
+        self._settled(staleness, shares)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._session.step % every == 0

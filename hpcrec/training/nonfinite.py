@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcrec.comm.collectives import Collectives
-from hpcrec.comm.failure import agree
+from hpcrec.comm.failure import agree, say
 from hpcrec.dense.finite import all_finite
 from hpcrec.errors import NonFiniteError
 from hpcrec.training.parts import Samples, Split
@@ -31,6 +31,8 @@ class Guard:
         The dense ranks, on those: of all groups.
     skips : bool
         Leave the batch out, instead of stopping.
+    drops : bool
+        Leave just a feature's gradients out, where no others are at fault.
     limit : int
         Batches in a row that may be left out.
 
@@ -38,16 +40,47 @@ class Guard:
     ----------
     skipped, in_a_row : int
         Steps left out in the run, and by the last steps; a step that is learned ends the second count.
+    dropped : int
+        Features whose gradients this rank has left out, once for each batch.
     """
 
-    def __init__(self, main: Collectives, dense: Collectives | None, *, skips: bool, limit: int) -> None:
+    def __init__(
+        self, main: Collectives, dense: Collectives | None, *, skips: bool, limit: int, drops: bool = False
+    ) -> None:
         self._main = main
         self._dense = dense
         self._skips = skips
         self._limit = limit
+        self.drops = drops
         self._flag = np.zeros(1, np.int64)
         self.skipped = 0
         self.in_a_row = 0
+        self.dropped = 0
+
+    def drop(self, step: int, leaves: Sequence[Tensor], vectors: Iterable[tuple[str, Tensor]]) -> None:
+        """Makes gradients of features that are not finite nothing, on this rank, and counts them; after backward.
+
+        Parameters
+        ----------
+        step : int
+            Steps done before.
+        leaves, vectors
+            As of ``nonfinite_gradients``.
+        """
+        names = iter([name for name, _ in vectors])
+        for leaf in leaves:
+            gradient_BFD, of_leaf = leaf.grad, [next(names) for _ in range(leaf.shape[1])]
+            if gradient_BFD is None or all_finite(gradient_BFD):
+                continue
+            bad_F = ~torch.isfinite(gradient_BFD).all(dim=2).all(dim=0)
+            gradient_BFD[:, bad_F] = 0
+            found = [name for name, bad in zip(of_leaf, bad_F.tolist(), strict=True) if bad]
+            if not self.dropped:
+                say(
+                    f"hpcrec: step {step}: gradients of {', '.join(found)} are not finite, and left out "
+                    "(train.nonfinite = 'drop'); later ones are counted as dropped_features\n"
+                )
+            self.dropped += len(found)
 
     def agree(self, *, here: bool) -> bool:
         """Whether loss and gradients are finite on every dense rank; collective over these, the same answer on all.

@@ -205,6 +205,8 @@ class Session:
             if share != 1.0 and self.topology.table_sets == 1:
                 inputs.scale_gradients(share)  # rows learn from all groups' samples
             dense.reducer.send()
+        if self.guard.drops and math.isfinite(loss):
+            self.guard.drop(step, inputs.leaves, inputs.vectors())
         bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.results(), dense.reducer.nonfinite)
         if not bad and math.isfinite(loss):
             return loss, None

@@ -38,6 +38,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "steps": None,
     "samples": None,
     "skipped_steps": None,
+    "dropped_features": None,
     "attempts": dict.fromkeys(("number", "total_s", "lost_steps", "lost_s")),
     "eval": dict.fromkeys(
         (

@@ -29,14 +29,16 @@ template <class T> hpcrec::Target<T> target(const Out<T>& rows, const Ids& uniqu
           static_cast<int64_t>(rows.shape(1))};
 }
 template <class T>
-hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, double rest2, double total_width,
-                             const Maybe<Out<T>>& state1, const Maybe<Out<T>>& state2, const Maybe<In<T>>& norm) {
+hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, double rest2, double bound,
+                             double total_width, const Maybe<Out<T>>& state1, const Maybe<Out<T>>& state2,
+                             const Maybe<In<T>>& norm) {
   const auto as = [](double x) { return static_cast<T>(x); };
   return {static_cast<hpcrec::Rule>(rule),
           as(rate),
           as(eps),
           as(rest1),
           as(rest2),
+          as(bound),
           as(total_width),
           pointer(state1),
           pointer(state2),
@@ -75,27 +77,27 @@ template <class T> void bind(nb::module_& m) {
   m.def(
       "update",
       [](Out<T> rows, Ids unique, In<T> merged, int rule, double rate, double eps, double rest1, double rest2,
-         double total_width, Maybe<Out<T>> state1, Maybe<Out<T>> state2, Maybe<In<T>> norm, uintptr_t stream,
-         Faults faults) {
+         double bound, double total_width, Maybe<Out<T>> state1, Maybe<Out<T>> state2, Maybe<In<T>> norm,
+         uintptr_t stream, Faults faults) {
         const auto to = target<T>(rows, unique);
-        const auto how = learning<T>(rule, rate, eps, rest1, rest2, total_width, state1, state2, norm);
+        const auto how = learning<T>(rule, rate, eps, rest1, rest2, bound, total_width, state1, state2, norm);
         without_gil([&] { hpcrec::cuda::update(to, merged.data(), how, queue(stream, faults)); });
       },
-      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a,
-      "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none(), "stream"_a,
+      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "bound"_a,
+      "total_width"_a, "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none(), "stream"_a,
       "faults"_a.noconvert());
   m.def(
       "merge_update",
       [](Out<T> rows, Ids unique, Ids segments, Ids order, Ids source_start, Maybe<In<T>> weights, In<T> gradients,
-         int rule, double rate, double eps, double rest1, double rest2, double total_width, Maybe<Out<T>> state1,
-         Maybe<Out<T>> state2, uintptr_t stream, Faults faults) {
+         int rule, double rate, double eps, double rest1, double rest2, double bound, double total_width,
+         Maybe<Out<T>> state1, Maybe<Out<T>> state2, uintptr_t stream, Faults faults) {
         const auto to = target<T>(rows, unique);
         const auto from = occurrences<T>(segments, order, source_start, weights, gradients, to.width);
-        const auto how = learning<T>(rule, rate, eps, rest1, rest2, total_width, state1, state2, {});
+        const auto how = learning<T>(rule, rate, eps, rest1, rest2, bound, total_width, state1, state2, {});
         without_gil([&] { hpcrec::cuda::merge_update(to, from, how, queue(stream, faults)); });
       },
       "rows"_a.noconvert(), "unique"_a, "segments"_a, "order"_a, "source_start"_a, "weights"_a.none(), "gradients"_a,
-      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
+      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "bound"_a, "total_width"_a, "state1"_a.noconvert().none(),
       "state2"_a.noconvert().none(), "stream"_a, "faults"_a.noconvert());
 }
 
@@ -106,27 +108,28 @@ void bind_half_rows(nb::module_& m) {
   m.def(
       "update",
       [](Written rows, Ids unique, In<float> merged, int rule, double rate, double eps, double rest1, double rest2,
-         double total_width, Maybe<Out<float>> state1, Maybe<Out<float>> state2, Floats norm, int kind, bool nearest,
-         uint64_t draws, uintptr_t stream, Faults faults) {
+         double bound, double total_width, Maybe<Out<float>> state1, Maybe<Out<float>> state2, Floats norm, int kind,
+         bool nearest, uint64_t draws, uintptr_t stream, Faults faults) {
         const auto to = half_target(rows, unique, kind, nearest, draws);
-        const auto how = learning<float>(rule, rate, eps, rest1, rest2, total_width, state1, state2, norm);
+        const auto how = learning<float>(rule, rate, eps, rest1, rest2, bound, total_width, state1, state2, norm);
         without_gil([&] { hpcrec::cuda::update(to, merged.data(), how, queue(stream, faults)); });
       },
-      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a,
-      "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none(), "kind"_a, "nearest"_a, "draws"_a,
-      "stream"_a, "faults"_a.noconvert());
+      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "bound"_a,
+      "total_width"_a, "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none(), "kind"_a,
+      "nearest"_a, "draws"_a, "stream"_a, "faults"_a.noconvert());
   m.def(
       "merge_update",
       [](Written rows, Ids unique, Ids segments, Ids order, Ids source_start, Floats weights, In<float> gradients,
-         int rule, double rate, double eps, double rest1, double rest2, double total_width, Maybe<Out<float>> state1,
-         Maybe<Out<float>> state2, int kind, bool nearest, uint64_t draws, uintptr_t stream, Faults faults) {
+         int rule, double rate, double eps, double rest1, double rest2, double bound, double total_width,
+         Maybe<Out<float>> state1, Maybe<Out<float>> state2, int kind, bool nearest, uint64_t draws, uintptr_t stream,
+         Faults faults) {
         const auto to = half_target(rows, unique, kind, nearest, draws);
         const auto from = occurrences<float>(segments, order, source_start, weights, gradients, to.width);
-        const auto how = learning<float>(rule, rate, eps, rest1, rest2, total_width, state1, state2, {});
+        const auto how = learning<float>(rule, rate, eps, rest1, rest2, bound, total_width, state1, state2, {});
         without_gil([&] { hpcrec::cuda::merge_update(to, from, how, queue(stream, faults)); });
       },
       "rows"_a.noconvert(), "unique"_a, "segments"_a, "order"_a, "source_start"_a, "weights"_a.none(), "gradients"_a,
-      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
+      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "bound"_a, "total_width"_a, "state1"_a.noconvert().none(),
       "state2"_a.noconvert().none(), "kind"_a, "nearest"_a, "draws"_a, "stream"_a, "faults"_a.noconvert());
   m.def(
       "to_half_rows",

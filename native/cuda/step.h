@@ -103,6 +103,9 @@ __device__ void step_row(const Rows& rows, int64_t id, int64_t first, int64_t u,
       store<T, N>(how.state1 + at + column, m);
       store<T, N>(how.state2 + at + column, v);
     }
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      row.x[i] = row.x[i] > how.bound ? how.bound : row.x[i] < -how.bound ? -how.bound : row.x[i];
     write_columns<T, N>(rows, id, at, column, row);
   }
 }

@@ -6,7 +6,7 @@ namespace hpcrec {
 template <class T> void merge_update(const Target<T>& target, const Occurrences<T>& from, const Learning<T>& how) {
   bool good = false;
   with_optimizer(how, target.width, [&](const auto& optimizer) {
-    const Apply<T, std::decay_t<decltype(optimizer)>> taker{target, optimizer};
+    const Apply<T, std::decay_t<decltype(optimizer)>> taker{target, optimizer, how.bound};
     with_width<T>(target.width, [&](auto w) { good = merge_into<T, decltype(w)::value, false>(from, taker); });
   });
   if (good) return;

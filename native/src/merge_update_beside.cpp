@@ -30,7 +30,8 @@ void merge_update(const Target<T>& target, const Occurrences<T>& from, const Lea
     using Optimizer = std::decay_t<decltype(optimizer)>;
     with_optimizer(beside_how, 1, [&](const auto& beside_optimizer) {
       if constexpr (std::is_same_v<std::decay_t<decltype(beside_optimizer)>, Optimizer>) {
-        const Apply<T, Optimizer> first{target, optimizer}, narrow{beside, beside_optimizer};
+        const Apply<T, Optimizer> first{target, optimizer, how.bound},
+            narrow{beside, beside_optimizer, beside_how.bound};
         const ApplyBoth<T, Optimizer> taker{first, narrow};
         with_width<T>(target.width, [&](auto w) { good = merge_into<T, decltype(w)::value, true>(from, taker); });
       }

@@ -70,14 +70,16 @@ template <class T> hpcrec::Target<T> target(const Out<T>& rows, const Ids& uniqu
 }
 
 template <class T>
-hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, double rest2, double total_width,
-                             const Maybe<Out<T>>& state1, const Maybe<Out<T>>& state2, const Maybe<In<T>>& norm) {
+hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, double rest2, double bound,
+                             double total_width, const Maybe<Out<T>>& state1, const Maybe<Out<T>>& state2,
+                             const Maybe<In<T>>& norm) {
   auto as = [](double x) { return static_cast<T>(x); };
   return {static_cast<hpcrec::Rule>(rule),
           as(rate),
           as(eps),
           as(rest1),
           as(rest2),
+          as(bound),
           as(total_width),
           pointer(state1),
           pointer(state2),
@@ -139,7 +141,8 @@ hpcrec::Largest<T, E> largest(const In<B>& rows, const Ids& index, const Ids& of
 
 // Rows, source starts, rule, rate, eps, rest1, rest2, total width, states of the table beside.
 template <class T>
-using BesideStep = std::tuple<Out<T>, Ids, int, double, double, double, double, double, Maybe<Out<T>>, Maybe<Out<T>>>;
+using BesideStep =
+    std::tuple<Out<T>, Ids, int, double, double, double, double, double, double, Maybe<Out<T>>, Maybe<Out<T>>>;
 
 template <class T> void bind_lookup(nb::module_& m) {
   m.def(
@@ -222,32 +225,32 @@ template <class T> void bind_learn(nb::module_& m) {
   m.def(
       "update",
       [](Out<T> rows, Ids unique, In<T> merged, int rule, double rate, double eps, double rest1, double rest2,
-         double total_width, Maybe<Out<T>> state1, Maybe<Out<T>> state2, Maybe<In<T>> norm) {
+         double bound, double total_width, Maybe<Out<T>> state1, Maybe<Out<T>> state2, Maybe<In<T>> norm) {
         const auto to = target<T>(rows, unique);
-        const auto how = learning<T>(rule, rate, eps, rest1, rest2, total_width, state1, state2, norm);
+        const auto how = learning<T>(rule, rate, eps, rest1, rest2, bound, total_width, state1, state2, norm);
         without_gil([&] { hpcrec::update(to, merged.data(), how); });
       },
-      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a,
-      "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none());
+      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "bound"_a,
+      "total_width"_a, "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none());
   m.def(
       "merge_update",
       [](Out<T> rows, Ids unique, Ids segments, Ids order, Ids source_start, Maybe<In<T>> weights, In<T> gradients,
-         int rule, double rate, double eps, double rest1, double rest2, double total_width, Maybe<Out<T>> state1,
-         Maybe<Out<T>> state2, Maybe<BesideStep<T>> beside) {
+         int rule, double rate, double eps, double rest1, double rest2, double bound, double total_width,
+         Maybe<Out<T>> state1, Maybe<Out<T>> state2, Maybe<BesideStep<T>> beside) {
         const auto to = target<T>(rows, unique);
         auto from = occurrences<T>(segments, order, source_start, weights, gradients, to.width);
-        const auto how = learning<T>(rule, rate, eps, rest1, rest2, total_width, state1, state2, Maybe<In<T>>());
+        const auto how = learning<T>(rule, rate, eps, rest1, rest2, bound, total_width, state1, state2, Maybe<In<T>>());
         if (!beside) return without_gil([&] { hpcrec::merge_update(to, from, how); });
-        const auto& [its_rows, its_start, its_rule, its_rate, its_eps, its_rest1, its_rest2, its_width, its_state1,
-                     its_state2] = *beside;
+        const auto& [its_rows, its_start, its_rule, its_rate, its_eps, its_rest1, its_rest2, its_bound, its_width,
+                     its_state1, its_state2] = *beside;
         from.beside_start = its_start.data();
         const auto its_to = target<T>(its_rows, unique);
-        const auto its_how = learning<T>(its_rule, its_rate, its_eps, its_rest1, its_rest2, its_width, its_state1,
-                                         its_state2, Maybe<In<T>>());
+        const auto its_how = learning<T>(its_rule, its_rate, its_eps, its_rest1, its_rest2, its_bound, its_width,
+                                         its_state1, its_state2, Maybe<In<T>>());
         without_gil([&] { hpcrec::merge_update(to, from, how, its_to, its_how); });
       },
       "rows"_a.noconvert(), "unique"_a, "segments"_a, "order"_a, "source_start"_a, "weights"_a.none(), "gradients"_a,
-      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
+      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "bound"_a, "total_width"_a, "state1"_a.noconvert().none(),
       "state2"_a.noconvert().none(), "beside"_a.none());
 }
 
@@ -281,26 +284,27 @@ void bind_half_rows(nb::module_& m) {
   m.def(
       "update",
       [](Written rows, Ids unique, In<float> merged, int rule, double rate, double eps, double rest1, double rest2,
-         double total_width, Maybe<Out<float>> state1, Maybe<Out<float>> state2, Floats norm, int kind, bool nearest,
-         uint64_t draws) {
+         double bound, double total_width, Maybe<Out<float>> state1, Maybe<Out<float>> state2, Floats norm, int kind,
+         bool nearest, uint64_t draws) {
         const auto to = half_target(rows, unique, kind, nearest, draws);
-        const auto how = learning<float>(rule, rate, eps, rest1, rest2, total_width, state1, state2, norm);
+        const auto how = learning<float>(rule, rate, eps, rest1, rest2, bound, total_width, state1, state2, norm);
         without_gil([&] { hpcrec::update(to, merged.data(), how); });
       },
-      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a,
-      "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none(), "kind"_a, "nearest"_a, "draws"_a);
+      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "bound"_a,
+      "total_width"_a, "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none(), "kind"_a,
+      "nearest"_a, "draws"_a);
   m.def(
       "merge_update",
       [](Written rows, Ids unique, Ids segments, Ids order, Ids source_start, Floats weights, In<float> gradients,
-         int rule, double rate, double eps, double rest1, double rest2, double total_width, Maybe<Out<float>> state1,
-         Maybe<Out<float>> state2, int kind, bool nearest, uint64_t draws) {
+         int rule, double rate, double eps, double rest1, double rest2, double bound, double total_width,
+         Maybe<Out<float>> state1, Maybe<Out<float>> state2, int kind, bool nearest, uint64_t draws) {
         const auto to = half_target(rows, unique, kind, nearest, draws);
         const auto from = occurrences<float>(segments, order, source_start, weights, gradients, to.width);
-        const auto how = learning<float>(rule, rate, eps, rest1, rest2, total_width, state1, state2, {});
+        const auto how = learning<float>(rule, rate, eps, rest1, rest2, bound, total_width, state1, state2, {});
         without_gil([&] { hpcrec::merge_update(to, from, how); });
       },
       "rows"_a.noconvert(), "unique"_a, "segments"_a, "order"_a, "source_start"_a, "weights"_a.none(), "gradients"_a,
-      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "total_width"_a, "state1"_a.noconvert().none(),
+      "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "bound"_a, "total_width"_a, "state1"_a.noconvert().none(),
       "state2"_a.noconvert().none(), "kind"_a, "nearest"_a, "draws"_a);
   m.def(
       "to_half_rows",

@@ -28,7 +28,7 @@ template <class T, int W, class Taker> bool take_all(const T* merged, int64_t n,
 template <class T> void update(const Target<T>& target, const T* merged, const Learning<T>& how) {
   bool good = false;
   with_optimizer(how, target.width, [&](const auto& optimizer) {
-    const Apply<T, std::decay_t<decltype(optimizer)>> taker{target, optimizer};
+    const Apply<T, std::decay_t<decltype(optimizer)>> taker{target, optimizer, how.bound};
     with_width<T>(target.width, [&](auto w) {
       good = take_all<T, decltype(w)::value>(merged, target.n_unique, target.width, taker);
     });

@@ -44,7 +44,7 @@ def test_gather_is_two_gathers(width, dtype):
 @pytest.mark.parametrize("name", SPECS)
 def test_merge_update_is_two_of_them(name, width, dtype):
     rng = np.random.default_rng(width)
-    spec, its_spec = SPECS[name], OptimizerSpec(name=name, eps=1e-5)
+    spec, its_spec = SPECS[name], OptimizerSpec(name=name, eps=1e-5, bound=0.25)
     for n_rows, n in ((3000, 2000), (40, 9000), (5, 3000), (7, 0)):  # rows of few, many and very many occurrences
         index = rng.zipf(1.3, n).astype(np.int64) % n_rows
         grouping = kernels.group(index)

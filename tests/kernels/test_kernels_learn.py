@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -121,19 +122,19 @@ def test_squared_norm(width, dtype):
 @pytest.mark.parametrize(("width", "dtype"), ROWS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_update_native_is_reference_and_fused_is_both(name, width, dtype):
-    spec = SPECS[name]
-    for kind in ("unique", "hot", "blocks", "empty"):
+    for kind, bound in (("unique", math.inf), ("hot", 0.5), ("blocks", 0.25), ("empty", 0.5)):
+        spec = replace(SPECS[name], bound=bound)
         o = Occurrences(kind, 2000, width, dtype)
         states = states_of(spec, o.rows)
 
-        def separate(o=o, states=states):
+        def separate(o=o, states=states, spec=spec):
             rows, new = o.rows.copy(), copy.deepcopy(states)
             for step in (1, 2):
                 merged = kernels.merge(o.grouping, o.gradients, o.starts, width, weights=o.weights)
                 kernels.update(spec, rows, new, o.grouping.unique, merged, lr=0.3, step=step)
             return {"rows": rows, **new}
 
-        def fused(o=o, states=states):
+        def fused(o=o, states=states, spec=spec):
             rows, new = o.rows.copy(), copy.deepcopy(states)
             for step in (1, 2):
                 kernels.merge_update(
@@ -146,6 +147,7 @@ def test_update_native_is_reference_and_fused_is_both(name, width, dtype):
         touched = np.zeros(len(o.rows), bool)
         touched[o.index] = True
         assert (result["rows"] != o.rows).any(1).tolist() == touched.tolist()
+        assert (np.abs(result["rows"][touched]) <= bound).all()
         for key, value in result.items():
             assert value.tobytes() == one_pass[key].tobytes()
             assert (value[~touched] == (o.rows if key == "rows" else states[key])[~touched]).all()

@@ -145,7 +145,7 @@ def test_what_is_found_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert lines[0]["waited_for_rows"] == {"1": 0.5, "2": 0.2, "3": 0.01}
         assert json.loads((step_folder(run, 40) / "state.json").read_text())["staleness"] == 3
         assert json.loads((run / "summary.json").read_text())["drains"]["number"] == 1  # those of trials are no one's
-        assert saved.staleness(find_checkpoint(run)) == 3
+        assert saved.staleness(find_checkpoint(run), STALENESS) == 3
     monkeypatch.setattr(Exchange, "most_of_all", told([]))  # nothing is asked for
     again = config_of(
         folder,
@@ -173,5 +173,5 @@ def test_a_checkpoint_may_be_anybodys(folder: Path) -> None:
         folder, state = Path("there"), {"staleness": 5}
 
     with pytest.raises(CheckpointError, match=r"staleness is 5. Allowed: one of 1, 2, 3, 4, 6, 8, 10"):
-        saved.staleness(Made())  # type: ignore[arg-type]
+        saved.staleness(Made(), STALENESS)  # type: ignore[arg-type]
     assert max(STALENESS) < STEPS

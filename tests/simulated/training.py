@@ -307,6 +307,15 @@ def listing() -> str:
         return "\n".join(sorted(str(path) for path in files.checkpoints_in(RUN).rglob("*"))) or "nothing"
 
 
+class _Untimed:
+    """In place of ``PhaseTimer``."""
+
+    def __call__(self, phase: str) -> contextlib.AbstractContextManager[None]:
+        return NOTHING
+
+    def add(self, phase: str, seconds: float) -> None: ...
+
+
 class Session:
     """What the loop and the saver ask of a session."""
 
@@ -333,6 +342,7 @@ class Session:
         )
         pipeline = SimpleNamespace(
             in_flight=1,
+            trials=None,
             ages=np.zeros(0, np.int64),
             rest=lambda: None,
             rested=lambda: True,
@@ -345,12 +355,13 @@ class Session:
             ahead=0,
             world=world,
             pipeline=pipeline,
+            policy="sync",
             splits=splits,
             store=SimpleNamespace(track=self._track, thaw=lambda: None, freeze=lambda *_: None),
             tables={},
             dense=None,
             chosen=None,
-            timer=lambda _: NOTHING,
+            timer=_Untimed(),
             schedule=SimpleNamespace(multiplier=lambda _: 1.0),
         )
         self.guard = SimpleNamespace(in_a_row=0, skipped=0)

@@ -99,7 +99,7 @@ def reference_for(session: Session, config: Config) -> Reference:
     optimizers, tables, row_of = {}, {}, {}
     for name, spec in session.parts.tables.items():
         o, ids = spec.optimizer, ids_of_table(name)
-        optimizers[name] = RowOptimizer(o.name, o.lr, o.eps, o.beta1, o.beta2, o.initial_accumulator)
+        optimizers[name] = RowOptimizer(o.name, o.lr, o.eps, o.beta1, o.beta2, o.initial_accumulator, o.bound)
         tables[name] = initial_rows(session, name, ids)
         row_of[name] = lambda wanted, ids=ids: np.searchsorted(ids, wanted)
     dense = torch.optim.SGD(model.parameters(), lr=config.dense.optimizer.lr)

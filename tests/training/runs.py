@@ -113,7 +113,7 @@ def reference_for(session: Session, config: Config) -> Reference:
     optimizers = {}
     for name, spec in session.parts.tables.items():
         o = spec.optimizer
-        optimizers[name] = RowOptimizer(o.name, o.lr, o.eps, o.beta1, o.beta2, o.initial_accumulator)
+        optimizers[name] = RowOptimizer(o.name, o.lr, o.eps, o.beta1, o.beta2, o.initial_accumulator, o.bound)
     dense = torch.optim.SGD(model.parameters(), lr=config.dense.optimizer.lr)
     return Reference(model, describe(operators), tables, optimizers, dense, dtype=session.parts.dtype)
 

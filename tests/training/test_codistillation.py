@@ -76,7 +76,7 @@ def definition_of(session: Session, config: Config) -> Groups:
     optimizers = {}
     for name, spec in session.parts.tables.items():
         o = spec.optimizer
-        optimizers[name] = RowOptimizer(o.name, o.lr, o.eps, o.beta1, o.beta2, o.initial_accumulator)
+        optimizers[name] = RowOptimizer(o.name, o.lr, o.eps, o.beta1, o.beta2, o.initial_accumulator, o.bound)
 
     def member(group: int) -> Reference:
         model, operators = make_model(config, session.parts.splits["train"].dataset, group)

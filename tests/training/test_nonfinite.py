@@ -247,6 +247,68 @@ def test_a_slope_of_the_users_own_loss_that_is_not_finite_is_found(folder: Path)
         parallel_assert("a root, norm or logarithm has no finite slope at 0" in str(c.value))
 
 
+def without(session: Session, feature: str, value: float, *, whole: bool) -> Losses | None:
+    """A loss for a step on the last dense rank: its gradient is ``value`` times in a feature's vectors, or a number."""
+
+    def losses(inputs, samples):
+        place = [name for name, _ in inputs.vectors()].index(feature)
+
+        def hook(gradient: torch.Tensor) -> torch.Tensor:
+            changed = gradient.clone()
+            changed[:, place] = changed[:, place] * value if whole else changed[:, place]
+            changed[0, place, 0] = value
+            return changed
+
+        inputs.leaves[0].register_hook(hook)
+        return session.default_losses(inputs, samples)
+
+    last = session.topology.is_dense and session.topology.dense_index == len(session.topology.dense) - 1
+    return losses if last else None
+
+
+@few_or_all_roles
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_gradients_of_a_feature_alone_are_left_out(folder: Path, roles_of: Roles) -> None:
+    """As if they were zero, on that rank, whatever else the batch has; counted, also by a run that goes on."""
+    write_data(folder / "data.h5")
+    for roles in roles_of(MPI.COMM_WORLD.size):
+        learned = []
+        for spoilt in (True, False):
+            run = {"folder": str(folder / f"run-{spoilt}")}
+            config = config_for(folder, topology=roles, train={**SKIP, "nonfinite": "drop"}, run=run)
+            with open_session(config) as session:
+                for step in session.steps():
+                    bad = step.number in (2, 5)
+                    value = float("nan") if spoilt else 0.0
+                    step.run(without(session, "item", value, whole=not spoilt) if bad else None)
+                learned.append(held(session))
+                dropped = session.parts.world.main.allreduce(np.array([session.guard.dropped]))[0]
+                parallel_assert((dropped, session.guard.skipped) == (2 * spoilt, 0), msg=f"{roles}: {dropped}")
+                if spoilt:
+                    state.save(session, folder / "run-True", {})
+            if spoilt:
+                with open_session(config) as session:
+                    state.load(session, find_checkpoint(folder / "run-True"), resume=True)
+                    again = session.parts.world.main.allreduce(np.array([session.guard.dropped]))[0]
+                    parallel_assert(again == 2)
+        parallel_assert(same(*learned), msg=f"{roles}")
+
+
+@pytest.mark.parallel([1, 3])
+def test_what_is_not_a_features_gradient_leaves_the_batch_out_under_drop_too(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    with open_session(config_for(folder, topology={"mode": "fused"}, train={**SKIP, "nonfinite": "drop"})) as session:
+        for step in session.steps():
+            parameter = next(name for name, _ in session.model.named_parameters())
+            before = held(session)
+            wrong = (None, parameter) if step.number == 1 else ("item", parameter) if step.number == 3 else (None, None)
+            if step.number == 4:
+                spoil(session, step)
+            step.run(spoil_gradients(session, *wrong, float("inf")))
+            parallel_assert(same(held(session), before) == (step.number in (1, 3, 4)), msg=f"{step.number}")
+        parallel_assert(session.guard.skipped == 3)
+
+
 def test_only_gradients_that_are_not_finite_are_named() -> None:
     leaves = [torch.ones(3, 2, 4, requires_grad=True), torch.ones(3, 1, 2, requires_grad=True)]
     leaves.append(torch.ones(3, 1, 5, requires_grad=True))  # the loss does not depend on this one

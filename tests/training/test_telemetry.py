@@ -30,6 +30,7 @@ def summary(**changes):
         "steps": 100,
         "samples": 204_800,
         "skipped_steps": 0,
+        "dropped_features": 0,
         "attempts": {"number": 3, "total_s": 4000.0, "lost_steps": 1200, "lost_s": 45.6},
         "eval": {"auc": 0.79, "attainable_auc": 0.8, "logloss": 0.4, "normalized_entropy": 0.9, "calibration": 1.0},
         "throughput": {"samples_per_s": 12345.6, "step_ms": {"p50": 3.0, "p95": 5.0}},
@@ -276,9 +277,9 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples skipped_steps attempts eval throughput wire_bytes wire_messages dense_compression "
-        "exchange_thresholds exchange phase_s drains slow_ranks read_age peak_rss_bytes owners imbalance copies "
-        "dynamic_tables topology versions"
+        "status steps samples skipped_steps dropped_features attempts eval throughput wire_bytes wire_messages "
+        "dense_compression exchange_thresholds exchange phase_s drains slow_ranks read_age peak_rss_bytes owners "
+        "imbalance copies dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
@@ -304,7 +305,7 @@ def test_drain_points_that_cost_much_are_named():
     took = {"step": 4.0}
     said = report.drains_advice(summary(phase_s=took), {"checkpoint.every": 50, "train.eval_every": 30})
     assert said == (
-        "drain points take 5.0% of the time of steps, 50 ms each: checkpoint.every = 50 and train.eval_every = 30. "
+        "\ndrain points take 5.0% of the time of steps, 50 ms each: checkpoint.every = 50 and train.eval_every = 30. "
         "With 125, 75 it is 2%."
     )
     assert report.drains_advice(summary(phase_s=took, drains={"number": 4, "s": 0.08}), {"checkpoint.every": 50}) == ""

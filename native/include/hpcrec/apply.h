@@ -6,10 +6,23 @@
 
 namespace hpcrec {
 
+// Bounds n rows that have moved, where there is a bound; what is not a number stays so.
+template <int W, class T, class Rows>
+HPCREC_INLINE void bound_rows(const int64_t* ids, int64_t n, int64_t width, const Rows& rows, T bound) {
+  if (std::isinf(bound)) return;
+  const int64_t columns = W ? W : width;
+  for (int64_t i = 0; i < n; ++i) {
+    T* row = rows.row(i, ids[i] * columns);
+#pragma omp simd
+    for (int64_t d = 0; d < columns; ++d) row[d] = row[d] > bound ? bound : row[d] < -bound ? -bound : row[d];
+  }
+}
+
 // Gives merged gradients to their rows.
 template <class T, class Optimizer> struct Apply {
   const Target<T>& target;
   const Optimizer& optimizer;
+  T bound;
 
   bool accepts(Range mine) const {
     return all_below(target.unique + mine.first, mine.last - mine.first, target.n_rows);
@@ -21,7 +34,9 @@ template <class T, class Optimizer> struct Apply {
   }
   T* memory(int64_t, T* spare) const { return spare; }
   template <int W> void take(int64_t u, int64_t n, const T* g, const T* = nullptr) const {
-    optimizer.template apply<W>(target.unique + u, u, n, InTable<T>{target.rows}, g);
+    const InTable<T> rows{target.rows};
+    optimizer.template apply<W>(target.unique + u, u, n, rows, g);
+    bound_rows<W>(target.unique + u, n, target.width, rows, bound);
   }
 };
 
@@ -62,6 +77,7 @@ struct ApplyHalves {
     with_optimizer(how, width, [&](const auto& optimizer) {
       optimizer.template apply<W>(ids, u, n, Copied<float>{spare.rows, width}, g);
     });
+    bound_rows<W>(ids, n, width, Copied<float>{spare.rows, width}, how.bound);
     write_rows<W>(target.rows, ids, n, width, spare.rows);
   }
 };

@@ -32,10 +32,10 @@ enum class Rule { sgd, adagrad, rowwise_adagrad, adam };
 // What an optimizer needs; which of it is used depends on the rule.
 template <class T> struct Learning {
   Rule rule;
-  T rate, eps, rest1, rest2, total_width;  // rate: lr, or Adam's step size; rest: 1 - beta
-  T* state1;                               // accumulator or exp_avg
-  T* state2;                               // exp_avg_sq
-  const T* norm;                           // [n_unique] or null
+  T rate, eps, rest1, rest2, bound, total_width;  // rate: lr, or Adam's step size; rest: 1 - beta
+  T* state1;                                      // accumulator or exp_avg
+  T* state2;                                      // exp_avg_sq
+  const T* norm;                                  // [n_unique] or null
 };
 
 template <class T> void merge(const Occurrences<T>& from, T* merged);
