@@ -2,8 +2,8 @@
 
     hpcrec run -n 4 -- benchmarks/on_ranks/rank.py JOBS OUT
 
-JOBS is a list of objects, ``kind`` a function of this file, of ``links`` or ``curves``, the rest its arguments. Knows
-sessions and their ledger; what is trained, and what is made of the figures, is said above.
+JOBS is a list of objects, ``kind`` a function of this file, of ``links``, ``curves`` or ``timeline``, the rest its
+arguments. Knows sessions and their ledger; what is trained, and what is made of the figures, is said above.
 """
 
 import json
@@ -17,6 +17,7 @@ from typing import Any
 import curves
 import links
 import numpy as np
+import timeline
 from clock import Clock
 
 import hpcrec
@@ -166,7 +167,7 @@ def turn(session: Session, run: Iterator[Any], steps: int) -> float:
     return (time.perf_counter() - began_s) / steps
 
 
-KINDS = {"train": train, "pairs": pairs, "links": links.measured, "curve": curves.curve}
+KINDS = {"train": train, "pairs": pairs, "links": links.measured, "curve": curves.curve, "timeline": timeline.recorded}
 
 
 def main(jobs: str, out: str) -> None:

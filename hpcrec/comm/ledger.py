@@ -39,7 +39,8 @@ class Ledger:
         self._messages = np.zeros((len(TAGS), 2), np.int64)
         self._unknown = threading.Event()  # set: see ``messages_known``
         self._here = threading.local()  # what one thread leaves out, another may be counting
-        self._of_line: dict[int, int] = {}  # bytes, by what threads have said that they are for
+        self._of_line: dict[int, int] = {}  # bytes, by the line of metrics that they are for; where they are kept
+        self._line_now: list[int] = []  # where they are: what threads count for that have not said it
 
     def among(self, ranks: Sequence[int]) -> "Ledger":
         """The same ledger for a group that this rank is in: it counts here, and is told ranks by their place in it."""
@@ -65,21 +66,32 @@ class Ledger:
         """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``; by default in one message where there are any."""
         if getattr(self._here, "paused", False):
             return
-        place, near_far, line = TAGS.index(tag), self._near_far_R2[np.asarray(ranks)], getattr(self._here, "line", None)
+        place, near_far = TAGS.index(tag), self._near_far_R2[np.asarray(ranks)]
         messages = np.sign(n_bytes) if n_messages is None else n_messages
         with self._lock:
             self._bytes[place] += n_bytes @ near_far
             self._messages[place] += messages @ near_far
-            if line is not None:
+            if self._line_now:
+                line = getattr(self._here, "line", self._line_now[0])
                 self._of_line[line] = self._of_line.get(line, 0) + int(n_bytes @ near_far.sum(axis=1))
 
     def counts_for(self, line: int) -> None:
-        """What this thread sends from now on is counted for a line of metrics besides, whenever it is sent."""
+        """What this thread sends from now on is for a line of metrics, whenever it is sent."""
         self._here.line = line
 
-    def take(self, line: int) -> int:
-        """Bytes that were counted for a line; once."""
+    def keep_by_line(self, line: int) -> None:
+        """Bytes are counted by line from now on, to be taken; those of threads that have said none are for this one.
+
+        Such are autograd's, which start sums of gradients that are on a GPU.
+        """
         with self._lock:
+            self._line_now[:] = [line]
+
+    def take(self, line: int) -> int:
+        """Bytes that were counted for a line; once. What is left of those before, by a loop that was left, is gone."""
+        with self._lock:
+            for before in [other for other in self._of_line if other < line]:
+                del self._of_line[before]
             return self._of_line.pop(line, 0)
 
     def add_ring(self, tag: str, ranks: Sequence[int], n_bytes: float, n_messages: int = 1) -> None:

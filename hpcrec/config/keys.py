@@ -96,7 +96,7 @@ class RowOptimizer:
     initial_accumulator: Amount = 0.0
     """What sums of squares start from. Only for adagrad and rowwise_adagrad."""
     bound: AboveZero | None = None
-    """The largest magnitude of a weight after an update; none by default."""
+    """The largest magnitude of a weight after an update; none by default. Rows of halves may pass it by a rounding."""
 
     def spec(self) -> OptimizerSpec:
         """The same as what tables take."""
@@ -433,7 +433,7 @@ class TrainConfig:
     nonfinite: Literal["stop", "skip", "drop"] = "stop"
     """What to do when the loss or a gradient is not finite. stop: an error that names the batch and the ranges of its
     inputs. skip: the batch changes nothing, and is counted as skipped_steps. drop: where just gradients of features'
-    vectors are not, those of the feature are nothing on that rank, and counted as dropped_features; else as skip."""
+    vectors are not, those of the feature are zero on that rank, and counted as dropped_features; else as skip."""
     nonfinite_limit: Positive = 10
     """Batches in a row that train.nonfinite = "skip" (or drop) leaves out before the run stops all the same."""
     log_every: Positive = 50

@@ -78,6 +78,7 @@ class _Trial:
     waited_s: float = 0.0
     since_s: float = 0.0
     step_waited_s: float = 0.0
+    counts: bool = True  # the step under way: it does not follow a drain point, whose wait no staleness hides
 
 
 class Flight:
@@ -132,6 +133,7 @@ class Flight:
         self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
         self._worked_s = {VALUES: 0.0, GRADIENTS: 0.0}  # each written by one thread alone
         self._drained, self._drained_s = 0, 0.0
+        self._step_waited_s = 0.0  # for values, by the tickets of a step so far
         self._usual, self._usual_s = 0, 0.0  # steps that do not follow a drain point, and their waits for values
 
     @property
@@ -194,7 +196,8 @@ class Flight:
                 with self._timer("values_wait"):
                     self._take(lambda: id(ticket) in self._read and not self._given_up)  # read before, perhaps
                 route = self._read.pop(id(ticket))
-                self._waited(step, time.perf_counter() - began_s, asks=route.asked is not None)
+                own = self._tickets.get(step) is ticket  # else one of those beside it, which come first
+                self._waited(step, time.perf_counter() - began_s, asks=route.asked is not None, last=own)
         if step is None:
             self.settle()  # an evaluation, read here: nothing else is on the communicator
             with self._timer("route_wait"), Waiting():
@@ -245,8 +248,8 @@ class Flight:
         """
         trial, now_s = self._trial, time.perf_counter()
         with self._changed:
-            rested = self._points.evaluated(step) or any(segment.until == step for segment in self._segments)
-        if step > trial.first + SKIPPED and not rested:
+            rested = self._points.evaluated(step) or self._segments[-1].until == step
+        if step > trial.first + SKIPPED and not rested and trial.counts:
             trial.took_s, trial.waited_s = trial.took_s + now_s - trial.since_s, trial.waited_s + trial.step_waited_s
         trial.since_s = now_s
         if step == trial.until:
@@ -259,10 +262,15 @@ class Flight:
         """Whether a drain point before this step may be one of a trial's."""
         return self._trials is not None and (not self._trials.found or step <= self._trial.until)
 
-    def _waited(self, step: int, waited_s: float, *, asks: bool) -> None:
-        """A step has waited so long for values: the first one after a drain point for a whole read."""
-        self._trial.step_waited_s = waited_s if asks else 0.0
-        if not any(segment.first == step for segment in self._segments):
+    def _waited(self, step: int, waited_s: float, *, asks: bool, last: bool) -> None:
+        """A step has waited so long for values, or longer: the first one after a drain point for a whole read."""
+        self._step_waited_s += waited_s
+        if not last:
+            return
+        waited_s, self._step_waited_s = self._step_waited_s, 0.0
+        after_drain = self._segments[-1].first == step
+        self._trial.step_waited_s, self._trial.counts = waited_s if asks else 0.0, not after_drain
+        if not after_drain:
             self._usual, self._usual_s = self._usual + 1, self._usual_s + waited_s
         elif step > self._first and not self._seeks(step):
             self._drained += 1

@@ -8,7 +8,7 @@ STALENESS = (1, 2, 3, 4, 6, 8, 10)  # tried in this order
 STEPS = 40  # of a trial, from a drain point to the next
 SKIPPED = 15  # of them, its first: steps in flight are as many as they get to be
 ENOUGH = 0.02  # of the time is waited for rows: as good as nobody waits
-_LEFT = 0.9  # more staleness is of no use where it leaves more than this part of the wait: it is not jitter
+_LEFT = 0.9  # of the share that the one before has waited: where more is left, ranks wait for work, not for jitter
 
 
 class Trials:

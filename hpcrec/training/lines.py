@@ -91,7 +91,7 @@ class Lines:
 
     def begin_step(self) -> None:
         """A step begins, with the wait for its batch."""
-        self._session.parts.world.ledger.counts_for(self._of(self._session.step))
+        self._count_for(self._session.step)
         self._work.begin_step()
 
     def end_step(self, step: Step) -> None:
@@ -108,7 +108,7 @@ class Lines:
         """
         session = self._session
         number, skipped = session.step - 1, session.guard.skipped
-        session.parts.world.ledger.counts_for(self._of(session.step))  # what lines themselves send, too
+        self._count_for(session.step)  # what lines themselves send, too
         if self._every and session.step % self._every == 0:
             self._waiting.append(self._line(number, loss))
         elif session.guard.in_a_row:
@@ -200,6 +200,12 @@ class Lines:
             return {}
         found = named_figures(self._dynamic, total[0].astype(np.int64).reshape(len(self._dynamic), -1))
         return {f"{table}.{name}": of[name] for table, of in found.items() for name in LOGGED}
+
+    def _count_for(self, number: int) -> None:
+        """What is sent from now on, by threads that have no step of their own, is for the line of this step."""
+        ledger = self._session.parts.world.ledger
+        ledger.counts_for(self._of(number))
+        ledger.keep_by_line(self._of(number))
 
     def _of(self, number: int) -> int:
         """The number of the line that tells of a step."""

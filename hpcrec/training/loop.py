@@ -25,7 +25,7 @@ from hpcrec.checkpoint.saved import Progress
 from hpcrec.checkpoint.saver import Saver
 from hpcrec.comm.failure import say
 from hpcrec.config import CheckpointConfig, TrainConfig
-from hpcrec.errors import CheckpointError, LastCheckpointError, OutputError, UnreadableError
+from hpcrec.errors import CheckpointError, LastCheckpointError, NonFiniteError, OutputError, UnreadableError
 from hpcrec.training import attempts
 from hpcrec.training.claim import Claim
 from hpcrec.training.compression import evaluated_otherwise
@@ -36,7 +36,7 @@ from hpcrec.training.stop_time import StopTime
 from hpcrec.training.telemetry import Telemetry
 
 _LAST_PAUSES_S = (1.0, 4.0, 15.0)  # between tries of the last checkpoint
-Settled = Callable[[int, Mapping[int, float]], None]
+OnStaleness = Callable[[int, Mapping[int, float]], None]
 RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
 
 
@@ -120,7 +120,11 @@ class Loop:
 
     def _ran_on(self) -> dict[str, Any]:
         """Software, policy and ranks, as a checkpoint keeps them."""
-        return {**self._software, "policy": self._session.parts.policy, **self._session.topology.describe()}
+        parts, trials = self._session.parts, self._session.parts.pipeline.trials
+        policy = parts.policy
+        if trials is not None and trials.found:  # as one of that staleness is from here on
+            policy = policy.replace("auto", str(trials.staleness))
+        return {**self._software, "policy": policy, **self._session.topology.describe()}
 
     def _find_best(self) -> None:
         """Makes the note of the best checkpoint what this run knows of it; collective.
@@ -136,17 +140,17 @@ class Loop:
         else:
             on_root(main, lambda: mark_best(self._folder, step, metric, value, self._claim))
 
-    def run(self, telemetry: Telemetry, stop_time: StopTime, settled: Settled = lambda *_: None) -> Outcome:
+    def run(self, telemetry: Telemetry, stop_time: StopTime, on_staleness: OnStaleness = lambda *_: None) -> Outcome:
         """Trains, evaluates and saves as the options say; collective.
 
-        ``settled`` is called once on every rank where a staleness is sought, when it is known: with it, and what was
-        waited under each that was tried.
+        ``on_staleness`` is called once on every rank where a staleness is sought, when it is known: with it, and what
+        was waited under each that was tried.
         """
-        self._telemetry, self._stop_time, self._settled = telemetry, stop_time, settled
+        self._telemetry, self._stop_time, self._on_staleness = telemetry, stop_time, on_staleness
         session = self._session
         self._sought = session.parts.pipeline.trials
         if self._sought is not None and self._sought.found:  # by the run that is gone on with
-            self._is_settled(self._sought.staleness, {})
+            self._is_found(self._sought.staleness, {})
         self.lines.begin(telemetry)
         if session.step > 0 and self._owes_evaluation():  # the stop that ended the last run interrupted it
             self._progress.ended = self._judge()
@@ -218,7 +222,11 @@ class Loop:
 
     def _one(self, step: Any) -> None:
         session = self._session
-        loss = step.run()
+        try:
+            loss = step.run()
+        except NonFiniteError:  # of every rank alike
+            self.lines.settle()
+            raise
         self.lines.end_step(step)
         took_s = time.perf_counter() - self._since_s  # with the wait for its batch, which came before ``run``
         order = session.parts.splits["train"].order
@@ -230,11 +238,11 @@ class Loop:
         self.lines.write(loss)
         if self._sought is not None and self._sought.found:
             self.lines.tell({"staleness": self._sought.staleness, "waited_for_rows": self._sought.shares})
-            self._is_settled(self._sought.staleness, self._sought.shares)
+            self._is_found(self._sought.staleness, self._sought.shares)
 
-    def _is_settled(self, staleness: int, shares: Mapping[int, float]) -> None:
+    def _is_found(self, staleness: int, shares: Mapping[int, float]) -> None:
         self._sought = None
-        self._settled(staleness, shares)
+        self._on_staleness(staleness, shares)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._session.step % every == 0

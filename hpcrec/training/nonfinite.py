@@ -57,30 +57,14 @@ class Guard:
         self.in_a_row = 0
         self.dropped = 0
 
-    def drop(self, step: int, leaves: Sequence[Tensor], vectors: Iterable[tuple[str, Tensor]]) -> None:
-        """Makes gradients of features that are not finite nothing, on this rank, and counts them; after backward.
-
-        Parameters
-        ----------
-        step : int
-            Steps done before.
-        leaves, vectors
-            As of ``nonfinite_gradients``.
-        """
-        names = iter([name for name, _ in vectors])
-        for leaf in leaves:
-            gradient_BFD, of_leaf = leaf.grad, [next(names) for _ in range(leaf.shape[1])]
-            if gradient_BFD is None or all_finite(gradient_BFD):
-                continue
-            bad_F = ~torch.isfinite(gradient_BFD).all(dim=2).all(dim=0)
-            gradient_BFD[:, bad_F] = 0
-            found = [name for name, bad in zip(of_leaf, bad_F.tolist(), strict=True) if bad]
-            if not self.dropped:
-                say(
-                    f"hpcrec: step {step}: gradients of {', '.join(found)} are not finite, and left out "
-                    "(train.nonfinite = 'drop'); later ones are counted as dropped_features\n"
-                )
-            self.dropped += len(found)
+    def note_dropped(self, step: int, features: Sequence[str]) -> None:
+        """Counts features whose gradients were left out in a step that was learned; says so the first time."""
+        if features and not self.dropped:
+            say(
+                f"hpcrec: step {step}: gradients of {', '.join(features)} are not finite, and left out "
+                "(train.nonfinite = 'drop'); later ones are counted as dropped_features\n"
+            )
+        self.dropped += len(features)
 
     def agree(self, *, here: bool) -> bool:
         """Whether loss and gradients are finite on every dense rank; collective over these, the same answer on all.
@@ -116,6 +100,22 @@ class Guard:
                 f"\n  It is number {self.in_a_row} of such steps in a row, and train.nonfinite_limit is {self._limit}."
             )
         agree(self._main, None if found is None else NonFiniteError(found))
+
+
+def zero_nonfinite(leaves: Sequence[Tensor], vectors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Makes gradients of features that are not finite zero, on this rank; after backward. Returns the features.
+
+    Arguments as of ``nonfinite_gradients``.
+    """
+    names, found = iter([name for name, _ in vectors]), list[str]()
+    for leaf in leaves:
+        gradient_BFD, of_leaf = leaf.grad, [next(names) for _ in range(leaf.shape[1])]
+        if gradient_BFD is None or all_finite(gradient_BFD):
+            continue
+        bad_F = ~torch.isfinite(gradient_BFD).all(dim=2).all(dim=0)
+        gradient_BFD[:, bad_F] = 0
+        found += [name for name, bad in zip(of_leaf, bad_F.tolist(), strict=True) if bad]
+    return found
 
 
 def nonfinite_gradients(

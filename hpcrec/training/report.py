@@ -154,8 +154,9 @@ def step_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     )
     busiest = max(busy, key=lambda name: busy[name])
     drains = summary["drains"]
-    more = [f"{drains['s'] / step_s:.1%} for {drains['number']:,} drain points"] if drains["number"] else []
-    told = ", ".join([*(f"{share:.1%} for {name}" for name, share in waits.items()), *more])
+    told = ", ".join(f"{share:.1%} for {name}" for name, share in waits.items())
+    if drains["number"]:
+        told += f"; {drains['number']:,} drain points cost {drains['s'] / step_s:.1%}"
     return [("steps wait", told), ("busiest", f"{busiest}, {busy[busiest]:.1%} of the time")]
 
 
@@ -169,7 +170,7 @@ def drains_advice(summary: Mapping[str, Any], every: Mapping[str, int]) -> str:
     if share <= DRAINS_SHARE:
         return ""
     keys = " and ".join(f"{name} = {n}" for name, n in every.items())
-    more = ", ".join(f"{math.ceil(n * share / DRAINS_SHARE):,}" for n in every.values())
+    more = " and ".join(f"{name} = {math.ceil(n * share / DRAINS_SHARE)}" for name, n in every.items())
     return (
         f"\ndrain points take {share:.1%} of the time of steps, {seconds / number * 1e3:.3g} ms each: {keys}. "
         f"With {more} it is {DRAINS_SHARE:.0%}."

@@ -22,7 +22,7 @@ from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.policy.pipeline import Inputs, Ticket
 from hpcrec.training.evaluation import Predicted, logits_of, models_of_groups
 from hpcrec.training.groups import begin, distillation, group_weight, refuse_without_logits
-from hpcrec.training.nonfinite import Guard, describe, nonfinite_gradients
+from hpcrec.training.nonfinite import Guard, describe, nonfinite_gradients, zero_nonfinite
 from hpcrec.training.parts import Parts, Samples, Split
 from hpcrec.training.tickets import reading_tickets, training_tickets
 from hpcrec.training.update import refuse_strays, update_dense
@@ -83,6 +83,7 @@ class Session:
         self.stopped = False
         self.save_failed = False
         self.last_logits: Tensor | None = None
+        self._dropped: list[str] = []  # features whose gradients the step leaves out here
         self._closed = False
 
     # Position.
@@ -165,6 +166,7 @@ class Session:
         verdict = pipeline.learn(ticket, gradients, verdict, step=step, lr_scale=lr_scale)  # owners are told
         if verdict:
             self.guard.in_a_row = 0
+            self.guard.note_dropped(step, self._dropped)
             update_dense(parts, step, scale)
         else:
             if parts.dense is not None:
@@ -183,7 +185,7 @@ class Session:
         dense.place.seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
         dense.model.train()
         dense.reducer.zero_grad()
-        self.last_logits = None
+        self.last_logits, self._dropped = None, []
         samples = Samples.of(ticket.batch, parts.dtype, dense.place)
         with timer("forward"), dense.place.casting():
             losses_B = (losses or self.default_losses)(inputs, samples)
@@ -205,9 +207,10 @@ class Session:
             if share != 1.0 and self.topology.table_sets == 1:
                 inputs.scale_gradients(share)  # rows learn from all groups' samples
             dense.reducer.send()
-        if self.guard.drops and math.isfinite(loss):
-            self.guard.drop(step, inputs.leaves, inputs.vectors())
         bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.results(), dense.reducer.nonfinite)
+        others = nonfinite_gradients((), (), inputs.results(), dense.reducer.nonfinite) if bad else []
+        if bad and not others and self.guard.drops and math.isfinite(loss):
+            self._dropped, bad = zero_nonfinite(inputs.leaves, inputs.vectors()), []
         if not bad and math.isfinite(loss):
             return loss, None
         seen = (ticket.batch, samples, inputs.vectors(), losses_B, self.last_logits)

@@ -139,7 +139,7 @@ hpcrec::Largest<T, E> largest(const In<B>& rows, const Ids& index, const Ids& of
           size(out)};
 }
 
-// Rows, source starts, rule, rate, eps, rest1, rest2, total width, states of the table beside.
+// Rows, source starts, rule, rate, eps, rest1, rest2, bound, total width, states of the table beside.
 template <class T>
 using BesideStep =
     std::tuple<Out<T>, Ids, int, double, double, double, double, double, double, Maybe<Out<T>>, Maybe<Out<T>>>;

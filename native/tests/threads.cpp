@@ -382,8 +382,8 @@ void half_row_kernels(const hpcrec::Occurrences<float>& from, const Ints& unique
       hpcrec::to_half_rows(rows.data(), n_rows, width, 0, halves);
       Reals<float> state1(rows.size(), 1), state2(rows.size(), 1), merged(from.n_unique * width);
       const hpcrec::Target<float, hpcrec::HalfRows> target{halves, unique.data(), n_rows, from.n_unique, width};
-      const hpcrec::Learning<float> how{rule,          0.1f,          1e-8f,  0.1f, 0.01f, static_cast<float>(width),
-                                        state1.data(), state2.data(), nullptr};
+      const hpcrec::Learning<float> how{
+          rule, 0.1f, 1e-8f, 0.1f, 0.01f, 0.5f, static_cast<float>(width), state1.data(), state2.data(), nullptr};
       hpcrec::merge_update(target, from, how);
       hpcrec::merge(from, merged.data());
       hpcrec::update(target, merged.data(), how);
@@ -487,8 +487,9 @@ template <class T> void row_kernels(Random& random, int64_t width) {
       same("update, merge_update", [&] {
         Reals<T> moved = rows, state1(n_rows * width, T{1}), state2(n_rows * width, T{1}), merged(n_unique * width);
         const hpcrec::Target<T> target{moved.data(), unique.data(), n_rows, n_unique, width};
-        const hpcrec::Learning<T> how{rule,          T(0.1),        T(1e-8), T(0.1), T(0.01), static_cast<T>(width),
-                                      state1.data(), state2.data(), nullptr};
+        const hpcrec::Learning<T> how{
+            rule,          T(0.1),        T(1e-8), T(0.1), T(0.01), T(0.5), static_cast<T>(width),
+            state1.data(), state2.data(), nullptr};
         if (fused) {
           hpcrec::merge_update(target, from, how);
         } else {
@@ -515,10 +516,10 @@ template <class T> void row_kernels(Random& random, int64_t width) {
       Reals<T> its_moved = narrow, its_state1(n_rows, T{1}), its_state2(n_rows, T{1});
       const hpcrec::Target<T> target{moved.data(), unique.data(), n_rows, n_unique, width};
       const hpcrec::Target<T> its_target{its_moved.data(), unique.data(), n_rows, n_unique, 1};
-      hpcrec::Learning<T> how{rule,          T(0.1),        T(1e-8), T(0.1), T(0.01), static_cast<T>(width),
+      hpcrec::Learning<T> how{rule,          T(0.1),        T(1e-8), T(0.1), T(0.01), T(0.5), static_cast<T>(width),
                               state1.data(), state2.data(), nullptr};
       const hpcrec::Learning<T> its_how{
-          rule, T(0.1), T(1e-8), T(0.1), T(0.01), T(1), its_state1.data(), its_state2.data(), nullptr};
+          rule, T(0.1), T(1e-8), T(0.1), T(0.01), T(0.5), T(1), its_state1.data(), its_state2.data(), nullptr};
       hpcrec::merge_update(target, both, how, its_target, its_how);
       Bits bits;
       bits.add(moved);

@@ -3,9 +3,11 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,31 +17,47 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build.session import open_session
+from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.checkpoint.files import step_folder
+from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.training.lines import Lines
+from hpcrec.training.telemetry import read_metrics
+from tests.policy.reference import hybrid
 from tests.policy.test_hybrid import config_of
 from tests.policy.test_hybrid_stores import dynamic_of
 from tests.together import on_every_rank
 from tests.training import dynamic_runs
 from tests.training.runs import write_data
 from tests.training.test_equivalence import roles_for
+from tests.training.test_nonfinite import SKIP, spoil
 
 COMM = MPI.COMM_WORLD
 STEPS, EVERY = 9, 2
 
 
-def told(config: Config, naps: random.Random | None) -> tuple[list[tuple[int, dict[str, Any]]], int, int]:
-    """Lines of a run, the bytes that all ranks have sent in it, and those that no line tells of."""
+def told(
+    config: Config, naps: random.Random | None, left_out: Sequence[int] = (), resumes: bool = False
+) -> tuple[list[tuple[int, dict[str, Any]]], int, int]:
+    """Lines of a run, the bytes that all ranks have sent in it, and those that no line tells of.
+
+    Batches of the steps ``left_out`` are not finite. One that ``resumes`` goes on from its last checkpoint.
+    """
     found: list[tuple[int, dict[str, Any]]] = []
     telemetry = SimpleNamespace(log=lambda step, values: found.append((step, values)))
     with open_session(config) as session:
-        ledger = session.parts.world.ledger
+        ledger, main = session.parts.world.ledger, session.parts.world.main
+        if resumes:
+            state.load(session, find_checkpoint(Path(config.run.folder), "last", main), resume=True)
         lines, before = Lines(session, EVERY), ledger.total_bytes()
         lines.begin(telemetry)  # type: ignore[arg-type]
         lines.begin_step()
         for step in session.steps():
             if naps is not None:
                 time.sleep(0.02 * naps.random())
+            if step.number in left_out:
+                spoil(session, step)
             loss = step.run()
             lines.end_step(step)
             lines.write(loss)
@@ -67,6 +85,48 @@ def test_lines_are_of_their_steps_at_any_speed(tau: int | None, folder: Path) ->
                 assert ("read_age" in line) == (tau is not None)
             assert EVERY * sum(line["wire_bytes_per_step"] for _, line in found) + left == sent
             assert (sent > left > 0) == (COMM.size > 1)
+
+
+@pytest.mark.parallel([1, 2, 3])
+@pytest.mark.parametrize("policy", [hybrid(2), {"name": "ahead"}], ids=["hybrid", "ahead"])
+def test_lines_of_steps_left_out_are_in_their_place(policy: dict[str, Any], folder: Path) -> None:
+    write_data(folder / "data.h5")
+    train = {**SKIP, "steps": STEPS, "log_every": EVERY}
+    config = config_of(folder, None, "rows", policy=policy, train=train)
+    found, sent, left = told(config, None, left_out=(2, 5, 6))
+    again = told(config, random.Random(COMM.rank), left_out=(2, 5, 6))[0]
+    with on_every_rank():
+        assert [(step, line["skipped_steps"]) for step, line in found] == [
+            (2, 0),
+            (3, 1),
+            (4, 1),
+            (6, 2),
+            (7, 3),
+            (8, 3),
+        ]
+        whole = [line for _, line in found if "loss" in line]
+        assert EVERY * sum(line["wire_bytes_per_step"] for line in whole) + left == sent
+        for (_, line), (_, other) in zip(found, again, strict=True):
+            assert str({**line, "time": 0}) == str({**other, "time": 0})  # nan is nan
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_lines_of_a_run_that_goes_on_in_the_midst_of_one(folder: Path) -> None:
+    """Bytes are a mean over the steps since."""
+    write_data(folder / "data.h5")
+    more: dict[str, Any] = {"checkpoint": {"every": 5}, "train": {"steps": STEPS, "log_every": EVERY}}
+    config = config_of(folder, 2, "pooled", **more)
+    assert commands.train(config) == 0
+    if COMM.rank == 0:
+        shutil.rmtree(step_folder(folder / "run", STEPS))
+    COMM.barrier()
+    whole = [line for line in read_metrics(folder / "run") if "loss" in line]
+    found, sent, left = told(config, None, resumes=True)
+    with on_every_rank():
+        assert [step for step, _ in found] == [6, 8]
+        for (step, line), other in zip(found, whole[-2:], strict=True):
+            assert (line["loss"], line["read_age"], step) == (other["loss"], other["read_age"], other["step"])
+        assert sum(n * line["wire_bytes_per_step"] for n, (_, line) in zip((1, 2), found, strict=True)) + left == sent
 
 
 def stopped_run(config: Config, who: str, at: int, stop_s: float) -> dict[int, list[float]]:

@@ -336,7 +336,7 @@ class Session:
         world = SimpleNamespace(
             main=main,
             aside=rank.aside,
-            ledger=SimpleNamespace(paused=lambda: NOTHING, counts_for=lambda _: None),
+            ledger=SimpleNamespace(paused=lambda: NOTHING, counts_for=lambda _: None, keep_by_line=lambda _: None),
             topology=self.topology,
             total_wire_bytes=lambda: np.zeros(1),
         )

@@ -14,7 +14,7 @@ from tests.together import on_every_rank
 from tests.training.runs import config_for, write_data
 from tests.training.test_equivalence import check_against_reference, few_roles, sections
 
-BOUND = 0.06  # of rows that begin within 0.3 / 2
+BOUND = 0.06  # of rows that begin within 0.3
 
 
 def bounded(optimizer: str) -> dict[str, object]:

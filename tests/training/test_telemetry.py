@@ -292,7 +292,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
 def test_the_report_says_what_steps_waited_for_and_what_was_busiest():
     owned = {"forward": 1.0, "values": 2.5, "step": 4.0, "owner.values": 2.25, "owner.gather": 2.3}
     rows = dict(report.step_rows(summary(phase_s=owned)))
-    assert rows["steps wait"] == "62.5% for rows, 0.0% for dense sums, 0.0% for data, 5.0% for 4 drain points"
+    assert rows["steps wait"] == "62.5% for rows, 0.0% for dense sums, 0.0% for data; 4 drain points cost 5.0%"
     assert rows["busiest"] == "rows of owners, 57.5% of the time"  # more than messages on the side that waits less
     apart = {"step": 10.0, "values": 9.0, "values_wait": 1.0, "forward": 4.0, "backward": 5.5, "load_wait": 0.2}
     rows = dict(report.step_rows(summary(phase_s=apart, drains={"number": 0, "s": 0.0})))
@@ -306,7 +306,7 @@ def test_drain_points_that_cost_much_are_named():
     said = report.drains_advice(summary(phase_s=took), {"checkpoint.every": 50, "train.eval_every": 30})
     assert said == (
         "\ndrain points take 5.0% of the time of steps, 50 ms each: checkpoint.every = 50 and train.eval_every = 30. "
-        "With 125, 75 it is 2%."
+        "With checkpoint.every = 125 and train.eval_every = 75 it is 2%."
     )
     assert report.drains_advice(summary(phase_s=took, drains={"number": 4, "s": 0.08}), {"checkpoint.every": 50}) == ""
     assert report.drains_advice(summary(drains={"number": 0, "s": 0.0}), {}) == ""
