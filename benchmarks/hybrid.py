@@ -1,36 +1,49 @@
 """Policies beside ``sync``: what overlap gains where a link is as busy as the cores, and what it costs where it is not.
 
-    python benchmarks/hybrid.py [--parts cost,one,speed] [--quick] [--json FILE] [--cluster DIR]
+    python benchmarks/hybrid.py [--parts cost,one,speed,bound,auc,capacity,timeline] [--quick] [--json FILE]
+        [--cluster DIR] [--data DIR]
 
 DLRM of width 64 over Criteo Kaggle's 26 features with at most 1,000,000 rows each, one id a bag, by P(rank k) ~
 (k + 1)^-1.05; global batch 8,192; dense gradients summed by MPI. Runs of all policies take turns in one launch; a
 ratio is that of two runs of a turn, and its interval the 90 % one of order statistics. Steps are timed from barrier to
 barrier in the midst of a run, so that as much is in flight at the end as at the beginning.
 
-``cost``   2 and 4 fused ranks of this machine: ``persia.no_cost`` is the least, over both, of the ratio's lower bound
-``one``    one owner and one dense rank, a core each: ``persia.speedup.one_owner_one_dense``
-``speed``  4 emulated hosts with a rank on each, at the link rate at which the bytes of the busier direction take as
-           long as a step without links (both cores are busy in it), and at half and at twice that:
-           ``persia.speedup.fused``, ``persia.speedup.split`` (two owners, two dense ranks) and, with form ``rows``,
-           ``ahead.speedup.2`` and ``.4`` (dense ranks), at that rate
+``cost``      2 and 4 fused ranks of this machine: ``persia.no_cost`` is the least, over both, of the ratio's lower
+              bound
+``one``       one owner and one dense rank, a core each, on bags of several ids (the workload ``des-multihot``), by
+              which an owner has as much to do as a dense rank: ``persia.speedup.one_owner_one_dense``
+``speed``     4 emulated hosts with a rank on each, at the link rate at which the bytes of the busier direction take as
+              long as a step of ``sync`` over links that are not shaped (both cores are busy in it, with what messages
+              take of them), and at half and at twice that: ``persia.speedup.fused``, ``persia.speedup.split`` (two
+              owners, two dense ranks) and, with form ``rows``, ``ahead.speedup.2`` and ``.4`` (dense ranks), at that
+              rate
+``bound``     there, a step of ``hybrid`` over the largest of what nothing can hide, measured in the same launch: dense
+              ranks alone (the same rows again and again), the exchange alone (a model that computes a sum), bytes of
+              the busier direction over the rate, and a step of ``sync`` over links that are not shaped:
+              ``persia.over_bound.fused`` and ``.split``
+``auc``       AUC by staleness beside ``sync`` (``hybrid_parts/auc_part.py``): ``persia.auc_interval.<data>.tau<n>``
+``capacity``  6.25 trillion logical ids of 16 columns (``hybrid_parts/capacity_part.py``)
+``timeline``  what threads do when in three steps of ``sync`` and ``hybrid``, for docs/consistency.md
 
 The JSON of each part but the first lies beside it, as <FILE>_<part>.
 """
 
 import argparse
 import os
+import statistics
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from _report import ROOT, asked, claim, finish
+from _report import ROOT, asked, claim, finish, interval
 from _report import options as benchmark_options
 from des_parts import shapes
 from des_parts.cells import show
-from hybrid_parts import runs
+from hybrid_parts import auc_part, capacity_part, drawing, runs
 from hybrid_parts.runs import Row
 from on_ranks import launch
 
-PARTS = ("cost", "one", "speed")
+PARTS = ("cost", "one", "speed", "bound", "auc", "capacity", "timeline")
 REPEATS, STEPS = 7, 24
 LEAST_COST = 0.98
 GOALS = {"one": 1.6, "fused": 1.6, "split": 2.1, "ahead": 1.2}
@@ -42,6 +55,9 @@ PLACEMENTS = {  # settings, and the policies beside sync
     "split, rows": ((*SPLIT, "exchange.form=rows"), ("ahead", "hybrid 1")),
 }
 CLAIMED = "hybrid 2"  # whichever is faster
+UNSHAPED = "10gbit"  # more than the cores can send
+BOUND_GOAL = 1.15
+PAGE, MARKS = ROOT / "docs" / "consistency.md", ("<!-- timeline -->\n", "<!-- /timeline -->\n")
 RATES = (1.0, 0.5, 2.0)  # times that of balance
 
 
@@ -49,15 +65,31 @@ def main() -> None:
     parser = benchmark_options(__doc__, PARTS)
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hpcrec" / "speed"
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
+    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="real samples")
     parser.add_argument("--cache", type=Path, default=cache, help="where data sets are kept")
     options = parser.parse_args()
-    data = shapes.prepare("onehot", options.cache, Path())
-    assert data is not None, "it is generated"
+    parts = {
+        "cost": cost,
+        "one": one,
+        "speed": speed,
+        "bound": bound,
+        "auc": auc,
+        "capacity": capacity,
+        "timeline": timeline,
+    }
     for part, path in asked(parser, options, PARTS):
-        rows, claims = {"cost": cost, "one": one, "speed": speed}[part](data, options)
+        rows, claims = parts[part](prepared("multihot" if part == "one" else "onehot", options), options)
         for row in rows:
             show(row)
-        finish("hybrid", rows, claims, path)
+        if part != "timeline":
+            finish("hybrid", rows, claims, path)
+
+
+def prepared(shape: str, options: argparse.Namespace) -> Path:
+    """The data set of a shape."""
+    data = shapes.prepare(shape, options.cache, Path())
+    assert data is not None, "it is generated"
+    return data
 
 
 def much(options: argparse.Namespace) -> dict[str, int]:
@@ -97,8 +129,7 @@ def speed(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]
     for placement, (settings, others) in PLACEMENTS.items():
         if options.quick and placement != "fused":
             continue
-        (alone,) = launch.local([runs.job(data, "sync", settings, STEPS)])
-        rate_mbit = 8e-6 * runs.busiest_bytes(alone) / alone["step_s"]
+        rate_mbit, _ = balance(data, settings, options)
         for times in RATES[:1] if options.quick else RATES:
             rate = f"{max(1, round(rate_mbit * times))}mbit"
             there = partial(launch.on_hosts, cluster=options.cluster, rate=rate)
@@ -115,6 +146,70 @@ def speed(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]
         value = at[0]["speedup"] if at else None
         claims.append(claim(name, value, "times sync's steps/s at the point of balance", f">= {goal:g}"))
     return rows, claims
+
+
+def balance(data: Path, settings: Sequence[str], options: argparse.Namespace) -> tuple[float, Row]:
+    """The rate at which links take as long as the cores, in Mbit/s; and the run over links that are not shaped."""
+    found = list(launch.on_hosts([runs.job(data, "sync", settings, STEPS)] * 2, options.cluster, UNSHAPED))
+    return 8e-6 * runs.busiest_bytes(found[-1]) / found[-1]["step_s"], found[-1]  # the first warms up
+
+
+def bound(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What a step takes beside the largest of its parts."""
+    reason = launch.why_no_hosts(options.cluster)
+    if reason is not None:
+        return [{"part": "bound", "result": reason}], []
+    rows, claims = [], []
+    for placement in ("fused",) if options.quick else ("fused", "split"):
+        settings, n = PLACEMENTS[placement][0], much(options)
+        rate_mbit, unshaped = balance(data, settings, options)
+        rate = max(1, round(rate_mbit))
+        jobs = [runs.job(data, CLAIMED, settings, n["steps"]), *runs.alone(data, CLAIMED, settings, n["steps"])]
+        found = iter(launch.on_hosts(jobs * n["repeats"], options.cluster, f"{rate}mbit"))
+        turns = list(zip(found, found, found, strict=True))
+        link_s = 8e-6 * runs.busiest_bytes(unshaped) / rate
+        ratios = []
+        for whole, exchange, dense in turns:
+            largest = max(exchange["step_s"], dense["step_s"], link_s, unshaped["step_s"])
+            ratios.append(whole["step_s"] / largest)
+        low, high = interval(ratios)
+        ms = (1e3 * statistics.median(run["step_s"] for run in of) for of in zip(*turns, strict=True))
+        names = ("step_ms", "exchange_ms", "dense_ms")
+        about = {"part": "bound", "placement": placement, "rate": f"{rate}mbit", **dict(zip(names, ms, strict=True))}
+        cores = {"link_ms": 1e3 * link_s, "cores_ms": 1e3 * unshaped["step_s"]}
+        rows.append({**about, **cores, "over_bound": statistics.median(ratios), "low": low, "high": high})
+        unit = "of the largest part of a step"
+        claims.append(claim(f"persia.over_bound.{placement}", statistics.median(ratios), unit, f"<= {BOUND_GOAL:g}"))
+    return rows, claims
+
+
+def auc(_: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What old rows cost."""
+    return auc_part.measure(options.cache, options.data, quick=options.quick)
+
+
+def capacity(_: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What many ids cost, of which few have rows."""
+    return capacity_part.measure(options.cache, quick=options.quick)
+
+
+def timeline(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """Pictures of steps of an owner and of a dense rank, put into the page."""
+    reason = launch.why_no_hosts(options.cluster)
+    if reason is not None:
+        return [{"part": "timeline", "result": reason}], []
+    rate = f"{round(balance(data, SPLIT, options)[0])}mbit"
+    policies = ("sync", "hybrid 1", "hybrid 2")
+    jobs = [runs.pictured(data, policy, SPLIT) for policy in policies]
+    text = [f"Two owners and two dense ranks, links of {rate}. {drawing.LEGEND}."]
+    for policy, row in zip(policies, launch.on_hosts(jobs, options.cluster, rate), strict=True):
+        ranks = {row["roles"].index(role): role for role in ("owner", "dense rank")}
+        text.append(f"`{policy}`:\n\n```text\n{drawing.drawn(row, ranks)}\n```")
+    page = PAGE.read_text()
+    before, first, rest = page.partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2]
+    PAGE.write_text(before + first + "\n\n".join(text) + "\n" + MARKS[1] + after)
+    return [], []
 
 
 if __name__ == "__main__":

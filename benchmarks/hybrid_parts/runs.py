@@ -26,6 +26,28 @@ def job(data: Path, policy: str, settings: Sequence[str], steps: int) -> Row:
     return {"kind": "train", "config": str(CONFIG), "settings": every, "warmup": WARMUP, "cooldown": COOLDOWN}
 
 
+def alone(data: Path, policy: str, settings: Sequence[str], steps: int) -> list[Row]:
+    """The exchange by itself, under the policy; and dense ranks by themselves."""
+    exchange = job(data, policy, (*settings, "model.name=summed:build"), steps)
+    dense = job(data, "sync", settings, steps)
+    return [
+        exchange,
+        {
+            "kind": "dense alone",
+            "config": str(CONFIG),
+            "settings": dense["settings"],
+            "warmup": COOLDOWN,
+            "steps": steps,
+        },
+    ]
+
+
+def pictured(data: Path, policy: str, settings: Sequence[str]) -> Row:
+    """A run of which a few steps are recorded."""
+    every = [f"data.train={data}", *settings, *POLICIES[policy]]
+    return {"kind": "timeline", "config": str(CONFIG), "settings": every, "warmup": 2 * WARMUP, "steps": 3}
+
+
 def in_turn(
     launch: Launch, data: Path, policies: Sequence[str], settings: Sequence[str], *, steps: int, repeats: int
 ) -> dict[str, list[Row]]:

@@ -8,7 +8,9 @@ arguments. Knows sessions and their ledger; what is trained, and what is made of
 
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +23,14 @@ import timeline
 from clock import Clock
 
 import hpcrec
+from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.start import start
 from hpcrec.comm.world import World
 from hpcrec.training.session import Session
+from hpcrec.training.update import update_dense
 from hpcrec.types import Ints
 
 ROUNDS = 10  # of messages sent again
@@ -54,6 +59,7 @@ def train(
     evaluate: bool = False,
     again: bool = False,
     clocked: bool = False,
+    again_from: bool = False,
 ) -> Any:
     """One run: bytes a step by tag, sender and receiver, and the mean time of a step.
 
@@ -69,6 +75,9 @@ def train(
     clocked : bool
         Whether what compression takes is clocked: ``clocked_s`` is the processor time of each of ``clock.SECTIONS`` in
         a step, on the rank where all take most.
+    again_from : bool
+        Whether the run is saved at its end, and gone on with from that checkpoint: how long both take, and what there
+        is. That it has the same rows is seen to.
     """
     clock = Clock() if clocked else None
     began_s = time.perf_counter()
@@ -100,9 +109,53 @@ def train(
             row["clocked_s"] = clocked_s
         if evaluate:
             row["auc"] = session.evaluate("validation")["auc"]
+        if again_from:
+            row |= saved_and_loaded(session)
         if again:
             row["exchange_s"] = sent_again(session, bytes_RTR // session.step)
     return row
+
+
+def saved_and_loaded(session: Session) -> dict[str, float]:
+    """Rows that there are, their bytes and the checkpoint's, and seconds of saving and loading; of all ranks."""
+    parts, main = session.parts, session.parts.world.main
+    folder = Path(main.bcast(tempfile.mkdtemp(prefix="hpcrec-saved-")))
+    try:
+        began_s = time.perf_counter()
+        state.save(session, folder, {})
+        save_s, held = time.perf_counter() - began_s, parts.store.figures() if parts.store else {}
+        n_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        began_s = time.perf_counter()
+        state.load(session, find_checkpoint(folder, "last", main), resume=True)
+        load_s = time.perf_counter() - began_s
+        assert parts.store is None or held["rows"] == parts.store.figures()["rows"], "not all that was saved was loaded"
+        rows, rows_bytes = (int(main.allreduce(np.array([held.get(n, 0)]))[0]) for n in ("rows", "bytes"))
+    finally:
+        main.barrier()
+        shutil.rmtree(folder, ignore_errors=True)
+    found = {"rows": rows, "rows_bytes": rows_bytes, "checkpoint_bytes": n_bytes}
+    return {**found, "save_s": save_s, "load_s": load_s}
+
+
+def dense_alone(config: str, settings: Sequence[str], warmup: int, steps: int) -> Any:
+    """Mean seconds of a step of dense ranks by themselves: on the same rows again and again, which learn nothing."""
+    with hpcrec.open_session(config, settings) as session:
+        parts, main = session.parts, session.parts.world.main
+        ticket = next(session.steps())._ticket
+        inputs = parts.pipeline.inputs(ticket)
+        for number in range(warmup + steps):
+            if number == warmup:
+                main.barrier()
+                began_s = time.perf_counter()
+            if inputs is None:
+                continue
+            for leaf in inputs.leaves:
+                leaf.grad = None
+            _, found = session._compute(ticket, inputs, None)
+            assert session.guard.agree(here=found is None)
+            update_dense(parts, number, 1.0)
+        main.barrier()
+        return {"step_s": (time.perf_counter() - began_s) / steps}
 
 
 def sent_again(session: Session, bytes_RTR: Ints) -> float:
@@ -167,7 +220,14 @@ def turn(session: Session, run: Iterator[Any], steps: int) -> float:
     return (time.perf_counter() - began_s) / steps
 
 
-KINDS = {"train": train, "pairs": pairs, "links": links.measured, "curve": curves.curve, "timeline": timeline.recorded}
+KINDS = {
+    "train": train,
+    "dense alone": dense_alone,
+    "pairs": pairs,
+    "links": links.measured,
+    "curve": curves.curve,
+    "timeline": timeline.recorded,
+}
 
 
 def main(jobs: str, out: str) -> None:
