@@ -49,7 +49,7 @@ LEAST_COST = 0.98
 GOALS = {"one": 1.6, "fused": 1.6, "split": 2.1, "ahead": 1.2}
 SPLIT = ("topology.mode=split", "topology.owners=2", "topology.dense=2")
 PLACEMENTS = {  # settings, and the policies beside sync
-    "fused": ((), ("hybrid 1", "hybrid 2")),
+    "fused": ((), ("hybrid 1", "hybrid 2", "hybrid 2, whole messages")),
     "split": (SPLIT, ("hybrid 1", "hybrid 2")),
     "fused, rows": (("exchange.form=rows",), ("ahead", "hybrid 1")),
     "split, rows": ((*SPLIT, "exchange.form=rows"), ("ahead", "hybrid 1")),

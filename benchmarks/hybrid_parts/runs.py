@@ -16,6 +16,7 @@ POLICIES = {
     "sync": ("policy.name=sync",),
     "hybrid 1": ("policy.name=hybrid", "policy.staleness=1"),
     "hybrid 2": ("policy.name=hybrid", "policy.staleness=2"),
+    "hybrid 2, whole messages": ("policy.name=hybrid", "policy.staleness=2", "exchange.piece_bytes=0"),
     "ahead": ("policy.name=ahead",),
 }
 

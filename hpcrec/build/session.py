@@ -139,6 +139,7 @@ def make_world(config: Config) -> World:
         windows=config.exchange.windows,
         groups=wanted.groups,
         own_tables=not wanted.share_embeddings,
+        piece_bytes=config.exchange.piece_bytes,
         lanes=() if make_policy(config).in_flight == 1 else (VALUES, GRADIENTS),
     )
 

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.pieces import Messages, alltoallv_in_pieces
 from hpcrec.comm.progress import Lane
 from hpcrec.comm.sizes import UNIT_BYTES, clear_padding
 from hpcrec.comm.window import Windows, open_windows
@@ -70,6 +71,8 @@ class Collectives:
         Where it is noted which collective this rank is in; nobody looks at it by default.
     windows : bool
         Whether messages between ranks of one host go through shared memory, where the system lets them.
+    piece_bytes : int
+        Of the pieces in which those of ``alltoallv`` go through MPI (``comm.pieces``); 0: whole.
 
     Attributes
     ----------
@@ -85,8 +88,9 @@ class Collectives:
         lane: Lane | None = None,
         *,
         windows: bool = False,
+        piece_bytes: int = 0,
     ) -> None:
-        self.comm = comm
+        self.comm, self._piece_bytes = comm, piece_bytes
         self.ranks = tuple(ranks)
         self._ranks_R = np.array(self.ranks, np.int64)
         self.ledger = ledger
@@ -150,13 +154,24 @@ class Collectives:
                 sizes_R, recv_sizes_R = send_bytes_R // UNIT_BYTES, recv_bytes_R // UNIT_BYTES
                 if windows is not None:
                     sizes_R[windows.local_L], recv_sizes_R[windows.local_L] = 0, 0
-                self.comm.Alltoallv(
-                    [send, sizes_R, sent_at_R // UNIT_BYTES, self._unit],
-                    [recv, recv_sizes_R, recv_at_R // UNIT_BYTES, self._unit],
-                )
+                self._through_mpi(send, sizes_R, sent_at_R, recv, recv_sizes_R, recv_at_R)
             if windows is not None:
                 windows.swap(recv, sent_at_R, recv_at_R, recv_bytes_R)
         return recv.view(send.dtype)
+
+    def _through_mpi(
+        self, send: NDArray[Any], sizes_R: Ints, at_R: Ints, recv: NDArray[Any], recv_sizes_R: Ints, recv_at_R: Ints
+    ) -> None:
+        """Messages of so many units each, at these bytes."""
+        if self._piece_bytes:
+            out = Messages(send.view(np.uint8), sizes_R * UNIT_BYTES, at_R)
+            back = Messages(recv, recv_sizes_R * UNIT_BYTES, recv_at_R)
+            alltoallv_in_pieces(self.comm, out, back, self._piece_bytes)
+        else:
+            self.comm.Alltoallv(
+                [send, sizes_R, at_R // UNIT_BYTES, self._unit],
+                [recv, recv_sizes_R, recv_at_R // UNIT_BYTES, self._unit],
+            )
 
     def alltoallv_between(self, send: Any, send_bytes_R: Ints, recv: Any, recv_bytes_R: Ints, tag: str) -> None:
         """The same between buffers that MPI takes as they are, perhaps in a GPU's memory; through MPI alone.

@@ -6,6 +6,7 @@ Knows roles and hosts; does not know what crosses. Horovod is given the dense co
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -70,6 +71,8 @@ class World:
         Whether each group has embedding tables of its own.
     lanes : sequence of str
         Threads that need all ranks' collectives of their own, by name; see ``lane``.
+    piece_bytes : int
+        Of the pieces in which their messages cross between hosts; 0: whole.
     inside : optional
         For ``among`` alone, which makes worlds of groups.
 
@@ -107,6 +110,7 @@ class World:
         groups: int = 1,
         own_tables: bool = False,
         lanes: Sequence[str] = (),
+        piece_bytes: int = 0,
         inside: _Inside | None = None,
     ) -> None:
         self._closed, self._inside, self._within = False, inside, dict[str, World | None]()
@@ -135,7 +139,8 @@ class World:
         )
         assert main is not None and route is not None
         self.main, self.route = main, route
-        self._lanes = {name: self._part(comm, name, members["main"], windows=windows) for name in lanes}
+        how: dict[str, Any] = {"windows": windows, "piece_bytes": piece_bytes}
+        self._lanes = {name: self._part(comm, name, members["main"], **how) for name in lanes}
         members |= dict.fromkeys(lanes, members["main"])
         self.aside = self._beside(comm, members) if inside is None and self.threads_may_communicate else None
         self.host_owners = self._per_host(comm, owners, members, windows=windows)
@@ -255,14 +260,16 @@ class World:
             made.append(self._part(comm, name, ranks, windows=False))
         return made[0], made[1]
 
-    def _part(self, comm: MPI.Intracomm, name: str, ranks: tuple[int, ...], *, windows: bool) -> Collectives | None:
+    def _part(
+        self, comm: MPI.Intracomm, name: str, ranks: tuple[int, ...], *, windows: bool, piece_bytes: int = 0
+    ) -> Collectives | None:
         """Collective over ``comm``, where ranks that are in no part of that kind give none."""
         inside = comm.rank in ranks
         part = comm.Split(ranks[0] if inside else MPI.UNDEFINED, comm.rank)
         if not inside or not isinstance(part, MPI.Intracomm):
             return None
         lane = self.progress.lane(self._named(name), self._outer(ranks))
-        return Collectives(part, ranks, self.ledger, lane, windows=windows)
+        return Collectives(part, ranks, self.ledger, lane, windows=windows, piece_bytes=piece_bytes)
 
     def lane(self, name: str) -> Collectives:
         """All ranks: the collectives of the thread of that name, which must not mix with others'."""

@@ -254,6 +254,10 @@ class ExchangeConfig:
     """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
     windows: Flag = True
     """Ranks of one host pass ids and vectors through shared memory; false sends messages. Changes no result."""
+    piece_bytes: Count = 128 << 10
+    """Values and gradients cross between hosts in pieces of so many bytes, 6 under way at once of a rank, so that sums
+    of dense gradients need not wait behind all of them; 0: in whole messages. Only where steps are in flight: with
+    policy.name hybrid or ahead."""
     gpu_messages: Literal["auto", "on", "off"] = "auto"
     """Whether values and gradients cross from GPU to GPU by MPI, or are copied to and from the host's memory. auto:
     where the MPI library says that it takes a GPU's memory. on: without asking it. Not with codec dct. Changes no
@@ -630,6 +634,14 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _auto_conflicts(config.exchange)
     yield from _threshold_conflicts(config)
     yield from _policy_conflicts(config.policy)
+    if config.policy.name == "sync" and config.exchange.piece_bytes != ExchangeConfig.piece_bytes:
+        yield (
+            "exchange.piece_bytes",
+            (
+                f"is {config.exchange.piece_bytes}, but policy.name is 'sync', under which nothing else crosses "
+                "meanwhile. Remove it, or set policy.name."
+            ),
+        )
     if config.exchange.codec != "fp32" and config.train.dtype != "float32":
         yield (
             "exchange.codec",
