@@ -14,7 +14,6 @@ Use::
 Legend: ``B`` samples of the global batch, ``F`` lookups, ``D`` row width, ``N`` dense inputs, ``L`` labels.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -54,7 +53,7 @@ class RowOptimizer:
     beta1: float = 0.9
     beta2: float = 0.999
     initial_accumulator: float = 0.0
-    bound: float = math.inf
+    bound: float = float("inf")
 
 
 @dataclass
