@@ -6,7 +6,6 @@ Knows roles and hosts; does not know what crosses. Horovod is given the dense co
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -139,8 +138,9 @@ class World:
         )
         assert main is not None and route is not None
         self.main, self.route = main, route
-        how: dict[str, Any] = {"windows": windows, "piece_bytes": piece_bytes}
-        self._lanes = {name: self._part(comm, name, members["main"], **how) for name in lanes}
+        self._lanes = {
+            name: self._part(comm, name, members["main"], windows=windows, piece_bytes=piece_bytes) for name in lanes
+        }
         members |= dict.fromkeys(lanes, members["main"])
         self.aside = self._beside(comm, members) if inside is None and self.threads_may_communicate else None
         self.host_owners = self._per_host(comm, owners, members, windows=windows)

@@ -37,7 +37,7 @@ class _Line:
     of_steps : int
         For which it tells bytes.
     parts : list of float arrays, or None
-        What this rank gives, one for each of ``Lines._take``; None where there is nothing to be summed.
+        What this rank gives, in the order in which ``Lines._values`` has it; None where nothing is to be summed.
     total : float64 [sizes of the parts] or None
         Of all ranks, when ``sum`` has ended.
     sum : Started or None

@@ -1,6 +1,7 @@
 """Messages in pieces bring what whole ones bring."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,14 +41,24 @@ def test_brings_what_whole_messages_bring(piece: int, under_way: int, monkeypatc
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_a_run_has_the_same_bits(folder: Path) -> None:
-    """With steps in flight, without shared memory."""
+def test_a_run_has_the_same_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With steps in flight, without shared memory; and its messages are in pieces where they are to be."""
     write_data(folder / "data.h5")
+    cut, n_cut = pieces.alltoallv_in_pieces, []
+
+    def counted(*given: Any) -> None:
+        n_cut.append(1)
+        cut(*given)
+
+    monkeypatch.setattr("hpcrec.comm.collectives.alltoallv_in_pieces", counted)
     for policy, form in ((hybrid(2), "pooled"), (hybrid(1), "rows"), ({"name": "ahead"}, "rows")):
         found = []
         for n_bytes in (0, 100):
             exchange = {"form": form, "windows": False, "piece_bytes": n_bytes}
+            n_cut.clear()
             found.append(trained(config_of(folder, None, form, policy=policy, exchange=exchange)))
+            with on_every_rank():
+                assert bool(n_cut) == (n_bytes > 0 and COMM.size > 1), n_bytes
         same_bits(found[1], found[0], (policy, form))
 
 
