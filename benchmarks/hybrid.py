@@ -201,7 +201,7 @@ def timeline(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[R
     rate = f"{round(balance(data, SPLIT, options)[0])}mbit"
     policies = ("sync", "hybrid 1", "hybrid 2")
     jobs = [runs.pictured(data, policy, SPLIT) for policy in policies]
-    text = [f"Two owners and two dense ranks, links of {rate}. {drawing.LEGEND}."]
+    text = [f"Two owners and two dense ranks, links of {rate}.\nLetters: {drawing.LEGEND}."]
     for policy, row in zip(policies, launch.on_hosts(jobs, options.cluster, rate), strict=True):
         ranks = {row["roles"].index(role): role for role in ("owner", "dense rank")}
         text.append(f"`{policy}`:\n\n```text\n{drawing.drawn(row, ranks)}\n```")

@@ -28,16 +28,16 @@ _THREADS = ("main", "values", "gradients", "route")
 def drawn(row: Mapping[str, Any], ranks: Mapping[int, str]) -> str:
     """The steps of a recorded run on these ranks, by the name that each is given; time goes from left to right."""
     until_s = max(row["ends"][rank][-1] for rank in ranks)
-    lines = []
+    lines, wide = [], max(map(len, ranks.values()))
     for rank, name in ranks.items():
         for thread in _THREADS:
             spans = [span for span in row["spans"] if span[0] == rank and span[1] == thread]
             marks = row["ends"][rank] if thread == "main" else ()
             if any(phase in LETTERS and ended_s > 0 for _, _, phase, _, ended_s in spans):
-                lines.append(f"{name:<7} {thread:<10}{_line(spans, marks, until_s)}".rstrip())
+                lines.append(f"{name:<{wide}} {thread:<10}{_line(spans, marks, until_s)}".rstrip())
         lines.append("")
     steps = len(next(iter(row["ends"]))) - 1
-    return "\n".join([*lines[:-1], f"{'':18}{steps} steps, {1e3 * until_s:.0f} ms"])
+    return "\n".join([*lines[:-1], f"{'':{wide + 11}}{steps} steps, {1e3 * until_s:.0f} ms"])
 
 
 def _line(spans: Any, marks: Any, until_s: float) -> str:
