@@ -1,6 +1,6 @@
 """Policies beside ``sync``: what overlap gains where a link is as busy as the cores, and what it costs where it is not.
 
-    python benchmarks/hybrid.py [--parts cost,one,speed,bound,auc,capacity,timeline] [--quick] [--json FILE]
+    python benchmarks/hybrid.py [--parts cost,one,speed,bound,drains,auc,capacity,timeline] [--quick] [--json FILE]
         [--cluster DIR] [--data DIR]
 
 DLRM of width 64 over Criteo Kaggle's 26 features with at most 1,000,000 rows each, one id a bag, by P(rank k) ~
@@ -16,11 +16,15 @@ barrier in the midst of a run, so that as much is in flight at the end as at the
               long as a step of ``sync`` over links that are not shaped (both cores are busy in it, with what messages
               take of them), and at half and at twice that: ``persia.speedup.fused``, ``persia.speedup.split`` (two
               owners, two dense ranks) and, with form ``rows``, ``ahead.speedup.2`` and ``.4`` (dense ranks), at that
-              rate
+              rate. Split placements are held to ``sync`` on fused ranks too (``persia.speedup.split_over_best``),
+              ``hybrid`` to ``ahead`` (``persia.over_ahead``), the staleness that ``auto`` finds to 10
+              (``persia.auto_tau``); ``ahead.early_share`` is the part of vectors that may be read early
 ``bound``     there, a step of ``hybrid`` over the largest of what nothing can hide, measured in the same launch: dense
               ranks alone (the same rows again and again), the exchange alone (a model that computes a sum), bytes of
               the busier direction over the rate, and a step of ``sync`` over links that are not shaped:
               ``persia.over_bound.fused`` and ``.split``
+``drains``    there, what steps wait longer by a drain point, in steps, of a run that has one every 20 steps; the share
+              of the time that they take every 100 steps is ``persia.drain_share``
 ``auc``       AUC by staleness beside ``sync`` (``hybrid_parts/auc_part.py``): ``persia.auc_interval.<data>.tau<n>``
 ``capacity``  6.25 trillion logical ids of 16 columns (``hybrid_parts/capacity_part.py``)
 ``timeline``  what threads do when in three steps of ``sync`` and ``hybrid``, for docs/consistency.md
@@ -31,7 +35,7 @@ The JSON of each part but the first lies beside it, as <FILE>_<part>.
 import argparse
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -43,18 +47,22 @@ from hybrid_parts import auc_part, capacity_part, drawing, runs
 from hybrid_parts.runs import Row
 from on_ranks import launch
 
-PARTS = ("cost", "one", "speed", "bound", "auc", "capacity", "timeline")
-REPEATS, STEPS = 7, 24
+PARTS = ("cost", "one", "speed", "bound", "drains", "auc", "capacity", "timeline")
+REPEATS, STEPS = 7, 16
+FEW_REPEATS = 3  # away from the point of balance: the curve, of which nothing is claimed
 LEAST_COST = 0.98
 GOALS = {"one": 1.6, "fused": 1.6, "split": 2.1, "ahead": 1.2}
 SPLIT = ("topology.mode=split", "topology.owners=2", "topology.dense=2")
 PLACEMENTS = {  # settings, and the policies beside sync
     "fused": ((), ("hybrid 1", "hybrid 2", "hybrid 2, whole messages")),
     "split": (SPLIT, ("hybrid 1", "hybrid 2")),
-    "fused, rows": (("exchange.form=rows",), ("ahead", "hybrid 1")),
-    "split, rows": ((*SPLIT, "exchange.form=rows"), ("ahead", "hybrid 1")),
+    "fused, rows": (("exchange.form=rows",), ("ahead", "hybrid 2")),
+    "split, rows": ((*SPLIT, "exchange.form=rows"), ("ahead", "hybrid 2")),
 }
 CLAIMED = "hybrid 2"  # whichever is faster
+ELSEWHERE = "sync, fused"  # beside runs of the split placement, at their rate
+OF_IDEAL = 0.92  # of what early rows allow, at four dense ranks
+DRAINS, DRAIN_EVERY, DRAIN_INTERVAL, MOST_DRAINED = 5, 20, 100, 0.02
 UNSHAPED = "10gbit"  # more than the cores can send
 BOUND_GOAL = 1.15
 PAGE, MARKS = ROOT / "docs" / "consistency.md", ("<!-- timeline -->\n", "<!-- /timeline -->\n")
@@ -73,6 +81,7 @@ def main() -> None:
         "one": one,
         "speed": speed,
         "bound": bound,
+        "drains": drains,
         "auc": auc,
         "capacity": capacity,
         "timeline": timeline,
@@ -92,17 +101,20 @@ def prepared(shape: str, options: argparse.Namespace) -> Path:
     return data
 
 
-def much(options: argparse.Namespace) -> dict[str, int]:
+def much(options: argparse.Namespace, *, at_balance: bool = True) -> dict[str, int]:
     """Steps that are timed of a run, and runs of each policy."""
-    return {"steps": 8, "repeats": 1} if options.quick else {"steps": STEPS, "repeats": REPEATS}
+    if options.quick:
+        return {"steps": 8, "repeats": 1}
+    return {"steps": STEPS, "repeats": REPEATS if at_balance else FEW_REPEATS}
 
 
 def cost(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     """On one host there is nothing to hide."""
     rows = []
+    n = much(options)
     for ranks in (2,) if options.quick else (2, 4):
-        here = partial(launch.local, ranks=ranks)
-        found = runs.in_turn(here, data, ("sync", "hybrid 1"), (), **much(options))
+        here, jobs = partial(launch.local, ranks=ranks), runs.arms(data, ("sync", "hybrid 1"), (), n["steps"])
+        found = runs.in_turn(here, jobs, n["repeats"])
         rows += runs.compared(found, part="cost", ranks=ranks)
     worst = min(row["low"] for row in rows if row["policy"] != "sync")
     return rows, [claim("persia.no_cost", worst, "of sync's steps/s, lower bound, worst", f">= {LEAST_COST:g}")]
@@ -110,10 +122,9 @@ def cost(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]
 
 def one(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     """An owner and a dense rank wait for each other in sync."""
-    settings = ("topology.mode=split", "topology.owners=1", "topology.dense=1")
-    found = runs.in_turn(
-        partial(launch.local, ranks=2), data, ("sync", "hybrid 1", "hybrid 2"), settings, **much(options)
-    )
+    settings, n = ("topology.mode=split", "topology.owners=1", "topology.dense=1"), much(options)
+    jobs = runs.arms(data, ("sync", "hybrid 1", "hybrid 2"), settings, n["steps"])
+    found = runs.in_turn(partial(launch.local, ranks=2), jobs, n["repeats"])
     rows = runs.compared(found, part="one", ranks=2)
     (claimed,) = [row["speedup"] for row in rows if row["policy"] == CLAIMED]
     unit = "times sync's steps/s, one owner and one dense rank"
@@ -131,21 +142,46 @@ def speed(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]
             continue
         rate_mbit, _ = balance(data, settings, options)
         for times in RATES[:1] if options.quick else RATES:
-            rate = f"{max(1, round(rate_mbit * times))}mbit"
+            rate, n = f"{max(1, round(rate_mbit * times))}mbit", much(options, at_balance=times == 1)
             there = partial(launch.on_hosts, cluster=options.cluster, rate=rate)
-            found = runs.in_turn(there, data, ("sync", *others), settings, **much(options))
-            rows += runs.compared(found, part="speed", placement=placement, rate=rate, of_balance=times)
-    for placement, name, kind in (
-        ("fused", "persia.speedup.fused", CLAIMED),
-        ("split", "persia.speedup.split", CLAIMED),
-        ("fused, rows", "ahead.speedup.4", "ahead"),
-        ("split, rows", "ahead.speedup.2", "ahead"),
-    ):
-        at = [r for r in rows if (r["placement"], r["of_balance"]) == (placement, 1.0) and r["policy"] == kind]
-        goal = GOALS["ahead"] if kind == "ahead" else GOALS[placement]
-        value = at[0]["speedup"] if at else None
-        claims.append(claim(name, value, "times sync's steps/s at the point of balance", f">= {goal:g}"))
+            jobs = runs.arms(data, ("sync", *others), settings, n["steps"])
+            if placement == "split":
+                jobs[ELSEWHERE] = runs.job(data, "sync", (), n["steps"])
+            about = {"part": "speed", "placement": placement, "rate": rate, "of_balance": times}
+            if times == 1 and placement in GOALS and not options.quick:
+                (seeks,) = there([runs.sought(data, settings)])
+                about["auto"] = seeks["staleness"]
+                jobs |= runs.arms(data, (f"hybrid {seeks['staleness']}", "hybrid 10"), settings, n["steps"])
+            found = runs.in_turn(there, jobs, n["repeats"])
+            rows += runs.compared(found, **about)
+            if times == 1:
+                claims += at_balance(placement, found, about)
     return rows, claims
+
+
+def at_balance(placement: str, found: Mapping[str, Sequence[Row]], about: Row) -> list[Row]:
+    """Claims of a placement there."""
+    claims = []
+
+    def add(name: str, one: str, other: str, unit: str, goal: str | None) -> None:
+        claims.append(claim(name, runs.faster(found, one, other)[0], unit, goal))
+
+    unit = "times {}'s steps/s at the point of balance"
+    if placement in GOALS:
+        add(f"persia.speedup.{placement}", CLAIMED, "sync", unit.format("sync"), f">= {GOALS[placement]:g}")
+        if "auto" in about:
+            add(f"persia.auto_tau.{placement}", f"hybrid {about['auto']}", "hybrid 10", unit.format("hybrid 10"), None)
+    else:
+        ranks = 2 if placement.startswith("split") else 4
+        shares = [row["early_share"] for row in found["ahead"]]
+        share = statistics.median(shares)
+        goal = GOALS["ahead"] if ranks == 2 else OF_IDEAL * 2 / (2 - share)
+        add(f"ahead.speedup.{ranks}", "ahead", "sync", unit.format("sync"), f">= {goal:.3g}")
+        claims.append(claim(f"ahead.early_share.{ranks}", share, "of the vectors that cross may be read early"))
+        add(f"persia.over_ahead.{ranks}", CLAIMED, "ahead", unit.format("ahead"), None)
+    if ELSEWHERE in found:
+        add("persia.speedup.split_over_best", CLAIMED, ELSEWHERE, unit.format("sync, fused,"), None)
+    return claims
 
 
 def balance(data: Path, settings: Sequence[str], options: argparse.Namespace) -> tuple[float, Row]:
@@ -181,6 +217,23 @@ def bound(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]
         unit = "of the largest part of a step"
         claims.append(claim(f"persia.over_bound.{placement}", statistics.median(ratios), unit, f"<= {BOUND_GOAL:g}"))
     return rows, claims
+
+
+def drains(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What a drain point costs there, owners and dense ranks apart."""
+    reason = launch.why_no_hosts(options.cluster)
+    if reason is not None:
+        return [{"part": "drains", "result": reason}], []
+    rate = f"{round(balance(data, SPLIT, options)[0])}mbit"
+    many = 2 if options.quick else DRAINS
+    often = runs.job(data, CLAIMED, (*SPLIT, f"checkpoint.every={DRAIN_EVERY}"), many * DRAIN_EVERY)
+    found = list(launch.on_hosts([often] * (1 if options.quick else FEW_REPEATS), options.cluster, rate))
+    steps = [row["drained_s"] / row["drains"] / row["step_s"] for row in found]
+    about = {"part": "drains", "rate": rate, "drains": sum(row["drains"] for row in found)}
+    row = {**about, "steps_each": statistics.median(steps), "low": min(steps), "high": max(steps)}
+    share, goal = row["steps_each"] / DRAIN_INTERVAL, f"<= {MOST_DRAINED:g}"
+    unit = f"of the time of steps, with a drain point every {DRAIN_INTERVAL} of them"
+    return [row], [claim("persia.drain_share", share, unit, goal)]
 
 
 def auc(_: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 from _report import interval
 
+from hpcrec.policy.trials import STALENESS, STEPS
+
 Row = dict[str, Any]
 Launch = Callable[[Sequence[Mapping[str, Any]]], Iterable[Row]]
 CONFIG = Path(__file__).resolve().parent / "hybrid.toml"
 WARMUP, COOLDOWN = 8, 4  # steps that are not timed: more than are in flight
 POLICIES = {
     "sync": ("policy.name=sync",),
-    "hybrid 1": ("policy.name=hybrid", "policy.staleness=1"),
-    "hybrid 2": ("policy.name=hybrid", "policy.staleness=2"),
+    **{f"hybrid {n}": ("policy.name=hybrid", f"policy.staleness={n}") for n in STALENESS},
     "hybrid 2, whole messages": ("policy.name=hybrid", "policy.staleness=2", "exchange.piece_bytes=0"),
     "ahead": ("policy.name=ahead",),
 }
@@ -25,6 +26,13 @@ def job(data: Path, policy: str, settings: Sequence[str], steps: int) -> Row:
     """A run of ``on_ranks.rank.train``, in whose midst so many steps are timed."""
     every = [f"data.train={data}", f"train.steps={steps + WARMUP + COOLDOWN}", *settings, *POLICIES[policy]]
     return {"kind": "train", "config": str(CONFIG), "settings": every, "warmup": WARMUP, "cooldown": COOLDOWN}
+
+
+def sought(data: Path, settings: Sequence[str]) -> Row:
+    """A run that seeks its staleness, in at most so many trials' steps."""
+    every = [f"data.train={data}", f"train.steps={(len(STALENESS) + 1) * STEPS}", *settings]
+    every += ["policy.name=hybrid", "policy.staleness=auto"]
+    return {"kind": "sought", "config": str(CONFIG), "settings": every}
 
 
 def alone(data: Path, policy: str, settings: Sequence[str], steps: int) -> list[Row]:
@@ -49,31 +57,40 @@ def pictured(data: Path, policy: str, settings: Sequence[str]) -> Row:
     return {"kind": "timeline", "config": str(CONFIG), "settings": every, "warmup": 2 * WARMUP, "steps": 3}
 
 
-def in_turn(
-    launch: Launch, data: Path, policies: Sequence[str], settings: Sequence[str], *, steps: int, repeats: int
-) -> dict[str, list[Row]]:
-    """Rows by policy, of runs one after the other in one launch, which begin with another policy in each turn."""
-    order = [p for i in range(repeats) for p in (*policies[i % len(policies) :], *policies[: i % len(policies)])]
-    rows: Iterator[Row] = iter(launch([job(data, policy, settings, steps) for policy in order]))
-    found: dict[str, list[Row]] = {policy: [] for policy in policies}
-    for policy, row in zip(order, rows, strict=True):
-        found[policy].append(row)
+def arms(data: Path, policies: Sequence[str], settings: Sequence[str], steps: int) -> dict[str, Row]:
+    """A run of each of these policies."""
+    return {policy: job(data, policy, settings, steps) for policy in policies}
+
+
+def in_turn(launch: Launch, jobs: Mapping[str, Row], repeats: int) -> dict[str, list[Row]]:
+    """Rows by name, of runs one after the other in one launch, which begin with another one in each turn."""
+    names = list(jobs)
+    order = [name for i in range(repeats) for name in (*names[i % len(names) :], *names[: i % len(names)])]
+    rows: Iterator[Row] = iter(launch([jobs[name] for name in order]))
+    found: dict[str, list[Row]] = {name: [] for name in names}
+    for name, row in zip(order, rows, strict=True):
+        found[name].append(row)
     return found
+
+
+def faster(found: Mapping[str, Sequence[Row]], one: str, other: str) -> tuple[float, float, float]:
+    """How many times as fast ``one`` was as ``other``, turn by turn: the median, and its interval."""
+    ratios = [b["step_s"] / a["step_s"] for a, b in zip(found[one], found[other], strict=True)]
+    return statistics.median(ratios), *interval(ratios)
 
 
 def compared(found: Mapping[str, Sequence[Row]], **about: Any) -> list[Row]:
     """A line of the table for each policy: how many times as fast as ``sync`` it was, turn by turn."""
     lines = []
     for policy, rows in found.items():
-        ratios = [a["step_s"] / b["step_s"] for a, b in zip(found["sync"], rows, strict=True)]
-        low, high = interval(ratios)
+        speedup, low, high = faster(found, policy, "sync")
         lines.append(
             {
                 **about,
                 "policy": policy,
                 "runs": len(rows),
                 "step_ms": 1e3 * statistics.median(row["step_s"] for row in rows),
-                "speedup": statistics.median(ratios),
+                "speedup": speedup,
                 "low": low,
                 "high": high,
             }

@@ -63,6 +63,9 @@ def train(
 ) -> Any:
     """One run: bytes a step by tag, sender and receiver, and the mean time of a step.
 
+    ``early_share`` is the part of a dense rank's bags that may be read early, where reads come in two parts; ``drains``
+    are drain points within the run, and ``drained_s`` what steps have waited longer by them, on the rank that has most.
+
     Parameters
     ----------
     warmup, cooldown : int
@@ -83,9 +86,12 @@ def train(
     began_s = time.perf_counter()
     with hpcrec.open_session(config, settings) as session:
         open_s = time.perf_counter() - began_s
-        sent, main = Sent(session.parts.world), session.parts.world.main
+        sent, main, pipeline, early = Sent(session.parts.world), session.parts.world.main, session.parts.pipeline, []
         for step in session.steps():
             step.run()
+            bags = step._ticket.routed.result().early
+            if bags is not None and session.step > warmup:
+                early.append(bags.mean())
             if session.step == warmup:
                 main.barrier()
                 began_s = time.perf_counter()
@@ -107,6 +113,11 @@ def train(
         if clock is not None:
             clock.stop()
             row["clocked_s"] = clocked_s
+        early_R = [share for share in main.allgather(early) if share]
+        if early_R:
+            row["early_share"] = float(np.mean(early_R))
+        row["drains"], row["drained_s"] = pipeline.drains
+        row["drained_s"] = max(main.allgather(row["drained_s"]))
         if evaluate:
             row["auc"] = session.evaluate("validation")["auc"]
         if again_from:
@@ -114,6 +125,19 @@ def train(
         if again:
             row["exchange_s"] = sent_again(session, bytes_RTR // session.step)
     return row
+
+
+def sought(config: str, settings: Sequence[str]) -> Any:
+    """The ``staleness`` that is found where it is sought, and the part of time that was waited for rows at each."""
+    with hpcrec.open_session(config, settings) as session:
+        trials = session.parts.pipeline.trials
+        assert trials is not None, "policy.staleness is auto"
+        for step in session.steps():
+            step.run()
+            if trials.found:
+                break
+        assert trials.found, "train.steps are too few"
+        return {"staleness": trials.staleness, "waited": trials.shares}
 
 
 def saved_and_loaded(session: Session) -> dict[str, float]:
@@ -222,6 +246,7 @@ def turn(session: Session, run: Iterator[Any], steps: int) -> float:
 
 KINDS = {
     "train": train,
+    "sought": sought,
     "dense alone": dense_alone,
     "pairs": pairs,
     "links": links.measured,
