@@ -13,11 +13,10 @@ from hpcrec.policy.trials import STALENESS, STEPS
 Row = dict[str, Any]
 Launch = Callable[[Sequence[Mapping[str, Any]]], Iterable[Row]]
 CONFIG = Path(__file__).resolve().parent / "hybrid.toml"
-WARMUP, COOLDOWN = 8, 4  # steps that are not timed: more than are in flight
+WARMUP, COOLDOWN = 12, 4  # steps that are not timed: the first more than are ever in flight
 POLICIES = {
     "sync": ("policy.name=sync",),
     **{f"hybrid {n}": ("policy.name=hybrid", f"policy.staleness={n}") for n in STALENESS},
-    "hybrid 2, whole messages": ("policy.name=hybrid", "policy.staleness=2", "exchange.piece_bytes=0"),
     "ahead": ("policy.name=ahead",),
 }
 

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpcrec.comm.ledger import Ledger
-from hpcrec.comm.pieces import Messages, alltoallv_in_pieces
+from hpcrec.comm.pieces import Messages, Pieces, alltoallv_in_pieces
 from hpcrec.comm.progress import Lane
 from hpcrec.comm.sizes import UNIT_BYTES, clear_padding
 from hpcrec.comm.window import Windows, open_windows
@@ -71,8 +71,8 @@ class Collectives:
         Where it is noted which collective this rank is in; nobody looks at it by default.
     windows : bool
         Whether messages between ranks of one host go through shared memory, where the system lets them.
-    piece_bytes : int
-        Of the pieces in which those of ``alltoallv`` go through MPI (``comm.pieces``); 0: whole.
+    pieces : Pieces, optional
+        Those in which messages of ``alltoallv`` go through MPI; by default they go whole.
 
     Attributes
     ----------
@@ -88,9 +88,9 @@ class Collectives:
         lane: Lane | None = None,
         *,
         windows: bool = False,
-        piece_bytes: int = 0,
+        pieces: Pieces | None = None,
     ) -> None:
-        self.comm, self._piece_bytes = comm, piece_bytes
+        self.comm, self._pieces = comm, pieces or Pieces(0)
         self.ranks = tuple(ranks)
         self._ranks_R = np.array(self.ranks, np.int64)
         self.ledger = ledger
@@ -163,10 +163,10 @@ class Collectives:
         self, send: NDArray[Any], sizes_R: Ints, at_R: Ints, recv: NDArray[Any], recv_sizes_R: Ints, recv_at_R: Ints
     ) -> None:
         """Messages of so many units each, at these bytes."""
-        if self._piece_bytes:
+        if self._pieces.n_bytes:
             out = Messages(send.view(np.uint8), sizes_R * UNIT_BYTES, at_R)
             back = Messages(recv, recv_sizes_R * UNIT_BYTES, recv_at_R)
-            alltoallv_in_pieces(self.comm, out, back, self._piece_bytes)
+            alltoallv_in_pieces(self.comm, out, back, self._pieces)
         else:
             self.comm.Alltoallv(
                 [send, sizes_R, at_R // UNIT_BYTES, self._unit],

@@ -3,10 +3,13 @@
 A large message fills the queues of a link, and of its connection, first in first out: what another thread sends then,
 a sum of a few bytes for which ranks wait, comes behind all of it. In pieces it comes behind those that are under way. A
 piece begins when one before it has been taken: a synchronous send of a piece that is too large to be buffered ends when
-the receiver has room for it, and its bytes are on their way. Knows bytes and ranks.
+the receiver has room for it, and its bytes are on their way. What is waited for may hold the others back (``held``).
+Knows bytes and ranks.
 """
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +20,37 @@ from hpcrec.types import Ints
 
 UNDER_WAY = 6  # pieces that a rank has sent and that are not taken
 _TAG = 1
+
+
+class Pieces:
+    """How messages cross that threads beside the steps send, the same for all communicators of a rank.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Of a piece, at most; 0: messages cross whole.
+    """
+
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self._free = threading.Event()
+        self._free.set()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """While it lasts this rank begins no piece: what crosses then comes behind those alone that are under way.
+
+        Nothing that is waited for meanwhile may need a message in pieces of any rank.
+        """
+        self._free.clear()
+        try:
+            yield
+        finally:
+            self._free.set()
+
+    def may_begin(self) -> None:
+        """Waits until none is held back."""
+        self._free.wait()
 
 
 class Messages(NamedTuple):
@@ -39,23 +73,24 @@ class Messages(NamedTuple):
         return self.array[at : at + int(self.sizes_R[rank])]
 
 
-def alltoallv_in_pieces(comm: MPI.Intracomm, send: Messages, recv: Messages, piece_bytes: int) -> None:
-    """``Alltoallv`` in pieces of so many bytes at most; collective. What a rank sends to itself is copied."""
+def alltoallv_in_pieces(comm: MPI.Intracomm, send: Messages, recv: Messages, pieces: Pieces) -> None:
+    """``Alltoallv`` in pieces; collective. What a rank sends to itself is copied."""
     me, size = comm.rank, comm.size
     before, after = ([(me + sign * distance) % size for distance in range(1, size)] for sign in (-1, 1))
     receives = [
-        comm.Irecv([part, MPI.BYTE], rank, _TAG) for rank in before for part in _pieces(recv.of(rank), piece_bytes)
+        comm.Irecv([part, MPI.BYTE], rank, _TAG) for rank in before for part in _cut(recv.of(rank), pieces.n_bytes)
     ]
     recv.of(me)[:] = send.of(me)
     sends: list[MPI.Request] = []
-    for rank, part in _in_turn({rank: _pieces(send.of(rank), piece_bytes) for rank in after}):
+    for rank, part in _in_turn({rank: _cut(send.of(rank), pieces.n_bytes) for rank in after}):
         if len(sends) == UNDER_WAY:
             sends.pop(MPI.Request.Waitany(sends))
+        pieces.may_begin()
         sends.append(comm.Issend([part, MPI.BYTE], rank, _TAG))
     MPI.Request.Waitall(receives + sends)
 
 
-def _pieces(message: NDArray[np.uint8], n_bytes: int) -> Iterator[NDArray[np.uint8]]:
+def _cut(message: NDArray[np.uint8], n_bytes: int) -> Iterator[NDArray[np.uint8]]:
     """Consecutive ones."""
     return (message[first : first + n_bytes] for first in range(0, len(message), n_bytes))
 

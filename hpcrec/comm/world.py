@@ -14,6 +14,7 @@ from hpcrec.comm import board
 from hpcrec.comm.aside import Aside
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.pieces import Pieces
 from hpcrec.comm.progress import ASIDE, Progress
 from hpcrec.comm.stall import StallLimits, StallWatch
 from hpcrec.comm.topology import Topology
@@ -71,7 +72,7 @@ class World:
     lanes : sequence of str
         Threads that need all ranks' collectives of their own, by name; see ``lane``.
     piece_bytes : int
-        Of the pieces in which their messages cross between hosts; 0: whole.
+        As of ``pieces``; 0: their messages cross whole.
     inside : optional
         For ``among`` alone, which makes worlds of groups.
 
@@ -86,6 +87,8 @@ class World:
         All ranks: the main thread's collectives.
     route : Collectives
         All ranks: the routing thread's collectives, which must not mix with the main thread's.
+    pieces : Pieces
+        Those in which messages on ``lanes`` cross between hosts.
     aside : Aside or None
         All ranks: small things that a thread of files says; None where MPI lets no other thread communicate, and in the
         world of a group.
@@ -137,9 +140,9 @@ class World:
             for name, ranks in members.items()
         )
         assert main is not None and route is not None
-        self.main, self.route = main, route
+        self.main, self.route, self.pieces = main, route, Pieces(piece_bytes)
         self._lanes = {
-            name: self._part(comm, name, members["main"], windows=windows, piece_bytes=piece_bytes) for name in lanes
+            name: self._part(comm, name, members["main"], windows=windows, pieces=self.pieces) for name in lanes
         }
         members |= dict.fromkeys(lanes, members["main"])
         self.aside = self._beside(comm, members) if inside is None and self.threads_may_communicate else None
@@ -261,7 +264,7 @@ class World:
         return made[0], made[1]
 
     def _part(
-        self, comm: MPI.Intracomm, name: str, ranks: tuple[int, ...], *, windows: bool, piece_bytes: int = 0
+        self, comm: MPI.Intracomm, name: str, ranks: tuple[int, ...], *, windows: bool, pieces: Pieces | None = None
     ) -> Collectives | None:
         """Collective over ``comm``, where ranks that are in no part of that kind give none."""
         inside = comm.rank in ranks
@@ -269,7 +272,7 @@ class World:
         if not inside or not isinstance(part, MPI.Intracomm):
             return None
         lane = self.progress.lane(self._named(name), self._outer(ranks))
-        return Collectives(part, ranks, self.ledger, lane, windows=windows, piece_bytes=piece_bytes)
+        return Collectives(part, ranks, self.ledger, lane, windows=windows, pieces=pieces)
 
     def lane(self, name: str) -> Collectives:
         """All ranks: the collectives of the thread of that name, which must not mix with others'."""

@@ -1,5 +1,9 @@
 """Messages in pieces bring what whole ones bring."""
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ from mpi4py import MPI
 from hpcrec.comm import pieces
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.pieces import Pieces
 from hpcrec.comm.sizes import UNIT_BYTES
 from hpcrec.errors import ConfigError
 from tests.policy.reference import hybrid
@@ -27,7 +32,7 @@ def test_brings_what_whole_messages_bring(piece: int, under_way: int, monkeypatc
     monkeypatch.setattr(pieces, "UNDER_WAY", under_way)
     rng = np.random.default_rng(piece)
     ledger = Ledger(COMM.rank, [0] * COMM.size)
-    whole, cut = (Collectives(COMM.Dup(), range(COMM.size), ledger, piece_bytes=n) for n in (0, piece))
+    whole, cut = (Collectives(COMM.Dup(), range(COMM.size), ledger, pieces=Pieces(n)) for n in (0, piece))
     for most in (0, 5, 3000 if piece < 4096 else 40_000):
         units_RR = rng.integers(0, most + 1, (COMM.size, COMM.size))
         sent_R, due_R = UNIT_BYTES * units_RR[COMM.rank], UNIT_BYTES * units_RR[:, COMM.rank].copy()
@@ -38,6 +43,54 @@ def test_brings_what_whole_messages_bring(piece: int, under_way: int, monkeypatc
             assert found.dtype == np.float32 and found.tobytes() == wanted.tobytes()
     for each in (whole, cut):
         each.close()
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_held_pieces_come_behind_what_is_waited_for() -> None:
+    """None of rank 0 begins while it holds them, whatever crosses meanwhile; all that is to come comes afterwards."""
+    held, bytes_R = Pieces(64), np.full(COMM.size, 1 << 20, np.int64)
+    lane = Collectives(COMM.Dup(), range(COMM.size), Ledger(COMM.rank, [0] * COMM.size), pieces=held)
+    sent = np.random.default_rng(COMM.rank).integers(0, 255, int(bytes_R.sum()), np.uint8)
+    found: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: found.append(lane.alltoallv(sent, bytes_R.copy(), bytes_R.copy(), "values"))
+    )
+    total = np.zeros(1)
+    with held.held() if COMM.rank == 0 else nullcontext():
+        thread.start()
+        time.sleep(0.2)
+        COMM.Allreduce(np.ones(1), total)
+        early = bool(found)
+    thread.join(60)
+    with on_every_rank():
+        assert total[0] == COMM.size and not early, "a rank that waits for rank 0's pieces has them already"
+        others = [
+            np.random.default_rng(rank).integers(0, 255, int(bytes_R.sum()), np.uint8) for rank in range(COMM.size)
+        ]
+        wanted = [other.reshape(COMM.size, -1)[COMM.rank] for other in others]
+        assert len(found) == 1 and found[0].tobytes() == np.concatenate(wanted).tobytes()
+    lane.close()
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_dense_sums_hold_pieces_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each step of a dense rank, for as long as it waits for them, and no longer."""
+    write_data(folder / "data.h5")
+    held, seen = Pieces.held, list[bool]()
+
+    @contextmanager
+    def noted(self: Pieces) -> Iterator[None]:
+        with held(self):
+            seen.append(not self._free.is_set())
+            yield
+        seen.append(self._free.is_set())
+
+    monkeypatch.setattr(Pieces, "held", noted)
+    exchange = {"windows": False, "piece_bytes": 100}
+    config = config_of(folder, None, "pooled", policy=hybrid(2), exchange=exchange)
+    trained(config)
+    with on_every_rank():
+        assert all(seen) and len(seen) == 2 * config.train.steps, seen
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
