@@ -27,7 +27,7 @@ barrier in the midst of a run, so that as much is in flight at the end as at the
               of the time that they take every 100 steps is ``persia.drain_share``
 ``auc``       AUC by staleness beside ``sync`` (``hybrid_parts/auc_part.py``): ``persia.auc_interval.<data>.tau<n>``
 ``capacity``  6.25 trillion logical ids of 16 columns (``hybrid_parts/capacity_part.py``)
-``timeline``  what threads do when in three steps of ``sync`` and ``hybrid``, for docs/consistency.md
+``timeline``  what threads do when in three steps of each policy, for docs/consistency.md
 
 The JSON of each part but the first lies beside it, as <FILE>_<part>.
 """
@@ -252,9 +252,10 @@ def timeline(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[R
     if reason is not None:
         return [{"part": "timeline", "result": reason}], []
     rate = f"{round(balance(data, SPLIT, options)[0])}mbit"
-    policies = ("sync", "hybrid 1", "hybrid 2")
-    jobs = [runs.pictured(data, policy, SPLIT) for policy in policies]
-    text = [f"Two owners and two dense ranks, links of {rate}.\nLetters: {drawing.LEGEND}."]
+    policies = {"sync": SPLIT, "ahead": (*SPLIT, "exchange.form=rows"), "hybrid 1": SPLIT, "hybrid 2": SPLIT}
+    jobs = [runs.pictured(data, policy, settings) for policy, settings in policies.items()]
+    forms = "Form `pooled`, of `ahead` `rows`, in which fewer bytes cross."
+    text = [f"Two owners and two dense ranks, links of {rate}. {forms}\nLetters: {drawing.LEGEND}."]
     for policy, row in zip(policies, launch.on_hosts(jobs, options.cluster, rate), strict=True):
         ranks = {row["roles"].index(role): role for role in ("owner", "dense rank")}
         text.append(f"`{policy}`:\n\n```text\n{drawing.drawn(row, ranks)}\n```")

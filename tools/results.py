@@ -26,6 +26,8 @@ PARTS = {
     "dct_real": "real --data DIR",
     "house": "trace",
     **{f"house_{part}": part for part in ("speed", "overhead", "route", "memory")},
+    "hybrid": "cost",
+    **{f"hybrid_{part}": part for part in ("one", "speed", "bound", "drains", "auc", "capacity")},
     "kernels_messages": "messages",
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},

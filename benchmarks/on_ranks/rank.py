@@ -90,7 +90,7 @@ def train(
         for step in session.steps():
             step.run()
             bags = step._ticket.routed.result().early
-            if bags is not None and session.step > warmup:
+            if bags is not None and len(bags) and session.step > warmup:
                 early.append(bags.mean())
             if session.step == warmup:
                 main.barrier()
@@ -113,7 +113,7 @@ def train(
         if clock is not None:
             clock.stop()
             row["clocked_s"] = clocked_s
-        early_R = [share for share in main.allgather(early) if share]
+        early_R = [shares for shares in main.allgather(early) if shares]  # of dense ranks
         if early_R:
             row["early_share"] = float(np.mean(early_R))
         row["drains"], row["drained_s"] = pipeline.drains

@@ -26,6 +26,8 @@ class Groups:
         One a group; tables that are shared are those of the first.
     teachers : sequence of Reference
         As many of the same architecture, whose parameters are overwritten; they read the members' tables.
+    staleness : int
+        So many of the last updates rows lack when they are read.
     """
 
     def __init__(
@@ -37,12 +39,22 @@ class Groups:
         burn_in_steps: int,
         every: int,
         share: bool = True,
+        staleness: int = 0,
     ) -> None:
         self.members, self.teachers, self.share = members, teachers, share
         self.weight, self.burn_in_steps, self.every = weight, burn_in_steps, every
         for member, teacher in zip(members, teachers, strict=True):
             member.tables = teacher.tables = members[0].tables if share else member.tables
-        self.exchanges = 0
+        self.exchanges, self.staleness = 0, staleness
+        self._versions = [self._rows()]
+
+    def _rows(self) -> list[Tensor]:
+        return [table.bags.weight.detach().clone() for member in self.members for table in member.tables.values()]
+
+    def _put(self, rows: Sequence[Tensor]) -> None:
+        tables = [table for member in self.members for table in member.tables.values()]
+        for table, values in zip(tables, rows, strict=True):
+            table.bags.weight.data.copy_(values)
 
     def step(self, batches: Sequence[GlobalBatch], step: int, max_norm: float | None = None) -> float:
         """One step of all groups, before which ``step`` were done; the mean loss over all samples before it."""
@@ -55,6 +67,7 @@ class Groups:
         weights = [w.to(dtype) for w in weights]
         everything, loss = sum(w.sum() for w in weights), 0.0
         of_rows: list[list[Tensor]] = []
+        self._put(self._versions[max(0, step - self.staleness)])
         for g, (member, batch, weight) in enumerate(zip(self.members, batches, weights, strict=True)):
             total = (weight * self._losses(g, batch, step)).sum()
             loss += float(total.detach() / everything)
@@ -68,6 +81,7 @@ class Groups:
             )
             if max_norm is not None:
                 torch.nn.utils.clip_grad_norm_(named, max_norm)
+        self._put(self._versions[step])
         for member in self.members:
             member.dense_optimizer.step()
         touched = [member.touched(batch) for member, batch in zip(self.members, batches, strict=True)]
@@ -78,6 +92,7 @@ class Groups:
                 gradient = sum(of_rows[g][n] for g in readers)
                 with torch.no_grad():
                     update_rows(table, ids, gradient[ids], lr_scale=1.0, step=step + 1)
+        self._versions.append(self._rows())
         return loss
 
     def _losses(self, group: int, batch: GlobalBatch, step: int) -> Tensor:

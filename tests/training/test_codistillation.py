@@ -88,7 +88,7 @@ def definition_of(session: Session, config: Config) -> Groups:
 
     members, teachers = ([member(g) for g in range(rules.groups)] for _ in range(2))
     options = {"weight": rules.weight, "burn_in_steps": rules.burn_in_steps, "every": rules.every}
-    return Groups(members, teachers, **options, share=rules.share_embeddings)
+    return Groups(members, teachers, **options, share=rules.share_embeddings, staleness=config.policy.staleness or 0)
 
 
 def check(folder: Path, groups: int, **wanted: Any) -> None:
@@ -147,6 +147,16 @@ def test_learns_as_the_definition_does(folder: Path, optimizer: str, *, every: b
         max_norm = {"clip_norm": 0.2} if number == 0 else {}
         dense = {"optimizer": {"name": optimizer, "lr": lr}, **max_norm}
         check(folder, groups, topology=roles, dense=dense, **case)
+
+
+@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_several_steps_in_flight(folder: Path, staleness: int) -> None:
+    """Rows lack updates as under one group, of tables that groups share and of their own; also those that others read."""
+    write_data(folder / "data.h5")
+    policy = {"name": "hybrid", "staleness": staleness}
+    for share, (roles, groups) in itertools.product((True, False), roles_for(MPI.COMM_WORLD.size)[:2]):
+        check(folder, groups, rules={"share_embeddings": share}, topology=roles, policy=policy)
 
 
 @pytest.mark.parallel([2])
