@@ -51,7 +51,7 @@ PARTS = ("cost", "one", "speed", "bound", "drains", "auc", "capacity", "timeline
 REPEATS, STEPS = 5, 14
 FEW_REPEATS = 2  # away from the point of balance: the curve, of which nothing is claimed
 LEAST_COST = 0.98
-GOALS = {"one": 1.6, "fused": 1.6, "split": 2.1, "ahead": 1.2}  # those of placements are held to auto and rates too
+GOALS = {"one": 1.6, "fused": 1.6, "split": 2.1, "ahead": 1.2}  # placements named here have rates, and auto, too
 SPLIT = ("topology.mode=split", "topology.owners=2", "topology.dense=2")
 PLACEMENTS = {  # settings, and the policies beside sync
     "fused": ((), ("hybrid 1", "hybrid 2")),
@@ -61,7 +61,7 @@ PLACEMENTS = {  # settings, and the policies beside sync
 }
 CLAIMED = "hybrid 2"  # whichever is faster
 ELSEWHERE = "sync, fused"  # beside runs of the split placement, at their rate
-OF_IDEAL = 0.92  # of what early rows allow, at four dense ranks
+OF_IDEAL = 0.92  # at four dense ranks, of 2 / (2 - e): what a share e of early bytes allows where cores take as long
 DRAINS, DRAIN_EVERY, DRAIN_INTERVAL, MOST_DRAINED = 5, 20, 100, 0.02
 UNSHAPED = "10gbit"  # more than the cores can send
 BOUND_GOAL = 1.15
@@ -177,10 +177,16 @@ def at_balance(placement: str, found: Mapping[str, Sequence[Row]], about: Row) -
         share = statistics.median(shares)
         goal = GOALS["ahead"] if ranks == 2 else OF_IDEAL * 2 / (2 - share)
         add(f"ahead.speedup.{ranks}", "ahead", "sync", unit.format("sync"), f">= {goal:.3g}")
-        claims.append(claim(f"ahead.early_share.{ranks}", share, "of the vectors that cross may be read early"))
+        claims.append(claim(f"ahead.early_share.{ranks}", share, "of the bags of a dense rank may be read early"))
         add(f"persia.over_ahead.{ranks}", CLAIMED, "ahead", unit.format("ahead"), None)
     if ELSEWHERE in found:
-        add("persia.speedup.split_over_best", CLAIMED, ELSEWHERE, unit.format("sync, fused,"), None)
+        add(
+            "persia.speedup.split_over_best",
+            CLAIMED,
+            ELSEWHERE,
+            "times the steps/s of sync on fused ranks, at that rate",
+            None,
+        )
     return claims
 
 

@@ -8,6 +8,7 @@ Knows bytes and ranks.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from hpcrec.types import Ints
 
 UNDER_WAY = 6  # pieces that a rank has sent and that are not taken
+MOST_HELD_S = 1.0  # longer than what is to go first takes, much shorter than what is reported as a stall
 _TAG = 1
 
 
@@ -33,15 +35,17 @@ class Pieces:
 
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = n_bytes
-        self._free = threading.Event()
+        self._free, self._until_s = threading.Event(), 0.0
         self._free.set()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While it lasts this rank begins no piece: what crosses then comes behind those alone that are under way.
+        """While it lasts this rank begins no piece: what crosses then comes behind those of its own that are under way.
 
-        Nothing that is waited for meanwhile may need a message in pieces of any rank.
+        For ``MOST_HELD_S`` at most: then pieces cross again, so that a rank that never comes is found as ever.
+        Nothing that is waited for meanwhile may need a message in pieces of any rank. Not inside itself.
         """
+        self._until_s = time.monotonic() + MOST_HELD_S
         self._free.clear()
         try:
             yield
@@ -49,8 +53,9 @@ class Pieces:
             self._free.set()
 
     def may_begin(self) -> None:
-        """Waits until none is held back."""
-        self._free.wait()
+        """Waits while they are held back."""
+        if not self._free.is_set():
+            self._free.wait(max(0.0, self._until_s - time.monotonic()))
 
 
 class Messages(NamedTuple):

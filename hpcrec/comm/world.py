@@ -72,7 +72,7 @@ class World:
     lanes : sequence of str
         Threads that need all ranks' collectives of their own, by name; see ``lane``.
     piece_bytes : int
-        As of ``pieces``; 0: their messages cross whole.
+        Of a piece of their messages, at most, between hosts; 0: they cross whole.
     inside : optional
         For ``among`` alone, which makes worlds of groups.
 

@@ -22,7 +22,7 @@ _POLYNOMIAL = 0xEDB88320
 _ONE = 1 << 31
 _X_8 = 1 << 23  # a shift by one byte
 _PIECE_BYTES = 1 << 20  # of a file, at a time: stays in a core's cache
-_AHEAD_BYTES = 48 << 20  # that the disk is asked for in advance: checksums are faster than it, so it must never wait
+_AHEAD_BYTES = 48 << 20  # that the disk is asked for in advance, at least: checksums are faster than it
 
 
 def of_file(path: Path, comes_on: Callable[[], None] = lambda: None) -> int:

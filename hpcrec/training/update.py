@@ -4,6 +4,7 @@ Knows the order: sums of gradients, norm, scale, optimizers. Each is done in ``d
 """
 
 import math
+from contextlib import nullcontext
 
 from hpcrec.dense.reducer import clip_factor
 from hpcrec.dense.slices import step_scaled
@@ -38,8 +39,10 @@ def update_dense(parts: Parts, step: int, lr_scale: float) -> None:
     """
     dense, slices = parts.dense, parts.slices
     if dense is not None:
-        # All dense ranks have agreed on the step, so the sum waits for nothing that crosses in pieces.
-        with parts.timer("dense_reduce"), parts.world.pieces.held():
+        # All dense ranks have agreed on the step, so the sum waits for nothing that crosses in pieces; but where dense
+        # parameters are at stages, messages of all ranks cross between these two.
+        first = nullcontext() if slices.away else parts.world.pieces.held()
+        with parts.timer("dense_reduce"), first:
             dense.reducer.reduce()
     elif not slices.away:
         return

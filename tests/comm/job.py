@@ -38,8 +38,8 @@ WATCHED = (  # the same, with the launcher's last words
 
 
 def crowded():
-    """How many times the cores what wants to run would keep busy, as of the last minute; at least 1."""
-    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    """How many times the cores what wants to run would keep busy, as of the last minute; from 1 to 4."""
+    return min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 @dataclass

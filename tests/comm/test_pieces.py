@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
 from hpcrec.comm.pieces import Pieces
 from hpcrec.comm.sizes import UNIT_BYTES
+from hpcrec.dense.reducer import DenseReducer
 from hpcrec.errors import ConfigError
 from tests.policy.reference import hybrid
 from tests.policy.test_hybrid import config_of, same_bits, trained
@@ -46,51 +47,77 @@ def test_brings_what_whole_messages_bring(piece: int, under_way: int, monkeypatc
 
 
 @pytest.mark.parallel([2, 3, 4])
-def test_held_pieces_come_behind_what_is_waited_for() -> None:
+def test_held_pieces_come_behind_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of rank 0 begins while it holds them, whatever crosses meanwhile; all that is to come comes afterwards."""
-    held, bytes_R = Pieces(64), np.full(COMM.size, 1 << 20, np.int64)
+    monkeypatch.setattr(pieces, "MOST_HELD_S", 60.0)
+    held, bytes_R = Pieces(64), np.full(COMM.size, 1 << 10, np.int64)
     lane = Collectives(COMM.Dup(), range(COMM.size), Ledger(COMM.rank, [0] * COMM.size), pieces=held)
-    sent = np.random.default_rng(COMM.rank).integers(0, 255, int(bytes_R.sum()), np.uint8)
+
+    def messages(rank: int) -> np.ndarray:
+        return np.random.default_rng(rank).integers(0, 255, int(bytes_R.sum()), np.uint8)
+
     found: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: found.append(lane.alltoallv(sent, bytes_R.copy(), bytes_R.copy(), "values"))
-    )
+    send = partial(lane.alltoallv, messages(COMM.rank), bytes_R.copy(), bytes_R.copy(), "values")
+    thread = threading.Thread(target=lambda: found.append(send()))
     total = np.zeros(1)
     with held.held() if COMM.rank == 0 else nullcontext():
         thread.start()
-        time.sleep(0.2)
+        time.sleep(0.5)  # far longer than so few pieces take
         COMM.Allreduce(np.ones(1), total)
         early = bool(found)
+        COMM.Barrier()  # all have looked before rank 0's may begin
     thread.join(60)
     with on_every_rank():
-        assert total[0] == COMM.size and not early, "a rank that waits for rank 0's pieces has them already"
-        others = [
-            np.random.default_rng(rank).integers(0, 255, int(bytes_R.sum()), np.uint8) for rank in range(COMM.size)
-        ]
-        wanted = [other.reshape(COMM.size, -1)[COMM.rank] for other in others]
-        assert len(found) == 1 and found[0].tobytes() == np.concatenate(wanted).tobytes()
+        assert total[0] == COMM.size and not early, "rank 0's pieces have come while it held them"
+        wanted = np.concatenate([messages(rank).reshape(COMM.size, -1)[COMM.rank] for rank in range(COMM.size)])
+        assert len(found) == 1 and found[0].tobytes() == wanted.tobytes()
+    lane.close()
+
+
+@pytest.mark.parallel([2])
+def test_pieces_are_not_held_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what is to go first never comes."""
+    monkeypatch.setattr(pieces, "MOST_HELD_S", 0.2)
+    held, bytes_R = Pieces(64), np.full(COMM.size, 1 << 10, np.int64)
+    lane = Collectives(COMM.Dup(), range(COMM.size), Ledger(COMM.rank, [0] * COMM.size), pieces=held)
+    began_s = time.monotonic()
+    with held.held():
+        lane.alltoallv(np.zeros(int(bytes_R.sum()), np.uint8), bytes_R.copy(), bytes_R.copy(), "values")
+        took_s = time.monotonic() - began_s
+    with on_every_rank():
+        assert 0.2 <= took_s < 20
     lane.close()
 
 
 @pytest.mark.parallel([2, 3, 4])
 def test_dense_sums_hold_pieces_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each step of a dense rank, for as long as it waits for them, and no longer."""
+    """Those of dense ranks, for as long as they wait for them; in steps in whose midst ranks take turns too."""
     write_data(folder / "data.h5")
-    held, seen = Pieces.held, list[bool]()
+    reduce, made, seen = DenseReducer.reduce, list[Pieces](), list[bool]()
+    init = Pieces.__init__
 
-    @contextmanager
-    def noted(self: Pieces) -> Iterator[None]:
-        with held(self):
-            seen.append(not self._free.is_set())
-            yield
-        seen.append(self._free.is_set())
+    def kept(self: Pieces, n_bytes: int) -> None:
+        init(self, n_bytes)
+        if n_bytes:
+            made.append(self)
 
-    monkeypatch.setattr(Pieces, "held", noted)
-    exchange = {"windows": False, "piece_bytes": 100}
-    config = config_of(folder, None, "pooled", policy=hybrid(2), exchange=exchange)
-    trained(config)
-    with on_every_rank():
-        assert all(seen) and len(seen) == 2 * config.train.steps, seen
+    def looked(self: DenseReducer) -> None:
+        seen.append(not made[-1]._free.is_set())
+        reduce(self)
+        seen.append(not made[-1]._free.is_set())
+
+    monkeypatch.setattr(Pieces, "__init__", kept)
+    monkeypatch.setattr(DenseReducer, "reduce", looked)
+    for topology in ({"mode": "fused"}, {"mode": "split", "owners": 1, "dense": COMM.size - 1}):
+        for policy, form in ((hybrid(2), "pooled"), ({"name": "ahead"}, "rows")):
+            exchange = {"form": form, "windows": False, "piece_bytes": 100}
+            config = config_of(folder, None, form, policy=policy, exchange=exchange, topology=topology)
+            seen.clear()
+            trained(config)
+            dense = topology["mode"] == "fused" or COMM.rank > 0
+            with on_every_rank():
+                assert all(seen) and len(seen) == 2 * config.train.steps * dense, (topology, policy, seen)
+                assert made[-1]._free.is_set()
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
