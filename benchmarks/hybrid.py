@@ -1,7 +1,7 @@
 """Policies beside ``sync``: what overlap gains where a link is as busy as the cores, and what it costs where it is not.
 
     python benchmarks/hybrid.py [--parts cost,one,speed,bound,drains,auc,capacity,timeline] [--quick] [--json FILE]
-        [--cluster DIR] [--data DIR]
+        [--cluster DIR] [--data DIR] [--cases NAMES]
 
 DLRM of width 64 over Criteo Kaggle's 26 features with at most 1,000,000 rows each, one id a bag, by P(rank k) ~
 (k + 1)^-1.05; global batch 8,192; dense gradients summed by MPI. Runs of all policies take turns in one launch; a
@@ -75,7 +75,11 @@ def main() -> None:
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
     parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="real samples")
     parser.add_argument("--cache", type=Path, default=cache, help="where data sets are kept")
+    cases = ",".join(case.name for case in auc_part.CASES)
+    parser.add_argument("--cases", default=cases, help=f"of part auc, some of {cases}; hours for all")
     options = parser.parse_args()
+    if unknown := sorted({*options.cases.split(",")} - {*cases.split(",")}):
+        parser.error(f"--cases has {unknown[0]!r}; allowed are {cases}")
     parts = {
         "cost": cost,
         "one": one,
@@ -244,7 +248,7 @@ def drains(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row
 
 def auc(_: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     """What old rows cost."""
-    return auc_part.measure(options.cache, options.data, quick=options.quick)
+    return auc_part.measure(options.cache, options.data, options.cases.split(","), quick=options.quick)
 
 
 def capacity(_: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:

@@ -52,10 +52,10 @@ CASES = (
 )
 
 
-def measure(cache: Path, files: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
-    """Rows of the table, and claims."""
+def measure(cache: Path, files: Path, names: Sequence[str], *, quick: bool) -> tuple[list[Row], list[Row]]:
+    """Rows of the table, of the cases of these names, and claims."""
     rows = []
-    for case in CASES[:1] if quick else CASES:
+    for case in CASES[:1] if quick else [case for case in CASES if case.name in names]:
         train = synthetic(cache) if case.data == "synthetic" else shapes.prepare(case.data, cache, files)
         if train is not None:
             rows += [row for optimizer in case.optimizers for row in of(case, train, optimizer, quick=quick)]
