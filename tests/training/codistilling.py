@@ -67,6 +67,7 @@ class Groups:
         weights = [w.to(dtype) for w in weights]
         everything, loss = sum(w.sum() for w in weights), 0.0
         of_rows: list[list[Tensor]] = []
+        self._versions += [self._versions[-1]] * (step + 1 - len(self._versions))  # steps before were left out
         self._put(self._versions[max(0, step - self.staleness)])
         for g, (member, batch, weight) in enumerate(zip(self.members, batches, weights, strict=True)):
             total = (weight * self._losses(g, batch, step)).sum()
