@@ -53,18 +53,23 @@ def claim(
     goal: str | None = None,
     reason: str | None = None,
     within: tuple[float, float] | None = None,
+    sure: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
     """A claim; ``goal`` is like ``>= 0.97``, None where there is none; ``reason`` says why it has no value.
 
-    ``within`` is the value's interval: then the goal holds too where 1 is in it.
+    ``within`` is the value's interval: then the goal holds too where 1 is in it. ``sure`` is the same, of a value that
+    meets its goal where all of its interval does.
     """
     holds = None
     if goal is not None and value is not None:
         sign, limit = goal.split()
-        holds = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}[sign](value, float(limit))
+        meets = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}[sign]
+        holds = all(meets(each, float(limit)) for each in (value, *(sure or ())))
         holds = holds or (within is not None and within[0] <= 1.0 <= within[1])
     if within is not None and goal is not None:
         goal = f"{goal}, or 1 in {within[0]:.3f} to {within[1]:.3f}"
+    if sure is not None:
+        unit = f"{unit} ({sure[0]:.3g} to {sure[1]:.3g})"
     found = {"id": name, "value": value, "unit": unit, "goal": goal, "holds": holds}
     return found if reason is None else found | {"reason": reason}
 

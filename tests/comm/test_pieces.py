@@ -91,7 +91,7 @@ def test_pieces_are_not_held_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parallel([2, 3, 4])
 def test_dense_sums_hold_pieces_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of dense ranks, for as long as they wait for them; in steps in whose midst ranks take turns too."""
+    """Those of dense ranks, for as long as they wait for them: fused and split, of ``hybrid`` and of ``ahead``."""
     write_data(folder / "data.h5")
     reduce, made, seen = DenseReducer.reduce, list[Pieces](), list[bool]()
     init = Pieces.__init__
