@@ -1,7 +1,7 @@
 """Policies beside ``sync``: what overlap gains where a link is as busy as the cores, and what it costs where it is not.
 
-    python benchmarks/hybrid.py [--parts cost,one,speed,bound,drains,auc,capacity,timeline] [--quick] [--json FILE]
-        [--cluster DIR] [--data DIR] [--cases NAMES]
+    python benchmarks/hybrid.py [--parts cost,one,speed,bound,drains,synthetic,movielens,criteo,hot,capacity,timeline]
+        [--quick] [--json FILE] [--cluster DIR] [--data DIR]
 
 DLRM of width 64 over Criteo Kaggle's 26 features with at most 1,000,000 rows each, one id a bag, by P(rank k) ~
 (k + 1)^-1.05; global batch 8,192; dense gradients summed by MPI. Runs of all policies take turns in one launch; a
@@ -27,7 +27,8 @@ the beginning.
               ``persia.over_bound.fused`` and ``.split``
 ``drains``    there, what steps wait longer by a drain point, in steps, of a run that has one every 20 steps; the share
               of the time that they take every 100 steps is ``persia.drain_share``
-``auc``       AUC by staleness beside ``sync`` (``hybrid_parts/auc_part.py``): ``persia.auc_interval.<data>.tau<n>``
+``synthetic``, ``movielens``, ``criteo`` and ``hot``
+              AUC by staleness beside ``sync`` (``hybrid_parts/auc_part.py``): ``persia.auc_interval.<data>.tau<n>``
 ``capacity``  6.25 trillion logical ids of 16 columns (``hybrid_parts/capacity_part.py``)
 ``timeline``  what threads do when in three steps of each policy, for docs/consistency.md
 
@@ -49,7 +50,8 @@ from hybrid_parts import auc_part, capacity_part, drawing, runs
 from hybrid_parts.runs import Row
 from on_ranks import launch
 
-PARTS = ("cost", "one", "speed", "bound", "drains", "auc", "capacity", "timeline")
+AUC = tuple(case.name for case in auc_part.CASES)
+PARTS = ("cost", "one", "speed", "bound", "drains", *AUC, "capacity", "timeline")
 REPEATS, STEPS = 5, 14
 FEW_REPEATS = 2  # away from the point of balance: the curve, of which nothing is claimed
 LEAST_COST = 0.98
@@ -77,18 +79,14 @@ def main() -> None:
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
     parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="real samples")
     parser.add_argument("--cache", type=Path, default=cache, help="where data sets are kept")
-    cases = ",".join(case.name for case in auc_part.CASES)
-    parser.add_argument("--cases", default=cases, help=f"of part auc, some of {cases}; hours for all")
     options = parser.parse_args()
-    if unknown := sorted({*options.cases.split(",")} - {*cases.split(",")}):
-        parser.error(f"--cases has {unknown[0]!r}; allowed are {cases}")
     parts = {
         "cost": cost,
         "one": one,
         "speed": speed,
         "bound": bound,
         "drains": drains,
-        "auc": auc,
+        **{name: partial(auc, name) for name in AUC},
         "capacity": capacity,
         "timeline": timeline,
     }
@@ -250,9 +248,9 @@ def drains(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row
     return [row], [claim("persia.drain_share", share, unit, goal)]
 
 
-def auc(_: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+def auc(name: str, _: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     """What old rows cost."""
-    return auc_part.measure(options.cache, options.data, options.cases.split(","), quick=options.quick)
+    return auc_part.measure(options.cache, options.data, name, quick=options.quick)
 
 
 def capacity(_: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
