@@ -224,6 +224,8 @@ def _refuse_parts(config: Config, layout: Layout, topology: Topology, *, direct:
     reason = None
     if config.exchange.codec == "dct":
         reason = "exchange.codec is 'dct', which thresholds whole messages. Take another codec."
+    elif config.exchange.codec == "fp16":
+        reason = "exchange.codec is 'fp16', whose blocks have a scale: other bits in other messages. Take 'bf16'."
     elif topology.table_sets > 1:
         reason = "each group has tables of its own. Set dense.codistillation.share_embeddings = true."
     elif direct:

@@ -57,8 +57,9 @@ class Asked:
         What conditional forms have of it, by bundle.
     wanted : Wanted or None
         What these ask owners for; None where no form is conditional.
-    places, bags_R : Places and int64 [R], or None
-        Of the vectors that come, and how many bags each rank is asked for, where reads come in two parts.
+    places, back, bags_R : Places, Places and int64 [R], or None
+        Of the vectors that come, of the gradients that go, and how many bags each rank is asked for, where steps come
+        in two parts.
     bags_E : int64 [E]
         Bags of each entry of all owners.
     """
@@ -76,6 +77,7 @@ class Asked:
     kept: Sequence[Kept] = ()
     wanted: Wanted | None = None
     places: Places | None = None
+    back: Places | None = None
     bags_R: Ints | None = None
 
     def take_copies(self) -> "Asked":
@@ -383,25 +385,29 @@ class DenseSide:
                 moves = [Mover(self._device).move(m) for m in moves]
         verdicts = cumulative(gradient_R)[self._tells] // self._item + inside_N
         told = dict(zip(self._tells.tolist(), inside_N.tolist(), strict=True))
-        places, bags_R = self._parted(step) if self._parts and train else (None, None)
+        places, back, bags_R = self._parted(step) if self._parts and train else (None, None, None)
         asked = Asked(
             id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told, requests.bags_E
         )
         if self.copies is not None or self._parts:
-            asked = replace(asked, kept=kept, wanted=wanted, places=places, bags_R=bags_R)
+            asked = replace(asked, kept=kept, wanted=wanted, places=places, back=back, bags_R=bags_R)
         return asked, message
 
-    def _parted(self, step: _Step) -> tuple[Places, Ints]:
-        """Where the vectors are that may come in two parts, and the bags that each rank is asked for."""
+    def _parted(self, step: _Step) -> tuple[Places, Places, Ints]:
+        """Where the vectors are that may come in two parts, and their gradients; bags that each rank is asked for."""
         s = self._streams
-        valued = np.flatnonzero(s.valued_S)
-        entry = s.entry_S[valued]
-        v = step.vectors(entry)
-        width_V, asked_V = v.of(s.width_S[valued]), v.asked()
-        inside_V = asked_V - v.of(step.first_E[entry])
+
+        def crossing(streams: Ints, start_S: Ints) -> Places:
+            entry = s.entry_S[streams]
+            v = step.vectors(entry)
+            width_V, asked_V = v.of(s.width_S[streams]), v.asked()
+            inside_V = asked_V - v.of(step.first_E[entry])
+            start_V = v.of(start_S[streams]) + inside_V * width_V
+            return Places(v.of(s.owner_S[streams]), width_V, start_V, asked_V)
+
         bags_R = np.bincount(self._splitter.entries.owner_E, step.requests.bags_E, self._size).astype(np.int64)
-        start_V = v.of(step.value_S[valued]) + inside_V * width_V
-        return Places(v.of(s.owner_S[valued]), width_V, start_V, asked_V), bags_R
+        values = crossing(np.flatnonzero(s.valued_S), step.value_S)
+        return values, crossing(np.arange(len(s.valued_S)), step.gradient_S), bags_R
 
     def _kept(
         self, dealt: Sequence[tuple[Dealt, Ints | None]], copies: DenseCopies

@@ -10,7 +10,7 @@
     learn      --- gradients ----------->  apply: merge by row, step           phase "gradients"
 
 Messages may pass other ranks on the way (``way``), rows may be kept on dense ranks (``kept``), and a step may be read
-and learned in two parts (``parts``): ``read_part``, ``learn`` of what the next step asks for, and ``learn_rest``.
+and learned in two parts (``in_parts``): ``read_part`` twice, ``learn_first``, ``learn_rest``.
 
 Where operators are substituted (form ``partial``, [DES]) the holder computes their partial results from the vectors it
 gathers, and sends those instead; the gradients that come back are theirs. Before they are sent, owners of other hosts
@@ -52,11 +52,12 @@ from hpcrec.embedding.load import Load
 from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
 from hpcrec.exchange.among import AmongOwners
-from hpcrec.exchange.bags import Splitter, cumulative, ranges
+from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.codec import Codec, Elementwise, Kept
 from hpcrec.exchange.codecs import codec_for
-from hpcrec.exchange.dense_side import Asked, DenseSide
+from hpcrec.exchange.dense_side import DenseSide
 from hpcrec.exchange.id_reader import IdReader
+from hpcrec.exchange.in_parts import InParts
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.kept import KeptRows
 from hpcrec.exchange.layout import Layout
@@ -68,7 +69,6 @@ from hpcrec.exchange.route import Reading, Route
 from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.tensors import Here, Where
 from hpcrec.exchange.way import Passage, Way, make_way
-from hpcrec.exchange.work import Served
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, Floats, GlobalIds
 
@@ -156,7 +156,7 @@ class Exchange:
         keeps: bool = False,
         parts: bool = False,
     ) -> None:
-        self.layout, self._parts, self._keeps, self.version = layout, parts, keeps, 0
+        self.layout, self._keeps, self.version = layout, keeps, 0
         self._where = where or Here()
         self._operators = operators
         self.store, self.thresholding, self.load = store, thresholding, load
@@ -172,13 +172,14 @@ class Exchange:
         self._teller = teller_of.get(rank, -1)
         self._due_R = UNIT_BYTES * (np.arange(self._size) == self._teller)  # of gradients, where nothing is held
         if store is not None and leg is not None:
-            self._owner_side = self._serving(store, weighted, load, keeps=keeps)
+            self._owner_side = self._serving(store, weighted, load, keeps=keeps, parts=parts)
             self.masks = None if thresholding is None else make_masks(leg, thresholding, topology.table_sets)
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, weighted=weighted, dtype=dtype)
         if topology.is_dense:
-            self._dense_side = self._asking(split(set(self.features)), [r for r, by in teller_of.items() if by == rank])
+            tells = [r for r, by in teller_of.items() if by == rank]
+            self._dense_side = self._asking(split(set(self.features)), tells, parts=parts)
         self._reads_ids = reads_ids
         if self.held:
             self._reader = IdReader(split(set(self.held), only=rank), topology.dense)
@@ -190,6 +191,11 @@ class Exchange:
         self._left = {name: layout.left.get(name, operator) for name, operator in operators.items()}
         entries = None if self._dense_side is None else self._dense_side.entries
         self._way = make_way(world, layout, operators, entries, self.dtype, codec, lane)
+        self._in_parts: InParts | None = None
+        if parts:
+            assert isinstance(self._codec, Elementwise), "refused where it is configured"
+            sizes, where = {"dtype": self.dtype, "due_R": self._due_R}, self._where.assembler
+            self._in_parts = InParts(self._codec, self._owner_side, layout.groups, where, **sizes)
         self._copies: KeptRows | None = None
         if layout.conditional:
             self._copies = KeptRows(lane or world.main, self._codec, layout, self._owner_side, self._dense_side)
@@ -204,7 +210,7 @@ class Exchange:
         """Whether ``learn`` is called by another thread than ``read``."""
         return self._back is not self._codec
 
-    def _serving(self, store: Store, weighted: set[str], load: Load | None, *, keeps: bool) -> OwnerSide:
+    def _serving(self, store: Store, weighted: set[str], load: Load | None, *, keeps: bool, parts: bool) -> OwnerSide:
         topology = self._world.topology
         return OwnerSide(
             store,
@@ -219,10 +225,10 @@ class Exchange:
             sets=topology.table_sets,
             teller=self._teller,
             keeps=keeps,
-            parts=self._parts,
+            parts=parts,
         )
 
-    def _asking(self, splitter: Splitter, tells: list[int]) -> DenseSide:
+    def _asking(self, splitter: Splitter, tells: list[int], *, parts: bool) -> DenseSide:
         topology = self._world.topology
         return DenseSide(
             splitter,
@@ -233,7 +239,7 @@ class Exchange:
             far=topology.far,
             sent=lambda holder: self.reduction.sent(holder, topology.rank),
             tells=tells,
-            parts=self._parts,
+            parts=parts,
             device=self._where.assembler,
         )
 
@@ -339,8 +345,8 @@ class Exchange:
         found = Route(
             asked, served, train, stop, total, weights_R, save_failed, counted=reading.counted, passage=passage
         )
-        if self._parts and train:
-            found.early = self._early(route, asked, served)
+        if self._in_parts is not None and train:
+            self._in_parts.mark(found, route)
         return found
 
     def most_of_all(self, number: float) -> float:
@@ -350,18 +356,6 @@ class Exchange:
     def counts_for(self, line: int) -> None:
         """What this thread sends is counted for a line of metrics (``Ledger.counts_for``)."""
         self._world.ledger.counts_for(line)
-
-    def _early(self, route: Collectives, asked: Asked | None, served: Served | None) -> np.ndarray:
-        """Owners tell which bags are early, a byte each: of those that this rank asks for, in the order of requests."""
-        parts = None if served is None else served.parts
-        n_sent_R = self._zeros_R if parts is None else parts.bags_R
-        n_due_R = self._zeros_R if asked is None or asked.bags_R is None else asked.bags_R
-        sent_R, due_R = padded_bytes(n_sent_R), padded_bytes(n_due_R)
-        message = route.message(sent_R, np.uint8)
-        if parts is not None:
-            message[ranges(cumulative(sent_R)[:-1], n_sent_R)] = parts.early
-        came = route.alltoallv(message, sent_R.copy(), due_R.copy(), "ids")
-        return np.asarray(came[ranges(cumulative(due_R)[:-1], n_due_R)]).astype(bool)
 
     def read(self, route: Route, rows: AbstractContextManager[object] = _ALONE, *, ages: int = 0) -> None:
         """Phase ``values``; collective, on the lane. What comes is kept with the route until ``inputs``.
@@ -409,51 +403,50 @@ class Exchange:
 
     def read_part(self, route: Route, *, early: bool) -> None:
         """Phase ``values`` of the early bags of a step, or of the others, which follow; collective, on the lane."""
-        asked, served, owner = route.asked, route.served, self._owner_side
-        values, packed, sent_R, due_R = None, None, self._zeros_R, self._zeros_R
+        assert self._in_parts is not None
         route.version = self.version
         with self._timer("gather"):
-            if owner is not None and served is not None:
-                owner.find(served)
-                values = np.zeros(int(served.value_bytes_R.sum()) // self.dtype.itemsize, self.dtype)
-                packed = owner.answer_part(served, values, early=early)
-                sent_R = packed.bytes_R
-            message = self._codec.message(sent_R)
-            if packed is not None and values is not None:
-                packed.pack(values, message)
-        due = None
-        if asked is not None and asked.places is not None and route.early is not None:
-            due = asked.places.of(route.early if early else ~route.early, self._size, self.dtype.itemsize)
-            due_R = due.bytes_R
-        assert isinstance(self._codec, Elementwise), "refused where it is configured"
+            sent, sent_R = self._in_parts.gather(route, early=early)
         with self._timer("values"), self._counting(route.counted):
-            came = self._codec.alltoallv(message, sent_R.copy(), due_R.copy(), "values")
-        if asked is None or due is None:
-            return
-        if early:
-            route.values = np.zeros(int(asked.value_bytes_R.sum()) // self.dtype.itemsize, self.dtype)
-        assert route.values is not None, "early bags come first"
-        due.unpack(came, route.values)
+            self._in_parts.cross(route, sent, sent_R, early=early)
         if not early:
             with self._timer("assemble"):
-                route.arrived = asked.assemble(self._where.assembler, route.values, self.layout.groups)
-            route.values = None
+                route.arrived = self._in_parts.assemble(route)
+
+    def learn_first(
+        self, route: Route, ahead: Route, found: Gradients | None, *, learned: bool | None, step: int, lr_scale: float
+    ) -> bool:
+        """Phase ``gradients`` of the urgent bags of a step, and the verdict; collective, on the lane.
+
+        The rows learn that the step ``ahead``, which was read early, asks for too; the others by ``learn_rest``.
+        Arguments are those of ``learn``.
+        """
+        assert self._in_parts is not None
+        if found is not None:
+            assert learned is not None
+            with self._timer("disassemble"):
+                self._in_parts.disassemble(route, found, learned=learned)
+        with self._timer("gradients"):
+            route.learned = self._in_parts.send(route, urgent=True, learned=learned)
+        if route.learned:
+            self._learn_part(route, ahead, step=step, lr_scale=lr_scale, urgent=True)
+        self.version = step
+        return route.learned
 
     def learn_rest(self, route: Route, ahead: Route, *, step: int, lr_scale: float) -> None:
-        """Of a step that was learned in part: the rows that the step ``ahead`` does not ask for; as ``learn``."""
-        owner, served = self._owner_side, route.served
-        if owner is None or served is None:
-            if route.learned:
-                self._norms.sum({})
-        elif route.learned:
-            assert served.parts is not None and served.parts.received is not None and ahead.served is not None
-            works = owner.part_to_learn(served, ahead.served, asked=False)
-            with self._timer("update"):
-                owner.apply(
-                    served, served.parts.received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum, works=works
-                )
+        """Of a step that was learned in part: the other gradients, and the rows that ``ahead`` does not ask for."""
+        assert self._in_parts is not None
+        if route.learned:
+            with self._timer("gradients"):
+                self._in_parts.send(route, urgent=False, learned=True)
+            self._learn_part(route, ahead, step=step, lr_scale=lr_scale, urgent=False)
         else:
-            owner.release(served)
+            self._in_parts.leave_out(route)
+
+    def _learn_part(self, route: Route, ahead: Route, *, step: int, lr_scale: float, urgent: bool) -> None:
+        assert self._in_parts is not None
+        with self._timer("update"):
+            self._in_parts.apply(route, ahead, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum, urgent=urgent)
 
     def inputs(self, route: Route) -> Inputs | None:
         """What the model receives of what was read, on dense ranks; None elsewhere. Called by the thread of the steps.
@@ -504,7 +497,6 @@ class Exchange:
         step: int,
         lr_scale: float,
         drain: bool = True,
-        ahead: Route | None = None,
         rows: AbstractContextManager[object] = _ALONE,
     ) -> bool:
         """Phase ``gradients``; collective, on the lane. Rows have stepped when it returns, if they are to.
@@ -520,8 +512,6 @@ class Exchange:
         lr_scale : float
         drain : bool
             No gradient may be held back: a drain point comes after the step. The same on every rank.
-        ahead : Route, optional
-            A step that was read early: only the rows that it asks for are learned, the others by ``learn_rest``.
         rows : context manager, optional
             While it lasts rows change, as of ``read``.
 
@@ -551,7 +541,7 @@ class Exchange:
             route.learned = learned
             if not learned and self._copies is None:  # what is kept of the step goes with it
                 with rows:
-                    if self._owner_side is not None and served is not None and ahead is None:
+                    if self._owner_side is not None and served is not None:
                         self._owner_side.release(served)
                     self.version = step
                 return False
@@ -563,30 +553,18 @@ class Exchange:
             if self._copies is not None:
                 received = self._copies.push(route, received, learned=learned, drain=drain)
         with rows:
-            self._apply(route, received, step=step, lr_scale=lr_scale, ahead=ahead)
+            self._apply(route, received, step=step, lr_scale=lr_scale)
             self.version = step
         return learned
 
-    def _apply(self, route: Route, received: Floats, *, step: int, lr_scale: float, ahead: Route | None) -> None:
-        """Rows step, all that were asked or those that the step ``ahead`` asks for."""
+    def _apply(self, route: Route, received: Floats, *, step: int, lr_scale: float) -> None:
+        """The rows that were asked for step."""
         served, owner = route.served, self._owner_side
         if owner is None or served is None:
             self._norms.sum({})  # every owner takes part, one that holds nothing too
             return
-        works = None
-        if ahead is not None and ahead.served is not None and served.parts is not None:
-            served.parts.received = received  # memory of its own, on one rank too
-            works = owner.part_to_learn(served, ahead.served, asked=True)
         with self._timer("update"):
-            owner.apply(
-                served,
-                received,
-                step=step,
-                lr_scale=lr_scale,
-                norm_sum=self._norms.sum,
-                works=works,
-                last=works is None,
-            )
+            owner.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)
 
     def _kept(self, route: Route) -> Kept:
         """Which elements of gradients cross where not all do: those whose values did, and the verdict."""

@@ -29,7 +29,7 @@ from hpcrec.exchange.cells import Cells, Part, Those
 from hpcrec.exchange.copies import Served as Apart
 from hpcrec.exchange.copies import Vectors
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.parts import Early, Packed, Places
+from hpcrec.exchange.parts import Marks, Packed, Places
 from hpcrec.exchange.rules import OwnerRules
 from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.staged import Mover, brought, written
@@ -122,12 +122,13 @@ class OwnerSide:
         self._numbers = count()
         self._unlearned: dict[int, Served] = {}  # training steps that were answered and not released, by number
         self.rules = OwnerRules(leg, store, size) if leg.apart else None
-        self._early = None
+        self._marks: Marks | None = None
+        self._before: Parts | None = None  # of the training step that was read last
         if parts:
             number_of = {name: f for f, name in enumerate(dict.fromkeys(entry.family.name for entry in leg.entries))}
             of = np.array([number_of[entry.family.name] for entry in leg.entries], np.int64)
             by_max = [not e.form.pools and p == "max" for e, p in zip(leg.entries, pooling, strict=True)]
-            self._early = Early(of, np.array(by_max, bool))
+            self._marks = Marks(of, np.array(by_max, bool))
 
     @staticmethod
     def _of_block(
@@ -225,31 +226,39 @@ class OwnerSide:
         spans = Spans(senders, sets_P, value_base, value_base + values_P + partial_P, counts[:, : self._valued])
         served = Served(value_bytes_R, gradient_bytes_R, spans, partials, None, verdict_at, verdict_in)
         served.find = partial(self._works, received, cell_PE, sets_P, places, ids_at, train=train)
-        if self._early is not None and train:
-            served.parts = self._parts(self._early, received, entry_N, cell_PE, places[0])
+        if self._marks is not None and train:
+            served.parts = self._parts(self._marks, received, entry_N, cell_PE, places)
         if not self._families:
             self._find(served)
         if train:
             self.load.add_time("read", began_s)
         return served
 
-    def _parts(self, early: Early, received: Received, entry_N: Ints, cell_PE: Ints, value_PS: Ints) -> Parts:
-        """Which bags are early, and where the vectors that cross are."""
-        cells, n = received.cells, self._valued
-        cell_PS = cell_PE[:, self._entry_S[:n]]
-        p_I, s_I = np.nonzero(cell_PS >= 0)
-        cell_I = cell_PS[p_I, s_I]
-        bags_I, width_I = cells[cell_I, 3], self._width_S[s_I]
-        width_V = np.repeat(width_I, bags_I)
-        inside = ranges(np.zeros_like(bags_I), bags_I)
-        places = Places(
-            np.repeat(received.senders[p_I], bags_I),
-            width_V,
-            np.repeat(value_PS[p_I, s_I], bags_I) + inside * width_V,
-            ranges(cumulative(cells[:, 3])[cell_I], bags_I),
-        )
+    def _parts(self, marks: Marks, received: Received, entry_N: Ints, cell_PE: Ints, at_PS: tuple[Ints, Ints]) -> Parts:
+        """Which bags are early, and where the vectors that cross are; tells the step before which are urgent."""
+        cells = received.cells
+
+        def crossing(start_PS: Ints, n: int) -> Places:
+            cell_PS = cell_PE[:, self._entry_S[:n]]
+            p_I, s_I = np.nonzero(cell_PS >= 0)
+            cell_I = cell_PS[p_I, s_I]
+            bags_I, width_I = cells[cell_I, 3], self._width_S[s_I]
+            width_V = np.repeat(width_I, bags_I)
+            inside = ranges(np.zeros_like(bags_I), bags_I)
+            return Places(
+                np.repeat(received.senders[p_I], bags_I),
+                width_V,
+                np.repeat(start_PS[p_I, s_I], bags_I) + inside * width_V,
+                ranges(cumulative(cells[:, 3])[cell_I], bags_I),
+            )
+
         bags_R = np.bincount(received.senders[cells[:, 0]], cells[:, 3], self._size).astype(np.int64)
-        return Parts(early.of(received, entry_N), places, bags_R)
+        early, urgent = marks.of(received, entry_N)
+        if self._before is not None:
+            self._before.urgent = urgent
+        values, gradients = crossing(at_PS[0], self._valued), crossing(at_PS[1], self._n_sent)
+        self._before = Parts(early, values, gradients, bags_R)
+        return self._before
 
     def _mean_lengths(self, received: Received, cell_PE: Ints) -> dict[int, Ints]:
         """Ids of the bags of each hidden stream that is a mean, of all senders."""
@@ -299,7 +308,7 @@ class OwnerSide:
         if len(keys) == 1 and not any(len(of) for of, _ in self._maxima_of):
             cells = replace(cells, may_overwrite=True)
         for b, those in enumerate(those_of):
-            if self._early is not None:
+            if self._marks is not None:
                 bags_of.append(cells.bags(self._streams_of[b][0]))
             works.append(move.asked(self._asked_of(b, cells, those, alike, ids_at, move, train=train)))
         if train:
@@ -467,7 +476,16 @@ class OwnerSide:
         with written(self.store.device, values, 0) as there:
             self.store.gather(served.number, works, there)
         self.load.add_time("gather", began_s)
-        return parts.places.of(keep, self._size, self.store.dtype.itemsize)
+        return parts.places.of(keep, self.store.dtype.itemsize, np.zeros(self._size, np.int64))
+
+    def learned_part(self, served: Served, *, urgent: bool) -> Packed:
+        """Where the gradients of urgent bags, or of the others, come; the verdict is behind the first."""
+        parts = served.parts
+        assert parts is not None and parts.urgent is not None, "the step after it is routed"
+        told_R = (np.arange(self._size) == self._teller) & urgent
+        return parts.back.of(
+            parts.urgent if urgent else ~parts.urgent, self.store.dtype.itemsize, told_R.astype(np.int64)
+        )
 
     def part_to_learn(self, served: Served, ahead: Served, *, asked: bool) -> tuple[Asked, ...]:
         """Of a step's rows those that the step after it asks for, or the others."""

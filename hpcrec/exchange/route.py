@@ -54,8 +54,12 @@ class Route:
     early : bool [bags] or None
         Of the bags that this dense rank asks for, those that may come before the step before is learned, where reads
         come in two parts.
+    urgent : bool [bags] or None
+        Those whose gradients go first, once the step after it is routed.
     values : float, flat or None
         What has come of a step that is read in two parts.
+    gradients : float, flat or None
+        What is to go of a step that is learned in two parts.
     learned : bool
         The verdict on a step that is learned in two parts.
     arrived : (leaves, partial results) or None
@@ -78,7 +82,9 @@ class Route:
     kept: Kept | None = None
     counted: bool = True
     early: np.ndarray | None = None
+    urgent: np.ndarray | None = None
     values: Floats | None = None
+    gradients: Floats | None = None
     learned: bool = False
     arrived: Arrived | None = None
     passage: Passage | None = None

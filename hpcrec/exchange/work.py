@@ -47,26 +47,30 @@ class Spans:
 
 @dataclass(eq=False)
 class Parts:
-    """Of a step that may be read in two parts.
+    """Of a step that may be read, and learned, in two parts.
 
     Attributes
     ----------
     early : bool [bags]
         Of all bags that are asked: those that may be answered before the step before is learned.
-    places : Places
-        Of the vectors that cross.
+    places, back : Places
+        Of the vectors that cross, and of the gradients that come back.
     bags_R : int64 [R]
         How many bags each rank asks for.
     bags_of : list of int64 [V]
         By block: which bags are asked of it, once that is known.
+    urgent : bool [bags] or None
+        Those whose gradients come first, once the step after it is routed.
     received : float, flat or None
         Gradients, until all rows have learned.
     """
 
     early: np.ndarray
     places: Places
+    back: Places
     bags_R: Ints
     bags_of: list[Ints] = field(default_factory=list)
+    urgent: np.ndarray | None = None
     received: Floats | None = None
 
 

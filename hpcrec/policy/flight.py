@@ -447,13 +447,16 @@ class Flight:
         if step >= segment.until:
             return
         gradients, verdict, lr_scale = self._handed.pop(step)
-        route, ahead = self._flying[step], None
-        if event == LEARN_FIRST and step + 1 in self._flying:
-            ahead, self._scale = self._flying[step + 1], lr_scale
-        rows: AbstractContextManager[None] = self._rows(turn, learns=step)
-        told = self._exchange.learn(
-            route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale, ahead=ahead, rows=rows
-        )
+        route, ahead = self._flying[step], self._flying.get(step + 1) if event == LEARN_FIRST else None
+        if ahead is not None:
+            self._scale = lr_scale
+            told = self._exchange.learn_first(
+                route, ahead, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale
+            )
+            self._learned(step)
+        else:
+            rows: AbstractContextManager[None] = self._rows(turn, learns=step)
+            told = self._exchange.learn(route, gradients, learned=verdict, step=step + 1, lr_scale=lr_scale, rows=rows)
         with self._changed:
             if ahead is None:
                 del self._flying[step]

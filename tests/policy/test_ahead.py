@@ -33,16 +33,16 @@ def ahead(config: Config) -> Config:
 
 
 @pytest.fixture
-def crossed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Of each read in two parts on this rank, the bags that were early, and all."""
-    found, real = list[tuple[int, int]](), Exchange.read_part
+def crossed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Of each step that came in two parts on this rank: bags that were early, that were urgent, and all."""
+    found, real = list[tuple[int, int, int]](), Exchange.learn_rest
 
-    def read_part(exchange: Exchange, route: Route, *, early: bool) -> None:
-        if early and route.early is not None:
-            found.append((int(route.early.sum()), len(route.early)))
-        real(exchange, route, early=early)
+    def learn_rest(exchange: Exchange, route: Route, ahead: Route, **of_step: Any) -> None:
+        if ahead.early is not None and route.urgent is not None:
+            found.append((int(ahead.early.sum()), int(route.urgent.sum()), len(route.urgent)))
+        real(exchange, route, ahead, **of_step)
 
-    monkeypatch.setattr(Exchange, "read_part", read_part)
+    monkeypatch.setattr(Exchange, "learn_rest", learn_rest)
     return found
 
 
@@ -56,9 +56,9 @@ def test_parts_give_the_bits_of_the_whole(folder: Path, crossed: list[Any]) -> N
         config = config_of(folder, None, way, optimizer, **more, exchange={**codec.get("exchange", {}), **ids})
         expected = trained(config)
         same_bits(trained(ahead(config)), expected, (roles, way, optimizer, codec))
-    early, every = COMM.allreduce(np.array(crossed or [(0, 0)]).sum(axis=0))
+    early, urgent, every = COMM.allreduce(np.array(crossed or [(0, 0, 0)]).sum(axis=0))
     with on_every_rank():
-        assert 0 < early < every  # both parts have something
+        assert 0 < early < every and 0 < urgent < every  # both parts have something
 
 
 @pytest.mark.in_turn
@@ -134,6 +134,7 @@ def test_ranks_of_any_speed_evaluated_or_not_and_stopped(folder: Path) -> None:
 @pytest.mark.parallel([1, 2])
 def test_what_does_not_come_in_parts_is_refused(folder: Path) -> None:
     write_data(folder / "data.h5")
-    for way, more, why in (("pooled", CODECS["dct"], "exchange.codec is 'dct'"), ("partial", {}, "owners compute")):
+    cases = [("pooled", CODECS[name], f"exchange.codec is '{name}'") for name in ("dct", "fp16")]
+    for way, more, why in (*cases, ("partial", {}, "owners compute")):
         with on_every_rank(), pytest.raises(ConfigError, match=why):
             open_session(ahead(config_of(folder, None, way, topology=roles_for(COMM.size)[0], **more)))
