@@ -19,10 +19,13 @@ RANKS = HOSTS = 4
 LOOK_EVERY_S = 0.2
 
 
-def local(jobs: Sequence[Mapping[str, Any]], ranks: int = RANKS) -> Iterator[dict[str, Any]]:
-    """Rows of the jobs, in order, on ranks of this machine with one thread each."""
-    line = [sys.executable, "-m", "hpcrec", "run", "-n", str(ranks), "--threads", "1", "--", RANK]
-    return _rows(line, jobs)
+def local(jobs: Sequence[Mapping[str, Any]], ranks: int = RANKS, *, bound: bool = True) -> Iterator[dict[str, Any]]:
+    """Rows of the jobs, in order, on ranks of this machine with one thread each.
+
+    Not ``bound`` to cores where several launches are to run at once: each would take the first ones.
+    """
+    free = [] if bound else ["--launcher-option", "--bind-to none"]
+    return _rows([sys.executable, "-m", "hpcrec", "run", "-n", str(ranks), "--threads", "1", *free, "--", RANK], jobs)
 
 
 def why_no_hosts(cluster: Path) -> str | None:
