@@ -1,7 +1,6 @@
 """Policies beside ``sync``: what overlap gains where a link is as busy as the cores, and what it costs where it is not.
 
-    python benchmarks/hybrid.py [--parts cost,one,speed,bound,drains,synthetic,movielens,criteo,hot,capacity,timeline]
-        [--quick] [--json FILE] [--cluster DIR] [--data DIR]
+    python benchmarks/hybrid.py [--parts NAMES] [--quick] [--json FILE] [--cluster DIR] [--data DIR]
 
 DLRM of width 64 over Criteo Kaggle's 26 features with at most 1,000,000 rows each, one id a bag, by P(rank k) ~
 (k + 1)^-1.05; global batch 8,192; dense gradients summed by MPI. Runs of all policies take turns in one launch; a
@@ -15,12 +14,11 @@ the beginning.
               which an owner has as much to do as a dense rank: ``persia.speedup.one_owner_one_dense``
 ``speed``     4 emulated hosts with a rank on each, at the link rate at which the bytes of the busier direction take as
               long as a step of ``sync`` over links that are not shaped (both cores are busy in it, with what messages
-              take of them), and at half and at twice that: ``persia.speedup.fused``, ``persia.speedup.split`` (two
-              owners, two dense ranks) and, with form ``rows``, ``ahead.speedup.2`` and ``.4`` (dense ranks), at that
-              rate. Split placements are held to ``sync`` on fused ranks too (``persia.speedup.split_over_best``),
-              ``hybrid`` to ``ahead`` (``persia.over_ahead``), the staleness that ``auto`` finds to 10
-              (``persia.auto_tau``); ``ahead.early_share`` is the part of a dense
-              rank's bags that may be read early
+              take of them), and at half and at twice that: ``persia.speedup.fused`` and ``persia.speedup.split`` (two
+              owners, two dense ranks), at that rate. The latter is held to ``sync`` on fused ranks too
+              (``persia.speedup.split_over_best``), the staleness that ``auto`` finds to 10 (``persia.auto_tau``)
+``rows``      the same with form ``rows``: ``ahead.speedup.2`` and ``.4`` (dense ranks), and ``hybrid`` over it
+              (``persia.over_ahead``); ``ahead.early_share`` is the part of a dense rank's bags that may be read early
 ``bound``     there, a step of ``hybrid`` over the largest of what nothing can hide, measured in the same launch: dense
               ranks alone (the same rows again and again), the exchange alone (a model that computes a sum), bytes of
               the busier direction over the rate, and a step of ``sync`` over links that are not shaped:
@@ -51,7 +49,7 @@ from hybrid_parts.runs import Row
 from on_ranks import launch
 
 AUC = tuple(case.name for case in auc_part.CASES)
-PARTS = ("cost", "one", "speed", "bound", "drains", *AUC, "capacity", "timeline")
+PARTS = ("cost", "one", "speed", "rows", "bound", "drains", *AUC, "capacity", "timeline")
 REPEATS, STEPS = 5, 14
 FEW_REPEATS = 2  # away from the point of balance: the curve, of which nothing is claimed
 LEAST_COST = 0.98
@@ -60,9 +58,12 @@ SPLIT = ("topology.mode=split", "topology.owners=2", "topology.dense=2")
 PLACEMENTS = {  # settings, and the policies beside sync
     "fused": ((), ("hybrid 1", "hybrid 2")),
     "split": (SPLIT, ("hybrid 1", "hybrid 2")),
+}
+IN_ROWS = {
     "fused, rows": (("exchange.form=rows",), ("ahead", "hybrid 2")),
     "split, rows": ((*SPLIT, "exchange.form=rows"), ("ahead", "hybrid 2")),
 }
+Placements = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
 CLAIMED = "hybrid 2"  # whichever is faster
 ELSEWHERE = "sync, fused"  # beside runs of the split placement, at their rate
 OF_IDEAL = 0.92  # at four dense ranks, of 2 / (2 - e): what a share e of early bytes allows where cores take as long
@@ -83,7 +84,8 @@ def main() -> None:
     parts = {
         "cost": cost,
         "one": one,
-        "speed": speed,
+        "speed": partial(speed, PLACEMENTS),
+        "rows": partial(speed, IN_ROWS),
         "bound": bound,
         "drains": drains,
         **{name: partial(auc, name) for name in AUC},
@@ -135,15 +137,13 @@ def one(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     return rows, [claim(name, value, unit, f">= {GOALS['one']:g}", sure=(low, high))]
 
 
-def speed(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+def speed(placements: Placements, data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     """Where a link is as busy as the cores."""
     reason = launch.why_no_hosts(options.cluster)
     if reason is not None:
         return [{"part": "speed", "result": reason}], []
     rows, claims = [], []
-    for placement, (settings, others) in PLACEMENTS.items():
-        if options.quick and placement != "fused":
-            continue
+    for placement, (settings, others) in list(placements.items())[: 1 if options.quick else None]:
         rate_mbit, _ = balance(data, settings, options)
         for times in RATES if placement in GOALS and not options.quick else RATES[:1]:
             rate, n = f"{max(1, round(rate_mbit * times))}mbit", much(options, at_balance=times == 1)

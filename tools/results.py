@@ -18,7 +18,7 @@ Written by `tools/results.py` from `benchmarks/results/`, which `make bench` fil
 named; machines that are shared are noisy, so they are medians where several runs were made, and ratios to something
 measured in the same run. What a claim counts is said by the docstring of its benchmark.
 """
-HYBRID = ("one", "speed", "bound", "drains", "synthetic", "movielens", "criteo", "hot", "capacity")
+HYBRID = ("one", "speed", "rows", "bound", "drains", "synthetic", "movielens", "criteo", "hot", "capacity")
 PARTS = {
     "des": "bytes",
     **{f"des_{part}": part for part in ("time", "auc", "hosts")},

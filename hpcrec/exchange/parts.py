@@ -96,7 +96,9 @@ class _Step:
                 unique, theirs = np.asarray(mine.unique), np.asarray(other.ids_of[family].unique)
                 place = np.minimum(np.searchsorted(theirs, unique), len(theirs) - 1)
                 ends: Ints = np.asarray(mine.segments)
-                met[self.at_of[family][np.asarray(mine.order)]] = np.repeat(theirs[place] == unique, ends[1:] - ends[:-1])
+                met[self.at_of[family][np.asarray(mine.order)]] = np.repeat(
+                    theirs[place] == unique, ends[1:] - ends[:-1]
+                )
         found: Bools = np.diff(np.append(0, np.cumsum(met))[self.offsets]) > 0
         found[self.whole] = True
         return found

@@ -58,6 +58,8 @@ class Pipeline:
         ... updates. Empty where none ever does.
     in_flight : int
         Steps read and not yet learned, at most.
+    in_parts : bool
+        Each is read and learned in two parts: what is read last waits for what is learned first.
     trials : Trials or None
         Where the policy seeks its staleness: what it has found.
     on_logged : callable
@@ -82,7 +84,8 @@ class Pipeline:
         self.in_flight = policy.in_flight
         self.trials: Trials | None = getattr(policy, "trials", None)
         self.on_logged: Callable[[int], None] = _nothing
-        self._most_missing = 0 if getattr(policy, "parts", False) else policy.in_flight - 1
+        self.in_parts: bool = getattr(policy, "parts", False)
+        self._most_missing = 0 if self.in_parts else policy.in_flight - 1
         self.ages = np.zeros(policy.in_flight if self._most_missing else 0, np.int64)
         self._copies = exchange.keeps_copies
         self._whole = self._rests = True  # nothing is held back by a dense rank; and none has copies

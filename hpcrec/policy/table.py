@@ -55,7 +55,7 @@ def waits(policy: Policy) -> list[Wait]:
         Wait("agree t", "dense", "main", ("forward, backward t of all dense ranks",)),
         Wait(f"{learns[0]} t", "dense", other, ("agree t", *sent)),
         Wait(f"{learns[0]} t", "owners", other, ("gradients and verdict t of the dense ranks", *learned)),
-        *(Wait(f"{what} t", "owners", other, (before((what, t)),)) for what in learns[1:]),
+        *(Wait(f"{what} t", "all", other, (before((what, t)),)) for what in learns[1:]),
         Wait("dense update t", "dense", "main", (f"{learns[0]} t" if inline else "agree t",)),
         Wait("next step", "only owners", "main", (f"{learns[0]} t",)),
         Wait("evaluation after t", "all", "main", (before((EVALUATE, t + 1), evaluated), f"and is over before {over}")),

@@ -40,8 +40,10 @@ def update_dense(parts: Parts, step: int, lr_scale: float) -> None:
     dense, slices = parts.dense, parts.slices
     if dense is not None:
         # All dense ranks have agreed on the step, so the sum waits for nothing that crosses in pieces; but where dense
-        # parameters are at stages, messages of all ranks cross between these two.
-        first = nullcontext() if slices.away else parts.world.pieces.held()
+        # parameters are at stages, messages of all ranks cross between these two. Where the next step's rows wait for
+        # these gradients they are no less urgent than the sum (held back, a step took 1.02 to 1.06 times as long).
+        waits = slices.away or parts.pipeline.in_parts
+        first = nullcontext() if waits else parts.world.pieces.held()
         with parts.timer("dense_reduce"), first:
             dense.reducer.reduce()
     elif not slices.away:

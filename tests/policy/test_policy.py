@@ -80,7 +80,7 @@ def test_a_policy_may_give_its_own_events() -> None:
 def test_what_waits_for_what_in_parts() -> None:
     said = table(Ahead(AheadOptions()))
     assert "| read early t | all | values | ids t; learn rest t - 2 |" in said
-    assert "| learn rest t | owners | values | read late t + 1 |" in said
+    assert "| learn rest t | all | values | read late t + 1 |" in said
 
 
 def test_what_the_pipeline_does_not_run_is_refused() -> None:
