@@ -6,7 +6,8 @@ DLRM of width 64 over Criteo Kaggle's 26 features with at most 1,000,000 rows ea
 (k + 1)^-1.05; global batch 8,192; dense gradients summed by MPI. Runs of all policies take turns in one launch; a
 ratio is that of two runs of a turn, and its interval the 90 % one of order statistics; it meets a goal where all of
 that does. Steps are timed from barrier to barrier in the midst of a run, so that as much is in flight at the end as at
-the beginning.
+the beginning. ``cpu_ms`` is the processor time of a step, of all ranks, in which waiting has its part: beside that of
+``sync`` it says what threads that wait cost.
 
 ``cost``      2 and 4 fused ranks of this machine: ``persia.no_cost`` is the least, over both, of the ratio's lower
               bound

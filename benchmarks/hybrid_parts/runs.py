@@ -89,6 +89,7 @@ def compared(found: Mapping[str, Sequence[Row]], **about: Any) -> list[Row]:
                 "policy": policy,
                 "runs": len(rows),
                 "step_ms": 1e3 * statistics.median(row["step_s"] for row in rows),
+                "cpu_ms": 1e3 * statistics.median(row["cpu_s"] for row in rows),
                 "speedup": speedup,
                 "low": low,
                 "high": high,

@@ -63,6 +63,7 @@ def train(
 ) -> Any:
     """One run: bytes a step by tag, sender and receiver, and the mean time of a step.
 
+    ``cpu_s`` is the processor time of a step, of all ranks, what they take while they wait for each other included.
     ``early_share`` is the part of a dense rank's bags that may be read early, where reads come in two parts; ``drains``
     are drain points within the run, and ``drained_s`` what steps have waited longer by them, on the rank that has most.
 
@@ -83,7 +84,7 @@ def train(
         is. That it has the same rows is seen to.
     """
     clock = Clock() if clocked else None
-    began_s = time.perf_counter()
+    began_s, used_s = time.perf_counter(), 0.0
     with hpcrec.open_session(config, settings) as session:
         open_s = time.perf_counter() - began_s
         sent, main, pipeline, early = Sent(session.parts.world), session.parts.world.main, session.parts.pipeline, []
@@ -94,12 +95,13 @@ def train(
                 early.append(bags.mean())
             if session.step == warmup:
                 main.barrier()
-                began_s = time.perf_counter()
+                began_s, used_s = time.perf_counter(), time.process_time()
                 if clock is not None:
                     clock.begin()
             if session.step == session.total_steps - cooldown:
                 main.barrier()
                 step_s = (time.perf_counter() - began_s) / (session.step - warmup)
+                used_s = (time.process_time() - used_s) / (session.step - warmup)
                 clocked_s = {} if clock is None else clock.of_slowest(main, session.step - warmup)
         if session.stopped:  # by a signal: the jobs that follow are not to be begun
             sys.exit(curves.STOPPED)
@@ -107,6 +109,7 @@ def train(
         row = {
             "open_s": open_s,
             "step_s": step_s,
+            "cpu_s": sum(main.allgather(used_s)),
             "samples_per_s": session.parts.splits["train"].order.batch_size / step_s,
             "bytes_TRR": (bytes_RTR.transpose(1, 0, 2) / session.step).tolist(),
         }
