@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import crosses_directly
-from hpcrec.build.tables import DTYPES, make_policy, make_thresholding
+from hpcrec.build.tables import DTYPES, make_keeping, make_policy, make_thresholding
 from hpcrec.comm.failure import agree
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
@@ -158,6 +158,7 @@ def make_exchange(
     several = policy.in_flight
     if layout.conditional:
         _refuse_copies(config, layout, world.topology, direct=direct)
+        _refuse_sums(config, layout)
     parts = getattr(policy, "parts", False)
     if parts:
         _refuse_parts(config, layout, world.topology, direct=direct)
@@ -186,6 +187,7 @@ def make_exchange(
         back=world.lane(GRADIENTS) if apart else None,
         keeps=several > 1,
         parts=parts,
+        keeping=make_keeping(config, layout.tables, len(world.topology.dense)),
     )
 
 
@@ -207,6 +209,21 @@ def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct
             f"features {', '.join(layout.conditional)} have a form whose rows dense ranks keep, but {reason}, or "
             "another form."
         )
+
+
+def _refuse_sums(config: Config, layout: Layout) -> None:
+    """Refuses optimizers for which the sum of several steps' gradients is no update; the same on every rank."""
+    staleness = make_keeping(config, layout.tables, 1).staleness
+    for feature in layout.conditional if staleness else ():
+        for table in layout.tables_of[feature]:
+            name = layout.tables[table].optimizer.name
+            if name != "sgd":
+                raise ConfigError(
+                    f"policy.staleness is {staleness}, so the gradients of several steps of a row may be pushed as "
+                    f"one, but table {table!r} has the optimizer {name!r}, for which it is not settled what that "
+                    "means. Set policy.staleness = 0, embedding.optimizer.name = 'sgd', or give its features a form "
+                    "of their own (exchange.forms)."
+                )
 
 
 def _unevenly_held(layout: Layout) -> str | None:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from torch import nn
 
-from hpcrec.build.tables import DTYPES, make_model, make_offers, make_policy, make_roles, make_thresholding
+from hpcrec.build.tables import (
+    DTYPES,
+    make_keeping,
+    make_model,
+    make_offers,
+    make_policy,
+    make_roles,
+    make_thresholding,
+)
 from hpcrec.comm.topology import Topology
 from hpcrec.config import Config, DenseConfig
 from hpcrec.data.reader import DataSet
@@ -263,17 +271,17 @@ def _dense_rank(
         kept=sum(t.kept for t in asked) / n,
         unsent=_unsent(config.dense, parameters, n // topology.groups),
         taught_by=topology.groups - 1,
-        kept_rows_bytes=_kept_rows(layout, DTYPES[config.train.dtype][0].itemsize),
+        kept_rows_bytes=_kept_rows(config, layout, n),
     )
 
 
-def _kept_rows(layout: Layout, item: int) -> float:
+def _kept_rows(config: Config, layout: Layout, ranks: int) -> float:
     """Bytes of rows that conditional forms keep on a dense rank."""
-    total = 0.0
-    for form in layout.bundled():
-        if isinstance(form, Conditional):
-            columns = sum(layout.tables[table].width for table in layout.tables_of[form.features[0]])
-            total += type(form).memory(form.family.rows, columns, item)
+    forms = [form for form in layout.bundled() if isinstance(form, Conditional)]
+    keeping, item, total = make_keeping(config, layout.tables, ranks), DTYPES[config.train.dtype][0].itemsize, 0.0
+    for kind in dict.fromkeys(type(form) for form in forms):
+        mine = [form for form in forms if type(form) is kind]
+        total += kind.memory(mine, [layout.tables_of[form.features[0]] for form in mine], keeping, item)
     return total
 
 

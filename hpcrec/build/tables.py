@@ -3,7 +3,7 @@
 Knows no communicator: pure, the same on every rank.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hpcrec.embedding.sets import families_in, tables_in
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms import FORMS, offered
+from hpcrec.exchange.forms.conditional import Keeping
 from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
 from hpcrec.models import build_model, tables_of
@@ -55,12 +56,12 @@ def as_read(config: Config) -> Config:
 def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
     """Nothing is counted to read a run. Forms change the order of sums, and what codec ``dct`` thresholds.
 
-    Nor does anything pass a stage: what it would have computed dense ranks compute, on any hosts.
+    Nor does anything pass a stage: what it would have computed dense ranks compute, on any hosts. Nor are rows kept.
     """
     defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_copies")}
 
     def plain(form: str) -> str:
-        return offered()[0] if form == "auto" or FORMS[form].stages else form
+        return offered()[0] if form == "auto" or FORMS[form].stages or FORMS[form].conditional else form
 
     forms = {feature: plain(form) for feature, form in exchange.forms.items()}
     return replace(exchange, form=plain(exchange.form), forms=forms, **defaults)
@@ -76,6 +77,26 @@ def _policy_options(config: Config) -> Any:
     kind = POLICIES[config.policy.name].Options
     given = {option.name: getattr(config.policy, option.name) for option in fields(kind)}
     return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+def make_keeping(config: Config, tables: Mapping[str, TableSpec], dense: int) -> Keeping:
+    """By what conditional forms keep rows on so many dense ranks."""
+    options = getattr(make_policy(config), "options", None)
+    if options is None:
+        return Keeping(dense=dense, tables=tables)
+    return Keeping(
+        staleness=options.staleness,
+        capacity=options.capacity,
+        evict=options.cache,
+        max_age=options.max_age or None,
+        dense=dense,
+        tables=tables,
+    )
+
+
+def _default_form(config: Config) -> str:
+    """That of features that have none of their own."""
+    return str(getattr(POLICIES[config.policy.name], "form", config.exchange.form))
 
 
 def describe_policy(config: Config) -> str:
@@ -207,7 +228,7 @@ def make_offers(
         operators,
         {f.name for f in dataset.features if not dataset.jagged(f.name)},
         forms=config.exchange.forms,
-        default_form=config.exchange.form,
+        default_form=_default_form(config),
         replicable={name: n for name, n in replicable.items() if n <= config.exchange.auto_copies},
         dense=topology.dense,
         thresholded=thresholded,

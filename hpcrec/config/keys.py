@@ -31,6 +31,7 @@ Place = Annotated[
 ]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[int, Field(strict=True, ge=1)]
+_MOST_STALE = 1000  # updates that hybrid may leave out: memory grows with them
 Amount = Annotated[float, Field(strict=True, ge=0)]
 AboveZero = Annotated[float, Field(strict=True, gt=0)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
@@ -273,12 +274,24 @@ class PolicyConfig:
     """sync: every step reads rows after the last step's update. hybrid: up to policy.staleness updates earlier, so that
     reads and updates overlap with the model; dense parameters are always current. ahead: rows of the next step that
     this one does not change are read, and rows that the next one does not read updated, while it is computed, with the
-    result of sync. It suits exchange.form = "rows" and bags of one id."""
-    staleness: Annotated[int, Field(strict=True, ge=0, le=1000)] | Literal["auto"] | None = None
-    """Updates that may be missing in the rows that a step reads; 1 by default, 0 is sync. With 1 the exchange and the
-    model overlap, with 2 values and gradients as well, more only absorbs differences between steps. Memory of steps in
-    flight grows with it. auto: from 1 on, the smallest with which dense ranks do not wait for rows, or beyond which
-    they wait as long, found in the first steps; at most 10, for which memory is taken. Only with hybrid."""
+    result of sync. It suits exchange.form = "rows" and bags of one id. cached: dense ranks keep copies of rows, of
+    every feature without a form of its own, which lack a bounded number of updates."""
+    staleness: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | Literal["auto"] | None = None
+    """With hybrid: updates that may be missing in the rows that a step reads; 1 by default, 0 is sync. With 1 the
+    exchange and the model overlap, with 2 values and gradients as well, more only absorbs differences between steps.
+    Memory of steps in flight grows with it. auto: from 1 on, the smallest with which dense ranks do not wait for rows,
+    or beyond which they wait as long, found in the first steps; at most 10, for which memory is taken. With cached:
+    gradients of a row, one a dense rank and step, that a copy may lack of what its owner has, and that a dense rank may
+    hold back; 10 by default, 0 is sync. Above 0 with optimizer sgd alone."""
+    capacity: Positive | Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
+    """Rows of which a dense rank keeps copies, of all tables of a width; as a number with a point, the share of them
+    (0.1 by default). Only with cached."""
+    cache: Literal["lru", "lfu"] | None = None
+    """Whose copy goes where there is no more room. lru, the default: the row that was used least recently. lfu: the
+    one that was used in the fewest steps since it is there. Only with cached."""
+    max_age: Positive | None = None
+    """Steps after which a copy that is used is asked for anew, and gradients that are held back are pushed. By default
+    only counts of gradients decide. Only with cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -634,12 +647,13 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _auto_conflicts(config.exchange)
     yield from _threshold_conflicts(config)
     yield from _policy_conflicts(config.policy)
-    if config.policy.name == "sync" and config.exchange.piece_bytes != ExchangeConfig.piece_bytes:
+    yield from _cached_conflicts(config)
+    if config.policy.name in ("sync", "cached") and config.exchange.piece_bytes != ExchangeConfig.piece_bytes:
         yield (
             "exchange.piece_bytes",
             (
-                f"is {config.exchange.piece_bytes}, but policy.name is 'sync', under which nothing else crosses "
-                "meanwhile. Remove it, or set policy.name."
+                f"is {config.exchange.piece_bytes}, but policy.name is {config.policy.name!r}, under which nothing "
+                "else crosses meanwhile. Remove it, or set policy.name."
             ),
         )
     if config.exchange.codec != "fp32" and config.train.dtype != "float32":
@@ -675,6 +689,27 @@ def _policy_conflicts(policy: PolicyConfig) -> Iterator[tuple[str, str]]:
                 f"policy.{key}",
                 f"is {getattr(policy, key)!r}, but policy.name is {policy.name!r}, which has none. Remove one of them.",
             )
+
+
+def _cached_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    policy, exchange = config.policy, config.exchange
+    if policy.name == "hybrid" and isinstance(policy.staleness, int) and policy.staleness > _MOST_STALE:
+        yield "policy.staleness", f"is {policy.staleness}. Allowed with policy.name = 'hybrid': up to {_MOST_STALE}."
+    if policy.name != "cached":
+        for key, form in _forms_of(exchange).items():
+            if form == "cached":
+                yield key, f"is 'cached', but policy.name is {policy.name!r}. Set policy.name = 'cached'."
+        return
+    if policy.staleness == "auto":
+        yield "policy.staleness", "is 'auto', which policy.name = 'hybrid' has alone. Set it to a number."
+    if exchange.form not in (ExchangeConfig.form, "cached"):
+        yield (
+            "exchange.form",
+            (
+                f"is {exchange.form!r}, but policy.name is 'cached', under which features without a form of their own "
+                "have the form 'cached'. Remove it, or name features in exchange.forms."
+            ),
+        )
 
 
 def _topology_conflicts(topology: TopologyConfig) -> Iterator[tuple[str, str]]:

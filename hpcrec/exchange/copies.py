@@ -6,11 +6,12 @@
     clocks it knows   --- ids ---------->  rule: which copies are too old      in the phase values, after rows are found
     copies            <-- ids -----------  the clock of each row that follows; -1: the copy will do
                       <-- values --------  those rows, as all values are written
-    rows it pushes    --- control, ids ->  how many of each entry; which       in the phase gradients, after the verdict
+    rows it pushes    --- control, ids ->  how many of each entry; which, and  in the phase gradients, after the verdict
+                                           of how many steps each
                       --- gradients ---->  their gradients, likewise written
 
 A message has the entries of conditional forms one after the other, in the order of the leg; vectors follow stream after
-stream. Bytes: 8 a row asked for, out and back, 8 a row pushed and 8 an entry and rank, besides the vectors; each
+stream. Bytes: 8 a row asked for, out and back, 16 a row pushed and 8 an entry and rank, besides the vectors; each
 message but those of entries rounded up to 64. Knows the layout and rows by number; when a copy is too old, and what is
 pushed, ``forms.conditional`` says.
 
@@ -27,7 +28,7 @@ from hpcrec.comm.sizes import padded_bytes
 from hpcrec.errors import HpcrecError
 from hpcrec.exchange.bags import Entries, cumulative, ranges
 from hpcrec.exchange.columns import Dealt
-from hpcrec.exchange.forms.conditional import NOT_KNOWN, Asked, Conditional
+from hpcrec.exchange.forms.conditional import NOT_KNOWN, Asked, Conditional, Copies, Keeping, Push
 from hpcrec.exchange.forms.form import Form
 from hpcrec.exchange.layout import Layout
 from hpcrec.types import Floats, Ints
@@ -124,8 +125,8 @@ class Wanted:
         Whose row it is; the number of its entry and of its bundle; its number among the bundle's rows.
     names_K : int64 [K]
         What the owner calls it.
-    clocks_K : int64 [K]
-        What the owner has answered.
+    clocks_K, ticks_K : int64 [K]
+        What the owner has answered, and of how many steps the pushed gradients are.
     """
 
     owner_K: Ints
@@ -134,6 +135,7 @@ class Wanted:
     row_K: Ints
     names_K: Ints
     clocks_K: Ints = field(default_factory=lambda: _NONE)
+    ticks_K: Ints = field(default_factory=lambda: _NONE)
 
 
 @dataclass(eq=False)
@@ -144,14 +146,15 @@ class Served:
     ----------
     peer_K, entry_K, row_K : int64 [K]
         Who asks; the number of the entry; the row of the part.
-    clocks_K : int64 [K]
-        What it is answered with.
+    clocks_K, ticks_K : int64 [K]
+        What it is answered with, and of how many steps the pushed gradients are.
     """
 
     peer_K: Ints
     entry_K: Ints
     row_K: Ints
     clocks_K: Ints = field(default_factory=lambda: _NONE)
+    ticks_K: Ints = field(default_factory=lambda: _NONE)
 
 
 class DenseCopies:
@@ -162,6 +165,7 @@ class DenseCopies:
     layout : Layout
     forms : sequence of Form
         Those of all bundles; the conditional ones among them are used.
+    keeping : Keeping
     size : int
         Ranks.
     dtype : numpy float type
@@ -169,10 +173,18 @@ class DenseCopies:
     Attributes
     ----------
     forms : list of Conditional
+    halves : list of (Copies, list of int)
+        Of each kind of form, and the numbers of its bundles.
     """
 
-    def __init__(self, layout: Layout, forms: Sequence[Form], *, size: int, dtype: np.dtype) -> None:
+    def __init__(self, layout: Layout, forms: Sequence[Form], keeping: Keeping, *, size: int, dtype: np.dtype) -> None:
         self.forms = [form for form in forms if isinstance(form, Conditional)]
+        self.halves: list[tuple[Copies, list[int]]] = []
+        for kind in dict.fromkeys(type(form) for form in self.forms):
+            mine = [b for b, form in enumerate(self.forms) if type(form) is kind]
+            bundles = [self.forms[b] for b in mine]
+            tables = [layout.tables_of[form.features[0]] for form in bundles]
+            self.halves.append((kind.Dense(bundles, tables, keeping), mine))
         self._size, self._dtype = size, dtype
         self._bundles = [form.features for form in self.forms]
         self._entries = Entries(layout, self._bundles, set())
@@ -206,7 +218,11 @@ class DenseCopies:
 
     def known(self, kept: Sequence[Kept], wanted: Wanted) -> Ints:
         """The clock of each row, int64 [K]."""
-        return self._spread([of.form.known(of.asked) for of in kept], wanted)
+        by_bundle = [_NONE] * len(kept)
+        for half, mine in self.halves:
+            for b, known_U in zip(mine, half.known([kept[b].asked for b in mine]), strict=True):
+                by_bundle[b] = known_U
+        return self._spread(by_bundle, wanted)
 
     def _spread(self, by_bundle: Sequence[Ints], wanted: Wanted) -> Ints:
         first_B = cumulative(np.array([len(of) for of in by_bundle], np.int64))
@@ -237,17 +253,42 @@ class DenseCopies:
             rows = v.row[some]
             at = v.start[some, None] + np.arange(columns.stop - columns.start)
             came[int(wanted.bundle_K[rows[0]])][table][wanted.row_K[rows], columns] = values[at]
-        for of, clock_U, fresh in zip(kept, clocks, came, strict=True):
-            of.rows = of.form.read(of.asked, clock_U, fresh) if train else fresh
+        for of, fresh in zip(kept, came, strict=True):
+            of.rows = fresh
+        for half, mine in self.halves if train else []:
+            read = half.read([kept[b].asked for b in mine], [clocks[b] for b in mine], [came[b] for b in mine])
+            for b, by_table in zip(mine, read, strict=True):
+                kept[b].rows = by_table
 
-    def push(self, kept: Sequence[Kept], *, learned: bool, drain: bool) -> tuple[Wanted, list[Mapping[str, Floats]]]:
+    def push(
+        self, kept: Sequence[Kept], *, learned: bool, drain: bool, lr_scale: float
+    ) -> tuple[Wanted, list[Mapping[str, Floats]]]:
         """What goes to owners after a step, and gradients [N, D] by bundle and table."""
-        pushes = [of.form.push(of.asked, of.gradients if learned else None, drain=drain) for of in kept]
-        dealt = []
-        for of, push in zip(kept, pushes, strict=True):
+        pushes: dict[int, Push] = {}
+        for half, mine in self.halves:
+            gradients = [kept[b].gradients for b in mine] if learned else None
+            found = half.push([kept[b].asked for b in mine], gradients, drain=drain, lr_scale=lr_scale)
+            pushes |= dict(zip(mine, found, strict=True))
+        dealt, in_order = [], [pushes[b] for b in range(len(kept))]
+        for of, push in zip(kept, in_order, strict=True):
             part = push.asked.part if of.form.family.kind == "row" else None
             dealt.append(Dealt(push.asked.rows, part, np.ones_like(push.asked.rows), None))
-        return self.wanted(dealt), [push.gradients for push in pushes]
+        wanted = self.wanted(dealt)
+        wanted.ticks_K = self._spread([push.ticks for push in in_order], wanted)
+        return wanted, [push.gradients for push in in_order]
+
+    def empty(self) -> None:
+        """All copies on this rank are forgotten."""
+        for half, _ in self.halves:
+            half.empty()
+
+    def figures(self) -> dict[str, float]:
+        """Sums of what the halves say of themselves."""
+        total: dict[str, float] = {}
+        for half, _ in self.halves:
+            for name, value in half.figures().items():
+                total[name] = total.get(name, 0.0) + value
+        return total
 
     def write(self, wanted: Wanted, gradients: Sequence[Mapping[str, Floats]], v: Vectors, message: Floats) -> None:
         """Gradients of pushed rows, into the messages."""

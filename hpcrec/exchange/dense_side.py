@@ -21,6 +21,7 @@ from hpcrec.exchange import verdict
 from hpcrec.exchange.bags import Entries, Requests, Splitter, cumulative
 from hpcrec.exchange.columns import Column, Dealt
 from hpcrec.exchange.copies import DenseCopies, Kept, Wanted
+from hpcrec.exchange.forms.conditional import Keeping
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout, LeafGroup, Partial
 from hpcrec.exchange.moves import CopyMove, Crossing, MaxMove, Move, PartialMove, PoolMove
@@ -236,6 +237,8 @@ class DenseSide:
         Steps may be read in two parts.
     device : Device, optional
         Whose kernels assemble what comes: positions are brought there as ids are asked for, ahead of the step.
+    keeping : Keeping, optional
+        By what conditional forms keep rows.
     """
 
     def __init__(
@@ -251,6 +254,7 @@ class DenseSide:
         tells: Sequence[int] = (),
         parts: bool = False,
         device: kernels.Device | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         self._splitter, self._layout, self._replicas = splitter, layout, replicas
         self._size, self._pad, self._device = size, pad, device
@@ -268,7 +272,7 @@ class DenseSide:
         self._copies, self._pools = self._kinds()
         self.copies = None
         if layout.conditional:
-            self.copies = DenseCopies(layout, splitter.forms, size=size, dtype=self._dtype)
+            self.copies = DenseCopies(layout, splitter.forms, keeping or Keeping(), size=size, dtype=self._dtype)
 
     @property
     def entries(self) -> Entries:

@@ -56,6 +56,7 @@ from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.codec import Codec, Elementwise, Kept
 from hpcrec.exchange.codecs import codec_for
 from hpcrec.exchange.dense_side import DenseSide
+from hpcrec.exchange.forms.conditional import Keeping
 from hpcrec.exchange.id_reader import IdReader
 from hpcrec.exchange.in_parts import InParts
 from hpcrec.exchange.inputs import Gradients, Inputs
@@ -118,6 +119,8 @@ class Exchange:
         Other steps may be read before a step's gradients come.
     parts : bool
         Steps may be read and learned in two parts (``parts``).
+    keeping : Keeping, optional
+        By what conditional forms keep rows; default: as they do by themselves.
 
     Attributes
     ----------
@@ -155,7 +158,9 @@ class Exchange:
         back: Collectives | None = None,
         keeps: bool = False,
         parts: bool = False,
+        keeping: Keeping | None = None,
     ) -> None:
+        self._keeping = keeping or Keeping()
         self.layout, self._keeps, self.version = layout, keeps, 0
         self._where = where or Here()
         self._operators = operators
@@ -226,6 +231,7 @@ class Exchange:
             teller=self._teller,
             keeps=keeps,
             parts=parts,
+            keeping=self._keeping,
         )
 
     def _asking(self, splitter: Splitter, tells: list[int], *, parts: bool) -> DenseSide:
@@ -241,6 +247,7 @@ class Exchange:
             tells=tells,
             parts=parts,
             device=self._where.assembler,
+            keeping=self._keeping,
         )
 
     @property
@@ -551,7 +558,7 @@ class Exchange:
                 if self._among is not None:
                     self._among.backward(None if served is None else served.partials)
             if self._copies is not None:
-                received = self._copies.push(route, received, learned=learned, drain=drain)
+                received = self._copies.push(route, received, learned=learned, drain=drain, lr_scale=lr_scale)
         with rows:
             self._apply(route, received, step=step, lr_scale=lr_scale)
             self.version = step

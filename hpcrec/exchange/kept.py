@@ -1,6 +1,6 @@
 """What conditional forms do in a step, between ranks: ask with clocks, bring rows that are too old, push.
 
-Three collectives more in the phase values, two and one of counts in the phase gradients, only where a form is
+Three collectives more in the phase values, three and one of counts in the phase gradients, only where a form is
 conditional. Knows both sides of this rank and what is sent; messages are ``copies``, rules ``rules``.
 """
 
@@ -78,7 +78,7 @@ class KeptRows:
         if asked is not None and wanted is not None and self._copies is not None:
             self._copies.read(asked.kept, wanted, wanted.clocks_K, came, train=route.train)
 
-    def push(self, route: Route, gradients: Floats, *, learned: bool, drain: bool) -> Floats:
+    def push(self, route: Route, gradients: Floats, *, learned: bool, drain: bool, lr_scale: float) -> Floats:
         """What forms push crosses, also in a step that is left out; returns the gradients, and those that came behind.
 
         Parameters
@@ -90,7 +90,7 @@ class KeptRows:
         wanted, message, number_E = None, None, self._none_R
         sent_R, due_R = self._none_R.copy(), self._none_R.copy()
         if asked is not None and copies is not None:
-            wanted, by_bundle = copies.push(asked.kept, learned=learned, drain=drain)
+            wanted, by_bundle = copies.push(asked.kept, learned=learned, drain=drain, lr_scale=lr_scale)
             v, number_E = copies.vectors(wanted, np.arange(len(wanted.row_K))), copies.number_E
             sent_R, message = v.bytes_R, np.zeros(int(v.bytes_R.sum()) // gradients.itemsize, gradients.dtype)
             copies.write(wanted, by_bundle, v, message)
@@ -110,16 +110,12 @@ class KeptRows:
 
     def empty(self) -> None:
         """All copies on this rank are forgotten."""
-        for form in () if self._copies is None else self._copies.forms:
-            form.empty()
+        if self._copies is not None:
+            self._copies.empty()
 
     def figures(self) -> dict[str, float]:
         """Sums of what this rank's forms say of themselves."""
-        total: dict[str, float] = {}
-        for form in () if self._copies is None else self._copies.forms:
-            for name, value in form.figures().items():
-                total[name] = total.get(name, 0.0) + value
-        return total
+        return {} if self._copies is None else self._copies.figures()
 
 
 class _Messages:
@@ -161,8 +157,9 @@ class _Messages:
         peer, entry = np.nonzero(came_RC)
         n = came_RC[peer, entry]
         served = Served(np.repeat(peer, n), np.repeat(entry, n), _NONE)
-        names = _NONE if wanted is None else wanted.names_K
+        names, ticks = (_NONE, _NONE) if wanted is None else (wanted.names_K, wanted.ticks_K)
         served.row_K = self._numbers(_peers(wanted), names, served.peer_K)
+        served.ticks_K = self._numbers(_peers(wanted), ticks, served.peer_K)
         return served
 
     def _numbers(self, to_K: Ints, values_K: Ints, from_K: Ints) -> Ints:

@@ -28,6 +28,7 @@ from hpcrec.exchange.bags import Received, cumulative, ranges, weights_by_id
 from hpcrec.exchange.cells import Cells, Part, Those
 from hpcrec.exchange.copies import Served as Apart
 from hpcrec.exchange.copies import Vectors
+from hpcrec.exchange.forms.conditional import Keeping
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.parts import Marks, Packed, Places
 from hpcrec.exchange.rules import OwnerRules
@@ -67,6 +68,8 @@ class OwnerSide:
         Other steps may be answered before a step's gradients come.
     parts : bool
         Steps may be answered, and learned, in two parts.
+    keeping : Keeping, optional
+        By what conditional forms keep rows.
 
     Attributes
     ----------
@@ -92,6 +95,7 @@ class OwnerSide:
         teller: int = 0,
         keeps: bool = False,
         parts: bool = False,
+        keeping: Keeping | None = None,
     ) -> None:
         self.store = store
         self.load = load or Load()
@@ -121,7 +125,7 @@ class OwnerSide:
         ).reshape(sets, len(leg.entries))
         self._numbers = count()
         self._unlearned: dict[int, Served] = {}  # training steps that were answered and not released, by number
-        self.rules = OwnerRules(leg, store, size) if leg.apart else None
+        self.rules = OwnerRules(leg, store, size, keeping or Keeping()) if leg.apart else None
         self._marks: Marks | None = None
         self._before: Parts | None = None  # of the training step that was read last
         if parts:
@@ -523,6 +527,7 @@ class OwnerSide:
         """Has ``apply`` learn these rows too, which dense ranks push; returns the gradients with theirs behind."""
         assert self.rules is not None
         served.works = tuple(self.rules.with_rows(served.works, apart, v, len(gradients), train=True))
+        served.pushed = apart
         self.store.extend(served.number, served.works)
         return np.concatenate([gradients, floats])
 
@@ -584,7 +589,7 @@ class OwnerSide:
 
         self.store.learn(served.number, works, gradients, norms, number=step, lr_scale=lr_scale)
         if self.rules is not None:
-            self.rules.learned(served.works)
+            self.rules.learned(served.works, served.pushed)
         self.load.add_time("update", began_s + waited_s)
 
 

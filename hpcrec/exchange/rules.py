@@ -12,17 +12,17 @@ from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
 from hpcrec.exchange.copies import Served, Streams, Vectors
-from hpcrec.exchange.forms.conditional import Conditional, OwnerRule
+from hpcrec.exchange.forms.conditional import Conditional, Keeping, OwnerRule
 from hpcrec.exchange.forms.form import Form
 from hpcrec.exchange.layout import Leg
 from hpcrec.types import Ints
 
 
 class _Ruled:
-    """A rule over one part of a family."""
+    """A rule over one part of a family; ``mixed``: its rows change by other forms too."""
 
-    def __init__(self, rule: OwnerRule, family: Family, spare: int, lives: Ints | None) -> None:
-        self.rule, self.family, self.spare, self.lives = rule, family, spare, lives
+    def __init__(self, rule: OwnerRule, family: Family, spare: int, lives: Ints | None, *, mixed: bool) -> None:
+        self.rule, self.family, self.spare, self.lives, self.mixed = rule, family, spare, lives, mixed
         self._seen = None if lives is None else lives.copy()
 
     def answer(self, rows: Ints, known: Ints) -> Ints:
@@ -46,10 +46,11 @@ class OwnerRules:
     store : Store
     size : int
         Ranks.
+    keeping : Keeping
     """
 
-    def __init__(self, leg: Leg, store: Store, size: int) -> None:
-        self._store = store
+    def __init__(self, leg: Leg, store: Store, size: int, keeping: Keeping) -> None:
+        self._store, self._keeping = store, keeping
         entries = [e for e, entry in enumerate(leg.entries) if entry.form.conditional]
         number = {e: i for i, e in enumerate(entries)}
         self.number_E = np.array([number.get(e, -1) for e in range(len(leg.entries))], np.int64)
@@ -59,6 +60,7 @@ class OwnerRules:
         places = [store.place(s.table) for s in leg.apart]
         self._block_S = np.array([found[0] for found in places if found is not None], np.int64)
         self._base_S = np.array([found[1].base for found in places if found is not None], np.int64)
+        self._mixed = {entry.family.name for entry in leg.entries if not entry.form.conditional}
         self._ruled: dict[tuple[str, str], _Ruled] = {}
         self._of_entry = [self._rule(leg.entries[e].family, leg.entries[e].form, leg.entries[e].part) for e in entries]
 
@@ -68,7 +70,9 @@ class OwnerRules:
             assert issubclass(form, Conditional)
             dynamic, rows = family.dynamic is not None, family.part_rows(part)
             lives = self._store.lives(family.name) if dynamic else None
-            self._ruled[key] = _Ruled(form.Owner(rows + dynamic), family, rows if dynamic else -1, lives)
+            rule = form.Owner(rows + dynamic, self._keeping)
+            mixed = family.name in self._mixed
+            self._ruled[key] = _Ruled(rule, family, rows if dynamic else -1, lives, mixed=mixed)
         return self._ruled[key]
 
     def answer(self, served: Served, known_K: Ints) -> None:
@@ -99,12 +103,18 @@ class OwnerRules:
             out.append(with_rows(asked, rows, v.start[mine] + at, train=train, device=self._store.device))
         return out
 
-    def learned(self, works: Sequence[Asked]) -> None:
-        """Tells the rules which rows have changed."""
+    def learned(self, works: Sequence[Asked], pushed: Served | None) -> None:
+        """Tells the rules which rows have changed, and by how many ticks."""
         for ruled in self._ruled.values():
             found = [self._rows_of(self._store.place(table), works) for table in ruled.family.tables]
             rows = np.unique(np.concatenate(found))
-            ruled.rule.learned(rows[rows != ruled.spare])
+            rows = rows[rows != ruled.spare]
+            ticks = np.zeros(len(rows), np.int64)
+            for e, of in enumerate(self._of_entry):
+                if of is ruled and pushed is not None:
+                    mine = np.flatnonzero((pushed.entry_K == e) & (pushed.row_K != ruled.spare))
+                    np.add.at(ticks, np.searchsorted(rows, pushed.row_K[mine]), pushed.ticks_K[mine])
+            ruled.rule.learned(rows, ticks + self._keeping.dense if ruled.mixed else ticks)
 
     @staticmethod
     def _rows_of(place: tuple[int, Part] | None, works: Sequence[Asked]) -> Ints:

@@ -93,8 +93,8 @@ class Served:
         Place of the verdict in the gradients that come, and in the message that has it (``verdict``).
     works : tuple of Asked
         By block of the store.
-    apart : copies.Served or None
-        Rows that conditional forms ask for, once they are found.
+    apart, pushed : copies.Served or None
+        Rows that conditional forms ask for, once they are found; and push, once they have come.
     parts : Parts or None
         Which bags may be answered early, where reads come in two parts.
     number : int
@@ -111,6 +111,7 @@ class Served:
     works: tuple[Asked, ...] = ()
     number: int = -1
     apart: ServedApart | None = None
+    pushed: ServedApart | None = None
     parts: "Parts | None" = None
 
     @property

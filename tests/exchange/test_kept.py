@@ -22,6 +22,7 @@ from hpcrec.embedding.shards import Family
 from hpcrec.embedding.stores import STORES
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.exchange.copies import Served
+from hpcrec.exchange.forms.conditional import Keeping
 from hpcrec.exchange.rules import OwnerRules
 from hpcrec.training.session import Session, Step
 from hpcrec.types import Ints
@@ -29,7 +30,7 @@ from tests.devices import device_or_skip
 from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, results, same_bits, trained
 from tests.policy.test_hybrid_stores import FewPlaces, dynamic_of, grown
 from tests.stand_ins.file_store import FileStore
-from tests.stand_ins.kept_form import Kept, LateReference, put_kept
+from tests.stand_ins.kept_form import Kept, KeptCopies, LateReference, OfBundle, put_kept
 from tests.together import on_every_rank
 from tests.training.runs import global_batches, reference_for, write_data
 from tests.training.test_equivalence import Cases, covering, roles_for, shared_out_or_all_cases
@@ -43,10 +44,11 @@ def with_form(config: Config, form: str) -> Config:
     return replace(config, exchange=replace(config.exchange, form=form))
 
 
-def kept_of(session: Session) -> list[Kept]:
+def kept_of(session: Session) -> list[OfBundle]:
     """Those of this rank."""
     side = session.parts.exchange._dense_side
-    return [] if side is None or side.copies is None else [f for f in side.copies.forms if isinstance(f, Kept)]
+    halves = [] if side is None or side.copies is None else [half for half, _ in side.copies.halves]
+    return [of for half in halves if isinstance(half, KeptCopies) for of in half.of]
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
@@ -300,7 +302,7 @@ def test_no_copy_is_valid_of_a_row_that_was_given_to_an_id_anew() -> None:
     )
     entry = SimpleNamespace(form=Kept, family=family, part=0)
     leg = SimpleNamespace(entries=(entry,), apart=(SimpleNamespace(entry=0, width=2, table="d"),))
-    rules = OwnerRules(leg, store, 1)  # type: ignore[arg-type]
+    rules = OwnerRules(leg, store, 1, Keeping())  # type: ignore[arg-type]
 
     def asked(row: int, known: int) -> int:
         served = Served(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([row]))

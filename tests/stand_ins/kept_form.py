@@ -6,13 +6,14 @@ drain point.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hpcrec.exchange.forms import FORMS
-from hpcrec.exchange.forms.conditional import Asked, Conditional, Push
+from hpcrec.exchange.forms.conditional import Asked, Conditional, Keeping, Push
 from hpcrec.types import Floats, Ints
 from tests.reference import GlobalBatch, Reference, update_rows
 
@@ -22,14 +23,15 @@ Key = tuple[int, int]
 class ChangedSince:
     """The owner's rule: a copy will do where its row was not learned since; clocks count what was learned."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, keeping: Keeping) -> None:
         self._now = 1
         self._changed = np.zeros(rows, np.int64)
 
     def answer(self, rows: Ints, known: Ints) -> Ints:
         return np.where(self._changed[rows] >= known, self._now, -1)
 
-    def learned(self, rows: Ints) -> None:
+    def learned(self, rows: Ints, ticks: Ints) -> None:
+        assert (ticks > 0).all()
         self._changed[rows] = self._now
         self._now += 1
 
@@ -38,18 +40,14 @@ class ChangedSince:
         self._now += 1
 
 
-class Kept(Conditional):
-    """See ``hpcrec.exchange.forms.conditional``."""
+class OfBundle:
+    """What is kept of one."""
 
-    name = "kept"
-    Owner = ChangedSince
-    late = False
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+    def __init__(self, tables: Sequence[str], *, late: bool) -> None:
         self.copies: dict[Key, tuple[int, dict[str, Floats]]] = {}
         self.held_back: dict[Key, dict[str, Floats]] = {}
-        self.asked = self.sent = self.emptied = 0
+        self.asked = self.sent = 0
+        self._tables, self._late = tables, late
 
     def known(self, asked: Asked) -> Ints:
         return np.array([self.copies.get(key, (-1, {}))[0] for key in _keys(asked)], np.int64)
@@ -65,34 +63,70 @@ class Kept(Conditional):
 
     def push(self, asked: Asked, gradients: Mapping[str, Floats] | None, *, drain: bool) -> Push:
         out, self.held_back = self.held_back, {}
+        ticks = dict.fromkeys(out, 1)
         for i, key in enumerate(_keys(asked) if gradients is not None else ()):
             assert gradients is not None
             own = {table: of[i] for table, of in gradients.items()}
-            if self.late and key[1] % 2 and not drain:
+            if self._late and key[1] % 2 and not drain:
                 self.held_back[key] = own
             else:
+                ticks[key] = ticks.get(key, 0) + 1
                 out[key] = {t: out[key][t] + g for t, g in own.items()} if key in out else own
         keys = sorted(out)  # part after part, as ``rows`` has them
         of = np.array(keys, np.int64).reshape(len(keys), 2)
-        tables = list(next(iter(out.values()))) if out else []
         return Push(
-            Asked(of[:, 1].copy(), of[:, 0].copy()), {t: np.stack([out[key][t] for key in keys]) for t in tables}
+            Asked(of[:, 1].copy(), of[:, 0].copy()),
+            {t: np.stack([out[key][t] for key in keys]) for t in self._tables if keys},
+            np.array([ticks[key] for key in keys], np.int64),
         )
 
+
+class KeptCopies:
+    """See ``hpcrec.exchange.forms.conditional.Copies``: each bundle by itself."""
+
+    late = False
+
+    def __init__(self, bundles: Sequence[Conditional], tables: Sequence[Sequence[str]], keeping: Keeping) -> None:
+        self.of = [OfBundle(names, late=self.late) for names in tables]
+
+    def known(self, asked: Sequence[Asked]) -> list[Ints]:
+        return [of.known(one) for of, one in zip(self.of, asked, strict=True)]
+
+    def read(self, *given: Any) -> list[Mapping[str, Floats]]:
+        return [of.read(*some) for of, *some in zip(self.of, *given, strict=True)]
+
+    def push(self, asked: Sequence[Asked], gradients: Any, *, drain: bool, lr_scale: float) -> list[Push]:
+        given = [None] * len(self.of) if gradients is None else gradients
+        return [of.push(one, g, drain=drain) for of, one, g in zip(self.of, asked, given, strict=True)]
+
     def empty(self) -> None:
-        assert not self.held_back, "it was drained"
-        self.copies.clear()
-        self.emptied += 1
+        for of in self.of:
+            assert not of.held_back, "it was drained"
+            of.copies.clear()
 
     def figures(self) -> dict[str, float]:
-        return {"kept_asked": self.asked, "kept_sent": self.sent}
+        return {"kept_asked": sum(of.asked for of in self.of), "kept_sent": sum(of.sent for of in self.of)}
+
+
+class LateCopies(KeptCopies):
+    """The same, every second row a step late."""
+
+    late = True
+
+
+class Kept(Conditional):
+    """See ``hpcrec.exchange.forms.conditional``."""
+
+    name = "kept"
+    Owner = ChangedSince
+    Dense = KeptCopies
 
 
 class Late(Kept):
     """The same, every second row a step late."""
 
     name = "late"
-    late = True
+    Dense = LateCopies
 
 
 def put_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,18 @@
 What is asked of the list is asked of the list as it is then: a class that is put into it is one of them.
 """
 
+from hpcrec.exchange.forms.cached import Cached
 from hpcrec.exchange.forms.form import Form
 from hpcrec.exchange.forms.pooled import Partial, Pooled
 from hpcrec.exchange.forms.rows import Replicate, Rows
 
-FORMS: dict[str, type[Form]] = {"pooled": Pooled, "rows": Rows, "partial": Partial, "replicate": Replicate}
+FORMS: dict[str, type[Form]] = {
+    "pooled": Pooled,
+    "rows": Rows,
+    "partial": Partial,
+    "replicate": Replicate,
+    "cached": Cached,
+}
 
 
 def settable() -> tuple[str, ...]:

@@ -3,21 +3,47 @@
 In the phase values the dense rank says what it knows of each distinct row that it asks for (its *clock*), the owner
 answers with a newer clock for each row that it sends, and with these rows; the form says what is read of them, and in
 the phase gradients which rows it pushes: those of the step, of steps before, or none. So it may answer a read by a copy
-and learn late; at drain points it pushes everything. Messages are ``copies``. Knows rows by number and one bundle of
-features; knows no MPI.
+and learn late; at drain points it pushes everything. Messages are ``copies``. Knows rows by number and the bundles of
+one form; knows no MPI.
 """
 
-from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from hpcrec.exchange.forms.rows import Rows
-from hpcrec.types import Floats, Ints
+from hpcrec.types import Floats, Ints, TableSpec
 
 NOT_KNOWN = -1  # clock of a row of which there is no copy; and what an owner answers where the copy will do
 
 _CLOCK_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """By what rows are kept; a form that asks for less leaves the rest.
+
+    Attributes
+    ----------
+    staleness : int
+        Ticks that a copy may lack of those that its owner has, and that a dense rank may hold back of a row's.
+    capacity : int or float
+        Rows that are kept of all tables of a width: at most so many, or this share of them.
+    evict : str
+        Which row goes where there are more, ``lru`` or ``lfu``.
+    max_age : int or None
+        Steps after which a copy is asked for anew, and what is held back is pushed; None: however many.
+    dense : int
+        Dense ranks.
+    tables : mapping of str to TableSpec
+    """
+
+    staleness: int = 0
+    capacity: int | float = 1.0
+    evict: str = "lru"
+    max_age: int | None = None
+    dense: int = 1
+    tables: Mapping[str, TableSpec] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,85 +64,108 @@ class Asked:
 
 @dataclass(frozen=True)
 class Push:
-    """What is pushed of one bundle: rows, each once, in any order, and their gradients [N, D] by table."""
+    """What is pushed of one bundle: rows, each once, in any order, and their gradients [N, D] by table.
+
+    ``ticks`` [N] is of how many steps each gradient is the sum.
+    """
 
     asked: Asked
     gradients: Mapping[str, Floats]
+    ticks: Ints
 
 
 class OwnerRule(Protocol):
     """The owner's half, of one part of a family: which copies are too old. A step is answered before it is learned."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, keeping: Keeping) -> None:
         """``rows``: of the part, with the spare row of a dynamic one."""
 
     def answer(self, rows: Ints, known: Ints) -> Ints:
         """For each row that a dense rank asks for, by the clock that it knows: the clock to send with it, or -1."""
 
-    def learned(self, rows: Ints) -> None:
-        """These distinct rows have changed, by whatever form."""
+    def learned(self, rows: Ints, ticks: Ints) -> None:
+        """These distinct rows have changed, by so many ticks; by another form one of each dense rank is counted."""
 
     def restarted(self, rows: Ints) -> None:
         """These were given to other ids: no copy of them is valid, whatever its clock."""
 
 
-class Conditional(Rows):
-    """See ``Form``; what is kept is of this bundle on this rank, and changed by ``read``, ``push`` and ``empty`` alone.
+class Copies(Protocol):
+    """The dense half: what this rank keeps, of all bundles of the form; changed by these verbs alone.
 
-    An evaluation reads the owners' rows, and leaves what is kept as it is.
+    An evaluation reads the owners' rows, and leaves what is kept as it is. Lists have an element a bundle.
+    """
+
+    def __init__(self, bundles: "Sequence[Conditional]", tables: Sequence[Sequence[str]], keeping: Keeping) -> None:
+        """``tables``: of each bundle, those that all of its features read."""
+
+    def known(self, asked: Sequence[Asked]) -> list[Ints]:
+        """The clock of the copy of each row, int64 [U]; -1: there is none. Called once a training step."""
+
+    def read(
+        self, asked: Sequence[Asked], clocks: Sequence[Ints], came: Sequence[Mapping[str, Floats]]
+    ) -> list[Mapping[str, Floats]]:
+        """What is read of each row, [U, D] by table.
+
+        Parameters
+        ----------
+        asked : sequence of Asked
+        clocks : sequence of int64 [U]
+            Of the rows that came; -1 where the copy will do.
+        came : sequence of mappings of str to float [U, D]
+            By table; where none came, whatever.
+        """
+
+    def push(
+        self,
+        asked: Sequence[Asked],
+        gradients: Sequence[Mapping[str, Floats]] | None,
+        *,
+        drain: bool,
+        lr_scale: float,
+    ) -> list[Push]:
+        """What goes to the owners after a step; called once a step.
+
+        Parameters
+        ----------
+        asked : sequence of Asked
+        gradients : sequence of mappings of str to float [U, D], or None
+            By table, of the rows of the step; None where the step is left out: none is learned from.
+        drain : bool
+            Nothing may be held back.
+        lr_scale : float
+            What the schedule multiplies learning rates by, in this step.
+        """
+
+    def empty(self) -> None:
+        """Forgets all copies, at checkpoints, after a drain: a run that goes on from there has none."""
+
+    def figures(self) -> dict[str, float]:
+        """What ``summary.json`` says of it: sums that are added over ranks."""
+
+
+class Conditional(Rows):
+    """See ``Form``.
 
     Attributes
     ----------
-    Owner : type
-        The owner's half.
+    Owner, Dense : type
+        The halves.
     """
 
     conditional = True
     simplicity = None  # what its copies save depends on steps before, which no count of single batches knows
     Owner: ClassVar[type[OwnerRule]]
-
-    @abstractmethod
-    def known(self, asked: Asked) -> Ints:
-        """The clock of the copy of each row, int64 [U]; -1: there is none."""
-
-    @abstractmethod
-    def read(self, asked: Asked, clocks: Ints, came: Mapping[str, Floats]) -> Mapping[str, Floats]:
-        """What is read of each row, [U, D] by table.
-
-        Parameters
-        ----------
-        asked : Asked
-        clocks : int64 [U]
-            Of the rows that came; -1 where the copy will do.
-        came : mapping of str to float [U, D]
-            By table; where none came, whatever.
-        """
-
-    @abstractmethod
-    def push(self, asked: Asked, gradients: Mapping[str, Floats] | None, *, drain: bool) -> Push:
-        """What goes to the owners after a step; called once a step.
-
-        Parameters
-        ----------
-        asked : Asked
-        gradients : mapping of str to float [U, D], or None
-            By table, of the rows of the step; None where the step is left out: none is learned from.
-        drain : bool
-            Nothing may be held back.
-        """
-
-    @abstractmethod
-    def empty(self) -> None:
-        """Forgets all copies, at checkpoints, after a drain: a run that goes on from there has none."""
+    Dense: ClassVar[type[Copies]]
 
     @classmethod
-    def memory(cls, rows: int, columns: int, item: int) -> float:
-        """The most bytes that what is kept takes on a dense rank: of all tables of a bundle, so many rows and columns.
+    def memory(
+        cls, bundles: "Sequence[Conditional]", tables: Sequence[Sequence[str]], keeping: Keeping, item: int
+    ) -> float:
+        """The most bytes that what is kept takes on a dense rank: arguments of ``Copies``, and bytes of an element.
 
         By default a copy of every row, a gradient that is held back, and a clock.
         """
-        return float(rows * (2 * columns * item + _CLOCK_BYTES))
-
-    def figures(self) -> dict[str, float]:
-        """What ``summary.json`` says of it: sums that are added over bundles and ranks."""
-        return {}
+        columns = [sum(keeping.tables[table].width for table in of) for of in tables]
+        rows = [form.family.rows for form in bundles]
+        return float(sum(n * (2 * wide * item + _CLOCK_BYTES) for n, wide in zip(rows, columns, strict=True)))

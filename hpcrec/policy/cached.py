@@ -1,0 +1,33 @@
+"""Policy ``cached``: dense ranks keep copies of rows, which may lack a bounded number of updates, and learn late.
+
+The schedule is that of ``sync``; which rows are read from copies, and when their gradients are pushed, is form
+``cached`` (``exchange.forms.cached``), which every feature has that has no form of its own. Source: [HET].
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedOptions:
+    """See ``policy`` in ``config.keys``."""
+
+    staleness: int = 10
+    capacity: int | float = 0.1
+    cache: str = "lru"
+    max_age: int = 0  # none
+
+
+class Cached:
+    """See ``Policy``."""
+
+    Options: ClassVar[type] = CachedOptions
+    in_flight = 1
+    form: ClassVar[str] = "cached"
+
+    def __init__(self, options: CachedOptions) -> None:
+        self.options = options
+
+    def version(self, step: int, since: int) -> int:  # noqa: ARG002
+        """Each step's own: what copies lack is counted by row."""
+        return step

@@ -1,0 +1,283 @@
+"""What one process does in place of policy ``cached``: every dense rank's copies, one row after the other.
+
+Knows of a session how its tables are cut and what is read together, nothing of how that is done. Asserts at every read
+that it lacks no more ticks than the policy promises.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tests.reference import Bag, GlobalBatch, Reference, update_rows
+
+Key = tuple[int, int]  # number of the bundle, row
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Features that read the same tables. ``place`` says where a row is: its part, and what it is called there."""
+
+    features: tuple[str, ...]
+    tables: tuple[str, ...]
+    place: Callable[[int], tuple[int, int]]
+
+
+@dataclass
+class Copy:
+    """Of a row on one dense rank; by table where a row has several."""
+
+    base: dict[str, torch.Tensor] = field(default_factory=dict)
+    held: dict[str, torch.Tensor] = field(default_factory=dict)
+    known: int | None = None
+    n: int = 0
+    at: int = 0
+    since: int = 0
+    count: int = 1
+    turn: int = 0
+    used: int = 0
+
+
+class CachedReference:
+    """Trains a reference on global batches.
+
+    Parameters
+    ----------
+    reference : Reference
+    bundles : sequence of Bundle
+        In the order in which a rank asks for them; of all tables.
+    ranks : int
+        Dense ranks.
+    cuts : callable
+        Samples of a batch -> where it is cut into their parts.
+    staleness, capacity : int
+    evict : str
+    max_age : int or None
+    drains : sequence of int
+        Numbers of steps after which nothing is held back or kept.
+
+    Attributes
+    ----------
+    most_missing : int
+        The most ticks that any read has lacked.
+    counts : dict of str to int
+        Reads by what they were answered with, and pushes by their reason, of all ranks.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        bundles: Sequence[Bundle],
+        ranks: int,
+        cuts: Callable[[int], Sequence[int]],
+        *,
+        staleness: int,
+        capacity: int,
+        evict: str = "lru",
+        max_age: int | None = None,
+        drains: Sequence[int] = (),
+    ) -> None:
+        self._reference, self._bundles, self._cuts = reference, bundles, cuts
+        self._staleness, self._capacity, self._evict, self._max_age = staleness, capacity, evict, max_age
+        self._drains, self._done, self._turn = set(drains), 0, 0
+        self._copies: list[dict[Key, Copy]] = [{} for _ in range(ranks)]
+        self._clock: dict[Key, int] = {}
+        self._made: dict[Key, int] = {}  # ticks of all ranks
+        self.most_missing = 0
+        self.counts = dict.fromkeys(("copies_read", "misses", "too_old", "evictions"), 0)
+        self.counts |= {f"pushed_{reason}": 0 for reason in ("bound", "eviction", "no_room", "age", "drain")}
+
+    def step(self, batch: GlobalBatch, *, left_out: bool = False) -> float:
+        """Loss before the step."""
+        self._done += 1
+        t, reference = self._done, self._reference
+        pushes: list[list[tuple[Key, Copy]]] = [[] for _ in self._copies]
+        views = [self._read(rank, self._part(batch, rank), t, pushes[rank]) for rank in range(len(self._copies))]
+        reference.module.zero_grad()
+        total, loss = self._weight(batch), 0.0
+        gradients = []
+        for rank, view in enumerate(views):
+            loss_of_rank, of_rank = self._backward(self._part(batch, rank), view, total)
+            loss += loss_of_rank
+            gradients.append(of_rank)
+        if not left_out:
+            assert reference.dense_optimizer is not None
+            reference.dense_optimizer.step()
+        for rank, view in enumerate(views):
+            self._push(rank, view, None if left_out else gradients[rank], t, pushes[rank])
+        self._apply(pushes, t)
+        if t in self._drains:
+            for copies in self._copies:
+                assert not any(copy.n for copy in copies.values())
+                copies.clear()
+        return loss
+
+    def _part(self, batch: GlobalBatch, rank: int) -> GlobalBatch:
+        first, last = self._cuts(len(batch.label))[rank : rank + 2]
+        bags = {}
+        for name, bag in batch.bags.items():
+            a, b = bag.offsets[first], bag.offsets[last]
+            weights = None if bag.weights is None else bag.weights[a:b]
+            bags[name] = Bag(bag.ids[a:b], bag.offsets[first : last + 1] - a, weights)
+        weight = None if batch.weight is None else batch.weight[first:last]
+        return GlobalBatch(batch.dense[first:last], batch.label[first:last], weight, bags)
+
+    @staticmethod
+    def _weight(batch: GlobalBatch) -> float:
+        return float(len(batch.label) if batch.weight is None else batch.weight.sum(dtype=np.float64))
+
+    def _asked(self, part: GlobalBatch) -> list[Key]:
+        keys = []
+        for b, bundle in enumerate(self._bundles):
+            rows = {int(i) for f in bundle.features for i in part.bags[f].ids}
+            keys += [(b, row) for row in sorted(rows, key=bundle.place)]
+        return keys
+
+    def _read(
+        self, rank: int, part: GlobalBatch, t: int, out: list[tuple[Key, Copy]]
+    ) -> dict[Key, tuple[Copy | None, dict[str, torch.Tensor]]]:
+        """Of each row that is asked for: its copy, if it has room for one, and what is read."""
+        copies, asked = self._copies[rank], self._asked(part)
+        for key in asked:  # first those that are there are used, then others get their room
+            if key in copies:
+                self._turn += 1
+                copies[key].used, copies[key].turn, copies[key].count = t, self._turn, copies[key].count + 1
+        for key in asked:
+            if (
+                key not in copies
+                and len(copies) < self._capacity
+                or (key not in copies and self._gave_way(rank, t, out))
+            ):
+                self._turn += 1
+                copies[key] = Copy(used=t, turn=self._turn)
+        found = {}
+        for key in asked:
+            copy, tables = copies.get(key), self._bundles[key[0]].tables
+            rows = {name: self._reference.tables[name].bags.weight.detach()[key[1]].clone() for name in tables}
+            clock = self._clock.get(key, 0)
+            known = None if copy is None else copy.known
+            if copy is not None and self._max_age is not None and t - copy.at >= self._max_age:
+                known = None
+            sent = known is None or clock - known > self._staleness
+            self.counts["misses"] += known is None
+            self.counts["too_old"] += known is not None and sent
+            self.counts["copies_read"] += not sent
+            if copy is not None and sent:
+                copy.base, copy.known, copy.at = rows, clock, t
+            contained = clock if copy is None else copy.known + copy.n  # type: ignore[operator]
+            missing = self._made.get(key, 0) - contained
+            self.most_missing = max(self.most_missing, missing)
+            assert 0 <= missing <= len(self._copies) * self._staleness, (key, missing)
+            found[key] = copy, rows if copy is None else self._preview(copy)
+        return found
+
+    def _gave_way(self, rank: int, t: int, out: list[tuple[Key, Copy]]) -> bool:
+        copies = self._copies[rank]
+        free = [key for key, copy in copies.items() if copy.used != t]
+        if not free:
+            return False
+        first = min(free, key=lambda k: (copies[k].count if self._evict == "lfu" else 0, copies[k].turn))
+        copy = copies.pop(first)
+        self.counts["evictions"] += 1
+        if copy.n:
+            self.counts["pushed_eviction"] += 1
+            out.append((first, copy))
+        return True
+
+    def _preview(self, copy: Copy) -> dict[str, torch.Tensor]:
+        if not copy.n:
+            return copy.base
+        found = {}
+        for name, base in copy.base.items():
+            optimizer = self._reference.tables[name].optimizer
+            found[name] = (base - optimizer.lr * copy.held[name]).clamp(-optimizer.bound, optimizer.bound)
+        return found
+
+    def _backward(
+        self, part: GlobalBatch, view: dict[Key, tuple[Copy | None, dict[str, torch.Tensor]]], total: float
+    ) -> tuple[float, dict[Key, dict[str, torch.Tensor]]]:
+        """The part's loss, of the global mean, and the gradients of the rows that it reads."""
+        reference = self._reference
+        kept = {name: table.bags.weight.detach().clone() for name, table in reference.tables.items()}
+        for name, table in reference.tables.items():
+            table.bags.weight.grad = None
+            for (b, row), (_, rows) in view.items():
+                if name in self._bundles[b].tables:
+                    table.bags.weight.data[row] = rows[name]
+        loss = reference.loss(reference.logits(part), part) * (self._weight(part) / total)
+        loss.backward()
+        gradients: dict[Key, dict[str, torch.Tensor]] = {}
+        for b, row in view:
+            of = {}
+            for name in self._bundles[b].tables:
+                grad = reference.tables[name].bags.weight.grad
+                of[name] = torch.zeros_like(kept[name][row]) if grad is None else grad[row].clone()
+            gradients[b, row] = of
+        for name, table in reference.tables.items():
+            table.bags.weight.data.copy_(kept[name])
+        return loss.item(), gradients
+
+    def _push(
+        self,
+        rank: int,
+        view: dict[Key, tuple[Copy | None, dict[str, torch.Tensor]]],
+        gradients: dict[Key, dict[str, torch.Tensor]] | None,
+        t: int,
+        out: list[tuple[Key, Copy]],
+    ) -> None:
+        for key, (copy, _) in view.items() if gradients is not None else ():
+            assert gradients is not None
+            self._made[key] = self._made.get(key, 0) + 1
+            if copy is None:
+                self.counts["pushed_no_room"] += 1
+                out.append((key, Copy(held=gradients[key], n=1)))
+            else:
+                copy.since = copy.since if copy.n else t
+                copy.held = {n: copy.held[n] + g if copy.n else g for n, g in gradients[key].items()}
+                copy.n += 1
+        for key, copy in self._copies[rank].items():
+            reason = None
+            if copy.n > self._staleness and key in view:
+                reason = "bound"
+            elif copy.n and self._max_age is not None and t - copy.since >= self._max_age:
+                reason = "age"
+            elif copy.n and t in self._drains:
+                reason = "drain"
+            if reason is not None:
+                self.counts[f"pushed_{reason}"] += 1
+                out.append((key, Copy(held=copy.held, n=copy.n)))
+                copy.base = self._preview(copy)
+                assert copy.known is not None
+                copy.known = None if self._staleness == 0 else copy.known + copy.n
+                copy.n = 0
+
+    def _apply(self, pushes: Sequence[Sequence[tuple[Key, Copy]]], t: int) -> None:
+        merged: dict[Key, dict[str, torch.Tensor]] = {}
+        for of_rank in pushes:
+            for key, copy in of_rank:
+                before = merged.get(key)
+                merged[key] = copy.held if before is None else {n: before[n] + g for n, g in copy.held.items()}
+                self._clock[key] = self._clock.get(key, 0) + copy.n
+        for (b, row), of in merged.items():
+            for name in self._bundles[b].tables:
+                with torch.no_grad():
+                    rows = torch.tensor([row])
+                    update_rows(self._reference.tables[name], rows, of[name][None], lr_scale=1.0, step=t)
+
+
+def bundles_of(session: object) -> list[Bundle]:
+    """Those of a session whose features all have the form."""
+    layout = session.parts.exchange.layout  # type: ignore[attr-defined]
+    found = []
+    for form in layout.bundled():
+        family = form.family
+
+        def place(row: int, family: object = family) -> tuple[int, int]:
+            if family.kind != "row":  # type: ignore[attr-defined]
+                return 0, row
+            part, there = family.deal(np.array([row]))  # type: ignore[attr-defined]
+            return int(part[0]), int(there[0])
+
+        found.append(Bundle(form.features, tuple(layout.tables_of[form.features[0]]), place))
+    return found

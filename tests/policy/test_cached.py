@@ -1,0 +1,188 @@
+"""Policy ``cached``: with a staleness of 0 it is ``sync``; else one process that keeps the same copies."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcrec.build.memory import predict_memory
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint import state
+from hpcrec.cli import train as commands
+from hpcrec.config import Config, validate
+from hpcrec.data.deal import cut, equal_parts
+from hpcrec.errors import ConfigError
+from hpcrec.exchange.forms.cached import Clocks
+from hpcrec.exchange.forms.conditional import Keeping
+from tests.policy.cached_reference import CachedReference, bundles_of
+from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, same_bits, slowly, trained
+from tests.policy.test_hybrid_stores import dynamic_of, grown
+from tests.together import on_every_rank
+from tests.training.runs import gather_tables, global_batches, reference_for, write_data
+from tests.training.test_equivalence import covering, roles_for
+from tests.training.test_nonfinite import SKIP, spoil
+
+COMM = MPI.COMM_WORLD
+WAYS = ("rows", "pooled", "pooled, by columns")  # how tables are placed; the form is that of the policy
+
+
+def cached(config: Config, staleness: int, capacity: int | float = 1.0, **more: Any) -> Config:
+    policy = replace(config.policy, name="cached", staleness=staleness, capacity=capacity, **more)
+    return replace(config, policy=policy, exchange=replace(config.exchange, form="pooled"))
+
+
+def as_rows(config: Config) -> Config:
+    return replace(config, exchange=replace(config.exchange, form="rows"))
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_without_staleness_it_is_sync_bit_for_bit(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    codecs: tuple[dict[str, Any], ...] = ({}, {"exchange": {"codec": "bf16"}, "train": {"dtype": "float32"}})
+    capacities = (1.0, 3, 0.3)
+    for roles, way, optimizer, codec, capacity, evict in covering(
+        roles_for(COMM.size), WAYS, OPTIMIZERS, codecs, capacities, ("lru", "lfu")
+    ):
+        more = {**codec, "topology": roles, "train": {**codec.get("train", {}), "steps": 9}, "checkpoint": {"every": 5}}
+        more["exchange"] = {**codec.get("exchange", {}), "ids": "read" if optimizer == "adam" else "routed"}
+        config = config_of(folder, None, way, optimizer, **more)
+        found = trained(cached(config, 0, capacity, cache=evict))
+        same_bits(found, trained(as_rows(config)), (roles, way, optimizer, codec, capacity, evict))
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
+    """At any staleness, capacity and age, past a drain point, and where steps are left out."""
+    write_data(folder / "data.h5")
+    reasons, most = dict[str, int](), 0
+    for roles, way, staleness, capacity, evict, max_age, left_out in covering(
+        roles_for(COMM.size), WAYS, (1, 2, 5), (1000, 9, 4), ("lru", "lfu"), (None, 3), ((), (2, 6))
+    ):
+        more = {"topology": roles, "checkpoint": {"every": 8}, "train": {**SKIP, "steps": 14}}
+        config = cached(config_of(folder, None, way, "sgd", **more), staleness, capacity, cache=evict, max_age=max_age)
+        with open_session(config) as session:
+            batches, topology = global_batches(session, 14), session.topology
+            one = CachedReference(
+                reference_for(session, config),
+                bundles_of(session),
+                len(topology.dense),
+                lambda samples, n=len(topology.dense): cut(equal_parts, samples, n).tolist(),
+                staleness=staleness,
+                capacity=capacity,
+                evict=evict,
+                max_age=max_age,
+                drains=(8, 14),
+            )
+            for step in session.steps():
+                if step.number in left_out:
+                    spoil(session, step)
+                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+                expected = one.step(batches[step.number], left_out=step.number in left_out)
+                with on_every_rank():
+                    assert math.isnan(loss) if step.number in left_out else abs(loss - expected) < 1e-12, step.number
+            found = gather_tables(session)
+            every = COMM.allgather(session.parts.exchange.figures())
+        with on_every_rank():
+            about = (roles, way, staleness, capacity, evict, max_age, left_out)
+            for name in one._reference.tables:
+                np.testing.assert_allclose(found[name], one._reference.rows(name), rtol=0, atol=1e-12, err_msg=name)
+            for name, n in one.counts.items():
+                assert sum(of.get(name, 0) for of in every) == n, (name, about)
+                reasons[name] = reasons.get(name, 0) + n
+            most = max(most, one.most_missing)
+    with on_every_rank():
+        assert all(n > 0 or (name == "too_old" and COMM.size == 1) for name, n in reasons.items()), reasons
+        assert most > 0 or COMM.size == 1
+
+
+@pytest.mark.parallel([2, 3])
+def test_ranks_of_any_speed_and_the_same_run_again(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    for roles in roles_for(COMM.size)[:2]:
+        config = cached(config_of(folder, None, "rows", "sgd", topology=roles, train={"steps": 10}), 2, 9)
+        same_bits(trained(config, slowly(0.005)), trained(config), roles)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_interrupted_is_uninterrupted(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    for roles in roles_for(COMM.size):
+        more = {"topology": roles, "checkpoint": {"every": 4}, "train": {"steps": 9}}
+        more["run"] = {"folder": str(folder / "run")}
+        config = cached(config_of(folder, None, "rows", "sgd", **more), 3, 9, max_age=2)
+        expected = trained(config)
+        expected.pop("losses")
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+                if session.step == 4:
+                    state.save(session, Path(config.run.folder), {})
+                    break
+        same_bits(gone_on(config), expected, roles)
+
+
+@pytest.mark.in_turn
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
+def test_rows_that_other_ids_get(evict: str, folder: Path) -> None:
+    """No copy of an earlier life is read; what is pushed to an id without a row is dropped."""
+    write_data(folder / "data.h5")
+    for roles in roles_for(COMM.size):
+        config = dynamic_of(folder, None, evict, roles, checkpoint={"every": 6})
+        same_bits(grown(cached(config, 0, 5)), grown(as_rows(config)), roles)
+
+
+def test_no_clock_of_an_earlier_life_passes_for_fresh() -> None:
+    rule = Clocks(4, Keeping(staleness=5))
+    rows = np.arange(4)
+    rule.learned(rows, np.array([7, 1, 0, 0]))
+    assert rule.answer(rows, np.array([2, 0, 0, 0])).tolist() == [-1, -1, -1, -1]
+    assert rule.answer(rows, np.array([1, 0, 0, -1])).tolist() == [7, -1, -1, 0]
+    assert rule.answer(rows, np.array([-1, -1, 0, 0])).tolist() == [7, 1, -1, -1], "sent, with the clock that it has"
+    rule.restarted(np.array([1]))
+    assert rule.answer(np.array([1]), np.array([7]))[0] > 7, "whatever clock any row had"
+
+
+@pytest.mark.parallel([1, 2])
+def test_what_does_not_go_with_it_is_refused(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    roles = roles_for(COMM.size)[0]
+    for optimizer in ("adagrad", "rowwise_adagrad", "adam"):
+        with on_every_rank(), pytest.raises(ConfigError, match=rf"has the optimizer '{optimizer}'"):
+            open_session(cached(config_of(folder, None, "rows", optimizer, topology=roles), 3))
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"policy": {"name": "cached", "staleness": "auto"}}, "policy.staleness is 'auto'"),
+        ({"policy": {"name": "cached"}, "exchange": {"form": "partial"}}, "exchange.form is 'partial'"),
+        ({"policy": {"name": "sync"}, "exchange": {"form": "cached"}}, "exchange.form is 'cached'"),
+        ({"policy": {"name": "sync", "capacity": 10}}, "policy.capacity is 10"),
+        ({"policy": {"name": "hybrid", "staleness": 2000}}, "policy.staleness is 2000"),
+        ({"policy": {"name": "cached", "capacity": 1.5}}, "policy.capacity"),
+        ({"policy": {"name": "cached"}, "exchange": {"piece_bytes": 1}}, "exchange.piece_bytes is 1"),
+    ],
+)
+def test_what_a_configuration_may_not_ask_for(sections: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        validate({"data": {"train": "t.h5"}, "run": {"folder": "r"}, **sections}, "here")
+
+
+@pytest.mark.parallel([1, 3])
+def test_the_summary_and_the_memory_formula(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    more = {"topology": roles_for(COMM.size)[0], "train": {"steps": 6}, "run": {"folder": str(folder / "run")}}
+    config = cached(config_of(folder, None, "rows", "sgd", **more), 4, 7)
+    assert commands.train(config) == 0
+    found = json.loads((folder / "run" / "summary.json").read_text())["copies"]
+    with on_every_rank():
+        assert found["reads"] == found["copies_read"] + found["misses"] + found["too_old"]
+        assert found["copies_read"] > 0 and found["capacity"] > 0
+        few, many = (predict_memory(cached(config, 4, n), [0] * COMM.size)[-1].terms["kept rows"] for n in (4, 8))
+        assert many == 2 * few > 0
