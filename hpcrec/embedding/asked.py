@@ -3,7 +3,7 @@
 Arrays are the host's, or a device's. Knows rows by number and places in flat arrays; knows no ids, no forms, no MPI.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -203,3 +203,21 @@ def pairs_of(blocks: Sequence[Block], asked: Sequence[Asked], *, apart: Sequence
             if wide is not None:
                 pairs[wide] = b
     return pairs
+
+
+def with_maxima(asked: Asked, maxima: Maxima, width: int, move: Callable[[Ints], Ints]) -> Asked:
+    """The same, and bags of the same block that are pooled by max; ``asked`` has no grouping yet.
+
+    A row has one gradient a step, whatever bags it is in, so both kinds are grouped together, by position; where, that
+    ``move`` says.
+    """
+    n = len(maxima.index)
+    index, weights = np.concatenate([asked.index, maxima.index]), asked.weights
+    if weights is not None:
+        weights = np.concatenate([weights, np.ones(n, weights.dtype)])
+    grouping, source_start = None, asked.source_start
+    if maxima.winners is not None:
+        own_start = maxima.behind + np.arange(n, dtype=np.int64) * width
+        source_start = np.concatenate([source_start, own_start])
+        grouping = kernels.group(move(index))
+    return replace(asked, index=index, weights=weights, grouping=grouping, source_start=source_start, maxima=maxima)

@@ -162,12 +162,9 @@ class Exchange:
     ) -> None:
         self._keeping = keeping or Keeping()
         self.layout, self._keeps, self.version = layout, keeps, 0
-        self._where = where or Here()
-        self._operators = operators
+        self._where, self._operators = where or Here(), operators
         self.store, self.thresholding, self.load = store, thresholding, load
-        self.dtype = np.dtype(dtype)
-        self._world = world
-        self._timer = timer
+        self._world, self._timer, self.dtype = world, timer, np.dtype(dtype)
         topology: Topology = world.topology
         self._size, rank, leg = topology.size, topology.rank, layout.legs.get(topology.rank)
         self.reduction = reduction or Reduction(layout, topology.dense, topology.host_of, "dense")
@@ -196,14 +193,15 @@ class Exchange:
         self._left = {name: layout.left.get(name, operator) for name, operator in operators.items()}
         entries = None if self._dense_side is None else self._dense_side.entries
         self._way = make_way(world, layout, operators, entries, self.dtype, codec, lane)
-        self._in_parts: InParts | None = None
-        if parts:
-            assert isinstance(self._codec, Elementwise), "refused where it is configured"
-            sizes, where = {"dtype": self.dtype, "due_R": self._due_R}, self._where.assembler
-            self._in_parts = InParts(self._codec, self._owner_side, layout.groups, where, **sizes)
+        self._in_parts = self._parted() if parts else None
         self._copies: KeptRows | None = None
         if layout.conditional:
             self._copies = KeptRows(lane or world.main, self._codec, layout, self._owner_side, self._dense_side)
+
+    def _parted(self) -> InParts:
+        assert isinstance(self._codec, Elementwise), "refused where it is configured"
+        where, sizes = self._where.assembler, {"dtype": self.dtype, "due_R": self._due_R}
+        return InParts(self._codec, self._owner_side, self.layout.groups, where, **sizes)
 
     def _codec_on(self, lane: Collectives, kind: str, *, direct: bool) -> Codec:
         store = None if self.store is None else self.store.device

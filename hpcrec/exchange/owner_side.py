@@ -19,7 +19,7 @@ from itertools import count
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.asked import Asked, Maxima, some_bags, some_rows, without_any
+from hpcrec.embedding.asked import Asked, Maxima, some_bags, some_rows, with_maxima, without_any
 from hpcrec.embedding.blocks import Part as BlockPart
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.sets import name_in
@@ -30,7 +30,7 @@ from hpcrec.exchange.copies import Served as Apart
 from hpcrec.exchange.copies import Vectors
 from hpcrec.exchange.forms.conditional import Keeping
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.parts import Marks, Packed, Places
+from hpcrec.exchange.parts import Marks, Packed, places_of
 from hpcrec.exchange.rules import OwnerRules
 from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.staged import Mover, brought, written
@@ -242,25 +242,14 @@ class OwnerSide:
         """Which bags are early, and where the vectors that cross are; tells the step before which are urgent."""
         cells = received.cells
 
-        def crossing(start_PS: Ints, n: int) -> Places:
-            cell_PS = cell_PE[:, self._entry_S[:n]]
-            p_I, s_I = np.nonzero(cell_PS >= 0)
-            cell_I = cell_PS[p_I, s_I]
-            bags_I, width_I = cells[cell_I, 3], self._width_S[s_I]
-            width_V = np.repeat(width_I, bags_I)
-            inside = ranges(np.zeros_like(bags_I), bags_I)
-            return Places(
-                np.repeat(received.senders[p_I], bags_I),
-                width_V,
-                np.repeat(start_PS[p_I, s_I], bags_I) + inside * width_V,
-                ranges(cumulative(cells[:, 3])[cell_I], bags_I),
-            )
-
         bags_R = np.bincount(received.senders[cells[:, 0]], cells[:, 3], self._size).astype(np.int64)
         early, urgent = marks.of(received, entry_N)
         if self._before is not None:
             self._before.urgent = urgent
-        values, gradients = crossing(at_PS[0], self._valued), crossing(at_PS[1], self._n_sent)
+        values, gradients = (
+            places_of(received, cell_PE[:, self._entry_S[:n]], at[:, :n], self._width_S[:n])
+            for at, n in zip(at_PS, (self._valued, self._n_sent), strict=True)
+        )
         self._before = Parts(early, values, gradients, bags_R)
         return self._before
 
@@ -402,7 +391,7 @@ class OwnerSide:
                 winners=np.empty((len(found.offsets) - 1, width), np.int32) if train else None,
                 behind=ids_at,
             )
-            return _with_maxima(asked, maxima, width, move)
+            return with_maxima(asked, maxima, width, move)
         alike[those.key] = asked
         return asked
 
@@ -603,21 +592,3 @@ def _within(rows: Ints, spans: Sequence[tuple[int, int]]) -> Ints:
     """Those of rising rows that lie in these spans."""
     places = [slice(*np.searchsorted(rows, span).tolist()) for span in spans]
     return np.concatenate([rows[:0], *(rows[place] for place in places)])
-
-
-def _with_maxima(asked: Asked, maxima: Maxima, width: int, move: Callable[[Ints], Ints]) -> Asked:
-    """The same, and bags of the same block that are pooled by max; ``asked`` has no grouping yet.
-
-    A row has one gradient a step, whatever bags it is in, so both kinds are grouped together, by position; where, that
-    ``move`` says.
-    """
-    n = len(maxima.index)
-    index, weights = np.concatenate([asked.index, maxima.index]), asked.weights
-    if weights is not None:
-        weights = np.concatenate([weights, np.ones(n, weights.dtype)])
-    grouping, source_start = None, asked.source_start
-    if maxima.winners is not None:
-        own_start = maxima.behind + np.arange(n, dtype=np.int64) * width
-        source_start = np.concatenate([source_start, own_start])
-        grouping = kernels.group(move(index))
-    return replace(asked, index=index, weights=weights, grouping=grouping, source_start=source_start, maxima=maxima)

@@ -52,6 +52,22 @@ class Places:
         return Packed(bytes_R, width, self.start_V[taken], at, at_R + exact_R)
 
 
+def places_of(received: Received, cell_PS: Ints, start_PS: Ints, width_S: Ints) -> Places:
+    """Of what an owner was asked for: the cell of each sender and stream, -1 for none, and where its vectors begin."""
+    cells = received.cells
+    p_I, s_I = np.nonzero(cell_PS >= 0)
+    cell_I = cell_PS[p_I, s_I]
+    bags_I, width_I = cells[cell_I, 3], width_S[s_I]
+    width_V = np.repeat(width_I, bags_I)
+    inside = ranges(np.zeros_like(bags_I), bags_I)
+    return Places(
+        np.repeat(received.senders[p_I], bags_I),
+        width_V,
+        np.repeat(start_PS[p_I, s_I], bags_I) + inside * width_V,
+        ranges(cumulative(cells[:, 3])[cell_I], bags_I),
+    )
+
+
 @dataclass(frozen=True)
 class Packed:
     """Some vectors: their messages' sizes, and where they are in the values or gradients, and in the messages.

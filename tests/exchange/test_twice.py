@@ -352,8 +352,8 @@ def test_halves(n_samples: int, n_owners: int, kind: str, seed: int) -> None:
 
 
 def test_the_list_is_asked_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settable() == ("pooled", "rows", "partial", "twice") and of_copies() == "replicate"
-    assert offered() == ("pooled", "rows", "partial", "twice") and offered(thresholded=True) == ("pooled", "partial")
+    assert settable() == ("pooled", "rows", "partial", "cached", "twice") and of_copies() == "replicate"
+    assert offered() == ("pooled", "rows", "partial", "cached", "twice") and offered(thresholded=True) == ("pooled", "partial")
     assert config_of(folder, "twice").exchange.form == "twice"
     with pytest.raises(
         ConfigError, match=r"exchange\.form is 'twice', whose halves are thresholded one by one.*'partial'"

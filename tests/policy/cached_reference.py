@@ -144,11 +144,7 @@ class CachedReference:
                 self._turn += 1
                 copies[key].used, copies[key].turn, copies[key].count = t, self._turn, copies[key].count + 1
         for key in asked:
-            if (
-                key not in copies
-                and len(copies) < self._capacity
-                or (key not in copies and self._gave_way(rank, t, out))
-            ):
+            if key not in copies and (len(copies) < self._capacity or self._gave_way(rank, t, out)):
                 self._turn += 1
                 copies[key] = Copy(used=t, turn=self._turn)
         found = {}

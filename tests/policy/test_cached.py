@@ -66,12 +66,12 @@ def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
         more = {"topology": roles, "checkpoint": {"every": 8}, "train": {**SKIP, "steps": 14}}
         config = cached(config_of(folder, None, way, "sgd", **more), staleness, capacity, cache=evict, max_age=max_age)
         with open_session(config) as session:
-            batches, topology = global_batches(session, 14), session.topology
+            batches, ranks = global_batches(session, 14), len(session.topology.dense)
             one = CachedReference(
                 reference_for(session, config),
                 bundles_of(session),
-                len(topology.dense),
-                lambda samples, n=len(topology.dense): cut(equal_parts, samples, n).tolist(),
+                ranks,
+                lambda samples, n=ranks: cut(equal_parts, samples, n).tolist(),
                 staleness=staleness,
                 capacity=capacity,
                 evict=evict,

@@ -105,7 +105,7 @@ def test_drain_points_are_a_function_of_the_step() -> None:
 
 
 def test_a_policy_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"policy\.name is 'psync'\. Allowed: 'sync', 'hybrid', 'ahead'\."):
+    with pytest.raises(ConfigError, match=r"policy\.name is 'psync'\. Allowed: 'sync', 'hybrid', 'ahead', 'cached'\."):
         validate({**DATA, "policy": {"name": "psync"}}, "test")
 
 
