@@ -353,7 +353,7 @@ def test_halves(n_samples: int, n_owners: int, kind: str, seed: int) -> None:
 
 def test_the_list_is_asked_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settable() == ("pooled", "rows", "partial", "cached", "twice") and of_copies() == "replicate"
-    assert offered() == ("pooled", "rows", "partial", "cached", "twice") and offered(thresholded=True) == ("pooled", "partial")
+    assert offered() == ("pooled", "rows", "partial", "twice") and offered(thresholded=True) == ("pooled", "partial")
     assert config_of(folder, "twice").exchange.form == "twice"
     with pytest.raises(
         ConfigError, match=r"exchange\.form is 'twice', whose halves are thresholded one by one.*'partial'"
@@ -361,7 +361,7 @@ def test_the_list_is_asked_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatc
         config_of(folder, "twice", exchange={"form": "twice", "codec": "dct"}, train={"dtype": "float32"})
     monkeypatch.delitem(FORMS, "twice")
     with pytest.raises(
-        ConfigError, match=r'exchange\.forms\.tag is "twice"\. Allowed: "pooled", "rows", "partial", "auto"'
+        ConfigError, match=r'exchange\.forms\.tag is "twice"\. Allowed: "pooled", "rows", "partial", "cached", "auto"'
     ):
         config_of(folder, "pooled", exchange={"forms": {"tag": "twice"}})
 
