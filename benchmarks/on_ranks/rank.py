@@ -29,6 +29,7 @@ from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.start import start
 from hpcrec.comm.world import World
+from hpcrec.errors import HpcrecError
 from hpcrec.training.session import Session
 from hpcrec.training.update import update_dense
 from hpcrec.types import Ints
@@ -73,7 +74,8 @@ def train(
         Steps at the beginning and at the end that are not timed. What is read and routed ahead is done in the first,
         and nothing is ahead in the last.
     evaluate : bool
-        Whether the validation data are evaluated at the end, for ``auc``.
+        Whether the validation data are evaluated at the end, for ``auc``; 0 where that cannot be, of a model that has
+        diverged.
     again : bool
         Whether the run's messages are sent again with nothing between them, for ``exchange_s``.
     clocked : bool
@@ -122,12 +124,28 @@ def train(
         row["drains"], row["drained_s"] = pipeline.drains
         row["drained_s"] = max(main.allgather(row["drained_s"]))
         if evaluate:
-            row["auc"] = session.evaluate("validation")["auc"]
+            try:
+                row["auc"] = session.evaluate("validation")["auc"]
+            except HpcrecError:  # the model has diverged
+                row["auc"] = 0.0
         if again_from:
             row |= saved_and_loaded(session)
         if again:
             row["exchange_s"] = sent_again(session, bytes_RTR // session.step)
     return row
+
+
+def counted(config: str, settings: Sequence[str], marks: Sequence[int]) -> Any:
+    """Bytes that have crossed so far by tag, sender and receiver, ``bytes_MTRR``, after each of so many steps."""
+    with hpcrec.open_session(config, settings) as session:
+        sent, main, found = Sent(session.parts.world), session.parts.world.main, []
+        for step in session.steps():
+            step.run()
+            if session.step in marks:
+                found.append(np.array(main.allgather(sent.bytes_TR)).transpose(1, 0, 2).tolist())
+        if session.stopped:
+            sys.exit(curves.STOPPED)
+    return {"bytes_MTRR": found, "tags": TAGS}
 
 
 def sought(config: str, settings: Sequence[str]) -> Any:
@@ -249,6 +267,7 @@ def turn(session: Session, run: Iterator[Any], steps: int) -> float:
 
 KINDS = {
     "train": train,
+    "counted": counted,
     "sought": sought,
     "dense alone": dense_alone,
     "pairs": pairs,
