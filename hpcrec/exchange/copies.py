@@ -4,16 +4,17 @@
 
     dense rank                            owner
     clocks it knows   --- ids ---------->  rule: which copies are too old      in the phase values, after rows are found
-    copies            <-- ids -----------  the clock of each row that follows; -1: the copy will do
+    copies            <-- ids -----------  a bit a row: whether it follows; then the clocks of those that do
                       <-- values --------  those rows, as all values are written
     rows it pushes    --- control, ids ->  how many of each entry; which, and  in the phase gradients, after the verdict
                                            of how many steps each
                       --- gradients ---->  their gradients, likewise written
 
 A message has the entries of conditional forms one after the other, in the order of the leg; vectors follow stream after
-stream. Bytes: 8 a row asked for, out and back, 16 a row pushed and 8 an entry and rank, besides the vectors; each
-message but those of entries rounded up to 64. Knows the layout and rows by number; when a copy is too old, and what is
-pushed, ``forms.conditional`` says.
+stream. Bytes besides the vectors: 4 a row asked for, a bit back, and 4 where it follows; 4 a row pushed (8 where some
+of the tables are dynamic: ids), a byte of ticks (4 from a staleness of 255 on), and 8 an entry and rank; each message
+but those of entries rounded up to 64. Knows the layout and rows by number; when a copy is too old, and what is pushed,
+``forms.conditional`` says.
 
 Legend: ``K`` rows asked for or pushed, one peer after the other; ``P`` vectors: a row and a stream of its entry; ``C``
 entries of conditional forms; ``R`` ranks.
@@ -88,11 +89,11 @@ class Streams:
         return Vectors(row, stream, start, bytes_R)
 
 
-def numbers(peer_K: Ints, size: int) -> tuple[Ints, Ints]:
-    """Of messages of one number a row: their padded sizes [R], and the place of each row's number [K]."""
+def numbers(peer_K: Ints, size: int, *, bits: int) -> tuple[Ints, Ints]:
+    """Of messages of a number of so many bits a row: their padded sizes [R], and the place of each row's number [K]."""
     n_R = np.bincount(peer_K, minlength=size)
-    bytes_R = padded_bytes(n_R * _NONE.itemsize)
-    return bytes_R, np.arange(len(peer_K)) - cumulative(n_R)[peer_K] + cumulative(bytes_R)[peer_K] // _NONE.itemsize
+    bytes_R = padded_bytes(-(-n_R * bits // 8))
+    return bytes_R, np.arange(len(peer_K)) - cumulative(n_R)[peer_K] + cumulative(bytes_R)[peer_K] * 8 // bits
 
 
 @dataclass(eq=False)

@@ -196,7 +196,9 @@ class Exchange:
         self._in_parts = self._parted() if parts else None
         self._copies: KeptRows | None = None
         if layout.conditional:
-            self._copies = KeptRows(lane or world.main, self._codec, layout, self._owner_side, self._dense_side)
+            self._copies = KeptRows(
+                lane or world.main, self._codec, layout, self._owner_side, self._dense_side, self._keeping.staleness
+            )
 
     def _parted(self) -> InParts:
         assert isinstance(self._codec, Elementwise), "refused where it is configured"

@@ -1,12 +1,13 @@
 """What conditional forms do in a step, between ranks: ask with clocks, bring rows that are too old, push.
 
-Three collectives more in the phase values, three and one of counts in the phase gradients, only where a form is
+Four collectives more in the phase values, three and one of counts in the phase gradients, only where a form is
 conditional. Knows both sides of this rank and what is sent; messages are ``copies``, rules ``rules``.
 """
 
 import numpy as np
 
 from hpcrec.comm.collectives import Collectives
+from hpcrec.errors import HpcrecError
 from hpcrec.exchange.codec import Codec, Elementwise
 from hpcrec.exchange.copies import Served, Vectors, Wanted, numbers
 from hpcrec.exchange.dense_side import DenseSide
@@ -17,6 +18,7 @@ from hpcrec.exchange.route import Route
 from hpcrec.types import Floats, Ints
 
 _NONE = np.zeros(0, np.int64)
+_CLOCK = np.dtype(np.uint32)
 
 
 class KeptRows:
@@ -31,6 +33,8 @@ class KeptRows:
     layout : Layout
     owner_side : OwnerSide or None
     dense_side : DenseSide or None
+    staleness : int
+        Gradients of a row that a dense rank may hold back.
     """
 
     def __init__(
@@ -40,10 +44,13 @@ class KeptRows:
         layout: Layout,
         owner_side: OwnerSide | None,
         dense_side: DenseSide | None,
+        staleness: int,
     ) -> None:
         assert isinstance(codec, Elementwise), "conditional forms are refused with codec dct"
         most = max(sum(entry.form.conditional for entry in leg.entries) for leg in layout.legs.values())
-        self._messages = _Messages(collectives, codec, most)
+        dynamic = any(e.family.dynamic for leg in layout.legs.values() for e in leg.entries if e.form.conditional)
+        wide = np.dtype(np.int64 if dynamic else np.uint32), np.dtype(np.uint8 if staleness < 255 else np.uint32)
+        self._messages = _Messages(collectives, codec, most, *wide)
         self._owner, self._rules = owner_side, None if owner_side is None else owner_side.rules
         self._copies = None if dense_side is None else dense_side.copies
         self._none_R = np.zeros(collectives.size, np.int64)
@@ -127,19 +134,28 @@ class _Messages:
     codec : Elementwise
     entries : int
         The most entries of conditional forms that an owner has.
+    names, ticks : numpy integer type
+        What these take.
     """
 
-    def __init__(self, collectives: Collectives, codec: Elementwise, entries: int) -> None:
+    def __init__(
+        self, collectives: Collectives, codec: Elementwise, entries: int, names: np.dtype, ticks: np.dtype
+    ) -> None:
         self._collectives, self._codec, self._size = collectives, codec, collectives.size
-        self._entries = entries
+        self._entries, self._names, self._ticks = entries, names, ticks
 
     def known(self, wanted: Wanted | None, known_K: Ints, served: Served | None) -> Ints:
         """What dense ranks know of the rows that they ask this owner for, int64 [K]."""
-        return self._numbers(_peers(wanted), known_K, _peers(served))
+        return self._numbers(_peers(wanted), known_K - NOT_KNOWN, _peers(served), _CLOCK) + NOT_KNOWN
 
     def clocks(self, served: Served | None, wanted: Wanted | None) -> Ints:
-        """What owners answer, for each row that this dense rank asks for."""
-        return self._numbers(_peers(served), _NONE if served is None else served.clocks_K, _peers(wanted))
+        """What owners answer, for each row that this dense rank asks for; -1 where none follows."""
+        clocks_K, to_K, from_K = _NONE if served is None else served.clocks_K, _peers(served), _peers(wanted)
+        follows_K = self._bits(to_K, clocks_K >= 0, from_K)
+        answers_K = np.full(len(from_K), NOT_KNOWN)
+        some = clocks_K >= 0
+        answers_K[follows_K] = self._numbers(to_K[some], clocks_K[some], from_K[follows_K], _CLOCK)
+        return answers_K
 
     def floats(self, message: Floats | None, sent_R: Ints, due_R: Ints, tag: str) -> Floats:
         """Vectors, as the codec writes them."""
@@ -158,17 +174,34 @@ class _Messages:
         n = came_RC[peer, entry]
         served = Served(np.repeat(peer, n), np.repeat(entry, n), _NONE)
         names, ticks = (_NONE, _NONE) if wanted is None else (wanted.names_K, wanted.ticks_K)
-        served.row_K = self._numbers(_peers(wanted), names, served.peer_K)
-        served.ticks_K = self._numbers(_peers(wanted), ticks, served.peer_K)
+        served.row_K = self._numbers(_peers(wanted), names, served.peer_K, self._names)
+        served.ticks_K = self._numbers(_peers(wanted), ticks, served.peer_K, self._ticks)
         return served
 
-    def _numbers(self, to_K: Ints, values_K: Ints, from_K: Ints) -> Ints:
+    def _numbers(self, to_K: Ints, values_K: Ints, from_K: Ints, kind: np.dtype) -> Ints:
         """A number a row each way."""
-        sent_R, at_K = numbers(to_K, self._size)
-        due_R, came_K = numbers(from_K, self._size)
-        message = self._collectives.message(sent_R, np.int64)
+        sent_R, at_K = numbers(to_K, self._size, bits=8 * kind.itemsize)
+        due_R, came_K = numbers(from_K, self._size, bits=8 * kind.itemsize)
+        largest = int(values_K.max(initial=0))
+        if largest > np.iinfo(kind).max:
+            raise HpcrecError(
+                f"a clock, or the name of a row, is {largest}, and {kind.itemsize} bytes hold no more than "
+                f"{np.iinfo(kind).max}. Give the feature a form of its own (exchange.forms)."
+            )
+        message = self._collectives.message(sent_R, kind)
         message[at_K] = values_K
-        return np.asarray(self._collectives.alltoallv(message, sent_R, due_R, "ids")[came_K])
+        return np.asarray(self._collectives.alltoallv(message, sent_R, due_R, "ids")[came_K]).astype(np.int64)
+
+    def _bits(self, to_K: Ints, values_K: np.ndarray, from_K: Ints) -> np.ndarray:
+        """A bit a row each way."""
+        sent_R, at_K = numbers(to_K, self._size, bits=1)
+        due_R, came_K = numbers(from_K, self._size, bits=1)
+        bits = np.zeros(8 * int(sent_R.sum()), bool)
+        bits[at_K] = values_K
+        message = self._collectives.message(sent_R, np.uint8)
+        message[: len(bits) // 8] = np.packbits(bits)
+        came = self._collectives.alltoallv(message, sent_R, due_R, "ids")
+        return np.unpackbits(np.asarray(came[: int(due_R.sum())]))[came_K].astype(bool)
 
 
 def _peers(of: Wanted | Served | None) -> Ints:
