@@ -126,8 +126,10 @@ def train(
         if evaluate:
             try:
                 row["auc"] = session.evaluate("validation")["auc"]
-            except HpcrecError:  # the model has diverged
-                row["auc"] = 0.0
+            except HpcrecError as error:
+                if "not finite" not in str(error):
+                    raise
+                row["auc"] = 0.0  # the model has diverged
         if again_from:
             row |= saved_and_loaded(session)
         if again:

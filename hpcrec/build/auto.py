@@ -5,6 +5,7 @@ choice is a pure function of data and configuration: a resumed run chooses what 
 be built; bytes are for ``exchange.measure``, the choice for ``exchange.choose``.
 """
 
+import collections
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -156,6 +157,11 @@ def make_exchange(
     policy, direct = make_policy(config), crosses_directly(config, world, place)
     refuse(policy, config.policy.name, layout)
     several = policy.in_flight
+    if hasattr(policy, "form") and not layout.conditional:
+        raise ConfigError(
+            f"policy.name is {config.policy.name!r}, but no feature has form {policy.form!r}: all have forms of their "
+            "own (exchange.forms), or replicated tables. Set policy.name = 'sync', or remove some of these."
+        )
     if layout.conditional:
         _refuse_copies(config, layout, world.topology, direct=direct)
         _refuse_sums(config, layout)
@@ -212,9 +218,26 @@ def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct
 
 
 def _refuse_sums(config: Config, layout: Layout) -> None:
-    """Refuses optimizers for which the sum of several steps' gradients is no update; the same on every rank."""
+    """Refuses what does not go with gradients of several steps as one; the same on every rank.
+
+    Optimizers for which their sum is no update; ids that may lose their rows meanwhile; and rows that a dense rank has
+    several copies of, of which one would lack what the others hold back.
+    """
     staleness = make_keeping(config, layout.tables, 1).staleness
+    bundles = collections.Counter(form.family.name for form in layout.bundled() if form.conditional)
     for feature in layout.conditional if staleness else ():
+        family, why = layout.family_of[feature], None
+        if family.dynamic is not None:
+            why = "dynamic, whose ids may have no row when what was held back comes"
+        elif bundles[family.name] > 1:
+            why = (
+                "read in several ways (pooled by max and otherwise, or with other tables), each with copies of its own"
+            )
+        if why is not None:
+            raise ConfigError(
+                f"policy.staleness is {staleness}, but tables {', '.join(family.tables)} are {why}. Set "
+                f"policy.staleness = 0, or give {feature!r} a form of its own (exchange.forms)."
+            )
         for table in layout.tables_of[feature]:
             name = layout.tables[table].optimizer.name
             if name != "sgd":

@@ -56,7 +56,7 @@ from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.codec import Codec, Elementwise, Kept
 from hpcrec.exchange.codecs import codec_for
 from hpcrec.exchange.dense_side import DenseSide
-from hpcrec.exchange.forms.conditional import Keeping
+from hpcrec.exchange.forms.conditional import Conditional, Keeping
 from hpcrec.exchange.id_reader import IdReader
 from hpcrec.exchange.in_parts import InParts
 from hpcrec.exchange.inputs import Gradients, Inputs
@@ -254,6 +254,12 @@ class Exchange:
     def keeps_copies(self) -> bool:
         """Whether dense ranks keep copies of rows, and perhaps gradients that are not pushed before a drain point."""
         return self._copies is not None
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether such gradients there may be."""
+        forms = self.layout.bundled() if self.layout.conditional else []
+        return any(isinstance(form, Conditional) and form.holds_back(self._keeping) for form in forms)
 
     def figures(self) -> dict[str, float]:
         """What this rank's forms that keep copies say of them: sums."""

@@ -87,7 +87,7 @@ class Pipeline:
         self.in_parts: bool = getattr(policy, "parts", False)
         self._most_missing = 0 if self.in_parts else policy.in_flight - 1
         self.ages = np.zeros(policy.in_flight if self._most_missing else 0, np.int64)
-        self._copies = exchange.keeps_copies
+        self._copies, self._holds = exchange.keeps_copies, exchange.holds_back
         self._whole = self._rests = True  # nothing is held back by a dense rank; and none has copies
         self._flight = None if policy.in_flight == 1 else Flight(policy, exchange, timer, points, self._logged, agreed)
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
@@ -219,7 +219,7 @@ class Pipeline:
         exchange, done = self.exchange, step + 1
         if self._copies:
             self._rests = route.stop or self._points.next_drain(step, self._last) == done
-            self._whole = self._rests or self._points.evaluated(done)
+            self._whole = self._rests or self._points.evaluated(done) or not self._holds
         learned = exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale, drain=self._whole)
         if self._copies and self._rests:
             exchange.empty()
@@ -268,10 +268,16 @@ class Pipeline:
             )
 
     def drain(self) -> None:
-        """The same, and nothing is read further: steps that were read and not learned are given up."""
+        """The same, and nothing is read further: steps that were read and not learned are given up.
+
+        So is what dense ranks hold back and keep, where a loop was left between two drain points.
+        """
         if self._flight is not None:
             self._flight.give_up()
             self._flight.settle()
+        elif self._copies:
+            self.exchange.empty()
+            self._whole = self._rests = True
 
     def give_up(self) -> None:
         """No step that ``begin`` announced follows any more. Waits for nothing, so that no error is held up."""

@@ -29,6 +29,7 @@ class Copy:
     """Of a row on one dense rank; by table where a row has several."""
 
     base: dict[str, torch.Tensor] = field(default_factory=dict)
+    value: dict[str, torch.Tensor] = field(default_factory=dict)
     held: dict[str, torch.Tensor] = field(default_factory=dict)
     known: int | None = None
     n: int = 0
@@ -56,6 +57,8 @@ class CachedReference:
     max_age : int or None
     drains : sequence of int
         Numbers of steps after which nothing is held back or kept.
+    scale : callable
+        Number of a step, from 1 -> what learning rates are multiplied by in it.
 
     Attributes
     ----------
@@ -77,10 +80,12 @@ class CachedReference:
         evict: str = "lru",
         max_age: int | None = None,
         drains: Sequence[int] = (),
+        scale: Callable[[int], float] = lambda step: 1.0,
     ) -> None:
         self._reference, self._bundles, self._cuts = reference, bundles, cuts
         self._staleness, self._capacity, self._evict, self._max_age = staleness, capacity, evict, max_age
-        self._drains, self._done, self._turn = set(drains), 0, 0
+        self._drains, self._done, self._turn, self._scale = set(drains), 0, 0, scale
+        self._base_lr = [group["lr"] for group in reference.dense_optimizer.param_groups]  # type: ignore[union-attr]
         self._copies: list[dict[Key, Copy]] = [{} for _ in range(ranks)]
         self._clock: dict[Key, int] = {}
         self._made: dict[Key, int] = {}  # ticks of all ranks
@@ -103,6 +108,8 @@ class CachedReference:
             gradients.append(of_rank)
         if not left_out:
             assert reference.dense_optimizer is not None
+            for group, lr in zip(reference.dense_optimizer.param_groups, self._base_lr, strict=True):
+                group["lr"] = lr * self._scale(t)
             reference.dense_optimizer.step()
         for rank, view in enumerate(views):
             self._push(rank, view, None if left_out else gradients[rank], t, pushes[rank])
@@ -161,11 +168,12 @@ class CachedReference:
             self.counts["copies_read"] += not sent
             if copy is not None and sent:
                 copy.base, copy.known, copy.at = rows, clock, t
+                copy.value = self._preview(copy, self._scale(t - 1) if t > 1 else 1.0)
             contained = clock if copy is None else copy.known + copy.n  # type: ignore[operator]
             missing = self._made.get(key, 0) - contained
             self.most_missing = max(self.most_missing, missing)
             assert 0 <= missing <= len(self._copies) * self._staleness, (key, missing)
-            found[key] = copy, rows if copy is None else self._preview(copy)
+            found[key] = copy, rows if copy is None else copy.value
         return found
 
     def _gave_way(self, rank: int, t: int, out: list[tuple[Key, Copy]]) -> bool:
@@ -181,13 +189,13 @@ class CachedReference:
             out.append((first, copy))
         return True
 
-    def _preview(self, copy: Copy) -> dict[str, torch.Tensor]:
+    def _preview(self, copy: Copy, scale: float) -> dict[str, torch.Tensor]:
         if not copy.n:
             return copy.base
         found = {}
         for name, base in copy.base.items():
             optimizer = self._reference.tables[name].optimizer
-            found[name] = (base - optimizer.lr * copy.held[name]).clamp(-optimizer.bound, optimizer.bound)
+            found[name] = (base - optimizer.lr * scale * copy.held[name]).clamp(-optimizer.bound, optimizer.bound)
         return found
 
     def _backward(
@@ -232,6 +240,7 @@ class CachedReference:
                 copy.since = copy.since if copy.n else t
                 copy.held = {n: copy.held[n] + g if copy.n else g for n, g in gradients[key].items()}
                 copy.n += 1
+                copy.value = self._preview(copy, self._scale(t))
         for key, copy in self._copies[rank].items():
             reason = None
             if copy.n > self._staleness and key in view:
@@ -243,7 +252,7 @@ class CachedReference:
             if reason is not None:
                 self.counts[f"pushed_{reason}"] += 1
                 out.append((key, Copy(held=copy.held, n=copy.n)))
-                copy.base = self._preview(copy)
+                copy.base = copy.value = self._preview(copy, self._scale(t))
                 assert copy.known is not None
                 copy.known = None if self._staleness == 0 else copy.known + copy.n
                 copy.n = 0
@@ -259,7 +268,7 @@ class CachedReference:
             for name in self._bundles[b].tables:
                 with torch.no_grad():
                     rows = torch.tensor([row])
-                    update_rows(self._reference.tables[name], rows, of[name][None], lr_scale=1.0, step=t)
+                    update_rows(self._reference.tables[name], rows, of[name][None], lr_scale=self._scale(t), step=t)
 
 
 def bundles_of(session: object) -> list[Bundle]:

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from hpcrec.build.memory import predict_memory
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.cli import train as commands
 from hpcrec.config import Config, validate
 from hpcrec.data.deal import cut, equal_parts
@@ -20,7 +21,7 @@ from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms.cached import Clocks
 from hpcrec.exchange.forms.conditional import Keeping
 from tests.policy.cached_reference import CachedReference, bundles_of
-from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, same_bits, slowly, trained
+from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, results, same_bits, slowly, trained
 from tests.policy.test_hybrid_stores import dynamic_of, grown
 from tests.together import on_every_rank
 from tests.training.runs import gather_tables, global_batches, reference_for, write_data
@@ -60,10 +61,11 @@ def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
     """At any staleness, capacity and age, past a drain point, and where steps are left out."""
     write_data(folder / "data.h5")
     reasons, most = dict[str, int](), 0
-    for roles, way, staleness, capacity, evict, max_age, left_out in covering(
-        roles_for(COMM.size), WAYS, (1, 2, 5), (1000, 9, 4), ("lru", "lfu"), (None, 3), ((), (2, 6))
+    warming = {"warmup_steps": 10}
+    for roles, way, staleness, capacity, evict, max_age, left_out, schedule in covering(
+        roles_for(COMM.size), WAYS, (1, 2, 5), (1000, 9, 4), ("lru", "lfu"), (None, 3), ((), (2, 6)), ({}, warming)
     ):
-        more = {"topology": roles, "checkpoint": {"every": 8}, "train": {**SKIP, "steps": 14}}
+        more = {"topology": roles, "checkpoint": {"every": 8}, "train": {**SKIP, "steps": 14}, "schedule": schedule}
         config = cached(config_of(folder, None, way, "sgd", **more), staleness, capacity, cache=evict, max_age=max_age)
         with open_session(config) as session:
             batches, ranks = global_batches(session, 14), len(session.topology.dense)
@@ -77,6 +79,7 @@ def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
                 evict=evict,
                 max_age=max_age,
                 drains=(8, 14),
+                scale=(lambda step: min(1.0, step / 10)) if schedule else (lambda step: 1.0),
             )
             for step in session.steps():
                 if step.number in left_out:
@@ -126,11 +129,35 @@ def test_interrupted_is_uninterrupted(folder: Path) -> None:
         same_bits(gone_on(config), expected, roles)
 
 
+@pytest.mark.parallel([1, 2, 3])
+def test_a_checkpoint_that_is_loaded_finds_no_copies(folder: Path) -> None:
+    """Where the loop was left with gradients held back: as if it had not been."""
+    write_data(folder / "data.h5")
+    for roles in roles_for(COMM.size):
+        more = {"topology": roles, "checkpoint": {"every": 4}, "train": {"steps": 9}}
+        more["run"] = {"folder": str(folder / "run")}
+        config = cached(config_of(folder, None, "rows", "sgd", **more), 3, 9)
+        expected = trained(config)
+        expected.pop("losses")
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+                if session.step == 4:
+                    state.save(session, Path(config.run.folder), {})
+                if session.step == 6:
+                    break
+            last = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
+            state.load(session, last, resume=True)
+            for step in session.steps():
+                step.run()
+            same_bits(results(session), expected, roles)
+
+
 @pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_rows_that_other_ids_get(evict: str, folder: Path) -> None:
-    """No copy of an earlier life is read; what is pushed to an id without a row is dropped."""
+    """Clocks of a row go on where its id has gone."""
     write_data(folder / "data.h5")
     for roles in roles_for(COMM.size):
         config = dynamic_of(folder, None, evict, roles, checkpoint={"every": 6})
@@ -145,7 +172,8 @@ def test_no_clock_of_an_earlier_life_passes_for_fresh() -> None:
     assert rule.answer(rows, np.array([1, 0, 0, -1])).tolist() == [7, -1, -1, 0]
     assert rule.answer(rows, np.array([-1, -1, 0, 0])).tolist() == [7, 1, -1, -1], "sent, with the clock that it has"
     rule.restarted(np.array([1]))
-    assert rule.answer(np.array([1]), np.array([7]))[0] > 7, "whatever clock any row had"
+    known = 7 + 6  # the most that a copy may know: what its owner has dropped, of one push, included
+    assert rule.answer(np.array([1]), np.array([known]))[0] > known, "whatever clock any row had"
 
 
 @pytest.mark.parallel([1, 2])
@@ -155,6 +183,20 @@ def test_what_does_not_go_with_it_is_refused(folder: Path) -> None:
     for optimizer in ("adagrad", "rowwise_adagrad", "adam"):
         with on_every_rank(), pytest.raises(ConfigError, match=rf"has the optimizer '{optimizer}'"):
             open_session(cached(config_of(folder, None, "rows", optimizer, topology=roles), 3))
+    dynamic = dynamic_of(folder, None, "lru", roles)
+    sgd = replace(
+        dynamic, embedding=replace(dynamic.embedding, optimizer=replace(dynamic.embedding.optimizer, name="sgd"))
+    )
+    with on_every_rank(), pytest.raises(ConfigError, match=r"dynamic, whose ids may have no row"):
+        open_session(cached(sgd, 3))
+    by_max = config_of(
+        folder, None, "rows", "sgd", topology=roles, model={"name": "dlrm", "pooling": {"history": "max"}}
+    )
+    with on_every_rank(), pytest.raises(ConfigError, match=r"tables item are read in several ways"):
+        open_session(cached(by_max, 3))
+    copies = config_of(folder, None, "copies", "sgd", topology=roles)
+    with on_every_rank(), pytest.raises(ConfigError, match=r"no feature has form 'cached'"):
+        open_session(cached(copies, 3))
 
 
 @pytest.mark.parametrize(

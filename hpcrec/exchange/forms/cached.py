@@ -12,7 +12,6 @@ read and pushed in its step. Knows rows by number; knows no MPI.
 """
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,9 +43,12 @@ class Clocks:
         self._largest = max(self._largest, int(self._clock[rows].max(initial=0)))
 
     def restarted(self, rows: Ints) -> None:
-        """See ``OwnerRule``: above every clock that a copy of an earlier life may know, by more than is allowed."""
-        self._clock[rows] = self._largest + self._staleness + 1
-        self._largest += self._staleness + 1
+        """See ``OwnerRule``: above every clock that a copy of an earlier life may know, by more than is allowed.
+
+        Such a copy may know of ticks that its owner has dropped, for want of a row: of one push.
+        """
+        self._largest += 2 * (self._staleness + 1)
+        self._clock[rows] = self._largest
 
 
 @dataclass
@@ -100,8 +102,7 @@ class _Pool:
         n = self.capacity
         self.bundle, self.row, self.part, self.known, self.ticks, self.at, self.since = np.zeros((7, n), np.int64)
         self._base = self._value = self._sum = list[Floats]()
-        self._slots, self._due = np.zeros(0, np.int64), deque[tuple[int, Ints]]()
-        self._left: list[_Held] = []
+        self._slots, self._left, self._scale = np.zeros(0, np.int64), list[_Held](), 1.0
 
     def _room(self, dtype: np.dtype) -> None:
         if not self._base:
@@ -158,10 +159,8 @@ class _Pool:
             out.append(np.where(kept[:, None], self._value[t][slots], values) if len(slots) else values)
         return out
 
-    def _preview(self, t: int, slots: Ints, lr_scale: float | None = None) -> None:
-        """What their own ticks will have made of these copies, by SGD; read until an owner sends what it has."""
-        if lr_scale is not None:
-            self._scale = lr_scale
+    def _preview(self, t: int, slots: Ints) -> None:
+        """What their own ticks will have made of these copies, by SGD at the last step's rate."""
         base, held = self._base[t][slots], self.ticks[slots] > 0
         if held.any():
             mine = self.bundle[slots[held]]
@@ -172,7 +171,7 @@ class _Pool:
 
     def push(self, gradients: Sequence[Floats] | None, *, drain: bool, lr_scale: float) -> list[_Held]:
         """What goes to owners."""
-        out, self._left = self._left, []
+        out, self._left, self._scale = self._left, [], lr_scale
         s, age = self._keeping.staleness, self._keeping.max_age
         if gradients is not None:
             bundle, row, part, _ = self._asked
@@ -184,18 +183,14 @@ class _Pool:
             for t, of in enumerate(gradients):
                 mine = of[kept]
                 self._sum[t][slots] = np.where(first[:, None], mine, self._sum[t][slots] + mine)
-                self._preview(t, slots, lr_scale)
+                self._preview(t, slots)
             if len(alone):
                 one = np.ones(len(alone), np.int64)
                 out.append(_Held(bundle[alone], row[alone], part[alone], one, [of[alone] for of in gradients]))
                 self.figures["pushed_no_room"] += len(alone)
-            over = slots[self.ticks[slots] > s]
-            if age is not None and len(slots[first]):
-                self._due.append((self.step + age, slots[first]))
-            self._push(over, out, "bound")
-        while self._due and self._due[0][0] <= self.step:
-            until, slots = self._due.popleft()
-            self._push(slots[(self.ticks[slots] > 0) & (self.since[slots] + (age or 0) == until)], out, "age")
+            self._push(slots[self.ticks[slots] > s], out, "bound")
+        if age is not None:
+            self._push(np.flatnonzero((self.ticks > 0) & (self.step - self.since >= age)), out, "age")
         if drain:
             self._push(np.flatnonzero(self.ticks > 0), out, "drain")
         return out
@@ -206,7 +201,8 @@ class _Pool:
             return
         out.append(self._held(slots))
         self.figures[f"pushed_{reason}"] += len(slots)
-        for base, value in zip(self._base, self._value, strict=True):
+        for t, (base, value) in enumerate(zip(self._base, self._value, strict=True)):
+            self._preview(t, slots)
             base[slots] = value[slots]
         self.known[slots] = np.where(
             (self.known[slots] < 0) | (self._keeping.staleness == 0), NOT_KNOWN, self.known[slots] + self.ticks[slots]
@@ -289,14 +285,19 @@ class Cached(Conditional):
     Dense = Kept
 
     @classmethod
+    def holds_back(cls, keeping: Keeping) -> bool:
+        """See ``Conditional``."""
+        return keeping.staleness > 0
+
+    @classmethod
     def memory(
         cls, bundles: Sequence[Conditional], tables: Sequence[Sequence[str]], keeping: Keeping, item: int
     ) -> float:
-        """See ``Conditional``: copies, what is read of them, and sums of gradients."""
+        """See ``Conditional``: copies, what is read of them, sums of gradients; and messages of these, at a drain."""
         total = 0.0
         for some, capacity in _pooled(bundles, tables, keeping):
             columns = sum(keeping.tables[table].width for table in tables[some[0]])
-            total += capacity * (3 * columns * item + _NUMBERS_BYTES)
+            total += capacity * ((3 + 4) * columns * item + _NUMBERS_BYTES)
         return total
 
 

@@ -159,6 +159,11 @@ class Conditional(Rows):
     Dense: ClassVar[type[Copies]]
 
     @classmethod
+    def holds_back(cls, keeping: Keeping) -> bool:  # noqa: ARG003
+        """Whether gradients may be held back after a step that is no drain."""
+        return True
+
+    @classmethod
     def memory(
         cls, bundles: "Sequence[Conditional]", tables: Sequence[Sequence[str]], keeping: Keeping, item: int
     ) -> float:
