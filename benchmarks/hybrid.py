@@ -152,7 +152,8 @@ def speed(placements: Placements, data: Path, options: argparse.Namespace) -> tu
             jobs = runs.arms(data, ("sync", *others), settings, n["steps"])
             if placement == "split":
                 jobs[ELSEWHERE] = runs.job(data, "sync", (), n["steps"])
-            about = {"part": "speed", "placement": placement, "rate": rate, "of_balance": times}
+            part = "speed" if placement in PLACEMENTS else "rows"
+            about = {"part": part, "placement": placement, "rate": rate, "of_balance": times}
             if times == 1 and placement in GOALS and not options.quick:
                 (seeks,) = there([runs.sought(data, settings)])
                 about["auto"], about["waited"] = seeks["staleness"], list(seeks["waited"].values())
