@@ -25,7 +25,7 @@ from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, results, sa
 from tests.policy.test_hybrid_stores import dynamic_of, grown
 from tests.together import on_every_rank
 from tests.training.runs import gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import covering, roles_for
+from tests.training.test_equivalence import Cases, covering, roles_for, shared_out_or_all_cases
 from tests.training.test_nonfinite import SKIP, spoil
 
 COMM = MPI.COMM_WORLD
@@ -42,13 +42,12 @@ def as_rows(config: Config) -> Config:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_without_staleness_it_is_sync_bit_for_bit(folder: Path) -> None:
+@shared_out_or_all_cases
+def test_without_staleness_it_is_sync_bit_for_bit(cases_of: Cases, folder: Path) -> None:
     write_data(folder / "data.h5")
     codecs: tuple[dict[str, Any], ...] = ({}, {"exchange": {"codec": "bf16"}, "train": {"dtype": "float32"}})
     capacities = (1.0, 3, 0.3)
-    for roles, way, optimizer, codec, capacity, evict in covering(
-        roles_for(COMM.size), WAYS, OPTIMIZERS, codecs, capacities, ("lru", "lfu")
-    ):
+    for roles, way, optimizer, codec, capacity, evict in cases_of(WAYS, OPTIMIZERS, codecs, capacities, ("lru", "lfu")):
         more = {**codec, "topology": roles, "train": {**codec.get("train", {}), "steps": 9}, "checkpoint": {"every": 5}}
         more["exchange"] = {**codec.get("exchange", {}), "ids": "read" if optimizer == "adam" else "routed"}
         config = config_of(folder, None, way, optimizer, **more)
