@@ -3,7 +3,8 @@
 DeepFM on one rank: hpcrec's synthetic clicks (latent vectors of 8), MovieLens' pairs and the Criteo sample, which is
 too small to decide, in batches of 128; and, as a bad case, synthetic clicks in few large steps, where the hottest rows
 change in every step. The learning rate of rows is the one of ``RATES`` with the best AUC of ``sync`` from another seed.
-An interval is the 95 % one of the mean difference over seeds (Student's t). Runs two at a time: nothing is timed.
+A model that has diverged counts as one of AUC 0. An interval is the 95 % one of the mean difference over seeds
+(Student's t). Runs two at a time: nothing is timed.
 """
 
 import math
