@@ -115,8 +115,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "copies that are never too old": Fault(
         "hpcrec/exchange/rules.py",
-        "            ruled.rule.learned(rows[rows != ruled.spare])\n",
-        "            ruled.rule.learned(rows[:0])\n",
+        "            ruled.rule.learned(rows, ticks + self._keeping.dense if ruled.mixed else ticks)\n",
+        "            ruled.rule.learned(rows[:0], ticks[:0])\n",
         "tests/exchange/test_kept.py::test_kept_is_rows_bit_for_bit",
     ),
     "a copy of a row's earlier life": Fault(
@@ -134,13 +134,37 @@ FAULTS: dict[str, Fault] = {
     ),
     "a bag that is early though it is being learned": Fault(
         "hpcrec/exchange/parts.py",
-        "        early = np.diff(np.append(0, np.cumsum(met))[received.offsets]) == 0\n",
-        "        early = np.diff(np.append(0, np.cumsum(met))[received.offsets]) >= 0\n",
+        "return ~now.met(before), ",
+        "return np.ones(len(now.offsets) - 1, bool), ",
         "tests/policy/test_ahead.py::test_parts_give_the_bits_of_the_whole",
     ),
+    "a gradient that comes after its row was read again": Fault(
+        "hpcrec/exchange/parts.py",
+        "else before.met(now)\n",
+        "else np.zeros(len(before.offsets) - 1, bool)\n",
+        "tests/policy/test_ahead.py::test_parts_give_the_bits_of_the_whole",
+    ),
+    "a copy that lacks one tick more than is allowed": Fault(
+        "hpcrec/exchange/forms/cached.py",
+        "clock - known > self._staleness)",
+        "clock - known > self._staleness + 1)",
+        "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",
+    ),
+    "own ticks that a copy does not know of": Fault(
+        "hpcrec/exchange/forms/cached.py",
+        "self.known[slots] + self.ticks[slots]",
+        "self.known[slots]",
+        "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",
+    ),
+    "what is evicted and never pushed": Fault(
+        "hpcrec/exchange/forms/cached.py",
+        "        self._leave(new[self.ticks[new] > 0])\n",
+        "",
+        "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",
+    ),
     "the rest of a step's rows, never learned": Fault(
-        "hpcrec/exchange/exchange.py",
-        "works = owner.part_to_learn(served, ahead.served, asked=False)",
+        "hpcrec/exchange/in_parts.py",
+        "works = owner.part_to_learn(served, ahead.served, asked=urgent)",
         "works = owner.part_to_learn(served, ahead.served, asked=True)",
         "tests/policy/test_ahead.py::test_parts_give_the_bits_of_the_whole",
     ),
