@@ -194,11 +194,11 @@ class Exchange:
         entries = None if self._dense_side is None else self._dense_side.entries
         self._way = make_way(world, layout, operators, entries, self.dtype, codec, lane)
         self._in_parts = self._parted() if parts else None
-        self._copies: KeptRows | None = None
-        if layout.conditional:
-            self._copies = KeptRows(
-                lane or world.main, self._codec, layout, self._owner_side, self._dense_side, self._keeping.staleness
-            )
+        self._copies = self._kept_rows(lane or world.main) if layout.conditional else None
+
+    def _kept_rows(self, lane: Collectives) -> KeptRows:
+        sides = self._owner_side, self._dense_side
+        return KeptRows(lane, self._codec, self.layout, *sides, self._keeping.staleness)
 
     def _parted(self) -> InParts:
         assert isinstance(self._codec, Elementwise), "refused where it is configured"
