@@ -21,7 +21,7 @@ from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms.cached import Clocks
 from hpcrec.exchange.forms.conditional import Keeping
 from tests.policy.cached_reference import CachedReference, bundles_of
-from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, results, same_bits, slowly, trained
+from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, results, same_bits, save_and_leave, slowly, trained
 from tests.policy.test_hybrid_stores import dynamic_of, grown
 from tests.together import on_every_rank
 from tests.training.runs import gather_tables, global_batches, reference_for, write_data
@@ -112,6 +112,7 @@ def test_ranks_of_any_speed_and_the_same_run_again(folder: Path) -> None:
 
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_interrupted_is_uninterrupted(folder: Path) -> None:
+    """Also where the checkpoint is loaded over a loop that was left with gradients held back."""
     write_data(folder / "data.h5")
     for roles in roles_for(COMM.size):
         more = {"topology": roles, "checkpoint": {"every": 4}, "train": {"steps": 9}}
@@ -120,36 +121,15 @@ def test_interrupted_is_uninterrupted(folder: Path) -> None:
         expected = trained(config)
         expected.pop("losses")
         with open_session(config) as session:
-            for step in session.steps():
-                step.run()
-                if session.step == 4:
-                    state.save(session, Path(config.run.folder), {})
-                    break
-        same_bits(gone_on(config), expected, roles)
-
-
-@pytest.mark.parallel([1, 2, 3])
-def test_a_checkpoint_that_is_loaded_finds_no_copies(folder: Path) -> None:
-    """Where the loop was left with gradients held back: as if it had not been."""
-    write_data(folder / "data.h5")
-    for roles in roles_for(COMM.size):
-        more = {"topology": roles, "checkpoint": {"every": 4}, "train": {"steps": 9}}
-        more["run"] = {"folder": str(folder / "run")}
-        config = cached(config_of(folder, None, "rows", "sgd", **more), 3, 9)
-        expected = trained(config)
-        expected.pop("losses")
-        with open_session(config) as session:
-            for step in session.steps():
-                step.run()
-                if session.step == 4:
-                    state.save(session, Path(config.run.folder), {})
-                if session.step == 6:
-                    break
+            save_and_leave(session, config, saved=4, left=6)
             last = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
             state.load(session, last, resume=True)
             for step in session.steps():
                 step.run()
             same_bits(results(session), expected, roles)
+        with open_session(config) as session:
+            save_and_leave(session, config, saved=4, left=4)
+        same_bits(gone_on(config), expected, roles)
 
 
 @pytest.mark.in_turn

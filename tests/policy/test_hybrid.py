@@ -81,6 +81,16 @@ def gone_on(config: Config, found: Callable[[Session], dict[str, Any]] = results
         return found(session)
 
 
+def save_and_leave(session: Session, config: Config, saved: int, left: int) -> None:
+    """Trains up to ``left`` steps, and leaves the loop; saves after ``saved``."""
+    for step in session.steps():
+        step.run()
+        if session.step == saved:
+            state.save(session, Path(config.run.folder), {})
+        if session.step == left:
+            break
+
+
 def same_bits(found: dict[str, Any], expected: dict[str, Any], about: Any = "") -> None:
     with on_every_rank():
         assert found.keys() == expected.keys()
@@ -266,11 +276,7 @@ def test_interrupted_at_a_drain_point_is_uninterrupted(folder: Path) -> None:
         expected = trained(config)
         expected.pop("losses")
         with open_session(config) as session:
-            for step in session.steps():
-                step.run()
-                if session.step == 4:
-                    state.save(session, Path(config.run.folder), {})
-                    break
+            save_and_leave(session, config, saved=4, left=4)
         same_bits(gone_on(config), expected, roles)
 
 

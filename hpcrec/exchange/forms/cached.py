@@ -210,7 +210,7 @@ class _Pool:
         self.ticks[slots] = 0
 
 
-class Kept:
+class PooledCopies:
     """See ``Copies``."""
 
     def __init__(self, bundles: Sequence[Conditional], tables: Sequence[Sequence[str]], keeping: Keeping) -> None:
@@ -282,7 +282,7 @@ class Cached(Conditional):
 
     name = "cached"
     Owner = Clocks
-    Dense = Kept
+    Dense = PooledCopies
 
     @classmethod
     def holds_back(cls, keeping: Keeping) -> bool:
