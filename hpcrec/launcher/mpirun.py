@@ -168,7 +168,7 @@ def run_command(
         relaying.start()
         try:
             with _signals_to(process, heard, _what_ranks_do(arguments)):
-                code = _wait(process, is_short, step)
+                code = _wait(process, is_short, heard.all_left, step)
         except BaseException:
             _end_group(process)
             raise
@@ -260,25 +260,34 @@ def _signals_to(process: subprocess.Popen[bytes], heard: Heard, what: str) -> It
             signal.signal(number, handler)
 
 
-def _wait(process: subprocess.Popen[bytes], is_short: Callable[[], bool] | None, step: srun.Step | None = None) -> int:
-    """The exit status of a launcher of ranks, which is ended where it does not end: on a lost node, or without a step.
+def _wait(
+    process: subprocess.Popen[bytes],
+    is_short: Callable[[], bool] | None,
+    all_left: Callable[[], bool],
+    step: srun.Step | None = None,
+) -> int:
+    """The exit status of a launcher of ranks, which is ended where it does not end: on a lost node, or without ranks.
 
-    Without a step it has nothing left to wait for, and the status is that of its ranks.
+    Where a step of srun's is over it has nothing left to wait for, and the status is that of its ranks.
     """
-    asks = [ask for ask in (is_short, None if step is None else step.is_over) if ask is not None]
-    looks = [0] * len(asks)  # in a row that found it so
-    while not any(n == _LOST_LOOKS for n in looks):
+    name = Path(process.args[0]).name  # type: ignore[index,arg-type]
+    nothing_left = f"every rank has ended, and {name} has not: it is ended now"
+    asks = {all_left: nothing_left}
+    if is_short is not None:
+        asks[is_short] = "a node is lost, and the ranks have not ended: they are ended now"
+    if step is not None:
+        asks[step.is_over] = nothing_left
+    looks = dict.fromkeys(asks, 0)  # in a row that found it so
+    while _LOST_LOOKS not in looks.values():
         try:
-            return process.wait(LOOK_S if asks else None)
+            return process.wait(LOOK_S)
         except subprocess.TimeoutExpired:
-            looks = [n + 1 if ask() else 0 for n, ask in zip(looks, asks, strict=True)]
+            looks = {ask: n + 1 if ask() else 0 for ask, n in looks.items()}
     _end_group(process)
-    if step is not None and looks[-1] == _LOST_LOOKS:
-        say("every rank has ended, and srun has not: it is ended now")
-        process.wait()
-        return step.status()
-    say("a node is lost, and the ranks have not ended: they are ended now")
-    return process.wait()
+    found = [ask for ask, n in looks.items() if n == _LOST_LOOKS]
+    say(asks[found[-1]])
+    code = process.wait()
+    return step.status() if step is not None and found[-1] == step.is_over else code
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

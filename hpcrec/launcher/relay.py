@@ -12,6 +12,7 @@ import re
 import select
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _RULE = re.compile(rb"-{60,}\s*\Z")
@@ -44,11 +45,14 @@ class Heard:
         The end of what came on mpirun's stderr, its remarks included.
     stopping, killing : bool
         Whether a signal has asked the job to end, and a second one to end at once.
+    all_left : callable
+        Whether every rank has left in order, and that a while ago: what started them has nothing left to wait for.
     """
 
     tail: bytearray = field(default_factory=bytearray)
     stopping: bool = False
     killing: bool = False
+    all_left: Callable[[], bool] = lambda: False
 
 
 class RemarkFilter:

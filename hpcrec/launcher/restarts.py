@@ -16,11 +16,12 @@ from hpcrec.errors import UnreadableError
 from hpcrec.launcher.last_words import LastWords
 from hpcrec.launcher.nodes import JobNodes
 from hpcrec.launcher.relay import Heard, say
-from hpcrec.launcher.watch import Watch
+from hpcrec.launcher.watch import Watch, left_in_order
 from hpcrec.training import attempts
 
 _NOT_RUN = 2
-_AS_ASKED = (0, _NOT_RUN, 75)  # finished, cannot be run, stopped on request: another start would be no better
+_STOPPED = 75
+_AS_ASKED = (0, _NOT_RUN, _STOPPED)  # finished, cannot be run, stopped on request: another start would be no better
 # Where one of these is set, the launcher of ranks finds other hosts by itself.
 _OTHER_HOSTS = ("SLURM_HET_SIZE", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
 
@@ -86,18 +87,21 @@ def run_attempts(
     while True:
         heard, noted = Heard(), _newest_event(run)
         with Watch(run.folder if run is not None and several_hosts else None) as watch:
+            heard.all_left = watch.all_left
             told = {**environment, **({} if nodes is None else nodes.environment), **watch.environment}
             with contextlib.nullcontext() if nodes is None else nodes.guarded():
                 code = start((*arguments, *more), told, heard)
             if code == 0 and run is not None and _cut_off(watch.boards(), run, noted):
                 code = 137
                 say("the launcher of the ranks ends with 0, and ranks have not left in order: it has lost a host")
+            elif run is not None and not heard.killing:
+                code = _told(code, watch.boards(), run, noted)
             words = None if heard.killing else watch.last_words(code, heard)
             boards = watch.boards()
         lost = None if nodes is None or heard.stopping or code in _AS_ASKED else _Lost.of(nodes)
         if code == _NOT_RUN and fewer:  # by ranks that a lost node has left, which write the run still, for one
             say("not gone on on fewer nodes, as is said above: the job is to be requeued")
-            return 75
+            return _STOPPED
         if words is not None and lost is None:
             say(f"error: {words.line}", *(f"  {line}" for line in words.positions))
         if run is None or before is None or code in _AS_ASKED:
@@ -108,14 +112,14 @@ def run_attempts(
             more = _going_on(run, before)
         except UnreadableError as error:  # several times; ranks could not go on from there either
             say(f"not started again: {error}")
-            return code if lost is None else 75
+            return code if lost is None else _STOPPED
         if now.step is not None and begun:
             failed_itself = code == 1 and not heard.killing and lost is None
             _note_end(run, now.step, "failed" if failed_itself else "killed", () if lost is None else lost.names)
         if nodes is not None and lost is not None:
             if lost.forbids:
                 say(f"not started again in this job, which is to be requeued: {now.reason}, {lost.forbids}")
-                return 75
+                return _STOPPED
             say(f"started again on {lost.left}, {_place(run, more, now.newest)}: {now.reason}")
             more, failed, fewer = (*more, *nodes.arguments), None, True
             continue
@@ -179,6 +183,21 @@ def _cut_off(boards: Mapping[int, Left], run: Run, before: object) -> bool:
     if boards:
         return any(left.ended_s is None for left in boards.values())
     return isinstance(now, dict) and now != before
+
+
+def _told(code: int, boards: Mapping[int, Left], run: Run, before: object) -> int:
+    """The exit code of ranks that have all left in order, told by the record where their launcher's own end hides it.
+
+    Open MPI's mpirun was seen to end by signal 6, and not to end, after its ranks had: the run is what they said.
+    """
+    now = _newest_event(run)
+    if code in _AS_ASKED or not isinstance(now, dict) or now == before or now["event"] != "end":
+        return code
+    found = {"finished": 0, "stopped": _STOPPED}.get(now["status"], code)
+    if found == code or not left_in_order(boards) or any(left.error for left in boards.values()):
+        return code
+    say(f"the launcher of the ranks ends with {code}, after all of them had left in order: the run is {now['status']}")
+    return found
 
 
 def _is_hopeless(failed: _Failure | None, now: _Failure, number: int, restarts: int) -> bool:

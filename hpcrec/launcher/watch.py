@@ -12,6 +12,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +22,8 @@ from hpcrec.launcher.relay import Heard
 
 _PF_EXITING = 0x4  # among the flags of /proc/PID/stat
 _LOOK_S = 0.2  # between looks for boards of ranks that have just started
+# What started ranks ends within a second of the last one's end, mostly; Open MPI's mpirun was seen to hang there.
+_LINGERS_S = 30.0
 
 
 class Watch:
@@ -47,6 +50,7 @@ class Watch:
         self._killed_before = _killed_for_memory()
         self._deaths: list[tuple[float, set[int]]] = []  # when (seconds since the epoch), and who, in order
         self._ending: set[int] = set()  # ranks whose end had begun when the first death was seen
+        self._gone_s: float | None = None  # by the monotonic clock, since when no rank of this host is left
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rank-watch", daemon=True)
 
@@ -69,6 +73,13 @@ class Watch:
         """What the ranks have noted so far."""
         return {} if self._folder is None else read_boards(self._folder)
 
+    def all_left(self) -> bool:
+        """Whether every rank has left in order, those of this host ``_LINGERS_S`` ago; False where it has none."""
+        gone_s = self._gone_s
+        if gone_s is None or time.monotonic() - gone_s < _LINGERS_S:
+            return False
+        return left_in_order(self.boards())
+
     def last_words(self, code: int, heard: Heard) -> LastWords | None:
         """How the job ended, once it has; None where its ranks have said it themselves, or nothing is known."""
         self._stop()
@@ -89,7 +100,7 @@ class Watch:
         here, poll, known = socket.gethostname(), select.poll(), set()
         ranks: dict[int, Left] = {}  # by descriptor
         try:
-            complete = False
+            complete, n_gone = False, 0
             while not self._ended.is_set():
                 if not complete:
                     boards = read_boards(self._folder)
@@ -108,9 +119,18 @@ class Watch:
                     self._deaths.append((time.time(), {ranks[descriptor].rank for descriptor in gone}))
                 for descriptor in gone:
                     poll.unregister(descriptor)
+                n_gone += len(gone)
+                if complete and ranks and n_gone == len(ranks) and self._gone_s is None:
+                    self._gone_s = time.monotonic()
         finally:
             for descriptor in ranks:
                 os.close(descriptor)
+
+
+def left_in_order(boards: Mapping[int, Left]) -> bool:
+    """Whether these are the boards of all ranks, and each has left in order, with an error or without."""
+    n_ranks = max((left.ranks for left in boards.values()), default=0)
+    return 0 < n_ranks == len(boards) and all(left.ended_s is not None for left in boards.values())
 
 
 def _is_ending(pid: int) -> bool:

@@ -17,9 +17,11 @@ import pytest
 from hpcrec.errors import ConfigError, MissingError
 from hpcrec.launcher import mpirun as launch_ranks
 from hpcrec.launcher import srun as launch_slurm
+from hpcrec.launcher import watch as launch_watch
 from hpcrec.launcher.found import find_mpirun, flavour_of, physical_cores
 from hpcrec.launcher.mpirun import Launch, crowded, mpirun_line, run_command
 from hpcrec.launcher.relay import Heard, Outlet, RemarkFilter, relay, say, say_later
+from hpcrec.launcher.restarts import Run, run_attempts
 
 PROGRAM = ["python", "-m", "hpcrec", "train"]
 
@@ -496,6 +498,47 @@ cat "$(dirname "$0")/said" >&2
 echo "$$" > "$(dirname "$0")/process"
 while :; do sleep 600 & wait; done
 """
+LAST_RANK = """
+import os, sys, time
+from pathlib import Path
+from hpcrec.comm import board
+from hpcrec.training import attempts
+run, left, code = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+board.open_board(os.environ[board.FOLDER], 0, 1)
+attempts.begin(run, attempts.now(), 0, 1, ["node"], attempts.Allocation())
+time.sleep(1)  # until its board is seen
+attempts.end(run, 7, "stopped")
+left.write_text(str(time.time()))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("ends_late", [True, False])
+def test_an_mpirun_that_stays_when_its_ranks_have_left_is_ended(ends_late, tmp_path, monkeypatch, capfd):
+    """After a while, for it ends by itself mostly; and the exit status is what the record says."""
+    monkeypatch.setattr(launch_ranks, "LOOK_S", 0.1)
+    monkeypatch.setattr(launch_ranks, "_KILL_AFTER_S", 0.3)
+    monkeypatch.setattr(launch_watch, "_LINGERS_S", 5.0 if ends_late else 1.0)
+    mpirun, run, left = tmp_path / "mpirun", tmp_path / "run", tmp_path / "left"
+    run.mkdir()
+    stays = "trap '' TERM\nsleep 1\nexit 6\n" if ends_late else "trap '' TERM\nwhile :; do sleep 600 & wait; done\n"
+    rank = f"{sys.executable} -c '{LAST_RANK}' {run} {left} 75"
+    mpirun.write_text(f'#!/bin/sh\n[ "$1" != --version ] || {{ echo "Open MPI"; exit; }}\n{rank}\n{stays}')
+    mpirun.chmod(0o755)
+    monkeypatch.setattr(launch_ranks, "find_mpirun", lambda _environment: str(mpirun))
+
+    def start(arguments, environment, heard):
+        return run_command(1, arguments, environment=environment, heard=heard)
+
+    began = Run(run, "auto")
+    assert run_attempts(start, ["train"], environment=dict(os.environ), run=began, restarts=1) == 75
+    took_s, said = time.time() - float(left.read_text()), capfd.readouterr().err
+    assert ("hpcrec: every rank has ended, and mpirun has not: it is ended now" in said) == (not ends_late)
+    code = 6 if ends_late else 137
+    assert f"ends with {code}, after all of them had left in order: the run is stopped" in said
+    assert took_s >= 1.0
+
+
 STEPS_OF_7 = """#!/bin/sh
 echo "$@" >> "$(dirname "$0")/asked"
 [ "$(wc -l < "$(dirname "$0")/asked")" -ne 2 ] || { echo "squeue: error: not now" >&2; exit 1; }

@@ -18,6 +18,7 @@ from hpcrec.cli.main import command_line
 from hpcrec.errors import ConfigError, MissingError
 from hpcrec.launcher import mpirun
 from hpcrec.launcher.nodes import JobNodes, roles_of
+from hpcrec.launcher.relay import Heard
 from hpcrec.launcher.restarts import Run, run_attempts
 from hpcrec.launcher.status import lines
 from hpcrec.training import attempts
@@ -326,7 +327,7 @@ def test_ranks_that_wait_for_a_lost_node_are_ended(monkeypatch) -> None:
     monkeypatch.setattr(mpirun, "LOOK_S", 0.1)
     looks = iter([False, True, False, True, True])
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as process:
-        assert mpirun._wait(process, lambda: next(looks)) == -15
+        assert mpirun._wait(process, lambda: next(looks), Heard().all_left) == -15
     assert next(looks, None) is None
 
 

@@ -42,14 +42,14 @@ class Job:
             (self.folder / f"checkpoints/step-{step}").mkdir(parents=True)
             (self.folder / f"checkpoints/step-{step}/manifest.json").write_text("{}")
 
-    def note(self, step: int | None, error: str = "", *, leaves: bool = False) -> None:
+    def note(self, step: int | None, error: str = "", *, leaves: bool = False, rank: int = 1) -> None:
         memory = bytearray(board.SIZE_BYTES)
-        mine = Board(memory, 1, 2)
+        mine = Board(memory, rank, 2)
         if step is not None:
             mine.set_step(step)
         if error or leaves:
             mine.end(error)
-        (self.boards[-1] / "rank-1").write_bytes(memory)
+        (self.boards[-1] / f"rank-{rank}").write_bytes(memory)
 
 
 def fails(step: int | None, *saved: int, code: int = 137, error: str = "", begun: int | None = 0):
@@ -134,6 +134,45 @@ def test_a_launcher_that_ends_with_0_after_its_ranks_have_left_in_order_has_fini
         (tmp_path / work.__name__).mkdir()
         code, job = run(tmp_path / work.__name__, work)
         assert code == 0 and len(job.lines) == 1
+
+
+@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("stopped", 75), ("failed", 134), ("killed", 134)])
+def test_the_record_tells_the_end_of_ranks_that_had_left_when_their_launcher_failed(
+    tmp_path, capfd, status, code
+) -> None:
+    """Open MPI's mpirun was seen to end by signal 6 after its last rank."""
+
+    def ends(job: Job) -> int:
+        job.begin(0)
+        job.note(50, leaves=True)
+        job.note(50, leaves=True, rank=0)
+        attempts.end(job.folder, 50, status)
+        return 134
+
+    found, job = run(tmp_path, ends, restarts=0)
+    assert found == code and len(job.lines) == 1
+    told = f"ends with 134, after all of them had left in order: the run is {status}" in capfd.readouterr().err
+    assert told == (code != 134)
+
+
+@pytest.mark.parametrize("lacks", ["a rank", "order", "its end", "an end of its own", "peace"])
+def test_the_record_tells_nothing_of_ranks_that_had_not_left_in_order(tmp_path, lacks) -> None:
+    def ends(job: Job) -> int:
+        if lacks == "an end of its own":
+            attempts.end(job.folder, 30, "finished")
+        else:
+            job.begin(30)
+        job.note(50, leaves=lacks != "order")
+        if lacks != "a rank":
+            job.note(50, "it failed" if lacks == "peace" else "", leaves=True, rank=0)
+        if lacks not in ("its end", "an end of its own"):
+            attempts.end(job.folder, 50, "finished")
+        return 134
+
+    (tmp_path / "run").mkdir()
+    attempts.begin(tmp_path / "run", attempts.now(), 0, 2, ["node"], attempts.Allocation())
+    attempts.end(tmp_path / "run", 30, "stopped")
+    assert run(tmp_path, ends, restarts=0)[0] == 134
 
 
 def test_a_program_of_ones_own_may_leave_as_it_likes(tmp_path) -> None:

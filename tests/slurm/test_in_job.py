@@ -25,9 +25,9 @@ SAID_BYTES = 24 << 10  # of a step: three fill the pipes of a launcher
 
 @pytest.fixture(scope="module", autouse=True)
 def long_stop(shared: Path) -> Iterator[tuple[Run, BatchJob]]:
-    """A job whose stop takes longer than the 25 s that it is given, and which comes near its end meanwhile."""
+    """A job whose stop takes longer than the 5 s that it is given, and which comes near its end meanwhile."""
     run = Run(shared, "long-stop", held=True, save_s=15.0)
-    with job(shared, run, "split", *ONE_KIND, "--time=5", "--signal=B:USR1@55") as batch:
+    with job(shared, run, "split", *ONE_KIND, "--time=5", "--signal=B:USR1@35", HPCREC_STOP_S="5") as batch:
 
         def let_go_once_requeued() -> None:  # soon, whatever the tests before its own take: it would stop once more
             batch.wait_requeued(limit_s=1200)
@@ -152,11 +152,11 @@ def test_job_whose_stop_takes_longer_than_it_is_given_stops_by_itself_and_goes_o
     batch.wait_completed()
     said = batch.said()
     assert batch.requeues == 1 and "to be requeued, for the 1. time" in said
-    assert re.search(r"a stop may take \d\d s, .*; HPCREC_STOP_S gives 25 s", said), said
+    assert re.search(r"a stop may take \d\d s, .*; HPCREC_STOP_S gives 5 s", said), said
     assert re.search(
         rf"job {batch.number} ends in \d+ s, and a stop may take \d\d s, .*: the ranks stop after", said
     ), said
-    assert "Ctrl-C (again) kills them" not in said and "killing the ranks" not in said  # no warning had come
+    assert "Ctrl-C (again) kills them" not in said and "killing the ranks" not in said, said  # no warning had come
     ends = [event for event in attempts.read(run.folder) if event["event"] == "end"]
     begins = [event for event in attempts.read(run.folder) if event["event"] == "begin"]
     assert [event["status"] for event in ends] == ["stopped", "finished"]
