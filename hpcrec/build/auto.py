@@ -28,6 +28,7 @@ from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.choose import Choice, Chooser
 from hpcrec.exchange.codec import wire_item_bytes
 from hpcrec.exchange.exchange import Exchange, Timer
+from hpcrec.exchange.forms.conditional import ADAGRADS
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes
 from hpcrec.exchange.offers import Offers
@@ -220,8 +221,8 @@ def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct
 def _refuse_sums(config: Config, layout: Layout) -> None:
     """Refuses what does not go with gradients of several steps as one; the same on every rank.
 
-    Optimizers for which their sum is no update; ids that may lose their rows meanwhile; and rows that a dense rank has
-    several copies of, of which one would lack what the others hold back.
+    Optimizers for which their sum is no update, or stores that do not learn from it; ids that may lose their rows
+    meanwhile; and rows that a dense rank has several copies of, of which one would lack what the others hold back.
     """
     staleness = make_keeping(config, layout.tables, 1).staleness
     bundles = collections.Counter(form.family.name for form in layout.bundled() if form.conditional)
@@ -239,14 +240,25 @@ def _refuse_sums(config: Config, layout: Layout) -> None:
                 f"policy.staleness = 0, or give {feature!r} a form of its own (exchange.forms)."
             )
         for table in layout.tables_of[feature]:
-            name = layout.tables[table].optimizer.name
-            if name != "sgd":
-                raise ConfigError(
-                    f"policy.staleness is {staleness}, so the gradients of several steps of a row may be pushed as "
-                    f"one, but table {table!r} has the optimizer {name!r}, for which it is not settled what that "
-                    "means. Set policy.staleness = 0, embedding.optimizer.name = 'sgd', or give its features a form "
-                    "of their own (exchange.forms)."
-                )
+            _refuse_optimizer(config, layout, table, staleness)
+
+
+def _refuse_optimizer(config: Config, layout: Layout, table: str, staleness: int) -> None:
+    """Where a table's rows do not learn from sums of several steps' gradients."""
+    name, mixed = layout.tables[table].optimizer.name, set(layout.form_of) - set(layout.conditional)
+    own = sorted(f for f in mixed if table in layout.tables_of[f])
+    why = None
+    if name not in ("sgd", *ADAGRADS):
+        why = f"has the optimizer {name!r}, for which it is not settled what that means. Take sgd or an Adagrad"
+    elif name != "sgd" and config.store.name != "dram":
+        why = f"learns by {name!r} in store {config.store.name!r}, which does not learn from such sums. Take 'dram'"
+    elif name != "sgd" and own:
+        why = f"learns by {name!r} and is read by {', '.join(own)} in another form. Give all its features one form"
+    if why is not None:
+        raise ConfigError(
+            f"policy.staleness is {staleness}, so the gradients of several steps of a row may be pushed as one, but "
+            f"table {table!r} {why}, or set policy.staleness = 0."
+        )
 
 
 def _unevenly_held(layout: Layout) -> str | None:

@@ -282,13 +282,14 @@ class PolicyConfig:
     Memory of steps in flight grows with it. auto: from 1 on, the smallest with which dense ranks do not wait for rows,
     or beyond which they wait as long, found in the first steps; at most 10, for which memory is taken. With cached:
     gradients of a row, one a dense rank and step, that a copy may lack of what its owner has, and that a dense rank may
-    hold back; 10 by default, 0 is sync. Above 0 with optimizer sgd alone, and no dynamic tables."""
+    hold back; 10 by default, 0 is sync. Above 0 not with optimizer adam, and with no dynamic tables."""
     capacity: Positive | Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     """Rows of which a dense rank keeps copies, of all tables of a width; as a number with a point, the share of them
     (0.1 by default). Only with cached."""
-    cache: Literal["lru", "lfu"] | None = None
+    cache: Literal["lru", "lfu", "lightlfu"] | None = None
     """Whose copy goes where there is no more room. lru, the default: the row that was used least recently. lfu: the
-    one that was used in the fewest steps since it is there. Only with cached."""
+    one that was used in the fewest steps since it is there. lightlfu: the same by counts of at most 15 that are halved
+    after every 10 uses a copy, so that rows that were popular once go. Only with cached."""
     max_age: Positive | None = None
     """Steps after which a copy that is used is asked for anew, and gradients that are held back are pushed. By default
     only counts of gradients decide. Only with cached."""

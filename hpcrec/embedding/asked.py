@@ -60,6 +60,23 @@ class Maxima:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """Of a step's gradients, those that are sums of several steps' ([HET]); of a block that learns by an Adagrad.
+
+    Attributes
+    ----------
+    ticks : int64 [U]
+        By distinct row: the most steps that one of its gradients is the sum of.
+    squares : float [S]
+        By source of a gradient: the sum of its steps' mean squares over all columns, for an accumulator a row; for one
+        an element, what the gradient's own squares are to be multiplied by, so that their mean is this.
+    """
+
+    ticks: Ints
+    squares: Floats
+
+
+@dataclass(frozen=True)
 class Asked:
     """What one step asks of one block.
 
@@ -79,6 +96,8 @@ class Asked:
         First element of the gradient of each bag, or of each position's bag (of max: its own), in the gradients.
     maxima : Maxima or None
         Bags that are pooled by max; None where there are none.
+    sums : Sums or None
+        None where every gradient is of one step.
     """
 
     index: Ints
@@ -88,9 +107,19 @@ class Asked:
     grouping: kernels.Grouping | None
     source_start: Ints
     maxima: Maxima | None = None
+    sums: Sums | None = None
 
 
-def with_rows(asked: Asked, rows: Ints, start: Ints, *, train: bool, device: kernels.Device | None) -> Asked:
+def with_rows(
+    asked: Asked,
+    rows: Ints,
+    start: Ints,
+    *,
+    train: bool,
+    device: kernels.Device | None,
+    ticks: Ints | None = None,
+    squares: Floats | None = None,
+) -> Asked:
     """The same, and single rows, each like a bag of its own.
 
     Parameters
@@ -101,6 +130,8 @@ def with_rows(asked: Asked, rows: Ints, start: Ints, *, train: bool, device: ker
         Of the block; the host's.
     start : int64 [N]
         First element of each in the values that are gathered, or with ``train`` in the gradients that are learned.
+    ticks, squares : int64 [N] and float [N], optional
+        Of gradients that may be sums of several steps' (``Sums``); the host's, and no device's.
     """
     if not len(rows):
         return asked
@@ -114,8 +145,13 @@ def with_rows(asked: Asked, rows: Ints, start: Ints, *, train: bool, device: ker
         weights = np.insert(weights, n_added, np.ones(n, weights.dtype))
     offsets = np.concatenate([offsets, offsets[-1] + 1 + np.arange(n)])
     value_start, grouping = np.zeros(0, np.int64) if asked.value_start is None else np.asarray(asked.value_start), None
+    sums = None
     if train:
-        source = np.insert(source, n_added if by_position else len(source), start)
+        before = n_added if by_position else len(source)
+        if ticks is not None and squares is not None and ticks.max() > 1:
+            assert device is None, "sums are learned in the host's memory"
+            sums = Sums(ticks, np.insert(np.zeros(len(source), squares.dtype), before, squares))
+        source = np.insert(source, before, start)
     else:
         value_start = np.concatenate([value_start, start])
 
@@ -125,8 +161,13 @@ def with_rows(asked: Asked, rows: Ints, start: Ints, *, train: bool, device: ker
     index, offsets = there(index), there(offsets)
     if train:
         grouping = kernels.group(index, None if by_position else offsets)
+        if sums is not None:
+            most = np.ones(len(grouping.unique), np.int64)
+            np.maximum.at(most, np.searchsorted(grouping.unique, rows), sums.ticks)
+            sums = replace(sums, ticks=most)
     return replace(
         asked,
+        sums=sums,
         index=index,
         offsets=offsets,
         value_start=there(value_start),
@@ -177,7 +218,7 @@ def without_any(asked: Asked) -> Asked:
     none = asked.index[:0]
     return replace(
         asked, index=none, offsets=asked.offsets[:1], value_start=None, weights=None, grouping=kernels.group(none),
-        source_start=asked.source_start[:0], maxima=None,
+        source_start=asked.source_start[:0], maxima=None, sums=None,
     )  # fmt: skip
 
 

@@ -84,6 +84,12 @@ class Store(Protocol):
         A view; the last is of the row that ids without one are answered with.
         """
 
+    def accumulators(self, block: int, rows: Ints) -> Floats:
+        """Of rows of a block in the host's memory that learns by an Adagrad: what they have added up, float [N].
+
+        The mean over the columns that are here, where each has its own.
+        """
+
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
         """A step that will be gathered, and its rows by block. Steps that are learned are gathered in this order."""
 
@@ -301,6 +307,11 @@ class RowStore:
         """See ``Store``."""
         assert self.blocks[block].kind == "replicate", "rows of others are the store's own"
         return self.held[block].rows
+
+    def accumulators(self, block: int, rows: Ints) -> Floats:
+        """See ``Store``."""
+        found = self.held[block].states["accumulator"][rows]
+        return found if found.ndim == 1 else np.asarray(found.mean(axis=1))
 
     def figures(self) -> dict[str, float]:
         """See ``Store``: rows in use (of dynamic tables those that ids have), bytes with states and maps of ids."""

@@ -10,6 +10,9 @@
                                            of how many steps each
                       --- gradients ---->  their gradients, likewise written
 
+Where a table's optimizer adds up squares and gradients of several steps are pushed as one, a row that is sent has its
+accumulator with it (``values``), and one that is pushed its sum of squares (``gradients``): a number each, as it is.
+
 A message has the entries of conditional forms one after the other, in the order of the leg; vectors follow stream after
 stream. Bytes besides the vectors: 4 a row asked for, a bit back, and 4 where it follows; 4 a row pushed (8 where some
 of the tables are dynamic: ids), a byte of ticks (4 from a staleness of 255 on), and 8 an entry and rank; each message
@@ -21,7 +24,7 @@ entries of conditional forms; ``R`` ranks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -87,6 +90,36 @@ class Streams:
         bytes_R = padded_bytes(exact_R * self._item)
         start = np.cumsum(elements) - elements - cumulative(exact_R)[peer] + cumulative(bytes_R)[peer] // self._item
         return Vectors(row, stream, start, bytes_R)
+
+
+class Numbers:
+    """A number a row of some of the streams, which no codec writes.
+
+    Parameters
+    ----------
+    some_S : bool [S]
+    entry_S : int64 [S]
+    entries, size, dtype
+        As of ``Streams``.
+
+    Attributes
+    ----------
+    some_S : bool [S]
+    of_S : int64 [some of S]
+        Which streams these are.
+    """
+
+    def __init__(self, some_S: np.ndarray, entry_S: Ints, *, entries: int, size: int, dtype: np.dtype) -> None:
+        self.some_S, self.of_S = some_S, np.flatnonzero(some_S)
+        self._streams = Streams(
+            entry_S[self.of_S], np.ones(len(self.of_S), np.int64), entries, size=size, dtype=dtype
+        )  # fmt: skip
+
+    def vectors(self, of: "Wanted | Served", rows: Ints) -> Vectors:
+        """Those of some of the rows, each of one element; of ``stream`` the numbers are those of all streams."""
+        peer_K = of.owner_K if isinstance(of, Wanted) else of.peer_K
+        v = self._streams.vectors(peer_K, of.entry_K, rows)
+        return replace(v, stream=self.of_S[v.stream])
 
 
 def numbers(peer_K: Ints, size: int, *, bits: int) -> tuple[Ints, Ints]:
@@ -176,6 +209,8 @@ class DenseCopies:
     forms : list of Conditional
     halves : list of (Copies, list of int)
         Of each kind of form, and the numbers of its bundles.
+    accumulators, squares : Numbers
+        What comes with rows, and goes with pushed ones.
     """
 
     def __init__(self, layout: Layout, forms: Sequence[Form], keeping: Keeping, *, size: int, dtype: np.dtype) -> None:
@@ -203,6 +238,12 @@ class DenseCopies:
         entry_S, width_S = (np.array([s[i] for s in streams], np.int64) for i in (0, 1))
         self._streams = Streams(entry_S, width_S, len(named), size=size, dtype=dtype)
         self._columns = [(table, columns) for _, _, table, columns in streams]
+        with_S = [keeping.accumulates(table) for table, _ in self._columns]
+        first_S = [columns.start == 0 for _, columns in self._columns]
+        self.squares = Numbers(np.array(with_S, bool), entry_S, entries=len(named), size=size, dtype=dtype)
+        self.accumulators = Numbers(
+            np.array(with_S, bool) & np.array(first_S, bool), entry_S, entries=len(named), size=size, dtype=dtype
+        )
         self._widths = [{t: layout.tables[t].width for t in layout.tables_of[form.features[0]]} for form in self.forms]
 
     def kept(self, dealt: Sequence[Dealt]) -> tuple[list[Kept], Wanted]:
@@ -233,8 +274,13 @@ class DenseCopies:
         """Those of some of the rows."""
         return self._streams.vectors(wanted.owner_K, wanted.entry_K, rows)
 
-    def read(self, kept: Sequence[Kept], wanted: Wanted, clocks_K: Ints, values: Floats, *, train: bool) -> None:
-        """Takes what came into the copies, and has ``Kept.rows`` made of them; an evaluation reads what came alone."""
+    def read(
+        self, kept: Sequence[Kept], wanted: Wanted, clocks_K: Ints, values: Floats, numbers: Floats, *, train: bool
+    ) -> None:
+        """Takes what came into the copies, and has ``Kept.rows`` made of them; an evaluation reads what came alone.
+
+        ``values`` are the messages of rows, ``numbers`` those of their accumulators.
+        """
         clocks = [np.full(len(of.asked.rows), NOT_KNOWN) for of in kept]
         came = [
             {t: np.zeros((len(of.asked.rows), width), self._dtype) for t, width in widths.items()}
@@ -256,15 +302,21 @@ class DenseCopies:
             came[int(wanted.bundle_K[rows[0]])][table][wanted.row_K[rows], columns] = values[at]
         for of, fresh in zip(kept, came, strict=True):
             of.rows = fresh
+        sums: list[dict[str, Floats]] = [{} for _ in kept]
+        v = self.accumulators.vectors(wanted, np.flatnonzero(clocks_K >= 0))
+        for s, some in _by_stream(v):
+            rows, table = v.row[some], self._columns[s][0]
+            b = int(wanted.bundle_K[rows[0]])
+            of_rows = sums[b].setdefault(table, np.zeros(len(kept[b].asked.rows), self._dtype))
+            of_rows[wanted.row_K[rows]] = numbers[v.start[some]]
         for half, mine in self.halves if train else []:
-            read = half.read([kept[b].asked for b in mine], [clocks[b] for b in mine], [came[b] for b in mine])
+            asked, by_half = ([kept[b].asked for b in mine], [clocks[b] for b in mine])
+            read = half.read(asked, by_half, [came[b] for b in mine], [sums[b] for b in mine])
             for b, by_table in zip(mine, read, strict=True):
                 kept[b].rows = by_table
 
-    def push(
-        self, kept: Sequence[Kept], *, learned: bool, drain: bool, lr_scale: float
-    ) -> tuple[Wanted, list[Mapping[str, Floats]]]:
-        """What goes to owners after a step, and gradients [N, D] by bundle and table."""
+    def push(self, kept: Sequence[Kept], *, learned: bool, drain: bool, lr_scale: float) -> tuple[Wanted, list[Push]]:
+        """What goes to owners after a step, by bundle."""
         pushes: dict[int, Push] = {}
         for half, mine in self.halves:
             gradients = [kept[b].gradients for b in mine] if learned else None
@@ -276,7 +328,7 @@ class DenseCopies:
             dealt.append(Dealt(push.asked.rows, part, np.ones_like(push.asked.rows), None))
         wanted = self.wanted(dealt)
         wanted.ticks_K = self._spread([push.ticks for push in in_order], wanted)
-        return wanted, [push.gradients for push in in_order]
+        return wanted, in_order
 
     def empty(self) -> None:
         """All copies on this rank are forgotten."""
@@ -291,12 +343,20 @@ class DenseCopies:
                 total[name] = total.get(name, 0.0) + value
         return total
 
-    def write(self, wanted: Wanted, gradients: Sequence[Mapping[str, Floats]], v: Vectors, message: Floats) -> None:
+    def write_squares(self, wanted: Wanted, pushes: Sequence[Push], v: Vectors, message: Floats) -> None:
+        """Sums of squares of pushed rows, into the messages."""
+        for s, some in _by_stream(v):
+            rows = v.row[some]
+            message[v.start[some]] = pushes[int(wanted.bundle_K[rows[0]])].squares[self._columns[s][0]][
+                wanted.row_K[rows]
+            ]
+
+    def write(self, wanted: Wanted, pushes: Sequence[Push], v: Vectors, message: Floats) -> None:
         """Gradients of pushed rows, into the messages."""
         for s, some in _by_stream(v):
             table, columns = self._columns[s]
             rows = v.row[some]
-            of = gradients[int(wanted.bundle_K[rows[0]])][table]
+            of = pushes[int(wanted.bundle_K[rows[0]])].gradients[table]
             at = v.start[some, None] + np.arange(columns.stop - columns.start)
             message[at] = of[wanted.row_K[rows], columns]
 

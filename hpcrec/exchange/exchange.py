@@ -198,7 +198,7 @@ class Exchange:
 
     def _kept_rows(self, lane: Collectives) -> KeptRows:
         sides = self._owner_side, self._dense_side
-        return KeptRows(lane, self._codec, self.layout, *sides, self._keeping.staleness)
+        return KeptRows(lane, self._codec, self.layout, *sides, self._keeping, self.dtype)
 
     def _parted(self) -> InParts:
         assert isinstance(self._codec, Elementwise), "refused where it is configured"

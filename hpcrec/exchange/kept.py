@@ -4,6 +4,8 @@ Four collectives more in the phase values, three and one of counts in the phase 
 conditional. Knows both sides of this rank and what is sent; messages are ``copies``, rules ``rules``.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hpcrec.comm.collectives import Collectives
@@ -11,13 +13,13 @@ from hpcrec.errors import HpcrecError
 from hpcrec.exchange.codec import Codec, Elementwise
 from hpcrec.exchange.copies import Served, Vectors, Wanted, numbers
 from hpcrec.exchange.dense_side import DenseSide
-from hpcrec.exchange.forms.conditional import NOT_KNOWN
+from hpcrec.exchange.forms.conditional import NOT_KNOWN, Keeping, Push
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.owner_side import OwnerSide
 from hpcrec.exchange.route import Route
 from hpcrec.types import Floats, Ints
 
-_NONE = np.zeros(0, np.int64)
+_NONE, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0)
 _CLOCK = np.dtype(np.uint32)
 
 
@@ -33,8 +35,8 @@ class KeptRows:
     layout : Layout
     owner_side : OwnerSide or None
     dense_side : DenseSide or None
-    staleness : int
-        Gradients of a row that a dense rank may hold back.
+    keeping : Keeping
+    dtype : numpy float type
     """
 
     def __init__(
@@ -44,13 +46,16 @@ class KeptRows:
         layout: Layout,
         owner_side: OwnerSide | None,
         dense_side: DenseSide | None,
-        staleness: int,
+        keeping: Keeping,
+        dtype: np.dtype,
     ) -> None:
         assert isinstance(codec, Elementwise), "conditional forms are refused with codec dct"
         most = max(sum(entry.form.conditional for entry in leg.entries) for leg in layout.legs.values())
         dynamic = any(e.family.dynamic for leg in layout.legs.values() for e in leg.entries if e.form.conditional)
-        wide = np.dtype(np.int64 if dynamic else np.uint32), np.dtype(np.uint8 if staleness < 255 else np.uint32)
-        self._messages = _Messages(collectives, codec, most, *wide)
+        names, ticks = np.int64 if dynamic else np.uint32, np.uint8 if keeping.staleness < 255 else np.uint32
+        wide = np.dtype(names), np.dtype(ticks)
+        self._messages = _Messages(collectives, codec, most, *wide, dtype)
+        self._accumulates = any(keeping.accumulates(table) for f in layout.conditional for table in layout.tables_of[f])
         self._owner, self._rules = owner_side, None if owner_side is None else owner_side.rules
         self._copies = None if dense_side is None else dense_side.copies
         self._none_R = np.zeros(collectives.size, np.int64)
@@ -82,8 +87,23 @@ class KeptRows:
         came = self._messages.floats(
             rows, self._none_R.copy() if sent is None else sent.bytes_R, due_R.copy(), "values"
         )
+        sums = self._accumulators(route, wanted)
         if asked is not None and wanted is not None and self._copies is not None:
-            self._copies.read(asked.kept, wanted, wanted.clocks_K, came, train=route.train)
+            self._copies.read(asked.kept, wanted, wanted.clocks_K, came, sums, train=route.train)
+
+    def _accumulators(self, route: Route, wanted: Wanted | None) -> Floats:
+        """Those of the rows that came, where some have any."""
+        if not self._accumulates:
+            return _NO_FLOATS
+        apart, message = None if route.served is None else route.served.apart, None
+        sent_R, due_R = self._none_R.copy(), self._none_R.copy()
+        if apart is not None and self._rules is not None:
+            v = self._rules.accumulators.vectors(apart, np.flatnonzero(apart.clocks_K >= 0))
+            sent_R, message = v.bytes_R, self._messages.room(v.bytes_R)
+            self._rules.write_accumulators(apart, v, message)
+        if wanted is not None and self._copies is not None:
+            due_R = self._copies.accumulators.vectors(wanted, np.flatnonzero(wanted.clocks_K >= 0)).bytes_R
+        return self._messages.as_they_are(message, sent_R, due_R, "values")
 
     def push(self, route: Route, gradients: Floats, *, learned: bool, drain: bool, lr_scale: float) -> Floats:
         """What forms push crosses, also in a step that is left out; returns the gradients, and those that came behind.
@@ -94,26 +114,48 @@ class KeptRows:
             What came by the other messages, and the room behind it.
         """
         asked, served, copies, rules = route.asked, route.served, self._copies, self._rules
-        wanted, message, number_E = None, None, self._none_R
+        wanted, message, number_E, pushes = None, None, self._none_R, list[Push]()
         sent_R, due_R = self._none_R.copy(), self._none_R.copy()
         if asked is not None and copies is not None:
-            wanted, by_bundle = copies.push(asked.kept, learned=learned, drain=drain, lr_scale=lr_scale)
+            wanted, pushes = copies.push(asked.kept, learned=learned, drain=drain, lr_scale=lr_scale)
             v, number_E = copies.vectors(wanted, np.arange(len(wanted.row_K))), copies.number_E
             sent_R, message = v.bytes_R, np.zeros(int(v.bytes_R.sum()) // gradients.itemsize, gradients.dtype)
-            copies.write(wanted, by_bundle, v, message)
+            copies.write(wanted, pushes, v, message)
         pushed, due = self._messages.pushed(wanted, number_E), None
         if rules is not None:
             rules.found(pushed)
             due = rules.vectors(pushed, np.arange(len(pushed.row_K)))
             due_R = due.bytes_R
         came = self._messages.floats(message, sent_R, due_R, "gradients")
+        squares_P = self._squares(wanted, pushes, pushed, due)
         if self._owner is None or served is None:
             return gradients
         if not learned:
             self._owner.leave_out(served)  # but for what is pushed
         if due is None:
             return gradients
-        return self._owner.pushed(served, gradients, pushed, due, came)
+        return self._owner.pushed(served, gradients, pushed, due, came, squares_P)
+
+    def _squares(
+        self, wanted: Wanted | None, pushes: Sequence[Push], pushed: Served, due: Vectors | None
+    ) -> Floats | None:
+        """Sums of squares of the vectors that came, where some have any; an owner's."""
+        if not self._accumulates:
+            return None
+        sent_R, due_R, message, mine = self._none_R.copy(), self._none_R.copy(), None, None
+        if wanted is not None and self._copies is not None:
+            v = self._copies.squares.vectors(wanted, np.arange(len(wanted.row_K)))
+            sent_R, message = v.bytes_R, self._messages.room(v.bytes_R)
+            self._copies.write_squares(wanted, pushes, v, message)
+        if self._rules is not None:
+            mine = self._rules.squares.vectors(pushed, np.arange(len(pushed.row_K)))
+            due_R = mine.bytes_R
+        came = self._messages.as_they_are(message, sent_R, due_R, "gradients")
+        if due is None or mine is None or self._rules is None:
+            return None
+        squares_P = np.zeros(len(due.row), came.dtype)
+        squares_P[self._rules.squares.some_S[due.stream]] = came[mine.start]  # both peer by peer, stream by stream
+        return squares_P
 
     def empty(self) -> None:
         """All copies on this rank are forgotten."""
@@ -136,12 +178,20 @@ class _Messages:
         The most entries of conditional forms that an owner has.
     names, ticks : numpy integer type
         What these take.
+    floats : numpy float type
+        That of numbers which no codec writes.
     """
 
     def __init__(
-        self, collectives: Collectives, codec: Elementwise, entries: int, names: np.dtype, ticks: np.dtype
+        self,
+        collectives: Collectives,
+        codec: Elementwise,
+        entries: int,
+        names: np.dtype,
+        ticks: np.dtype,
+        floats: np.dtype,
     ) -> None:
-        self._collectives, self._codec, self._size = collectives, codec, collectives.size
+        self._collectives, self._codec, self._size, self._floats = collectives, codec, collectives.size, floats
         self._entries, self._names, self._ticks = entries, names, ticks
 
     def known(self, wanted: Wanted | None, known_K: Ints, served: Served | None) -> Ints:
@@ -163,6 +213,17 @@ class _Messages:
         if message is not None:
             there[: len(message)] = message
         return self._codec.alltoallv(there, sent_R, due_R, tag)
+
+    def room(self, bytes_R: Ints) -> Floats:
+        """For numbers that cross as they are."""
+        return np.zeros(int(bytes_R.sum()) // self._floats.itemsize, self._floats)
+
+    def as_they_are(self, message: Floats | None, sent_R: Ints, due_R: Ints, tag: str) -> Floats:
+        """Numbers that no codec writes."""
+        there = self._collectives.message(sent_R, self._floats)
+        if message is not None:
+            there[: len(message)] = message
+        return np.asarray(self._collectives.alltoallv(there, sent_R, due_R, tag))
 
     def pushed(self, wanted: Wanted | None, number_E: Ints) -> Served:
         """Rows that dense ranks push to this owner, as these call them."""

@@ -512,10 +512,13 @@ class OwnerSide:
         """Nothing of the step is learned, but what may be pushed in it."""
         served.works, served.partials = tuple(without_any(asked) for asked in served.works), None
 
-    def pushed(self, served: Served, gradients: Floats, apart: Apart, v: Vectors, floats: Floats) -> Floats:
+    def pushed(
+        self, served: Served, gradients: Floats, apart: Apart, v: Vectors, floats: Floats, squares_P: Floats | None
+    ) -> Floats:
         """Has ``apply`` learn these rows too, which dense ranks push; returns the gradients with theirs behind."""
         assert self.rules is not None
-        served.works = tuple(self.rules.with_rows(served.works, apart, v, len(gradients), train=True))
+        works = self.rules.with_rows(served.works, apart, v, len(gradients), train=True, squares_P=squares_P)
+        served.works = tuple(works)
         served.pushed = apart
         self.store.extend(served.number, served.works)
         return np.concatenate([gradients, floats])

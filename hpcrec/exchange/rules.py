@@ -4,6 +4,7 @@ Knows the owner's leg, its store's geometry and the rules; messages are ``copies
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +12,11 @@ from hpcrec.embedding.asked import Asked, with_rows
 from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
-from hpcrec.exchange.copies import Served, Streams, Vectors
+from hpcrec.exchange.copies import Numbers, Served, Streams, Vectors
 from hpcrec.exchange.forms.conditional import Conditional, Keeping, OwnerRule
 from hpcrec.exchange.forms.form import Form
 from hpcrec.exchange.layout import Leg
-from hpcrec.types import Ints
+from hpcrec.types import Floats, Ints
 
 
 class _Ruled:
@@ -57,6 +58,12 @@ class OwnerRules:
         entry_S = np.array([number[s.entry] for s in leg.apart], np.int64)
         width_S = np.array([s.width for s in leg.apart], np.int64)
         self._streams = Streams(entry_S, width_S, len(entries), size=size, dtype=store.dtype)
+        with_S = np.array([keeping.accumulates(s.table) for s in leg.apart], bool)
+        first_S = np.array([s.columns[0] == 0 for s in leg.apart], bool)
+        self.squares, self.accumulators = (
+            Numbers(some, entry_S, entries=len(entries), size=size, dtype=store.dtype)
+            for some in (with_S, with_S & first_S)
+        )
         places = [store.place(s.table) for s in leg.apart]
         self._block_S = np.array([found[0] for found in places if found is not None], np.int64)
         self._base_S = np.array([found[1].base for found in places if found is not None], np.int64)
@@ -86,6 +93,13 @@ class OwnerRules:
         """Those of some of the rows."""
         return self._streams.vectors(served.peer_K, served.entry_K, rows)
 
+    def write_accumulators(self, served: Served, v: Vectors, message: Floats) -> None:
+        """Those of rows that are sent, into the messages."""
+        for s in self.accumulators.of_S.tolist():
+            mine = np.flatnonzero(v.stream == s)
+            rows = served.row_K[v.row[mine]] + self._base_S[s]
+            message[v.start[mine]] = self._store.accumulators(int(self._block_S[s]), rows)
+
     def found(self, pushed: Served) -> None:
         """Rows in place of ids, of dynamic tables; gradients of ids that have none are dropped, and counted."""
         for e, ruled in enumerate(self._of_entry):
@@ -94,13 +108,29 @@ class OwnerRules:
                 pushed.row_K[mine] = self._store.find(ruled.family.name, pushed.row_K[mine], admit=False)
                 self._store.dynamic[ruled.family.name].dropped += int((pushed.row_K[mine] == ruled.spare).sum())
 
-    def with_rows(self, works: Sequence[Asked], served: Served, v: Vectors, at: int, *, train: bool) -> list[Asked]:
-        """What a step asks of each block, and these vectors, which lie behind ``at``: gathered, or to learn from."""
+    def with_rows(
+        self,
+        works: Sequence[Asked],
+        served: Served,
+        v: Vectors,
+        at: int,
+        *,
+        train: bool,
+        squares_P: Floats | None = None,
+    ) -> list[Asked]:
+        """What a step asks of each block, and these vectors, which lie behind ``at``: gathered, or to learn from.
+
+        ``squares_P``: of the vectors of streams that have some; of others, whatever.
+        """
         out = []
         for b, asked in enumerate(works):
             mine = np.flatnonzero(self._block_S[v.stream] == b)
-            rows = served.row_K[v.row[mine]] + self._base_S[v.stream[mine]]
-            out.append(with_rows(asked, rows, v.start[mine] + at, train=train, device=self._store.device))
+            row, stream = v.row[mine], v.stream[mine]
+            sums: dict[str, Any] = {}
+            if squares_P is not None and len(mine) and self.squares.some_S[stream[0]]:
+                sums = {"ticks": served.ticks_K[row], "squares": squares_P[mine]}
+            rows, start = served.row_K[row] + self._base_S[stream], v.start[mine] + at
+            out.append(with_rows(asked, rows, start, train=train, device=self._store.device, **sums))
         return out
 
     def learned(self, works: Sequence[Asked], pushed: Served | None) -> None:

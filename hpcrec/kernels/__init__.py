@@ -13,10 +13,10 @@ from hpcrec.kernels.device_array import DeviceArray, room_beside
 from hpcrec.kernels.fm import fm_sums, fm_sums_backward
 from hpcrec.kernels.half_rows import ROW_KINDS, HalfRows
 from hpcrec.kernels.halves import HALF_BLOCK, half_bytes, read_halves, write_halves
-from hpcrec.kernels.id_map import MOST_ROWS, Admitted, IdMap, IdState
+from hpcrec.kernels.id_map import MOST_ROWS, Admitted, Evict, IdMap, IdState
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
-from hpcrec.kernels.learn import merge, merge_update, squared_norm, update
+from hpcrec.kernels.learn import merge, merge_update, squared_norm, update, update_sums
 from hpcrec.kernels.lookup import copy_vectors, from_half_rows, pooled_gather, to_half_rows
 from hpcrec.kernels.maximum import pooled_max, pooled_max_backward
 from hpcrec.kernels.memory import aligned_empty, reserved_zeros
@@ -29,7 +29,7 @@ from hpcrec.kernels.positions import (
     scatter_add,
     write_positions,
 )
-from hpcrec.kernels.reference import Coding, Grouping, Unpacked
+from hpcrec.kernels.reference import Coding, Grouping, Unpacked, mean_rate
 from hpcrec.kernels.reference_positions import PositionCoding
 from hpcrec.kernels.requests import (
     DealtRequests,
@@ -59,6 +59,7 @@ __all__ = [
     "DealtRequests",
     "Device",
     "DeviceArray",
+    "Evict",
     "Grouping",
     "HalfRows",
     "IdMap",
@@ -89,6 +90,7 @@ __all__ = [
     "hash_ids",
     "init_rows",
     "initial_states",
+    "mean_rate",
     "merge",
     "merge_update",
     "pack_numbers",
@@ -121,6 +123,7 @@ __all__ = [
     "unpack_numbers",
     "unpermute",
     "update",
+    "update_sums",
     "use",
     "write_halves",
     "write_positions",

@@ -117,6 +117,10 @@ class Device(DeviceLookup, DeviceMessages):
             *rounding_arguments(rows, numbers.step),
         )  # fmt: skip
 
+    def update_sums(self, *_: Any) -> None:
+        """See the reference: of no device yet, so stores on one are refused where there is such a sum."""
+        raise ValueError("sums of several steps' gradients: no GPU learns from them. Take rows in the host's memory.")
+
     def merge_update(
         self,
         rule: str,

@@ -13,9 +13,10 @@ from hpcrec.kernels.reference_id_map import IdState
 from hpcrec.kernels.reference_mix import WORD
 from hpcrec.types import Ints
 
-__all__ = ["MOST_ROWS", "Admitted", "IdMap", "IdState"]
+__all__ = ["MOST_ROWS", "Admitted", "Evict", "IdMap", "IdState"]
 MOST_ROWS = 2**32 - 1  # native row numbers have 32 bits
 MOST_BATCHES = 2**32 - 2  # and so have numbers of batches
+Evict = Literal["lru", "lfu", "lightlfu"]
 _ids_fit = native_fits("ids: int64[any]")
 
 
@@ -48,9 +49,9 @@ class IdMap:
         Rows, at most ``MOST_ROWS``, which None stands for. Only what is used takes memory.
     evict : str or None
         Which id loses its row to another where there are no more: ``lru``, the least recently used, or ``lfu``, the one
-        that the fewest batches have used since it has its row, and of these the least recently used. Never one that
-        the batch itself asks for; where there is no other, an id gets no row. None: no id loses its row, and the first
-        come are all that there are.
+        that the fewest batches have used since it has its row, and of these the least recently used, or ``lightlfu``:
+        ``lfu`` that forgets, see the notes. Never one that the batch itself asks for; where there is no other, an id
+        gets no row. None: no id loses its row, and the first come are all that there are.
     admit_from : int
         An id gets a row in the batch that is the ``admit_from``-th to ask for it. 1 lets everyone in.
     pending : int
@@ -66,13 +67,24 @@ class IdMap:
     ------
     ValueError
         An argument that is not allowed.
+
+    Notes
+    -----
+    Under ``lfu`` an id that was asked for often keeps its row long after the last batch that asks for it. Under
+    ``lightlfu`` counts end at 15, and age: at the end of a batch with which ids with a row, those that it gave one
+    among them, have been used 10 x ``capacity`` times since the start or since the last such batch, each count is
+    halved, rounded down, but to no less than 1. Ids of equal counts then go in the order of the last batches that used
+    them; of one batch, those that had smaller counts go first, and among these the order stays. So an id that nobody
+    asks for has the smallest count after three halvings, and goes before all that have been used since. A halving
+    comes by each row up to three times, which is three tenths of a row a use. Such a map can be neither saved nor
+    loaded: ``IdState`` has no room for the number of uses since the last halving.
     """
 
     def __init__(
         self,
         *,
         capacity: int | None = None,
-        evict: Literal["lru", "lfu"] | None = None,
+        evict: Evict | None = None,
         admit_from: int = 1,
         pending: int = 1 << 20,
         admit_probability: float = 1.0,
@@ -81,8 +93,8 @@ class IdMap:
         capacity = MOST_ROWS if capacity is None else checks.whole("capacity", capacity, 1, MOST_ROWS)
         admit_from = checks.whole("admit_from", admit_from, 1, checks.WIDEST)
         pending = checks.whole("pending", pending, 1, MOST_ROWS)
-        if evict not in (None, "lru", "lfu"):
-            raise ValueError(f"evict is {evict!r}; allowed are lru, lfu and None")
+        if evict not in (None, "lru", "lfu", "lightlfu"):
+            raise ValueError(f"evict is {evict!r}; allowed are lru, lfu, lightlfu and None")
         if not 0.0 < admit_probability <= 1.0:
             raise ValueError(f"admit_probability is {admit_probability}; allowed are numbers above 0 up to 1")
         if admit_from > 1 and admit_probability < 1.0:
@@ -91,7 +103,7 @@ class IdMap:
             )
         implementation = native_id_map if active() == "native" else reference_id_map
         self._map = implementation.IdMap(capacity, evict, admit_from, pending, float(admit_probability), seed & WORD)
-        self._evicts, self._counts = evict is not None, admit_from > 1
+        self._evict, self._counts = evict, admit_from > 1
 
     def __len__(self) -> int:
         """Ids that have a row."""
@@ -116,7 +128,14 @@ class IdMap:
         return Admitted(*self._map.admit(ids if _ids_fit(ids) else checks.ints("ids", ids)))
 
     def save(self) -> IdState:
-        """All that it knows."""
+        """All that it knows.
+
+        Raises
+        ------
+        ValueError
+            The rule is ``lightlfu``.
+        """
+        self._refuse_light("save")
         return self._map.save()
 
     def load(self, state: IdState) -> None:
@@ -128,14 +147,19 @@ class IdMap:
         Raises
         ------
         ValueError
-            The map is in use, an id is there twice, there are more than there is room for, or a number that no map
-            has.
+            The rule is ``lightlfu``, the map is in use, an id is there twice, there are more than there is room for, or
+            a number that no map has.
         """
+        self._refuse_light("load")
         n, n_pending = (len(checks.ints(key, getattr(state, key))) for key in ("ids", "pending_ids"))
-        wanted = {"counts": n, "clocks": n} if self._evicts else {}
+        wanted = {"counts": n, "clocks": n} if self._evict else {}
         wanted |= {"pending_counts": n_pending, "pending_clocks": n_pending} if self._counts else {}
         for key, size in wanted.items():
             checks.ints(key, getattr(state, key), size)
         checks.whole("clock", state.clock, 0, MOST_BATCHES)
         checks.whole("evicted", state.evicted, 0, checks.LARGEST)
         self._map.load(state)
+
+    def _refuse_light(self, call: str) -> None:
+        if self._evict == "lightlfu":
+            raise ValueError(f"{call}: evict is 'lightlfu'; allowed are lru, lfu and None, whose maps have states")

@@ -221,6 +221,53 @@ def update(
     run.update(spec.name, numbers, rows, states, unique, merged, squared_norm, width)
 
 
+def update_sums(
+    spec: OptimizerSpec,
+    rows: Rows,
+    states: dict[str, Floats],
+    unique: Ints,
+    merged: Floats,
+    ticks: Ints,
+    squares: Floats,
+    *,
+    lr: float,
+    step: int,
+) -> None:
+    """One step of the rows ``unique``, in place, by sums of several steps' gradients; of the Adagrads.
+
+    The accumulator grows by the sum of these steps' squares, as it would have step by step, and not by the square of
+    the sum, which is up to ``ticks`` times as large; what divides the sum is the mean over the steps
+    (``reference.mean_rate``). [HET] has SGD alone.
+
+    Parameters
+    ----------
+    spec, rows, states, unique, merged, lr, step
+        As of ``update``.
+    ticks : int64 [U]
+        Of how many steps each gradient is the sum, 1 and more.
+    squares : like rows [U] or [U, D]
+        By how much each accumulator grows, of its shape.
+
+    Raises
+    ------
+    ValueError
+        As ``update``; or the optimizer is another.
+    """
+    if spec.name not in ("adagrad", "rowwise_adagrad"):
+        raise ValueError(f"optimizer is {spec.name!r}; sums of several steps' squares are for the Adagrads")
+    dtype = _check_rows(spec, rows, states, step)
+    checks.ints("unique", unique)
+    checks.floats("merged", merged, (unique.size, rows.shape[1]), dtype)
+    checks.ints("ticks", ticks, unique.size)
+    checks.floats("squares", squares, (unique.size, *states["accumulator"].shape[1:]), dtype)
+    if ticks.size and ticks.min() < 1:
+        raise ValueError(f"ticks have {ticks.min()}; each gradient is of one step or more")
+    _check_apart({"rows": memory(rows), **states}, unique=unique, merged=merged, ticks=ticks, squares=squares)
+    numbers = step_numbers(spec, lr=lr, step=step)
+    run = backend(memory(rows), states, unique, merged, ticks, squares)
+    run.update_sums(spec.name, numbers, rows, states, unique, merged, ticks, squares)
+
+
 def merge_update(
     spec: OptimizerSpec,
     rows: Rows,

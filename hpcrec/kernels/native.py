@@ -165,6 +165,24 @@ def update(
     loaded.update(bits, unique, merged, *_how(rule, numbers, states, total_width), norm, *rounding)
 
 
+def update_sums(
+    rule: str,
+    numbers: StepNumbers,
+    rows: Rows,
+    states: dict[str, Floats],
+    unique: Ints,
+    merged: Floats,
+    ticks: Ints,
+    squares: Floats,
+) -> None:
+    """See the reference."""
+    bits, rounding = (rows.bits, rounding_arguments(rows, numbers.step)) if isinstance(rows, HalfRows) else (rows, ())
+    n, state = numbers, states["accumulator"]
+    loaded.update_sums(
+        bits, unique, merged, RULES[rule].code, n.rate, n.eps, n.bound, state, ticks, squares, *rounding
+    )  # fmt: skip
+
+
 def merge_update(
     rule: str,
     numbers: StepNumbers,

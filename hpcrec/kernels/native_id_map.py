@@ -8,7 +8,7 @@ from hpcrec.kernels.native_module import loaded
 from hpcrec.kernels.reference_id_map import IdState
 from hpcrec.types import Ints
 
-_EVICT = {None: 0, "lru": 1, "lfu": 2}
+_EVICT = {None: 0, "lru": 1, "lfu": 2, "lightlfu": 3}
 
 
 class IdMap:

@@ -263,6 +263,39 @@ def update(
     write_rows(rows, unique, np.clip(row_UD, -bound, bound), numbers.step)
 
 
+def mean_rate(rate: Floats, eps: Floats, accumulator: Floats, squares: Floats, ticks: Ints) -> Floats:
+    """What a gradient that is a sum of several steps' is multiplied by, in place of ``rate / (sqrt(sum) + eps)``.
+
+    The mean over its steps of what each would have met, had each added its part of the squares: of
+    ``1 / sqrt(accumulator + i squares / n)``, i = 1 .. n, the integral between the middles of the steps, which is
+    within 2.5 % of it for every n > 1.
+    """
+    half = squares / (2 * ticks).astype(squares.dtype)
+    return (rate + rate) / (np.sqrt(accumulator + half) + np.sqrt(accumulator + squares + half) + (eps + eps))
+
+
+def update_sums(
+    rule: str,
+    numbers: StepNumbers,
+    rows: Rows,
+    states: dict[str, Floats],
+    unique: Ints,
+    merged: Floats,
+    ticks: Ints,
+    squares: Floats,
+) -> None:
+    """One step of the touched rows, each by the gradients of several."""
+    checks.require_below("unique", unique, len(rows))
+    scalar = merged.dtype.type
+    row_UD, before = read_rows(rows, unique), states["accumulator"][unique]
+    of_rows = rule == "rowwise_adagrad"
+    rate = mean_rate(scalar(numbers.rate), scalar(numbers.eps), before, squares, ticks if of_rows else ticks[:, None])
+    row_UD -= (rate[:, None] if of_rows else rate) * merged
+    states["accumulator"][unique] = before + squares
+    bound = scalar(numbers.bound)
+    write_rows(rows, unique, np.clip(row_UD, -bound, bound), numbers.step)
+
+
 def merge_update(
     rule: str,
     numbers: StepNumbers,

@@ -2,7 +2,8 @@
 
 A batch is a set of ids in the order of their first places: whatever it does, it does once an id. First every id that
 has a row is noted as used by this batch. Then the others come, in order: those that are let in get the next row, and
-where all rows are given, that of the id that goes first and was not used by this batch. Knows no rows' contents.
+where all rows are given, that of the id that goes first and was not used by this batch. Counts are halved, where that
+is due, when all this is done. Knows no rows' contents.
 """
 
 from typing import NamedTuple
@@ -11,6 +12,9 @@ import numpy as np
 
 from hpcrec.kernels.reference_mix import GOLDEN, WORD, mix
 from hpcrec.types import Ints
+
+LIGHT_MOST = 15  # the largest count under lightlfu
+LIGHT_USES = 10  # uses a row of the capacity after which its counts are halved
 
 
 class IdState(NamedTuple):
@@ -42,15 +46,26 @@ class IdState(NamedTuple):
 
 
 class Order:
-    """Ids and how they were used: [count, clock, turn] each; ``turn`` numbers uses of all ids."""
+    """Ids and how they were used: [count, clock, turn] each; ``turn`` is in the order of their last uses.
 
-    def __init__(self, *, by_count: bool) -> None:
+    Parameters
+    ----------
+    by_count : bool
+        Whether smaller counts go first, and earlier turns only among equal ones.
+    most : int
+        Where counts end.
+    halve_after : int or None
+        Uses after which all counts are halved; None: never.
+    """
+
+    def __init__(self, *, by_count: bool, most: int = WORD >> 32, halve_after: int | None = None) -> None:
         self.uses: dict[int, list[int]] = {}
-        self._by_count = by_count
-        self._turn = 0
+        self._by_count, self._most, self._halve_after = by_count, most, halve_after
+        self._turn = self._since_halved = 0
 
     def add(self, key: int, count: int, clock: int) -> None:
         """Another id, the last to go of its count."""
+        self._since_halved += 1
         self._turn += 1
         self.uses[key] = [count, clock, self._turn]
 
@@ -58,7 +73,20 @@ class Order:
         """Once a batch."""
         count, before, _ = self.uses[key]
         if before != clock:
-            self.add(key, count + 1, clock)
+            self.add(key, min(count + 1, self._most), clock)
+
+    def age(self) -> None:
+        """At the end of a batch: halves all counts where it is time, down to 1 at least.
+
+        Those that are equal then are in the order of their clocks. Of one clock, that is of one batch, the smaller
+        count before goes first, and of these the earlier turn.
+        """
+        if self._halve_after is None or self._since_halved < self._halve_after:
+            return
+        order = sorted((clock, count, turn, key) for key, (count, clock, turn) in self.uses.items())
+        for clock, count, _, key in order:
+            self.add(key, max(1, count // 2), clock)
+        self._since_halved = 0
 
     def listed(self) -> list[int]:
         """The first to go in front."""
@@ -88,7 +116,11 @@ class IdMap:
         self._admit_from, self._most_pending = admit_from, pending
         self._probability, self._seed = probability, seed
         self._row_of: dict[int, int] = {}
-        self._order = None if evict is None else Order(by_count=evict == "lfu")
+        self._order = None
+        if evict == "lightlfu":
+            self._order = Order(by_count=True, most=LIGHT_MOST, halve_after=LIGHT_USES * capacity)
+        elif evict is not None:
+            self._order = Order(by_count=evict == "lfu")
         self._pending = Order(by_count=False)
         self.clock = 0
         self.evicted = 0
@@ -119,6 +151,8 @@ class IdMap:
                     self._order.touch(i, self.clock)
         missing = [i for i in batch if i not in self._row_of]
         fresh = [batch[i] for i in missing if self._lets_in(i) and self._give_row(i)]
+        if self._order is not None:
+            self._order.age()
         return self.find(ids), np.array(fresh, np.int64)
 
     def _lets_in(self, i: int) -> bool:

@@ -18,9 +18,9 @@ AllReduce of dense gradients                -> ``dense.reducer``
 Departures from the paper: a write is pushed in the step in which its ticks pass s, not when its row is read again, so
 that s = 0 is synchronous; everything is pushed at drain points, so that no update is lost; a clock is the number of
 ticks (theirs is a maximum), so that a read lacks at most s ticks of each dense rank; and which rows are read, pushed
-and given up follows from the step alone, so that a run repeats its bits. Not there yet: light LFU, clocks in less than
-4 bytes, optimizers but SGD and
-dynamic tables above s = 0, and asking ahead of the step.
+and given up follows from the step alone, so that a run repeats its bits; light LFU halves its counts, so that rows that
+were popular once go; and the Adagrads learn from sums of several steps' gradients. Not there yet: clocks in less than 4
+bytes, Adam and dynamic tables above s = 0, and asking ahead of the step.
 """
 
 from typing import Any

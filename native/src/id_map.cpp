@@ -52,7 +52,8 @@ void load_list(const char* name, IdIndex& index, IdOrder* order, const ConstIdLi
 }  // namespace
 
 IdMap::IdMap(const IdRules& rules, const IdKey& key) : rules_(rules), index_(key, rules.capacity) {
-  if (rules.evict != Evict::none) order_.emplace(rules.evict == Evict::lfu);
+  if (rules.evict == Evict::light_lfu) order_.emplace(true, light_most, light_uses * rules.capacity);
+  else if (rules.evict != Evict::none) order_.emplace(rules.evict == Evict::lfu);
   if (rules.admit_from > 1) pending_.emplace(Pending{IdIndex(key, rules.pending), IdOrder(false)});
 }
 
@@ -119,6 +120,7 @@ int64_t IdMap::admit(const int64_t* ids, int64_t n, int64_t* rows, int64_t* fres
     rows[k] = row_for(ids[k]);
     if (rows[k] >= 0) fresh[n_fresh++] = k;
   }
+  if (order_) order_->age();
   return n_fresh;
 }
 

@@ -1,10 +1,17 @@
 // Lists of rows that were used equally often, each in the order of their last use.
 #include "hpcrec/id_order.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace hpcrec {
 
 void IdOrder::add(uint32_t row, uint32_t count, uint32_t clock) {
-  List& list = lists_[key(count)];
+  ++uses_;
+  append(lists_[key(count)], row, count, clock);
+}
+
+void IdOrder::append(List& list, uint32_t row, uint32_t count, uint32_t clock) {
   links_[row] = {list.last, none, count, clock};
   if (list.last == none) list.first = row;
   else links_[list.last].next = row;
@@ -15,7 +22,7 @@ void IdOrder::touch(uint32_t row, uint32_t clock) {
   const Link link = links_[row];
   if (link.clock == clock) return;
   take_out(row);
-  add(row, link.count == none ? none : link.count + 1, clock);
+  add(row, link.count < most_ ? link.count + 1 : most_, clock);
 }
 
 void IdOrder::take_out(uint32_t row) {
@@ -41,6 +48,33 @@ int64_t IdOrder::take_first(uint32_t clock) {
     return row;
   }
   return -1;
+}
+
+void IdOrder::age() {
+  if (uses_ < halve_after_) return;
+  uses_ = 0;
+  // From the smallest count on, so that where a list goes there is nothing, or what has been halved.
+  for (auto next = lists_.begin(); next != lists_.end();) {
+    auto node = lists_.extract(next++);
+    const uint32_t count = node.key() = std::max(1u, node.key() / 2);
+    const List list = std::exchange(node.mapped(), {});
+    List& there = lists_.insert(std::move(node)).position->second;
+    there = merged(there, list, count);
+  }
+}
+
+// Two lists in the order of their clocks, which becomes one; of one clock, `a` is first.
+IdOrder::List IdOrder::merged(const List& a, const List& b, uint32_t count) {
+  List list;
+  uint32_t from_a = a.first, from_b = b.first;
+  while (from_a != none || from_b != none) {
+    const bool is_a = from_b == none || (from_a != none && links_[from_a].clock <= links_[from_b].clock);
+    const uint32_t row = is_a ? from_a : from_b;
+    const Link link = links_[row];
+    (is_a ? from_a : from_b) = link.next;
+    append(list, row, count, link.clock);
+  }
+  return list;
 }
 
 }  // namespace hpcrec

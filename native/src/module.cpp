@@ -233,6 +233,16 @@ template <class T> void bind_learn(nb::module_& m) {
       "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "bound"_a,
       "total_width"_a, "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none());
   m.def(
+      "update_sums",
+      [](Out<T> rows, Ids unique, In<T> merged, int rule, double rate, double eps, double bound, Out<T> state,
+         Ids ticks, In<T> squares) {
+        const auto to = target<T>(rows, unique);
+        const auto how = learning<T>(rule, rate, eps, 0, 0, bound, 1, state, {}, {});
+        without_gil([&] { hpcrec::update_sums(to, merged.data(), how, {ticks.data(), squares.data()}); });
+      },
+      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "bound"_a, "state"_a.noconvert(),
+      "ticks"_a, "squares"_a);
+  m.def(
       "merge_update",
       [](Out<T> rows, Ids unique, Ids segments, Ids order, Ids source_start, Maybe<In<T>> weights, In<T> gradients,
          int rule, double rate, double eps, double rest1, double rest2, double bound, double total_width,
@@ -293,6 +303,16 @@ void bind_half_rows(nb::module_& m) {
       "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "rest1"_a, "rest2"_a, "bound"_a,
       "total_width"_a, "state1"_a.noconvert().none(), "state2"_a.noconvert().none(), "norm"_a.none(), "kind"_a,
       "nearest"_a, "draws"_a);
+  m.def(
+      "update_sums",
+      [](Written rows, Ids unique, In<float> merged, int rule, double rate, double eps, double bound, Out<float> state,
+         Ids ticks, In<float> squares, int kind, bool nearest, uint64_t draws) {
+        const auto to = half_target(rows, unique, kind, nearest, draws);
+        const auto how = learning<float>(rule, rate, eps, 0, 0, bound, 1, state, {}, {});
+        without_gil([&] { hpcrec::update_sums(to, merged.data(), how, {ticks.data(), squares.data()}); });
+      },
+      "rows"_a.noconvert(), "unique"_a, "merged"_a, "rule"_a, "rate"_a, "eps"_a, "bound"_a, "state"_a.noconvert(),
+      "ticks"_a, "squares"_a, "kind"_a, "nearest"_a, "draws"_a);
   m.def(
       "merge_update",
       [](Written rows, Ids unique, Ids segments, Ids order, Ids source_start, Floats weights, In<float> gradients,

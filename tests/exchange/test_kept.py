@@ -301,7 +301,7 @@ def test_no_copy_is_valid_of_a_row_that_was_given_to_an_id_anew() -> None:
         lives=lambda name: lives, place=lambda table: (0, SimpleNamespace(base=0)), dtype=np.dtype("f4")
     )
     entry = SimpleNamespace(form=Kept, family=family, part=0)
-    leg = SimpleNamespace(entries=(entry,), apart=(SimpleNamespace(entry=0, width=2, table="d"),))
+    leg = SimpleNamespace(entries=(entry,), apart=(SimpleNamespace(entry=0, width=2, table="d", columns=(0, 2)),))
     rules = OwnerRules(leg, store, 1, Keeping())  # type: ignore[arg-type]
 
     def asked(row: int, known: int) -> int:

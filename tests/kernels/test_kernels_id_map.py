@@ -7,6 +7,7 @@ import pytest
 from all_backends import assert_same_bits, same_from_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from id_map_cases import BACKENDS, any_rules, ints, state_of
 
 from hpcrec import kernels
 from hpcrec.kernels import native
@@ -14,11 +15,6 @@ from hpcrec.kernels.id_map import MOST_BATCHES, MOST_ROWS
 
 INT64 = np.iinfo(np.int64)
 WORD = 2**64 - 1
-BACKENDS = ("native", "reference")
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int64)
 
 
 def told(rules: dict, batches: list, reload_at: int = -1) -> list:
@@ -30,28 +26,21 @@ def told(rules: dict, batches: list, reload_at: int = -1) -> list:
             state = m.save()
             m = kernels.IdMap(**rules)
             m.load(state)
-    return [*said, *(np.asarray(value) for value in m.save())]
+    return [*said, *(np.asarray(value) for value in state_of(m))]
 
 
-ANY_RULES = st.fixed_dictionaries(
-    {"capacity": st.none() | st.integers(1, 6), "evict": st.sampled_from([None, "lru", "lfu"])}
-).flatmap(
-    lambda rules: st.sampled_from(
-        [rules, {**rules, "admit_from": 2}, {**rules, "admit_from": 3, "pending": 3}]
-        + [{**rules, "admit_probability": p, "seed": s} for p, s in ((0.5, 1), (0.1, -3))]
-    )
-)
+ANY_RULES, SAVED_RULES = any_rules(None, "lru", "lfu", "lightlfu"), any_rules(None, "lru", "lfu")
 ANY_ID = st.integers(-3, 8) | st.sampled_from([INT64.min, INT64.min + 1, INT64.max, 2**32, -(2**32)])
 ANY_BATCHES = st.lists(st.lists(ANY_ID, max_size=12).map(lambda b: np.array(b, np.int64)), max_size=12)
 
 
 @settings(max_examples=300, deadline=None)
-@given(ANY_RULES, ANY_BATCHES, st.integers(-1, 5))
+@given(SAVED_RULES, ANY_BATCHES, st.integers(-1, 5))
 def test_native_is_the_definition(rules, batches, reload_at):
     same_from_all(lambda: tuple(told(rules, batches, reload_at)), threads=(1,))
 
 
-@pytest.mark.parametrize("evict", [None, "lru", "lfu"])
+@pytest.mark.parametrize("evict", [None, "lru", "lfu", "lightlfu"])
 @pytest.mark.parametrize("capacity", [None, 900])
 def test_native_is_the_definition_on_long_runs(evict, capacity):
     rng = np.random.default_rng(3)
@@ -61,7 +50,7 @@ def test_native_is_the_definition_on_long_runs(evict, capacity):
 
 
 @settings(max_examples=100, deadline=None)
-@given(ANY_RULES, ANY_BATCHES, st.integers(0, 5))
+@given(SAVED_RULES, ANY_BATCHES, st.integers(0, 5))
 def test_a_map_goes_on_as_it_was_saved(rules, batches, reload_at):
     """But for the numbers of its rows: ids have them in the order of the list that was saved."""
     before, after = told(rules, batches), told(rules, batches, reload_at)
@@ -77,10 +66,10 @@ def test_a_map_goes_on_as_it_was_saved(rules, batches, reload_at):
 def test_rows_are_apart_and_what_a_batch_got_stays_for_it(rules, batches):
     m = kernels.IdMap(**rules)
     for ids in batches:
-        before = dict(zip(m.save().ids.tolist(), m.save().rows.tolist(), strict=True))
+        before = dict(zip(state_of(m).ids.tolist(), state_of(m).rows.tolist(), strict=True))
         rows, fresh = m.admit(ids)
         assert (m.find(ids) == rows).all()  # nobody of this batch has gone
-        state = m.save()
+        state = state_of(m)
         assert sorted(state.rows.tolist()) == list(range(len(m)))
         assert len(set(state.ids.tolist())) == len(m) <= (rules["capacity"] or MOST_ROWS)
         new = [i for i in dict.fromkeys(ids.tolist()) if i not in before and m.find(ints(i))[0] >= 0]
@@ -127,7 +116,7 @@ def test_least_often_used_goes(backend):
     assert m.save().clocks.tolist() == [10, 9, 6]
 
 
-@pytest.mark.parametrize("evict", ["lru", "lfu"])
+@pytest.mark.parametrize("evict", ["lru", "lfu", "lightlfu"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_batch_larger_than_the_map(backend, evict):
     kernels.use(backend)
@@ -270,7 +259,7 @@ def test_the_measure_sees_ids_that_meet():
     assert m.spread()[1] == len(ids)
 
 
-@pytest.mark.parametrize("evict", ["lru", "lfu"])
+@pytest.mark.parametrize("evict", ["lru", "lfu", "lightlfu"])
 def test_many_evictions_leave_no_marks(evict):
     n, batch = 20_000, 5_000
     m = kernels.IdMap(capacity=n, evict=evict)
@@ -281,13 +270,13 @@ def test_many_evictions_leave_no_marks(evict):
     assert m.evicted == 100 * batch
     assert (len(m), m.n_bytes <= 1.1 * before) == (n, True)
     assert m._map._map.spread()[0] <= 12
-    kept = np.sort(m.save().ids)
+    kept = np.sort(state_of(m).ids)
     if evict == "lru":
         assert (kept == np.arange(100 * batch, 100 * batch + n)).all()
     assert (m.find(kept) >= 0).all()
 
 
-@pytest.mark.parametrize("evict", [None, "lru", "lfu"])
+@pytest.mark.parametrize("evict", [None, "lru", "lfu", "lightlfu"])
 def test_threads_change_nothing(evict):
     rng = np.random.default_rng(8)
     batches = [rng.integers(0, 60_000, 50_000) << 20 for _ in range(4)]
@@ -308,7 +297,7 @@ def test_memory_of_an_id():
     """8 bytes, what the chunks take, and 16 where ids may go; from a million ids on (a block is 65536 of them)."""
     n = 1 << 20
     ids = np.random.default_rng(0).permutation(4 * n)[:n]
-    for evict, wanted in ((None, 8), ("lru", 24), ("lfu", 24)):
+    for evict, wanted in ((None, 8), ("lru", 24), ("lfu", 24), ("lightlfu", 24)):
         m = kernels.IdMap(capacity=n if evict else None, evict=evict)
         m.admit(ids)
         assert wanted + 5.4 < m.n_bytes / n < wanted + 8.5
@@ -339,7 +328,7 @@ def test_calls_from_two_threads_wait_for_each_other():
     [
         ({"capacity": 0}, "capacity is 0; allowed are 1 to 4294967295"),
         ({"capacity": 2**32}, "capacity is 4294967296"),
-        ({"evict": "fifo"}, "evict is 'fifo'; allowed are lru, lfu and None"),
+        ({"evict": "fifo"}, "evict is 'fifo'; allowed are lru, lfu, lightlfu and None"),
         ({"admit_from": 0}, "admit_from is 0"),
         ({"pending": 0}, "pending is 0"),
         ({"admit_probability": 0.0}, "admit_probability is 0.0; allowed are numbers above 0 up to 1"),

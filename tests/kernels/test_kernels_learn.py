@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from all_backends import DTYPES, ROWS, WIDTHS, bags, same_from_all, scattered_starts
+from all_backends import DTYPES, ROWS, WIDTHS, assert_same_bits, bags, same_from_all, scattered_starts
 
 from hpcrec import kernels
 from hpcrec.kernels.reference import BLOCK
@@ -283,6 +283,77 @@ def test_update_refuses(backend, change, message):
     } | change
     with pytest.raises(ValueError, match=message):
         kernels.update(**call, lr=0.1, step=1)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize(("width", "dtype"), ROWS)
+def test_update_of_sums_native_is_reference(name, width, dtype):
+    """Of rows in full and in halves, which are float32."""
+    spec = replace(SPECS[name], bound=1.5)
+    for kind in ("unique", "blocks", "empty"):
+        o = Occurrences(kind, 2000, width, dtype)
+        states, rng = states_of(spec, o.rows), np.random.default_rng(1)
+        merged = kernels.merge(o.grouping, o.gradients, o.starts, width)
+        ticks = rng.integers(1, 200, len(merged))
+        squares = rng.random((len(merged), *states["accumulator"].shape[1:])).astype(dtype)
+        bits = (o.rows.view(np.uint32) >> 16).astype(np.uint16) if dtype == np.float32 else None
+        halves = None if bits is None else kernels.HalfRows(bits, "bf16", seed=3)
+
+        def stepped(rows, states=states, merged=merged, ticks=ticks, squares=squares, grouping=o.grouping):
+            rows, new = copy.deepcopy(rows), copy.deepcopy(states)
+            for step in (1, 2):
+                kernels.update_sums(spec, rows, new, grouping.unique, merged, ticks, squares, lr=0.3, step=step)
+            return {"rows": rows.bits if isinstance(rows, kernels.HalfRows) else rows, **new}
+
+        for rows in (o.rows, halves) if halves is not None else (o.rows,):
+            kernels.use("reference")
+            wanted = stepped(rows)
+            kernels.use("native")
+            for n in (1, 3):
+                kernels.set_threads(n)
+                assert_same_bits(stepped(rows), wanted)
+        untouched = np.setdiff1d(np.arange(len(o.rows)), o.grouping.unique)
+        assert (stepped(o.rows)["rows"][untouched] == o.rows[untouched]).all()
+
+
+def test_a_sum_moves_a_row_by_the_mean_over_its_steps():
+    """What divides it is within 2.5 % of the mean of what each step would have met, for every number of steps."""
+    before, squares = np.meshgrid([0.0, 1e-6, 0.01, 1.0, 30.0], [1e-6, 0.01, 1.0, 30.0])
+    for n in (2, 3, 7, 50, 1000):
+        each = 1 / np.sqrt(before[..., None] + squares[..., None] * np.arange(1, n + 1) / n)
+        found = kernels.mean_rate(1.0, 0.0, before, squares, np.array(n))
+        assert np.abs(found / each.mean(-1) - 1).max() < 0.025, n
+    spec = SPECS["rowwise_adagrad"]
+    rows, states = np.zeros((1, 2)), {"accumulator": np.array([4.0])}
+    ticks, squares = np.array([8]), np.array([12.0])
+    kernels.update_sums(spec, rows, states, np.array([0]), np.array([[1.0, -2.0]]), ticks, squares, lr=0.5, step=1)
+    rate = 2 * 0.5 / (math.sqrt(4.75) + math.sqrt(16.75) + 2 * spec.eps)
+    np.testing.assert_allclose(rows, [[-rate, 2 * rate]], rtol=1e-15)
+    assert states["accumulator"].tolist() == [16.0], "by the squares of the steps, not by the square of their sum"
+
+
+def test_what_sums_do_not_go_with():
+    rows, one, of_one = np.zeros((3, 2), np.float32), np.zeros(1, np.int64), np.ones(1, np.float32)
+    states = {"accumulator": np.zeros(3, np.float32)}
+
+    def call(spec=SPECS["rowwise_adagrad"], ticks=one + 1, squares=of_one, unique=one):
+        merged = np.ones((1, 2), np.float32)
+        kernels.update_sums(spec, rows, states, unique, merged, ticks, squares, lr=0.1, step=1)
+
+    for backend in ("native", "reference"):
+        kernels.use(backend)
+        with pytest.raises(ValueError, match="optimizer is 'sgd'"):
+            call(spec=SPECS["sgd"])
+        with pytest.raises(ValueError, match="ticks have 0"):
+            call(ticks=one)
+        with pytest.raises(ValueError, match="squares is"):
+            call(squares=np.ones((1, 2), np.float32))
+        with pytest.raises(ValueError, match=r"unique\[0\] is 3"):
+            call(unique=one + 3)
+    kernels.use("emulated")
+    with pytest.raises(ValueError, match="no GPU"):
+        call()
+    kernels.use("native")
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])

@@ -4,8 +4,9 @@ Knows of a session how its tables are cut and what is read together, nothing of 
 that it lacks no more ticks than the policy promises.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ class Copy:
     base: dict[str, torch.Tensor] = field(default_factory=dict)
     value: dict[str, torch.Tensor] = field(default_factory=dict)
     held: dict[str, torch.Tensor] = field(default_factory=dict)
+    accumulated: dict[str, float] = field(default_factory=dict)  # of each row, the mean over its columns
+    squares: dict[str, float] = field(default_factory=dict)
     known: int | None = None
     n: int = 0
     at: int = 0
@@ -59,6 +62,8 @@ class CachedReference:
         Numbers of steps after which nothing is held back or kept.
     scale : callable
         Number of a step, from 1 -> what learning rates are multiplied by in it.
+    columns : mapping of str to int, optional
+        Columns of a table that their first owner has; left out: all.
 
     Attributes
     ----------
@@ -81,11 +86,13 @@ class CachedReference:
         max_age: int | None = None,
         drains: Sequence[int] = (),
         scale: Callable[[int], float] = lambda step: 1.0,
+        columns: Mapping[str, int | None] | None = None,
     ) -> None:
         self._reference, self._bundles, self._cuts = reference, bundles, cuts
         self._staleness, self._capacity, self._evict, self._max_age = staleness, capacity, evict, max_age
         self._drains, self._done, self._turn, self._scale = set(drains), 0, 0, scale
         self._base_lr = [group["lr"] for group in reference.dense_optimizer.param_groups]  # type: ignore[union-attr]
+        self._columns = columns or {}
         self._copies: list[dict[Key, Copy]] = [{} for _ in range(ranks)]
         self._clock: dict[Key, int] = {}
         self._made: dict[Key, int] = {}  # ticks of all ranks
@@ -168,6 +175,7 @@ class CachedReference:
             self.counts["copies_read"] += not sent
             if copy is not None and sent:
                 copy.base, copy.known, copy.at = rows, clock, t
+                copy.accumulated = {name: self._accumulated(name, key[1]) for name in tables}
                 copy.value = self._preview(copy, self._scale(t - 1) if t > 1 else 1.0)
             contained = clock if copy is None else copy.known + copy.n  # type: ignore[operator]
             missing = self._made.get(key, 0) - contained
@@ -189,13 +197,22 @@ class CachedReference:
             out.append((first, copy))
         return True
 
+    def _accumulated(self, name: str, row: int) -> float:
+        """Of its first columns, where several owners have some."""
+        states = self._reference.tables[name].states
+        return float(states["accumulator"][row].reshape(-1)[: self._columns.get(name)].mean()) if states else 0.0
+
     def _preview(self, copy: Copy, scale: float) -> dict[str, torch.Tensor]:
         if not copy.n:
             return copy.base
         found = {}
         for name, base in copy.base.items():
-            optimizer = self._reference.tables[name].optimizer
-            found[name] = (base - optimizer.lr * scale * copy.held[name]).clamp(-optimizer.bound, optimizer.bound)
+            optimizer, sums = self._reference.tables[name].optimizer, copy.held[name]
+            rate = torch.tensor(optimizer.lr * scale, dtype=base.dtype)
+            if optimizer.name != "sgd":
+                before = torch.tensor(copy.accumulated[name], dtype=base.dtype)
+                rate = _rate(optimizer, scale, before, _spread(optimizer.name, copy.squares[name], sums), copy.n)
+            found[name] = (base - rate * sums).clamp(-optimizer.bound, optimizer.bound)
         return found
 
     def _backward(
@@ -235,9 +252,12 @@ class CachedReference:
             self._made[key] = self._made.get(key, 0) + 1
             if copy is None:
                 self.counts["pushed_no_room"] += 1
-                out.append((key, Copy(held=gradients[key], n=1)))
+                squares = {n: float((g**2).mean()) for n, g in gradients[key].items()}
+                out.append((key, Copy(held=gradients[key], squares=squares, n=1)))
             else:
                 copy.since = copy.since if copy.n else t
+                for n, g in gradients[key].items():
+                    copy.squares[n] = (copy.squares[n] if copy.n else 0.0) + float((g**2).mean())
                 copy.held = {n: copy.held[n] + g if copy.n else g for n, g in gradients[key].items()}
                 copy.n += 1
                 copy.value = self._preview(copy, self._scale(t))
@@ -251,24 +271,61 @@ class CachedReference:
                 reason = "drain"
             if reason is not None:
                 self.counts[f"pushed_{reason}"] += 1
-                out.append((key, Copy(held=copy.held, n=copy.n)))
+                out.append((key, Copy(held=copy.held, squares=dict(copy.squares), n=copy.n)))
                 copy.base = copy.value = self._preview(copy, self._scale(t))
+                copy.accumulated = {n: copy.accumulated[n] + copy.squares[n] for n in copy.held}
                 assert copy.known is not None
                 copy.known = None if self._staleness == 0 else copy.known + copy.n
                 copy.n = 0
 
     def _apply(self, pushes: Sequence[Sequence[tuple[Key, Copy]]], t: int) -> None:
-        merged: dict[Key, dict[str, torch.Tensor]] = {}
+        merged: dict[Key, list[Copy]] = {}
         for of_rank in pushes:
             for key, copy in of_rank:
-                before = merged.get(key)
-                merged[key] = copy.held if before is None else {n: before[n] + g for n, g in copy.held.items()}
+                merged.setdefault(key, []).append(copy)
                 self._clock[key] = self._clock.get(key, 0) + copy.n
-        for (b, row), of in merged.items():
+        for (b, row), copies in merged.items():
+            ticks = max(copy.n for copy in copies)
             for name in self._bundles[b].tables:
+                total = copies[0].held[name]
+                for copy in copies[1:]:
+                    total = total + copy.held[name]
+                table, optimizer = self._reference.tables[name], self._reference.tables[name].optimizer
                 with torch.no_grad():
-                    rows = torch.tensor([row])
-                    update_rows(self._reference.tables[name], rows, of[name][None], lr_scale=self._scale(t), step=t)
+                    if ticks == 1 or optimizer.name == "sgd":
+                        update_rows(table, torch.tensor([row]), total[None], lr_scale=self._scale(t), step=t)
+                        continue
+                    of_each = [_spread(optimizer.name, copy.squares[name], copy.held[name]) for copy in copies]
+                    squares = torch.stack(of_each).sum(0)
+                    rate = _rate(optimizer, self._scale(t), table.states["accumulator"][row], squares, ticks)
+                    table.states["accumulator"][row] += squares
+                    moved = table.bags.weight[row] - rate * total
+                    table.bags.weight[row] = moved.clamp(-optimizer.bound, optimizer.bound)
+
+
+def _spread(name: str, squares: float, sums: torch.Tensor) -> torch.Tensor:
+    """By how much an accumulator grows: a number of a row's, or of each element as its own square says."""
+    if name == "rowwise_adagrad":
+        return torch.tensor(squares, dtype=sums.dtype)
+    mean = float((sums**2).mean())
+    return sums**2 * (squares / mean if mean > 0 else 0.0)
+
+
+def _rate(optimizer: Any, scale: float, before: torch.Tensor, squares: torch.Tensor, ticks: int) -> torch.Tensor:
+    """What multiplies a sum of so many steps' gradients."""
+    lr = optimizer.lr * scale
+    if ticks == 1:
+        return lr / ((before + squares).sqrt() + optimizer.eps)
+    half = squares / (2 * ticks)
+    return 2 * lr / ((before + half).sqrt() + (before + squares + half).sqrt() + 2 * optimizer.eps)
+
+
+def first_columns(session: object) -> dict[str, int | None]:
+    """Of each table: the columns of the owner that has its first ones."""
+    layout = session.parts.exchange.layout  # type: ignore[attr-defined]
+    return {
+        s.table: s.columns[1] for leg in layout.legs.values() for s in leg.apart if s.columns[0] == 0
+    }  # fmt: skip
 
 
 def bundles_of(session: object) -> list[Bundle]:

@@ -92,8 +92,9 @@ class KeptCopies:
     def known(self, asked: Sequence[Asked]) -> list[Ints]:
         return [of.known(one) for of, one in zip(self.of, asked, strict=True)]
 
-    def read(self, *given: Any) -> list[Mapping[str, Floats]]:
-        return [of.read(*some) for of, *some in zip(self.of, *given, strict=True)]
+    def read(self, asked: Any, clocks: Any, came: Any, accumulators: Any) -> list[Mapping[str, Floats]]:
+        assert not any(accumulators), "of staleness 0"
+        return [of.read(*some) for of, *some in zip(self.of, asked, clocks, came, strict=True)]
 
     def push(self, asked: Sequence[Asked], gradients: Any, *, drain: bool, lr_scale: float) -> list[Push]:
         given = [None] * len(self.of) if gradients is None else gradients

@@ -120,10 +120,16 @@ class MemoryStore(RowStore):
             grouping = work.asked.grouping
             assert grouping is not None, "this step was routed for evaluation"
             lr = block.spec.lr * lr_scale
+            if work.asked.sums is not None:
+                several = work.asked.sums.ticks > 1
+                self._learn_sums(b, work, gradients, several, lr=lr, number=number)
+                grouping = picked(grouping, ~several, self.device)
             if b in merged:
                 sums, total = merged[b]
                 for part, span in _spans(block.parts, work):
                     total[span] = totals[part.table]
+                if work.asked.sums is not None:
+                    sums, total = sums[~several], total[~several]
                 kernels.update(
                     block.spec,
                     work.rows,
@@ -157,6 +163,23 @@ class MemoryStore(RowStore):
                     beside=narrow,
                 )
         self.clear_spares()
+
+    def _learn_sums(
+        self, block: int, work: Worked, gradients: Floats, several: np.ndarray, *, lr: float, number: int
+    ) -> None:
+        """Rows, bool [U], whose gradients are sums of several steps'."""
+        asked, spec, width = work.asked, self.blocks[block].spec, self.blocks[block].width
+        assert asked.grouping is not None and asked.sums is not None
+        grouping, squares_S = picked(asked.grouping, several, self.device), asked.sums.squares
+        merged = kernels.merge(grouping, gradients, asked.source_start, width, weights=asked.weights)
+        if spec.name == "adagrad":
+            squares = kernels.merge(grouping, gradients * gradients, asked.source_start, width, weights=squares_S)
+        else:
+            squares = kernels.merge(grouping, squares_S, np.arange(len(squares_S)), 1)[:, 0]
+        ticks = asked.sums.ticks[several]
+        kernels.update_sums(
+            spec, work.rows, work.states, grouping.unique, merged, ticks, squares, lr=lr, step=number
+        )  # fmt: skip
 
     def start_rows(self, family: str, rows: Ints, ids: Ints) -> None:
         """See ``RowStore``."""

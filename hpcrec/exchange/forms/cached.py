@@ -5,10 +5,10 @@ its clock, and sends a row anew where a copy lacks more than ``staleness`` of th
 copy up, and pushes their sum where they are more than ``staleness`` ticks, where the copy has to go, where it is old,
 and at drain points. Meanwhile it reads what its own ticks will have made of the copy. So with R dense ranks a read
 lacks at most R ``staleness`` ticks, and with a staleness of 0 none. Source: [HET], whose rule leaves writes unpushed
-until their row is read again; docs/consistency.md has the differences.
+until their row is read again, and which has SGD alone; docs/consistency.md has the differences.
 
-Copies of tables of the same widths are in one pool. A row that finds no room there, however many a step asks for, is
-read and pushed in its step. Knows rows by number; knows no MPI.
+Copies of tables of the same widths and optimizers are in one pool. A row that finds no room there, however many a step
+asks for, is read and pushed in its step. Knows rows by number; knows no MPI.
 """
 
 import math
@@ -21,6 +21,7 @@ from hpcrec import kernels
 from hpcrec.exchange.forms.conditional import NOT_KNOWN, Asked, Conditional, Keeping, Push
 from hpcrec.types import Floats, Ints
 
+_NONE = np.zeros(0)
 _NUMBERS_BYTES = 7 * 8 + 32  # of a copy: what it is of, clock, ticks, steps; and its place in the map
 REASONS = ("bound", "eviction", "no_room", "age", "drain")
 
@@ -60,6 +61,27 @@ class _Held:
     part: Ints
     ticks: Ints
     gradients: list[Floats]
+    squares: list[Floats]  # of tables that accumulate, else empty
+
+
+@dataclass(frozen=True)
+class _Learning:
+    """How copies of a pool's rows learn, by bundle, of one of its tables; none of their optimizers keeps more.
+
+    ``adds`` : whether they add up squares (the Adagrads); ``by_element``: a sum an element.
+    """
+
+    lr_B: Floats
+    eps_B: Floats
+    bound_B: Floats
+    adds: bool
+    by_element: bool
+
+    @classmethod
+    def of(cls, keeping: Keeping, tables: Sequence[str]) -> "_Learning":
+        specs = [keeping.tables[table].optimizer for table in tables]
+        lr, eps, bound = (np.array([getattr(spec, name) for spec in specs]) for name in ("lr", "eps", "bound"))
+        return cls(lr, eps, bound, keeping.accumulates(tables[0]), specs[0].name == "adagrad")
 
 
 class _Pool:
@@ -88,9 +110,7 @@ class _Pool:
         self.bundles, self._tables, self._parts, self._keeping = bundles, tables, parts, keeping
         self.capacity = capacity
         self._widths = [keeping.tables[table].width for table in tables[0]]
-        specs = [[keeping.tables[table].optimizer for table in of] for of in tables]
-        self._lr_BT = np.array([[spec.lr for spec in of] for of in specs])
-        self._bound_BT = np.array([[spec.bound for spec in of] for of in specs])
+        self._learning = [_Learning.of(keeping, of) for of in zip(*tables, strict=True)]
         self.step = 0
         self.figures = dict.fromkeys(("reads", "copies_read", "misses", "too_old", "evictions"), 0)
         self.figures |= {f"pushed_{reason}": 0 for reason in REASONS}
@@ -98,16 +118,20 @@ class _Pool:
 
     def empty(self) -> None:
         """Nothing is kept."""
-        self._map = kernels.IdMap(capacity=self.capacity, evict="lfu" if self._keeping.evict == "lfu" else "lru")
+        self._map = kernels.IdMap(capacity=self.capacity, evict=self._keeping.evict)
         n = self.capacity
         self.bundle, self.row, self.part, self.known, self.ticks, self.at, self.since = np.zeros((7, n), np.int64)
         self._base = self._value = self._sum = list[Floats]()
+        self._accumulator = self._squares = list[Floats]()
         self._slots, self._left, self._scale = np.zeros(0, np.int64), list[_Held](), 1.0
 
     def _room(self, dtype: np.dtype) -> None:
         if not self._base:
             self._base, self._value, self._sum = (
                 [np.zeros((self.capacity, width), dtype) for width in self._widths] for _ in range(3)
+            )
+            self._accumulator, self._squares = (
+                [np.zeros(self.capacity if how.adds else 0, dtype) for how in self._learning] for _ in range(2)
             )
 
     def known_of(self, asked: Sequence[Asked]) -> Ints:
@@ -139,10 +163,16 @@ class _Pool:
 
     def _held(self, slots: Ints) -> _Held:
         gradients = [of[slots] for of in self._sum]
-        return _Held(self.bundle[slots], self.row[slots], self.part[slots], self.ticks[slots], gradients)
+        squares = [self._factor(t, slots) if how.adds else _NONE for t, how in enumerate(self._learning)]
+        return _Held(self.bundle[slots], self.row[slots], self.part[slots], self.ticks[slots], gradients, squares)
 
-    def read(self, clocks: Ints, came: Sequence[Floats]) -> list[Floats]:
-        """What is read of those rows, by table in its place; ``came`` likewise."""
+    def _factor(self, t: int, slots: Ints) -> Floats:
+        """What is said of the squares of these sums: see ``Sums``."""
+        squares = self._squares[t][slots]
+        return _factors(squares, self._sum[t][slots]) if self._learning[t].by_element else squares
+
+    def read(self, clocks: Ints, came: Sequence[Floats], accumulators: Sequence[Floats]) -> list[Floats]:
+        """What is read of those rows, by table in its place; what came likewise."""
         self._room(came[0].dtype)
         known = self._asked[3]
         sent, slots = clocks >= 0, self._slots
@@ -155,18 +185,31 @@ class _Pool:
         out = []
         for t, values in enumerate(came):
             self._base[t][into] = values[taken]
+            if self._learning[t].adds:
+                self._accumulator[t][into] = accumulators[t][taken]
             self._preview(t, into)
             out.append(np.where(kept[:, None], self._value[t][slots], values) if len(slots) else values)
         return out
 
     def _preview(self, t: int, slots: Ints) -> None:
-        """What their own ticks will have made of these copies, by SGD at the last step's rate."""
+        """What their own ticks will have made of these copies, at the last step's rate.
+
+        By the optimizer's rule for sums of several steps; where it has an accumulator an element, by their mean.
+        """
         base, held = self._base[t][slots], self.ticks[slots] > 0
         if held.any():
-            mine = self.bundle[slots[held]]
-            lr = (self._lr_BT[mine, t] * self._scale).astype(base.dtype)
-            bound = self._bound_BT[mine, t].astype(base.dtype)[:, None]
-            base[held] = np.clip(base[held] - lr[:, None] * self._sum[t][slots[held]], -bound, bound)
+            how, mine, own = self._learning[t], self.bundle[slots[held]], slots[held]
+            gradient = self._sum[t][own]
+            lr = (how.lr_B[mine] * self._scale).astype(base.dtype)[:, None]
+            if how.adds:
+                before, squares = self._accumulator[t][own, None], self._squares[t][own, None]
+                ticks, eps = self.ticks[own, None], how.eps_B[mine].astype(base.dtype)[:, None]
+                if how.by_element:
+                    squares = _factors(squares[:, 0], gradient)[:, None] * gradient * gradient
+                one = lr / (np.sqrt(before + squares) + eps)
+                lr = np.where(ticks == 1, one, kernels.mean_rate(lr, eps, before, squares, ticks))
+            bound = how.bound_B[mine].astype(base.dtype)[:, None]
+            base[held] = np.clip(base[held] - lr * gradient, -bound, bound)
         self._value[t][slots] = base
 
     def push(self, gradients: Sequence[Floats] | None, *, drain: bool, lr_scale: float) -> list[_Held]:
@@ -174,7 +217,6 @@ class _Pool:
         out, self._left, self._scale = self._left, [], lr_scale
         s, age = self._keeping.staleness, self._keeping.max_age
         if gradients is not None:
-            bundle, row, part, _ = self._asked
             kept, alone = np.flatnonzero(self._slots >= 0), np.flatnonzero(self._slots < 0)
             slots = self._slots[kept]
             first = self.ticks[slots] == 0
@@ -183,10 +225,12 @@ class _Pool:
             for t, of in enumerate(gradients):
                 mine = of[kept]
                 self._sum[t][slots] = np.where(first[:, None], mine, self._sum[t][slots] + mine)
+                if self._learning[t].adds:
+                    squares = _mean_squares(mine)
+                    self._squares[t][slots] = np.where(first, squares, self._squares[t][slots] + squares)
                 self._preview(t, slots)
             if len(alone):
-                one = np.ones(len(alone), np.int64)
-                out.append(_Held(bundle[alone], row[alone], part[alone], one, [of[alone] for of in gradients]))
+                out.append(self._alone(alone, [of[alone] for of in gradients]))
                 self.figures["pushed_no_room"] += len(alone)
             self._push(slots[self.ticks[slots] > s], out, "bound")
         if age is not None:
@@ -194,6 +238,18 @@ class _Pool:
         if drain:
             self._push(np.flatnonzero(self.ticks > 0), out, "drain")
         return out
+
+    def _alone(self, some: Ints, gradients: list[Floats]) -> _Held:
+        """Those of the step's rows that found no room."""
+        bundle, row, part, _ = self._asked
+        squares = [_NONE] * len(gradients)
+        for t, how in enumerate(self._learning):
+            if how.adds:
+                squares[t] = _mean_squares(gradients[t])
+                if how.by_element:
+                    squares[t] = _factors(squares[t], gradients[t])
+        one = np.ones(len(some), np.int64)
+        return _Held(bundle[some], row[some], part[some], one, gradients, squares)
 
     def _push(self, slots: Ints, out: list[_Held], reason: str) -> None:
         """Copies are from now on what their own ticks have made of them, as far as this rank knows."""
@@ -204,6 +260,8 @@ class _Pool:
         for t, (base, value) in enumerate(zip(self._base, self._value, strict=True)):
             self._preview(t, slots)
             base[slots] = value[slots]
+            if self._learning[t].adds:
+                self._accumulator[t][slots] += self._squares[t][slots]
         self.known[slots] = np.where(
             (self.known[slots] < 0) | (self._keeping.staleness == 0), NOT_KNOWN, self.known[slots] + self.ticks[slots]
         )
@@ -229,13 +287,23 @@ class PooledCopies:
         return out
 
     def read(
-        self, asked: Sequence[Asked], clocks: Sequence[Ints], came: Sequence[Mapping[str, Floats]]
+        self,
+        asked: Sequence[Asked],
+        clocks: Sequence[Ints],
+        came: Sequence[Mapping[str, Floats]],
+        accumulators: Sequence[Mapping[str, Floats]],
     ) -> list[Mapping[str, Floats]]:
         """See ``Copies``."""
         out = list(came)
         for pool in self._pools:
             mine = [asked[b] for b in pool.bundles]
-            found = pool.read(np.concatenate([clocks[b] for b in pool.bundles]), self._joined(pool, came))
+            sums = [
+                {t: accumulators[b].get(t, np.zeros(len(asked[b].rows))) for t in self._tables[b]} for b in pool.bundles
+            ]
+            clock = np.concatenate([clocks[b] for b in pool.bundles])
+            found = pool.read(
+                clock, self._joined(pool, came), self._joined(pool, dict(zip(pool.bundles, sums, strict=True)))
+            )
             for t, values in enumerate(found):
                 for b, rows in zip(pool.bundles, _cut(values, mine), strict=True):
                     out[b] = {**out[b], self._tables[b][t]: rows}
@@ -258,7 +326,9 @@ class PooledCopies:
                 out[b] = _pushed(held, i, self._tables[b])
         return [out[b] for b in range(len(asked))]
 
-    def _joined(self, pool: _Pool, by_table: Sequence[Mapping[str, Floats]]) -> list[Floats]:
+    def _joined(
+        self, pool: _Pool, by_table: Sequence[Mapping[str, Floats]] | Mapping[int, Mapping[str, Floats]]
+    ) -> list[Floats]:
         """Of all of a pool's bundles, one after the other."""
         n = len(self._tables[pool.bundles[0]])
         return [np.concatenate([by_table[b][self._tables[b][t]] for b in pool.bundles]) for t in range(n)]
@@ -297,7 +367,8 @@ class Cached(Conditional):
         total = 0.0
         for some, capacity in _pooled(bundles, tables, keeping):
             columns = sum(keeping.tables[table].width for table in tables[some[0]])
-            total += capacity * ((3 + 4) * columns * item + _NUMBERS_BYTES)
+            sums = sum(keeping.accumulates(table) for table in tables[some[0]])
+            total += capacity * (((3 + 4) * columns + (2 + 2) * sums) * item + _NUMBERS_BYTES)
         return total
 
 
@@ -307,7 +378,7 @@ def _pooled(
     """Numbers of the bundles of each pool, and the rows that it has room for."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for b, (form, of) in enumerate(zip(bundles, tables, strict=True)):
-        widths = tuple(keeping.tables[table].width for table in of)
+        widths = tuple((keeping.tables[table].width, keeping.tables[table].optimizer.name) for table in of)
         apart = form.features if form.family.dynamic is not None else ()  # ids of two tables may be the same
         alike.setdefault((widths, apart), []).append(b)
     found = []
@@ -333,7 +404,20 @@ def _pushed(held: Sequence[_Held], bundle: int, tables: Sequence[str]) -> Push:
 
     row, part, ticks = joined("row"), joined("part"), joined("ticks")
     order = np.lexsort((row, part))
-    gradients = {}
+    gradients, squares = {}, {}
     for t, table in enumerate(tables if held else ()):
         gradients[table] = np.concatenate([of.gradients[t][some] for of, some in zip(held, mine, strict=True)])[order]
-    return Push(Asked(row[order], part[order]), gradients, ticks[order])
+        if len(held[0].squares[t]) == len(held[0].row):
+            squares[table] = np.concatenate([of.squares[t][some] for of, some in zip(held, mine, strict=True)])[order]
+    return Push(Asked(row[order], part[order]), gradients, ticks[order], squares)
+
+
+def _mean_squares(gradients: Floats) -> Floats:
+    """Over all columns, as row-wise Adagrad adds them up."""
+    return kernels.squared_norm(np.ascontiguousarray(gradients)) / gradients.dtype.type(gradients.shape[1])
+
+
+def _factors(squares: Floats, sums: Floats) -> Floats:
+    """What the squares of sums are to be multiplied by, so that their means are these; 0 of a sum that is 0."""
+    mean = _mean_squares(sums)
+    return np.divide(squares, mean, out=np.zeros_like(squares), where=mean > 0)

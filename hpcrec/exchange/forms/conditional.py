@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from hpcrec.exchange.forms.rows import Rows
+from hpcrec.kernels import Evict
 from hpcrec.types import Floats, Ints, TableSpec
 
 NOT_KNOWN = -1  # clock of a row of which there is no copy; and what an owner answers where the copy will do
+
+ADAGRADS = ("adagrad", "rowwise_adagrad")
 
 _CLOCK_BYTES = 8
 
@@ -30,7 +33,7 @@ class Keeping:
     capacity : int or float
         Rows that are kept of all tables of a width: at most so many, or this share of them.
     evict : str
-        Which row goes where there are more, ``lru`` or ``lfu``.
+        Which row goes where there are more: see ``kernels.IdMap``.
     max_age : int or None
         Steps after which a copy is asked for anew, and what is held back is pushed; None: however many.
     dense : int
@@ -40,10 +43,17 @@ class Keeping:
 
     staleness: int = 0
     capacity: int | float = 1.0
-    evict: str = "lru"
+    evict: Evict = "lru"
     max_age: int | None = None
     dense: int = 1
     tables: Mapping[str, TableSpec] = field(default_factory=dict)
+
+    def accumulates(self, table: str) -> bool:
+        """Whether sums of several steps' gradients are pushed of it, and its optimizer adds up their squares.
+
+        Then each row that is sent has its accumulator with it, and each that is pushed its sum of squares.
+        """
+        return self.staleness > 0 and self.tables[table].optimizer.name in ADAGRADS
 
 
 @dataclass(frozen=True)
@@ -66,12 +76,14 @@ class Asked:
 class Push:
     """What is pushed of one bundle: rows, each once, in any order, and their gradients [N, D] by table.
 
-    ``ticks`` [N] is of how many steps each gradient is the sum.
+    ``ticks`` [N] is of how many steps each gradient is the sum, and ``squares`` [N] by table what ``Sums.squares`` is,
+    of those that ``Keeping.accumulates``.
     """
 
     asked: Asked
     gradients: Mapping[str, Floats]
     ticks: Ints
+    squares: Mapping[str, Floats] = field(default_factory=dict)
 
 
 class OwnerRule(Protocol):
@@ -103,7 +115,11 @@ class Copies(Protocol):
         """The clock of the copy of each row, int64 [U]; -1: there is none. Called once a training step."""
 
     def read(
-        self, asked: Sequence[Asked], clocks: Sequence[Ints], came: Sequence[Mapping[str, Floats]]
+        self,
+        asked: Sequence[Asked],
+        clocks: Sequence[Ints],
+        came: Sequence[Mapping[str, Floats]],
+        accumulators: Sequence[Mapping[str, Floats]],
     ) -> list[Mapping[str, Floats]]:
         """What is read of each row, [U, D] by table.
 
@@ -114,6 +130,8 @@ class Copies(Protocol):
             Of the rows that came; -1 where the copy will do.
         came : sequence of mappings of str to float [U, D]
             By table; where none came, whatever.
+        accumulators : sequence of mappings of str to float [U]
+            Likewise, of the tables that ``Keeping.accumulates``: those of the owner of a row's first columns.
         """
 
     def push(

@@ -10,7 +10,11 @@
 
 namespace hpcrec {
 
-enum class Evict { none, lru, lfu };
+enum class Evict { none, lru, lfu, light_lfu };
+
+// Of light_lfu: where counts end, and after how many uses a row of the capacity they are halved. As in the reference.
+constexpr uint32_t light_most = 15;
+constexpr int64_t light_uses = 10;
 
 struct IdRules {
   int64_t capacity;    // rows

@@ -1,5 +1,6 @@
 // Which of the numbered rows goes first: the least recently used, or the least often used and of these the least
 // recently. A batch uses a row once, however often it asks for it, and what it has used does not go during it.
+// Counts may end at a largest one, and be halved from time to time, so that what was used often long ago goes too.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -11,7 +12,11 @@ namespace hpcrec {
 
 class IdOrder {
  public:
-  explicit IdOrder(bool by_count) : by_count_(by_count) {}
+  static constexpr uint32_t none = 0xffffffff;
+
+  // Counts end at `most`, and are halved after every `halve_after` uses.
+  explicit IdOrder(bool by_count, uint32_t most = none, int64_t halve_after = INT64_MAX)
+      : by_count_(by_count), most_(most), halve_after_(halve_after) {}
 
   // Makes room for rows below n, without which none may be added.
   void reserve(int64_t n) { links_.reserve(n); }
@@ -21,6 +26,9 @@ class IdOrder {
   void touch(uint32_t row, uint32_t clock);
   // Takes the row that goes first out of the order and returns it; -1 where batch `clock` has used them all.
   int64_t take_first(uint32_t clock);
+  // At the end of a batch: halves the counts where it is time, in O(rows) once in `halve_after` uses; none falls below
+  // 1. Rows of one count are then in the order of their last batches, and of one batch those of smaller counts first.
+  void age();
 
   uint32_t count(uint32_t row) const { return links_[row].count; }
   uint32_t clock(uint32_t row) const { return links_[row].clock; }
@@ -36,7 +44,6 @@ class IdOrder {
   int64_t bytes() const { return links_.bytes() + static_cast<int64_t>(lists_.size()) * list_bytes; }
 
  private:
-  static constexpr uint32_t none = 0xffffffff;
   static constexpr int64_t list_bytes = 64;  // a node of the map
   struct Link {
     uint32_t previous, next, count, clock;
@@ -45,9 +52,13 @@ class IdOrder {
     uint32_t first = none, last = none;
   };
   uint32_t key(uint32_t count) const { return by_count_ ? count : 0; }
+  void append(List& list, uint32_t row, uint32_t count, uint32_t clock);
   void take_out(uint32_t row);
+  List merged(const List& a, const List& b, uint32_t count);
 
   bool by_count_;
+  uint32_t most_;
+  int64_t halve_after_, uses_ = 0;  // uses since the counts were last halved
   Blocks<Link> links_;
   std::map<uint32_t, List> lists_;  // by count, or one; the least recently used first; none is empty
   uint32_t all_used_below_ = 0;     // lists of lower keys hold only what the batch `searched_` has used

@@ -38,9 +38,21 @@ template <class T> struct Learning {
   const T* norm;                                  // [n_unique] or null
 };
 
+// What the merged gradients of rows are sums of: of how many steps each, and the sum of these steps' squares, of the
+// shape of the rule's accumulator.
+template <class T> struct Sums {
+  const int64_t* ticks;  // [n_unique], 1 and more
+  const T* squares;      // [n_unique] or [n_unique, width]
+};
+
 template <class T> void merge(const Occurrences<T>& from, T* merged);
 template <class T> void squared_norms(const T* merged, int64_t n, int64_t width, T* out);
 template <class T> void update(const Target<T>& target, const T* merged, const Learning<T>& how);
+// By the Adagrads.
+template <class T>
+void update_sums(const Target<T>& target, const T* merged, const Learning<T>& how, const Sums<T>& of);
+void update_sums(const Target<float, HalfRows>& target, const float* merged, const Learning<float>& how,
+                 const Sums<float>& of);
 template <class T> void merge_update(const Target<T>& target, const Occurrences<T>& from, const Learning<T>& how);
 void update(const Target<float, HalfRows>& target, const float* merged, const Learning<float>& how);
 void merge_update(const Target<float, HalfRows>& target, const Occurrences<float>& from, const Learning<float>& how);

@@ -137,6 +137,66 @@ template <class T> struct RowwiseAdagrad {
   }
 };
 
+// A gradient that is the sum of several steps': what divides it is the mean over these steps of the roots that they
+// would have met, each having added its part of the squares. The mean of 1 / sqrt(a + i q / n) over i = 1 .. n, as the
+// integral between the middles of its steps gives it: within 2.5 % of it for every n > 1.
+template <class T> inline T mean_rate(T lr, T eps, T accumulator, T squares, T twice_n) {
+  const T half = squares / twice_n;
+  return (lr + lr) / (std::sqrt(accumulator + half) + std::sqrt(accumulator + squares + half) + (eps + eps));
+}
+
+template <class T> struct AdagradOfSums {
+  T lr, eps;
+  T* accumulator;        // [N, width]
+  const int64_t* ticks;  // [U]
+  const T* squares;      // [U, width]
+  int64_t width;
+
+  template <int W> HPCREC_INLINE void prefetch(int64_t n) const {
+    prefetch_row<W, true>(accumulator + n * width, width);
+  }
+  template <int W, class Rows>
+  void apply(const int64_t* ids, int64_t u, int64_t n, const Rows& rows, const T* merged) const {
+    const int64_t n_columns = W ? W : width;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = ids[i] * n_columns;
+      const T twice_n = static_cast<T>(2 * ticks[u + i]);
+      T* __restrict row = rows.row(i, at);
+      T* __restrict sum = accumulator + at;
+      const T* __restrict g = merged + i * n_columns;
+      const T* __restrict q = squares + (u + i) * n_columns;
+#pragma omp simd
+      for (int64_t d = 0; d < n_columns; ++d) {
+        row[d] -= mean_rate(lr, eps, sum[d], q[d], twice_n) * g[d];
+        sum[d] += q[d];
+      }
+    }
+  }
+};
+
+template <class T> struct RowwiseAdagradOfSums {
+  T lr, eps;
+  T* accumulator;        // [N]
+  const int64_t* ticks;  // [U]
+  const T* squares;      // [U]
+  int64_t width;
+
+  template <int W> HPCREC_INLINE void prefetch(int64_t n) const { __builtin_prefetch(accumulator + n, 1, 3); }
+  template <int W, class Rows>
+  void apply(const int64_t* ids, int64_t u, int64_t n, const Rows& rows, const T* merged) const {
+    const int64_t n_columns = W ? W : width;
+    for (int64_t i = 0; i < n; ++i) {
+      T* __restrict row = rows.row(i, ids[i] * n_columns);
+      const T* __restrict g = merged + i * n_columns;
+      const T q = squares[u + i], before = accumulator[ids[i]];
+      const T rate = mean_rate(lr, eps, before, q, static_cast<T>(2 * ticks[u + i]));
+      accumulator[ids[i]] = before + q;
+#pragma omp simd
+      for (int64_t d = 0; d < n_columns; ++d) row[d] -= rate * g[d];
+    }
+  }
+};
+
 // torch.optim.SparseAdam, operation by operation.
 template <class T> struct Adam {
   T step_size, eps, rest1, rest2;  // rest: 1 - beta
