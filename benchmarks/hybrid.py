@@ -252,7 +252,13 @@ def drains(data: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row
 
 def auc(name: str, _: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     """What old rows cost."""
-    return auc_part.measure(options.cache, options.data, name, quick=options.quick)
+    arms = auc_part.Arms(
+        staleness=(1, 2, 5, 10),
+        settings=lambda tau: ["policy.name=hybrid", f"policy.staleness={tau}"],
+        claimed=(2, 10),
+        claim="persia.auc_interval.{data}.tau{staleness}",
+    )
+    return auc_part.measure(options.cache, options.data, name, arms, quick=options.quick)
 
 
 def capacity(_: Path, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:

@@ -1,16 +1,17 @@
 """AUC by staleness, beside that of ``sync`` from the same seed, with settings tuned for ``sync`` and left.
 
-DeepFM on one rank: hpcrec's synthetic clicks (latent vectors of 8), MovieLens' pairs and the Criteo sample, which is
+DeepFM: hpcrec's synthetic clicks (latent vectors of 8), MovieLens' pairs and the Criteo sample, which is
 too small to decide, in batches of 128; and, as a bad case, synthetic clicks in few large steps, where the hottest rows
 change in every step. The learning rate of rows is the one of ``RATES`` with the best AUC of ``sync`` from another seed.
 A model that has diverged counts as one of AUC 0. An interval is the 95 % one of the mean difference over seeds
-(Student's t). Runs two at a time: nothing is timed.
+(Student's t). ``sync`` runs on one rank, which differs from several by the order of sums alone, two at a time: nothing
+is timed.
 """
 
 import math
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,6 @@ from hpcrec.preparation.synthetic import SyntheticSpec
 
 CONFIG = Path(__file__).resolve().parent / "auc.toml"
 SEEDS, TUNING_SEED = (1, 2, 3, 4, 5), 11
-STALENESS = (1, 2, 5, 10)
 RATES = {"sgd": (0.03, 0.1, 0.3, 1.0, 3.0), "rowwise_adagrad": (0.003, 0.01, 0.03, 0.1, 0.3)}
 STEPS, QUICK_STEPS = 10_000, 200
 SYNTHETIC_SAMPLES, RANK = 1_400_000, 8
@@ -56,7 +56,22 @@ CASES = (
 DECIDES = ("synthetic", "movielens")
 
 
-def measure(cache: Path, files: Path, name: str, *, quick: bool) -> tuple[list[Row], list[Row]]:
+@dataclass(frozen=True)
+class Arms:
+    """The policy that is held to ``sync``.
+
+    ``settings`` are of each staleness, on so many ranks; of those that are ``claimed`` an interval is a claim, named by
+    ``claim`` with the data and the staleness in it.
+    """
+
+    staleness: tuple[int, ...]
+    settings: Callable[[int], list[str]]
+    claimed: tuple[int, ...]
+    claim: str
+    ranks: int = 1
+
+
+def measure(cache: Path, files: Path, name: str, arms: Arms, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Rows of the table, of the case of this name, and claims."""
     case = next(case for case in CASES if case.name == name)
     if case.data == "movielens":
@@ -65,8 +80,8 @@ def measure(cache: Path, files: Path, name: str, *, quick: bool) -> tuple[list[R
         train = synthetic(cache) if case.data == "synthetic" else criteo(cache, files)
     if train is None:
         return [], []
-    rows = [row for optimizer in case.optimizers for row in of(case, train, optimizer, quick=quick)]
-    return rows, claims(name, rows) if name in DECIDES and not quick else []
+    rows = [row for optimizer in case.optimizers for row in of(case, train, optimizer, arms, quick=quick)]
+    return rows, claims(name, rows, arms) if name in DECIDES and not quick else []
 
 
 def criteo(cache: Path, files: Path) -> Path | None:
@@ -95,18 +110,20 @@ def synthetic(cache: Path) -> Path:
     return folder / "train.h5"
 
 
-def of(case: Case, train: Path, optimizer: str, *, quick: bool) -> list[Row]:
+def of(case: Case, train: Path, optimizer: str, arms: Arms, *, quick: bool) -> list[Row]:
     """A row for each staleness."""
     steps = min(case.steps, QUICK_STEPS) if quick else case.steps
     seeds = SEEDS[:2] if quick else SEEDS
     job = partial(_job, case, train, optimizer, steps)
     rates = [round(rate * case.scale, 9) for rate in RATES[optimizer]]
-    tried = _auc([job(rate, 0, TUNING_SEED) for rate in rates])
+    tried = _auc([job(rate, SYNC, TUNING_SEED) for rate in rates])
     rate = rates[max(range(len(rates)), key=lambda at: tried[at])]
-    wanted = [(staleness, seed) for staleness in (0, *STALENESS) for seed in seeds]
-    auc = dict(zip(wanted, _auc([job(rate, *one) for one in wanted]), strict=True))
+    auc = {(0, seed): found for seed, found in zip(seeds, _auc([job(rate, SYNC, seed) for seed in seeds]), strict=True)}
+    wanted = [(staleness, seed) for staleness in arms.staleness for seed in seeds]
+    found = _auc([job(rate, arms.settings(staleness), seed) for staleness, seed in wanted], arms.ranks)
+    auc |= dict(zip(wanted, found, strict=True))
     rows = []
-    for staleness in STALENESS:
+    for staleness in arms.staleness:
         gaps = [auc[staleness, seed] - auc[0, seed] for seed in seeds]
         mean, error = statistics.mean(gaps), STUDENT * statistics.stdev(gaps) / math.sqrt(len(gaps))
         sync = statistics.mean(auc[0, seed] for seed in seeds)
@@ -116,8 +133,10 @@ def of(case: Case, train: Path, optimizer: str, *, quick: bool) -> list[Row]:
     return rows
 
 
-def _job(case: Case, train: Path, optimizer: str, steps: int, rate: float, staleness: int, seed: int) -> Row:
-    policy = ["policy.name=sync"] if not staleness else ["policy.name=hybrid", f"policy.staleness={staleness}"]
+SYNC = ["policy.name=sync"]
+
+
+def _job(case: Case, train: Path, optimizer: str, steps: int, rate: float, policy: list[str], seed: int) -> Row:
     settings = [
         f"data.train={train}",
         f"data.validation={train.parent / 'validation.h5'}",
@@ -131,23 +150,24 @@ def _job(case: Case, train: Path, optimizer: str, steps: int, rate: float, stale
     return {"kind": "train", "config": str(CONFIG), "settings": settings, "evaluate": True}
 
 
-def _auc(jobs: Sequence[Row]) -> list[float]:
+def _auc(jobs: Sequence[Row], ranks: int = 1) -> list[float]:
     """Of each, in order."""
-    lists = [jobs[first::AT_ONCE] for first in range(AT_ONCE)]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(_in_turn, lists))
-    return [found[at % AT_ONCE][at // AT_ONCE] for at in range(len(jobs))]
+    at_once = AT_ONCE if ranks == 1 else 1
+    lists = [jobs[first::at_once] for first in range(at_once)]
+    with ThreadPoolExecutor(at_once) as pool:
+        found = list(pool.map(partial(_in_turn, ranks=ranks), lists))
+    return [found[at % at_once][at // at_once] for at in range(len(jobs))]
 
 
-def _in_turn(jobs: Sequence[Row]) -> list[float]:
-    return [row["auc"] for row in launch.local(jobs, ranks=1, bound=False)] if jobs else []
+def _in_turn(jobs: Sequence[Row], ranks: int) -> list[float]:
+    return [row["auc"] for row in launch.local(jobs, ranks=ranks, bound=False)] if jobs else []
 
 
-def claims(data: str, rows: Sequence[Row]) -> list[Row]:
-    """The end of an interval that is farther from 0, the worse of both optimizers."""
+def claims(data: str, rows: Sequence[Row], arms: Arms) -> list[Row]:
+    """The end of an interval that is farther from 0, the worse of the optimizers."""
     out = []
-    for staleness in (2, 10):
+    for staleness in arms.claimed:
         worst = max(max(abs(r["low"]), abs(r["high"])) for r in rows if r["staleness"] == staleness)
-        name = f"persia.auc_interval.{data}.tau{staleness}"
+        name = arms.claim.format(data=data, staleness=staleness)
         out.append(claim(name, worst, "of AUC, end of the 95 % interval", f"<= {GOAL:g}"))
     return out

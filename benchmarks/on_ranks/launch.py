@@ -24,7 +24,7 @@ def local(jobs: Sequence[Mapping[str, Any]], ranks: int = RANKS, *, bound: bool 
 
     Not ``bound`` to cores where several launches are to run at once: each would take the first ones.
     """
-    free = [] if bound else ["--launcher-option", "--bind-to none"]
+    free = [] if bound else ["--launcher-option", "--oversubscribe --bind-to none"]
     return _rows([sys.executable, "-m", "hpcrec", "run", "-n", str(ranks), "--threads", "1", *free, "--", RANK], jobs)
 
 
@@ -42,18 +42,26 @@ def why_no_hosts(cluster: Path) -> str | None:
 
 
 def on_hosts(
-    jobs: Sequence[Mapping[str, Any]], cluster: Path, rate: str = "1gbit", ranks_per_host: int = 1
+    jobs: Sequence[Mapping[str, Any]],
+    cluster: Path,
+    rate: str = "1gbit",
+    ranks_per_host: int = 1,
+    *,
+    hosts: int = HOSTS,
+    burst: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The same with so many ranks on each of 4 emulated hosts, which are there for as long as it takes.
+    """The same with so many ranks on each of some emulated hosts, which are there for as long as it takes.
 
-    ``rate`` is of their links, both ways, as ``tc`` writes it.
+    ``rate`` is of their links, both ways, and ``burst`` what passes unshaped, as ``tc`` writes it (None: as the scripts
+    have it).
     """
     scripts = cluster.resolve() / "hosts"
     # Ranks that wait give way to others of their session alone (Linux's autogroup), and a daemon would begin one.
     environment = {**os.environ, "MPIOPTS": f"{os.environ.get('MPIOPTS', '')} --leave-session-attached"}
     try:
-        subprocess.run([str(scripts / "up.sh"), str(HOSTS), rate], check=True, stdout=subprocess.DEVNULL)
-        ranks = [str(HOSTS * ranks_per_host), str(ranks_per_host)]
+        shaping = environment if burst is None else {**environment, "BURST": burst}
+        subprocess.run([str(scripts / "up.sh"), str(hosts), rate], check=True, stdout=subprocess.DEVNULL, env=shaping)
+        ranks = [str(hosts * ranks_per_host), str(ranks_per_host)]
         yield from _rows([str(scripts / "run.sh"), *ranks, sys.executable, "-u", RANK], jobs, environment)
     finally:
         subprocess.run([str(scripts / "down.sh")], check=False)

@@ -19,6 +19,7 @@ from typing import Any
 import curves
 import links
 import numpy as np
+import settle
 import timeline
 from clock import Clock
 
@@ -61,6 +62,8 @@ def train(
     again: bool = False,
     clocked: bool = False,
     again_from: bool = False,
+    settled: Mapping[str, Any] | None = None,
+    leave_after: int | None = None,
 ) -> Any:
     """One run: bytes a step by tag, sender and receiver, and the mean time of a step.
 
@@ -84,11 +87,17 @@ def train(
     again_from : bool
         Whether the run is saved at its end, and gone on with from that checkpoint: how long both take, and what there
         is. That it has the same rows is seen to.
+    settled : mapping, optional
+        What ``settle.fill`` is given, where copies of rows are to be there from the start.
+    leave_after : int, optional
+        Steps after which the run is left, without what its end would do.
     """
     clock = Clock() if clocked else None
     began_s, used_s = time.perf_counter(), 0.0
     with hpcrec.open_session(config, settings) as session:
         open_s = time.perf_counter() - began_s
+        if settled is not None:
+            settle.fill(session, **settled)
         sent, main, pipeline, early = Sent(session.parts.world), session.parts.world.main, session.parts.pipeline, []
         for step in session.steps():
             step.run()
@@ -100,11 +109,13 @@ def train(
                 began_s, used_s = time.perf_counter(), time.process_time()
                 if clock is not None:
                     clock.begin()
-            if session.step == session.total_steps - cooldown:
+            if session.step == (leave_after or session.total_steps) - cooldown:
                 main.barrier()
                 step_s = (time.perf_counter() - began_s) / (session.step - warmup)
                 used_s = (time.process_time() - used_s) / (session.step - warmup)
                 clocked_s = {} if clock is None else clock.of_slowest(main, session.step - warmup)
+            if session.step == leave_after:
+                break
         if session.stopped:  # by a signal: the jobs that follow are not to be begun
             sys.exit(curves.STOPPED)
         bytes_RTR = np.array(main.allgather(sent.bytes_TR))

@@ -194,7 +194,7 @@ def make_exchange(
         back=world.lane(GRADIENTS) if apart else None,
         keeps=several > 1,
         parts=parts,
-        keeping=make_keeping(config, layout.tables, len(world.topology.dense)),
+        keeping=make_keeping(config, layout.tables, world.topology.dense),
     )
 
 
@@ -224,7 +224,7 @@ def _refuse_sums(config: Config, layout: Layout) -> None:
     Optimizers for which their sum is no update, or stores that do not learn from it; ids that may lose their rows
     meanwhile; and rows that a dense rank has several copies of, of which one would lack what the others hold back.
     """
-    staleness = make_keeping(config, layout.tables, 1).staleness
+    staleness = make_keeping(config, layout.tables, (0,)).staleness
     bundles = collections.Counter(form.family.name for form in layout.bundled() if form.conditional)
     for feature in layout.conditional if staleness else ():
         family, why = layout.family_of[feature], None

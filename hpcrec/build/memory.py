@@ -98,7 +98,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
     return [
         rank_memory(
             _held(tables, families, rank),
-            _traffic(config, layout, rank, mean_ids),
+            _traffic(config, layout, rank, mean_ids, topology.dense),
             dense if rank in topology.dense else None,
             item_bytes=dtype.itemsize,
             ahead=config.exchange.prefetch,
@@ -165,7 +165,9 @@ def _written(config: Config, wire_bytes: float) -> Written | None:
     return Written(item_bytes=wire_bytes, thresholded=config.exchange.codec == "dct", whole_evaluations=whole)
 
 
-def _traffic(config: Config, layout: Layout, rank: int, mean_ids: dict[str, float]) -> HolderTraffic:
+def _traffic(
+    config: Config, layout: Layout, rank: int, mean_ids: dict[str, float], dense: Sequence[int]
+) -> HolderTraffic:
     leg, batch = layout.legs.get(rank), config.train.batch_size
     if leg is None:
         return HolderTraffic()
@@ -182,6 +184,10 @@ def _traffic(config: Config, layout: Layout, rank: int, mean_ids: dict[str, floa
     pooled = [not e.form.pools and layout.pooling[e.features[0]] == "max" for e in leg.entries]
     maxima = [s for s in (*leg.streams, *leg.hidden) if pooled[s.entry]]
     weights, columns = layout.weights_at(rank)
+    keeping, lags = make_keeping(config, layout.tables, dense), 0.0
+    for e in leg.entries:
+        if issubclass(e.form, Conditional):
+            lags += e.form.owner_memory(e.family.part_rows(e.part) + (e.family.dynamic is not None), keeping)
     return HolderTraffic(
         weights=weights,
         weighed_elements=batch * columns,
@@ -189,6 +195,7 @@ def _traffic(config: Config, layout: Layout, rank: int, mean_ids: dict[str, floa
         bags=sum(bags_E),
         elements=elements + partials,
         kept=kept,
+        lag_bytes=lags,
         id_elements=sum(ids_E[s.entry] * s.width for s in maxima),
         bag_elements=sum(bags_E[s.entry] * s.width for s in maxima),
         dynamic_ids=sum(n for n, e in zip(ids_E, leg.entries, strict=True) if e.family.dynamic is not None),
@@ -238,7 +245,7 @@ def _dense_rank(
     reduction: Reduction,
 ) -> DenseRank:
     batch, n = config.train.batch_size, len(topology.dense)
-    asked = [_traffic(config, layout, rank, mean_ids) for rank in layout.legs]
+    asked = [_traffic(config, layout, rank, mean_ids, topology.dense) for rank in layout.legs]
     used = layout.visible if config.exchange.ids == "read" else tuple(layout.form_of)
     maxima = [  # pooled by max here: rows that came or are here, or answers of bags that meet, at most as many as ids
         (k.feature, group.width)
@@ -278,7 +285,11 @@ def _dense_rank(
 def _kept_rows(config: Config, layout: Layout, ranks: int) -> float:
     """Bytes of rows that conditional forms keep on a dense rank."""
     forms = [form for form in layout.bundled() if isinstance(form, Conditional)]
-    keeping, item, total = make_keeping(config, layout.tables, ranks), DTYPES[config.train.dtype][0].itemsize, 0.0
+    keeping, item, total = (
+        make_keeping(config, layout.tables, range(ranks)),
+        DTYPES[config.train.dtype][0].itemsize,
+        0.0,
+    )
     for kind in dict.fromkeys(type(form) for form in forms):
         mine = [form for form in forms if type(form) is kind]
         total += kind.memory(mine, [layout.tables_of[form.features[0]] for form in mine], keeping, item)

@@ -79,17 +79,17 @@ def _policy_options(config: Config) -> Any:
     return kind(**{name: value for name, value in given.items() if value is not None})
 
 
-def make_keeping(config: Config, tables: Mapping[str, TableSpec], dense: int) -> Keeping:
-    """By what conditional forms keep rows on so many dense ranks."""
+def make_keeping(config: Config, tables: Mapping[str, TableSpec], dense: Sequence[int]) -> Keeping:
+    """By what conditional forms keep rows on these dense ranks."""
     options = getattr(make_policy(config), "options", None)
     if options is None:
-        return Keeping(dense=dense, tables=tables)
+        return Keeping(dense=tuple(dense), tables=tables)
     return Keeping(
         staleness=options.staleness,
         capacity=options.capacity,
         evict=options.cache,
         max_age=options.max_age or None,
-        dense=dense,
+        dense=tuple(dense),
         tables=tables,
     )
 

@@ -1,10 +1,10 @@
-"""Messages of conditional forms: what dense ranks know, rows that are too old there, and rows that are pushed.
+"""Messages of conditional forms: which copies dense ranks have, rows that are too old there, and rows that are pushed.
 
 ::
 
     dense rank                            owner
-    clocks it knows   --- ids ---------->  rule: which copies are too old      in the phase values, after rows are found
-    copies            <-- ids -----------  a bit a row: whether it follows; then the clocks of those that do
+    has a copy?       --- ids ---------->  rule: which copies are too old      in the phase values, after rows are found
+    follows?          <-- ids -----------  a bit a row, both ways
                       <-- values --------  those rows, as all values are written
     rows it pushes    --- control, ids ->  how many of each entry; which, and  in the phase gradients, after the verdict
                                            of how many steps each
@@ -14,9 +14,9 @@ Where a table's optimizer adds up squares and gradients of several steps are pus
 accumulator with it (``values``), and one that is pushed its sum of squares (``gradients``): a number each, as it is.
 
 A message has the entries of conditional forms one after the other, in the order of the leg; vectors follow stream after
-stream. Bytes besides the vectors: 4 a row asked for, a bit back, and 4 where it follows; 4 a row pushed (8 where some
-of the tables are dynamic: ids), a byte of ticks (4 from a staleness of 255 on), and 8 an entry and rank; each message
-but those of entries rounded up to 64. Knows the layout and rows by number; when a copy is too old, and what is pushed,
+stream. Bytes besides the vectors: a bit a row asked for and a bit back; 4 a row pushed (8 where some of the tables are
+dynamic: ids), a byte of ticks (4 from a staleness of 255 on), and 8 an entry and rank; each message but those of
+entries rounded up to 64. Knows the layout and rows by number; when a copy is too old, and what is pushed,
 ``forms.conditional`` says.
 
 Legend: ``K`` rows asked for or pushed, one peer after the other; ``P`` vectors: a row and a stream of its entry; ``C``
@@ -32,7 +32,7 @@ from hpcrec.comm.sizes import padded_bytes
 from hpcrec.errors import HpcrecError
 from hpcrec.exchange.bags import Entries, cumulative, ranges
 from hpcrec.exchange.columns import Dealt
-from hpcrec.exchange.forms.conditional import NOT_KNOWN, Asked, Conditional, Copies, Keeping, Push
+from hpcrec.exchange.forms.conditional import Asked, Conditional, Copies, Keeping, Push
 from hpcrec.exchange.forms.form import Form
 from hpcrec.exchange.layout import Layout
 from hpcrec.types import Floats, Ints
@@ -159,8 +159,10 @@ class Wanted:
         Whose row it is; the number of its entry and of its bundle; its number among the bundle's rows.
     names_K : int64 [K]
         What the owner calls it.
-    clocks_K, ticks_K : int64 [K]
-        What the owner has answered, and of how many steps the pushed gradients are.
+    follows_K : bool [K]
+        Which of them the owner sends.
+    ticks_K : int64 [K]
+        Of how many steps the pushed gradients are.
     """
 
     owner_K: Ints
@@ -168,7 +170,7 @@ class Wanted:
     bundle_K: Ints
     row_K: Ints
     names_K: Ints
-    clocks_K: Ints = field(default_factory=lambda: _NONE)
+    follows_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     ticks_K: Ints = field(default_factory=lambda: _NONE)
 
 
@@ -180,14 +182,16 @@ class Served:
     ----------
     peer_K, entry_K, row_K : int64 [K]
         Who asks; the number of the entry; the row of the part.
-    clocks_K, ticks_K : int64 [K]
-        What it is answered with, and of how many steps the pushed gradients are.
+    follows_K : bool [K]
+        Which of them are sent.
+    ticks_K : int64 [K]
+        Of how many steps the pushed gradients are.
     """
 
     peer_K: Ints
     entry_K: Ints
     row_K: Ints
-    clocks_K: Ints = field(default_factory=lambda: _NONE)
+    follows_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     ticks_K: Ints = field(default_factory=lambda: _NONE)
 
 
@@ -258,15 +262,15 @@ class DenseCopies:
         entry_K = np.repeat(np.arange(len(n_E)), n_E)
         return Wanted(self._entries.owner_E[entry_K], entry_K, self._bundle_E[entry_K], r.bag, r.ids)
 
-    def known(self, kept: Sequence[Kept], wanted: Wanted) -> Ints:
-        """The clock of each row, int64 [K]."""
-        by_bundle = [_NONE] * len(kept)
+    def has(self, kept: Sequence[Kept], wanted: Wanted) -> np.ndarray:
+        """Whether there is a copy of each row, bool [K]."""
+        by_bundle: list[np.ndarray] = [_NONE] * len(kept)
         for half, mine in self.halves:
-            for b, known_U in zip(mine, half.known([kept[b].asked for b in mine]), strict=True):
-                by_bundle[b] = known_U
-        return self._spread(by_bundle, wanted)
+            for b, has_U in zip(mine, half.kept([kept[b].asked for b in mine]), strict=True):
+                by_bundle[b] = has_U
+        return self._spread(by_bundle, wanted).astype(bool)
 
-    def _spread(self, by_bundle: Sequence[Ints], wanted: Wanted) -> Ints:
+    def _spread(self, by_bundle: Sequence[np.ndarray], wanted: Wanted) -> np.ndarray:
         first_B = cumulative(np.array([len(of) for of in by_bundle], np.int64))
         return np.concatenate([_NONE, *by_bundle])[first_B[wanted.bundle_K] + wanted.row_K]
 
@@ -274,27 +278,25 @@ class DenseCopies:
         """Those of some of the rows."""
         return self._streams.vectors(wanted.owner_K, wanted.entry_K, rows)
 
-    def read(
-        self, kept: Sequence[Kept], wanted: Wanted, clocks_K: Ints, values: Floats, numbers: Floats, *, train: bool
-    ) -> None:
+    def read(self, kept: Sequence[Kept], wanted: Wanted, values: Floats, numbers: Floats, *, train: bool) -> None:
         """Takes what came into the copies, and has ``Kept.rows`` made of them; an evaluation reads what came alone.
 
         ``values`` are the messages of rows, ``numbers`` those of their accumulators.
         """
-        clocks = [np.full(len(of.asked.rows), NOT_KNOWN) for of in kept]
+        sent = [np.zeros(len(of.asked.rows), bool) for of in kept]
         came = [
             {t: np.zeros((len(of.asked.rows), width), self._dtype) for t, width in widths.items()}
             for of, widths in zip(kept, self._widths, strict=True)
         ]
-        for b, clock_U in enumerate(clocks):
+        for b, sent_U in enumerate(sent):
             mine = wanted.bundle_K == b
-            clock_U[wanted.row_K[mine]] = clocks_K[mine]
-            if (clock_U[wanted.row_K[mine]] != clocks_K[mine]).any():
+            sent_U[wanted.row_K[mine]] = wanted.follows_K[mine]
+            if (sent_U[wanted.row_K[mine]] != wanted.follows_K[mine]).any():
                 raise HpcrecError(
-                    f"owners of parts of a row of the features {', '.join(self._bundles[b])} have different clocks "
-                    "for it. This is a fault of the form's rule, which has to be the same function on all of them."
+                    f"owners of parts of a row of the features {', '.join(self._bundles[b])} do not agree whether its "
+                    "copy is too old. This is a fault of the form's rule, which has to be the same function on all."
                 )
-        v = self.vectors(wanted, np.flatnonzero(clocks_K >= 0))
+        v = self.vectors(wanted, np.flatnonzero(wanted.follows_K))
         for s, some in _by_stream(v):
             table, columns = self._columns[s]
             rows = v.row[some]
@@ -303,15 +305,15 @@ class DenseCopies:
         for of, fresh in zip(kept, came, strict=True):
             of.rows = fresh
         sums: list[dict[str, Floats]] = [{} for _ in kept]
-        v = self.accumulators.vectors(wanted, np.flatnonzero(clocks_K >= 0))
+        v = self.accumulators.vectors(wanted, np.flatnonzero(wanted.follows_K))
         for s, some in _by_stream(v):
             rows, table = v.row[some], self._columns[s][0]
             b = int(wanted.bundle_K[rows[0]])
             of_rows = sums[b].setdefault(table, np.zeros(len(kept[b].asked.rows), self._dtype))
             of_rows[wanted.row_K[rows]] = numbers[v.start[some]]
         for half, mine in self.halves if train else []:
-            asked, by_half = ([kept[b].asked for b in mine], [clocks[b] for b in mine])
-            read = half.read(asked, by_half, [came[b] for b in mine], [sums[b] for b in mine])
+            asked, came_too = [kept[b].asked for b in mine], [sums[b] for b in mine]
+            read = half.read(asked, [sent[b] for b in mine], [came[b] for b in mine], came_too)
             for b, by_table in zip(mine, read, strict=True):
                 kept[b].rows = by_table
 

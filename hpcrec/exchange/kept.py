@@ -1,6 +1,6 @@
-"""What conditional forms do in a step, between ranks: ask with clocks, bring rows that are too old, push.
+"""What conditional forms do in a step, between ranks: ask, bring rows that are too old, push.
 
-Four collectives more in the phase values, three and one of counts in the phase gradients, only where a form is
+Three collectives more in the phase values, three and one of counts in the phase gradients, only where a form is
 conditional. Knows both sides of this rank and what is sent; messages are ``copies``, rules ``rules``.
 """
 
@@ -13,14 +13,13 @@ from hpcrec.errors import HpcrecError
 from hpcrec.exchange.codec import Codec, Elementwise
 from hpcrec.exchange.copies import Served, Vectors, Wanted, numbers
 from hpcrec.exchange.dense_side import DenseSide
-from hpcrec.exchange.forms.conditional import NOT_KNOWN, Keeping, Push
+from hpcrec.exchange.forms.conditional import Keeping, Push
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.owner_side import OwnerSide
 from hpcrec.exchange.route import Route
 from hpcrec.types import Floats, Ints
 
 _NONE, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0)
-_CLOCK = np.dtype(np.uint32)
 
 
 class KeptRows:
@@ -61,35 +60,36 @@ class KeptRows:
         self._none_R = np.zeros(collectives.size, np.int64)
 
     def ask(self, route: Route) -> Vectors | None:
-        """Dense ranks say what they know, owners which rows follow; returns where these lie, of an owner's messages."""
-        asked, apart, known_K = route.asked, None if route.served is None else route.served.apart, self._none_R[:0]
-        wanted = None if asked is None else asked.wanted
+        """Dense ranks say what they have, owners which rows follow; returns where these lie, of an owner's messages."""
+        asked, apart = route.asked, None if route.served is None else route.served.apart
+        wanted, has_K = None if asked is None else asked.wanted, _NONE.astype(bool)
         if asked is not None and wanted is not None and self._copies is not None:
-            known_K = np.full_like(wanted.row_K, NOT_KNOWN)
+            has_K = np.zeros(len(wanted.row_K), bool)
             if route.train:
-                known_K = self._copies.known(asked.kept, wanted)
-        known_K = self._messages.known(wanted, known_K, apart)
+                has_K = self._copies.has(asked.kept, wanted)
+        has_K = self._messages.bits(_peers(wanted), has_K, _peers(apart))
         if apart is not None and self._rules is not None:
-            self._rules.answer(apart, known_K)
-        clocks_K = self._messages.clocks(apart, wanted)
+            self._rules.answer(apart, has_K, train=route.train)
+        follows_K = _NONE.astype(bool) if apart is None else apart.follows_K
+        follows_K = self._messages.bits(_peers(apart), follows_K, _peers(wanted))
         if wanted is not None:
-            wanted.clocks_K = clocks_K
+            wanted.follows_K = follows_K
         if apart is None or self._rules is None:
             return None
-        return self._rules.vectors(apart, np.flatnonzero(apart.clocks_K >= 0))
+        return self._rules.vectors(apart, np.flatnonzero(apart.follows_K))
 
     def bring(self, route: Route, sent: Vectors | None, rows: Floats | None) -> None:
         """Those rows cross, and forms say what is read."""
         asked, due_R = route.asked, self._none_R
         wanted = None if asked is None else asked.wanted
         if wanted is not None and self._copies is not None:
-            due_R = self._copies.vectors(wanted, np.flatnonzero(wanted.clocks_K >= 0)).bytes_R
+            due_R = self._copies.vectors(wanted, np.flatnonzero(wanted.follows_K)).bytes_R
         came = self._messages.floats(
             rows, self._none_R.copy() if sent is None else sent.bytes_R, due_R.copy(), "values"
         )
         sums = self._accumulators(route, wanted)
         if asked is not None and wanted is not None and self._copies is not None:
-            self._copies.read(asked.kept, wanted, wanted.clocks_K, came, sums, train=route.train)
+            self._copies.read(asked.kept, wanted, came, sums, train=route.train)
 
     def _accumulators(self, route: Route, wanted: Wanted | None) -> Floats:
         """Those of the rows that came, where some have any."""
@@ -98,11 +98,11 @@ class KeptRows:
         apart, message = None if route.served is None else route.served.apart, None
         sent_R, due_R = self._none_R.copy(), self._none_R.copy()
         if apart is not None and self._rules is not None:
-            v = self._rules.accumulators.vectors(apart, np.flatnonzero(apart.clocks_K >= 0))
+            v = self._rules.accumulators.vectors(apart, np.flatnonzero(apart.follows_K))
             sent_R, message = v.bytes_R, self._messages.room(v.bytes_R)
             self._rules.write_accumulators(apart, v, message)
         if wanted is not None and self._copies is not None:
-            due_R = self._copies.accumulators.vectors(wanted, np.flatnonzero(wanted.clocks_K >= 0)).bytes_R
+            due_R = self._copies.accumulators.vectors(wanted, np.flatnonzero(wanted.follows_K)).bytes_R
         return self._messages.as_they_are(message, sent_R, due_R, "values")
 
     def push(self, route: Route, gradients: Floats, *, learned: bool, drain: bool, lr_scale: float) -> Floats:
@@ -194,19 +194,6 @@ class _Messages:
         self._collectives, self._codec, self._size, self._floats = collectives, codec, collectives.size, floats
         self._entries, self._names, self._ticks = entries, names, ticks
 
-    def known(self, wanted: Wanted | None, known_K: Ints, served: Served | None) -> Ints:
-        """What dense ranks know of the rows that they ask this owner for, int64 [K]."""
-        return self._numbers(_peers(wanted), known_K - NOT_KNOWN, _peers(served), _CLOCK) + NOT_KNOWN
-
-    def clocks(self, served: Served | None, wanted: Wanted | None) -> Ints:
-        """What owners answer, for each row that this dense rank asks for; -1 where none follows."""
-        clocks_K, to_K, from_K = _NONE if served is None else served.clocks_K, _peers(served), _peers(wanted)
-        follows_K = self._bits(to_K, clocks_K >= 0, from_K)
-        answers_K = np.full(len(from_K), NOT_KNOWN)
-        some = clocks_K >= 0
-        answers_K[follows_K] = self._numbers(to_K[some], clocks_K[some], from_K[follows_K], _CLOCK)
-        return answers_K
-
     def floats(self, message: Floats | None, sent_R: Ints, due_R: Ints, tag: str) -> Floats:
         """Vectors, as the codec writes them."""
         there = self._codec.message(sent_R, tag=tag)
@@ -246,14 +233,14 @@ class _Messages:
         largest = int(values_K.max(initial=0))
         if largest > np.iinfo(kind).max:
             raise HpcrecError(
-                f"a clock, or the name of a row, is {largest}, and {kind.itemsize} bytes hold no more than "
+                f"the name of a row, or a number of steps, is {largest}, and {kind.itemsize} bytes hold no more than "
                 f"{np.iinfo(kind).max}. Give the feature a form of its own (exchange.forms)."
             )
         message = self._collectives.message(sent_R, kind)
         message[at_K] = values_K
         return np.asarray(self._collectives.alltoallv(message, sent_R, due_R, "ids")[came_K]).astype(np.int64)
 
-    def _bits(self, to_K: Ints, values_K: np.ndarray, from_K: Ints) -> np.ndarray:
+    def bits(self, to_K: Ints, values_K: np.ndarray, from_K: Ints) -> np.ndarray:
         """A bit a row each way."""
         sent_R, at_K = numbers(to_K, self._size, bits=1)
         due_R, came_K = numbers(from_K, self._size, bits=1)

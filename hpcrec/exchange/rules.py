@@ -13,29 +13,32 @@ from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
 from hpcrec.exchange.copies import Numbers, Served, Streams, Vectors
-from hpcrec.exchange.forms.conditional import Conditional, Keeping, OwnerRule
+from hpcrec.exchange.forms.conditional import NOBODY, Conditional, Keeping, OwnerRule
 from hpcrec.exchange.forms.form import Form
 from hpcrec.exchange.layout import Leg
 from hpcrec.types import Floats, Ints
 
 
 class _Ruled:
-    """A rule over one part of a family; ``mixed``: its rows change by other forms too."""
+    """A rule over one part of a family, of one entry; ``mixed``: its rows change by other forms too."""
 
     def __init__(self, rule: OwnerRule, family: Family, spare: int, lives: Ints | None, *, mixed: bool) -> None:
         self.rule, self.family, self.spare, self.lives, self.mixed = rule, family, spare, lives, mixed
         self._seen = None if lives is None else lives.copy()
 
-    def answer(self, rows: Ints, known: Ints) -> Ints:
-        """Clocks; rows of which nothing is known, and ids without a row, are always sent."""
+    def answer(self, rows: Ints, places: Ints, has: np.ndarray, *, train: bool) -> np.ndarray:
+        """Which rows follow; those of which there is no copy, and ids without a row, always do."""
         if self.lives is not None and self._seen is not None:
             anew = np.unique(rows[self.lives[rows] != self._seen[rows]])
             if len(anew):
                 self._seen[anew] = self.lives[anew]
                 self.rule.restarted(anew)
-        clocks = self.rule.answer(rows, known)
-        always = (known < 0) | (rows == self.spare)
-        return np.where(always, np.maximum(clocks, 0), clocks)
+        follows = ~has | (rows == self.spare)
+        some = np.flatnonzero(~follows)
+        follows[some] = self.rule.answer(rows[some], places[some])
+        if train:  # an evaluation leaves copies as they are
+            self.rule.sent(rows[follows], places[follows])
+        return follows
 
 
 class OwnerRules:
@@ -68,26 +71,26 @@ class OwnerRules:
         self._block_S = np.array([found[0] for found in places if found is not None], np.int64)
         self._base_S = np.array([found[1].base for found in places if found is not None], np.int64)
         self._mixed = {entry.family.name for entry in leg.entries if not entry.form.conditional}
-        self._ruled: dict[tuple[str, str], _Ruled] = {}
         self._of_entry = [self._rule(leg.entries[e].family, leg.entries[e].form, leg.entries[e].part) for e in entries]
+        self._dense = np.array(keeping.dense, np.int64)
 
     def _rule(self, family: Family, form: type[Form], part: int) -> _Ruled:
-        key = family.name, form.name
-        if key not in self._ruled:
-            assert issubclass(form, Conditional)
-            dynamic, rows = family.dynamic is not None, family.part_rows(part)
-            lives = self._store.lives(family.name) if dynamic else None
-            rule = form.Owner(rows + dynamic, self._keeping)
-            mixed = family.name in self._mixed
-            self._ruled[key] = _Ruled(rule, family, rows if dynamic else -1, lives, mixed=mixed)
-        return self._ruled[key]
+        assert issubclass(form, Conditional)
+        dynamic, rows = family.dynamic is not None, family.part_rows(part)
+        lives = self._store.lives(family.name) if dynamic else None
+        rule = form.Owner(rows + dynamic, self._keeping)
+        return _Ruled(rule, family, rows if dynamic else -1, lives, mixed=family.name in self._mixed)
 
-    def answer(self, served: Served, known_K: Ints) -> None:
-        """Fills in ``served.clocks_K``."""
-        served.clocks_K = np.empty_like(known_K)
+    def answer(self, served: Served, has_K: np.ndarray, *, train: bool) -> None:
+        """Fills in ``served.follows_K``."""
+        served.follows_K, places_K = np.zeros(len(has_K), bool), self._places(served)
         for e, ruled in enumerate(self._of_entry):
             mine = np.flatnonzero(served.entry_K == e)
-            served.clocks_K[mine] = ruled.answer(served.row_K[mine], known_K[mine])
+            served.follows_K[mine] = ruled.answer(served.row_K[mine], places_K[mine], has_K[mine], train=train)
+
+    def _places(self, served: Served) -> Ints:
+        """Those of who asks, or pushes, among the dense ranks."""
+        return np.searchsorted(self._dense, served.peer_K)
 
     def vectors(self, served: Served, rows: Ints) -> Vectors:
         """Those of some of the rows."""
@@ -134,17 +137,18 @@ class OwnerRules:
         return out
 
     def learned(self, works: Sequence[Asked], pushed: Served | None) -> None:
-        """Tells the rules which rows have changed, and by how many ticks."""
-        for ruled in self._ruled.values():
-            found = [self._rows_of(self._store.place(table), works) for table in ruled.family.tables]
-            rows = np.unique(np.concatenate(found))
-            rows = rows[rows != ruled.spare]
-            ticks = np.zeros(len(rows), np.int64)
-            for e, of in enumerate(self._of_entry):
-                if of is ruled and pushed is not None:
-                    mine = np.flatnonzero((pushed.entry_K == e) & (pushed.row_K != ruled.spare))
-                    np.add.at(ticks, np.searchsorted(rows, pushed.row_K[mine]), pushed.ticks_K[mine])
-            ruled.rule.learned(rows, ticks + self._keeping.dense if ruled.mixed else ticks)
+        """Tells the rules which rows have changed: what was pushed, and rows that other forms have learned."""
+        places_K = None if pushed is None else self._places(pushed)
+        for e, ruled in enumerate(self._of_entry):
+            if ruled.mixed:
+                found = [self._rows_of(self._store.place(table), works) for table in ruled.family.tables]
+                rows = np.unique(np.concatenate(found))
+                ruled.rule.changed(rows[rows != ruled.spare])
+            for other, of in enumerate(self._of_entry if pushed is not None and places_K is not None else ()):
+                if of.family is ruled.family and pushed is not None and places_K is not None:
+                    mine = np.flatnonzero((pushed.entry_K == other) & (pushed.row_K != ruled.spare))
+                    places = places_K[mine] if other == e else np.full(len(mine), NOBODY)
+                    ruled.rule.learned(pushed.row_K[mine], places, pushed.ticks_K[mine])
 
     @staticmethod
     def _rows_of(place: tuple[int, Part] | None, works: Sequence[Asked]) -> Ints:

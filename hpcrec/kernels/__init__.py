@@ -8,6 +8,17 @@
 from hpcrec.kernels.backend import active, device, get_threads, set_threads, use
 from hpcrec.kernels.beside import Beside, BesideStep
 from hpcrec.kernels.chunks import fletcher32, read_chunks
+from hpcrec.kernels.copies import (
+    CopyTable,
+    add_to_copies,
+    copy_records,
+    end_ticks,
+    kept_copies,
+    read_copies,
+    record_fields,
+    sums_of_copies,
+    tick_copies,
+)
 from hpcrec.kernels.device import Device
 from hpcrec.kernels.device_array import DeviceArray, room_beside
 from hpcrec.kernels.fm import fm_sums, fm_sums_backward
@@ -56,6 +67,7 @@ __all__ = [
     "Beside",
     "BesideStep",
     "Coding",
+    "CopyTable",
     "DealtRequests",
     "Device",
     "DeviceArray",
@@ -71,13 +83,16 @@ __all__ = [
     "SlotMap",
     "Unpacked",
     "active",
+    "add_to_copies",
     "aligned_empty",
+    "copy_records",
     "copy_vectors",
     "deal_requests",
     "dedup",
     "device",
     "dot_interaction",
     "dot_interaction_backward",
+    "end_ticks",
     "expand",
     "fletcher32",
     "fm_sums",
@@ -90,6 +105,7 @@ __all__ = [
     "hash_ids",
     "init_rows",
     "initial_states",
+    "kept_copies",
     "mean_rate",
     "merge",
     "merge_update",
@@ -103,9 +119,11 @@ __all__ = [
     "pooled_max_backward",
     "positions_bytes",
     "read_chunks",
+    "read_copies",
     "read_halves",
     "read_positions",
     "read_requests",
+    "record_fields",
     "reserved_zeros",
     "room_beside",
     "scatter_add",
@@ -116,8 +134,10 @@ __all__ = [
     "squared_norm",
     "state_shapes",
     "state_values",
+    "sums_of_copies",
     "take_bags",
     "threshold_of",
+    "tick_copies",
     "to_half_rows",
     "unpack",
     "unpack_numbers",

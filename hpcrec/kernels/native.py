@@ -29,6 +29,12 @@ packed_bytes = loaded.packed_bytes
 pack_numbers = loaded.pack_numbers
 fletcher32 = loaded.fletcher32
 read_chunks = loaded.read_chunks
+kept_copies = loaded.kept_copies
+read_copies = loaded.read_copies
+tick_copies = loaded.tick_copies
+add_to_copies = loaded.add_to_copies
+sums_of_copies = loaded.sums_of_copies
+end_ticks = loaded.end_ticks
 
 
 def pooled_gather(

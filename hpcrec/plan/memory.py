@@ -149,6 +149,7 @@ def rank_memory(
     some = {"ids read": read_bytes, "sums among owners": in_flight * _SUM_COPIES * item_bytes * added_elements}
     some["saving"] = 0 if saves is None else _saving_bytes(held, item_bytes, marks, steps=saves)
     some["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID if held_ids else 0
+    some["lags of copies"] = traffic.lag_bytes
     terms |= {name: n for name, n in some.items() if n} | dict(auto or {})
     if traffic.weights or (wholes and dense is None):
         states = DENSE_STATES.get(dense_optimizer, 2)

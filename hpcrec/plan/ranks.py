@@ -20,7 +20,7 @@ class HolderTraffic:
     ``ids`` and ``bags`` are numbers a step; ``elements`` those of the vectors that answer them, of which ``kept`` cross
     where not all do. ``id_elements`` and ``bag_elements`` are those of ids and bags that it pools by max;
     ``dynamic_ids`` those of dynamic tables. ``weights`` are elements of dense parameters that it trains, on
-    ``weighed_elements`` of vectors.
+    ``weighed_elements`` of vectors. ``lag_bytes`` is what it keeps of copies of its rows on dense ranks.
     """
 
     ids: float = 0.0
@@ -29,6 +29,7 @@ class HolderTraffic:
     id_elements: float = 0.0
     bag_elements: float = 0.0
     dynamic_ids: float = 0.0
+    lag_bytes: float = 0.0
     weights: int = 0
     weighed_elements: float = 0.0
     kept: float = 0.0

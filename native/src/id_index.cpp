@@ -15,7 +15,7 @@
 
 namespace hpcrec {
 namespace {
-constexpr int64_t ids_at_once = 32;    // searches in flight: more than a core has misses
+constexpr int64_t ids_at_once = 64;    // searches in flight: more than a core has misses
 constexpr int64_t segment_ids = 1024;  // of an index for few ids
 constexpr uint8_t many = std::numeric_limits<uint8_t>::max();
 }  // namespace
@@ -49,7 +49,7 @@ void IdIndex::Segment::put(uint64_t hash, uint32_t number) {
   chunks[at].number[i] = number;
 }
 
-IdIndex::IdIndex(const IdKey& key, int64_t expected) : key_(key), segment_bits_(0) {
+IdIndex::IdIndex(const IdKey& key, int64_t expected, bool with_links) : key_(key), segment_bits_(0), ids_(with_links) {
   while (segment_bits_ < most_segment_bits && (segment_ids << segment_bits_) < expected) ++segment_bits_;
   segments_.resize(size_t{1} << segment_bits_);
 }
@@ -78,12 +78,12 @@ void IdIndex::find(const int64_t* ids, int64_t n, int64_t* numbers) const {
       hashes[k] = hash(ids[first + k]);
       const Segment& segment = segments_[segment_of(hashes[k])];
       homes[k] = segment.n_chunks ? &segment.chunks[segment.home(hashes[k])] : nullptr;
-      __builtin_prefetch(homes[k]);
+      __builtin_prefetch(homes[k], 0, 2);
     }
     for (int64_t k = 0; k < here; ++k) {  // the first id of the same tag is mostly the one
       const uint32_t found = homes[k] ? homes[k]->where(tag_of(hashes[k])) : 0;
       numbers[first + k] = found ? static_cast<int64_t>(homes[k]->number[__builtin_ctz(found)]) : -1;
-      if (found) __builtin_prefetch(&ids_[numbers[first + k]]);
+      if (found) __builtin_prefetch(&ids_[numbers[first + k]], 0, 2);
     }
     for (int64_t k = 0; k < here; ++k) {
       const int64_t id = ids[first + k], number = numbers[first + k];

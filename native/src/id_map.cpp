@@ -2,6 +2,9 @@
 #include "hpcrec/id_map.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -11,9 +14,10 @@ namespace hpcrec {
 namespace {
 using Lock = std::lock_guard<std::mutex>;
 constexpr int64_t most_batches = 0xfffffffe, most_count = 0xffffffff;
-constexpr int64_t ahead = 16;  // ids that are asked for before they are worked on
+constexpr int64_t ahead = 16;       // ids that are asked for before they are worked on
+constexpr int64_t block_ids = 512;  // of a batch, that one thread finds
 
-void save_list(const IdIndex& index, const IdOrder* order, const IdList& to) {
+void save_list(const IdIndex& index, const IdOrder* order, const IdColumns& to) {
   int64_t at = 0;
   if (!order) {
     for (; at < index.size(); ++at) {
@@ -30,7 +34,8 @@ void save_list(const IdIndex& index, const IdOrder* order, const IdList& to) {
   });
 }
 
-void load_list(const char* name, IdIndex& index, IdOrder* order, const ConstIdList& from, int64_t room, int64_t clock) {
+void load_list(const char* name, IdIndex& index, IdOrder* order, const ConstIdColumns& from, int64_t room,
+               int64_t clock) {
   const auto refuse = [&](const char* what, int64_t at, int64_t value, const std::string& why) {
     throw std::invalid_argument(std::string(name) + what + "[" + std::to_string(at) + "] is " + std::to_string(value) +
                                 why);
@@ -51,10 +56,11 @@ void load_list(const char* name, IdIndex& index, IdOrder* order, const ConstIdLi
 }
 }  // namespace
 
-IdMap::IdMap(const IdRules& rules, const IdKey& key) : rules_(rules), index_(key, rules.capacity) {
-  if (rules.evict == Evict::light_lfu) order_.emplace(true, light_most, light_uses * rules.capacity);
-  else if (rules.evict != Evict::none) order_.emplace(rules.evict == Evict::lfu);
-  if (rules.admit_from > 1) pending_.emplace(Pending{IdIndex(key, rules.pending), IdOrder(false)});
+IdMap::IdMap(const IdRules& rules, const IdKey& key)
+    : rules_(rules), index_(key, rules.capacity, rules.evict != Evict::none) {
+  if (rules.evict == Evict::light_lfu) order_.emplace(index_.list(), true, light_most, light_uses * rules.capacity);
+  else if (rules.evict != Evict::none) order_.emplace(index_.list(), rules.evict == Evict::lfu);
+  if (rules.admit_from > 1) pending_.emplace(key, rules.pending);
 }
 
 int64_t IdMap::size() const {
@@ -100,19 +106,54 @@ void IdMap::find_all(const int64_t* ids, int64_t n, int64_t* rows) const {
   });
 }
 
+// Finds ids, and counts those that have a row as used by this batch, in order: one thread at a time does, whichever has
+// just found ids, while others find those that follow. Returns whether all have one.
+bool IdMap::find_and_use(const int64_t* ids, int64_t n, int64_t* rows) {
+  const int64_t n_blocks = (n + block_ids - 1) / block_ids;
+  const std::unique_ptr<std::atomic<bool>[]> found(new std::atomic<bool>[n_blocks]());
+  std::atomic<int64_t> next{0}, used{0};  // blocks that somebody finds, or has found; blocks whose ids are counted
+  std::atomic<bool> counting{false}, all{true};
+  std::exception_ptr failed;
+  const auto waits = [&] {
+    const int64_t block = used;
+    return block < n_blocks && found[block];
+  };
+  parallel(team(n * 16), [&](int, int) {
+    for (int64_t block = next++; block < n_blocks; block = next++) {
+      const int64_t first = block * block_ids;
+      const int64_t here = std::min(block_ids, n - first);
+      index_.find(ids + first, here, rows + first);
+      if (std::any_of(rows + first, rows + first + here, [](int64_t row) { return row < 0; })) all = false;
+      if (!order_) continue;
+      found[block] = true;
+      // Asked again after each: the one that counts may have looked just before this block was found.
+      while (waits() && !counting.exchange(true)) {
+        while (waits()) {
+          const int64_t at = used * block_ids;
+          try {
+            order_->touch(rows + at, std::min(block_ids, n - at), static_cast<uint32_t>(clock_));
+          } catch (...) {  // no memory: no thread may end by it
+            failed = std::current_exception();
+            used = n_blocks;
+            break;
+          }
+          ++used;
+        }
+        counting = false;
+      }
+    }
+  });
+  if (failed) std::rethrow_exception(failed);
+  return all;
+}
+
 int64_t IdMap::admit(const int64_t* ids, int64_t n, int64_t* rows, int64_t* fresh) {
   const Lock lock(busy_);
   if (clock_ == most_batches) throw std::length_error("batches: the clock ends at " + std::to_string(most_batches));
   ++clock_;
-  find_all(ids, n, rows);
-  if (order_) {  // all of them before anyone goes
-    for (int64_t k = 0; k < n; ++k) {
-      if (k + ahead < n && rows[k + ahead] >= 0) order_->prefetch(static_cast<uint32_t>(rows[k + ahead]));
-      if (rows[k] >= 0) order_->touch(static_cast<uint32_t>(rows[k]), static_cast<uint32_t>(clock_));
-    }
-  }
+  const bool all = find_and_use(ids, n, rows);  // all of them before anyone goes
   int64_t n_fresh = 0;
-  for (int64_t k = 0; k < n; ++k) {
+  for (int64_t k = 0; k < n && !all; ++k) {
     if (k + ahead < n && rows[k + ahead] < 0) index_.prefetch(ids[k + ahead]);
     if (rows[k] >= 0) continue;
     rows[k] = index_.find(ids[k]);  // this batch may have let it in
@@ -171,13 +212,13 @@ int64_t IdMap::row_for(int64_t id) {
   return row;
 }
 
-void IdMap::save(const IdList& resident, const IdList& pending) const {
+void IdMap::save(const IdColumns& resident, const IdColumns& pending) const {
   const Lock lock(busy_);
   save_list(index_, order_ ? &*order_ : nullptr, resident);
   if (pending_) save_list(pending_->index, &pending_->order, pending);
 }
 
-void IdMap::load(const ConstIdList& resident, const ConstIdList& pending, int64_t clock, int64_t evicted) {
+void IdMap::load(const ConstIdColumns& resident, const ConstIdColumns& pending, int64_t clock, int64_t evicted) {
   const Lock lock(busy_);
   if (clock_ || index_.size()) throw std::invalid_argument("load: the map is in use; only a new one can be loaded");
   load_list("", index_, order_ ? &*order_ : nullptr, resident, rules_.capacity, clock);

@@ -12,27 +12,55 @@ void IdOrder::add(uint32_t row, uint32_t count, uint32_t clock) {
 }
 
 void IdOrder::append(List& list, uint32_t row, uint32_t count, uint32_t clock) {
-  links_[row] = {list.last, none, count, clock};
+  link(row) = {list.last, none, count, clock};
   if (list.last == none) list.first = row;
-  else links_[list.last].next = row;
+  else link(list.last).next = row;
   list.last = row;
 }
 
 void IdOrder::touch(uint32_t row, uint32_t clock) {
-  const Link link = links_[row];
-  if (link.clock == clock) return;
+  const Link before = link(row);
+  if (before.clock == clock) return;
   take_out(row);
-  add(row, link.count < most_ ? link.count + 1 : most_, clock);
+  add(row, before.count < most_ ? before.count + 1 : most_, clock);
+}
+
+void IdOrder::touch(const int64_t* rows, int64_t n, uint32_t clock) {
+  constexpr int64_t row_ahead = 64, neighbours_ahead = 32;
+  const auto is_row = [&](int64_t k) { return k < n && rows[k] >= 0; };
+  const auto touch_all = [&](auto&& touch_one) {
+    for (int64_t k = -row_ahead; k < n; ++k) {
+      if (is_row(k + row_ahead)) prefetch(static_cast<uint32_t>(rows[k + row_ahead]));
+      if (k + neighbours_ahead >= 0 && is_row(k + neighbours_ahead)) {
+        const Link& its = link(rows[k + neighbours_ahead]);
+        if (its.previous != none) prefetch(its.previous);
+        if (its.next != none) prefetch(its.next);
+      }
+      if (k >= 0 && is_row(k)) touch_one(static_cast<uint32_t>(rows[k]));
+    }
+  };
+  if (by_count_ || lists_.empty()) return touch_all([&](uint32_t row) { touch(row, clock); });
+  List& list = lists_.begin()->second;  // the one that there is: not looked for each time
+  touch_all([&](uint32_t row) {
+    const Link before = link(row);
+    if (before.clock == clock) return;
+    take_out(list, before);
+    ++uses_;
+    append(list, row, before.count < most_ ? before.count + 1 : most_, clock);
+  });
 }
 
 void IdOrder::take_out(uint32_t row) {
-  const Link& link = links_[row];
-  const auto list = lists_.find(key(link.count));
-  if (link.previous == none) list->second.first = link.next;
-  else links_[link.previous].next = link.next;
-  if (link.next == none) list->second.last = link.previous;
-  else links_[link.next].previous = link.previous;
+  const auto list = lists_.find(key(link(row).count));
+  take_out(list->second, link(row));
   if (list->second.first == none) lists_.erase(list);
+}
+
+void IdOrder::take_out(List& list, const Link& its) {
+  if (its.previous == none) list.first = its.next;
+  else link(its.previous).next = its.next;
+  if (its.next == none) list.last = its.previous;
+  else link(its.next).previous = its.previous;
 }
 
 int64_t IdOrder::take_first(uint32_t clock) {
@@ -43,7 +71,7 @@ int64_t IdOrder::take_first(uint32_t clock) {
   for (auto list = lists_.lower_bound(all_used_below_); list != lists_.end(); ++list) {
     all_used_below_ = list->first;
     const uint32_t row = list->second.first;
-    if (links_[row].clock == clock) continue;
+    if (link(row).clock == clock) continue;
     take_out(row);
     return row;
   }
@@ -68,11 +96,11 @@ IdOrder::List IdOrder::merged(const List& a, const List& b, uint32_t count) {
   List list;
   uint32_t from_a = a.first, from_b = b.first;
   while (from_a != none || from_b != none) {
-    const bool is_a = from_b == none || (from_a != none && links_[from_a].clock <= links_[from_b].clock);
+    const bool is_a = from_b == none || (from_a != none && link(from_a).clock <= link(from_b).clock);
     const uint32_t row = is_a ? from_a : from_b;
-    const Link link = links_[row];
-    (is_a ? from_a : from_b) = link.next;
-    append(list, row, count, link.clock);
+    const Link its = link(row);
+    (is_a ? from_a : from_b) = its.next;
+    append(list, row, count, its.clock);
   }
   return list;
 }

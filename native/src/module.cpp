@@ -8,6 +8,7 @@
 #include <optional>
 #include <tuple>
 
+#include "hpcrec/bind_copies.h"
 #include "hpcrec/bind_requests.h"
 #include "hpcrec/chunks.h"
 #include "hpcrec/fm.h"
@@ -754,6 +755,7 @@ NB_MODULE(_native, m) {
   bind_id_map(m);
   bind_text(m);
   bind_chunks(m);
+  hpcrec::bind_copies(m);
   hpcrec::bind_requests(m);
   bind_lookup<float>(m);
   bind_lookup<double>(m);

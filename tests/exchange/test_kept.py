@@ -304,13 +304,13 @@ def test_no_copy_is_valid_of_a_row_that_was_given_to_an_id_anew() -> None:
     leg = SimpleNamespace(entries=(entry,), apart=(SimpleNamespace(entry=0, width=2, table="d", columns=(0, 2)),))
     rules = OwnerRules(leg, store, 1, Keeping())  # type: ignore[arg-type]
 
-    def asked(row: int, known: int) -> int:
+    def follows(row: int, has: bool, *, train: bool = True) -> bool:
         served = Served(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([row]))
-        rules.answer(served, np.array([known]))
-        return int(served.clocks_K[0])
+        rules.answer(served, np.array([has]), train=train)
+        return bool(served.follows_K[0])
 
-    clock = asked(2, -1)
-    assert clock >= 0 and asked(2, clock) == -1  # nobody has learned
+    assert follows(2, has=False) and not follows(2, has=True)  # nobody has learned
     lives[2] += 1
-    assert asked(2, clock) >= 0
-    assert asked(4, 7) >= 0, "ids without a row are always sent"
+    assert follows(2, has=False, train=False) and follows(2, has=True), "an evaluation leaves copies as they are"
+    assert not follows(2, has=True)
+    assert follows(4, has=True), "ids without a row are always sent"

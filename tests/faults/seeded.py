@@ -115,8 +115,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "copies that are never too old": Fault(
         "hpcrec/exchange/rules.py",
-        "            ruled.rule.learned(rows, ticks + self._keeping.dense if ruled.mixed else ticks)\n",
-        "            ruled.rule.learned(rows[:0], ticks[:0])\n",
+        "                    ruled.rule.learned(pushed.row_K[mine], places, pushed.ticks_K[mine])\n",
+        "                    ruled.rule.learned(pushed.row_K[mine][:0], places[:0], pushed.ticks_K[mine][:0])\n",
         "tests/exchange/test_kept.py::test_kept_is_rows_bit_for_bit",
     ),
     "a copy of a row's earlier life": Fault(
@@ -146,20 +146,26 @@ FAULTS: dict[str, Fault] = {
     ),
     "a copy that lacks one tick more than is allowed": Fault(
         "hpcrec/exchange/forms/cached.py",
-        "clock - known > self._staleness)",
-        "clock - known > self._staleness + 1)",
+        "self._lag[rows, places] >= self._most)",
+        "self._lag[rows, places] >= self._most + 1)",
         "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",
     ),
-    "own ticks that a copy does not know of": Fault(
+    "own ticks that a copy is to lack": Fault(
         "hpcrec/exchange/forms/cached.py",
-        "self.known[slots] + self.ticks[slots]",
-        "self.known[slots]",
+        "        np.subtract.at(lag, (at[own], places[own]), ticks[own])\n",
+        "",
         "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",
     ),
     "what is evicted and never pushed": Fault(
         "hpcrec/exchange/forms/cached.py",
-        "        self._leave(new[self.ticks[new] > 0])\n",
-        "",
+        "            self._left.append(self._taken(held, None))\n",
+        "            self._taken(held, None)\n",
+        "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",
+    ),
+    "an accumulator that grows by the square of a sum": Fault(
+        "hpcrec/embedding/asked.py",
+        "        if ticks is not None and squares is not None and ticks.max() > 1:\n",
+        "        if ticks is not None and squares is not None and ticks.max() > 99:\n",
         "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",
     ),
     "the rest of a step's rows, never learned": Fault(

@@ -18,8 +18,8 @@ from hpcrec.cli import train as commands
 from hpcrec.config import Config, validate
 from hpcrec.data.deal import cut, equal_parts
 from hpcrec.errors import ConfigError
-from hpcrec.exchange.forms.cached import Clocks
-from hpcrec.exchange.forms.conditional import Keeping
+from hpcrec.exchange.forms.cached import Lags
+from hpcrec.exchange.forms.conditional import NOBODY, Keeping
 from tests.policy.cached_reference import CachedReference, bundles_of, first_columns
 from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, results, same_bits, save_and_leave, slowly, trained
 from tests.policy.test_hybrid_stores import dynamic_of, grown
@@ -150,16 +150,24 @@ def test_rows_that_other_ids_get(evict: str, folder: Path) -> None:
         same_bits(grown(cached(config, 0, 5)), grown(as_rows(config)), roles)
 
 
-def test_no_clock_of_an_earlier_life_passes_for_fresh() -> None:
-    rule = Clocks(4, Keeping(staleness=5))
+def test_a_copy_is_too_old_by_what_others_have_pushed_since_it_was_sent() -> None:
+    rule = Lags(4, Keeping(staleness=5, dense=(3, 4, 9)))
     rows = np.arange(4)
-    rule.learned(rows, np.array([7, 1, 0, 0]))
-    assert rule.answer(rows, np.array([2, 0, 0, 0])).tolist() == [-1, -1, -1, -1]
-    assert rule.answer(rows, np.array([1, 0, 0, -1])).tolist() == [7, -1, -1, 0]
-    assert rule.answer(rows, np.array([-1, -1, 0, 0])).tolist() == [7, 1, -1, -1], "sent, with the clock that it has"
-    rule.restarted(np.array([1]))
-    known = 7 + 6  # the most that a copy may know: what its owner has dropped, of one push, included
-    assert rule.answer(np.array([1]), np.array([known]))[0] > known, "whatever clock any row had"
+
+    def too_old(place: int) -> list[bool]:
+        return list(rule.answer(rows, np.full(4, place)))
+
+    rule.learned(np.array([0, 0, 1, 2]), np.array([0, 1, 1, NOBODY]), np.array([4, 2, 6, 300]))
+    assert too_old(0) == [False, True, True, False], "what it pushed itself its copy has"
+    assert too_old(1) == [False, False, True, False] and too_old(2) == [True, True, True, False]
+    rule.sent(rows[:3], np.array([0, 0, 2]))
+    assert too_old(0) == [False, False, True, False] and too_old(2) == [True, True, False, False]
+    for n, old in ((1, False), (2, True)):
+        rule.changed(rows[2:])  # by 3 ticks
+        assert too_old(2)[2:] == [old, old], n
+    rule.sent(rows, np.zeros(4, np.int64))
+    rule.restarted(rows[1:2])
+    assert too_old(0) == [False, True, False, False], "of an earlier life"
 
 
 @pytest.mark.parallel([1, 2])

@@ -7,11 +7,6 @@ import numpy as np
 import pytest
 from pytest_mpi import parallel_assert
 
-from hpcrec.embedding.shards import Family
-from hpcrec.exchange.forms.cached import Cached, Clocks, PooledCopies
-from hpcrec.exchange.forms.conditional import Asked, Keeping
-from hpcrec.types import TableSpec
-
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "on_ranks")]
 import rank as rank_of_benchmarks  # noqa: E402 - of the benchmark, which is no package
@@ -25,7 +20,7 @@ ROWS, RANKS, STEPS = 60, 3, 40
 
 @pytest.mark.parametrize("rule", ["lru", "lfu"])
 @pytest.mark.parametrize("capacity", [5, 20, ROWS])
-def test_decisions_are_the_products(rule: str, capacity: int) -> None:
+def test_decisions_are_those_of_the_definition(rule: str, capacity: int) -> None:
     stalenesses = (0, 1, 4)
     rng = np.random.default_rng(capacity)
     chance = (np.arange(ROWS) + 1.0) ** -1.0
@@ -37,36 +32,63 @@ def test_decisions_are_the_products(rule: str, capacity: int) -> None:
     owner = np.arange(ROWS, dtype=np.uint8) % RANKS
     found = Ranks(owner, caches, stalenesses).run(asked, drained=True)
     for i, staleness in enumerate(stalenesses):
-        sent, pushed = _by_product(asked, staleness, capacity, rule)
+        sent, pushed = _by_definition(asked, staleness, capacity, rule)
         for name, own, other in (("sent", found.sent, sent), ("pushed", found.pushed, pushed)):
             by_owner = [[np.bincount(owner[rows], minlength=RANKS) for rows in of_ranks] for of_ranks in other]
             np.testing.assert_array_equal(own[..., i], by_owner, err_msg=f"{name} at a staleness of {staleness}")
 
 
-def _by_product(
+def _by_definition(
     asked: list[list[np.ndarray]], staleness: int, capacity: int, rule: str
-) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
-    """Rows that owners send, and that dense ranks push, by step and rank."""
-    family = Family(name="t", rows=ROWS, hashed=False, tables=("t",), features=("f",), kind="table", holders=(0,))
-    table = TableSpec(name="t", rows=ROWS, width=1)
-    keeping = Keeping(staleness=staleness, capacity=capacity, evict=rule, dense=RANKS, tables={"t": table})
-    clocks = Clocks(ROWS, keeping)
-    copies = [PooledCopies([Cached(family, ("f",))], [("t",)], keeping) for _ in range(RANKS)]
-    sent: list[list[np.ndarray]] = []
-    pushed: list[list[np.ndarray]] = []
+) -> tuple[list[list[list[int]]], list[list[list[int]]]]:
+    """Rows that owners send, and that dense ranks push, by step and rank: row after row."""
+    clock = [0] * ROWS
+    copies: list[dict[int, dict[str, int]]] = [{} for _ in range(RANKS)]
+    sent: list[list[list[int]]] = []
+    pushed: list[list[list[int]]] = []
+    learned: list[tuple[int, int]] = []
+    turn = 0
+
+    def push(rank: int, row: int, n: int) -> None:
+        pushed[-1][rank].append(row)
+        learned.append((row, n))
+
     for t, of_ranks in enumerate(asked):
-        want = [Asked(rows, np.zeros_like(rows)) for rows in of_ranks]
-        known = [own.known([of])[0] for own, of in zip(copies, want, strict=True)]
-        answers = [clocks.answer(of.rows, k) for of, k in zip(want, known, strict=True)]
-        sent.append([of.rows[answer >= 0] for of, answer in zip(want, answers, strict=True)])
-        pushes = []
-        for own, of, answer in zip(copies, want, answers, strict=True):
-            values = {"t": np.zeros((len(of.rows), 1), np.float32)}
-            own.read([of], [answer], [values])
-            pushes += own.push([of], [values], drain=t == len(asked) - 1, lr_scale=1.0)
-        pushed.append([push.asked.rows for push in pushes])
-        for push in pushes:
-            clocks.learned(push.asked.rows, push.ticks)
+        sent.append([[] for _ in copies])
+        pushed.append([[] for _ in copies])
+        learned.clear()
+        for rank, (rows, mine) in enumerate(zip(of_ranks, copies, strict=True)):
+            for row in rows.tolist():
+                if row in mine:
+                    turn += 1
+                    mine[row] |= {"used": t, "turn": turn, "count": mine[row]["count"] + 1}
+            for row in rows.tolist():
+                if row in mine:
+                    continue
+                free = [other for other, copy in mine.items() if copy["used"] != t]
+                if len(mine) == capacity and free:
+                    first = min(free, key=lambda o: (mine[o]["count"] if rule == "lfu" else 0, mine[o]["turn"]))
+                    if mine[first]["n"]:
+                        push(rank, first, mine[first]["n"])
+                    del mine[first]
+                if len(mine) < capacity:
+                    turn += 1
+                    mine[row] = {"used": t, "turn": turn, "count": 1, "known": -1, "n": 0}
+            for row in rows.tolist():
+                copy = mine.get(row, {"known": -1, "n": 0, "alone": 1})
+                if copy["known"] < 0 or clock[row] - copy["known"] > staleness:
+                    sent[-1][rank].append(row)
+                    copy["known"] = clock[row]
+                copy["n"] += 1
+                if copy["n"] > staleness or "alone" in copy:
+                    push(rank, row, copy["n"])
+                    copy["known"] = -1 if staleness == 0 else copy["known"] + copy["n"]
+                    copy["n"] = 0
+            for row, copy in mine.items() if t == len(asked) - 1 else ():
+                if copy["n"]:
+                    push(rank, row, copy["n"])
+        for row, n in learned:
+            clock[row] += n
     return sent, pushed
 
 
@@ -87,13 +109,13 @@ def test_count_is_the_ledgers(folder: Path, arm: tuple[int, str, float] | None) 
         parallel_assert(np.array_equal(bytes_RR, told), msg=f"{tag}: {bytes_RR.tolist()} {told.tolist()}")
 
 
-@pytest.mark.parametrize("rule", ["lru", "lfu", "known"])
+@pytest.mark.parametrize("rule", ["lru", "lfu", "lightlfu", "known"])
 def test_drawn_caches_are_settled(rule: str) -> None:
-    placed = Placed((300, 3000, 7), 4, 16)
+    placed = Placed((300, 3000, 7), 4, 16, (0, 1, 2))
     popular = Popularity(placed, 1.05, 1)
     rng = np.random.default_rng(2)
     batch, capacity, stalenesses = 8, 400, (1, 10)
-    past = settled.past(popular, "lfu", [capacity], 4, rng, samples=20_000, batch=batch)
+    past = settled.Past(popular, 4, rng, samples=20_000, batch=batch)
     drawn = settled.Settled(popular, batch, 4, rng).caches(rule, capacity, stalenesses, past)
     assert all(len(cache.row) == len(np.unique(cache.row)) == capacity for cache in drawn)
     ranks = Ranks(placed.owner, drawn, stalenesses, settled.CLOCK)

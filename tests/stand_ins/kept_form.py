@@ -21,44 +21,46 @@ Key = tuple[int, int]
 
 
 class ChangedSince:
-    """The owner's rule: a copy will do where its row was not learned since; clocks count what was learned."""
+    """The owner's rule: a copy will do where its row was not learned since."""
 
     def __init__(self, rows: int, keeping: Keeping) -> None:
-        self._now = 1
-        self._changed = np.zeros(rows, np.int64)
+        self._changed = np.zeros((rows, len(keeping.dense)), bool)
 
-    def answer(self, rows: Ints, known: Ints) -> Ints:
-        return np.where(self._changed[rows] >= known, self._now, -1)
+    def answer(self, rows: Ints, places: Ints) -> np.ndarray:
+        return self._changed[rows, places]
 
-    def learned(self, rows: Ints, ticks: Ints) -> None:
+    def sent(self, rows: Ints, places: Ints) -> None:
+        self._changed[rows, places] = False
+
+    def learned(self, rows: Ints, places: Ints, ticks: Ints) -> None:
         assert (ticks > 0).all()
-        self._changed[rows] = self._now
-        self._now += 1
+        self._changed[rows] = True
 
-    def restarted(self, rows: Ints) -> None:
-        self._changed[rows] = self._now  # copies of before are older than what is sent from now on
-        self._now += 1
+    def changed(self, rows: Ints) -> None:
+        self._changed[rows] = True
+
+    restarted = changed
 
 
 class OfBundle:
     """What is kept of one."""
 
     def __init__(self, tables: Sequence[str], *, late: bool) -> None:
-        self.copies: dict[Key, tuple[int, dict[str, Floats]]] = {}
+        self.copies: dict[Key, dict[str, Floats]] = {}
         self.held_back: dict[Key, dict[str, Floats]] = {}
         self.asked = self.sent = 0
         self._tables, self._late = tables, late
 
-    def known(self, asked: Asked) -> Ints:
-        return np.array([self.copies.get(key, (-1, {}))[0] for key in _keys(asked)], np.int64)
+    def kept(self, asked: Asked) -> np.ndarray:
+        return np.array([key in self.copies for key in _keys(asked)], bool)
 
-    def read(self, asked: Asked, clocks: Ints, came: Mapping[str, Floats]) -> Mapping[str, Floats]:
-        self.asked += len(clocks)
-        self.sent += int((clocks >= 0).sum())
-        for i, (key, clock) in enumerate(zip(_keys(asked), clocks.tolist(), strict=True)):
-            if clock >= 0:
-                self.copies[key] = clock, {table: rows[i].copy() for table, rows in came.items()}
-        copies = [self.copies[key][1] for key in _keys(asked)]
+    def read(self, asked: Asked, sent: np.ndarray, came: Mapping[str, Floats]) -> Mapping[str, Floats]:
+        self.asked += len(sent)
+        self.sent += int(sent.sum())
+        for i, (key, it_came) in enumerate(zip(_keys(asked), sent.tolist(), strict=True)):
+            if it_came:
+                self.copies[key] = {table: rows[i].copy() for table, rows in came.items()}
+        copies = [self.copies[key] for key in _keys(asked)]
         return {t: np.stack([of[t] for of in copies]) if copies else rows for t, rows in came.items()}
 
     def push(self, asked: Asked, gradients: Mapping[str, Floats] | None, *, drain: bool) -> Push:
@@ -89,12 +91,12 @@ class KeptCopies:
     def __init__(self, bundles: Sequence[Conditional], tables: Sequence[Sequence[str]], keeping: Keeping) -> None:
         self.of = [OfBundle(names, late=self.late) for names in tables]
 
-    def known(self, asked: Sequence[Asked]) -> list[Ints]:
-        return [of.known(one) for of, one in zip(self.of, asked, strict=True)]
+    def kept(self, asked: Sequence[Asked]) -> list[np.ndarray]:
+        return [of.kept(one) for of, one in zip(self.of, asked, strict=True)]
 
-    def read(self, asked: Any, clocks: Any, came: Any, accumulators: Any) -> list[Mapping[str, Floats]]:
+    def read(self, asked: Any, sent: Any, came: Any, accumulators: Any) -> list[Mapping[str, Floats]]:
         assert not any(accumulators), "of staleness 0"
-        return [of.read(*some) for of, *some in zip(self.of, asked, clocks, came, strict=True)]
+        return [of.read(*some) for of, *some in zip(self.of, asked, sent, came, strict=True)]
 
     def push(self, asked: Sequence[Asked], gradients: Any, *, drain: bool, lr_scale: float) -> list[Push]:
         given = [None] * len(self.of) if gradients is None else gradients

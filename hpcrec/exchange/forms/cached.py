@@ -1,7 +1,8 @@
 """Form ``cached``: rows of a dense rank's copies are read, and learned, a bounded number of updates late.
 
-A *tick* is one dense rank's gradient of one row in one step. An owner counts the ticks that it has learned of each row,
-its clock, and sends a row anew where a copy lacks more than ``staleness`` of them. A dense rank adds the gradients of a
+A *tick* is one dense rank's gradient of one row in one step. An owner counts for each row and dense rank the ticks that
+it has learned since it sent the row there, but for those that came from there, and sends it anew where these are more
+than ``staleness``. A dense rank adds the gradients of a
 copy up, and pushes their sum where they are more than ``staleness`` ticks, where the copy has to go, where it is old,
 and at drain points. Meanwhile it reads what its own ticks will have made of the copy. So with R dense ranks a read
 lacks at most R ``staleness`` ticks, and with a staleness of 0 none. Source: [HET], whose rule leaves writes unpushed
@@ -14,42 +15,61 @@ asks for, is read and pushed in its step. Knows rows by number; knows no MPI.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcrec import kernels
-from hpcrec.exchange.forms.conditional import NOT_KNOWN, Asked, Conditional, Keeping, Push
+from hpcrec.exchange.forms.conditional import NOBODY, Asked, Conditional, Keeping, Push
 from hpcrec.types import Floats, Ints
 
+Flags = NDArray[np.bool_]
 _NONE = np.zeros(0)
-_NUMBERS_BYTES = 7 * 8 + 32  # of a copy: what it is of, clock, ticks, steps; and its place in the map
+_NUMBERS_BYTES = 32 + 2 * 8 + 32  # of a copy: its record, what it is of, and its place in the map
 REASONS = ("bound", "eviction", "no_room", "age", "drain")
 
 
-class Clocks:
-    """See ``OwnerRule``: a row's clock is the number of its ticks."""
+def lag_type(keeping: Keeping) -> np.dtype:
+    """The smallest one that counts one tick more than a copy may lack."""
+    return next(of for of in map(np.dtype, ("u1", "u2", "u4")) if keeping.staleness < np.iinfo(of).max)
+
+
+class Lags:
+    """See ``OwnerRule``: how many ticks of a row the copy of each dense rank lacks, up to one more than it may.
+
+    Kept here, a number a row and dense rank, so that no clock of a row crosses in either direction.
+    """
 
     def __init__(self, rows: int, keeping: Keeping) -> None:
-        self._clock = np.zeros(rows, np.int64)
-        self._staleness, self._largest = keeping.staleness, 0
+        self._most = keeping.staleness + 1
+        self._lag = kernels.reserved_zeros((rows, len(keeping.dense)), lag_type(keeping))
 
-    def answer(self, rows: Ints, known: Ints) -> Ints:
+    def answer(self, rows: Ints, places: Ints) -> np.ndarray:
         """See ``OwnerRule``."""
-        clock = self._clock[rows]
-        return np.where((known < 0) | (clock - known > self._staleness), clock, NOT_KNOWN)
+        return np.asarray(self._lag[rows, places] >= self._most)
 
-    def learned(self, rows: Ints, ticks: Ints) -> None:
+    def sent(self, rows: Ints, places: Ints) -> None:
         """See ``OwnerRule``."""
-        self._clock[rows] += ticks
-        self._largest = max(self._largest, int(self._clock[rows].max(initial=0)))
+        self._lag[rows, places] = 0
+
+    def learned(self, rows: Ints, places: Ints, ticks: Ints) -> None:
+        """See ``OwnerRule``."""
+        distinct, at = np.unique(rows, return_inverse=True)
+        total = np.bincount(at, ticks, len(distinct)).astype(np.int64)
+        lag = self._lag[distinct].astype(np.int64) + total[:, None]
+        own = np.flatnonzero(places != NOBODY)
+        np.subtract.at(lag, (at[own], places[own]), ticks[own])
+        self._lag[distinct] = np.minimum(lag, self._most)
+
+    def changed(self, rows: Ints) -> None:
+        """See ``OwnerRule``."""
+        lag = self._lag[rows].astype(np.int64) + self._lag.shape[1]
+        self._lag[rows] = np.minimum(lag, self._most)
 
     def restarted(self, rows: Ints) -> None:
-        """See ``OwnerRule``: above every clock that a copy of an earlier life may know, by more than is allowed.
-
-        Such a copy may know of ticks that its owner has dropped, for want of a row: of one push.
-        """
-        self._largest += 2 * (self._staleness + 1)
-        self._clock[rows] = self._largest
+        """See ``OwnerRule``."""
+        self._lag[rows] = self._most
 
 
 @dataclass
@@ -66,22 +86,27 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Learning:
-    """How copies of a pool's rows learn, by bundle, of one of its tables; none of their optimizers keeps more.
+    """How copies of a pool's rows learn, by bundle, of one of its tables: see ``kernels.CopyTable``.
 
-    ``adds`` : whether they add up squares (the Adagrads); ``by_element``: a sum an element.
+    ``adds`` : whether they add up squares. Where they do not, they show their own ticks as SGD's, or never have any.
     """
 
     lr_B: Floats
     eps_B: Floats
     bound_B: Floats
-    adds: bool
-    by_element: bool
+    rule: Literal["sgd", "adagrad", "rowwise_adagrad"]
+
+    @property
+    def adds(self) -> bool:
+        return self.rule != "sgd"
 
     @classmethod
     def of(cls, keeping: Keeping, tables: Sequence[str]) -> "_Learning":
         specs = [keeping.tables[table].optimizer for table in tables]
-        lr, eps, bound = (np.array([getattr(spec, name) for spec in specs]) for name in ("lr", "eps", "bound"))
-        return cls(lr, eps, bound, keeping.accumulates(tables[0]), specs[0].name == "adagrad")
+        lr, eps, bound = (np.array([float(getattr(of, name)) for of in specs]) for name in ("lr", "eps", "bound"))
+        adds: Literal["adagrad", "rowwise_adagrad"]
+        adds = "adagrad" if specs[0].name == "adagrad" else "rowwise_adagrad"
+        return cls(lr, eps, bound, adds if keeping.accumulates(tables[0]) else "sgd")
 
 
 class _Pool:
@@ -97,6 +122,15 @@ class _Pool:
         Of each, in how many parts its rows are; 0: rows are ids.
     capacity : int
     keeping : Keeping
+
+    Attributes
+    ----------
+    bundles, capacity
+        As given.
+    adds : list of bool
+        Of each table, whether its copies have accumulators.
+    figures : dict of str to int
+        See ``Copies``.
     """
 
     def __init__(
@@ -111,7 +145,7 @@ class _Pool:
         self.capacity = capacity
         self._widths = [keeping.tables[table].width for table in tables[0]]
         self._learning = [_Learning.of(keeping, of) for of in zip(*tables, strict=True)]
-        self.step = 0
+        self.adds = [how.adds for how in self._learning]
         self.figures = dict.fromkeys(("reads", "copies_read", "misses", "too_old", "evictions"), 0)
         self.figures |= {f"pushed_{reason}": 0 for reason in REASONS}
         self.empty()
@@ -119,153 +153,115 @@ class _Pool:
     def empty(self) -> None:
         """Nothing is kept."""
         self._map = kernels.IdMap(capacity=self.capacity, evict=self._keeping.evict)
-        n = self.capacity
-        self.bundle, self.row, self.part, self.known, self.ticks, self.at, self.since = np.zeros((7, n), np.int64)
-        self._base = self._value = self._sum = list[Floats]()
-        self._accumulator = self._squares = list[Floats]()
-        self._slots, self._left, self._scale = np.zeros(0, np.int64), list[_Held](), 1.0
+        self._records = kernels.copy_records(self.capacity)
+        self._of = kernels.record_fields(self._records)
+        self._names = kernels.reserved_zeros((self.capacity, 2), np.int64)  # row and part
+        self._copies = list[kernels.CopyTable]()
+        self._slots, self._left, self._scale, self.step = np.zeros(0, np.int64), list[_Held](), 1.0, 0
 
     def _room(self, dtype: np.dtype) -> None:
-        if not self._base:
-            self._base, self._value, self._sum = (
-                [np.zeros((self.capacity, width), dtype) for width in self._widths] for _ in range(3)
-            )
-            self._accumulator, self._squares = (
-                [np.zeros(self.capacity if how.adds else 0, dtype) for how in self._learning] for _ in range(2)
-            )
+        for width, how in zip(self._widths, self._learning, strict=True) if not self._copies else ():
+            rows = kernels.reserved_zeros((self.capacity, 2, width), dtype)
+            numbers = kernels.reserved_zeros((self.capacity, 2), dtype) if how.adds else None
+            self._copies.append(kernels.CopyTable(how.rule, how.lr_B, how.eps_B, how.bound_B, rows, numbers))
 
-    def known_of(self, asked: Sequence[Asked]) -> Ints:
-        """Of the rows of all bundles: the clocks of their copies. They are given room, for which others go."""
+    def kept_of(self, asked: Sequence[Asked]) -> Flags:
+        """Of the rows of all bundles: whether there are copies. They are given room, for which others go."""
         self.step += 1
-        n_B = [len(of.rows) for of in asked]
-        bundle = np.repeat(np.arange(len(asked)), n_B)
-        row, part = (np.concatenate([getattr(of, name) for of in asked]) for name in ("rows", "part"))
-        keys = row if not self._parts[0] else (row * max(self._parts) + part) * len(asked) + bundle
-        self._slots, fresh = self._map.admit(np.ascontiguousarray(keys))
-        new = self._slots[fresh]
-        self._leave(new[self.ticks[new] > 0])
-        self.figures["evictions"] += int((self.at[new] > 0).sum())
-        self.bundle[new], self.row[new], self.part[new] = bundle[fresh], row[fresh], part[fresh]
-        self.known[new], self.ticks[new], self.at[new] = NOT_KNOWN, 0, 0
-        known = np.where(self._slots < 0, NOT_KNOWN, self.known[self._slots])
-        if self._keeping.max_age is not None:
-            known[self.step - self.at[self._slots] >= self._keeping.max_age] = NOT_KNOWN
-        self.figures["reads"] += len(known)
-        self.figures["misses"] += int((known < 0).sum())
-        self._asked = bundle, row, part, known
-        return known
+        self._asked = asked
+        self._slots, fresh = self._map.admit(self._keys(asked))
+        if len(fresh):
+            self._begin(fresh)
+        kept = kernels.kept_copies(self._records, self._slots, step=self.step, max_age=self._keeping.max_age)
+        self.figures["reads"] += len(kept)
+        self.figures["misses"] += len(kept) - int(np.count_nonzero(kept))
+        self._kept = kept
+        return kept
 
-    def _leave(self, slots: Ints) -> None:
-        """What these have held back is pushed in this step."""
-        if len(slots):
-            self._left.append(self._held(slots))
-            self.figures["pushed_eviction"] += len(slots)
+    def _keys(self, asked: Sequence[Asked]) -> Ints:
+        parts = max(self._parts)
+        if len(asked) == 1 and parts <= 1:
+            return np.ascontiguousarray(asked[0].rows)
+        return np.concatenate([(of.rows * parts + of.part) * len(asked) + b for b, of in enumerate(asked)])
 
-    def _held(self, slots: Ints) -> _Held:
-        gradients = [of[slots] for of in self._sum]
-        squares = [self._factor(t, slots) if how.adds else _NONE for t, how in enumerate(self._learning)]
-        return _Held(self.bundle[slots], self.row[slots], self.part[slots], self.ticks[slots], gradients, squares)
+    def _named(self, places: Ints) -> tuple[Ints, Ints, Ints]:
+        """Bundle, row and part of some of the step's rows."""
+        bundle = np.searchsorted(np.cumsum([len(of.rows) for of in self._asked]), places, side="right")
+        row, part = (_one([getattr(of, name) for of in self._asked])[places] for name in ("rows", "part"))
+        return bundle, row, part
 
-    def _factor(self, t: int, slots: Ints) -> Floats:
-        """What is said of the squares of these sums: see ``Sums``."""
-        squares = self._squares[t][slots]
-        return _factors(squares, self._sum[t][slots]) if self._learning[t].by_element else squares
+    def _begin(self, fresh: Ints) -> None:
+        """Copies of these rows of the step, which know of nothing yet; what those before them held back is pushed."""
+        slots = self._slots[fresh]
+        gone = self._of[slots]
+        held = slots[gone["ticks"] > 0]
+        if len(held):
+            self._left.append(self._taken(held, None))
+            self.figures["pushed_eviction"] += len(held)
+        self.figures["evictions"] += int(np.count_nonzero(gone["at"]))
+        bundle, row, part = self._named(fresh)
+        new = np.zeros_like(gone)
+        new["bundle"] = bundle
+        self._of[slots] = new
+        self._names[slots] = np.stack([row, part], axis=1)
 
-    def read(self, clocks: Ints, came: Sequence[Floats], accumulators: Sequence[Floats]) -> list[Floats]:
-        """What is read of those rows, by table in its place; what came likewise."""
+    def _taken(self, slots: Ints, scale: float | None) -> _Held:
+        """What these have held back; with a scale, they are what their own ticks have made of them."""
+        found = [kernels.sums_of_copies(self._records, table, slots, scale=scale) for table in self._copies]
+        ticks = kernels.end_ticks(self._records, slots, forget=scale is None)
+        row, part = self._names[slots].T
+        squares = [_NONE if of is None else of for _, of in found]
+        return _Held(self._of["bundle"][slots].astype(np.int64), row, part, ticks, [of for of, _ in found], squares)
+
+    def read(self, sent: Flags, came: Sequence[Floats], accumulators: Sequence[Floats | None]) -> Sequence[Floats]:
+        """What is read of those rows, by table in its place, written over what came."""
         self._room(came[0].dtype)
-        known = self._asked[3]
-        sent, slots = clocks >= 0, self._slots
-        kept = slots >= 0
-        taken = np.flatnonzero(sent & kept)
-        into = slots[taken]
-        self.known[into], self.at[into] = clocks[taken], self.step
-        self.figures["too_old"] += int((sent & (known >= 0)).sum())
-        self.figures["copies_read"] += int((~sent).sum())
-        out = []
-        for t, values in enumerate(came):
-            self._base[t][into] = values[taken]
-            if self._learning[t].adds:
-                self._accumulator[t][into] = accumulators[t][taken]
-            self._preview(t, into)
-            out.append(np.where(kept[:, None], self._value[t][slots], values) if len(slots) else values)
-        return out
-
-    def _preview(self, t: int, slots: Ints) -> None:
-        """What their own ticks will have made of these copies, at the last step's rate.
-
-        By the optimizer's rule for sums of several steps; where it has an accumulator an element, by their mean.
-        """
-        base, held = self._base[t][slots], self.ticks[slots] > 0
-        if held.any():
-            how, mine, own = self._learning[t], self.bundle[slots[held]], slots[held]
-            gradient = self._sum[t][own]
-            lr = (how.lr_B[mine] * self._scale).astype(base.dtype)[:, None]
-            if how.adds:
-                before, squares = self._accumulator[t][own, None], self._squares[t][own, None]
-                ticks, eps = self.ticks[own, None], how.eps_B[mine].astype(base.dtype)[:, None]
-                if how.by_element:
-                    squares = _factors(squares[:, 0], gradient)[:, None] * gradient * gradient
-                one = lr / (np.sqrt(before + squares) + eps)
-                lr = np.where(ticks == 1, one, kernels.mean_rate(lr, eps, before, squares, ticks))
-            bound = how.bound_B[mine].astype(base.dtype)[:, None]
-            base[held] = np.clip(base[held] - lr * gradient, -bound, bound)
-        self._value[t][slots] = base
+        n_sent = int(np.count_nonzero(sent))
+        self.figures["too_old"] += int(np.count_nonzero(sent & self._kept)) if n_sent else 0
+        self.figures["copies_read"] += len(sent) - n_sent
+        for table, values, sums in zip(self._copies, came, accumulators, strict=True):
+            kernels.read_copies(
+                self._records, table, self._slots, sent, values, sums, step=self.step, scale=self._scale
+            )
+        return came
 
     def push(self, gradients: Sequence[Floats] | None, *, drain: bool, lr_scale: float) -> list[_Held]:
         """What goes to owners."""
         out, self._left, self._scale = self._left, [], lr_scale
-        s, age = self._keeping.staleness, self._keeping.max_age
+        s, age, of = self._keeping.staleness, self._keeping.max_age, self._of
         if gradients is not None:
-            kept, alone = np.flatnonzero(self._slots >= 0), np.flatnonzero(self._slots < 0)
-            slots = self._slots[kept]
-            first = self.ticks[slots] == 0
-            self.since[slots[first]] = self.step
-            self.ticks[slots] += 1
-            for t, of in enumerate(gradients):
-                mine = of[kept]
-                self._sum[t][slots] = np.where(first[:, None], mine, self._sum[t][slots] + mine)
-                if self._learning[t].adds:
-                    squares = _mean_squares(mine)
-                    self._squares[t][slots] = np.where(first, squares, self._squares[t][slots] + squares)
-                self._preview(t, slots)
+            over = kernels.tick_copies(self._records, self._slots, step=self.step, scale=lr_scale, most=s)
+            for table, values in zip(self._copies, gradients, strict=True):
+                kernels.add_to_copies(self._records, table, self._slots, values)
+            alone = np.flatnonzero(self._slots < 0)
             if len(alone):
-                out.append(self._alone(alone, [of[alone] for of in gradients]))
+                out.append(self._alone(alone, [values[alone] for values in gradients]))
                 self.figures["pushed_no_room"] += len(alone)
-            self._push(slots[self.ticks[slots] > s], out, "bound")
+            self._push(self._slots[over], out, "bound")
         if age is not None:
-            self._push(np.flatnonzero((self.ticks > 0) & (self.step - self.since >= age)), out, "age")
+            self._push(np.flatnonzero((of["ticks"] > 0) & (self.step - of["since"] >= age)), out, "age")
         if drain:
-            self._push(np.flatnonzero(self.ticks > 0), out, "drain")
+            self._push(np.flatnonzero(of["ticks"] > 0), out, "drain")
         return out
 
     def _alone(self, some: Ints, gradients: list[Floats]) -> _Held:
         """Those of the step's rows that found no room."""
-        bundle, row, part, _ = self._asked
         squares = [_NONE] * len(gradients)
         for t, how in enumerate(self._learning):
             if how.adds:
                 squares[t] = _mean_squares(gradients[t])
-                if how.by_element:
+                if how.rule == "adagrad":
                     squares[t] = _factors(squares[t], gradients[t])
-        one = np.ones(len(some), np.int64)
-        return _Held(bundle[some], row[some], part[some], one, gradients, squares)
+        return _Held(*self._named(some), np.ones(len(some), np.int64), gradients, squares)
 
     def _push(self, slots: Ints, out: list[_Held], reason: str) -> None:
-        """Copies are from now on what their own ticks have made of them, as far as this rank knows."""
-        if not len(slots):
-            return
-        out.append(self._held(slots))
-        self.figures[f"pushed_{reason}"] += len(slots)
-        for t, (base, value) in enumerate(zip(self._base, self._value, strict=True)):
-            self._preview(t, slots)
-            base[slots] = value[slots]
-            if self._learning[t].adds:
-                self._accumulator[t][slots] += self._squares[t][slots]
-        self.known[slots] = np.where(
-            (self.known[slots] < 0) | (self._keeping.staleness == 0), NOT_KNOWN, self.known[slots] + self.ticks[slots]
-        )
-        self.ticks[slots] = 0
+        """Copies are from now on what their own ticks have made of them, as far as this rank knows.
+
+        Without staleness a copy is never read again, so that it need not be made.
+        """
+        if len(slots):
+            out.append(self._taken(slots, self._scale if self._keeping.staleness else None))
+            self.figures[f"pushed_{reason}"] += len(slots)
 
 
 class PooledCopies:
@@ -277,19 +273,19 @@ class PooledCopies:
             parts = [0 if bundles[b].family.dynamic is not None else max(1, bundles[b].family.row_parts) for b in some]
             self._pools.append(_Pool(some, [tables[b] for b in some], parts, capacity, keeping))
 
-    def known(self, asked: Sequence[Asked]) -> list[Ints]:
+    def kept(self, asked: Sequence[Asked]) -> list[np.ndarray]:
         """See ``Copies``."""
-        out = [of.rows for of in asked]
+        out: list[np.ndarray] = [of.rows for of in asked]
         for pool in self._pools:
             mine = [asked[b] for b in pool.bundles]
-            for b, known in zip(pool.bundles, _cut(pool.known_of(mine), mine), strict=True):
-                out[b] = known
+            for b, kept in zip(pool.bundles, _cut(pool.kept_of(mine), mine), strict=True):
+                out[b] = kept
         return out
 
     def read(
         self,
         asked: Sequence[Asked],
-        clocks: Sequence[Ints],
+        sent: Sequence[np.ndarray],
         came: Sequence[Mapping[str, Floats]],
         accumulators: Sequence[Mapping[str, Floats]],
     ) -> list[Mapping[str, Floats]]:
@@ -297,17 +293,26 @@ class PooledCopies:
         out = list(came)
         for pool in self._pools:
             mine = [asked[b] for b in pool.bundles]
-            sums = [
-                {t: accumulators[b].get(t, np.zeros(len(asked[b].rows))) for t in self._tables[b]} for b in pool.bundles
-            ]
-            clock = np.concatenate([clocks[b] for b in pool.bundles])
-            found = pool.read(
-                clock, self._joined(pool, came), self._joined(pool, dict(zip(pool.bundles, sums, strict=True)))
-            )
+            came_of_it = _one([sent[b] for b in pool.bundles])
+            found = pool.read(came_of_it, self._joined(pool, came), self._sums(pool, came, accumulators))
             for t, values in enumerate(found):
                 for b, rows in zip(pool.bundles, _cut(values, mine), strict=True):
                     out[b] = {**out[b], self._tables[b][t]: rows}
         return out
+
+    def _sums(
+        self, pool: _Pool, came: Sequence[Mapping[str, Floats]], accumulators: Sequence[Mapping[str, Floats]]
+    ) -> list[Floats | None]:
+        """Accumulators that came, of each table whose copies have some; of rows that did not come, whatever."""
+        found = list[Floats | None]()
+        for t, adds in enumerate(pool.adds):
+            of_each = list[Floats]()
+            for b in pool.bundles if adds else ():
+                table = self._tables[b][t]
+                given, rows = accumulators[b].get(table), came[b][table]
+                of_each.append(np.zeros(len(rows), rows.dtype) if given is None else given)
+            found.append(_one(of_each) if adds else None)
+        return found
 
     def push(
         self,
@@ -323,15 +328,13 @@ class PooledCopies:
             given = None if gradients is None else self._joined(pool, gradients)
             held = pool.push(given, drain=drain, lr_scale=lr_scale)
             for i, b in enumerate(pool.bundles):
-                out[b] = _pushed(held, i, self._tables[b])
+                out[b] = _pushed(held, i if len(pool.bundles) > 1 else None, self._tables[b])
         return [out[b] for b in range(len(asked))]
 
-    def _joined(
-        self, pool: _Pool, by_table: Sequence[Mapping[str, Floats]] | Mapping[int, Mapping[str, Floats]]
-    ) -> list[Floats]:
+    def _joined(self, pool: _Pool, by_table: Sequence[Mapping[str, Floats]]) -> list[Floats]:
         """Of all of a pool's bundles, one after the other."""
         n = len(self._tables[pool.bundles[0]])
-        return [np.concatenate([by_table[b][self._tables[b][t]] for b in pool.bundles]) for t in range(n)]
+        return [_one([by_table[b][self._tables[b][t]] for b in pool.bundles]) for t in range(n)]
 
     def empty(self) -> None:
         """See ``Copies``."""
@@ -351,7 +354,7 @@ class Cached(Conditional):
     """See ``Form``."""
 
     name = "cached"
-    Owner = Clocks
+    Owner = Lags
     Dense = PooledCopies
 
     @classmethod
@@ -360,15 +363,20 @@ class Cached(Conditional):
         return keeping.staleness > 0
 
     @classmethod
+    def owner_memory(cls, rows: int, keeping: Keeping) -> float:
+        """See ``Conditional``: a number a row and dense rank."""
+        return float(rows * len(keeping.dense) * lag_type(keeping).itemsize)
+
+    @classmethod
     def memory(
         cls, bundles: Sequence[Conditional], tables: Sequence[Sequence[str]], keeping: Keeping, item: int
     ) -> float:
-        """See ``Conditional``: copies, what is read of them, sums of gradients; and messages of these, at a drain."""
+        """See ``Conditional``: copies, sums of gradients; and messages of these, at a drain."""
         total = 0.0
         for some, capacity in _pooled(bundles, tables, keeping):
             columns = sum(keeping.tables[table].width for table in tables[some[0]])
             sums = sum(keeping.accumulates(table) for table in tables[some[0]])
-            total += capacity * (((3 + 4) * columns + (2 + 2) * sums) * item + _NUMBERS_BYTES)
+            total += capacity * (((2 + 4) * columns + (2 + 2) * sums) * item + _NUMBERS_BYTES)
         return total
 
 
@@ -389,27 +397,40 @@ def _pooled(
     return found
 
 
+def _one(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """One after the other; where there is one, itself."""
+    return np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
+
+
 def _cut(values: Floats | Ints, asked: Sequence[Asked]) -> list[np.ndarray]:
     """Of each bundle again."""
-    return np.split(values, np.cumsum([len(of.rows) for of in asked])[:-1])
+    return [values] if len(asked) == 1 else np.split(values, np.cumsum([len(of.rows) for of in asked])[:-1])
 
 
-def _pushed(held: Sequence[_Held], bundle: int, tables: Sequence[str]) -> Push:
-    """Those of one bundle, part after part, and rows rising, as form ``rows`` has them."""
-    mine = [np.flatnonzero(of.bundle == bundle) for of in held]
-    none = np.zeros(0, np.int64)
+def _pushed(held: Sequence[_Held], bundle: int | None, tables: Sequence[str]) -> Push:
+    """Those of one bundle, or all, part after part, and rows rising, as form ``rows`` has them."""
+    mine = [slice(None) if bundle is None else np.flatnonzero(of.bundle == bundle) for of in held]
 
-    def joined(name: str) -> Ints:
-        return np.concatenate([none, *(getattr(of, name)[some] for of, some in zip(held, mine, strict=True))])
+    def joined(of_each: Sequence[np.ndarray]) -> np.ndarray:
+        return _one([of[some] for of, some in zip(of_each, mine, strict=True)])
 
-    row, part, ticks = joined("row"), joined("part"), joined("ticks")
-    order = np.lexsort((row, part))
+    if not held:
+        none = np.zeros(0, np.int64)
+        return Push(Asked(none, none), {}, none)
+    row, part, ticks = (joined([getattr(of, name) for of in held]) for name in ("row", "part", "ticks"))
+    order = _order(row, part)
     gradients, squares = {}, {}
-    for t, table in enumerate(tables if held else ()):
-        gradients[table] = np.concatenate([of.gradients[t][some] for of, some in zip(held, mine, strict=True)])[order]
+    for t, table in enumerate(tables):
+        gradients[table] = joined([of.gradients[t] for of in held])[order]
         if len(held[0].squares[t]) == len(held[0].row):
-            squares[table] = np.concatenate([of.squares[t][some] for of, some in zip(held, mine, strict=True)])[order]
+            squares[table] = joined([of.squares[t] for of in held])[order]
     return Push(Asked(row[order], part[order]), gradients, ticks[order], squares)
+
+
+def _order(row: Ints, part: Ints) -> Ints | slice:
+    """In which parts come one after the other, and rows of a part rise."""
+    later, same = part[1:] > part[:-1], part[1:] == part[:-1]
+    return slice(None) if (later | same & (row[1:] > row[:-1])).all() else np.lexsort((row, part))
 
 
 def _mean_squares(gradients: Floats) -> Floats:

@@ -1,25 +1,24 @@
 """The contract of a form whose rows dense ranks keep: an owner sends those that its rule says are too old there.
 
-In the phase values the dense rank says what it knows of each distinct row that it asks for (its *clock*), the owner
-answers with a newer clock for each row that it sends, and with these rows; the form says what is read of them, and in
-the phase gradients which rows it pushes: those of the step, of steps before, or none. So it may answer a read by a copy
-and learn late; at drain points it pushes everything. Messages are ``copies``. Knows rows by number and the bundles of
-one form; knows no MPI.
+In the phase values the dense rank says of each distinct row that it asks for whether it has a copy, the owner answers
+whether the row follows, and sends those that do; the form says what is read of them, and in the phase gradients which
+rows it pushes: those of the step, of steps before, or none. So it may answer a read by a copy and learn late; at drain
+points it pushes everything. What a copy lacks the owner's rule knows, so that no number of a row crosses for it.
+Messages are ``copies``. Knows rows by number and the bundles of one form; knows no MPI.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+import numpy as np
+
 from hpcrec.exchange.forms.rows import Rows
 from hpcrec.kernels import Evict
 from hpcrec.types import Floats, Ints, TableSpec
 
-NOT_KNOWN = -1  # clock of a row of which there is no copy; and what an owner answers where the copy will do
-
 ADAGRADS = ("adagrad", "rowwise_adagrad")
-
-_CLOCK_BYTES = 8
+NOBODY = -1  # in place of a dense rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +35,8 @@ class Keeping:
         Which row goes where there are more: see ``kernels.IdMap``.
     max_age : int or None
         Steps after which a copy is asked for anew, and what is held back is pushed; None: however many.
-    dense : int
-        Dense ranks.
+    dense : tuple of int
+        Dense ranks, ascending.
     tables : mapping of str to TableSpec
     """
 
@@ -45,7 +44,7 @@ class Keeping:
     capacity: int | float = 1.0
     evict: Evict = "lru"
     max_age: int | None = None
-    dense: int = 1
+    dense: tuple[int, ...] = (0,)
     tables: Mapping[str, TableSpec] = field(default_factory=dict)
 
     def accumulates(self, table: str) -> bool:
@@ -87,19 +86,28 @@ class Push:
 
 
 class OwnerRule(Protocol):
-    """The owner's half, of one part of a family: which copies are too old. A step is answered before it is learned."""
+    """The owner's half, of one part of a family and one bundle: which copies are too old.
+
+    A step is answered before it is learned. Dense ranks are called by their places in ``Keeping.dense``.
+    """
 
     def __init__(self, rows: int, keeping: Keeping) -> None:
         """``rows``: of the part, with the spare row of a dynamic one."""
 
-    def answer(self, rows: Ints, known: Ints) -> Ints:
-        """For each row that a dense rank asks for, by the clock that it knows: the clock to send with it, or -1."""
+    def answer(self, rows: Ints, places: Ints) -> np.ndarray:
+        """Of each row that a dense rank asks for and has a copy of: whether it is too old, bool [K]."""
 
-    def learned(self, rows: Ints, ticks: Ints) -> None:
-        """These distinct rows have changed, by so many ticks; by another form one of each dense rank is counted."""
+    def sent(self, rows: Ints, places: Ints) -> None:
+        """The copies of these rows there are now as their rows are."""
+
+    def learned(self, rows: Ints, places: Ints, ticks: Ints) -> None:
+        """These ranks have pushed so many ticks of rows, which their copies have: ``NOBODY``'s have no copy of here."""
+
+    def changed(self, rows: Ints) -> None:
+        """These distinct rows were learned by another form too: a tick of each dense rank, which no copy has."""
 
     def restarted(self, rows: Ints) -> None:
-        """These were given to other ids: no copy of them is valid, whatever its clock."""
+        """These were given to other ids: no copy of them is valid."""
 
 
 class Copies(Protocol):
@@ -111,13 +119,13 @@ class Copies(Protocol):
     def __init__(self, bundles: "Sequence[Conditional]", tables: Sequence[Sequence[str]], keeping: Keeping) -> None:
         """``tables``: of each bundle, those that all of its features read."""
 
-    def known(self, asked: Sequence[Asked]) -> list[Ints]:
-        """The clock of the copy of each row, int64 [U]; -1: there is none. Called once a training step."""
+    def kept(self, asked: Sequence[Asked]) -> list[np.ndarray]:
+        """Whether there is a copy of each row, bool [U]. Called once a training step."""
 
     def read(
         self,
         asked: Sequence[Asked],
-        clocks: Sequence[Ints],
+        sent: Sequence[np.ndarray],
         came: Sequence[Mapping[str, Floats]],
         accumulators: Sequence[Mapping[str, Floats]],
     ) -> list[Mapping[str, Floats]]:
@@ -126,8 +134,8 @@ class Copies(Protocol):
         Parameters
         ----------
         asked : sequence of Asked
-        clocks : sequence of int64 [U]
-            Of the rows that came; -1 where the copy will do.
+        sent : sequence of bool [U]
+            Which rows came; of the others the copy will do.
         came : sequence of mappings of str to float [U, D]
             By table; where none came, whatever.
         accumulators : sequence of mappings of str to float [U]
@@ -182,13 +190,18 @@ class Conditional(Rows):
         return True
 
     @classmethod
+    def owner_memory(cls, rows: int, keeping: Keeping) -> float:  # noqa: ARG003
+        """The most bytes that ``OwnerRule`` takes of so many rows: by default none."""
+        return 0.0
+
+    @classmethod
     def memory(
         cls, bundles: "Sequence[Conditional]", tables: Sequence[Sequence[str]], keeping: Keeping, item: int
     ) -> float:
         """The most bytes that what is kept takes on a dense rank: arguments of ``Copies``, and bytes of an element.
 
-        By default a copy of every row, a gradient that is held back, and a clock.
+        By default a copy of every row, and a gradient that is held back.
         """
         columns = [sum(keeping.tables[table].width for table in of) for of in tables]
         rows = [form.family.rows for form in bundles]
-        return float(sum(n * (2 * wide * item + _CLOCK_BYTES) for n, wide in zip(rows, columns, strict=True)))
+        return float(sum(n * 2 * wide * item for n, wide in zip(rows, columns, strict=True)))

@@ -18,20 +18,33 @@
 
 namespace hpcrec {
 
-// Items in blocks: growing moves none of them, and memory that holds none yet is untouched.
-template <class T> class Blocks {
+// What an order (id_order.h) knows of a row.
+struct IdLink {
+  uint32_t previous, next, count, clock;
+};
+
+// Ids by number and, where there is an order, each one's link behind it: mostly on the same cache line, so that who has
+// found an id has its link too. In blocks: growing moves none, and memory that holds none yet is untouched.
+class IdList {
   static constexpr int shift = 16;
   static constexpr int64_t block_items = int64_t{1} << shift;
-  std::vector<std::unique_ptr<T[]>> blocks_;
+  int64_t item_bytes_;
+  std::vector<std::unique_ptr<unsigned char[]>> blocks_;
+
+  unsigned char* item(int64_t n) const { return blocks_[n >> shift].get() + (n & (block_items - 1)) * item_bytes_; }
 
  public:
-  T& operator[](int64_t n) { return blocks_[n >> shift][n & (block_items - 1)]; }
-  const T& operator[](int64_t n) const { return blocks_[n >> shift][n & (block_items - 1)]; }
+  explicit IdList(bool with_links) : item_bytes_(sizeof(int64_t) + (with_links ? sizeof(IdLink) : 0)) {}
+
+  int64_t& operator[](int64_t n) { return *reinterpret_cast<int64_t*>(item(n)); }
+  const int64_t& operator[](int64_t n) const { return *reinterpret_cast<const int64_t*>(item(n)); }
+  IdLink& link(int64_t n) const { return *reinterpret_cast<IdLink*>(item(n) + sizeof(int64_t)); }
   // Makes room for n items.
   void reserve(int64_t n) {
-    while (static_cast<int64_t>(blocks_.size()) * block_items < n) blocks_.emplace_back(new T[block_items]);
+    while (static_cast<int64_t>(blocks_.size()) * block_items < n)
+      blocks_.emplace_back(new unsigned char[static_cast<size_t>(block_items * item_bytes_)]);
   }
-  int64_t bytes() const { return static_cast<int64_t>(blocks_.size()) * block_items * static_cast<int64_t>(sizeof(T)); }
+  int64_t bytes() const { return static_cast<int64_t>(blocks_.size()) * block_items * item_bytes_; }
 };
 
 struct IdKey {
@@ -48,11 +61,14 @@ class IdIndex {
  public:
   static constexpr int64_t most = (int64_t{1} << 32) - 1;  // ids
 
-  // `expected`: as many ids at most; fewer segments are enough for few.
-  IdIndex(const IdKey& key, int64_t expected);
+  // `expected`: as many ids at most; fewer segments are enough for few. `with_links`: there is room for an order's.
+  IdIndex(const IdKey& key, int64_t expected, bool with_links);
+  IdIndex(const IdIndex&) = delete;  // an order has a pointer to its list
+  IdIndex& operator=(const IdIndex&) = delete;
 
   int64_t size() const { return size_; }
   int64_t id(int64_t number) const { return ids_[number]; }
+  IdList& list() { return ids_; }
   // The number of an id, or -1.
   int64_t find(int64_t id) const { return find(id, hash(id)); }
   // The same of n ids, of which several are on their way from memory at a time.
@@ -119,7 +135,7 @@ class IdIndex {
   int segment_bits_;
   int64_t size_ = 0, copied_ = 0;
   std::vector<Segment> segments_;
-  Blocks<int64_t> ids_;
+  IdList ids_;
 };
 
 }  // namespace hpcrec

@@ -26,10 +26,10 @@ struct IdRules {
 };
 
 // Ids in the order of an IdOrder. Without one: of their rows, and only these are written.
-struct IdList {
+struct IdColumns {
   int64_t *rows, *ids, *counts, *clocks;
 };
-struct ConstIdList {
+struct ConstIdColumns {
   const int64_t *ids, *counts, *clocks;
   int64_t n;
 };
@@ -50,18 +50,21 @@ class IdMap {
   // One batch. The places of ids that it gives a row to, their first ones, go to `fresh` [n]; returns how many.
   int64_t admit(const int64_t* ids, int64_t n, int64_t* rows, int64_t* fresh);
   // To [size()] and [n_pending()].
-  void save(const IdList& resident, const IdList& pending) const;
+  void save(const IdColumns& resident, const IdColumns& pending) const;
   // Into an empty map. What is wrong with the lists leaves it unusable.
-  void load(const ConstIdList& resident, const ConstIdList& pending, int64_t clock, int64_t evicted);
+  void load(const ConstIdColumns& resident, const ConstIdColumns& pending, int64_t clock, int64_t evicted);
 
  private:
   // Ids that were asked for and have no row: as many as there is room for, the least recently asked for goes.
   struct Pending {
     IdIndex index;
     IdOrder order;
+
+    Pending(const IdKey& key, int64_t n) : index(key, n, true), order(index.list(), false) {}
   };
 
   void find_all(const int64_t* ids, int64_t n, int64_t* rows) const;
+  bool find_and_use(const int64_t* ids, int64_t n, int64_t* rows);
   bool lets_in(int64_t id);
   int64_t row_for(int64_t id);
   int64_t count_pending(int64_t id);

@@ -1,0 +1,115 @@
+"""Time of a step of ``cached`` over slow links, beside deduplicated rows and each id by itself, under ``sync``.
+
+Wide & Deep as HET has it (``het_wdl.py``), 128 columns, one id a bag by P(rank k) ~ (k + 1)^-1.05, 128 samples a dense
+rank, SGD, a copy of a tenth of the rows by LFU, full and settled from the start (``on_ranks/settle.py``); tables of
+Criteo Kaggle's sizes with at most ``MOST`` rows each. Runs take turns in one launch, steps are timed from barrier to
+barrier in their midst, and a ratio is that of two runs of a turn. Each host's 2 cores are all hosts': what they compute
+counts as much more here as there are hosts. The sum of dense gradients is in every run, and alike.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from _report import claim
+from _workloads import CRITEO, zipf_ids
+from des_parts.cells import Row
+from hybrid_parts import runs
+from on_ranks import launch
+
+from hpcrec.preparation.writer import Column, Columns, Feature, Writer
+
+CONFIG = Path(__file__).resolve().parent / "het.toml"
+MOST, EXPONENT, CAPACITY, SEED, CHUNK = 1_000_000, 1.05, 0.1, 3, 16_384
+ROWS = tuple(min(rows, MOST) for rows in CRITEO)
+DENSE, BATCH, N_DENSE = 4, 128, 13
+WARMUP, COOLDOWN, STEPS, REPEATS = 4, 2, 14, 5
+BURST = "8kb"  # below a twentieth of what a host sends in a phase
+ONE_OWNER = ("topology.mode=split", "topology.owners=1", f"topology.dense={DENSE}")
+ARMS = {  # by name: settings, and the staleness that copies have settled by
+    "rows": (("exchange.form=rows",), None),
+    "each id": (("exchange.form=pooled",), None),
+    "cached 10": (("policy.name=cached", "policy.staleness=10", "policy.cache=lfu"), 10),
+    "cached 100": (("policy.name=cached", "policy.staleness=100", "policy.cache=lfu"), 100),
+}
+UNIT = "times the steps/s of {} under sync"
+
+
+def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
+    """Rows of the table, and claims."""
+    reason = launch.why_no_hosts(cluster)
+    if reason is not None:
+        return [{"part": "time", "result": reason}], []
+    steps, repeats = (4, 1) if quick else (STEPS, REPEATS)
+    data = prepared(cache, DENSE * BATCH * (STEPS + WARMUP + COOLDOWN))
+    rows, claims = [], []
+    for rate, goal in (("100mbit", 4.4), ("1gbit", 2.0)):
+        there = partial(launch.on_hosts, cluster=cluster, rate=rate, hosts=1 + DENSE, burst=BURST)
+        found = runs.in_turn(there, jobs(data, ONE_OWNER, steps), repeats)
+        rows += compared(found, part="time", placement="one owner", rate=rate)
+        claims.append(ratio(found, f"het.speedup.{rate}", "rows", goal))
+        if rate == "100mbit":
+            claims.append(ratio(found, f"het.speedup_each_id.{rate}", "each id", 8.0))
+        if quick:
+            return rows, claims
+    there = partial(launch.on_hosts, cluster=cluster, rate="100mbit", hosts=DENSE, burst=BURST)
+    found = runs.in_turn(there, jobs(data, (), steps), repeats)
+    rows += compared(found, part="time", placement="an owner on every host", rate="100mbit")
+    claims.append(ratio(found, "het.speedup_all_owners.100mbit", "rows", None))
+    found = runs.in_turn(partial(launch.local, ranks=DENSE), jobs(data, (), steps), repeats)
+    rows += compared(found, part="time", placement="one host", rate="none")
+    claims.append(ratio(found, "het.speedup_one_host", "rows", 0.95))
+    return rows, claims
+
+
+def prepared(cache: Path, samples: int) -> Path:
+    """So many, in a file that is made unless it is there."""
+    path = cache / f"cached-time-{samples}.h5"
+    if path.exists():
+        return path
+    cache.mkdir(parents=True, exist_ok=True)
+    features = [Feature(name=f"f{t}", cardinality=rows) for t, rows in enumerate(ROWS)]
+    hidden = path.with_suffix(".tmp")
+    hidden.unlink(missing_ok=True)
+    with Writer(hidden, features, n_dense=N_DENSE) as writer:
+        for first in range(0, samples, CHUNK):
+            n, rng = min(CHUNK, samples - first), np.random.default_rng((SEED, first))
+            ids = {f.name: Column(zipf_ids(ROWS[t], n, (SEED, t, first)), None) for t, f in enumerate(features)}
+            label = (rng.random(n) < 0.25).astype(np.float32)
+            dense = rng.standard_normal((n, N_DENSE)).astype(np.float32)
+            writer.append(Columns(label=label, dense=dense, sparse=ids))
+    hidden.rename(path)
+    return path
+
+
+def jobs(data: Path, placement: Sequence[str], steps: int) -> dict[str, Row]:
+    """A run of each arm."""
+    out = {}
+    for name, (own, staleness) in ARMS.items():
+        settings = [f"data.train={data}", "train.steps=1000000", *placement, *own]
+        out[name] = {"kind": "train", "config": str(CONFIG), "settings": settings, "warmup": WARMUP}
+        out[name] |= {"cooldown": COOLDOWN, "leave_after": WARMUP + steps + COOLDOWN}  # where nothing is drained
+        if staleness is not None:
+            out[name]["settled"] = {"rows": ROWS, "capacity": CAPACITY, "exponent": EXPONENT, "seed": SEED}
+            out[name]["settled"]["staleness"] = staleness
+    return out
+
+
+def compared(found: Mapping[str, Sequence[Row]], **about: object) -> list[Row]:
+    """A line of the table for each arm: how many times as fast as deduplicated rows, and bytes of the busiest rank."""
+    lines = []
+    for name, of in found.items():
+        speedup, low, high = runs.faster(found, name, "rows")
+        step_s = float(np.median([row["step_s"] for row in of]))
+        cpu_s = float(np.median([row["cpu_s"] for row in of]))
+        line = {**about, "arm": name, "runs": len(of), "step_ms": 1e3 * step_s, "cpu_ms": 1e3 * cpu_s}
+        line |= {"speedup": speedup, "low": low, "high": high, "busiest_kb": 1e-3 * runs.busiest_bytes(of[0])}
+        lines.append(line)
+    return lines
+
+
+def ratio(found: Mapping[str, Sequence[Row]], name: str, other: str, goal: float | None) -> Row:
+    """A claim."""
+    value, low, high = runs.faster(found, "cached 100", other)
+    return claim(name, value, UNIT.format(other), None if goal is None else f">= {goal:g}", sure=(low, high))
