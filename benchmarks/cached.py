@@ -1,6 +1,6 @@
 """Policy ``cached``: what copies of rows on dense ranks save.
 
-    python benchmarks/cached.py [--parts bytes,counts] [--quick] [--json FILE]
+    python benchmarks/cached.py [--parts NAMES] [--quick] [--json FILE] [--cluster DIR] [--data DIR]
 
 ``bytes``   Bytes a step between ranks, of all tags but the dense sum, beside those of ``sync`` with form ``rows``,
             which sends each distinct row of a rank's batch once: 4 fused ranks, Criteo Kaggle's 26 tables with at most
@@ -16,17 +16,26 @@
             id pulled and its gradient pushed; rows also have the most frequent rows as a cache (``known``), where bytes
             are, and what other clocks would save. ``het.count_error``: bytes by which the ledger of runs over MPI
             differs from the count of them
+``time``    Steps of Wide & Deep as HET has it over slow links, one owner and 4 dense ranks on 5 emulated hosts
+            (``cached_parts/time_part.py``): ``het.speedup.100mbit`` and ``.1gbit`` against deduplicated rows under
+            ``sync``, ``het.speedup_each_id.100mbit``; with an owner on every host ``het.speedup_all_owners.100mbit``, and
+            on one host ``het.speedup_one_host``
+``lookups`` Distinct rows a second of a dense rank's copies (``cached_parts/lookups.py``): ``het.lookups_per_s`` where
+            all have one, ``het.lookups_missing_per_s`` where a tenth has none and others give way
+``synthetic`` and ``movielens``
+            AUC beside that of ``sync`` (``cached_parts/quality_part.py``): ``het.auc_interval.<data>.s10`` and ``.s100``
 
-The share of bytes is a count, the same in every run; nothing is timed.
+Shares of bytes are counts, the same in every run. The JSON of each part but the first lies beside it, as <FILE>_<part>.
 """
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
-from _report import asked, finish
+from _report import ROOT, asked, finish
 from _report import options as benchmark_options
-from cached_parts import bytes_part, check, counts_part
+from cached_parts import bytes_part, check, counts_part, lookups, quality_part, time_part
 from des_parts.cells import Row
 
 
@@ -34,6 +43,8 @@ def main() -> None:
     parser = benchmark_options(__doc__, tuple(PARTS))
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hpcrec" / "speed"
     parser.add_argument("--cache", type=Path, default=cache, help="where data sets are kept")
+    parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
+    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="real samples")
     options = parser.parse_args()
     for part, path in asked(parser, options, tuple(PARTS)):
         rows, claims = PARTS[part](options)
@@ -52,7 +63,28 @@ def counts(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     return [*checked, *rows], [*claims, *count_error]
 
 
-PARTS = {"bytes": bytes_of_runs, "counts": counts}
+def time(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What links that are slow gain."""
+    return time_part.measure(options.cache, options.cluster, quick=options.quick)
+
+
+def quality(name: str, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What stale rows cost."""
+    return quality_part.measure(options.cache, options.data, name, quick=options.quick)
+
+
+def looked_up(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What the copies themselves take."""
+    return lookups.measure(quick=options.quick)
+
+
+PARTS = {
+    "bytes": bytes_of_runs,
+    "counts": counts,
+    "time": time,
+    "lookups": looked_up,
+    **{name: partial(quality, name) for name in quality_part.NAMES},
+}
 
 
 if __name__ == "__main__":

@@ -52,14 +52,14 @@ def fill(session: Session, rows: Sequence[int], capacity: float, exponent: float
     for turn in reversed(range(n_turns)):  # what is used most comes last
         some = [of[max(0, len(of) - (turn + 1) * AT_ONCE) : max(0, len(of) - turn * AT_ONCE)] for of in frequent]
         asked = [Asked(np.sort(of), np.zeros(len(of), np.int64)) for of in some]
-        half.known(asked)
+        half.kept(asked)
         came = [
             {table: np.zeros((len(of), width), np.float32) for table, width in by_table.items()}
             for of, by_table in zip(some, side.copies._widths, strict=True)
         ]
-        half.read(asked, [np.zeros(len(of), np.int64) for of in some], came, [{} for _ in some])
+        half.read(asked, [np.ones(len(of), bool) for of in some], came, [{} for _ in some])
     rng = np.random.default_rng((seed, session.topology.rank))
     for pool in half._pools:
-        kept = np.flatnonzero(pool.at > 0)
-        pool.ticks[kept] = rng.integers(0, staleness + 1, len(kept))
+        kept = np.flatnonzero(pool._of["at"] > 0)
+        pool._of["ticks"][kept] = rng.integers(0, staleness + 1, len(kept))
         pool.figures = dict.fromkeys(pool.figures, 0)

@@ -221,22 +221,17 @@ def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct
 def _refuse_sums(config: Config, layout: Layout) -> None:
     """Refuses what does not go with gradients of several steps as one; the same on every rank.
 
-    Optimizers for which their sum is no update, or stores that do not learn from it; ids that may lose their rows
-    meanwhile; and rows that a dense rank has several copies of, of which one would lack what the others hold back.
+    Optimizers for which their sum is no update, or stores that do not learn from it; and rows that a dense rank has
+    several copies of, of which one would lack what the others hold back.
     """
     staleness = make_keeping(config, layout.tables, (0,)).staleness
     bundles = collections.Counter(form.family.name for form in layout.bundled() if form.conditional)
     for feature in layout.conditional if staleness else ():
-        family, why = layout.family_of[feature], None
-        if family.dynamic is not None:
-            why = "dynamic, whose ids may have no row when what was held back comes"
-        elif bundles[family.name] > 1:
-            why = (
-                "read in several ways (pooled by max and otherwise, or with other tables), each with copies of its own"
-            )
-        if why is not None:
+        family = layout.family_of[feature]
+        if bundles[family.name] > 1:
             raise ConfigError(
-                f"policy.staleness is {staleness}, but tables {', '.join(family.tables)} are {why}. Set "
+                f"policy.staleness is {staleness}, but tables {', '.join(family.tables)} are read in several ways "
+                "(pooled by max and otherwise, or with other tables), each with copies of its own. Set "
                 f"policy.staleness = 0, or give {feature!r} a form of its own (exchange.forms)."
             )
         for table in layout.tables_of[feature]:

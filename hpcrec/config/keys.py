@@ -282,7 +282,7 @@ class PolicyConfig:
     Memory of steps in flight grows with it. auto: from 1 on, the smallest with which dense ranks do not wait for rows,
     or beyond which they wait as long, found in the first steps; at most 10, for which memory is taken. With cached:
     gradients of a row, one a dense rank and step, that a copy may lack of what its owner has, and that a dense rank may
-    hold back; 10 by default, 0 is sync. Above 0 not with optimizer adam, and with no dynamic tables."""
+    hold back; 10 by default, 0 is sync. Above 0 not with optimizer adam."""
     capacity: Positive | Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
     """Rows of which a dense rank keeps copies, of all tables of a width; as a number with a point, the share of them
     (0.1 by default). Only with cached."""

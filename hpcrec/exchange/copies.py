@@ -4,7 +4,7 @@
 
     dense rank                            owner
     has a copy?       --- ids ---------->  rule: which copies are too old      in the phase values, after rows are found
-    follows?          <-- ids -----------  a bit a row, both ways
+    follows? (row?)   <-- ids -----------  a bit a row, both ways; where tables are dynamic, whether the id has a row
                       <-- values --------  those rows, as all values are written
     rows it pushes    --- control, ids ->  how many of each entry; which, and  in the phase gradients, after the verdict
                                            of how many steps each
@@ -159,8 +159,8 @@ class Wanted:
         Whose row it is; the number of its entry and of its bundle; its number among the bundle's rows.
     names_K : int64 [K]
         What the owner calls it.
-    follows_K : bool [K]
-        Which of them the owner sends.
+    follows_K, rowless_K : bool [K]
+        Which of them the owner sends, and which are ids without a row.
     ticks_K : int64 [K]
         Of how many steps the pushed gradients are.
     """
@@ -171,6 +171,7 @@ class Wanted:
     row_K: Ints
     names_K: Ints
     follows_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
+    rowless_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     ticks_K: Ints = field(default_factory=lambda: _NONE)
 
 
@@ -182,8 +183,8 @@ class Served:
     ----------
     peer_K, entry_K, row_K : int64 [K]
         Who asks; the number of the entry; the row of the part.
-    follows_K : bool [K]
-        Which of them are sent.
+    follows_K, rowless_K : bool [K]
+        Which of them are sent, and which are ids without a row.
     ticks_K : int64 [K]
         Of how many steps the pushed gradients are.
     """
@@ -192,6 +193,7 @@ class Served:
     entry_K: Ints
     row_K: Ints
     follows_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
+    rowless_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     ticks_K: Ints = field(default_factory=lambda: _NONE)
 
 
@@ -283,7 +285,7 @@ class DenseCopies:
 
         ``values`` are the messages of rows, ``numbers`` those of their accumulators.
         """
-        sent = [np.zeros(len(of.asked.rows), bool) for of in kept]
+        sent, rowless = ([np.zeros(len(of.asked.rows), bool) for of in kept] for _ in range(2))
         came = [
             {t: np.zeros((len(of.asked.rows), width), self._dtype) for t, width in widths.items()}
             for of, widths in zip(kept, self._widths, strict=True)
@@ -291,6 +293,7 @@ class DenseCopies:
         for b, sent_U in enumerate(sent):
             mine = wanted.bundle_K == b
             sent_U[wanted.row_K[mine]] = wanted.follows_K[mine]
+            rowless[b][wanted.row_K[mine]] = wanted.rowless_K[mine]
             if (sent_U[wanted.row_K[mine]] != wanted.follows_K[mine]).any():
                 raise HpcrecError(
                     f"owners of parts of a row of the features {', '.join(self._bundles[b])} do not agree whether its "
@@ -312,8 +315,9 @@ class DenseCopies:
             of_rows = sums[b].setdefault(table, np.zeros(len(kept[b].asked.rows), self._dtype))
             of_rows[wanted.row_K[rows]] = numbers[v.start[some]]
         for half, mine in self.halves if train else []:
-            asked, came_too = [kept[b].asked for b in mine], [sums[b] for b in mine]
-            read = half.read(asked, [sent[b] for b in mine], [came[b] for b in mine], came_too)
+            asked = [kept[b].asked for b in mine]
+            flags = [[of[b] for b in mine] for of in (sent, rowless)]
+            read = half.read(asked, flags[0], [came[b] for b in mine], [sums[b] for b in mine], flags[1])
             for b, by_table in zip(mine, read, strict=True):
                 kept[b].rows = by_table
 

@@ -1,6 +1,6 @@
 """What conditional forms do in a step, between ranks: ask, bring rows that are too old, push.
 
-Three collectives more in the phase values, three and one of counts in the phase gradients, only where a form is
+Three or four collectives more in the phase values, three and one of counts in the phase gradients, only where a form is
 conditional. Knows both sides of this rank and what is sent; messages are ``copies``, rules ``rules``.
 """
 
@@ -51,6 +51,7 @@ class KeptRows:
         assert isinstance(codec, Elementwise), "conditional forms are refused with codec dct"
         most = max(sum(entry.form.conditional for entry in leg.entries) for leg in layout.legs.values())
         dynamic = any(e.family.dynamic for leg in layout.legs.values() for e in leg.entries if e.form.conditional)
+        self._dynamic = dynamic
         names, ticks = np.int64 if dynamic else np.uint32, np.uint8 if keeping.staleness < 255 else np.uint32
         wide = np.dtype(names), np.dtype(ticks)
         self._messages = _Messages(collectives, codec, most, *wide, dtype)
@@ -70,10 +71,13 @@ class KeptRows:
         has_K = self._messages.bits(_peers(wanted), has_K, _peers(apart))
         if apart is not None and self._rules is not None:
             self._rules.answer(apart, has_K, train=route.train)
-        follows_K = _NONE.astype(bool) if apart is None else apart.follows_K
-        follows_K = self._messages.bits(_peers(apart), follows_K, _peers(wanted))
+        none = Served(_NONE, _NONE, _NONE) if apart is None else apart
+        follows_K = self._messages.bits(_peers(apart), none.follows_K, _peers(wanted))
+        rowless_K = np.zeros(len(follows_K), bool)
+        if self._dynamic:
+            rowless_K = self._messages.bits(_peers(apart), none.rowless_K, _peers(wanted))
         if wanted is not None:
-            wanted.follows_K = follows_K
+            wanted.follows_K, wanted.rowless_K = follows_K, rowless_K
         if apart is None or self._rules is None:
             return None
         return self._rules.vectors(apart, np.flatnonzero(apart.follows_K))

@@ -82,10 +82,12 @@ class OwnerRules:
         return _Ruled(rule, family, rows if dynamic else -1, lives, mixed=family.name in self._mixed)
 
     def answer(self, served: Served, has_K: np.ndarray, *, train: bool) -> None:
-        """Fills in ``served.follows_K``."""
-        served.follows_K, places_K = np.zeros(len(has_K), bool), self._places(served)
+        """Fills in ``served.follows_K`` and ``rowless_K``."""
+        places_K = self._places(served)
+        served.follows_K, served.rowless_K = np.zeros(len(has_K), bool), np.zeros(len(has_K), bool)
         for e, ruled in enumerate(self._of_entry):
             mine = np.flatnonzero(served.entry_K == e)
+            served.rowless_K[mine] = served.row_K[mine] == ruled.spare
             served.follows_K[mine] = ruled.answer(served.row_K[mine], places_K[mine], has_K[mine], train=train)
 
     def _places(self, served: Served) -> Ints:

@@ -99,7 +99,7 @@ def kept_copies(records: Ints, slots: Ints, *, step: int, max_age: int | None = 
     """
     fits = _records_fit(records, slots)
     if not fits:
-        _check_records(records, slots=slots)
+        _check_records(records, slots)
     step = checks.whole("step", step, 0, _MOST_STEP)
     first = -(2**31) if max_age is None else step - checks.positive("max_age", max_age) + 1
     kept = np.empty(slots.size, bool)
@@ -152,10 +152,11 @@ def read_copies(
     fits = (numbers is None) == (accumulators is None) == (table.rule == "sgd")
     fits = fits and _read_fits(records, rows, numbers, slots, sent.view(np.uint8), values, accumulators)
     if not fits:
-        _check_table(records, table, slots=slots, sent=sent, values=values, accumulators=accumulators)
+        _check_table(records, table, slots)
         checks.ints("sent", sent, slots.size, dtype=_BOOL)
         checks.floats("values", values, (slots.size, rows.shape[2]), rows.dtype, write=True)
         _check_given("accumulators", accumulators, (slots.size,), table)
+        _check_apart(records, table, sent=sent, values=values, accumulators=accumulators)
         checks.apart("values", values, slots=slots, sent=sent, accumulators=accumulators)
     run = native if fits else _backend(records, slots, rows, values)
     run.read_copies(records, slots, *table.arguments, sent, step, float(scale), values, accumulators)
@@ -177,7 +178,7 @@ def tick_copies(records: Ints, slots: Ints, *, step: int, scale: float, most: in
     """
     fits = _records_fit(records, slots)
     if not fits:
-        _check_records(records, slots=slots)
+        _check_records(records, slots)
     over = np.empty(slots.size, np.int64)
     step, most = checks.whole("step", step, 0, _MOST_STEP), checks.whole("most", most, 0)
     run = native if fits else _backend(records, slots)
@@ -204,8 +205,9 @@ def add_to_copies(records: Ints, table: CopyTable, slots: Ints, gradients: Float
     rows, numbers = table.rows, table.numbers
     fits = (numbers is None) == (table.rule == "sgd") and _add_fits(records, rows, numbers, slots, gradients)
     if not fits:
-        _check_table(records, table, slots=slots, gradients=gradients)
+        _check_table(records, table, slots)
         checks.floats("gradients", gradients, (slots.size, rows.shape[2]), rows.dtype)
+        _check_apart(records, table, gradients=gradients)
     run = native if fits else _backend(records, slots, rows, gradients)
     run.add_to_copies(records, slots, *table.arguments, gradients)
 
@@ -237,7 +239,7 @@ def sums_of_copies(
     ValueError
         As ``read_copies``.
     """
-    _check_table(records, table, slots=slots)
+    _check_table(records, table, slots)
     dtype = table.rows.dtype
     sums = np.empty((slots.size, table.rows.shape[2]), dtype)
     squares = None if table.numbers is None else np.empty(slots.size, dtype)
@@ -257,7 +259,7 @@ def end_ticks(records: Ints, slots: Ints, *, forget: bool) -> Ints:
     forget : bool
         Copies have no values from now on.
     """
-    _check_records(records, slots=slots)
+    _check_records(records, slots)
     ticks = np.empty(slots.size, np.int64)
     _backend(records, slots).end_ticks(records, slots, bool(forget), ticks)
     return ticks
@@ -268,10 +270,10 @@ def _backend(*arrays: Any) -> Any:
     return copies_reference if current is reference else current
 
 
-def _check_records(records: Ints, **read: Any) -> None:
+def _check_records(records: Ints, slots: Ints) -> None:
     checks.writable("records", checks.table("records", records, 4))
-    checks.ints("slots", read["slots"])
-    checks.apart("records", records, **read)
+    checks.ints("slots", slots)
+    checks.apart("records", records, slots=slots)
 
 
 def _check_given(name: str, array: Floats | None, shape: tuple[int, ...], table: CopyTable) -> None:
@@ -282,15 +284,20 @@ def _check_given(name: str, array: Floats | None, shape: tuple[int, ...], table:
         checks.floats(name, array, shape, table.rows.dtype)
 
 
-def _check_table(records: Ints, table: CopyTable, **read: Any) -> None:
+def _check_table(records: Ints, table: CopyTable, slots: Ints) -> None:
     rows, numbers = table.rows, table.numbers
-    checks.writable("records", checks.table("records", records, 4))
+    _check_records(records, slots)
     checks.floats("rows", rows, (len(records), 2, None), write=True)
     checks.width_of("width of rows", rows.shape[2])
     _check_given("numbers", numbers, (len(records), 2), table)
     if numbers is not None:
         checks.writable("numbers", numbers)
-    _check_records(records, rows=rows, numbers=numbers, **read)
+    _check_apart(records, table, slots=slots)
+
+
+def _check_apart(records: Ints, table: CopyTable, **read: Any) -> None:
+    rows, numbers = table.rows, table.numbers
+    checks.apart("records", records, rows=rows, numbers=numbers, **read)
     checks.apart("rows", rows, numbers=numbers, **read)
     if numbers is not None:
         checks.apart("numbers", numbers, **read)

@@ -7,20 +7,21 @@ The paper's terms:
 
 embedding server                            -> owner of rows (``comm.topology``, ``embedding``)
 worker with a cache                         -> dense rank; its pools of copies (``exchange.forms.cached``)
-clock of a row c_g, c_c                     -> ticks that its owner has learned; ``known``, and ticks held back
+clocks of a row c_g, c_c                    -> ticks that each copy lacks, at the row's owner; ticks held back
 staleness s                                 -> ``policy.staleness``
 cache of 10 %, LRU, LFU                     -> ``policy.capacity``, ``policy.cache``
-Get: CheckValid, Fetch                      -> ask with clocks, answer what is too old (phase ``values``)
+Get: CheckValid, Fetch                      -> ask, answer what is too old (phase ``values``)
 Update, Evict                               -> push of a sum of gradients (phase ``gradients``)
 HET Hybrid without cache                    -> form ``rows`` under policy ``sync``, which deduplicates as theirs does
 AllReduce of dense gradients                -> ``dense.reducer``
 
 Departures from the paper: a write is pushed in the step in which its ticks pass s, not when its row is read again, so
-that s = 0 is synchronous; everything is pushed at drain points, so that no update is lost; a clock is the number of
-ticks (theirs is a maximum), so that a read lacks at most s ticks of each dense rank; and which rows are read, pushed
-and given up follows from the step alone, so that a run repeats its bits; light LFU halves its counts, so that rows that
-were popular once go; and the Adagrads learn from sums of several steps' gradients. Not there yet: clocks in less than 4
-bytes, Adam and dynamic tables above s = 0, and asking ahead of the step.
+that s = 0 is synchronous; everything is pushed at drain points, so that no update is lost; what a copy lacks is a
+number of ticks (theirs is the difference of clocks that are maxima), so that a read lacks at most s ticks of each dense
+rank, and the owner knows it, so that no clock crosses; which rows are read, pushed and given up follows from the step
+alone, so that a run repeats its bits; light LFU halves its counts, so that rows that were popular once go; and the
+Adagrads learn from sums of several steps' gradients. Not there yet: Adam above s = 0, the paper's rule of maxima, and
+asking ahead of the step.
 """
 
 from typing import Any

@@ -15,7 +15,7 @@
 
 namespace hpcrec {
 namespace {
-constexpr int64_t ids_at_once = 64;    // searches in flight: more than a core has misses
+constexpr int64_t ids_at_once = 256;   // searches in flight: many times what a core has misses, which all wait twice
 constexpr int64_t segment_ids = 1024;  // of an index for few ids
 constexpr uint8_t many = std::numeric_limits<uint8_t>::max();
 }  // namespace

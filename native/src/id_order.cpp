@@ -19,10 +19,11 @@ void IdOrder::append(List& list, uint32_t row, uint32_t count, uint32_t clock) {
 }
 
 void IdOrder::touch(uint32_t row, uint32_t clock) {
-  const Link before = link(row);
-  if (before.clock == clock) return;
+  const Link& its = link(row);
+  if (its.clock == clock) return;
+  const uint32_t count = its.count;
   take_out(row);
-  add(row, before.count < most_ ? before.count + 1 : most_, clock);
+  add(row, count < most_ ? count + 1 : most_, clock);
 }
 
 void IdOrder::touch(const int64_t* rows, int64_t n, uint32_t clock) {
@@ -42,25 +43,28 @@ void IdOrder::touch(const int64_t* rows, int64_t n, uint32_t clock) {
   if (by_count_ || lists_.empty()) return touch_all([&](uint32_t row) { touch(row, clock); });
   List& list = lists_.begin()->second;  // the one that there is: not looked for each time
   touch_all([&](uint32_t row) {
-    const Link before = link(row);
-    if (before.clock == clock) return;
-    take_out(list, before);
+    // Number by number: the one before may just have written one of them, and a core waits until that is in memory
+    // where it is to be read together with others.
+    const Link& its = link(row);
+    if (its.clock == clock) return;
+    const uint32_t count = its.count;
+    take_out(list, its.previous, its.next);
     ++uses_;
-    append(list, row, before.count < most_ ? before.count + 1 : most_, clock);
+    append(list, row, count < most_ ? count + 1 : most_, clock);
   });
 }
 
 void IdOrder::take_out(uint32_t row) {
   const auto list = lists_.find(key(link(row).count));
-  take_out(list->second, link(row));
+  take_out(list->second, link(row).previous, link(row).next);
   if (list->second.first == none) lists_.erase(list);
 }
 
-void IdOrder::take_out(List& list, const Link& its) {
-  if (its.previous == none) list.first = its.next;
-  else link(its.previous).next = its.next;
-  if (its.next == none) list.last = its.previous;
-  else link(its.next).previous = its.previous;
+void IdOrder::take_out(List& list, uint32_t previous, uint32_t next) {
+  if (previous == none) list.first = next;
+  else link(previous).next = next;
+  if (next == none) list.last = previous;
+  else link(next).previous = previous;
 }
 
 int64_t IdOrder::take_first(uint32_t clock) {

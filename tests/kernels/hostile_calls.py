@@ -532,13 +532,90 @@ def read_requests(rng: np.random.Generator) -> Call:
     return Call(lambda **arguments: tuple(kernels.read_requests(**arguments)), arguments)
 
 
+def of_copies(rng: np.random.Generator, *, none: bool) -> dict[str, Any]:
+    """Copies, those of a step, and how many there are; ``unique`` are slots, the first of them perhaps -1."""
+    n, n_copies, width, dtype = sizes(rng)
+    records = kernels.copy_records(n_copies + n)
+    of = kernels.record_fields(records)
+    of["ticks"], of["at"], of["bundle"] = rng.integers(0, 4, (3, len(of)))
+    of["bundle"] %= 2
+    of["scale"], of["has_values"] = rng.random(len(of)), rng.integers(0, 2, len(of))
+    slots = rng.permutation(len(of))[:n]
+    slots[: int(none and rng.random() < 0.5)] = -1
+    rows = floats(rng, (len(of), 2, width), dtype)
+    return {"records": records, "rows": rows, "numbers": np.abs(floats(rng, (len(of), 2), dtype)), "unique": slots}
+
+
+def copies_call(rng: np.random.Generator, given: dict[str, Any], run: Callable[..., Any]) -> Call:
+    """Calls ``run(records, table, slots, the rest by name)``."""
+    rule = str(rng.choice(["sgd", "adagrad", "rowwise_adagrad"]))
+    if rule == "sgd":
+        del given["numbers"]
+
+    def with_table(records: Any, rows: Any, unique: Any, numbers: Any = None, **rest: Any) -> Any:
+        learns = np.array([0.1, 2.0]), np.array([1e-8, 0.1]), np.array([np.inf, 0.5])
+        return run(records, kernels.CopyTable(rule, *learns, rows, numbers), unique, **rest)  # type: ignore[arg-type]
+
+    written = [name for name in ("records", "rows", "numbers", "values") if name in given]
+    return Call(with_table, given, tuple(written))
+
+
+def read_copies(rng: np.random.Generator) -> Call:
+    given = of_copies(rng, none=True)
+    n, dtype = len(given["unique"]), given["rows"].dtype
+    given |= {"sent": rng.random(n) < 0.5, "values": floats(rng, (n, given["rows"].shape[2]), dtype), "step": 7}
+    accumulators = np.abs(floats(rng, n, dtype))
+
+    def run(records: Any, table: Any, slots: Any, sent: Any, values: Any, step: Any) -> None:
+        sums = None if table.rule == "sgd" else accumulators
+        kernels.read_copies(records, table, slots, sent, values, sums, step=step, scale=0.5)
+
+    return copies_call(rng, given, run)
+
+
+def add_to_copies(rng: np.random.Generator) -> Call:
+    given = of_copies(rng, none=True)
+    shape = len(given["unique"]), given["rows"].shape[2]
+    return copies_call(rng, {**given, "gradients": floats(rng, shape, given["rows"].dtype)}, kernels.add_to_copies)
+
+
+def sums_of_copies(rng: np.random.Generator) -> Call:
+    scale = 0.5 if rng.random() < 0.5 else None
+    return copies_call(
+        rng, of_copies(rng, none=False), lambda *given: kernels.sums_of_copies(*given, scale=scale)
+    )  # fmt: skip
+
+
+def kept_copies(rng: np.random.Generator) -> Call:
+    given = of_copies(rng, none=True)
+    arguments = {"records": given["records"], "slots": given["unique"], "step": 3, "max_age": 2}
+    return Call(kernels.kept_copies, arguments)
+
+
+def tick_copies(rng: np.random.Generator) -> Call:
+    given = of_copies(rng, none=True)
+    arguments = {"records": given["records"], "unique": given["unique"], "step": 3, "most": 2}
+    return Call(
+        lambda records, unique, **rest: kernels.tick_copies(records, unique, scale=0.5, **rest), arguments, ("records",)
+    )  # fmt: skip
+
+
+def end_ticks(rng: np.random.Generator) -> Call:
+    given, forget = of_copies(rng, none=False), bool(rng.random() < 0.5)
+    arguments = {"records": given["records"], "unique": given["unique"]}
+    return Call(
+        lambda records, unique: kernels.end_ticks(records, unique, forget=forget), arguments, ("records",)
+    )  # fmt: skip
+
+
 CALLS = (
     gather, beside_gather, maximum, maximum_backward, fm, fm_backward, copy, merge, update, merge_update,
     beside_merge_update, squared_norm, group, dedup, partition, permute, hash_ids, init_rows, take_bags, packed_bytes,
     pack_numbers, unpack_numbers, fletcher32, read_chunks, write_halves, read_halves, threshold_of, select_above,
     select_largest, select_with_feedback, scatter, gather_positions, positions_bytes, write_positions, read_positions,
     half_gather, half_maximum, half_update, half_merge_update, to_half_rows, from_half_rows, deal_requests,
-    plan_requests, write_requests, read_requests,
+    plan_requests, write_requests, read_requests, kept_copies, read_copies, tick_copies, add_to_copies, sums_of_copies,
+    end_ticks,
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ Knows of a session how its tables are cut and what is read together, nothing of 
 that it lacks no more ticks than the policy promises.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from tests.reference import Bag, GlobalBatch, Reference, update_rows
+from tests.training.dynamic_runs import Rules, ids_of_table
 
 Key = tuple[int, int]  # number of the bundle, row
 
@@ -41,6 +43,7 @@ class Copy:
     count: int = 1
     turn: int = 0
     used: int = 0
+    life: int | None = 0
 
 
 class CachedReference:
@@ -64,6 +67,8 @@ class CachedReference:
         Number of a step, from 1 -> what learning rates are multiplied by in it.
     columns : mapping of str to int, optional
         Columns of a table that their first owner has; left out: all.
+    rules : Rules, optional
+        Of dynamic tables: who has a row. Keys are ids then.
 
     Attributes
     ----------
@@ -71,6 +76,8 @@ class CachedReference:
         The most ticks that any read has lacked.
     counts : dict of str to int
         Reads by what they were answered with, and pushes by their reason, of all ranks.
+    dropped : int
+        Rows that were pushed of ids that had lost theirs.
     """
 
     def __init__(
@@ -87,23 +94,29 @@ class CachedReference:
         drains: Sequence[int] = (),
         scale: Callable[[int], float] = lambda step: 1.0,
         columns: Mapping[str, int | None] | None = None,
+        rules: Rules | None = None,
     ) -> None:
         self._reference, self._bundles, self._cuts = reference, bundles, cuts
         self._staleness, self._capacity, self._evict, self._max_age = staleness, capacity, evict, max_age
         self._drains, self._done, self._turn, self._scale = set(drains), 0, 0, scale
         self._base_lr = [group["lr"] for group in reference.dense_optimizer.param_groups]  # type: ignore[union-attr]
-        self._columns = columns or {}
+        self._columns, self._rules, self.dropped = columns or {}, rules, 0
+        self._lives = Counter[tuple[str, int]]()  # by family and id: how often it was given a row
+        if rules is not None:
+            rules.started = lambda family, i: self._lives.update([(family, i)])
         self._copies: list[dict[Key, Copy]] = [{} for _ in range(ranks)]
         self._clock: dict[Key, int] = {}
         self._made: dict[Key, int] = {}  # ticks of all ranks
         self.most_missing = 0
         self.counts = dict.fromkeys(("copies_read", "misses", "too_old", "evictions"), 0)
-        self.counts |= {f"pushed_{reason}": 0 for reason in ("bound", "eviction", "no_room", "age", "drain")}
+        self.counts |= {f"pushed_{reason}": 0 for reason in ("bound", "eviction", "no_room", "no_row", "age", "drain")}
 
     def step(self, batch: GlobalBatch, *, left_out: bool = False) -> float:
         """Loss before the step."""
         self._done += 1
         t, reference = self._done, self._reference
+        if self._rules is not None:
+            self._rules.admit(batch.bags)
         pushes: list[list[tuple[Key, Copy]]] = [[] for _ in self._copies]
         views = [self._read(rank, self._part(batch, rank), t, pushes[rank]) for rank in range(len(self._copies))]
         reference.module.zero_grad()
@@ -125,7 +138,21 @@ class CachedReference:
             for copies in self._copies:
                 assert not any(copy.n for copy in copies.values())
                 copies.clear()
+        if self._rules is not None:
+            self._rules.forget()
         return loss
+
+    def _life(self, key: Key) -> int | None:
+        """Which life of its id a row is in; 0 of declared tables, None where the id has no row."""
+        if self._rules is None:
+            return 0
+        table = self._bundles[key[0]].tables[0]
+        family = next(f.name for f in self._rules.families if table in f.tables)
+        return self._lives[family, key[1]] if key[1] in self._rules.rows[family] else None
+
+    def _at(self, name: str, row: int) -> int:
+        """Where the reference has it."""
+        return row if self._rules is None else int(np.searchsorted(ids_of_table(name), row))
 
     def _part(self, batch: GlobalBatch, rank: int) -> GlobalBatch:
         first, last = self._cuts(len(batch.label))[rank : rank + 2]
@@ -158,23 +185,29 @@ class CachedReference:
                 self._turn += 1
                 copies[key].used, copies[key].turn, copies[key].count = t, self._turn, copies[key].count + 1
         for key in asked:
-            if key not in copies and (len(copies) < self._capacity or self._gave_way(rank, t, out)):
+            if key not in copies and (self._has_room(copies, key) or self._gave_way(rank, key, t, out)):
                 self._turn += 1
                 copies[key] = Copy(used=t, turn=self._turn)
         found = {}
         for key in asked:
             copy, tables = copies.get(key), self._bundles[key[0]].tables
-            rows = {name: self._reference.tables[name].bags.weight.detach()[key[1]].clone() for name in tables}
+            life = self._life(key)
+            of = {name: self._at(name, key[1]) if life is not None else -1 for name in tables}
+            rows = {name: self._reference.tables[name].bags.weight.detach()[of[name]].clone() for name in tables}
+            if life is None:  # it is read as it is, and no copy is kept
+                self._has_no_row(copy, key, out)
+                found[key] = None, rows
+                continue
             clock = self._clock.get(key, 0)
             known = None if copy is None else copy.known
             if copy is not None and self._max_age is not None and t - copy.at >= self._max_age:
                 known = None
-            sent = known is None or clock - known > self._staleness
+            sent = known is None or clock - known > self._staleness or (copy is not None and copy.life != life)
             self.counts["misses"] += known is None
             self.counts["too_old"] += known is not None and sent
             self.counts["copies_read"] += not sent
             if copy is not None and sent:
-                copy.base, copy.known, copy.at = rows, clock, t
+                copy.base, copy.known, copy.at, copy.life = rows, clock, t, life
                 copy.accumulated = {name: self._accumulated(name, key[1]) for name in tables}
                 copy.value = self._preview(copy, self._scale(t - 1) if t > 1 else 1.0)
             contained = clock if copy is None else copy.known + copy.n  # type: ignore[operator]
@@ -184,14 +217,31 @@ class CachedReference:
             found[key] = copy, rows if copy is None else copy.value
         return found
 
-    def _gave_way(self, rank: int, t: int, out: list[tuple[Key, Copy]]) -> bool:
+    def _has_no_row(self, copy: Copy | None, key: Key, out: list[tuple[Key, Copy]]) -> None:
+        self.counts["misses"] += copy is None or copy.known is None
+        self.counts["too_old"] += copy is not None and copy.known is not None
+        if copy is None:
+            return
+        if copy.n:
+            self.counts["pushed_no_row"] += 1
+            out.append((key, Copy(held=copy.held, squares=dict(copy.squares), n=copy.n)))
+        copy.known, copy.n = None, 0
+
+    def _has_room(self, copies: Mapping[Key, Copy], key: Key) -> bool:
+        return sum(self._beside(key, other) for other in copies) < self._capacity
+
+    def _beside(self, key: Key, other: Key) -> bool:
+        """Whether their copies are in one pool: those of a dynamic table have their own."""
+        return self._rules is None or key[0] == other[0]
+
+    def _gave_way(self, rank: int, to: Key, t: int, out: list[tuple[Key, Copy]]) -> bool:
         copies = self._copies[rank]
-        free = [key for key, copy in copies.items() if copy.used != t]
+        free = [key for key, copy in copies.items() if copy.used != t and self._beside(to, key)]
         if not free:
             return False
         first = min(free, key=lambda k: (copies[k].count if self._evict == "lfu" else 0, copies[k].turn))
         copy = copies.pop(first)
-        self.counts["evictions"] += 1
+        self.counts["evictions"] += copy.at > 0  # an id without a row has a place, and nothing in it
         if copy.n:
             self.counts["pushed_eviction"] += 1
             out.append((first, copy))
@@ -200,7 +250,9 @@ class CachedReference:
     def _accumulated(self, name: str, row: int) -> float:
         """Of its first columns, where several owners have some."""
         states = self._reference.tables[name].states
-        return float(states["accumulator"][row].reshape(-1)[: self._columns.get(name)].mean()) if states else 0.0
+        if not states:
+            return 0.0
+        return float(states["accumulator"][self._at(name, row)].reshape(-1)[: self._columns.get(name)].mean())
 
     def _preview(self, copy: Copy, scale: float) -> dict[str, torch.Tensor]:
         if not copy.n:
@@ -224,8 +276,8 @@ class CachedReference:
         for name, table in reference.tables.items():
             table.bags.weight.grad = None
             for (b, row), (_, rows) in view.items():
-                if name in self._bundles[b].tables:
-                    table.bags.weight.data[row] = rows[name]
+                if name in self._bundles[b].tables and self._life((b, row)) is not None:
+                    table.bags.weight.data[self._at(name, row)] = rows[name]
         loss = reference.loss(reference.logits(part), part) * (self._weight(part) / total)
         loss.backward()
         gradients: dict[Key, dict[str, torch.Tensor]] = {}
@@ -233,7 +285,8 @@ class CachedReference:
             of = {}
             for name in self._bundles[b].tables:
                 grad = reference.tables[name].bags.weight.grad
-                of[name] = torch.zeros_like(kept[name][row]) if grad is None else grad[row].clone()
+                at = self._at(name, row)
+                of[name] = torch.zeros_like(kept[name][at]) if grad is None else grad[at].clone()
             gradients[b, row] = of
         for name, table in reference.tables.items():
             table.bags.weight.data.copy_(kept[name])
@@ -249,6 +302,8 @@ class CachedReference:
     ) -> None:
         for key, (copy, _) in view.items() if gradients is not None else ():
             assert gradients is not None
+            if self._life(key) is None:
+                continue
             self._made[key] = self._made.get(key, 0) + 1
             if copy is None:
                 self.counts["pushed_no_room"] += 1
@@ -285,22 +340,26 @@ class CachedReference:
                 merged.setdefault(key, []).append(copy)
                 self._clock[key] = self._clock.get(key, 0) + copy.n
         for (b, row), copies in merged.items():
+            if self._life((b, row)) is None:
+                self.dropped += len(copies)
+                continue
             ticks = max(copy.n for copy in copies)
             for name in self._bundles[b].tables:
                 total = copies[0].held[name]
                 for copy in copies[1:]:
                     total = total + copy.held[name]
                 table, optimizer = self._reference.tables[name], self._reference.tables[name].optimizer
+                at = self._at(name, row)
                 with torch.no_grad():
                     if ticks == 1 or optimizer.name == "sgd":
-                        update_rows(table, torch.tensor([row]), total[None], lr_scale=self._scale(t), step=t)
+                        update_rows(table, torch.tensor([at]), total[None], lr_scale=self._scale(t), step=t)
                         continue
                     of_each = [_spread(optimizer.name, copy.squares[name], copy.held[name]) for copy in copies]
                     squares = torch.stack(of_each).sum(0)
-                    rate = _rate(optimizer, self._scale(t), table.states["accumulator"][row], squares, ticks)
-                    table.states["accumulator"][row] += squares
-                    moved = table.bags.weight[row] - rate * total
-                    table.bags.weight[row] = moved.clamp(-optimizer.bound, optimizer.bound)
+                    rate = _rate(optimizer, self._scale(t), table.states["accumulator"][at], squares, ticks)
+                    table.states["accumulator"][at] += squares
+                    moved = table.bags.weight[at] - rate * total
+                    table.bags.weight[at] = moved.clamp(-optimizer.bound, optimizer.bound)
 
 
 def _spread(name: str, squares: float, sums: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,9 @@
 """Policy ``cached``: with a staleness of 0 it is ``sync``; else one process that keeps the same copies."""
 
+import itertools
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ from tests.policy.cached_reference import CachedReference, bundles_of, first_col
 from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, results, same_bits, save_and_leave, slowly, trained
 from tests.policy.test_hybrid_stores import dynamic_of, grown
 from tests.together import on_every_rank
+from tests.training import dynamic_runs
 from tests.training.runs import gather_tables, global_batches, reference_for, write_data
+from tests.training.test_dynamic import RULES, SHORT, figures, sections
 from tests.training.test_equivalence import Cases, covering, roles_for, shared_out_or_all_cases
 from tests.training.test_nonfinite import SKIP, spoil
 
@@ -109,6 +113,60 @@ def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
         assert most > 0 or COMM.size == 1
 
 
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_dynamic_tables_are_one_process_too(folder: Path) -> None:
+    """Copies of ids that lose their rows, and get others, and of ids that have none."""
+    dynamic_runs.write_data(folder / "data.h5")
+    optimizers, roles_in_turn = itertools.cycle(SUMMED), itertools.cycle(roles_for(COMM.size))
+    counts = Counter[str]()
+    for rules, staleness, capacity, evict in (
+        ({"capacity": 24, "evict": "lru"}, 2, 1000, "lru"),
+        (RULES[0], 3, 6, "lru"),
+        (RULES[1], 1, 9, "lfu"),
+        (RULES[3], 5, 5, "lru"),
+    ):
+        optimizer, roles = next(optimizers), next(roles_in_turn)
+        more = sections(roles, "deepfm", optimizer, "pooled", "routed", "mean")
+        train = {**SHORT, "steps": 12}
+        config = dynamic_runs.dynamic_config(folder, rules, **more, checkpoint={"every": 7}, train=train)
+        config = cached(config, staleness, capacity, cache=evict)
+        with open_session(config) as session:
+            who = dynamic_runs.Rules(session, dynamic_runs.reference_for(session, config), rules)
+            batches, ranks = global_batches(session, session.total_steps), len(session.topology.dense)
+            one = CachedReference(
+                who.reference,
+                bundles_of(session),
+                ranks,
+                lambda samples, n=ranks: cut(equal_parts, samples, n).tolist(),
+                staleness=staleness,
+                capacity=min(capacity, *(form.family.rows for form in session.parts.exchange.layout.bundled())),
+                evict=evict,
+                drains=(7, session.total_steps),
+                rules=who,
+            )
+            about = (rules, staleness, capacity, optimizer, roles)
+            for step in session.steps():
+                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+                with on_every_rank():
+                    assert abs(loss - one.step(batches[step.number])) < 1e-12, (about, step.number)
+            found = figures(session)
+            every = COMM.allgather(session.parts.exchange.figures())
+            with on_every_rank():
+                for table, rows in dynamic_runs.learned(session).items():
+                    known = next(who.rows[f.name] for f in who.families if table in f.tables)
+                    assert rows.keys() == known, about
+                    ids_T, whole = dynamic_runs.ids_of_table(table), who.reference.rows(table)
+                    for i, row in rows.items():
+                        np.testing.assert_allclose(row, whole[np.searchsorted(ids_T, i)], rtol=0, atol=1e-11)
+                for name, n in one.counts.items():
+                    assert sum(of.get(name, 0) for of in every) == n, (name, about)
+                assert sum(of["dropped"] for of in found.values()) == one.dropped, about
+            counts.update(one.counts | {"dropped": one.dropped})
+    with on_every_rank():
+        assert counts["dropped"] > 0 and counts["copies_read"] > 0, counts
+        assert counts["pushed_no_row"] > 0 or COMM.size == 1, counts  # by itself a rank gives them up first
+
+
 @pytest.mark.parallel([2, 3])
 def test_ranks_of_any_speed_and_the_same_run_again(folder: Path) -> None:
     write_data(folder / "data.h5")
@@ -176,12 +234,6 @@ def test_what_does_not_go_with_it_is_refused(folder: Path) -> None:
     roles = roles_for(COMM.size)[0]
     with on_every_rank(), pytest.raises(ConfigError, match=r"has the optimizer 'adam'"):
         open_session(cached(config_of(folder, None, "rows", "adam", topology=roles), 3))
-    dynamic = dynamic_of(folder, None, "lru", roles)
-    sgd = replace(
-        dynamic, embedding=replace(dynamic.embedding, optimizer=replace(dynamic.embedding.optimizer, name="sgd"))
-    )
-    with on_every_rank(), pytest.raises(ConfigError, match=r"dynamic, whose ids may have no row"):
-        open_session(cached(sgd, 3))
     by_max = config_of(
         folder, None, "rows", "sgd", topology=roles, model={"name": "dlrm", "pooling": {"history": "max"}}
     )

@@ -94,7 +94,7 @@ class KeptCopies:
     def kept(self, asked: Sequence[Asked]) -> list[np.ndarray]:
         return [of.kept(one) for of, one in zip(self.of, asked, strict=True)]
 
-    def read(self, asked: Any, sent: Any, came: Any, accumulators: Any) -> list[Mapping[str, Floats]]:
+    def read(self, asked: Any, sent: Any, came: Any, accumulators: Any, rowless: Any) -> list[Mapping[str, Floats]]:
         assert not any(accumulators), "of staleness 0"
         return [of.read(*some) for of, *some in zip(self.of, asked, sent, came, strict=True)]
 

@@ -27,7 +27,7 @@ from hpcrec.types import Floats, Ints
 Flags = NDArray[np.bool_]
 _NONE = np.zeros(0)
 _NUMBERS_BYTES = 32 + 2 * 8 + 32  # of a copy: its record, what it is of, and its place in the map
-REASONS = ("bound", "eviction", "no_room", "age", "drain")
+REASONS = ("bound", "eviction", "no_room", "no_row", "age", "drain")
 
 
 def lag_type(keeping: Keeping) -> np.dtype:
@@ -193,25 +193,37 @@ class _Pool:
     def _begin(self, fresh: Ints) -> None:
         """Copies of these rows of the step, which know of nothing yet; what those before them held back is pushed."""
         slots = self._slots[fresh]
-        gone = self._of[slots]
+        gone = kernels.record_fields(np.take(self._records, slots, axis=0))
         held = slots[gone["ticks"] > 0]
         if len(held):
             self._left.append(self._taken(held, None))
             self.figures["pushed_eviction"] += len(held)
         self.figures["evictions"] += int(np.count_nonzero(gone["at"]))
-        bundle, row, part = self._named(fresh)
-        new = np.zeros_like(gone)
-        new["bundle"] = bundle
-        self._of[slots] = new
-        self._names[slots] = np.stack([row, part], axis=1)
+        self._of["bundle"][slots], self._names[slots, 0], self._names[slots, 1] = self._named(fresh)
+        for name in ("has_values", "ticks", "at"):  # one by one: NumPy takes many times as long for whole records
+            self._of[name][slots] = 0
 
     def _taken(self, slots: Ints, scale: float | None) -> _Held:
         """What these have held back; with a scale, they are what their own ticks have made of them."""
         found = [kernels.sums_of_copies(self._records, table, slots, scale=scale) for table in self._copies]
         ticks = kernels.end_ticks(self._records, slots, forget=scale is None)
-        row, part = self._names[slots].T
+        row, part = np.take(self._names, slots, axis=0).T
         squares = [_NONE if of is None else of for _, of in found]
         return _Held(self._of["bundle"][slots].astype(np.int64), row, part, ticks, [of for of, _ in found], squares)
+
+    def forget(self, rowless: Flags) -> None:
+        """Of these rows of the step, ids without a row, nothing is kept; what was held back of earlier lives goes."""
+        self._rowless = rowless
+        if not rowless.any():
+            return
+        slots = self._slots[rowless]
+        slots = slots[slots >= 0]
+        held = slots[self._of["ticks"][slots] > 0]
+        if len(held):
+            self._left.append(self._taken(held, None))
+            self.figures["pushed_no_row"] += len(held)
+        self._of["has_values"][slots] = 0
+        self._slots = np.where(rowless, -1, self._slots)
 
     def read(self, sent: Flags, came: Sequence[Floats], accumulators: Sequence[Floats | None]) -> Sequence[Floats]:
         """What is read of those rows, by table in its place, written over what came."""
@@ -233,7 +245,7 @@ class _Pool:
             over = kernels.tick_copies(self._records, self._slots, step=self.step, scale=lr_scale, most=s)
             for table, values in zip(self._copies, gradients, strict=True):
                 kernels.add_to_copies(self._records, table, self._slots, values)
-            alone = np.flatnonzero(self._slots < 0)
+            alone = np.flatnonzero((self._slots < 0) & ~self._rowless)
             if len(alone):
                 out.append(self._alone(alone, [values[alone] for values in gradients]))
                 self.figures["pushed_no_room"] += len(alone)
@@ -288,11 +300,13 @@ class PooledCopies:
         sent: Sequence[np.ndarray],
         came: Sequence[Mapping[str, Floats]],
         accumulators: Sequence[Mapping[str, Floats]],
+        rowless: Sequence[np.ndarray],
     ) -> list[Mapping[str, Floats]]:
         """See ``Copies``."""
         out = list(came)
         for pool in self._pools:
             mine = [asked[b] for b in pool.bundles]
+            pool.forget(_one([rowless[b] for b in pool.bundles]))
             came_of_it = _one([sent[b] for b in pool.bundles])
             found = pool.read(came_of_it, self._joined(pool, came), self._sums(pool, came, accumulators))
             for t, values in enumerate(found):

@@ -128,6 +128,7 @@ class Copies(Protocol):
         sent: Sequence[np.ndarray],
         came: Sequence[Mapping[str, Floats]],
         accumulators: Sequence[Mapping[str, Floats]],
+        rowless: Sequence[np.ndarray],
     ) -> list[Mapping[str, Floats]]:
         """What is read of each row, [U, D] by table.
 
@@ -140,6 +141,9 @@ class Copies(Protocol):
             By table; where none came, whatever.
         accumulators : sequence of mappings of str to float [U]
             Likewise, of the tables that ``Keeping.accumulates``: those of the owner of a row's first columns.
+        rowless : sequence of bool [U]
+            Which of those that came are of ids without a row, of a dynamic table: they are read as they came, no copy
+            is kept of them, and their gradients of this step are for nobody.
         """
 
     def push(

@@ -56,7 +56,7 @@ class IdOrder {
   uint32_t key(uint32_t count) const { return by_count_ ? count : 0; }
   void append(List& list, uint32_t row, uint32_t count, uint32_t clock);
   void take_out(uint32_t row);
-  void take_out(List& list, const Link& its);
+  void take_out(List& list, uint32_t previous, uint32_t next);
   List merged(const List& a, const List& b, uint32_t count);
 
   IdList* ids_;
