@@ -18,14 +18,15 @@
             differs from the count of them
 ``time``    Steps of Wide & Deep as HET has it over slow links, one owner and 4 dense ranks on 5 emulated hosts
             (``cached_parts/time_part.py``): ``het.speedup.100mbit`` and ``.1gbit`` against deduplicated rows under
-            ``sync``, ``het.speedup_each_id.100mbit``; with an owner on every host ``het.speedup_all_owners.100mbit``, and
-            on one host ``het.speedup_one_host``
+            ``sync``, ``het.speedup_each_id.100mbit``; with an owner on every host ``het.speedup_all_owners.100mbit``,
+            and on one host ``het.speedup_one_host``
 ``lookups`` Distinct rows a second of a dense rank's copies (``cached_parts/lookups.py``): ``het.lookups_per_s`` where
             all have one, ``het.lookups_missing_per_s`` where a tenth has none and others give way
 ``synthetic`` and ``movielens``
-            AUC beside that of ``sync`` (``cached_parts/quality_part.py``): ``het.auc_interval.<data>.s10`` and ``.s100``
+            AUC beside that of ``sync`` (``cached_parts/quality_part.py``): ``het.auc_interval.<data>.s10``, ``.s100``
 
-Shares of bytes are counts, the same in every run. The JSON of each part but the first lies beside it, as <FILE>_<part>.
+Shares of bytes are counts, the same in every run. The JSON of each part but the first lies beside it, as
+<FILE>_<part>.
 """
 
 import argparse
