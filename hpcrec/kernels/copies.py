@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hpcrec.kernels import checks, copies_reference, native, reference
+from hpcrec.kernels import checks, native, reference, reference_copies
 from hpcrec.kernels.backend import backend, native_fits
-from hpcrec.kernels.copies_reference import RECORD, Flags
 from hpcrec.kernels.memory import reserved_zeros
+from hpcrec.kernels.reference_copies import RECORD, Flags
 from hpcrec.types import Floats, Ints
 
 _CODES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2}  # as ``rules.RULES`` has them
@@ -267,7 +267,7 @@ def end_ticks(records: Ints, slots: Ints, *, forget: bool) -> Ints:
 
 def _backend(*arrays: Any) -> Any:
     current = backend(*arrays)
-    return copies_reference if current is reference else current
+    return reference_copies if current is reference else current
 
 
 def _check_records(records: Ints, slots: Ints) -> None:

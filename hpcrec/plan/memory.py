@@ -129,9 +129,7 @@ def rank_memory(
     in_flight : int
         Steps read and not yet learned, at most (``policy``): what each of them keeps is there so many times.
     """
-    routes = ahead + (
-        1 + in_flight if dense is None else 2 * in_flight
-    )  # dense: more ahead, for what is read meanwhile
+    routes = ahead + (1 + in_flight if dense is None else 2 * in_flight)  # dense: ahead, for what is read meanwhile
     terms = {
         "rows": sum(h.rows * h.width for h in held) * item_bytes,
         "optimizer state": sum(state_bytes(h, item_bytes) for h in held),

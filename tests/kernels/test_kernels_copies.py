@@ -9,7 +9,7 @@ from all_backends import DTYPES, ROWS, same_from_all
 
 from hpcrec import kernels
 from hpcrec.kernels.copies import CopyTable
-from hpcrec.kernels.copies_reference import RECORD
+from hpcrec.kernels.reference_copies import RECORD
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad")
 N, B = 700, 3

@@ -130,7 +130,7 @@ class Copies(Protocol):
         accumulators: Sequence[Mapping[str, Floats]],
         rowless: Sequence[np.ndarray],
     ) -> list[Mapping[str, Floats]]:
-        """What is read of each row, [U, D] by table.
+        """What is read of each row, [U, D] by table; what came may be written over.
 
         Parameters
         ----------

@@ -1,5 +1,5 @@
 // Copies of rows on a dense rank: what is read of them, gradients that are added up, and what is pushed.
-// What each call does is written in hpcrec/kernels/copies_reference.py. Shapes: N copies, K rows of a step, D width.
+// What each call does is written in hpcrec/kernels/reference_copies.py. Shapes: N copies, K rows of a step, D width.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 
 namespace hpcrec {
 
-// Of a copy: half a cache line. As `RECORD` in hpcrec/kernels/copies_reference.py.
+// Of a copy: half a cache line. As `RECORD` in hpcrec/kernels/reference_copies.py.
 struct CopyRecord {
   double scale;       // of learning rates, by which its own ticks are shown
   int32_t ticks;      // of its own that are not pushed
