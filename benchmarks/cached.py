@@ -18,8 +18,10 @@
             differs from the count of them
 ``time``    Steps of Wide & Deep as HET has it over slow links, one owner and 4 dense ranks on 5 emulated hosts
             (``cached_parts/time_part.py``): ``het.speedup.100mbit`` and ``.1gbit`` against deduplicated rows under
-            ``sync``, ``het.speedup_each_id.100mbit``; with an owner on every host ``het.speedup_all_owners.100mbit``,
-            and on one host ``het.speedup_one_host``
+            ``sync``, ``het.speedup_each_id.100mbit``
+``everywhere``
+            The same with an owner beside every dense rank: on 4 emulated hosts ``het.speedup_all_owners.100mbit``, and
+            on one host ``het.speedup_one_host``
 ``lookups`` Distinct rows a second of a dense rank's copies (``cached_parts/lookups.py``): ``het.lookups_per_s`` where
             all have one, ``het.lookups_missing_per_s`` where a tenth has none and others give way
 ``synthetic`` and ``movielens``
@@ -69,6 +71,11 @@ def time(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     return time_part.measure(options.cache, options.cluster, quick=options.quick)
 
 
+def everywhere(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """The same where every rank has rows."""
+    return time_part.everywhere(options.cache, options.cluster, quick=options.quick)
+
+
 def quality(name: str, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     """What stale rows cost."""
     return quality_part.measure(options.cache, options.data, name, quick=options.quick)
@@ -83,6 +90,7 @@ PARTS = {
     "bytes": bytes_of_runs,
     "counts": counts,
     "time": time,
+    "everywhere": everywhere,
     "lookups": looked_up,
     **{name: partial(quality, name) for name in quality_part.NAMES},
 }

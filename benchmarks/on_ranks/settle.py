@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hpcrec.exchange.forms.cached import PooledCopies
-from hpcrec.exchange.forms.conditional import Asked
+from hpcrec.exchange.forms.conditional import Asked, Conditional
 from hpcrec.training.session import Session
 from hpcrec.types import Ints
 
@@ -51,15 +51,25 @@ def fill(session: Session, rows: Sequence[int], capacity: float, exponent: float
     n_turns = -(-max(map(len, frequent)) // AT_ONCE)
     for turn in reversed(range(n_turns)):  # what is used most comes last
         some = [of[max(0, len(of) - (turn + 1) * AT_ONCE) : max(0, len(of) - turn * AT_ONCE)] for of in frequent]
-        asked = [Asked(np.sort(of), np.zeros(len(of), np.int64)) for of in some]
+        asked = [_asked(form, of) for form, of in zip(side.copies.forms, some, strict=True)]
         half.kept(asked)
         came = [
             {table: np.zeros((len(of), width), np.float32) for table, width in by_table.items()}
             for of, by_table in zip(some, side.copies._widths, strict=True)
         ]
-        half.read(asked, [np.ones(len(of), bool) for of in some], came, [{} for _ in some])
+        none = [np.zeros(len(of), bool) for of in some]
+        half.read(asked, [np.ones(len(of), bool) for of in some], came, [{} for _ in some], none)
     rng = np.random.default_rng((seed, session.topology.rank))
     for pool in half._pools:
         kept = np.flatnonzero(pool._of["at"] > 0)
         pool._of["ticks"][kept] = rng.integers(0, staleness + 1, len(kept))
         pool.figures = dict.fromkeys(pool.figures, 0)
+
+
+def _asked(form: Conditional, rows: Ints) -> Asked:
+    """Those rows as a step asks for them: part after part, and rising in each."""
+    part, there = np.zeros(len(rows), np.int64), rows
+    if form.family.kind == "row":
+        part, there = (np.asarray(of, np.int64) for of in form.family.deal(rows))
+    order = np.lexsort((there, part))
+    return Asked(there[order], part[order])
