@@ -39,7 +39,8 @@ from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 
 CAPACITY, WIDTH, EXPONENT, SEED, THREADS = 1_000_000, 16, 1.05, 5, 2
 BATCHES, QUICK_BATCHES = (8192, 16384, 65536), (16384,)
-OPTIMIZERS, CACHES = ("sgd", "rowwise_adagrad"), ("lru", "lightlfu")
+OPTIMIZERS = "sgd", "rowwise_adagrad"
+CACHES: tuple[kernels.Evict, ...] = ("lru", "lightlfu")
 STALENESS, MISSING = 100, 0.1
 TURNS, QUICK_TURNS, STEPS = 6, 2, 7  # of copies, then of limits; each begins with a step more, which is not counted
 TABLE = "t"
