@@ -259,9 +259,12 @@ def end_ticks(records: Ints, slots: Ints, *, forget: bool) -> Ints:
     forget : bool
         Copies have no values from now on.
     """
-    _check_records(records, slots)
+    fits = _records_fit(records, slots)
+    if not fits:
+        _check_records(records, slots)
     ticks = np.empty(slots.size, np.int64)
-    _backend(records, slots).end_ticks(records, slots, bool(forget), ticks)
+    run = native if fits else _backend(records, slots)
+    run.end_ticks(records, slots, bool(forget), ticks)
     return ticks
 
 

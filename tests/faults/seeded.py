@@ -158,8 +158,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "what is evicted and never pushed": Fault(
         "hpcrec/exchange/forms/cached.py",
-        "            self._left.append(self._taken(held, None))\n",
-        "            self._taken(held, None)\n",
+        '            self._left.append(self._taken(held, None))\n            self.figures["pushed_eviction"]',
+        '            self._taken(held, None)\n            self.figures["pushed_eviction"]',
         "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",
     ),
     "an accumulator that grows by the square of a sum": Fault(

@@ -6,6 +6,7 @@ Knows what arguments a kernel takes, and nothing of what it computes.
 import os
 import tempfile
 from collections.abc import Callable
+from copy import copy as copied
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -552,9 +553,14 @@ def copies_call(rng: np.random.Generator, given: dict[str, Any], run: Callable[.
     if rule == "sgd":
         del given["numbers"]
 
+    learns = np.array([0.1, 2.0]), np.array([1e-8, 0.1]), np.array([np.inf, 0.5])
+    made = kernels.CopyTable(rule, *learns, given["rows"], given.get("numbers"))  # type: ignore[arg-type]
+
     def with_table(records: Any, rows: Any, unique: Any, numbers: Any = None, **rest: Any) -> Any:
-        learns = np.array([0.1, 2.0]), np.array([1e-8, 0.1]), np.array([np.inf, 0.5])
-        return run(records, kernels.CopyTable(rule, *learns, rows, numbers), unique, **rest)  # type: ignore[arg-type]
+        table = copied(made)  # which is made once, and looked at then
+        for name, value in (("rows", rows), ("numbers", numbers)):
+            object.__setattr__(table, name, value)
+        return run(records, table, unique, **rest)
 
     written = [name for name in ("records", "rows", "numbers", "values") if name in given]
     return Call(with_table, given, tuple(written))

@@ -227,7 +227,7 @@ def _without_boards(schedule: Schedule, truth: Truth) -> Iterator[None]:
             for rank, error in enumerate(job.errors)
         }
 
-    watch = SimpleNamespace(environment={}, last_words=lambda *_: None, boards=boards)
+    watch = SimpleNamespace(environment={}, last_words=lambda *_: None, boards=boards, all_left=lambda: False)
     watching = mock.patch.object(restarts_of, "Watch", lambda _: contextlib.nullcontext(watch))
     quiet = mock.patch.object(restarts_of, "say", lambda *_: None)  # else to this process's stderr, by a thread
     with watching, quiet, stand_ins(truth):
