@@ -108,7 +108,8 @@ def entered(call: Any) -> Counter[str]:
 @pytest.mark.parametrize("make", CALLS, ids=lambda make: make.__name__)
 def test_arrays_that_are_right_cost_few_calls(make, monkeypatch):
     if make.__name__.startswith(("half_", "to_half", "from_half")) or make.__name__ in (
-        "fm_backward", "write_positions", "read_positions", "read_chunks", "fletcher32", "read_copies", "sums_of_copies",
+        "fm_backward", "write_positions", "read_positions", "read_chunks", "fletcher32", "read_copies",
+        "sums_of_copies",
     ):  # fmt: skip
         pytest.skip("looked at in Python: rows of halves, views, flags, pushes, and what no step calls")
     for seed in range(20):
