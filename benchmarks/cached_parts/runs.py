@@ -1,6 +1,6 @@
-"""Runs of the product that ``benchmarks/cached.py`` counts by the ledger: their data, and their job.
+"""Runs of the product for ``benchmarks/cached.py``: their data, and the job of those that the ledger counts.
 
-A model that computes a sum: bytes do not depend on it. Knows files and settings; starts nothing.
+Of these the model computes a sum: bytes do not depend on it. Knows files and settings; starts nothing.
 """
 
 from collections.abc import Sequence
@@ -17,25 +17,29 @@ ROWS = tuple(min(rows, 100_000) for rows in CRITEO)
 RANKS, SEED, CHUNK = 4, 3, 16_384
 
 
-def prepared(cache: Path, samples: int) -> Path:
-    """So many, in a file that is made unless it is there."""
-    path = cache / f"cached-{samples}.h5"
+def prepared(cache: Path, samples: int, *, name: str = "cached", rows: Sequence[int] = ROWS, n_dense: int = 1) -> Path:
+    """So many, of tables of so many rows, in a file of this name that is made unless it is there."""
+    path = cache / f"{name}-{samples}.h5"
     if path.exists():
         return path
     cache.mkdir(parents=True, exist_ok=True)
-    features = [Feature(name=f"f{t}", cardinality=rows) for t, rows in enumerate(ROWS)]
-    with Writer(path, features, n_dense=1) as writer:
+    features = [Feature(name=f"f{t}", cardinality=n) for t, n in enumerate(rows)]
+    hidden = path.with_suffix(".tmp")
+    hidden.unlink(missing_ok=True)
+    with Writer(hidden, features, n_dense=n_dense) as writer:
         for first in range(0, samples, CHUNK):
-            n = min(CHUNK, samples - first)
-            ids = {f.name: Column(ids_of(t, n, first), None) for t, f in enumerate(features)}
-            label = (np.random.default_rng((SEED, first)).random(n) < 0.25).astype(np.float32)
-            writer.append(Columns(label=label, dense=np.zeros((n, 1), np.float32), sparse=ids))
+            n, rng = min(CHUNK, samples - first), np.random.default_rng((SEED, first))
+            ids = {f.name: Column(ids_of(t, n, first, rows), None) for t, f in enumerate(features)}
+            label = (rng.random(n) < 0.25).astype(np.float32)
+            dense = rng.standard_normal((n, n_dense)).astype(np.float32)
+            writer.append(Columns(label=label, dense=dense, sparse=ids))
+    hidden.rename(path)
     return path
 
 
-def ids_of(table: int, n: int, first: int) -> np.ndarray:
+def ids_of(table: int, n: int, first: int, rows: Sequence[int] = ROWS) -> np.ndarray:
     """Of ``n`` samples from one on that begins a chunk: at most a chunk."""
-    return zipf_ids(ROWS[table], n, (SEED, table, first))
+    return zipf_ids(rows[table], n, (SEED, table, first))
 
 
 def job(data: Path, batch: int, width: int, steps: int, marks: Sequence[int], own: Sequence[str]) -> dict[str, Any]:

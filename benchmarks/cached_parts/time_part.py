@@ -13,15 +13,14 @@ from pathlib import Path
 
 import numpy as np
 from _report import claim
-from _workloads import CRITEO, zipf_ids
+from _workloads import CRITEO
+from cached_parts.runs import SEED, prepared
 from des_parts.cells import Row, show
 from hybrid_parts import runs
 from on_ranks import launch
 
-from hpcrec.preparation.writer import Column, Columns, Feature, Writer
-
 CONFIG = Path(__file__).resolve().parent / "het.toml"
-MOST, EXPONENT, CAPACITY, SEED, CHUNK = 1_000_000, 1.05, 0.1, 3, 16_384
+MOST, EXPONENT, CAPACITY = 1_000_000, 1.05, 0.1
 ROWS = tuple(min(rows, MOST) for rows in CRITEO)
 DENSE, BATCH, N_DENSE = 4, 128, 13
 WARMUP, COOLDOWN, STEPS, REPEATS = 4, 2, 14, 5
@@ -86,30 +85,11 @@ def _found(
     there: runs.Launch, cache: Path, placement: Sequence[str], arms: Collection[str] = tuple(ARMS), *, quick: bool
 ) -> dict[str, list[Row]]:
     steps, repeats = (4, 1) if quick else (STEPS, REPEATS)
-    data = prepared(cache, DENSE * BATCH * (STEPS + WARMUP + COOLDOWN))
+    samples = DENSE * BATCH * (STEPS + WARMUP + COOLDOWN)
+    data = prepared(cache, samples, name="cached-time", rows=ROWS, n_dense=N_DENSE)
     return runs.in_turn(
         there, {name: job for name, job in jobs(data, placement, steps).items() if name in arms}, repeats
     )
-
-
-def prepared(cache: Path, samples: int) -> Path:
-    """So many, in a file that is made unless it is there."""
-    path = cache / f"cached-time-{samples}.h5"
-    if path.exists():
-        return path
-    cache.mkdir(parents=True, exist_ok=True)
-    features = [Feature(name=f"f{t}", cardinality=rows) for t, rows in enumerate(ROWS)]
-    hidden = path.with_suffix(".tmp")
-    hidden.unlink(missing_ok=True)
-    with Writer(hidden, features, n_dense=N_DENSE) as writer:
-        for first in range(0, samples, CHUNK):
-            n, rng = min(CHUNK, samples - first), np.random.default_rng((SEED, first))
-            ids = {f.name: Column(zipf_ids(ROWS[t], n, (SEED, t, first)), None) for t, f in enumerate(features)}
-            label = (rng.random(n) < 0.25).astype(np.float32)
-            dense = rng.standard_normal((n, N_DENSE)).astype(np.float32)
-            writer.append(Columns(label=label, dense=dense, sparse=ids))
-    hidden.rename(path)
-    return path
 
 
 def jobs(data: Path, placement: Sequence[str], steps: int) -> dict[str, Row]:

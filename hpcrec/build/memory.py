@@ -285,11 +285,8 @@ def _dense_rank(
 def _kept_rows(config: Config, layout: Layout, ranks: int) -> float:
     """Bytes of rows that conditional forms keep on a dense rank."""
     forms = [form for form in layout.bundled() if isinstance(form, Conditional)]
-    keeping, item, total = (
-        make_keeping(config, layout.tables, range(ranks)),
-        DTYPES[config.train.dtype][0].itemsize,
-        0.0,
-    )
+    keeping, total = make_keeping(config, layout.tables, range(ranks)), 0.0
+    item = DTYPES[config.train.dtype][0].itemsize
     for kind in dict.fromkeys(type(form) for form in forms):
         mine = [form for form in forms if type(form) is kind]
         total += kind.memory(mine, [layout.tables_of[form.features[0]] for form in mine], keeping, item)

@@ -201,7 +201,8 @@ def some_bags(asked: Asked, keep_V: np.ndarray, *, maxima: bool, device: kernels
 def some_rows(asked: Asked, keep_U: np.ndarray, device: kernels.Device | None) -> Asked:
     """Some of the distinct rows, bool [U], to learn from."""
     assert asked.grouping is not None, "it is learned from"
-    return replace(asked, grouping=picked(asked.grouping, keep_U, device))
+    sums = None if asked.sums is None else replace(asked.sums, ticks=asked.sums.ticks[keep_U])
+    return replace(asked, grouping=picked(asked.grouping, keep_U, device), sums=sums)
 
 
 def picked(grouping: kernels.Grouping, keep: np.ndarray, device: kernels.Device | None) -> kernels.Grouping:

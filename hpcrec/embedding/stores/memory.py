@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.asked import Asked, pairs_of, picked
+from hpcrec.embedding.asked import Asked, pairs_of, picked, some_rows
 from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.store import NormSum, RowStore
 from hpcrec.plan.memory import Elsewhere
@@ -200,9 +200,7 @@ class MemoryStore(RowStore):
                     self.dynamic[part.family.name].dropped += int(lost[span].sum())
         if not lost.any():
             return work
-        grouping = work.asked.grouping
-        assert grouping is not None, "it is learned from"
-        asked = replace(work.asked, grouping=picked(grouping, ~lost, self.device))
+        asked = some_rows(work.asked, ~lost, self.device)
         return replace(work, asked=asked, unique=rows[~lost])
 
     def _will_change(self, step: int, works: Sequence[Worked]) -> None:  # noqa: ARG002

@@ -259,11 +259,11 @@ class _Pool:
     def _alone(self, some: Ints, gradients: list[Floats]) -> _Held:
         """Those of the step's rows that found no room."""
         squares = [_NONE] * len(gradients)
-        for t, how in enumerate(self._learning):
-            if how.adds:
-                squares[t] = _mean_squares(gradients[t])
-                if how.rule == "adagrad":
-                    squares[t] = _factors(squares[t], gradients[t])
+        for t, (how, of) in enumerate(zip(self._learning, gradients, strict=True)):
+            if how.rule == "adagrad":
+                squares[t] = np.ones(len(some), of.dtype)  # of one step, whose squares are the gradient's own
+            elif how.adds:
+                squares[t] = kernels.squared_norm(np.ascontiguousarray(of)) / of.dtype.type(of.shape[1])
         return _Held(*self._named(some), np.ones(len(some), np.int64), gradients, squares)
 
     def _push(self, slots: Ints, out: list[_Held], reason: str) -> None:
@@ -445,14 +445,3 @@ def _order(row: Ints, part: Ints) -> Ints | slice:
     """In which parts come one after the other, and rows of a part rise."""
     later, same = part[1:] > part[:-1], part[1:] == part[:-1]
     return slice(None) if (later | same & (row[1:] > row[:-1])).all() else np.lexsort((row, part))
-
-
-def _mean_squares(gradients: Floats) -> Floats:
-    """Over all columns, as row-wise Adagrad adds them up."""
-    return kernels.squared_norm(np.ascontiguousarray(gradients)) / gradients.dtype.type(gradients.shape[1])
-
-
-def _factors(squares: Floats, sums: Floats) -> Floats:
-    """What the squares of sums are to be multiplied by, so that their means are these; 0 of a sum that is 0."""
-    mean = _mean_squares(sums)
-    return np.divide(squares, mean, out=np.zeros_like(squares), where=mean > 0)
