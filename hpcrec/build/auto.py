@@ -224,21 +224,22 @@ def _refuse_sums(config: Config, layout: Layout) -> None:
     Optimizers for which their sum is no update, or stores that do not learn from it; and rows that a dense rank has
     several copies of, of which one would lack what the others hold back.
     """
-    staleness = make_keeping(config, layout.tables, (0,)).staleness
+    keeping = make_keeping(config, layout.tables, (0,))
     bundles = collections.Counter(form.family.name for form in layout.bundled() if form.conditional)
-    for feature in layout.conditional if staleness else ():
+    said = f"policy.staleness is {keeping.staleness} and policy.lookahead {keeping.lookahead}"
+    for feature in layout.conditional if keeping.previews else ():
         family = layout.family_of[feature]
         if bundles[family.name] > 1:
             raise ConfigError(
-                f"policy.staleness is {staleness}, but tables {', '.join(family.tables)} are read in several ways "
-                "(pooled by max and otherwise, or with other tables), each with copies of its own. Set "
-                f"policy.staleness = 0, or give {feature!r} a form of its own (exchange.forms)."
+                f"{said}, but tables {', '.join(family.tables)} are read in several ways (pooled by max and "
+                "otherwise, or with other tables), each with copies of its own. Set both to 0, or give "
+                f"{feature!r} a form of its own (exchange.forms)."
             )
         for table in layout.tables_of[feature]:
-            _refuse_optimizer(config, layout, table, staleness)
+            _refuse_optimizer(config, layout, table, said)
 
 
-def _refuse_optimizer(config: Config, layout: Layout, table: str, staleness: int) -> None:
+def _refuse_optimizer(config: Config, layout: Layout, table: str, said: str) -> None:
     """Where a table's rows do not learn from sums of several steps' gradients."""
     name, mixed = layout.tables[table].optimizer.name, set(layout.form_of) - set(layout.conditional)
     own = sorted(f for f in mixed if table in layout.tables_of[f])
@@ -251,8 +252,8 @@ def _refuse_optimizer(config: Config, layout: Layout, table: str, staleness: int
         why = f"learns by {name!r} and is read by {', '.join(own)} in another form. Give all its features one form"
     if why is not None:
         raise ConfigError(
-            f"policy.staleness is {staleness}, so the gradients of several steps of a row may be pushed as one, but "
-            f"table {table!r} {why}, or set policy.staleness = 0."
+            f"{said}, so dense ranks read what several gradients of a row will make of it, which may be pushed as one, "
+            f"but table {table!r} {why}, or set both to 0."
         )
 
 

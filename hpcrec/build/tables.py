@@ -89,6 +89,7 @@ def make_keeping(config: Config, tables: Mapping[str, TableSpec], dense: Sequenc
         capacity=options.capacity,
         evict=options.cache,
         max_age=options.max_age or None,
+        lookahead=options.lookahead,
         dense=tuple(dense),
         tables=tables,
     )

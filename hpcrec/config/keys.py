@@ -293,6 +293,9 @@ class PolicyConfig:
     max_age: Positive | None = None
     """Steps after which a copy that is used is asked for anew, and gradients that are held back are pushed. By default
     only counts of gradients decide. Only with cached."""
+    lookahead: Annotated[int, Field(strict=True, ge=0, le=_MOST_STALE)] | None = None
+    """Steps by which owners are asked for rows ahead, and answer, while models compute; 0 by default. A copy may lack
+    as many gradients more of each other dense rank. Evaluations are drain points. Only with cached."""
 
 
 @dataclass(frozen=True, kw_only=True)

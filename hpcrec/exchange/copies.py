@@ -159,6 +159,8 @@ class Wanted:
         Whose row it is; the number of its entry and of its bundle; its number among the bundle's rows.
     names_K : int64 [K]
         What the owner calls it.
+    has_K : bool [K]
+        Of which of them there is a copy here.
     follows_K, rowless_K : bool [K]
         Which of them the owner sends, and which are ids without a row.
     ticks_K : int64 [K]
@@ -170,9 +172,30 @@ class Wanted:
     bundle_K: Ints
     row_K: Ints
     names_K: Ints
+    has_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     follows_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     rowless_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     ticks_K: Ints = field(default_factory=lambda: _NONE)
+
+
+@dataclass(eq=False)
+class Came:
+    """What owners have sent for a step, by bundle.
+
+    Attributes
+    ----------
+    sent, rowless : sequence of bool [U]
+        Which rows came, and which of them are of ids without a row.
+    rows : sequence of mappings of str to float [U, D]
+        By table; zeros of those that did not come.
+    sums : sequence of mappings of str to float [U]
+        Their accumulators, of tables that have some.
+    """
+
+    sent: list[np.ndarray]
+    rowless: list[np.ndarray]
+    rows: list[dict[str, Floats]]
+    sums: list[dict[str, Floats]]
 
 
 @dataclass(eq=False)
@@ -187,6 +210,8 @@ class Served:
         Which of them are sent, and which are ids without a row.
     ticks_K : int64 [K]
         Of how many steps the pushed gradients are.
+    accumulators : float, flat, or None
+        Messages of those of the rows that are sent, as these are.
     """
 
     peer_K: Ints
@@ -195,6 +220,7 @@ class Served:
     follows_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     rowless_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     ticks_K: Ints = field(default_factory=lambda: _NONE)
+    accumulators: Floats | None = None
 
 
 class DenseCopies:
@@ -265,7 +291,7 @@ class DenseCopies:
         return Wanted(self._entries.owner_E[entry_K], entry_K, self._bundle_E[entry_K], r.bag, r.ids)
 
     def has(self, kept: Sequence[Kept], wanted: Wanted) -> np.ndarray:
-        """Whether there is a copy of each row, bool [K]."""
+        """Whether there is a copy of each row, bool [K]; once a training step, in order."""
         by_bundle: list[np.ndarray] = [_NONE] * len(kept)
         for half, mine in self.halves:
             for b, has_U in zip(mine, half.kept([kept[b].asked for b in mine]), strict=True):
@@ -280,11 +306,8 @@ class DenseCopies:
         """Those of some of the rows."""
         return self._streams.vectors(wanted.owner_K, wanted.entry_K, rows)
 
-    def read(self, kept: Sequence[Kept], wanted: Wanted, values: Floats, numbers: Floats, *, train: bool) -> None:
-        """Takes what came into the copies, and has ``Kept.rows`` made of them; an evaluation reads what came alone.
-
-        ``values`` are the messages of rows, ``numbers`` those of their accumulators.
-        """
+    def came(self, kept: Sequence[Kept], wanted: Wanted, values: Floats, numbers: Floats) -> Came:
+        """What came, out of the messages: ``values`` of rows, ``numbers`` of their accumulators."""
         sent, rowless = ([np.zeros(len(of.asked.rows), bool) for of in kept] for _ in range(2))
         came = [
             {t: np.zeros((len(of.asked.rows), width), self._dtype) for t, width in widths.items()}
@@ -305,8 +328,6 @@ class DenseCopies:
             rows = v.row[some]
             at = v.start[some, None] + np.arange(columns.stop - columns.start)
             came[int(wanted.bundle_K[rows[0]])][table][wanted.row_K[rows], columns] = values[at]
-        for of, fresh in zip(kept, came, strict=True):
-            of.rows = fresh
         sums: list[dict[str, Floats]] = [{} for _ in kept]
         v = self.accumulators.vectors(wanted, np.flatnonzero(wanted.follows_K))
         for s, some in _by_stream(v):
@@ -314,10 +335,18 @@ class DenseCopies:
             b = int(wanted.bundle_K[rows[0]])
             of_rows = sums[b].setdefault(table, np.zeros(len(kept[b].asked.rows), self._dtype))
             of_rows[wanted.row_K[rows]] = numbers[v.start[some]]
+        return Came(sent, rowless, came, sums)
+
+    def read(self, kept: Sequence[Kept], came: Came, *, train: bool) -> None:
+        """Takes what came into the copies, and has ``Kept.rows`` made of them; an evaluation reads what came alone."""
+        for of, fresh in zip(kept, came.rows, strict=True):
+            of.rows = fresh
         for half, mine in self.halves if train else []:
             asked = [kept[b].asked for b in mine]
-            flags = [[of[b] for b in mine] for of in (sent, rowless)]
-            read = half.read(asked, flags[0], [came[b] for b in mine], [sums[b] for b in mine], flags[1])
+            sent, rows, sums, rowless = (
+                [of[b] for b in mine] for of in (came.sent, came.rows, came.sums, came.rowless)
+            )
+            read = half.read(asked, sent, rows, sums, rowless)  # type: ignore[arg-type]
             for b, by_table in zip(mine, read, strict=True):
                 kept[b].rows = by_table
 
@@ -340,6 +369,11 @@ class DenseCopies:
         """All copies on this rank are forgotten."""
         for half, _ in self.halves:
             half.empty()
+
+    def give_up(self) -> None:
+        """Steps that were asked for and not pushed do not come."""
+        for half, _ in self.halves:
+            half.give_up()
 
     def figures(self) -> dict[str, float]:
         """Sums of what the halves say of themselves."""

@@ -10,6 +10,7 @@ Legend: ``S`` streams of all owners, ``E`` entries of all owners, ``V`` vectors 
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,6 +47,8 @@ class Asked:
     id_bytes_R, value_bytes_R, gradient_bytes_R : int64 [R]
         Sizes on the wire: of the ids messages, of what comes back, and of the gradients that follow.
     moves : sequence of Move
+    kept_moves : sequence of PoolMove
+        Those of rows that conditional forms have: they follow when the step begins, and go before it is learned.
     partials : sequence of PartialMove
     n_samples : int
     filled : sequence of bool
@@ -76,6 +79,7 @@ class Asked:
     told: Mapping[int, int]
     bags_E: Ints
     kept: Sequence[Kept] = ()
+    kept_moves: Sequence[PoolMove] = ()
     wanted: Wanted | None = None
     places: Places | None = None
     back: Places | None = None
@@ -115,6 +119,18 @@ class Asked:
             for partial, gradient_BP in zip(self.partials, found.partials, strict=True):
                 partial.give(gradient_BP, gradients)
         verdict.write(sent, self.verdicts, learned=learned)
+
+    def pool_kept(self, device: kernels.Device | None, leaves: Sequence[Floats]) -> None:
+        """Rows that conditional forms have -> leaves, which ``assemble`` has begun."""
+        with nullcontext() if device is None else device.together():
+            for move in self.kept_moves:
+                move.forward(leaves[move.group].reshape(-1), leaves)
+
+    def merge_kept(self, device: kernels.Device | None, found: Gradients) -> None:
+        """Gradients of leaves -> of these rows."""
+        with nullcontext() if device is None else device.together():
+            for move in self.kept_moves:
+                move.backward(found.leaves, found.leaves[move.group].reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -380,9 +396,10 @@ class DenseSide:
         first_E = cumulative(requests.bags_E)
         kept, wanted = ((), None) if self.copies is None else self._kept(dealt, self.copies)
         step = _Step(columns, dealt, requests, first_E, value_S, gradient_S, n_samples, tables_of, train, kept)
-        moves: list[Move] = [*self._copy_moves(step), *(self._pool_move(step, pool) for pool in self._pools)]
-        groups = self._layout.groups
-        n_written = [sum(m.written for m in moves if m.group == g) for g in range(len(groups))]
+        pool_moves, groups = [self._pool_move(step, pool) for pool in self._pools], self._layout.groups
+        kept_moves = [move for move in pool_moves if move.kept]
+        moves: list[Move] = [*self._copy_moves(step), *(move for move in pool_moves if not move.kept)]
+        n_written = [sum(m.written for m in (*moves, *kept_moves) if m.group == g) for g in range(len(groups))]
         filled = [n == n_samples * len(g.lookups) * g.width for n, g in zip(n_written, groups, strict=True)]
         if self._device is not None:
             with self._device.aside():
@@ -394,7 +411,8 @@ class DenseSide:
             id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told, requests.bags_E
         )
         if self.copies is not None or self._parts:
-            asked = replace(asked, kept=kept, wanted=wanted, places=places, back=back, bags_R=bags_R)
+            asked = replace(asked, kept=kept, kept_moves=kept_moves, wanted=wanted)
+            asked = replace(asked, places=places, back=back, bags_R=bags_R)
         return asked, message
 
     def _parted(self, step: _Step) -> tuple[Places, Places, Ints]:

@@ -132,6 +132,9 @@ class Exchange:
         As given; reduction by default that of none.
     masks : Masks or None
         Of a holder whose vectors are thresholded.
+    copies : KeptRows or None
+        Where forms have dense ranks keep rows. What is kept is the thread's of the steps: it calls ``look`` before a
+        training step is read, in the order of steps, as it calls ``inputs`` and ``push``.
     version : int
         Steps that are learned, or left out, in the rows that there are: whoever begins at another one sets it.
     """
@@ -194,11 +197,11 @@ class Exchange:
         entries = None if self._dense_side is None else self._dense_side.entries
         self._way = make_way(world, layout, operators, entries, self.dtype, codec, lane)
         self._in_parts = self._parted() if parts else None
-        self._copies = self._kept_rows(lane or world.main) if layout.conditional else None
+        self.copies = self._kept_rows(lane or world.main, back) if layout.conditional else None
 
-    def _kept_rows(self, lane: Collectives) -> KeptRows:
-        sides = self._owner_side, self._dense_side
-        return KeptRows(lane, self._codec, self.layout, *sides, self._keeping, self.dtype)
+    def _kept_rows(self, lane: Collectives, back: Collectives | None) -> KeptRows:
+        of = lane, self._codec, self.layout, self._owner_side, self._dense_side, self._keeping, self.dtype
+        return KeptRows(*of, None if back is None else (back, self._back), self._where.assembler)
 
     def _parted(self) -> InParts:
         assert isinstance(self._codec, Elementwise), "refused where it is configured"
@@ -251,11 +254,6 @@ class Exchange:
         )
 
     @property
-    def keeps_copies(self) -> bool:
-        """Whether dense ranks keep copies of rows, and perhaps gradients that are not pushed before a drain point."""
-        return self._copies is not None
-
-    @property
     def holds_back(self) -> bool:
         """Whether such gradients there may be."""
         forms = self.layout.bundled() if self.layout.conditional else []
@@ -263,12 +261,7 @@ class Exchange:
 
     def figures(self) -> dict[str, float]:
         """What this rank's forms that keep copies say of them: sums."""
-        return {} if self._copies is None else self._copies.figures()
-
-    def empty(self) -> None:
-        """Dense ranks forget all copies; after a drain."""
-        if self._copies is not None:
-            self._copies.empty()
+        return {} if self.copies is None else self.copies.figures()
 
     @property
     def slices(self) -> list[Slice]:
@@ -385,9 +378,9 @@ class Exchange:
             if self._owner_side is not None and served is not None and served.find is not None:
                 self._owner_side.find(served)
             apart = None
-            if self._copies is not None:
+            if self.copies is not None:
                 with self._counting(route.counted):
-                    apart = self._copies.ask(route)
+                    apart = self.copies.ask(route)
             behind += 0 if apart is None else int(apart.bytes_R.sum())
             sent, copied = (way or self._codec).message(sent_R, behind), None
             if self._owner_side is not None and served is not None:
@@ -408,8 +401,8 @@ class Exchange:
                 return
             spans = None if served is None else served.spans
             received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)
-            if self._copies is not None:
-                self._copies.bring(route, apart, copied)
+            if self.copies is not None:
+                self.copies.bring(route, apart, copied)
         if asked is not None:
             with self._timer("assemble"):
                 route.arrived = asked.assemble(self._where.assembler, received, self.layout.groups)
@@ -469,6 +462,8 @@ class Exchange:
         """
         if self._way is not None and route.passage is not None:
             self._arrive(route, route.passage, self._way)
+        if self.copies is not None:
+            self.copies.begin(route)
         if route.arrived is None:
             return None
         (leaves, partials), route.arrived = route.arrived, None
@@ -483,12 +478,21 @@ class Exchange:
             with self._timer("assemble"):
                 route.arrived = route.asked.assemble(self._where.assembler, received, self.layout.groups)
 
-    def push(self, route: Route, found: Gradients | None, *, learned: bool | None) -> Gradients | None:
+    def push(
+        self, route: Route, found: Gradients | None, *, learned: bool | None, lr_scale: float, drain: bool = True
+    ) -> Gradients | None:
         """What is left to be handed to ``learn``, by any thread and later. Called by the thread of the steps.
 
         Without stages that is all of it. With them nothing is: gradients are written, and go back as far as ``inputs``
-        took the values from. Collective as that is; arguments as of ``learn``.
+        took the values from. Collective as that is; arguments as of ``learn``. What dense ranks keep learns here.
+
+        Parameters
+        ----------
+        drain : bool
+            No gradient may be held back: a drain point comes after the step. The same on every rank.
         """
+        if self.copies is not None:
+            self.copies.take(route, found, learned=learned, drain=drain, lr_scale=lr_scale)
         way, passage, asked = self._way, route.passage, route.asked
         if way is None or passage is None:
             return found
@@ -509,7 +513,6 @@ class Exchange:
         learned: bool | None,
         step: int,
         lr_scale: float,
-        drain: bool = True,
         rows: AbstractContextManager[object] = _ALONE,
     ) -> bool:
         """Phase ``gradients``; collective, on the lane. Rows have stepped when it returns, if they are to.
@@ -523,8 +526,6 @@ class Exchange:
         step : int
             Global step, from 1.
         lr_scale : float
-        drain : bool
-            No gradient may be held back: a drain point comes after the step. The same on every rank.
         rows : context manager, optional
             While it lasts rows change, as of ``read``.
 
@@ -552,7 +553,7 @@ class Exchange:
             if learned is None:
                 learned = verdict.read(received, 0 if served is None else served.verdict_at)
             route.learned = learned
-            if not learned and self._copies is None:  # what is kept of the step goes with it
+            if not learned and self.copies is None:  # what is kept of the step goes with it
                 with rows:
                     if self._owner_side is not None and served is not None:
                         self._owner_side.release(served)
@@ -563,9 +564,10 @@ class Exchange:
                     self._owner_side.read_gradients(served, received)
                 if self._among is not None:
                     self._among.backward(None if served is None else served.partials)
-            if self._copies is not None:
-                received = self._copies.push(route, received, learned=learned, drain=drain, lr_scale=lr_scale)
+            pushed = None if self.copies is None else self.copies.push(route, self.dtype)
         with rows:
+            if self.copies is not None:
+                received = self.copies.learn(route, received, pushed, learned=learned)
             self._apply(route, received, step=step, lr_scale=lr_scale)
             self.version = step
         return learned

@@ -1,10 +1,13 @@
 """What conditional forms do in a step, between ranks: ask, bring rows that are too old, push.
 
 Three or four collectives more in the phase values, three and one of counts in the phase gradients, only where a form is
-conditional. Knows both sides of this rank and what is sent; messages are ``copies``, rules ``rules``.
+conditional. What dense ranks keep is looked at and changed by the thread of the steps alone (``look``, ``begin``,
+``take``), in the order of steps; messages and owners' rows may be another thread's. Knows both sides of this rank and
+what is sent; messages are ``copies``, rules ``rules``.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,10 +17,34 @@ from hpcrec.exchange.codec import Codec, Elementwise
 from hpcrec.exchange.copies import Served, Vectors, Wanted, numbers
 from hpcrec.exchange.dense_side import DenseSide
 from hpcrec.exchange.forms.conditional import Keeping, Push
+from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.owner_side import OwnerSide
 from hpcrec.exchange.route import Route
+from hpcrec.kernels import Device
 from hpcrec.types import Floats, Ints
+
+
+@dataclass(eq=False)
+class Pushed:
+    """What dense ranks have pushed to this owner.
+
+    Attributes
+    ----------
+    served : Served
+        Which rows, as these call them until they are found.
+    at : Vectors
+        Where their gradients lie in ``floats``.
+    floats : float, flat
+    squares_P : float [P] or None
+        Sums of squares of these vectors, where some have any.
+    """
+
+    served: Served
+    at: Vectors
+    floats: Floats
+    squares_P: Floats | None
+
 
 _NONE, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0)
 
@@ -36,6 +63,10 @@ class KeptRows:
     dense_side : DenseSide or None
     keeping : Keeping
     dtype : numpy float type
+    back : (Collectives, Codec), optional
+        Lane and codec of what is pushed; default: the same.
+    assembler : Device, optional
+        That of the dense rank's leaves.
     """
 
     def __init__(
@@ -47,6 +78,8 @@ class KeptRows:
         dense_side: DenseSide | None,
         keeping: Keeping,
         dtype: np.dtype,
+        back: tuple[Collectives, Codec] | None = None,
+        assembler: Device | None = None,
     ) -> None:
         assert isinstance(codec, Elementwise), "conditional forms are refused with codec dct"
         most = max(sum(entry.form.conditional for entry in leg.entries) for leg in layout.legs.values())
@@ -55,22 +88,35 @@ class KeptRows:
         names, ticks = np.int64 if dynamic else np.uint32, np.uint8 if keeping.staleness < 255 else np.uint32
         wide = np.dtype(names), np.dtype(ticks)
         self._messages = _Messages(collectives, codec, most, *wide, dtype)
+        self._back, self._assembler = self._messages, assembler
+        if back is not None:
+            lane, of_gradients = back
+            assert isinstance(of_gradients, Elementwise)
+            self._back = _Messages(lane, of_gradients, most, *wide, dtype)
         self._accumulates = any(keeping.accumulates(table) for f in layout.conditional for table in layout.tables_of[f])
         self._owner, self._rules = owner_side, None if owner_side is None else owner_side.rules
         self._copies = None if dense_side is None else dense_side.copies
         self._none_R = np.zeros(collectives.size, np.int64)
 
+    def look(self, route: Route) -> None:
+        """What this rank keeps of the rows that a step asks for: by the thread of the steps, in their order."""
+        asked = route.asked
+        if asked is not None and asked.wanted is not None and self._copies is not None:
+            asked.wanted.has_K = self._copies.has(asked.kept, asked.wanted)
+
     def ask(self, route: Route) -> Vectors | None:
         """Dense ranks say what they have, owners which rows follow; returns where these lie, of an owner's messages."""
         asked, apart = route.asked, None if route.served is None else route.served.apart
         wanted, has_K = None if asked is None else asked.wanted, _NONE.astype(bool)
-        if asked is not None and wanted is not None and self._copies is not None:
-            has_K = np.zeros(len(wanted.row_K), bool)
-            if route.train:
-                has_K = self._copies.has(asked.kept, wanted)
+        if wanted is not None:
+            has_K = wanted.has_K if route.train else np.zeros(len(wanted.row_K), bool)
         has_K = self._messages.bits(_peers(wanted), has_K, _peers(apart))
         if apart is not None and self._rules is not None:
             self._rules.answer(apart, has_K, train=route.train)
+            if self._accumulates:
+                v = self._rules.accumulators.vectors(apart, np.flatnonzero(apart.follows_K))
+                apart.accumulators = self._messages.room(v.bytes_R)
+                self._rules.write_accumulators(apart, v, apart.accumulators)
         none = Served(_NONE, _NONE, _NONE) if apart is None else apart
         follows_K = self._messages.bits(_peers(apart), none.follows_K, _peers(wanted))
         rowless_K = np.zeros(len(follows_K), bool)
@@ -83,7 +129,7 @@ class KeptRows:
         return self._rules.vectors(apart, np.flatnonzero(apart.follows_K))
 
     def bring(self, route: Route, sent: Vectors | None, rows: Floats | None) -> None:
-        """Those rows cross, and forms say what is read."""
+        """Those rows cross; they are kept with the route until its step begins."""
         asked, due_R = route.asked, self._none_R
         wanted = None if asked is None else asked.wanted
         if wanted is not None and self._copies is not None:
@@ -93,7 +139,27 @@ class KeptRows:
         )
         sums = self._accumulators(route, wanted)
         if asked is not None and wanted is not None and self._copies is not None:
-            self._copies.read(asked.kept, wanted, came, sums, train=route.train)
+            route.came = self._copies.came(asked.kept, wanted, came, sums)
+
+    def begin(self, route: Route) -> None:
+        """A step begins on a dense rank: forms say what is read, which completes the leaves that came."""
+        asked, came, copies = route.asked, route.came, self._copies
+        if asked is None or came is None or copies is None or route.arrived is None:
+            return
+        copies.read(asked.kept, came, train=route.train)
+        asked.pool_kept(self._assembler, route.arrived[0])
+        route.came = None
+
+    def take(
+        self, route: Route, gradients: Gradients | None, *, learned: bool | None, drain: bool, lr_scale: float
+    ) -> None:
+        """What dense ranks push after a step, also after one that is left out. By the thread of the steps."""
+        asked, copies = route.asked, self._copies
+        if asked is None or copies is None:
+            return
+        assert gradients is not None and learned is not None
+        asked.merge_kept(self._assembler, gradients)
+        route.pushes = copies.push(asked.kept, learned=learned, drain=drain, lr_scale=lr_scale)
 
     def _accumulators(self, route: Route, wanted: Wanted | None) -> Floats:
         """Those of the rows that came, where some have any."""
@@ -102,43 +168,47 @@ class KeptRows:
         apart, message = None if route.served is None else route.served.apart, None
         sent_R, due_R = self._none_R.copy(), self._none_R.copy()
         if apart is not None and self._rules is not None:
-            v = self._rules.accumulators.vectors(apart, np.flatnonzero(apart.follows_K))
-            sent_R, message = v.bytes_R, self._messages.room(v.bytes_R)
-            self._rules.write_accumulators(apart, v, message)
+            sent_R = self._rules.accumulators.vectors(apart, np.flatnonzero(apart.follows_K)).bytes_R
+            message, apart.accumulators = apart.accumulators, None
         if wanted is not None and self._copies is not None:
             due_R = self._copies.accumulators.vectors(wanted, np.flatnonzero(wanted.follows_K)).bytes_R
         return self._messages.as_they_are(message, sent_R, due_R, "values")
 
-    def push(self, route: Route, gradients: Floats, *, learned: bool, drain: bool, lr_scale: float) -> Floats:
-        """What forms push crosses, also in a step that is left out; returns the gradients, and those that came behind.
+    def push(self, route: Route, dtype: np.dtype) -> Pushed | None:
+        """That crosses; returns what has come to this owner."""
+        copies, rules = self._copies, self._rules
+        message, number_E, (wanted, pushes) = None, self._none_R, route.pushes or (None, [])
+        sent_R, due_R = self._none_R.copy(), self._none_R.copy()
+        if wanted is not None and copies is not None:
+            v, number_E = copies.vectors(wanted, np.arange(len(wanted.row_K))), copies.number_E
+            sent_R, message = v.bytes_R, np.zeros(int(v.bytes_R.sum()) // dtype.itemsize, dtype)
+            copies.write(wanted, pushes, v, message)
+        served, due = self._back.pushed(wanted, number_E), None
+        if rules is not None:
+            due = rules.vectors(served, np.arange(len(served.row_K)))
+            due_R = due.bytes_R
+        came = self._back.floats(message, sent_R, due_R, "gradients")
+        squares_P, route.pushes = self._squares(wanted, pushes, served, due), None
+        return None if due is None else Pushed(served, due, came, squares_P)
+
+    def learn(self, route: Route, gradients: Floats, pushed: Pushed | None, *, learned: bool) -> Floats:
+        """What was pushed finds its rows, while rows are this thread's; returns the gradients, and those behind.
 
         Parameters
         ----------
         gradients : float, flat
             What came by the other messages, and the room behind it.
         """
-        asked, served, copies, rules = route.asked, route.served, self._copies, self._rules
-        wanted, message, number_E, pushes = None, None, self._none_R, list[Push]()
-        sent_R, due_R = self._none_R.copy(), self._none_R.copy()
-        if asked is not None and copies is not None:
-            wanted, pushes = copies.push(asked.kept, learned=learned, drain=drain, lr_scale=lr_scale)
-            v, number_E = copies.vectors(wanted, np.arange(len(wanted.row_K))), copies.number_E
-            sent_R, message = v.bytes_R, np.zeros(int(v.bytes_R.sum()) // gradients.itemsize, gradients.dtype)
-            copies.write(wanted, pushes, v, message)
-        pushed, due = self._messages.pushed(wanted, number_E), None
-        if rules is not None:
-            rules.found(pushed)
-            due = rules.vectors(pushed, np.arange(len(pushed.row_K)))
-            due_R = due.bytes_R
-        came = self._messages.floats(message, sent_R, due_R, "gradients")
-        squares_P = self._squares(wanted, pushes, pushed, due)
+        served = route.served
+        if pushed is not None and self._rules is not None:
+            self._rules.found(pushed.served)
         if self._owner is None or served is None:
             return gradients
         if not learned:
             self._owner.leave_out(served)  # but for what is pushed
-        if due is None:
+        if pushed is None:
             return gradients
-        return self._owner.pushed(served, gradients, pushed, due, came, squares_P)
+        return self._owner.pushed(served, gradients, pushed.served, pushed.at, pushed.floats, pushed.squares_P)
 
     def _squares(
         self, wanted: Wanted | None, pushes: Sequence[Push], pushed: Served, due: Vectors | None
@@ -149,12 +219,12 @@ class KeptRows:
         sent_R, due_R, message, mine = self._none_R.copy(), self._none_R.copy(), None, None
         if wanted is not None and self._copies is not None:
             v = self._copies.squares.vectors(wanted, np.arange(len(wanted.row_K)))
-            sent_R, message = v.bytes_R, self._messages.room(v.bytes_R)
+            sent_R, message = v.bytes_R, self._back.room(v.bytes_R)
             self._copies.write_squares(wanted, pushes, v, message)
         if self._rules is not None:
             mine = self._rules.squares.vectors(pushed, np.arange(len(pushed.row_K)))
             due_R = mine.bytes_R
-        came = self._messages.as_they_are(message, sent_R, due_R, "gradients")
+        came = self._back.as_they_are(message, sent_R, due_R, "gradients")
         if due is None or mine is None or self._rules is None:
             return None
         squares_P = np.zeros(len(due.row), came.dtype)
@@ -165,6 +235,11 @@ class KeptRows:
         """All copies on this rank are forgotten."""
         if self._copies is not None:
             self._copies.empty()
+
+    def give_up(self) -> None:
+        """Steps that were looked at and not pushed do not come."""
+        if self._copies is not None:
+            self._copies.give_up()
 
     def figures(self) -> dict[str, float]:
         """Sums of what this rank's forms say of themselves."""

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcrec.exchange.codec import Kept
+from hpcrec.exchange.copies import Came, Wanted
 from hpcrec.exchange.dense_side import Arrived, Asked
+from hpcrec.exchange.forms.conditional import Push
 from hpcrec.exchange.way import Passage
 from hpcrec.exchange.work import Served
 from hpcrec.types import Floats, Ints
@@ -64,6 +66,10 @@ class Route:
         The verdict on a step that is learned in two parts.
     arrived : (leaves, partial results) or None
         What was read for this dense rank's model, until the model takes it.
+    came : Came or None
+        What owners have sent of rows that dense ranks keep, until the step begins.
+    pushes : (Wanted, list of Push) or None
+        What this dense rank pushes after the step, until it is sent.
     passage : Passage or None
         Where messages pass other ranks on their way.
     version : int
@@ -87,6 +93,8 @@ class Route:
     gradients: Floats | None = None
     learned: bool = False
     arrived: Arrived | None = None
+    came: Came | None = None
+    pushes: tuple[Wanted, list[Push]] | None = None
     passage: Passage | None = None
     version: int = 0
     ages: Ints | None = None

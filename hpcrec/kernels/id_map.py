@@ -50,8 +50,8 @@ class IdMap:
     evict : str or None
         Which id loses its row to another where there are no more: ``lru``, the least recently used, or ``lfu``, the one
         that the fewest batches have used since it has its row, and of these the least recently used, or ``lightlfu``:
-        ``lfu`` that forgets, see the notes. Never one that the batch itself asks for; where there is no other, an id
-        gets no row. None: no id loses its row, and the first come are all that there are.
+        ``lfu`` that forgets, see the notes. Never one that the batch itself asks for, or others ``in_use``; where there
+        is no other, an id gets no row. None: no id loses its row, and the first come are all that there are.
     admit_from : int
         An id gets a row in the batch that is the ``admit_from``-th to ask for it. 1 lets everyone in.
     pending : int
@@ -62,6 +62,8 @@ class IdMap:
         the batch) alone. In (0, 1]; below 1 only where ``admit_from`` is 1.
     seed : int
         Of the draws; taken modulo 2^64.
+    in_use : int
+        The last so many batches, the present one among them, are in use: no id of theirs loses its row.
 
     Raises
     ------
@@ -89,6 +91,7 @@ class IdMap:
         pending: int = 1 << 20,
         admit_probability: float = 1.0,
         seed: int = 0,
+        in_use: int = 1,
     ) -> None:
         capacity = MOST_ROWS if capacity is None else checks.whole("capacity", capacity, 1, MOST_ROWS)
         admit_from = checks.whole("admit_from", admit_from, 1, checks.WIDEST)
@@ -101,8 +104,10 @@ class IdMap:
             raise ValueError(
                 f"admit_from is {admit_from} and admit_probability is {admit_probability}; one of them has to be 1"
             )
+        in_use = checks.whole("in_use", in_use, 1, MOST_BATCHES)
         implementation = native_id_map if active() == "native" else reference_id_map
-        self._map = implementation.IdMap(capacity, evict, admit_from, pending, float(admit_probability), seed & WORD)
+        rules = capacity, evict, admit_from, pending, float(admit_probability), seed & WORD, in_use
+        self._map = implementation.IdMap(*rules)
         self._evict, self._counts = evict, admit_from > 1
 
     def __len__(self) -> int:

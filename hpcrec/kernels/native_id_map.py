@@ -15,12 +15,19 @@ class IdMap:
     """See the reference."""
 
     def __init__(
-        self, capacity: int, evict: str | None, admit_from: int, pending: int, probability: float, seed: int
+        self,
+        capacity: int,
+        evict: str | None,
+        admit_from: int,
+        pending: int,
+        probability: float,
+        seed: int,
+        in_use: int = 1,
     ) -> None:
         # Nothing but time depends on where ids lie: no two processes have to share the key, and nobody can know it.
         key = np.frombuffer(secrets.token_bytes(32), np.uint64)
         self._evicts, self._counts = evict is not None, admit_from > 1
-        self._map = loaded.IdMap(capacity, _EVICT[evict], admit_from, pending, probability, seed, key)
+        self._map = loaded.IdMap(capacity, _EVICT[evict], admit_from, pending, probability, seed, in_use, key)
 
     @property
     def size(self) -> int:

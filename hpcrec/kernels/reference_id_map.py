@@ -2,7 +2,8 @@
 
 A batch is a set of ids in the order of their first places: whatever it does, it does once an id. First every id that
 has a row is noted as used by this batch. Then the others come, in order: those that are let in get the next row, and
-where all rows are given, that of the id that goes first and was not used by this batch. Counts are halved, where that
+where all rows are given, that of the id that goes first and was not used by this batch, nor by those before it that
+are in use still. Counts are halved, where that
 is due, when all this is done. Knows no rows' contents.
 """
 
@@ -92,9 +93,9 @@ class Order:
         """The first to go in front."""
         return sorted(self.uses, key=self._place)
 
-    def take_first(self, clock: int) -> int | None:
-        """The first to go of those that batch ``clock`` has not used; it is gone."""
-        free = [key for key, (_, used, _) in self.uses.items() if used != clock]
+    def take_first(self, clock: int, in_use: int = 1) -> int | None:
+        """The first to go of those that the last ``in_use`` batches up to ``clock`` have not used; it is gone."""
+        free = [key for key, (_, used, _) in self.uses.items() if clock - used >= in_use]
         if not free:
             return None
         first = min(free, key=self._place)
@@ -110,9 +111,16 @@ class IdMap:
     """See ``hpcrec.kernels.IdMap``; arguments have passed its checks."""
 
     def __init__(
-        self, capacity: int, evict: str | None, admit_from: int, pending: int, probability: float, seed: int
+        self,
+        capacity: int,
+        evict: str | None,
+        admit_from: int,
+        pending: int,
+        probability: float,
+        seed: int,
+        in_use: int = 1,
     ) -> None:
-        self._capacity = capacity
+        self._capacity, self._in_use = capacity, in_use
         self._admit_from, self._most_pending = admit_from, pending
         self._probability, self._seed = probability, seed
         self._row_of: dict[int, int] = {}
@@ -178,7 +186,7 @@ class IdMap:
     def _give_row(self, i: int) -> bool:
         row = len(self._row_of)
         if row == self._capacity:
-            gone = None if self._order is None else self._order.take_first(self.clock)
+            gone = None if self._order is None else self._order.take_first(self.clock, self._in_use)
             if gone is None:
                 return False
             row = self._row_of.pop(gone)

@@ -1,7 +1,8 @@
 """Policy ``cached``: dense ranks keep copies of rows, which may lack a bounded number of updates, and learn late.
 
-The schedule is that of ``sync``; which rows are read from copies, and when their gradients are pushed, is form
-``cached`` (``exchange.forms.cached``), which every feature has that has no form of its own. Source: [HET].
+The schedule is that of ``sync``, or with a ``lookahead`` that of ``hybrid``: owners are asked for the rows of steps to
+come, and answer, while the model computes. Which rows are read from copies, and when their gradients are pushed, is
+form ``cached`` (``exchange.forms.cached``), which every feature has that has no form of its own. Source: [HET].
 """
 
 from dataclasses import dataclass
@@ -16,18 +17,19 @@ class CachedOptions:
     capacity: int | float = 0.1
     cache: str = "lru"
     max_age: int = 0  # none
+    lookahead: int = 0
 
 
 class Cached:
     """See ``Policy``."""
 
     Options: ClassVar[type] = CachedOptions
-    in_flight = 1
     form: ClassVar[str] = "cached"
 
     def __init__(self, options: CachedOptions) -> None:
         self.options = options
+        self.in_flight = 1 + options.lookahead
 
-    def version(self, step: int, since: int) -> int:  # noqa: ARG002
-        """Each step's own: what copies lack is counted by row."""
-        return step
+    def version(self, step: int, since: int) -> int:
+        """What owners answer from; what copies lack besides is counted by row."""
+        return max(since, step - self.options.lookahead)

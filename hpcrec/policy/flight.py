@@ -24,6 +24,7 @@ from hpcrec.comm.progress import Waiting, working_time
 from hpcrec.errors import HpcrecError
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.inputs import Gradients, Inputs
+from hpcrec.exchange.kept import KeptRows
 from hpcrec.exchange.route import Route
 from hpcrec.policy.policy import (
     EVALUATE,
@@ -130,6 +131,7 @@ class Flight:
         self._flying: dict[int, Route] = {}  # of steps read and not yet learned, by step
         self._turns = {VALUES: 0, GRADIENTS: 0}  # reads and updates that have done with rows
         self._scale = 1.0  # of the step that was learned in part
+        self._looked = 0  # steps below: what dense ranks keep of their rows is known
         self._told: dict[int, bool] = {}  # verdicts, by step, where the main thread does not know them
         self._worked_s = {VALUES: 0.0, GRADIENTS: 0.0}  # each written by one thread alone
         self._drained, self._drained_s = 0, 0.0
@@ -160,6 +162,7 @@ class Flight:
         self.give_up()
         self.settle()
         self._given_up, self._first, self._last, self._submitted, self._asked = False, first, last, first, first
+        self._looked = first
         lefts = self._tickets, self._expected, self._read, self._handed, self._told, self._flying
         for left in (*lefts, self._ended, self._segments):
             left.clear()
@@ -189,6 +192,9 @@ class Flight:
         step = self._expected.pop(id(ticket), None)
         if step not in (None, self._asked) and self._trials is not None and not self._trials.found:
             self._go_on_trying(step, self._trials)
+        copies = self._exchange.copies
+        if copies is not None and step is not None and self._tickets.get(step) is ticket:
+            self._look(step, copies)
         with self._changed:
             if step is not None:
                 self._asked, began_s = step, time.perf_counter()
@@ -204,6 +210,22 @@ class Flight:
                 route = ticket.routed.result()
             self._exchange.read(route)
         return self._exchange.inputs(route)
+
+    def _look(self, step: int, copies: KeptRows) -> None:
+        """What is kept of the rows of all steps that are read before this one, which begins, is learned.
+
+        It is known as the step before has left it.
+        """
+        until = min(self._points.next_drain(step, self._last), step + self._policy.in_flight)
+        while self._looked < until:
+            with self._timer("route_wait"), Waiting():
+                route = self._tickets[self._looked].routed.result()
+            copies.look(route)
+            with self._changed:
+                self._looked += 1
+                self._changed.notify_all()
+            if route.stop:  # no step follows
+                break
 
     def learn(self, step: int, gradients: Gradients | None, verdict: bool | None, lr_scale: float) -> bool:
         """See ``Pipeline``."""
@@ -399,10 +421,10 @@ class Flight:
             self._await(turn.thread, lambda: self._asked >= step)  # it is over: the next step is asked for
         elif event == READ:
             self._come(turn)  # first: what is in flight from now on is read
-            found = self._to_read(turn.thread, step, segment)
+            found, copies = self._to_read(turn.thread, step, segment), self._exchange.copies
             for ticket, route in found:
                 last = ticket is found[-1][0]
-                ages = self._policy.in_flight if last and self._points.is_logged(step) else 0
+                ages = self._policy.in_flight if last and self._points.is_logged(step) and copies is None else 0
                 self._exchange.read(route, self._rows(turn, last=last), ages=ages)
                 self._is_read(ticket, route)
         elif event == READ_EARLY:
@@ -423,7 +445,11 @@ class Flight:
         """What is read for a step, its own ticket last; nothing past the end, nor past a drain point."""
         if step >= self._last:
             return []
-        self._await(name, lambda: step in self._tickets or step >= segment.until)
+        looks = self._exchange.copies is not None
+        self._await(
+            name,
+            lambda: (step in self._tickets and (step < self._looked or not looks)) or step >= segment.until,
+        )
         if step >= segment.until:
             return []
         ticket = self._tickets[step]

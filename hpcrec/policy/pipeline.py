@@ -87,9 +87,12 @@ class Pipeline:
         self.in_parts: bool = getattr(policy, "parts", False)
         self._most_missing = 0 if self.in_parts else policy.in_flight - 1
         self.ages = np.zeros(policy.in_flight if self._most_missing else 0, np.int64)
-        self._copies, self._holds = exchange.keeps_copies, exchange.holds_back
+        self._copies, self._holds = exchange.copies, exchange.holds_back
         self._whole = self._rests = True  # nothing is held back by a dense rank; and none has copies
-        self._flight = None if policy.in_flight == 1 else Flight(policy, exchange, timer, points, self._logged, agreed)
+        flown = points  # what dense ranks hold back an evaluation would lack
+        if self._copies is not None:
+            flown = replace(points, drains=(*points.drains, *points.evaluations))
+        self._flight = None if policy.in_flight == 1 else Flight(policy, exchange, timer, flown, self._logged, agreed)
         # one thread, first in first out: all ranks submit in the same order, so their collectives meet
         ahead = ahead or self._flight is not None
         self._router = ThreadPoolExecutor(1, "route", kernels.set_threads, (kernels.get_threads(),)) if ahead else None
@@ -101,6 +104,8 @@ class Pipeline:
             self._flight.begin(first, last)
         else:
             self.exchange.version = first
+        if self._copies is not None:
+            self._copies.give_up()
 
     def submit(
         self,
@@ -169,17 +174,19 @@ class Pipeline:
 
     def inputs(self, ticket: Ticket) -> Inputs | None:
         """What the model receives for the batch; None on ranks that are not dense."""
+        if not ticket.train and not self._whole:
+            raise HpcrecError(
+                "an evaluation after this step would lack gradients that dense ranks hold back until the next drain "
+                "point. Evaluate after a step that train.eval_every or checkpoint.every divides, or the last one."
+            )
         if self._flight is not None:
             return self._flight.inputs(ticket)
         if self._router is None:
             ticket.routed.result()  # is the routing itself, whose time is its own
         with self._timer("route_wait"), Waiting():
             route = ticket.routed.result()
-        if not ticket.train and not self._whole:
-            raise HpcrecError(
-                "an evaluation after this step would lack gradients that dense ranks hold back until the next drain "
-                "point. Evaluate after a step that train.eval_every or checkpoint.every divides, or the last one."
-            )
+        if ticket.train and self._copies is not None:
+            self._copies.look(route)
         self.exchange.read(route)
         return self.exchange.inputs(route)
 
@@ -213,16 +220,17 @@ class Pipeline:
             )
         if route.ages is not None:
             self.ages = route.ages
-        left = self.exchange.push(route, gradients, learned=verdict)
+        exchange, done, drain = self.exchange, step + 1, True
+        if self._copies is not None:
+            self._rests = route.stop or self._points.next_drain(step, self._last) == done
+            drain = self._rests or self._points.evaluated(done)
+            self._whole = drain or not self._holds
+        left = exchange.push(route, gradients, learned=verdict, lr_scale=lr_scale, drain=drain)
+        if self._copies is not None and self._rests:
+            self._copies.empty()  # what is pushed is on its way
         if self._flight is not None:
             return self._flight.learn(step, left, verdict, lr_scale)
-        exchange, done = self.exchange, step + 1
-        if self._copies:
-            self._rests = route.stop or self._points.next_drain(step, self._last) == done
-            self._whole = self._rests or self._points.evaluated(done) or not self._holds
-        learned = exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale, drain=self._whole)
-        if self._copies and self._rests:
-            exchange.empty()
+        learned = exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale)
         self._logged(step)
         return learned
 
@@ -249,7 +257,7 @@ class Pipeline:
     def rested(self) -> bool:
         """Settles; whether no step was read that is not learned, nor one learned in part. The same on every rank."""
         self.settle()
-        return self._rests if self._flight is None else self._flight.rested
+        return self._rests and (self._flight is None or self._flight.rested)
 
     def rest(self) -> None:
         """Settles, for what has to find rows and what is kept beside them as they are between two steps.
@@ -275,8 +283,8 @@ class Pipeline:
         if self._flight is not None:
             self._flight.give_up()
             self._flight.settle()
-        elif self._copies:
-            self.exchange.empty()
+        if self._copies is not None:
+            self._copies.empty()
             self._whole = self._rests = True
 
     def give_up(self) -> None:

@@ -26,11 +26,19 @@ def refuse(policy: Policy, name: str, layout: Layout) -> None:
                 "a step is read and learned as the model asks for it. Let in_flight be 2 or more, or leave both out."
             )
         return
-    if layout.conditional:
+    keeps = getattr(policy, "form", None)
+    others = [feature for feature in layout.conditional if layout.form_of[feature] != keeps]
+    if others:
         raise ConfigError(
             f"policy.name is {name!r}, under which up to {policy.in_flight} steps are in flight, but features "
-            f"{', '.join(layout.conditional)} have a form whose rows dense ranks keep: what a copy may lack is counted "
-            "in steps that are done. Set policy.name = 'sync', or another form."
+            f"{', '.join(others)} have a form whose rows dense ranks keep: what a copy may lack is counted in steps "
+            "that are done. Set policy.name = 'sync', or another form."
+        )
+    dynamic = [feature for feature in layout.conditional if layout.family_of[feature].dynamic is not None]
+    if dynamic:
+        raise ConfigError(
+            f"policy.name is {name!r} with a lookahead, but tables of {', '.join(dynamic)} are dynamic: an id may lose "
+            "its row between the ask and the step, while copies of the row are read. Set policy.lookahead = 0."
         )
     why = f"policy.name is {name!r}, under which up to {policy.in_flight} steps are in flight, but "
     if len(layout.away) > len(layout.staged):

@@ -20,8 +20,8 @@ that s = 0 is synchronous; everything is pushed at drain points, so that no upda
 number of ticks (theirs is the difference of clocks that are maxima), so that a read lacks at most s ticks of each dense
 rank, and the owner knows it, so that no clock crosses; which rows are read, pushed and given up follows from the step
 alone, so that a run repeats its bits; light LFU halves its counts, so that rows that were popular once go; and the
-Adagrads learn from sums of several steps' gradients. Not there yet: Adam above s = 0, the paper's rule of maxima, and
-asking ahead of the step.
+Adagrads learn from sums of several steps' gradients. Fetches that run ahead of the step are ``policy.lookahead``. Not
+there yet: Adam above s = 0, and the paper's rule of maxima.
 """
 
 from typing import Any

@@ -202,7 +202,7 @@ int64_t IdMap::row_for(int64_t id) {
   if (index_.size() < rules_.capacity) {
     if (order_) order_->reserve(index_.size() + 1);
     row = index_.insert(id);
-  } else if (order_ && (row = order_->take_first(clock)) >= 0) {
+  } else if (order_ && (row = order_->take_first(clock, static_cast<uint32_t>(rules_.in_use))) >= 0) {
     index_.replace(row, id);
     ++evicted_;
   }

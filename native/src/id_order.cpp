@@ -67,15 +67,15 @@ void IdOrder::take_out(List& list, uint32_t previous, uint32_t next) {
   else link(next).previous = previous;
 }
 
-int64_t IdOrder::take_first(uint32_t clock) {
+int64_t IdOrder::take_first(uint32_t clock, uint32_t in_use) {
   if (searched_ != clock) all_used_below_ = 0;
   searched_ = clock;
-  // A list is in order of use: where its first row was used by this batch, so were all. What a batch adds after the
+  // A list is in order of use: where its first row was used by these batches, so were all. What a batch adds after the
   // search has passed is used by it too, so that no list is looked at twice.
   for (auto list = lists_.lower_bound(all_used_below_); list != lists_.end(); ++list) {
     all_used_below_ = list->first;
     const uint32_t row = list->second.first;
-    if (link(row).clock == clock) continue;
+    if (clock - link(row).clock < in_use) continue;
     take_out(row);
     return row;
   }

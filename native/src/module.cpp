@@ -597,13 +597,13 @@ void bind_id_map(nb::module_& m) {
       .def(
           "__init__",
           [](hpcrec::IdMap* self, int64_t capacity, int evict, int64_t admit_from, int64_t pending, double probability,
-             uint64_t seed, In<uint64_t> key) {
+             uint64_t seed, int64_t in_use, In<uint64_t> key) {
             const uint64_t* k = key.data();
-            new (self)
-                hpcrec::IdMap({capacity, static_cast<hpcrec::Evict>(evict), admit_from, pending, probability, seed},
-                              {k[0], k[1], k[2], k[3]});
+            new (self) hpcrec::IdMap(
+                {capacity, static_cast<hpcrec::Evict>(evict), admit_from, pending, probability, seed, in_use},
+                {k[0], k[1], k[2], k[3]});
           },
-          "capacity"_a, "evict"_a, "admit_from"_a, "pending"_a, "probability"_a, "seed"_a, "key"_a)
+          "capacity"_a, "evict"_a, "admit_from"_a, "pending"_a, "probability"_a, "seed"_a, "in_use"_a, "key"_a)
       .def_prop_ro("size", &hpcrec::IdMap::size)
       .def_prop_ro("n_pending", &hpcrec::IdMap::n_pending)
       .def_prop_ro("clock", &hpcrec::IdMap::clock)

@@ -128,7 +128,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "gradients that are held back past a drain point": Fault(
         "hpcrec/policy/pipeline.py",
-        "lr_scale=lr_scale, drain=self._whole",
+        "lr_scale=lr_scale, drain=drain",
         "lr_scale=lr_scale, drain=False",
         "tests/exchange/test_kept.py::test_late_is_one_process_that_learns_as_late",
     ),

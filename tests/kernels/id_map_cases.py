@@ -22,5 +22,6 @@ def any_rules(*evict: str | None) -> st.SearchStrategy[dict]:
         lambda rules: st.sampled_from(
             [rules, {**rules, "admit_from": 2}, {**rules, "admit_from": 3, "pending": 3}]
             + [{**rules, "admit_probability": p, "seed": s} for p, s in ((0.5, 1), (0.1, -3))]
+            + [{**rules, "in_use": 2}, {**rules, "in_use": 3}]
         )
     )

@@ -41,11 +41,11 @@ def test_native_is_the_definition(rules, batches, reload_at):
 
 
 @pytest.mark.parametrize("evict", [None, "lru", "lfu", "lightlfu"])
-@pytest.mark.parametrize("capacity", [None, 900])
-def test_native_is_the_definition_on_long_runs(evict, capacity):
+@pytest.mark.parametrize(("capacity", "in_use"), [(None, 1), (900, 1), (900, 3)])
+def test_native_is_the_definition_on_long_runs(evict, capacity, in_use):
     rng = np.random.default_rng(3)
     batches = [np.minimum(rng.zipf(1.1, 400), 10**12) * 7919 for _ in range(20)]
-    rules = {"capacity": capacity, "evict": evict, "admit_from": 2, "pending": 700}
+    rules = {"capacity": capacity, "evict": evict, "admit_from": 2, "pending": 700, "in_use": in_use}
     same_from_all(lambda: tuple(told(rules, batches)), threads=(1, 2))
 
 
@@ -114,6 +114,16 @@ def test_least_often_used_goes(backend):
     assert m.admit(ints(6)).rows.tolist() == [2]  # 3 and 5 were used twice, 3 longer ago
     assert m.save().counts.tolist() == [1, 2, 3]
     assert m.save().clocks.tolist() == [10, 9, 6]
+
+
+@pytest.mark.parametrize("evict", ["lru", "lfu", "lightlfu"])
+def test_an_id_of_the_last_batches_keeps_its_row(evict):
+    """Where they take all rows there are none for others, whose turn comes when batches are no longer in use."""
+    m = kernels.IdMap(capacity=2, evict=evict, in_use=2)
+    assert m.admit(ints(7)).rows.tolist() == [0] and m.admit(ints(8)).rows.tolist() == [1]
+    assert m.admit(ints(9)).rows.tolist() == [0], "the batch of 7 is the last but two"
+    assert m.admit(ints(5, 9)).rows.tolist() == [1, 0] and m.admit(ints(6)).rows.tolist() == [-1]
+    assert m.admit(ints(6)).rows.tolist() == [0 if evict == "lru" else 1], "9 counts 2"
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu", "lightlfu"])
@@ -250,7 +260,7 @@ def test_no_batch_copies_the_map():
 def test_the_measure_sees_ids_that_meet():
     """With the key known, ids of one segment can be had: the map still works, and the measure says so."""
     # times = 2^64: the high word is the id itself, so that the hash is the mixer, unkeyed
-    m = native.module().IdMap(MOST_ROWS, 0, 1, 1, 1.0, 0, np.array([0, 1, 0, 0], np.uint64))
+    m = native.module().IdMap(MOST_ROWS, 0, 1, 1, 1.0, 0, 1, np.array([0, 1, 0, 0], np.uint64))
     ids = adversarial("one segment of an unkeyed hash", 20_000)
     rows, fresh = np.empty_like(ids), np.empty_like(ids)
     assert m.admit(ids, rows, fresh) == len(ids)

@@ -37,6 +37,7 @@ class Copy:
     accumulated: dict[str, float] = field(default_factory=dict)  # of each row, the mean over its columns
     squares: dict[str, float] = field(default_factory=dict)
     known: int | None = None
+    promised: int = 0  # what it will know of its owner's clock once all answers on their way are in place
     n: int = 0
     at: int = 0
     since: int = 0
@@ -44,6 +45,28 @@ class Copy:
     turn: int = 0
     used: int = 0
     life: int | None = 0
+
+
+@dataclass
+class Answer:
+    """What an owner has answered to an ask for a row, as it was then."""
+
+    copy: Copy | None
+    sent: bool
+    rows: dict[str, torch.Tensor]
+    accumulated: dict[str, float]
+    clock: int
+    life: int | None
+
+
+@dataclass
+class Pushed:
+    """A push on its way, until an answer contains it."""
+
+    step: int
+    key: Key
+    copy: Copy
+    scale: float
 
 
 class CachedReference:
@@ -61,8 +84,10 @@ class CachedReference:
     staleness, capacity : int
     evict : str
     max_age : int or None
-    drains : sequence of int
-        Numbers of steps after which nothing is held back or kept.
+    lookahead : int
+        Steps by which rows are asked for ahead.
+    drains, evaluated : sequence of int
+        Numbers of steps after which nothing is held back, nor kept at the first.
     scale : callable
         Number of a step, from 1 -> what learning rates are multiplied by in it.
     columns : mapping of str to int, optional
@@ -91,7 +116,9 @@ class CachedReference:
         capacity: int,
         evict: str = "lru",
         max_age: int | None = None,
+        lookahead: int = 0,
         drains: Sequence[int] = (),
+        evaluated: Sequence[int] = (),
         scale: Callable[[int], float] = lambda step: 1.0,
         columns: Mapping[str, int | None] | None = None,
         rules: Rules | None = None,
@@ -99,6 +126,7 @@ class CachedReference:
         self._reference, self._bundles, self._cuts = reference, bundles, cuts
         self._staleness, self._capacity, self._evict, self._max_age = staleness, capacity, evict, max_age
         self._drains, self._done, self._turn, self._scale = set(drains), 0, 0, scale
+        self._whole = {*drains, *evaluated}
         self._base_lr = [group["lr"] for group in reference.dense_optimizer.param_groups]  # type: ignore[union-attr]
         self._columns, self._rules, self.dropped = columns or {}, rules, 0
         self._lives = Counter[tuple[str, int]]()  # by family and id: how often it was given a row
@@ -107,18 +135,25 @@ class CachedReference:
         self._copies: list[dict[Key, Copy]] = [{} for _ in range(ranks)]
         self._clock: dict[Key, int] = {}
         self._made: dict[Key, int] = {}  # ticks of all ranks
+        self._lookahead, self._asked_until = lookahead, 0
+        self._answers: dict[int, list[dict[Key, Answer]]] = {}  # by step
+        self._left: list[list[tuple[Key, Copy]]] = [[] for _ in range(ranks)]  # of copies that are gone
+        self._on_way: list[list[Pushed]] = [[] for _ in range(ranks)]
         self.most_missing = 0
         self.counts = dict.fromkeys(("copies_read", "misses", "too_old", "evictions"), 0)
         self.counts |= {f"pushed_{reason}": 0 for reason in ("bound", "eviction", "no_room", "no_row", "age", "drain")}
 
-    def step(self, batch: GlobalBatch, *, left_out: bool = False) -> float:
-        """Loss before the step."""
+    def step(self, batch: GlobalBatch, *, left_out: bool = False, coming: Sequence[GlobalBatch] = ()) -> float:
+        """Loss before the step; ``coming`` are the batches after it, of which it looks at as many as it may."""
         self._done += 1
         t, reference = self._done, self._reference
-        if self._rules is not None:
-            self._rules.admit(batch.bags)
-        pushes: list[list[tuple[Key, Copy]]] = [[] for _ in self._copies]
-        views = [self._read(rank, self._part(batch, rank), t, pushes[rank]) for rank in range(len(self._copies))]
+        until = min([t + self._lookahead, t + len(coming), *(drain for drain in self._whole if drain >= t)])
+        for u in range(self._asked_until + 1, until + 1):
+            self._ask(u, [batch, *coming][u - t])
+        self._asked_until = until
+        pushes, self._left = self._left, [[] for _ in self._copies]
+        answers = self._answers.pop(t)
+        views = [self._begin(rank, answers[rank], t, pushes[rank]) for rank in range(len(self._copies))]
         reference.module.zero_grad()
         total, loss = self._weight(batch), 0.0
         gradients = []
@@ -134,10 +169,13 @@ class CachedReference:
         for rank, view in enumerate(views):
             self._push(rank, view, None if left_out else gradients[rank], t, pushes[rank])
         self._apply(pushes, t)
-        if t in self._drains:
-            for copies in self._copies:
-                assert not any(copy.n for copy in copies.values())
-                copies.clear()
+        if t in self._whole:
+            assert not self._answers
+            for rank, copies in enumerate(self._copies):
+                assert not any(copy.n for copy in copies.values()) and not self._left[rank]
+                self._on_way[rank].clear()
+                if t in self._drains:
+                    copies.clear()
         if self._rules is not None:
             self._rules.forget()
         return loss
@@ -175,51 +213,90 @@ class CachedReference:
             keys += [(b, row) for row in sorted(rows, key=bundle.place)]
         return keys
 
-    def _read(
-        self, rank: int, part: GlobalBatch, t: int, out: list[tuple[Key, Copy]]
-    ) -> dict[Key, tuple[Copy | None, dict[str, torch.Tensor]]]:
-        """Of each row that is asked for: its copy, if it has room for one, and what is read."""
-        copies, asked = self._copies[rank], self._asked(part)
+    def _ask(self, u: int, batch: GlobalBatch) -> None:
+        """All ranks ask for the rows of step ``u``, and owners answer."""
+        if self._rules is not None:
+            self._rules.admit(batch.bags)
+        asked = [self._asked(self._part(batch, rank)) for rank in range(len(self._copies))]
+        for rank, keys in enumerate(asked):
+            self._make_room(rank, keys, u)
+        self._answers[u] = [self._answered(rank, keys, u) for rank, keys in enumerate(asked)]
+
+    def _make_room(self, rank: int, asked: Sequence[Key], u: int) -> None:
+        copies = self._copies[rank]
         for key in asked:  # first those that are there are used, then others get their room
             if key in copies:
                 self._turn += 1
-                copies[key].used, copies[key].turn, copies[key].count = t, self._turn, copies[key].count + 1
+                copies[key].used, copies[key].turn, copies[key].count = u, self._turn, copies[key].count + 1
         for key in asked:
-            if key not in copies and (self._has_room(copies, key) or self._gave_way(rank, key, t, out)):
+            if key not in copies and (self._has_room(copies, key) or self._gave_way(rank, key, u, self._left[rank])):
                 self._turn += 1
-                copies[key] = Copy(used=t, turn=self._turn)
+                copies[key] = Copy(used=u, turn=self._turn)
+
+    def _answered(self, rank: int, asked: Sequence[Key], u: int) -> dict[Key, Answer]:
         found = {}
         for key in asked:
-            copy, tables = copies.get(key), self._bundles[key[0]].tables
-            life = self._life(key)
+            copy, tables, life = self._copies[rank].get(key), self._bundles[key[0]].tables, self._life(key)
             of = {name: self._at(name, key[1]) if life is not None else -1 for name in tables}
             rows = {name: self._reference.tables[name].bags.weight.detach()[of[name]].clone() for name in tables}
-            if life is None:  # it is read as it is, and no copy is kept
-                self._has_no_row(copy, key, out)
-                found[key] = None, rows
-                continue
-            clock = self._clock.get(key, 0)
-            known = None if copy is None else copy.known
-            if copy is not None and self._max_age is not None and t - copy.at >= self._max_age:
-                known = None
-            sent = known is None or clock - known > self._staleness or (copy is not None and copy.life != life)
-            self.counts["misses"] += known is None
-            self.counts["too_old"] += known is not None and sent
+            clock, has = self._clock.get(key, 0), copy is not None and copy.known is not None
+            if copy is not None and self._max_age is not None and u - copy.at >= self._max_age:
+                has = False
+            if self._staleness == 0 and self._lookahead > 0:
+                has = False  # a step in between may push it
+            sent = not has or life is None
+            if copy is not None and not sent:
+                sent = clock - copy.promised > self._staleness or copy.life != life
+            self.counts["misses"] += not has
+            self.counts["too_old"] += has and sent
             self.counts["copies_read"] += not sent
+            accumulated = {} if life is None else {name: self._accumulated(name, key[1]) for name in tables}
             if copy is not None and sent:
-                copy.base, copy.known, copy.at, copy.life = rows, clock, t, life
-                copy.accumulated = {name: self._accumulated(name, key[1]) for name in tables}
-                copy.value = self._preview(copy, self._scale(t - 1) if t > 1 else 1.0)
-            contained = clock if copy is None else copy.known + copy.n  # type: ignore[operator]
-            missing = self._made.get(key, 0) - contained
-            self.most_missing = max(self.most_missing, missing)
-            assert 0 <= missing <= len(self._copies) * self._staleness, (key, missing)
-            found[key] = copy, rows if copy is None else copy.value
+                copy.promised, copy.life = clock, life
+            found[key] = Answer(copy, sent, rows, accumulated, clock, life)
         return found
 
+    def _begin(
+        self, rank: int, answers: Mapping[Key, Answer], t: int, out: list[tuple[Key, Copy]]
+    ) -> dict[Key, tuple[Copy | None, dict[str, torch.Tensor]]]:
+        """Of each row that the step reads: its copy, if it has room for one, and what is read."""
+        self._on_way[rank] = [push for push in self._on_way[rank] if push.step >= t - self._lookahead]
+        found = {}
+        for key, answer in answers.items():
+            copy = answer.copy
+            if answer.life is None:  # it is read as it is, and no copy is kept
+                self._has_no_row(copy, key, out)
+                found[key] = None, answer.rows
+                continue
+            if copy is None or answer.sent:
+                fresh = Copy(base=answer.rows, accumulated=answer.accumulated, known=answer.clock)
+                for push in self._on_way[rank]:
+                    if push.key == key:
+                        self._contains(fresh, push)
+                if copy is None:
+                    contained, read = fresh.known, fresh.base
+                else:
+                    copy.base, copy.accumulated, copy.known, copy.at = fresh.base, fresh.accumulated, fresh.known, t
+                    copy.value = self._preview(copy, self._scale(t - 1) if t > 1 else 1.0)
+            if copy is not None:
+                assert copy.known is not None
+                contained, read = copy.known + copy.n, copy.value
+            missing = self._made.get(key, 0) - contained  # type: ignore[operator]
+            self.most_missing = max(self.most_missing, missing)
+            ranks = len(self._copies)
+            assert 0 <= missing <= ranks * self._staleness + (ranks - 1) * self._lookahead, (key, missing)
+            found[key] = copy, read
+        return found
+
+    def _contains(self, copy: Copy, push: Pushed) -> None:
+        """What came becomes what a push on its way will make of it."""
+        held = Copy(base=copy.base, held=push.copy.held, squares=push.copy.squares, n=push.copy.n)
+        held.accumulated = copy.accumulated
+        copy.base = self._preview(held, push.scale)
+        copy.accumulated = {n: of + push.copy.squares.get(n, 0.0) for n, of in copy.accumulated.items()}
+        copy.known += push.copy.n  # type: ignore[operator]
+
     def _has_no_row(self, copy: Copy | None, key: Key, out: list[tuple[Key, Copy]]) -> None:
-        self.counts["misses"] += copy is None or copy.known is None
-        self.counts["too_old"] += copy is not None and copy.known is not None
         if copy is None:
             return
         if copy.n:
@@ -236,7 +313,7 @@ class CachedReference:
 
     def _gave_way(self, rank: int, to: Key, t: int, out: list[tuple[Key, Copy]]) -> bool:
         copies = self._copies[rank]
-        free = [key for key, copy in copies.items() if copy.used != t and self._beside(to, key)]
+        free = [key for key, copy in copies.items() if t - copy.used > self._lookahead and self._beside(to, key)]
         if not free:
             return False
         first = min(free, key=lambda k: (copies[k].count if self._evict == "lfu" else 0, copies[k].turn))
@@ -309,6 +386,8 @@ class CachedReference:
                 self.counts["pushed_no_room"] += 1
                 squares = {n: float((g**2).mean()) for n, g in gradients[key].items()}
                 out.append((key, Copy(held=gradients[key], squares=squares, n=1)))
+                if key in self._copies[rank]:  # a later step has found room
+                    self._copies[rank][key].promised += 1
             else:
                 copy.since = copy.since if copy.n else t
                 for n, g in gradients[key].items():
@@ -322,7 +401,7 @@ class CachedReference:
                 reason = "bound"
             elif copy.n and self._max_age is not None and t - copy.since >= self._max_age:
                 reason = "age"
-            elif copy.n and t in self._drains:
+            elif copy.n and t in self._whole:
                 reason = "drain"
             if reason is not None:
                 self.counts[f"pushed_{reason}"] += 1
@@ -331,11 +410,13 @@ class CachedReference:
                 copy.accumulated = {n: copy.accumulated[n] + copy.squares[n] for n in copy.held}
                 assert copy.known is not None
                 copy.known = None if self._staleness == 0 else copy.known + copy.n
+                copy.promised += copy.n
                 copy.n = 0
 
     def _apply(self, pushes: Sequence[Sequence[tuple[Key, Copy]]], t: int) -> None:
         merged: dict[Key, list[Copy]] = {}
-        for of_rank in pushes:
+        for rank, of_rank in enumerate(pushes):
+            self._on_way[rank] += [Pushed(t, key, copy, self._scale(t)) for key, copy in of_rank]
             for key, copy in of_rank:
                 merged.setdefault(key, []).append(copy)
                 self._clock[key] = self._clock.get(key, 0) + copy.n

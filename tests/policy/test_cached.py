@@ -4,8 +4,10 @@ import itertools
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from hpcrec.data.deal import cut, equal_parts
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms.cached import Lags
 from hpcrec.exchange.forms.conditional import NOBODY, Keeping
+from hpcrec.training.session import Session
 from tests.policy.cached_reference import CachedReference, bundles_of, first_columns
 from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, results, same_bits, save_and_leave, slowly, trained
 from tests.policy.test_hybrid_stores import dynamic_of, grown
@@ -41,6 +44,31 @@ WAYS = ("rows", "pooled", "pooled, by columns")  # how tables are placed; the fo
 def cached(config: Config, staleness: int, capacity: int | float = 1.0, **more: Any) -> Config:
     policy = replace(config.policy, name="cached", staleness=staleness, capacity=capacity, **more)
     return replace(config, policy=policy, exchange=replace(config.exchange, form="pooled"))
+
+
+def one_process(
+    session: Session,
+    config: Config,
+    drains: Sequence[int],
+    schedule: Mapping[str, Any] = MappingProxyType({}),
+    evaluated: Sequence[int] = (),
+) -> CachedReference:
+    policy, ranks = config.policy, len(session.topology.dense)
+    return CachedReference(
+        reference_for(session, config),
+        bundles_of(session),
+        ranks,
+        lambda samples: cut(equal_parts, samples, ranks).tolist(),
+        staleness=policy.staleness,
+        capacity=policy.capacity,
+        evict=policy.cache,
+        max_age=policy.max_age,
+        lookahead=policy.lookahead or 0,
+        drains=drains,
+        evaluated=evaluated,
+        scale=(lambda step: min(1.0, step / 10)) if schedule else (lambda step: 1.0),
+        columns=first_columns(session),
+    )
 
 
 def as_rows(config: Config) -> Config:
@@ -75,20 +103,7 @@ def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
         config = config_of(folder, None, way, optimizer, **more)
         config = cached(config, staleness, capacity, cache=evict, max_age=max_age)
         with open_session(config) as session:
-            batches, ranks = global_batches(session, 14), len(session.topology.dense)
-            one = CachedReference(
-                reference_for(session, config),
-                bundles_of(session),
-                ranks,
-                lambda samples, n=ranks: cut(equal_parts, samples, n).tolist(),
-                staleness=staleness,
-                capacity=capacity,
-                evict=evict,
-                max_age=max_age,
-                drains=(8, 14),
-                scale=(lambda step: min(1.0, step / 10)) if schedule else (lambda step: 1.0),
-                columns=first_columns(session),
-            )
+            batches, one = global_batches(session, 14), one_process(session, config, (8, 14), schedule)
             for step in session.steps():
                 if step.number in left_out:
                     spoil(session, step)
@@ -100,6 +115,63 @@ def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
             every = COMM.allgather(session.parts.exchange.figures())
         with on_every_rank():
             about = (roles, way, optimizer, staleness, capacity, evict, max_age, left_out)
+            for name in one._reference.tables:
+                np.testing.assert_allclose(
+                    found[name], one._reference.rows(name), rtol=0, atol=1e-12, err_msg=f"{name}: {about}"
+                )  # fmt: skip
+            for name, n in one.counts.items():
+                assert sum(of.get(name, 0) for of in every) == n, (name, about)
+                reasons[name] = reasons.get(name, 0) + n
+            most = max(most, one.most_missing)
+    with on_every_rank():
+        never = {"pushed_no_row"} | ({"too_old"} if COMM.size == 1 else set())
+        assert all(n > 0 or name in never for name, n in reasons.items()), reasons
+        assert most > 0 or COMM.size == 1
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_rows_that_are_asked_for_ahead_are_one_process_too(folder: Path) -> None:
+    """Own pushes on their way are read, copies of steps in flight stay, and drain points end the look ahead."""
+    write_data(folder / "data.h5")
+    reasons, most = dict[str, int](), 0
+    for case in covering(
+        roles_for(COMM.size), WAYS, SUMMED, (2, 0, 1, 5), (1, 2, 3), (1000, 9, 4), ("lru", "lfu"), (None, 3),
+        ((), (2, 6)), ({}, {"warmup_steps": 10}), (0, 5),
+    ):  # fmt: skip
+        roles, way, optimizer, staleness, lookahead, capacity, evict, max_age, left_out, schedule, eval_every = case
+        more = {"topology": roles, "checkpoint": {"every": 8, "keep_best": False}, "schedule": schedule}
+        more["train"] = {**SKIP, "steps": 14, "eval_every": eval_every}
+        more["data"] = {"validation": str(folder / "data.h5")}
+        config = config_of(folder, None, way, optimizer, **more)
+        config = cached(config, staleness, capacity, cache=evict, max_age=max_age, lookahead=lookahead)
+        with open_session(config) as session:
+            batches, one = (
+                global_batches(session, 14),
+                one_process(session, config, (8, 14), schedule, (5, 10) if eval_every else ()),
+            )
+            for step in session.steps():
+                if step.number in left_out:
+                    spoil(session, step)
+                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+                coming = batches[step.number + 1 :]
+                expected = one.step(batches[step.number], left_out=step.number in left_out, coming=coming)
+                about = (
+                    roles,
+                    way,
+                    optimizer,
+                    staleness,
+                    lookahead,
+                    capacity,
+                    evict,
+                    max_age,
+                    left_out,
+                    eval_every,
+                    step.number,
+                )
+                with on_every_rank():
+                    assert math.isnan(loss) if step.number in left_out else abs(loss - expected) < 1e-12, about
+            found, every = gather_tables(session), COMM.allgather(session.parts.exchange.figures())
+        with on_every_rank():
             for name in one._reference.tables:
                 np.testing.assert_allclose(
                     found[name], one._reference.rows(name), rtol=0, atol=1e-12, err_msg=f"{name}: {about}"
@@ -171,19 +243,20 @@ def test_dynamic_tables_are_one_process_too(folder: Path) -> None:
 @pytest.mark.parallel([2, 3])
 def test_ranks_of_any_speed_and_the_same_run_again(folder: Path) -> None:
     write_data(folder / "data.h5")
-    for roles in roles_for(COMM.size)[:2]:
-        config = cached(config_of(folder, None, "rows", "sgd", topology=roles, train={"steps": 10}), 2, 9)
-        same_bits(trained(config, slowly(0.005)), trained(config), roles)
+    more = {"train": {"steps": 10, "eval_every": 4}, "data": {"validation": str(folder / "data.h5")}}
+    for roles, lookahead, optimizer in covering(roles_for(COMM.size)[:2], (0, 1, 3), SUMMED):
+        config = cached(config_of(folder, None, "rows", optimizer, topology=roles, **more), 2, 9, lookahead=lookahead)
+        same_bits(trained(config, slowly(0.005)), trained(config), (roles, lookahead, optimizer))
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_interrupted_is_uninterrupted(folder: Path) -> None:
     """Also where the checkpoint is loaded over a loop that was left with gradients held back."""
     write_data(folder / "data.h5")
-    for roles in roles_for(COMM.size):
+    for number, (roles, lookahead) in enumerate(covering(roles_for(COMM.size), (0, 2))):
         more = {"topology": roles, "checkpoint": {"every": 4}, "train": {"steps": 9}}
-        more["run"] = {"folder": str(folder / "run")}
-        config = cached(config_of(folder, None, "rows", "sgd", **more), 3, 9, max_age=2)
+        more["run"] = {"folder": str(folder / f"run-{number}")}
+        config = cached(config_of(folder, None, "rows", "sgd", **more), 3, 9, max_age=2, lookahead=lookahead)
         expected = trained(config)
         expected.pop("losses")
         with open_session(config) as session:
@@ -240,6 +313,8 @@ def test_what_does_not_go_with_it_is_refused(folder: Path) -> None:
     )
     with on_every_rank(), pytest.raises(ConfigError, match=r"tables item are read in several ways"):
         open_session(cached(by_max, 3))
+    with on_every_rank(), pytest.raises(ConfigError, match=r"policy.lookahead 1, so dense ranks read"):
+        open_session(cached(config_of(folder, None, "rows", "adam", topology=roles), 0, lookahead=1))
     copies = config_of(folder, None, "copies", "sgd", topology=roles)
     with on_every_rank(), pytest.raises(ConfigError, match=r"no feature has form 'cached'"):
         open_session(cached(copies, 3))

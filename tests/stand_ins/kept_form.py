@@ -107,6 +107,9 @@ class KeptCopies:
             of.held_back.clear()
             of.copies.clear()
 
+    def give_up(self) -> None:
+        """Nothing is kept of a step between its verbs."""
+
     def figures(self) -> dict[str, float]:
         return {"kept_asked": sum(of.asked for of in self.of), "kept_sent": sum(of.sent for of in self.of)}
 

@@ -2,19 +2,21 @@
 
 A *tick* is one dense rank's gradient of one row in one step. An owner counts for each row and dense rank the ticks that
 it has learned since it sent the row there, but for those that came from there, and sends it anew where these are more
-than ``staleness``. A dense rank adds the gradients of a
-copy up, and pushes their sum where they are more than ``staleness`` ticks, where the copy has to go, where it is old,
-and at drain points. Meanwhile it reads what its own ticks will have made of the copy. So with R dense ranks a read
-lacks at most R ``staleness`` ticks, and with a staleness of 0 none. Source: [HET], whose rule leaves writes unpushed
-until their row is read again, and which has SGD alone; docs/consistency.md has the differences.
+than ``staleness``. A dense rank adds the gradients of a copy up, and pushes their sum where they are more than
+``staleness`` ticks, where the copy has to go, where it is old, and at drain points. Meanwhile it reads what its own
+ticks will have made of the copy. So with R dense ranks a read lacks at most R ``staleness`` ticks, and with a staleness
+of 0 none. Where rows are asked for a number of steps ahead, a read lacks as many ticks more of each other rank: its own
+pushes that are on their way are added to what came. Source: [HET], whose rule leaves writes unpushed until their row is
+read again, and which has SGD alone; docs/consistency.md has the differences.
 
 Copies of tables of the same widths and optimizers are in one pool. A row that finds no room there, however many a step
 asks for, is read and pushed in its step. Knows rows by number; knows no MPI.
 """
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -82,6 +84,18 @@ class _Held:
     ticks: Ints
     gradients: list[Floats]
     squares: list[Floats]  # of tables that accumulate, else empty
+
+
+@dataclass(eq=False)
+class _Step:
+    """A step's rows, from ``Copies.kept`` to ``push``: their slots, of those without a copy -1."""
+
+    number: int
+    asked: Sequence[Asked]
+    keys: Ints
+    slots: Ints
+    kept: Flags
+    rowless: Flags = field(default_factory=lambda: np.zeros(0, bool))
 
 
 @dataclass(frozen=True)
@@ -152,12 +166,22 @@ class _Pool:
 
     def empty(self) -> None:
         """Nothing is kept."""
-        self._map = kernels.IdMap(capacity=self.capacity, evict=self._keeping.evict)
+        in_use = 1 + self._keeping.lookahead
+        self._map = kernels.IdMap(capacity=self.capacity, evict=self._keeping.evict, in_use=in_use)
         self._records = kernels.copy_records(self.capacity)
         self._of = kernels.record_fields(self._records)
         self._names = kernels.reserved_zeros((self.capacity, 2), np.int64)  # row and part
         self._copies = list[kernels.CopyTable]()
-        self._slots, self._left, self._scale, self.step = np.zeros(0, np.int64), list[_Held](), 1.0, 0
+        self._left, self._scale, self._asked = list[_Held](), 1.0, 0
+        self._steps = deque[_Step]()  # asked for and not pushed, the present one first
+        self._on_way = deque[tuple[list[_Held], float]](maxlen=self._keeping.lookahead)  # pushes, by step
+
+    def give_up(self) -> None:
+        """Steps that are not pushed do not come: what owners have sent for them is not here."""
+        for step in self._steps:
+            self._of["has_values"][step.slots[step.slots >= 0]] = 0
+        self._steps.clear()
+        self._on_way.clear()
 
     def _room(self, dtype: np.dtype) -> None:
         for width, how in zip(self._widths, self._learning, strict=True) if not self._copies else ():
@@ -167,39 +191,42 @@ class _Pool:
 
     def kept_of(self, asked: Sequence[Asked]) -> Flags:
         """Of the rows of all bundles: whether there are copies. They are given room, for which others go."""
-        self.step += 1
-        self._asked = asked
-        self._slots, fresh = self._map.admit(self._keys(asked))
+        self._asked += 1
+        keys, keeping = _one([self._key(of.rows, of.part, b) for b, of in enumerate(asked)]), self._keeping
+        slots, fresh = self._map.admit(keys)
         if len(fresh):
-            self._begin(fresh)
-        kept = kernels.kept_copies(self._records, self._slots, step=self.step, max_age=self._keeping.max_age)
+            self._begin(fresh, slots[fresh], asked)
+        kept = kernels.kept_copies(self._records, slots, step=self._asked, max_age=keeping.max_age)
+        if keeping.lookahead and not keeping.staleness:
+            kept[:] = False  # a step in between may push it, after which it is never read
         self.figures["reads"] += len(kept)
         self.figures["misses"] += len(kept) - int(np.count_nonzero(kept))
-        self._kept = kept
+        self._steps.append(_Step(self._asked, asked, keys, slots, kept))
         return kept
 
-    def _keys(self, asked: Sequence[Asked]) -> Ints:
+    def _key(self, row: Ints, part: Ints, bundle: Ints | int) -> Ints:
+        """What the map calls rows."""
         parts = max(self._parts)
-        if len(asked) == 1 and parts <= 1:
-            return np.ascontiguousarray(asked[0].rows)
-        return np.concatenate([(of.rows * parts + of.part) * len(asked) + b for b, of in enumerate(asked)])
+        if len(self._parts) == 1 and parts <= 1:
+            return np.ascontiguousarray(row)
+        return (row * parts + part) * len(self._parts) + bundle
 
-    def _named(self, places: Ints) -> tuple[Ints, Ints, Ints]:
-        """Bundle, row and part of some of the step's rows."""
-        bundle = np.searchsorted(np.cumsum([len(of.rows) for of in self._asked]), places, side="right")
-        row, part = (_one([getattr(of, name) for of in self._asked])[places] for name in ("rows", "part"))
+    @staticmethod
+    def _named(asked: Sequence[Asked], places: Ints) -> tuple[Ints, Ints, Ints]:
+        """Bundle, row and part of some of a step's rows."""
+        bundle = np.searchsorted(np.cumsum([len(of.rows) for of in asked]), places, side="right")
+        row, part = (_one([getattr(of, name) for of in asked])[places] for name in ("rows", "part"))
         return bundle, row, part
 
-    def _begin(self, fresh: Ints) -> None:
-        """Copies of these rows of the step, which know of nothing yet; what those before them held back is pushed."""
-        slots = self._slots[fresh]
+    def _begin(self, fresh: Ints, slots: Ints, asked: Sequence[Asked]) -> None:
+        """Copies of these rows of a step, which know of nothing yet; what those before them held back is pushed."""
         gone = kernels.record_fields(np.take(self._records, slots, axis=0))
         held = slots[gone["ticks"] > 0]
         if len(held):
             self._left.append(self._taken(held, None))
             self.figures["pushed_eviction"] += len(held)
         self.figures["evictions"] += int(np.count_nonzero(gone["at"]))
-        self._of["bundle"][slots], self._names[slots, 0], self._names[slots, 1] = self._named(fresh)
+        self._of["bundle"][slots], self._names[slots, 0], self._names[slots, 1] = self._named(asked, fresh)
         for name in ("has_values", "ticks", "at"):  # one by one: NumPy takes many times as long for whole records
             self._of[name][slots] = 0
 
@@ -213,50 +240,90 @@ class _Pool:
 
     def forget(self, rowless: Flags) -> None:
         """Of these rows of the step, ids without a row, nothing is kept; what was held back of earlier lives goes."""
-        self._rowless = rowless
+        step = self._steps[0]
+        step.rowless = rowless
         if not rowless.any():
             return
-        slots = self._slots[rowless]
+        slots = step.slots[rowless]
         slots = slots[slots >= 0]
         held = slots[self._of["ticks"][slots] > 0]
         if len(held):
             self._left.append(self._taken(held, None))
             self.figures["pushed_no_row"] += len(held)
         self._of["has_values"][slots] = 0
-        self._slots = np.where(rowless, -1, self._slots)
+        step.slots = np.where(rowless, -1, step.slots)
 
     def read(self, sent: Flags, came: Sequence[Floats], accumulators: Sequence[Floats | None]) -> Sequence[Floats]:
-        """What is read of those rows, by table in its place, written over what came."""
+        """What is read of the present step's rows, by table in its place, written over what came."""
+        step = self._steps[0]
         self._room(came[0].dtype)
+        for pushed, scale in self._on_way:
+            for held in pushed:
+                self._add_pushed(held, scale, step.keys, sent, came, accumulators)
         n_sent = int(np.count_nonzero(sent))
-        self.figures["too_old"] += int(np.count_nonzero(sent & self._kept)) if n_sent else 0
+        self.figures["too_old"] += int(np.count_nonzero(sent & step.kept)) if n_sent else 0
         self.figures["copies_read"] += len(sent) - n_sent
         for table, values, sums in zip(self._copies, came, accumulators, strict=True):
             kernels.read_copies(
-                self._records, table, self._slots, sent, values, sums, step=self.step, scale=self._scale
+                self._records, table, step.slots, sent, values, sums, step=step.number, scale=self._scale
             )
         return came
+
+    def _add_pushed(
+        self,
+        held: _Held,
+        scale: float,
+        keys: Ints,
+        sent: Flags,
+        came: Sequence[Floats],
+        accumulators: Sequence[Floats | None],
+    ) -> None:
+        """Rows that came before their owners had learned this push of ours become what it will make of them."""
+        there = np.flatnonzero(sent)
+        there = there[np.argsort(keys[there], kind="stable")]
+        pushed = self._key(held.row, held.part, held.bundle)
+        at = np.minimum(np.searchsorted(keys[there], pushed), max(len(there) - 1, 0))
+        some = np.flatnonzero(keys[there][at] == pushed) if len(there) else at[:0]
+        mine = there[at[some]] if len(some) else there[:0]
+        records = kernels.copy_records(len(mine))
+        of = kernels.record_fields(records)
+        of["bundle"], of["ticks"] = held.bundle[some], held.ticks[some]
+        for t, (how, values, sums) in enumerate(zip(self._learning, came, accumulators, strict=True)):
+            rows, numbers = np.stack([values[mine], held.gradients[t][some]], axis=1), None
+            if sums is not None:
+                squares = held.squares[t][some]
+                if how.rule == "adagrad":
+                    squares = squares * np.mean(rows[:, 1] ** 2, axis=1)
+                numbers = np.stack([sums[mine], squares], axis=1).astype(rows.dtype)
+            table = kernels.CopyTable(how.rule, how.lr_B, how.eps_B, how.bound_B, rows, numbers)
+            kernels.sums_of_copies(records, table, np.arange(len(mine)), scale=scale)
+            values[mine] = rows[:, 0]
+            if sums is not None and numbers is not None:
+                sums[mine] = numbers[:, 0]
 
     def push(self, gradients: Sequence[Floats] | None, *, drain: bool, lr_scale: float) -> list[_Held]:
         """What goes to owners."""
         out, self._left, self._scale = self._left, [], lr_scale
-        s, age, of = self._keeping.staleness, self._keeping.max_age, self._of
+        s, age, of, step = self._keeping.staleness, self._keeping.max_age, self._of, self._steps.popleft()
         if gradients is not None:
-            over = kernels.tick_copies(self._records, self._slots, step=self.step, scale=lr_scale, most=s)
+            over = kernels.tick_copies(self._records, step.slots, step=step.number, scale=lr_scale, most=s)
             for table, values in zip(self._copies, gradients, strict=True):
-                kernels.add_to_copies(self._records, table, self._slots, values)
-            alone = np.flatnonzero((self._slots < 0) & ~self._rowless)
+                kernels.add_to_copies(self._records, table, step.slots, values)
+            alone = np.flatnonzero((step.slots < 0) & ~step.rowless)
             if len(alone):
-                out.append(self._alone(alone, [values[alone] for values in gradients]))
+                out.append(self._alone(step.asked, alone, [values[alone] for values in gradients]))
                 self.figures["pushed_no_room"] += len(alone)
-            self._push(self._slots[over], out, "bound")
+            self._push(step.slots[over], out, "bound")
         if age is not None:
-            self._push(np.flatnonzero((of["ticks"] > 0) & (self.step - of["since"] >= age)), out, "age")
+            self._push(np.flatnonzero((of["ticks"] > 0) & (step.number - of["since"] >= age)), out, "age")
         if drain:
             self._push(np.flatnonzero(of["ticks"] > 0), out, "drain")
+        self._on_way.append((out, lr_scale))
+        if drain:
+            self._on_way.clear()  # who asks next is answered when they have been learned
         return out
 
-    def _alone(self, some: Ints, gradients: list[Floats]) -> _Held:
+    def _alone(self, asked: Sequence[Asked], some: Ints, gradients: list[Floats]) -> _Held:
         """Those of the step's rows that found no room."""
         squares = [_NONE] * len(gradients)
         for t, (how, of) in enumerate(zip(self._learning, gradients, strict=True)):
@@ -264,7 +331,7 @@ class _Pool:
                 squares[t] = np.ones(len(some), of.dtype)  # of one step, whose squares are the gradient's own
             elif how.adds:
                 squares[t] = kernels.squared_norm(np.ascontiguousarray(of)) / of.dtype.type(of.shape[1])
-        return _Held(*self._named(some), np.ones(len(some), np.int64), gradients, squares)
+        return _Held(*self._named(asked, some), np.ones(len(some), np.int64), gradients, squares)
 
     def _push(self, slots: Ints, out: list[_Held], reason: str) -> None:
         """Copies are from now on what their own ticks have made of them, as far as this rank knows.
@@ -354,6 +421,11 @@ class PooledCopies:
         """See ``Copies``."""
         for pool in self._pools:
             pool.empty()
+
+    def give_up(self) -> None:
+        """See ``Copies``."""
+        for pool in self._pools:
+            pool.give_up()
 
     def figures(self) -> dict[str, float]:
         """See ``Copies``."""

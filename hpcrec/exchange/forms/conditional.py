@@ -35,6 +35,8 @@ class Keeping:
         Which row goes where there are more: see ``kernels.IdMap``.
     max_age : int or None
         Steps after which a copy is asked for anew, and what is held back is pushed; None: however many.
+    lookahead : int
+        Steps by which rows are asked for ahead: what these have pushed and learned meanwhile their answers lack.
     dense : tuple of int
         Dense ranks, ascending.
     tables : mapping of str to TableSpec
@@ -44,15 +46,21 @@ class Keeping:
     capacity: int | float = 1.0
     evict: Evict = "lru"
     max_age: int | None = None
+    lookahead: int = 0
     dense: tuple[int, ...] = (0,)
     tables: Mapping[str, TableSpec] = field(default_factory=dict)
 
+    @property
+    def previews(self) -> bool:
+        """Whether a dense rank reads what its own gradients will make of rows, as far as it knows."""
+        return self.staleness > 0 or self.lookahead > 0
+
     def accumulates(self, table: str) -> bool:
-        """Whether sums of several steps' gradients are pushed of it, and its optimizer adds up their squares.
+        """Whether previews of it are read, and its optimizer adds up squares.
 
         Then each row that is sent has its accumulator with it, and each that is pushed its sum of squares.
         """
-        return self.staleness > 0 and self.tables[table].optimizer.name in ADAGRADS
+        return self.previews and self.tables[table].optimizer.name in ADAGRADS
 
 
 @dataclass(frozen=True)
@@ -113,14 +121,17 @@ class OwnerRule(Protocol):
 class Copies(Protocol):
     """The dense half: what this rank keeps, of all bundles of the form; changed by these verbs alone.
 
-    An evaluation reads the owners' rows, and leaves what is kept as it is. Lists have an element a bundle.
+    ``kept``, ``read`` and ``push`` are called once a training step each, by one thread, in the order of steps:
+    ``kept`` of a step up to ``Keeping.lookahead`` steps before its ``read``, so that the answer lacks what the steps
+    between them push. What a step in flight has asked for stays. An evaluation reads the owners' rows, and leaves what
+    is kept as it is. Lists have an element a bundle.
     """
 
     def __init__(self, bundles: "Sequence[Conditional]", tables: Sequence[Sequence[str]], keeping: Keeping) -> None:
         """``tables``: of each bundle, those that all of its features read."""
 
     def kept(self, asked: Sequence[Asked]) -> list[np.ndarray]:
-        """Whether there is a copy of each row, bool [U]. Called once a training step."""
+        """Whether there is a copy of each row, bool [U]."""
 
     def read(
         self,
@@ -154,7 +165,7 @@ class Copies(Protocol):
         drain: bool,
         lr_scale: float,
     ) -> list[Push]:
-        """What goes to the owners after a step; called once a step.
+        """What goes to the owners after a step.
 
         Parameters
         ----------
@@ -169,6 +180,9 @@ class Copies(Protocol):
 
     def empty(self) -> None:
         """Forgets all copies, at checkpoints, after a drain: a run that goes on from there has none."""
+
+    def give_up(self) -> None:
+        """Steps that were asked for and not read, or not pushed, do not come; what others hold back stays."""
 
     def figures(self) -> dict[str, float]:
         """What ``summary.json`` says of it: sums that are added over ranks."""

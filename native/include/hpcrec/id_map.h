@@ -23,6 +23,7 @@ struct IdRules {
   int64_t pending;     // ids of which such batches are counted
   double probability;  // with which a batch that asks for an id lets it in
   uint64_t seed;       // of the draws
+  int64_t in_use = 1;  // batches, the present one among them, whose ids keep their rows
 };
 
 // Ids in the order of an IdOrder. Without one: of their rows, and only these are written.

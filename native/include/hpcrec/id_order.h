@@ -26,8 +26,9 @@ class IdOrder {
   void touch(uint32_t row, uint32_t clock);
   // The same of n rows, in order, of which several are on their way from memory at a time; those below 0 are left out.
   void touch(const int64_t* rows, int64_t n, uint32_t clock);
-  // Takes the row that goes first out of the order and returns it; -1 where batch `clock` has used them all.
-  int64_t take_first(uint32_t clock);
+  // Takes the row that goes first out of the order and returns it; -1 where the last `in_use` batches, of which `clock`
+  // is the last, have used them all.
+  int64_t take_first(uint32_t clock, uint32_t in_use = 1);
   // At the end of a batch: halves the counts where it is time, in O(rows) once in `halve_after` uses; none falls below
   // 1. Rows of one count are then in the order of their last batches, and of one batch those of smaller counts first.
   void age();
