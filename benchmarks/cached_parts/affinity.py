@@ -7,6 +7,7 @@ packed by its own code; what crosses between different ranks counts, of all tags
 ``as it is``  contiguous parts, as the loader deals
 ``hashed``    where the hash of one field's id says, which needs no knowledge of copies. The field is the better of
               the two whose distinct rows of contiguous parts exceed those of the batch by most: equal ids meet
+``to owners`` the same, but to the owner of that field's row, on fused ranks: it crosses no more
 ``affinity``  a sample's score for a rank is the bytes that it saves there: for each of its rows a value where the copy
               is valid, s of s + 1 gradients where there is one (a push holds s + 1), and its own bytes where the rank
               has loaded it. A row whose owner is the rank counts as both. At s = 0 a copy counts as a gradient, since
@@ -27,11 +28,14 @@ each rank's scores of all samples to the others, in a byte. For ``hashed`` it is
 of the batch are the same. ``top_share``: of the ticks of rows that have several, those of the rank that makes most.
 
 Knows counts; knows no values. Caches begin empty and fill before anything is counted; ``halves`` (kB a step) shows how
-settled they are.
+settled they are. Real samples come again in epochs of another order; those of Criteo are so few that each comes dozens
+of times while caches fill, so ``criteo_once`` reads each once, and counts the second half. Rows of real data sets are
+those that occur, and are dealt to all ranks. Batches of 512 are counted on 4 ranks.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,13 +53,15 @@ from hpcrec.comm.sizes import padded_bytes
 from hpcrec.data.reader import DataSet
 from hpcrec.types import Ints
 
-RANKS, BATCHES, WIDTH, SEED = (2, 4, 8), (128, 512), 64, 3
-EXPONENTS, REAL = (1.05, 1.2), ("movielens", "criteo")
+WIDTH, SEED, AT_ONCE = 64, 3, 2
+SHAPES = ((2, 128), (4, 128), (8, 128), (4, 512))  # ranks, and samples of each
+POWERLAW, ONCE = "powerlaw_", "_once"
+REAL = ("movielens", "criteo")
+NAMES = ("powerlaw_1.05", "powerlaw_1.2", "movielens", "criteo", "criteo_once")
 CAPACITY, CACHE = 0.1, "lru"
 FILLING, COUNTED = 40_000, 6_400  # samples of a rank
 STALENESS = ((0, False), (0, True), (10, False), (100, False))  # and whether copies stay at 0
 N_DENSE = {"movielens": 0, "criteo": 13}
-SMALL = ("criteo",)  # samples come again dozens of times while caches fill, so each is counted once too
 CLAIMED_BATCH, TRIED, FIELDS = 128, 8, 2
 UNIT = "of the bytes of {}, fewer; shipping of samples paid"
 
@@ -68,6 +74,7 @@ class Source:
     """Samples with one id a table: ``rows`` of each table, and how to begin a stream of them.
 
     ``once``: of so many samples only, each read once: caches fill in the first half, and the second is counted.
+    ``dealt``: the rows of every table are dealt to all ranks (``shard = "row"``); else the product places them.
     """
 
     name: str
@@ -75,6 +82,7 @@ class Source:
     n_dense: int
     begin: Callable[[], Draw]
     once: int | None = None
+    dealt: bool = False
 
     @property
     def sample_bytes(self) -> tuple[int, int]:
@@ -99,28 +107,37 @@ class Found:
 def measure(cache: Path, files: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Rows of the table, and claims."""
     rows, claims = list[Row](), list[Row]()
-    for source in sources(cache, files, quick=quick):
-        for ranks in RANKS[:1] if quick else RANKS:
-            for batch in BATCHES[:1] if quick else BATCHES:
-                found = _of(source, ranks, batch, quick=quick)
-                rows += found
-                if batch == CLAIMED_BATCH:
-                    claims += _claims(source.name, ranks, found)
+    shapes_ = SHAPES[:1] if quick else SHAPES
+    names = NAMES[:1] if quick else [name for name in NAMES if _is_there(name, cache, files)]
+    jobs = [(name, cache, files, *shape, quick) for name in names for shape in shapes_]
+    with ProcessPoolExecutor(AT_ONCE) as pool:
+        for (name, _, _, ranks, batch, _), found in zip(jobs, pool.map(_of, *zip(*jobs, strict=True)), strict=True):
+            for row in found:
+                show(row)
+            rows += found
+            if batch == CLAIMED_BATCH:
+                claims += _claims(name, ranks, found)
     return rows, claims
 
 
-def sources(cache: Path, files: Path, *, quick: bool) -> Iterator[Source]:
-    """Synthetic ones; real ones where the files are."""
-    for exponent in EXPONENTS[:1] if quick else EXPONENTS:
-        yield powerlaw(exponent, tuple(min(n, 5_000) for n in runs.ROWS) if quick else runs.ROWS)
-    for name in () if quick else REAL:
-        path = shapes.prepare(name, cache, files)
-        if path is not None:
-            source = recorded(name, path)
-            yield source
-            if name in SMALL:
-                with DataSet(path) as data:
-                    yield replace(source, name=f"{name}_once", once=data.samples)
+def _is_there(name: str, cache: Path, files: Path) -> bool:
+    data = name.removesuffix(ONCE)
+    return data not in REAL or shapes.prepare(data, cache, files) is not None
+
+
+def source_of(name: str, cache: Path, files: Path, *, quick: bool) -> Source:
+    """A synthetic one, or the samples of a file, which is there."""
+    data = name.removesuffix(ONCE)
+    if data not in REAL:
+        rows = tuple(min(n, 5_000) for n in runs.ROWS) if quick else runs.ROWS
+        return powerlaw(float(name.removeprefix(POWERLAW)), rows)
+    path = shapes.prepare(data, cache, files)
+    assert path is not None, "it was there before"
+    source = recorded(data, path)
+    if name == data:
+        return source
+    with DataSet(path) as samples:
+        return replace(source, name=name, once=samples.samples)
 
 
 def powerlaw(exponent: float, rows: tuple[int, ...]) -> Source:
@@ -161,7 +178,7 @@ def recorded(name: str, path: Path) -> Source:
 
         return draw
 
-    return Source(name, tuple(len(ids) for ids, _ in found), N_DENSE[name], begin)
+    return Source(name, tuple(len(ids) for ids, _ in found), N_DENSE[name], begin, dealt=True)
 
 
 @dataclass(frozen=True)
@@ -175,8 +192,8 @@ class Step:
 class Arm:
     """One dealing, with caches that begin empty, at a staleness; ``keeps`` says whether copies stay at 0.
 
-    ``field`` is the table whose ids are hashed, ``affinity`` whether ranks have scores, and ``near`` whether these
-    count rows whose owner the rank is.
+    ``field`` is the table whose ids are hashed, or whose owners get the samples (``to_owner``), ``affinity`` whether
+    ranks have scores, and ``near`` whether these count rows whose owner the rank is.
     """
 
     def __init__(
@@ -189,10 +206,12 @@ class Arm:
         field: int | None = None,
         affinity: bool = False,
         near: bool = True,
+        to_owner: bool = False,
     ) -> None:
         places = max(1, int(CAPACITY * placed.total))
         empty = [Cache.empty(places, CACHE, 1) for _ in range(placed.ranks)]
         self._placed, self._s, self._field, self._affinity, self._near = placed, s, field, affinity, near
+        self._to_owner = to_owner
         self._ranks = Ranks(placed.owner, empty, [s], keeps=keeps)
         self._sample_bytes = sum(source.sample_bytes)
         self.seconds, self.samples = 0.0, 0
@@ -203,7 +222,9 @@ class Arm:
         start = time.perf_counter()
         rank_N = dealing.contiguous(samples, n)
         if self._field is not None:
-            rank_N = dealing.assign(dealing.hashed(step.distinct[step.inverse[:, self._field]], n))
+            rows_N = step.distinct[step.inverse[:, self._field]]
+            owner_N = self._placed.owner[rows_N].astype(np.int64)
+            rank_N = dealing.assign(dealing.to(owner_N, n) if self._to_owner else dealing.hashed(rows_N, n))
         elif self._affinity:
             rank_N = dealing.assign(self._scores(step, rank_N))
         self.seconds, self.samples = self.seconds + time.perf_counter() - start, self.samples + samples
@@ -227,10 +248,10 @@ class Arm:
         return wire.ITEM * WIDTH * score + self._sample_bytes * (loaded_N[:, None] == ranks)
 
 
-def _of(source: Source, ranks: int, batch: int, *, quick: bool) -> list[Row]:
+def _of(name: str, cache: Path, files: Path, ranks: int, batch: int, quick: bool) -> list[Row]:
     """All arms, of a global batch of ``ranks`` times ``batch`` samples."""
-    few = len(source.rows) < max(RANKS)  # as many ranks as that would cut whole tables by columns
-    placed = Placed(source.rows, ranks, WIDTH, range(len(source.rows)) if few else ())
+    source = source_of(name, cache, files, quick=quick)
+    placed = Placed(source.rows, ranks, WIDTH, range(len(source.rows)) if source.dealt else ())
     share = 10 if quick else 1
     steps = FILLING // share // batch, COUNTED // share // batch
     if source.once is not None:
@@ -240,19 +261,20 @@ def _of(source: Source, ranks: int, batch: int, *, quick: bool) -> list[Row]:
     fields = hottest(batches, len(source.rows), ranks)
     out = list[Row]()
     for s, keeps in STALENESS:
+        if keeps and batch != CLAIMED_BATCH:
+            continue
         run = partial(_run, source, placed, batches, steps[0], s, keeps)
-        base = run()
-        hashed = {field: run(field=field) for field in fields}
-        best = min(fields, key=lambda field: _bytes(placed, s, hashed[field]).sum())
-        arms = {"as it is": base, "hashed": hashed[best], "affinity": run(affinity=True)}
-        arms["affinity, apart"] = run(affinity=True, near=False)
-        for name, found in arms.items():
-            about: Row = {"part": "affinity", "data": source.name, "ranks": ranks, "batch": batch}
-            about |= {"staleness": f"{s}, kept" if keeps else s, "dealt": name}
-            about["field"] = best if name == "hashed" else None
-            figures = _figures(source, placed, s, found, base, batch, tells="affinity" in name)
-            out.append({**about, **figures})
-            show(out[-1])
+        arms: dict[str, tuple[Found, int | None]] = {"as it is": (run(), None)}
+        for arm in ("hashed", "to owners"):
+            tried = [(run(field=field, to_owner=arm == "to owners"), field) for field in fields]
+            arms[arm] = min(tried, key=lambda of: _bytes(placed, s, of[0]).sum())
+        arms["affinity"] = run(affinity=True), None
+        arms["affinity, apart"] = run(affinity=True, near=False), None
+        for arm, (found, field) in arms.items():
+            about: Row = {"part": "affinity", "data": name, "ranks": ranks, "batch": batch}
+            about |= {"staleness": f"{s}, kept" if keeps else s, "dealt": arm, "field": field}
+            base = arms["as it is"][0]
+            out.append({**about, **_figures(source, placed, s, found, base, batch, tells="affinity" in arm)})
     return out
 
 

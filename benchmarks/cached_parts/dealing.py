@@ -23,7 +23,12 @@ def contiguous(samples: int, ranks: int) -> Ints:
 def hashed(ids: Ints, ranks: int) -> np.ndarray:
     """Scores by which a sample goes where the hash of one of its ids says, as long as there is room [N, R]."""
     chosen = ((ids.astype(np.uint64) * _SPREAD) >> np.uint64(32)) % np.uint64(ranks)
-    return np.eye(ranks, dtype=np.float32)[chosen.astype(np.int64)]
+    return to(chosen.astype(np.int64), ranks)
+
+
+def to(rank_N: Ints, ranks: int) -> np.ndarray:
+    """Scores by which a sample goes to the rank that is given, as long as there is room [N, R]."""
+    return np.eye(ranks, dtype=np.float32)[rank_N]
 
 
 def assign(score_NR: np.ndarray) -> Ints:
