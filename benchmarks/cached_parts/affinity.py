@@ -1,13 +1,15 @@
 """Dealing by affinity, by count: a sample goes to the dense rank that has copies of most of its rows, in equal parts.
 
-A global batch of R b samples is dealt anew in each step; its sums are the same but for their order, so whatever is
-saved costs no exactness. Decisions of copies are the product's (``decided``), bytes its formulas (``wire``), requests
-packed by its own code; what crosses between different ranks counts, of all tags but the dense sum. Arms:
+Synthetic ids are independent, of Criteo Kaggle's 26 tables with at most 10,000 rows each, so that caches settle within
+steps that a count can take. A global batch of R b samples is dealt anew in each step; its sums are the same but for
+their order, so whatever is saved costs no exactness. Decisions of copies are the product's (``decided``), bytes its
+formulas (``wire``), requests packed by its own code; what crosses between different ranks counts, of all tags but the
+dense sum. Arms:
 
 ``as it is``  contiguous parts, as the loader deals
-``hashed``    where the hash of one field's id says, which needs no knowledge of copies. The field is the better of
-              the two whose distinct rows of contiguous parts exceed those of the batch by most: equal ids meet
-``to owners`` the same, but to the owner of that field's row, on fused ranks: it crosses no more
+``hashed``    where the hash of one field's id says, which needs no knowledge of copies. The field is the one
+              whose distinct rows of contiguous parts exceed those of the batch by most: equal ids meet
+``to owners`` the same, but to the owner of that field's row, on fused ranks: it crosses no more; where rows are dealt
 ``affinity``  a sample's score for a rank is the bytes that it saves there: for each of its rows a value where the copy
               is valid, s of s + 1 gradients where there is one (a push holds s + 1), and its own bytes where the rank
               has loaded it. A row whose owner is the rank counts as both. At s = 0 a copy counts as a gradient, since
@@ -17,7 +19,7 @@ packed by its own code; what crosses between different ranks counts, of all tags
               in which also bytes count that a fused rank sends to itself
 
 At s = 0 a copy is forgotten with each push, as the product does (``0``), or, in arms that the product has not, stays
-until another rank has pushed the row (``0, kept``).
+until another rank has pushed the row (``0, kept``; on 4 ranks).
 
 Shipping: a sample that goes to another rank than the one that loaded it costs its ids in whole bytes of their tables,
 and 4 bytes for each dense feature and the label, a message a pair of ranks padded to 64 bytes. ``saved`` is without
@@ -28,9 +30,9 @@ each rank's scores of all samples to the others, in a byte. For ``hashed`` it is
 of the batch are the same. ``top_share``: of the ticks of rows that have several, those of the rank that makes most.
 
 Knows counts; knows no values. Caches begin empty and fill before anything is counted; ``halves`` (kB a step) shows how
-settled they are. Real samples come again in epochs of another order; those of Criteo are so few that each comes dozens
-of times while caches fill, so ``criteo_once`` reads each once, and counts the second half. Rows of real data sets are
-those that occur, and are dealt to all ranks. Batches of 512 are counted on 4 ranks.
+settled they are. Real samples come again in epochs of another order; those of Criteo are so few that each comes several
+times while caches fill, so ``criteo_once`` reads each once, and counts the second half. Rows of real data sets are
+those that occur, and are dealt to all ranks. Batches of 512 are counted on 4 ranks, synthetic ids on 2 and 4.
 """
 
 import time
@@ -43,7 +45,8 @@ from typing import Any
 
 import numpy as np
 from _report import claim
-from cached_parts import dealing, runs, wire
+from _workloads import CRITEO
+from cached_parts import dealing, wire
 from cached_parts.decided import Cache, Ranks
 from cached_parts.placed import Placed
 from des_parts import shapes
@@ -53,16 +56,18 @@ from hpcrec.comm.sizes import padded_bytes
 from hpcrec.data.reader import DataSet
 from hpcrec.types import Ints
 
-WIDTH, SEED, AT_ONCE = 64, 3, 2
+WIDTH, SEED, AT_ONCE = 64, 3, 6
 SHAPES = ((2, 128), (4, 128), (8, 128), (4, 512))  # ranks, and samples of each
 POWERLAW, ONCE = "powerlaw_", "_once"
+FEW = 2  # of the shapes are counted of synthetic ids, whose tables are the largest
 REAL = ("movielens", "criteo")
-NAMES = ("powerlaw_1.05", "powerlaw_1.2", "movielens", "criteo", "criteo_once")
-CAPACITY, CACHE = 0.1, "lru"
-FILLING, COUNTED = 40_000, 6_400  # samples of a rank
+NAMES = ("movielens", "criteo", "criteo_once", "powerlaw_1.05", "powerlaw_1.2")
+CAPACITY, CACHE, MOST_ROWS = 0.1, "lru", 10_000
+FILLING, COUNTED = 5_120, 1_536  # samples of a rank
 STALENESS = ((0, False), (0, True), (10, False), (100, False))  # and whether copies stay at 0
 N_DENSE = {"movielens": 0, "criteo": 13}
-CLAIMED_BATCH, TRIED, FIELDS = 128, 8, 2
+CLAIMED_BATCH, TRIED, FIELDS = 128, 8, 1
+KEPT_AT = 4, 128  # ranks and batch at which copies that stay are counted
 UNIT = "of the bytes of {}, fewer; shipping of samples paid"
 
 Draw = Callable[[int], Ints]
@@ -108,8 +113,12 @@ def measure(cache: Path, files: Path, *, quick: bool) -> tuple[list[Row], list[R
     """Rows of the table, and claims."""
     rows, claims = list[Row](), list[Row]()
     shapes_ = SHAPES[:1] if quick else SHAPES
-    names = NAMES[:1] if quick else [name for name in NAMES if _is_there(name, cache, files)]
-    jobs = [(name, cache, files, *shape, quick) for name in names for shape in shapes_]
+    names = NAMES[-1:] if quick else [name for name in NAMES if _is_there(name, cache, files)]
+    jobs = [
+        (name, cache, files, *shape, quick)
+        for name in names
+        for shape in (shapes_[:FEW] if name.startswith(POWERLAW) else shapes_)
+    ]
     with ProcessPoolExecutor(AT_ONCE) as pool:
         for (name, _, _, ranks, batch, _), found in zip(jobs, pool.map(_of, *zip(*jobs, strict=True)), strict=True):
             for row in found:
@@ -129,7 +138,7 @@ def source_of(name: str, cache: Path, files: Path, *, quick: bool) -> Source:
     """A synthetic one, or the samples of a file, which is there."""
     data = name.removesuffix(ONCE)
     if data not in REAL:
-        rows = tuple(min(n, 5_000) for n in runs.ROWS) if quick else runs.ROWS
+        rows = tuple(min(n, 5_000 if quick else MOST_ROWS) for n in CRITEO)
         return powerlaw(float(name.removeprefix(POWERLAW)), rows)
     path = shapes.prepare(data, cache, files)
     assert path is not None, "it was there before"
@@ -259,13 +268,14 @@ def _of(name: str, cache: Path, files: Path, ranks: int, batch: int, quick: bool
         steps = whole // 2, whole - whole // 2
     batches = _drawn(source, placed, batch, sum(steps))
     fields = hottest(batches, len(source.rows), ranks)
+    kinds = ("hashed", "to owners") if source.dealt else ("hashed",)  # one rank owns whole tables
     out = list[Row]()
     for s, keeps in STALENESS:
-        if keeps and batch != CLAIMED_BATCH:
+        if keeps and (ranks, batch) != KEPT_AT:
             continue
         run = partial(_run, source, placed, batches, steps[0], s, keeps)
         arms: dict[str, tuple[Found, int | None]] = {"as it is": (run(), None)}
-        for arm in ("hashed", "to owners"):
+        for arm in kinds:
             tried = [(run(field=field, to_owner=arm == "to owners"), field) for field in fields]
             arms[arm] = min(tried, key=lambda of: _bytes(placed, s, of[0]).sum())
         arms["affinity"] = run(affinity=True), None
