@@ -27,6 +27,11 @@
             ``het.speedup_all_owners.100mbit``, and on one host ``het.speedup_one_host``
 ``lookups`` Distinct rows a second of a dense rank's copies (``cached_parts/lookups.py``): ``het.lookups_per_s`` where
             all have one, ``het.lookups_missing_per_s`` where a tenth has none and others give way
+``affinity``
+            Dealing each sample to the dense rank that has copies of most of its rows (``cached_parts/affinity.py``), by
+            count: ``het.affinity.saved.<data>.<ranks>`` at a staleness of 100 and ``het.affinity.saved_s0`` at 0, of
+            the bytes of ``cached`` without it, at 128 samples a rank and 64 columns, shipping of samples paid;
+            ``_rows``: of those of deduplicated rows. The product deals contiguous parts
 ``synthetic`` and ``movielens``
             AUC beside that of ``sync`` (``cached_parts/quality_part.py``): ``het.auc_interval.<data>.s10``, ``.s100``
 
@@ -41,7 +46,7 @@ from pathlib import Path
 
 from _report import ROOT, asked, finish
 from _report import options as benchmark_options
-from cached_parts import bytes_part, check, counts_part, lookups, quality_part, time_part
+from cached_parts import affinity, bytes_part, check, counts_part, lookups, quality_part, time_part
 from des_parts.cells import Row
 
 
@@ -94,6 +99,11 @@ def looked_up(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     return lookups.measure(quick=options.quick)
 
 
+def dealt(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What another dealing of samples would save."""
+    return affinity.measure(options.cache, options.data, quick=options.quick)
+
+
 PARTS = {
     "bytes": bytes_of_runs,
     "counts": counts,
@@ -101,6 +111,7 @@ PARTS = {
     "thresholded": thresholded,
     "everywhere": everywhere,
     "lookups": looked_up,
+    "affinity": dealt,
     **{name: partial(quality, name) for name in quality_part.NAMES},
 }
 

@@ -30,6 +30,7 @@ PARTS = {
     "hybrid": "cost",
     **{f"hybrid_{part}": part for part in HYBRID},
     "kernels_messages": "messages",
+    "cached_affinity": "affinity --data DIR",
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
 }

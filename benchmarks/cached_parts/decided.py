@@ -30,6 +30,9 @@ class Map(Protocol):
     def admit(self, ids: Ints) -> Any:
         """Places of rows, -1 where there is none, and which of the rows were given one that they had not."""
 
+    def find(self, ids: Ints) -> Ints:
+        """Places of rows, -1 where there is none; not a use of them."""
+
 
 class Fixed:
     """A cache that always has the same rows, of which there are so many."""
@@ -41,6 +44,10 @@ class Fixed:
     def admit(self, ids: Ints) -> tuple[Ints, Ints]:
         """See ``Map``."""
         return self._place[ids], ids[:0]
+
+    def find(self, ids: Ints) -> Ints:
+        """See ``Map``."""
+        return self._place[ids]
 
 
 @dataclass
@@ -104,10 +111,22 @@ class Ranks:
     stalenesses : sequence of int
     clock : int
         Of each row as it begins.
+    keeps : bool
+        Whether at a staleness of 0 a copy stays known after a push, so that it is too old only once another rank has
+        pushed the row. The product forgets it, since only the owner has the bits of the row; this counts a rule that
+        it has not.
     """
 
-    def __init__(self, owner: np.ndarray, caches: Sequence[Cache], stalenesses: Sequence[int], clock: int = 0) -> None:
-        self._owner, self._caches = owner, list(caches)
+    def __init__(
+        self,
+        owner: np.ndarray,
+        caches: Sequence[Cache],
+        stalenesses: Sequence[int],
+        clock: int = 0,
+        *,
+        keeps: bool = False,
+    ) -> None:
+        self._owner, self._caches, self._keeps = owner, list(caches), keeps
         self._s = np.array(stalenesses, np.int32)
         self._clock = np.full((len(owner), len(self._s)), clock, np.int32)
 
@@ -140,6 +159,21 @@ class Ranks:
                     watch(t, of_rank)
         return found
 
+    def held(self, rows: Ints) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each rank has a copy of each of these rows, and whether that would be read now: bool [K, R].
+
+        Of the first staleness. Nothing counts as a use.
+        """
+        found = np.zeros((2, len(rows), len(self._caches)), bool)
+        clock = self._clock[rows, 0]
+        for rank, cache in enumerate(self._caches):
+            places = cache.map.find(rows)
+            there = np.flatnonzero(places >= 0)
+            known = cache.known[places[there], 0]
+            found[0, there, rank] = True
+            found[1, there, rank] = (known >= 0) & (clock[there] - known <= self._s[0])
+        return found[0], found[1]
+
     def _step(self, found: Decided, t: int, rank: int, rows: Ints, *, drain: bool) -> Pushes:
         """One rank's."""
         cache, out = self._caches[rank], Pushes()
@@ -168,7 +202,8 @@ class Ranks:
         due = np.where(ticks > self._s, ticks, np.int32(0))
         self._push(found, t, rank, rows, due, "bound", out)
         known += due
-        known[:, self._s == 0] = UNKNOWN  # what all have pushed in this step is not known here
+        if not self._keeps:
+            known[:, self._s == 0] = UNKNOWN  # what all have pushed in this step is not known here
         _put(cache.known, places, known)
         _put(cache.ticks, places, ticks - due)
         if drain:

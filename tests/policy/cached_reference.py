@@ -180,6 +180,22 @@ class CachedReference:
             self._rules.forget()
         return loss
 
+    def goes_on(
+        self,
+        bundles: Sequence[Bundle],
+        ranks: int,
+        cuts: Callable[[int], Sequence[int]],
+        columns: Mapping[str, int | None],
+    ) -> None:
+        """After a drain, on other ranks: the arguments of ``CachedReference`` that depend on them.
+
+        Clocks of rows begin anew, as those of a run that goes on from a checkpoint do.
+        """
+        assert self._done in self._drains and not any(self._copies), "copies are left behind"
+        self._bundles, self._cuts, self._columns = bundles, cuts, columns
+        self._copies = [{} for _ in range(ranks)]
+        self._clock, self._made = {}, {}
+
     def _life(self, key: Key) -> int | None:
         """Which life of its id a row is in; 0 of declared tables, None where the id has no row."""
         if self._rules is None:
