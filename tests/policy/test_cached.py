@@ -38,7 +38,7 @@ EVICT = ("lru", "lfu", "lightlfu")
 WAYS = ("rows", "pooled", "pooled, by columns")  # how tables are placed; the form is that of the policy
 
 
-def cached(config: Config, staleness: int, capacity: int | float = 1.0, **more: Any) -> Config:
+def cached(config: Config, staleness: int, capacity: int | float | str = 1.0, **more: Any) -> Config:
     policy = replace(config.policy, name="cached", staleness=staleness, capacity=capacity, **more)
     return replace(config, policy=policy, exchange=replace(config.exchange, form="pooled"))
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec import kernels
+from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms.conditional import NOBODY, Asked, Conditional, Keeping, Push
 from hpcrec.types import Floats, Ints
 
@@ -388,9 +389,8 @@ class Cached(Conditional):
         """See ``Conditional``: copies, sums of gradients; and messages of these, at a drain."""
         total = 0.0
         for some, capacity in _pooled(bundles, tables, keeping):
-            columns = sum(keeping.tables[table].width for table in tables[some[0]])
-            sums = sum(keeping.accumulates(table) for table in tables[some[0]])
-            total += capacity * (((2 + 4) * columns + (2 + 2) * sums) * item + _NUMBERS_BYTES)
+            elements, numbers = _elements(tables[some[0]], keeping)
+            total += capacity * ((4 * elements + 2 * numbers) * item + _copy_bytes(tables[some[0]], keeping, item))
         return total
 
 
@@ -403,12 +403,40 @@ def _pooled(
         widths = tuple((keeping.tables[table].width, keeping.tables[table].optimizer.name) for table in of)
         apart = form.features if form.family.dynamic is not None else ()  # ids of two tables may be the same
         alike.setdefault((widths, apart), []).append(b)
-    found = []
-    for some in alike.values():
-        rows = sum(bundles[b].family.rows for b in some)
-        wanted = keeping.capacity if isinstance(keeping.capacity, int) else math.ceil(keeping.capacity * rows)
-        found.append((some, max(1, min(wanted, rows))))
-    return found
+    pools = list(alike.values())
+    rows = [sum(bundles[b].family.rows for b in some) for some in pools]
+    if keeping.capacity_bytes is not None:
+        each = [_copy_bytes(tables[some[0]], keeping, keeping.item) for some in pools]
+        return list(zip(pools, _shared_out(keeping.capacity_bytes, rows, each), strict=True))
+    share, most = keeping.capacity, keeping.capacity
+    wanted = [most if isinstance(most, int) else math.ceil(share * n) for n in rows]
+    return [(some, max(1, min(wants, n))) for some, wants, n in zip(pools, wanted, rows, strict=True)]
+
+
+def _elements(tables: Sequence[str], keeping: Keeping) -> tuple[int, int]:
+    """Of a copy of a row of these tables: elements of its values, and accumulators."""
+    return sum(keeping.tables[t].width for t in tables), sum(keeping.accumulates(t) for t in tables)
+
+
+def _copy_bytes(tables: Sequence[str], keeping: Keeping, item: int) -> int:
+    """What a copy takes: values and the sum of gradients, accumulators and squares, its numbers; no messages."""
+    return 2 * sum(_elements(tables, keeping)) * item + _NUMBERS_BYTES
+
+
+def _shared_out(n_bytes: int, rows: Sequence[int], each: Sequence[int]) -> list[int]:
+    """Rows of each pool that together take no more than this; ``each``: bytes of a copy.
+
+    A row of each first, then of each the same share of the others: so no table is kept whole while another of more
+    columns has nothing, and what is popular, which is alike in all of them as far as is known, decides within each.
+    """
+    least, most = sum(each), sum(n * of for n, of in zip(rows, each, strict=True))
+    if n_bytes < least:
+        raise ConfigError(
+            f"policy.capacity is {n_bytes} bytes, but a copy of one row of each of the {len(rows)} pools of tables of "
+            f"equal widths and optimizers takes {least}. Set it to '{least} B' at least."
+        )
+    share = 1.0 if n_bytes >= most else (n_bytes - least) / (most - least)
+    return [1 + int(share * (n - 1)) for n in rows]
 
 
 def _one(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -31,6 +31,10 @@ class Keeping:
         Ticks that a copy may lack of those that its owner has, and that a dense rank may hold back of a row's.
     capacity : int or float
         Rows that are kept of all tables of a width: at most so many, or this share of them.
+    capacity_bytes : int or None
+        In its place, the bytes that all copies of a dense rank may take: how many rows these are the form says.
+    item : int
+        Bytes of an element of a row, by which they are counted.
     evict : str
         Which row goes where there are more: see ``kernels.IdMap``.
     max_age : int or None
@@ -42,6 +46,8 @@ class Keeping:
 
     staleness: int = 0
     capacity: int | float = 1.0
+    capacity_bytes: int | None = None
+    item: int = 4
     evict: Evict = "lru"
     max_age: int | None = None
     dense: tuple[int, ...] = (0,)
