@@ -91,6 +91,7 @@ def make_keeping(config: Config, tables: Mapping[str, TableSpec], dense: Sequenc
         capacity=1.0 if sized else options.capacity,
         capacity_bytes=parse_bytes(options.capacity) if sized else None,
         item=DTYPES[config.train.dtype][0].itemsize,
+        rule=options.rule,
         evict=options.cache,
         max_age=options.max_age or None,
         dense=tuple(dense),

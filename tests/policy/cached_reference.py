@@ -40,6 +40,7 @@ class Copy:
     n: int = 0
     at: int = 0
     since: int = 0
+    has: int = 0  # ticks of the row, and of pushes since
     count: int = 1
     turn: int = 0
     used: int = 0
@@ -59,6 +60,8 @@ class CachedReference:
     cuts : callable
         Samples of a batch -> where it is cut into their parts.
     staleness, capacity : int
+    rule : str
+        ``sum``: the clock of a row is the number of its ticks; ``max``: the largest of what copies knew and pushed.
     evict : str
     max_age : int or None
     drains : sequence of int
@@ -89,6 +92,7 @@ class CachedReference:
         *,
         staleness: int,
         capacity: int,
+        rule: str = "sum",
         evict: str = "lru",
         max_age: int | None = None,
         drains: Sequence[int] = (),
@@ -105,7 +109,9 @@ class CachedReference:
         if rules is not None:
             rules.started = lambda family, i: self._lives.update([(family, i)])
         self._copies: list[dict[Key, Copy]] = [{} for _ in range(ranks)]
+        self._rule = rule
         self._clock: dict[Key, int] = {}
+        self._learned: dict[Key, int] = {}  # ticks, by whatever rule
         self._made: dict[Key, int] = {}  # ticks of all ranks
         self.most_missing = 0
         self.counts = dict.fromkeys(("copies_read", "misses", "too_old", "evictions"), 0)
@@ -208,14 +214,20 @@ class CachedReference:
             self.counts["copies_read"] += not sent
             if copy is not None and sent:
                 copy.base, copy.known, copy.at, copy.life = rows, clock, t, life
+                copy.has = self._learned.get(key, 0)
                 copy.accumulated = {name: self._accumulated(name, key[1]) for name in tables}
                 copy.value = self._preview(copy, self._scale(t - 1) if t > 1 else 1.0)
-            contained = clock if copy is None else copy.known + copy.n  # type: ignore[operator]
+            contained = self._learned.get(key, 0) if copy is None else copy.has + copy.n
             missing = self._made.get(key, 0) - contained
             self.most_missing = max(self.most_missing, missing)
-            assert 0 <= missing <= len(self._copies) * self._staleness, (key, missing)
+            assert 0 <= missing <= self._most(), (key, missing)
             found[key] = copy, rows if copy is None else copy.value
         return found
+
+    def _most(self) -> int:
+        """Ticks that a read may lack."""
+        ranks = len(self._copies)
+        return self._staleness * (ranks if self._rule == "sum" else 3 * (ranks - 1))
 
     def _has_no_row(self, copy: Copy | None, key: Key, out: list[tuple[Key, Copy]]) -> None:
         self.counts["misses"] += copy is None or copy.known is None
@@ -224,7 +236,7 @@ class CachedReference:
             return
         if copy.n:
             self.counts["pushed_no_row"] += 1
-            out.append((key, Copy(held=copy.held, squares=dict(copy.squares), n=copy.n)))
+            out.append((key, _gone(copy)))
         copy.known, copy.n = None, 0
 
     def _has_room(self, copies: Mapping[Key, Copy], key: Key) -> bool:
@@ -308,7 +320,8 @@ class CachedReference:
             if copy is None:
                 self.counts["pushed_no_room"] += 1
                 squares = {n: float((g**2).mean()) for n, g in gradients[key].items()}
-                out.append((key, Copy(held=gradients[key], squares=squares, n=1)))
+                now = self._clock.get(key, 0)
+                out.append((key, Copy(held=gradients[key], squares=squares, n=1, known=now, life=self._life(key))))
             else:
                 copy.since = copy.since if copy.n else t
                 for n, g in gradients[key].items():
@@ -326,19 +339,24 @@ class CachedReference:
                 reason = "drain"
             if reason is not None:
                 self.counts[f"pushed_{reason}"] += 1
-                out.append((key, Copy(held=copy.held, squares=dict(copy.squares), n=copy.n)))
+                out.append((key, _gone(copy)))
                 copy.base = copy.value = self._preview(copy, self._scale(t))
                 copy.accumulated = {n: copy.accumulated[n] + copy.squares[n] for n in copy.held}
                 assert copy.known is not None
-                copy.known = None if self._staleness == 0 else copy.known + copy.n
-                copy.n = 0
+                copy.known = None if self._staleness == 0 or self._rule == "max" else copy.known + copy.n
+                copy.has, copy.n = copy.has + copy.n, 0
 
     def _apply(self, pushes: Sequence[Sequence[tuple[Key, Copy]]], t: int) -> None:
         merged: dict[Key, list[Copy]] = {}
         for of_rank in pushes:
             for key, copy in of_rank:
                 merged.setdefault(key, []).append(copy)
-                self._clock[key] = self._clock.get(key, 0) + copy.n
+        for key, copies in merged.items():
+            clock, ticks = self._clock.get(key, 0), sum(copy.n for copy in copies)
+            self._learned[key] = self._learned.get(key, 0) + ticks
+            knew = [clock if copy.life != self._life(key) else copy.known for copy in copies]
+            risen = [known + copy.n for known, copy in zip(knew, copies, strict=True)]  # type: ignore[operator]
+            self._clock[key] = clock + ticks if self._rule == "sum" else max(clock, *risen)
         for (b, row), copies in merged.items():
             if self._life((b, row)) is None:
                 self.dropped += len(copies)
@@ -360,6 +378,11 @@ class CachedReference:
                     table.states["accumulator"][at] += squares
                     moved = table.bags.weight[at] - rate * total
                     table.bags.weight[at] = moved.clamp(-optimizer.bound, optimizer.bound)
+
+
+def _gone(copy: Copy) -> Copy:
+    """What is pushed of it, and what it knew."""
+    return Copy(held=copy.held, squares=dict(copy.squares), n=copy.n, known=copy.known, life=copy.life)
 
 
 def _spread(name: str, squares: float, sums: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Options of policy ``cached``: a capacity in bytes."""
+"""Options of policy ``cached``: a capacity in bytes, and the owner's rule ``max``."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,8 @@ from hpcrec.build.session import open_session
 from hpcrec.embedding.shards import Family
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms.cached import Cached, PooledCopies
-from hpcrec.exchange.forms.conditional import Asked, Keeping
+from hpcrec.exchange.forms.conditional import NOBODY, Asked, Keeping
+from hpcrec.exchange.forms.maxima import Maxima
 from hpcrec.types import Floats, OptimizerSpec, TableSpec
 from hpcrec.units import parse_bytes
 from tests.policy.test_cached import cached
@@ -133,3 +134,66 @@ def test_a_run_by_bytes(folder: Path) -> None:
         same_bits(trained(cached(config, 0, "4 kB")), trained(replace(config)), roles)
         with on_every_rank(), pytest.raises(ConfigError, match=r"policy\.capacity is 5 bytes.* at least"):
             open_session(cached(config, 3, "5 B"))
+
+
+def test_a_push_raises_the_clock_by_what_the_copy_was_not_behind() -> None:
+    rule, row = Maxima(3, Keeping(staleness=2, rule="max", dense=(0, 1, 2))), np.zeros(3, np.int64)
+    for order in ([0, 1], [1, 0]):  # of what is pushed in one step
+        rule.sent(row, np.arange(3))
+        rule.learned(row[:2], np.array([0, 1])[order], np.array([3, 2])[order])
+        assert rule._lag[0].tolist() == [0, 1, 3], "the clock rose by 3, the largest"
+    assert rule.answer(row, np.arange(3)).tolist() == [False, False, True]
+    rule.learned(row[:1], np.array([1]), np.array([1]))
+    assert rule._lag[0].tolist() == [0, 0, 3], "by nothing: that copy was behind"
+    rule.learned(row[:1], np.array([NOBODY]), np.array([2]))
+    assert rule._lag[0].tolist() == [2, 2, 5]
+    rule.changed(row[:1])
+    assert rule._lag[0].tolist() == [5, 5, 8] and not rule._lag[1:].any()
+
+
+def test_a_row_of_another_id_has_no_valid_copy_before_it_is_sent() -> None:
+    rule, row = Maxima(2, Keeping(staleness=4, rule="max", dense=(0, 1))), np.zeros(1, np.int64)
+    rule.restarted(row)
+    rule.sent(row, np.array([1]))
+    rule.learned(row, np.array([0]), np.array([3]))  # of a copy of an earlier life, which is not made valid by it
+    rule.changed(row)
+    assert rule.answer(np.zeros(2, np.int64), np.arange(2)).tolist() == [True, True]
+    assert rule._lag[0].tolist() == [-1, 5]
+
+
+def test_the_memory_of_the_owners_rule_is_counted() -> None:
+    for staleness in (3, 100, 1000):
+        keeping = Keeping(staleness=staleness, rule="max", dense=(0, 3, 4))
+        assert Cached.owner_memory(50, keeping) == Maxima(50, keeping)._lag.nbytes
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_a_copy_may_lack_by_maxima(ranks: int) -> None:
+    """Of one row, of which ranks tick, push and evict as it comes: 3 s of each other rank, which is more than 2 s."""
+    s, most, rng = 2, 0, np.random.default_rng(1)
+    rule, row = Maxima(1, Keeping(staleness=s, rule="max", dense=tuple(range(ranks)))), np.zeros(1, np.int64)
+    clock, made = 0, np.zeros(ranks, int)  # by definition; and each rank's ticks
+    learned = np.zeros(ranks, int)
+    known, held, base = [-1] * ranks, np.zeros(ranks, int), np.zeros((ranks, ranks), int)
+    for _ in range(60_000):
+        asks, goes = rng.random(ranks) < 0.5, rng.random(ranks) < 0.15
+        for r in np.flatnonzero(asks):
+            too_old = known[r] < 0 or clock - known[r] > s
+            assert bool(known[r] < 0 or rule.answer(row, np.array([r]))[0]) == too_old
+            if too_old:
+                rule.sent(row, np.array([r]))
+                known[r], base[r] = clock, learned
+            lacks = np.delete(made - base[r], r)
+            assert (lacks <= 3 * s).all(), (lacks, r)
+            most = max(most, int(lacks.max()))
+        held[asks] += 1
+        made[asks] += 1
+        due = np.flatnonzero((held > s) | (goes & ~asks & (held > 0)))
+        if len(due):
+            rule.learned(np.zeros(len(due), np.int64), due, held[due])
+            clock = max(clock, *(known[r] + held[r] for r in due))
+            learned[due] += held[due]
+            held[due] = 0
+        for r in {*due, *np.flatnonzero(goes & ~asks)}:
+            known[r] = -1
+    assert most > 2 * s

@@ -2,11 +2,11 @@
 
 A *tick* is one dense rank's gradient of one row in one step. An owner counts for each row and dense rank the ticks that
 it has learned since it sent the row there, but for those that came from there, and sends it anew where these are more
-than ``staleness``. A dense rank adds the gradients of a
-copy up, and pushes their sum where they are more than ``staleness`` ticks, where the copy has to go, where it is old,
-and at drain points. Meanwhile it reads what its own ticks will have made of the copy. So with R dense ranks a read
-lacks at most R ``staleness`` ticks, and with a staleness of 0 none. Source: [HET], whose rule leaves writes unpushed
-until their row is read again, and which has SGD alone; docs/consistency.md has the differences.
+than ``staleness``. A dense rank adds the gradients of a copy up, and pushes their sum where they are more than
+``staleness`` ticks, where the copy has to go, where it is old, and at drain points. Meanwhile it reads what its own
+ticks will have made of the copy. So with R dense ranks a read lacks at most R ``staleness`` ticks, and with a staleness
+of 0 none; ``maxima`` has another rule of owners, by which copies live longer and lack more. Source: [HET], whose rule
+leaves writes unpushed until their row is read again, and which has SGD alone; docs/consistency.md has the differences.
 
 Copies of tables of the same widths and optimizers are in one pool. A row that finds no room there, however many a step
 asks for, is read and pushed in its step. Knows rows by number; knows no MPI.
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from hpcrec import kernels
 from hpcrec.errors import ConfigError
-from hpcrec.exchange.forms.conditional import NOBODY, Asked, Conditional, Keeping, Push
+from hpcrec.exchange.forms.conditional import NOBODY, Asked, Conditional, Keeping, OwnerRule, Push
+from hpcrec.exchange.forms.maxima import LAG, Maxima
 from hpcrec.types import Floats, Ints
 
 Flags = NDArray[np.bool_]
@@ -270,10 +271,11 @@ class _Pool:
     def _push(self, slots: Ints, out: list[_Held], reason: str) -> None:
         """Copies are from now on what their own ticks have made of them, as far as this rank knows.
 
-        Without staleness a copy is never read again, so that it need not be made.
+        Without staleness, and by maxima (``maxima`` says why), it is never read again, so that it need not be made.
         """
+        goes_on = self._keeping.staleness > 0 and self._keeping.rule == "sum"
         if len(slots):
-            out.append(self._taken(slots, self._scale if self._keeping.staleness else None))
+            out.append(self._taken(slots, self._scale if goes_on else None))
             self.figures[f"pushed_{reason}"] += len(slots)
 
 
@@ -373,6 +375,11 @@ class Cached(Conditional):
     Dense = PooledCopies
 
     @classmethod
+    def owner_rule(cls, rows: int, keeping: Keeping) -> OwnerRule:
+        """See ``Conditional``."""
+        return Maxima(rows, keeping) if keeping.rule == "max" else Lags(rows, keeping)
+
+    @classmethod
     def holds_back(cls, keeping: Keeping) -> bool:
         """See ``Conditional``."""
         return keeping.staleness > 0
@@ -380,7 +387,7 @@ class Cached(Conditional):
     @classmethod
     def owner_memory(cls, rows: int, keeping: Keeping) -> float:
         """See ``Conditional``: a number a row and dense rank."""
-        return float(rows * len(keeping.dense) * lag_type(keeping).itemsize)
+        return float(rows * len(keeping.dense) * (LAG if keeping.rule == "max" else lag_type(keeping)).itemsize)
 
     @classmethod
     def memory(

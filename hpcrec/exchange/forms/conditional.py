@@ -9,7 +9,7 @@ Messages are ``copies``. Knows rows by number and the bundles of one form; knows
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class Keeping:
         In its place, the bytes that all copies of a dense rank may take: how many rows these are the form says.
     item : int
         Bytes of an element of a row, by which they are counted.
+    rule : str
+        How an owner counts what copies lack: ``sum`` of ticks, or ``max``, clocks that are maxima.
     evict : str
         Which row goes where there are more: see ``kernels.IdMap``.
     max_age : int or None
@@ -48,6 +50,7 @@ class Keeping:
     capacity: int | float = 1.0
     capacity_bytes: int | None = None
     item: int = 4
+    rule: Literal["sum", "max"] = "sum"
     evict: Evict = "lru"
     max_age: int | None = None
     dense: tuple[int, ...] = (0,)
@@ -186,13 +189,18 @@ class Conditional(Rows):
     Attributes
     ----------
     Owner, Dense : type
-        The halves.
+        The halves; of the owner's, the one that there is by default.
     """
 
     conditional = True
     simplicity = None  # what its copies save depends on steps before, which no count of single batches knows
     Owner: ClassVar[type[OwnerRule]]
     Dense: ClassVar[type[Copies]]
+
+    @classmethod
+    def owner_rule(cls, rows: int, keeping: Keeping) -> OwnerRule:
+        """The owner's half for a part of so many rows: arguments of ``OwnerRule``."""
+        return cls.Owner(rows, keeping)
 
     @classmethod
     def holds_back(cls, keeping: Keeping) -> bool:  # noqa: ARG003
