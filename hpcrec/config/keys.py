@@ -293,8 +293,8 @@ class PolicyConfig:
     rule: Literal["sum", "max"] | None = None
     """How it is counted what a copy lacks. sum, the default: every gradient that others have pushed since, so that a
     read lacks at most policy.staleness of each dense rank. max, as HET has it: gradients that several ranks pushed of
-    copies of one age count once, and a copy is sent anew after its own push; fewer rows cross, and a read lacks at most
-    three times policy.staleness of each other dense rank. Only with cached."""
+    copies of one age count once, and a copy is sent anew after its own push; a read lacks at most three times
+    policy.staleness of each other dense rank. Where it was counted it moves more rows. Only with cached."""
     cache: Literal["lru", "lfu", "lightlfu"] | None = None
     """Whose copy goes where there is no more room. lru, the default: the row that was used least recently. lfu: the
     one that was used in the fewest steps since it is there. lightlfu: the same by counts of at most 15 that are halved

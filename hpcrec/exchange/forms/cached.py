@@ -5,7 +5,7 @@ it has learned since it sent the row there, but for those that came from there, 
 than ``staleness``. A dense rank adds the gradients of a copy up, and pushes their sum where they are more than
 ``staleness`` ticks, where the copy has to go, where it is old, and at drain points. Meanwhile it reads what its own
 ticks will have made of the copy. So with R dense ranks a read lacks at most R ``staleness`` ticks, and with a staleness
-of 0 none; ``maxima`` has another rule of owners, by which copies live longer and lack more. Source: [HET], whose rule
+of 0 none; ``maxima`` has another rule of owners, by which copies may lack more. Source: [HET], whose rule
 leaves writes unpushed until their row is read again, and which has SGD alone; docs/consistency.md has the differences.
 
 Copies of tables of the same widths and optimizers are in one pool. A row that finds no room there, however many a step

@@ -1,7 +1,7 @@
 """The owner's half of form ``cached`` by ``policy.rule = "max"``: clocks of rows are maxima, as [HET] has them.
 
 A push of n ticks by a rank whose copy knows of the clock k makes the clock of the row max(clock, k + n): ticks that
-several ranks make of the same copies count once. So fewer copies become too old than by sums, and less is promised: a
+several ranks make of the same copies count once. So others make fewer copies too old, and less is promised: a
 copy that was sent at clock c is valid up to c + s. Of another rank it may lack the ticks that came by one push of a
 copy from before c (s), those of pushes from later copies (by which the clock rises to c + s at most: s), and what that
 rank holds back (s): 3 s of each other rank. A copy ends with its push, as in the paper, where one that has more than s
