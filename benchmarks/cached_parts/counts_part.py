@@ -29,6 +29,7 @@ EXPONENTS, BATCHES, WIDTHS = (1.05, 1.2), (128, 512, 2048), (16, 64, 128)
 STALENESS, CAPACITIES, CACHES = (0, 1, 10, 100), (0.05, 0.1, 0.15), ("lru", "lfu", "lightlfu", "known")
 CLAIMED_CAPACITY, CLAIMED_CACHES, IN_DETAIL = 0.1, ("lru", "lfu", "lightlfu"), (10, 100)
 COLD = ((1.05, 128), (1.05, 2048), (1.2, 128))
+COLD_ARMS = (*((cache, "sum") for cache in CLAIMED_CACHES), ("lfu", "max"))
 BURN, COUNTED, WATCHED, EACH_ID_STEPS = 100, 300, 10, 5
 PAST = 1_500_000, 512  # samples of a rank that maps have seen, an eighth of its epoch of Criteo Kaggle; in batches
 GOALS = {
@@ -112,12 +113,13 @@ def measure(*, quick: bool) -> tuple[list[Row], list[Row]]:
                     rows += _table(grid, counted, decided, packed, how)
             if (exponent, batch) in grid.cold:
                 cold = _requests(placed, popular, batch, steps, rng)
-                for cache in CLAIMED_CACHES:
+                for cache, rule in COLD_ARMS:
                     places = math.ceil(CLAIMED_CAPACITY * placed.total)
                     empty = [Cache.empty(places, cache, len(STALENESS)) for _ in range(RANKS)]
                     packed = _Packed(placed)
-                    decided = Ranks(placed.owner, empty, STALENESS).run(steps, watch=packed.add)
+                    decided = Ranks(placed.owner, empty, STALENESS, rule=rule).run(steps, watch=packed.add)
                     how = {**about, "cache": cache, "capacity": CLAIMED_CAPACITY, "begins": "empty"}
+                    how |= {} if rule == "sum" else {"rule": rule}
                     rows += _table(grid, cold, decided, packed, how)
             claims += _claims(rows, exponent, batch, grid.widths)
     return rows, claims

@@ -111,6 +111,8 @@ class Ranks:
     stalenesses : sequence of int
     clock : int
         Of each row as it begins.
+    rule : str
+        As ``policy.rule``: ``sum`` or ``max``.
     keeps : bool
         Whether at a staleness of 0 a copy stays known after a push, so that it is too old only once another rank has
         pushed the row. The product forgets it, since only the owner has the bits of the row; this counts a rule that
@@ -123,10 +125,13 @@ class Ranks:
         caches: Sequence[Cache],
         stalenesses: Sequence[int],
         clock: int = 0,
+        rule: str = "sum",
         *,
         keeps: bool = False,
     ) -> None:
-        self._owner, self._caches, self._keeps = owner, list(caches), keeps
+        assert rule in ("sum", "max"), rule
+        self._owner, self._caches, self._keeps, self._sums = owner, list(caches), keeps, rule == "sum"
+        self._until = Pushes()  # of maxima: the clocks that a step's pushes come to
         self._s = np.array(stalenesses, np.int32)
         self._clock = np.full((len(owner), len(self._s)), clock, np.int32)
 
@@ -153,10 +158,13 @@ class Ranks:
             last = drained and t == len(asked) - 1
             pushes = [self._step(found, t, rank, rows, drain=last) for rank, rows in enumerate(of_ranks)]
             for of_rank in pushes:  # every answer comes before what is pushed is learned
-                for rows, ticks in of_rank:
+                for rows, ticks in of_rank if self._sums else ():
                     _put(self._clock, rows, self._clock.take(rows, axis=0) + ticks)
                 if watch is not None:
                     watch(t, of_rank)
+            for rows, until in self._until:
+                _put(self._clock, rows, np.maximum(self._clock.take(rows, axis=0), until))
+            self._until.clear()
         return found
 
     def held(self, rows: Ints) -> tuple[np.ndarray, np.ndarray]:
@@ -180,8 +188,8 @@ class Ranks:
         places, fresh = cache.map.admit(rows)
         if len(fresh):
             new = places[fresh]
-            left, ticks = cache.row[new], cache.ticks.take(new, axis=0)
-            self._push(found, t, rank, left, ticks, "eviction", out)
+            left, ticks, knew = cache.row[new], cache.ticks.take(new, axis=0), cache.known.take(new, axis=0)
+            self._push(found, t, rank, left, ticks, knew, "eviction", out)
             cache.row[new], cache.known[new], cache.ticks[new] = rows[fresh], UNKNOWN, 0
         kept = places >= 0
         if not kept.all():
@@ -190,7 +198,7 @@ class Ranks:
             number = self._by_owner(alone, one)
             found.sent[t, rank] += number
             found.misses[t, rank] += number.sum(axis=0)
-            self._push(found, t, rank, alone, one, "no_room", out)
+            self._push(found, t, rank, alone, one, self._clock.take(alone, axis=0), "no_room", out)
             rows, places = rows[kept], places[kept]
         known, clock = cache.known.take(places, axis=0), self._clock.take(rows, axis=0)
         misses = known < 0
@@ -200,24 +208,40 @@ class Ranks:
         known = np.where(sent, clock, known)
         ticks = cache.ticks.take(places, axis=0) + np.int32(1)
         due = np.where(ticks > self._s, ticks, np.int32(0))
-        self._push(found, t, rank, rows, due, "bound", out)
-        known += due
+        self._push(found, t, rank, rows, due, known, "bound", out)
+        if self._sums:
+            known += due
+        else:  # a copy ends with its push
+            known[due > 0] = UNKNOWN
         if not self._keeps:
             known[:, self._s == 0] = UNKNOWN  # what all have pushed in this step is not known here
         _put(cache.known, places, known)
         _put(cache.ticks, places, ticks - due)
         if drain:
-            self._push(found, t, rank, cache.row, cache.ticks, "drain", out)
+            self._push(found, t, rank, cache.row, cache.ticks, cache.known, "drain", out)
+            cache.known = cache.known + cache.ticks if self._sums else np.where(cache.ticks > 0, UNKNOWN, cache.known)
             cache.ticks[:] = 0
         return out
 
-    def _push(self, found: Decided, t: int, rank: int, rows: Ints, ticks: np.ndarray, reason: str, out: Pushes) -> None:
+    def _push(
+        self,
+        found: Decided,
+        t: int,
+        rank: int,
+        rows: Ints,
+        ticks: np.ndarray,
+        known: np.ndarray,
+        reason: str,
+        out: Pushes,
+    ) -> None:
         some = ticks > 0
         number = self._by_owner(rows, some)
         found.pushed[t, rank] += number
         found.reasons[reason] += number.sum(axis=0)
         at = np.flatnonzero(some.astype(np.float32) @ np.ones(len(self._s), np.float32))
         out.append((rows[at], ticks.take(at, axis=0)))
+        if not self._sums:
+            self._until.append((rows[at], np.where(some, known + ticks, 0).take(at, axis=0)))
 
     def _by_owner(self, rows: Ints, some: np.ndarray) -> Ints:
         """How many of them, by owner and staleness [R, S]."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import crosses_directly
+from hpcrec.build.memory import kept_rows
 from hpcrec.build.tables import DTYPES, make_keeping, make_policy, make_thresholding
 from hpcrec.comm.failure import agree
 from hpcrec.comm.topology import Topology
@@ -165,6 +166,7 @@ def make_exchange(
         )
     if layout.conditional:
         _refuse_copies(config, layout, world.topology, direct=direct)
+        kept_rows(config, layout, len(world.topology.dense))  # refuses too little room, on owners too
         _refuse_sums(config, layout)
     parts = getattr(policy, "parts", False)
     if parts:

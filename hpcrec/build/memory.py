@@ -278,12 +278,18 @@ def _dense_rank(
         kept=sum(t.kept for t in asked) / n,
         unsent=_unsent(config.dense, parameters, n // topology.groups),
         taught_by=topology.groups - 1,
-        kept_rows_bytes=_kept_rows(config, layout, n),
+        kept_rows_bytes=kept_rows(config, layout, n),
     )
 
 
-def _kept_rows(config: Config, layout: Layout, ranks: int) -> float:
-    """Bytes of rows that conditional forms keep on a dense rank."""
+def kept_rows(config: Config, layout: Layout, ranks: int) -> float:
+    """Bytes of rows that conditional forms keep on a dense rank.
+
+    Raises
+    ------
+    ConfigError
+        policy.capacity has no room for a row of each pool; on whichever rank it is asked.
+    """
     forms = [form for form in layout.bundled() if isinstance(form, Conditional)]
     keeping, total = make_keeping(config, layout.tables, range(ranks)), 0.0
     item = DTYPES[config.train.dtype][0].itemsize

@@ -30,6 +30,7 @@ from hpcrec.operators.base import Operator
 from hpcrec.policy import POLICIES
 from hpcrec.policy.policy import Policy
 from hpcrec.types import Dynamic, Feature, Lookup, TableSpec
+from hpcrec.units import parse_bytes
 
 DTYPES: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
     "float32": (np.dtype(np.float32), torch.float32),
@@ -84,9 +85,13 @@ def make_keeping(config: Config, tables: Mapping[str, TableSpec], dense: Sequenc
     options = getattr(make_policy(config), "options", None)
     if options is None:
         return Keeping(dense=tuple(dense), tables=tables)
+    sized = isinstance(options.capacity, str)
     return Keeping(
         staleness=options.staleness,
-        capacity=options.capacity,
+        capacity=1.0 if sized else options.capacity,
+        capacity_bytes=parse_bytes(options.capacity) if sized else None,
+        item=DTYPES[config.train.dtype][0].itemsize,
+        rule=options.rule,
         evict=options.cache,
         max_age=options.max_age or None,
         lookahead=options.lookahead,

@@ -20,7 +20,7 @@ from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms import FORMS, settable
 from hpcrec.policy import POLICIES
 from hpcrec.types import OptimizerSpec
-from hpcrec.units import MiB
+from hpcrec.units import BYTES_PATTERN, MiB
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Flag = Annotated[bool, Field(strict=True)]
@@ -34,6 +34,9 @@ Positive = Annotated[int, Field(strict=True, ge=1)]
 _MOST_STALE = 1000  # updates that hybrid may leave out: memory grows with them
 Amount = Annotated[float, Field(strict=True, ge=0)]
 AboveZero = Annotated[float, Field(strict=True, gt=0)]
+Bytes = Annotated[
+    str, Field(strict=True, pattern=BYTES_PATTERN, description="a number with a unit of bytes, such as 64 MiB or 2 GB")
+]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Decay = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Metric = Literal["auc", "logloss", "normalized_entropy"]
@@ -283,9 +286,15 @@ class PolicyConfig:
     or beyond which they wait as long, found in the first steps; at most 10, for which memory is taken. With cached:
     gradients of a row, one a dense rank and step, that a copy may lack of what its owner has, and that a dense rank may
     hold back; 10 by default, 0 is sync. Above 0 not with optimizer adam."""
-    capacity: Positive | Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
+    capacity: Positive | Annotated[float, Field(strict=True, gt=0, le=1)] | Bytes | None = None
     """Rows of which a dense rank keeps copies, of all tables of a width; as a number with a point, the share of them
-    (0.1 by default). Only with cached."""
+    (0.1 by default); as a text with a unit ("64 MiB", "2 GB"), the bytes that all copies of a dense rank take, with
+    what is counted of them and where they are found, without messages. Only with cached."""
+    rule: Literal["sum", "max"] | None = None
+    """How it is counted what a copy lacks. sum, the default: every gradient that others have pushed since, so that a
+    read lacks at most policy.staleness of each dense rank. max, as HET has it: gradients that several ranks pushed of
+    copies of one age count once, and a copy is sent anew after its own push; a read lacks at most three times
+    policy.staleness of each other dense rank. Where it was counted it moves more rows. Only with cached."""
     cache: Literal["lru", "lfu", "lightlfu"] | None = None
     """Whose copy goes where there is no more room. lru, the default: the row that was used least recently. lfu: the
     one that was used in the fewest steps since it is there. lightlfu: the same by counts of at most 15 that are halved
@@ -706,6 +715,14 @@ def _cached_conflicts(config: Config) -> Iterator[tuple[str, str]]:
         return
     if policy.staleness == "auto":
         yield "policy.staleness", "is 'auto', which policy.name = 'hybrid' has alone. Set it to a number."
+    if policy.rule == "max" and policy.lookahead:
+        yield (
+            "policy.lookahead",
+            (
+                f"is {policy.lookahead}, but policy.rule is 'max', by which a copy ends with its push: one that a step "
+                "ahead has been told to read would be gone. Set policy.rule = 'sum', or remove one of them."
+            ),
+        )
     if exchange.form not in (ExchangeConfig.form, "cached"):
         yield (
             "exchange.form",

@@ -78,7 +78,7 @@ class OwnerRules:
         assert issubclass(form, Conditional)
         dynamic, rows = family.dynamic is not None, family.part_rows(part)
         lives = self._store.lives(family.name) if dynamic else None
-        rule = form.Owner(rows + dynamic, self._keeping)
+        rule = form.owner_rule(rows + dynamic, self._keeping)
         return _Ruled(rule, family, rows if dynamic else -1, lives, mixed=family.name in self._mixed)
 
     def answer(self, served: Served, has_K: np.ndarray, *, train: bool) -> None:

@@ -14,7 +14,8 @@ class CachedOptions:
     """See ``policy`` in ``config.keys``."""
 
     staleness: int = 10
-    capacity: int | float = 0.1
+    capacity: int | float | str = 0.1  # rows of each pool, a share of them, or bytes of all with a unit
+    rule: str = "sum"
     cache: str = "lru"
     max_age: int = 0  # none
     lookahead: int = 0

@@ -17,11 +17,11 @@ AllReduce of dense gradients                -> ``dense.reducer``
 
 Departures from the paper: a write is pushed in the step in which its ticks pass s, not when its row is read again, so
 that s = 0 is synchronous; everything is pushed at drain points, so that no update is lost; what a copy lacks is a
-number of ticks (theirs is the difference of clocks that are maxima), so that a read lacks at most s ticks of each dense
-rank, and the owner knows it, so that no clock crosses; which rows are read, pushed and given up follows from the step
-alone, so that a run repeats its bits; light LFU halves its counts, so that rows that were popular once go; and the
-Adagrads learn from sums of several steps' gradients. Fetches that run ahead of the step are ``policy.lookahead``. Not
-there yet: Adam above s = 0, and the paper's rule of maxima.
+number of ticks (theirs, the difference of clocks that are maxima, is ``policy.rule = "max"``), so that a read lacks at
+most s ticks of each dense rank, and the owner knows it, so that no clock crosses; which rows are read, pushed and given
+up follows from the step alone, so that a run repeats its bits; light LFU halves its counts, so that rows that were
+popular once go; and the Adagrads learn from sums of several steps' gradients. Fetches that run ahead of the step are
+``policy.lookahead``. Not there yet: Adam above s = 0.
 """
 
 from typing import Any

@@ -41,6 +41,7 @@ class Copy:
     n: int = 0
     at: int = 0
     since: int = 0
+    has: int = 0  # ticks of the row, and of pushes since
     count: int = 1
     turn: int = 0
     used: int = 0
@@ -56,6 +57,7 @@ class Answer:
     rows: dict[str, torch.Tensor]
     accumulated: dict[str, float]
     clock: int
+    learned: int
     life: int | None
 
 
@@ -82,6 +84,8 @@ class CachedReference:
     cuts : callable
         Samples of a batch -> where it is cut into their parts.
     staleness, capacity : int
+    rule : str
+        ``sum``: the clock of a row is the number of its ticks; ``max``: the largest of what copies knew and pushed.
     evict : str
     max_age : int or None
     lookahead : int
@@ -114,6 +118,7 @@ class CachedReference:
         *,
         staleness: int,
         capacity: int,
+        rule: str = "sum",
         evict: str = "lru",
         max_age: int | None = None,
         lookahead: int = 0,
@@ -133,7 +138,9 @@ class CachedReference:
         if rules is not None:
             rules.started = lambda family, i: self._lives.update([(family, i)])
         self._copies: list[dict[Key, Copy]] = [{} for _ in range(ranks)]
+        self._rule = rule
         self._clock: dict[Key, int] = {}
+        self._learned: dict[Key, int] = {}  # ticks, by whatever rule
         self._made: dict[Key, int] = {}  # ticks of all ranks
         self._lookahead, self._asked_until = lookahead, 0
         self._answers: dict[int, list[dict[Key, Answer]]] = {}  # by step
@@ -269,7 +276,7 @@ class CachedReference:
             accumulated = {} if life is None else {name: self._accumulated(name, key[1]) for name in tables}
             if copy is not None and sent:
                 copy.promised, copy.life = clock, life
-            found[key] = Answer(copy, sent, rows, accumulated, clock, life)
+            found[key] = Answer(copy, sent, rows, accumulated, clock, self._learned.get(key, 0), life)
         return found
 
     def _begin(
@@ -285,22 +292,22 @@ class CachedReference:
                 found[key] = None, answer.rows
                 continue
             if copy is None or answer.sent:
-                fresh = Copy(base=answer.rows, accumulated=answer.accumulated, known=answer.clock)
+                fresh = Copy(base=answer.rows, accumulated=answer.accumulated, known=answer.clock, has=answer.learned)
                 for push in self._on_way[rank]:
                     if push.key == key:
                         self._contains(fresh, push)
                 if copy is None:
-                    contained, read = fresh.known, fresh.base
+                    contained, read = fresh.has, fresh.base
                 else:
-                    copy.base, copy.accumulated, copy.known, copy.at = fresh.base, fresh.accumulated, fresh.known, t
+                    copy.base, copy.accumulated, copy.at = fresh.base, fresh.accumulated, t
+                    copy.known, copy.has = fresh.known, fresh.has
                     copy.value = self._preview(copy, self._scale(t - 1) if t > 1 else 1.0)
             if copy is not None:
                 assert copy.known is not None
-                contained, read = copy.known + copy.n, copy.value
-            missing = self._made.get(key, 0) - contained  # type: ignore[operator]
+                contained, read = copy.has + copy.n, copy.value
+            missing = self._made.get(key, 0) - contained
             self.most_missing = max(self.most_missing, missing)
-            ranks = len(self._copies)
-            assert 0 <= missing <= ranks * self._staleness + (ranks - 1) * self._lookahead, (key, missing)
+            assert 0 <= missing <= self._most(), (key, missing)
             found[key] = copy, read
         return found
 
@@ -310,14 +317,20 @@ class CachedReference:
         held.accumulated = copy.accumulated
         copy.base = self._preview(held, push.scale)
         copy.accumulated = {n: of + push.copy.squares.get(n, 0.0) for n, of in copy.accumulated.items()}
-        copy.known += push.copy.n  # type: ignore[operator]
+        copy.known, copy.has = copy.known + push.copy.n, copy.has + push.copy.n  # type: ignore[operator]
+
+    def _most(self) -> int:
+        """Ticks that a read may lack."""
+        ranks = len(self._copies)
+        lag = self._staleness * (ranks if self._rule == "sum" else 3 * (ranks - 1))
+        return lag + (ranks - 1) * self._lookahead
 
     def _has_no_row(self, copy: Copy | None, key: Key, out: list[tuple[Key, Copy]]) -> None:
         if copy is None:
             return
         if copy.n:
             self.counts["pushed_no_row"] += 1
-            out.append((key, Copy(held=copy.held, squares=dict(copy.squares), n=copy.n)))
+            out.append((key, _gone(copy)))
         copy.known, copy.n = None, 0
 
     def _has_room(self, copies: Mapping[Key, Copy], key: Key) -> bool:
@@ -401,7 +414,8 @@ class CachedReference:
             if copy is None:
                 self.counts["pushed_no_room"] += 1
                 squares = {n: float((g**2).mean()) for n, g in gradients[key].items()}
-                out.append((key, Copy(held=gradients[key], squares=squares, n=1)))
+                now = self._clock.get(key, 0)
+                out.append((key, Copy(held=gradients[key], squares=squares, n=1, known=now, life=self._life(key))))
                 if key in self._copies[rank]:  # a later step has found room
                     self._copies[rank][key].promised += 1
             else:
@@ -421,13 +435,13 @@ class CachedReference:
                 reason = "drain"
             if reason is not None:
                 self.counts[f"pushed_{reason}"] += 1
-                out.append((key, Copy(held=copy.held, squares=dict(copy.squares), n=copy.n)))
+                out.append((key, _gone(copy)))
                 copy.base = copy.value = self._preview(copy, self._scale(t))
                 copy.accumulated = {n: copy.accumulated[n] + copy.squares[n] for n in copy.held}
                 assert copy.known is not None
-                copy.known = None if self._staleness == 0 else copy.known + copy.n
+                copy.known = None if self._staleness == 0 or self._rule == "max" else copy.known + copy.n
                 copy.promised += copy.n
-                copy.n = 0
+                copy.has, copy.n = copy.has + copy.n, 0
 
     def _apply(self, pushes: Sequence[Sequence[tuple[Key, Copy]]], t: int) -> None:
         merged: dict[Key, list[Copy]] = {}
@@ -435,7 +449,15 @@ class CachedReference:
             self._on_way[rank] += [Pushed(t, key, copy, self._scale(t)) for key, copy in of_rank]
             for key, copy in of_rank:
                 merged.setdefault(key, []).append(copy)
-                self._clock[key] = self._clock.get(key, 0) + copy.n
+        for key, copies in merged.items():
+            clock, ticks = self._clock.get(key, 0), sum(copy.n for copy in copies)
+            self._learned[key] = self._learned.get(key, 0) + ticks
+            if self._rule == "sum":
+                self._clock[key] = clock + ticks
+                continue
+            knew = [clock if copy.life != self._life(key) else copy.known for copy in copies]
+            risen = [known + copy.n for known, copy in zip(knew, copies, strict=True)]  # type: ignore[operator]
+            self._clock[key] = max(clock, *risen)
         for (b, row), copies in merged.items():
             if self._life((b, row)) is None:
                 self.dropped += len(copies)
@@ -457,6 +479,11 @@ class CachedReference:
                     table.states["accumulator"][at] += squares
                     moved = table.bags.weight[at] - rate * total
                     table.bags.weight[at] = moved.clamp(-optimizer.bound, optimizer.bound)
+
+
+def _gone(copy: Copy) -> Copy:
+    """What is pushed of it, and what it knew."""
+    return Copy(held=copy.held, squares=dict(copy.squares), n=copy.n, known=copy.known, life=copy.life)
 
 
 def _spread(name: str, squares: float, sums: torch.Tensor) -> torch.Tensor:

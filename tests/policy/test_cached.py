@@ -41,7 +41,7 @@ EVICT = ("lru", "lfu", "lightlfu")
 WAYS = ("rows", "pooled", "pooled, by columns")  # how tables are placed; the form is that of the policy
 
 
-def cached(config: Config, staleness: int, capacity: int | float = 1.0, **more: Any) -> Config:
+def cached(config: Config, staleness: int, capacity: int | float | str = 1.0, **more: Any) -> Config:
     policy = replace(config.policy, name="cached", staleness=staleness, capacity=capacity, **more)
     return replace(config, policy=policy, exchange=replace(config.exchange, form="pooled"))
 
@@ -61,7 +61,8 @@ def one_process(
         lambda samples: cut(equal_parts, samples, ranks).tolist(),
         staleness=policy.staleness,
         capacity=policy.capacity,
-        evict=policy.cache,
+        rule=policy.rule or "sum",
+        evict=policy.cache or "lru",
         max_age=policy.max_age,
         lookahead=policy.lookahead or 0,
         drains=drains,
@@ -82,11 +83,12 @@ def test_without_staleness_it_is_sync_bit_for_bit(cases_of: Cases, folder: Path)
     codecs: tuple[dict[str, Any], ...] = ({}, {"exchange": {"codec": "bf16"}, "train": {"dtype": "float32"}})
     capacities = (1.0, 3, 0.3)
     for roles, way, optimizer, codec, capacity, evict in cases_of(WAYS, OPTIMIZERS, codecs, capacities, EVICT):
+        rule = "max" if evict == "lfu" else "sum"
         more = {**codec, "topology": roles, "train": {**codec.get("train", {}), "steps": 9}, "checkpoint": {"every": 5}}
         more["exchange"] = {**codec.get("exchange", {}), "ids": "read" if optimizer == "adam" else "routed"}
         config = config_of(folder, None, way, optimizer, **more)
-        found = trained(cached(config, 0, capacity, cache=evict))
-        same_bits(found, trained(as_rows(config)), (roles, way, optimizer, codec, capacity, evict))
+        found = trained(cached(config, 0, capacity, cache=evict, rule=rule))
+        same_bits(found, trained(as_rows(config)), (roles, way, optimizer, codec, capacity, evict, rule))
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
@@ -95,13 +97,13 @@ def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
     write_data(folder / "data.h5")
     reasons, most = dict[str, int](), 0
     warming = {"warmup_steps": 10}
-    for roles, way, optimizer, staleness, capacity, evict, max_age, left_out, schedule in covering(
+    for roles, way, optimizer, staleness, capacity, evict, max_age, left_out, schedule, rule in covering(
         roles_for(COMM.size), WAYS, SUMMED, (1, 2, 5), (1000, 9, 4), ("lru", "lfu"), (None, 3), ((), (2, 6)),
-        ({}, warming),
+        ({}, warming), ("sum", "max"),
     ):  # fmt: skip
         more = {"topology": roles, "checkpoint": {"every": 8}, "train": {**SKIP, "steps": 14}, "schedule": schedule}
         config = config_of(folder, None, way, optimizer, **more)
-        config = cached(config, staleness, capacity, cache=evict, max_age=max_age)
+        config = cached(config, staleness, capacity, cache=evict, max_age=max_age, rule=rule)
         with open_session(config) as session:
             batches, one = global_batches(session, 14), one_process(session, config, (8, 14), schedule)
             for step in session.steps():
@@ -114,7 +116,7 @@ def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
             found = gather_tables(session)
             every = COMM.allgather(session.parts.exchange.figures())
         with on_every_rank():
-            about = (roles, way, optimizer, staleness, capacity, evict, max_age, left_out)
+            about = (roles, way, optimizer, staleness, capacity, evict, max_age, left_out, rule)
             for name in one._reference.tables:
                 np.testing.assert_allclose(
                     found[name], one._reference.rows(name), rtol=0, atol=1e-12, err_msg=f"{name}: {about}"
@@ -192,17 +194,19 @@ def test_dynamic_tables_are_one_process_too(folder: Path) -> None:
     dynamic_runs.write_data(folder / "data.h5")
     optimizers, roles_in_turn = itertools.cycle(SUMMED), itertools.cycle(roles_for(COMM.size))
     counts = Counter[str]()
-    for rules, staleness, capacity, evict in (
-        ({"capacity": 24, "evict": "lru"}, 2, 1000, "lru"),
-        (RULES[0], 3, 6, "lru"),
-        (RULES[1], 1, 9, "lfu"),
-        (RULES[3], 5, 5, "lru"),
+    for rules, staleness, capacity, evict, rule in (
+        ({"capacity": 24, "evict": "lru"}, 2, 1000, "lru", "sum"),
+        (RULES[0], 3, 6, "lru", "sum"),
+        (RULES[1], 1, 9, "lfu", "sum"),
+        (RULES[3], 5, 5, "lru", "sum"),
+        ({"capacity": 24, "evict": "lru"}, 2, 1000, "lru", "max"),
+        (RULES[0], 3, 6, "lfu", "max"),
     ):
         optimizer, roles = next(optimizers), next(roles_in_turn)
         more = sections(roles, "deepfm", optimizer, "pooled", "routed", "mean")
         train = {**SHORT, "steps": 12}
         config = dynamic_runs.dynamic_config(folder, rules, **more, checkpoint={"every": 7}, train=train)
-        config = cached(config, staleness, capacity, cache=evict)
+        config = cached(config, staleness, capacity, cache=evict, rule=rule)
         with open_session(config) as session:
             who = dynamic_runs.Rules(session, dynamic_runs.reference_for(session, config), rules)
             batches, ranks = global_batches(session, session.total_steps), len(session.topology.dense)
@@ -213,11 +217,12 @@ def test_dynamic_tables_are_one_process_too(folder: Path) -> None:
                 lambda samples, n=ranks: cut(equal_parts, samples, n).tolist(),
                 staleness=staleness,
                 capacity=min(capacity, *(form.family.rows for form in session.parts.exchange.layout.bundled())),
+                rule=rule,
                 evict=evict,
                 drains=(7, session.total_steps),
                 rules=who,
             )
-            about = (rules, staleness, capacity, optimizer, roles)
+            about = (rules, staleness, capacity, optimizer, roles, rule)
             for step in session.steps():
                 loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
                 with on_every_rank():
@@ -329,6 +334,10 @@ def test_what_does_not_go_with_it_is_refused(folder: Path) -> None:
         ({"policy": {"name": "sync", "capacity": 10}}, "policy.capacity is 10"),
         ({"policy": {"name": "hybrid", "staleness": 2000}}, "policy.staleness is 2000"),
         ({"policy": {"name": "cached", "capacity": 1.5}}, "policy.capacity"),
+        (
+            {"policy": {"name": "cached", "rule": "max", "lookahead": 1}},
+            "policy.lookahead is 1, but policy.rule is 'max'",
+        ),
         ({"policy": {"name": "cached"}, "exchange": {"piece_bytes": 1}}, "exchange.piece_bytes is 1"),
     ],
 )

@@ -18,9 +18,10 @@ del sys.path[:2]
 ROWS, RANKS, STEPS = 60, 3, 40
 
 
+@pytest.mark.parametrize("clocks", ["sum", "max"])
 @pytest.mark.parametrize("rule", ["lru", "lfu"])
 @pytest.mark.parametrize("capacity", [5, 20, ROWS])
-def test_decisions_are_those_of_the_definition(rule: str, capacity: int) -> None:
+def test_decisions_are_those_of_the_definition(rule: str, capacity: int, clocks: str) -> None:
     stalenesses = (0, 1, 4)
     rng = np.random.default_rng(capacity)
     chance = (np.arange(ROWS) + 1.0) ** -1.0
@@ -30,28 +31,28 @@ def test_decisions_are_those_of_the_definition(rule: str, capacity: int) -> None
     ]
     caches = [Cache.empty(capacity, rule, len(stalenesses)) for _ in range(RANKS)]
     owner = np.arange(ROWS, dtype=np.uint8) % RANKS
-    found = Ranks(owner, caches, stalenesses).run(asked, drained=True)
+    found = Ranks(owner, caches, stalenesses, rule=clocks).run(asked, drained=True)
     for i, staleness in enumerate(stalenesses):
-        sent, pushed = _by_definition(asked, staleness, capacity, rule)
+        sent, pushed = _by_definition(asked, staleness, capacity, rule, clocks)
         for name, own, other in (("sent", found.sent, sent), ("pushed", found.pushed, pushed)):
             by_owner = [[np.bincount(owner[rows], minlength=RANKS) for rows in of_ranks] for of_ranks in other]
             np.testing.assert_array_equal(own[..., i], by_owner, err_msg=f"{name} at a staleness of {staleness}")
 
 
 def _by_definition(
-    asked: list[list[np.ndarray]], staleness: int, capacity: int, rule: str
+    asked: list[list[np.ndarray]], staleness: int, capacity: int, rule: str, clocks: str
 ) -> tuple[list[list[list[int]]], list[list[list[int]]]]:
     """Rows that owners send, and that dense ranks push, by step and rank: row after row."""
     clock = [0] * ROWS
     copies: list[dict[int, dict[str, int]]] = [{} for _ in range(RANKS)]
     sent: list[list[list[int]]] = []
     pushed: list[list[list[int]]] = []
-    learned: list[tuple[int, int]] = []
+    learned: list[tuple[int, int, int]] = []
     turn = 0
 
-    def push(rank: int, row: int, n: int) -> None:
+    def push(rank: int, row: int, n: int, known: int) -> None:
         pushed[-1][rank].append(row)
-        learned.append((row, n))
+        learned.append((row, n, known))
 
     for t, of_ranks in enumerate(asked):
         sent.append([[] for _ in copies])
@@ -69,7 +70,7 @@ def _by_definition(
                 if len(mine) == capacity and free:
                     first = min(free, key=lambda o: (mine[o]["count"] if rule == "lfu" else 0, mine[o]["turn"]))
                     if mine[first]["n"]:
-                        push(rank, first, mine[first]["n"])
+                        push(rank, first, mine[first]["n"], mine[first]["known"])
                     del mine[first]
                 if len(mine) < capacity:
                     turn += 1
@@ -81,14 +82,14 @@ def _by_definition(
                     copy["known"] = clock[row]
                 copy["n"] += 1
                 if copy["n"] > staleness or "alone" in copy:
-                    push(rank, row, copy["n"])
-                    copy["known"] = -1 if staleness == 0 else copy["known"] + copy["n"]
+                    push(rank, row, copy["n"], copy["known"])
+                    copy["known"] = -1 if staleness == 0 or clocks == "max" else copy["known"] + copy["n"]
                     copy["n"] = 0
             for row, copy in mine.items() if t == len(asked) - 1 else ():
                 if copy["n"]:
-                    push(rank, row, copy["n"])
-        for row, n in learned:
-            clock[row] += n
+                    push(rank, row, copy["n"], copy["known"])
+        for row, n, known in learned:
+            clock[row] = clock[row] + n if clocks == "sum" else max(clock[row], known + n)
     return sent, pushed
 
 

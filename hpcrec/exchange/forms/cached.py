@@ -5,9 +5,10 @@ it has learned since it sent the row there, but for those that came from there, 
 than ``staleness``. A dense rank adds the gradients of a copy up, and pushes their sum where they are more than
 ``staleness`` ticks, where the copy has to go, where it is old, and at drain points. Meanwhile it reads what its own
 ticks will have made of the copy. So with R dense ranks a read lacks at most R ``staleness`` ticks, and with a staleness
-of 0 none. Where rows are asked for a number of steps ahead, a read lacks as many ticks more of each other rank: its own
-pushes that are on their way are added to what came. Source: [HET], whose rule leaves writes unpushed until their row is
-read again, and which has SGD alone; docs/consistency.md has the differences.
+of 0 none; ``maxima`` has another rule of owners, by which copies may lack more. Where rows are asked for a number of
+steps ahead, a read lacks as many ticks more of each other rank: its own pushes that are on their way are added to what
+came. Source: [HET], whose rule leaves writes unpushed until their row is read again, and which has SGD alone;
+docs/consistency.md has the differences.
 
 Copies of tables of the same widths and optimizers are in one pool. A row that finds no room there, however many a step
 asks for, is read and pushed in its step. Knows rows by number; knows no MPI.
@@ -23,7 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec import kernels
-from hpcrec.exchange.forms.conditional import NOBODY, Asked, Conditional, Keeping, Push
+from hpcrec.errors import ConfigError
+from hpcrec.exchange.forms.conditional import NOBODY, Asked, Conditional, Keeping, OwnerRule, Push
+from hpcrec.exchange.forms.maxima import LAG, Maxima
 from hpcrec.types import Floats, Ints
 
 Flags = NDArray[np.bool_]
@@ -336,10 +339,11 @@ class _Pool:
     def _push(self, slots: Ints, out: list[_Held], reason: str) -> None:
         """Copies are from now on what their own ticks have made of them, as far as this rank knows.
 
-        Without staleness a copy is never read again, so that it need not be made.
+        Without staleness, and by maxima (``maxima`` says why), it is never read again, so that it need not be made.
         """
+        goes_on = self._keeping.staleness > 0 and self._keeping.rule == "sum"
         if len(slots):
-            out.append(self._taken(slots, self._scale if self._keeping.staleness else None))
+            out.append(self._taken(slots, self._scale if goes_on else None))
             self.figures[f"pushed_{reason}"] += len(slots)
 
 
@@ -444,6 +448,11 @@ class Cached(Conditional):
     Dense = PooledCopies
 
     @classmethod
+    def owner_rule(cls, rows: int, keeping: Keeping) -> OwnerRule:
+        """See ``Conditional``."""
+        return Maxima(rows, keeping) if keeping.rule == "max" else Lags(rows, keeping)
+
+    @classmethod
     def holds_back(cls, keeping: Keeping) -> bool:
         """See ``Conditional``."""
         return keeping.staleness > 0
@@ -451,7 +460,7 @@ class Cached(Conditional):
     @classmethod
     def owner_memory(cls, rows: int, keeping: Keeping) -> float:
         """See ``Conditional``: a number a row and dense rank."""
-        return float(rows * len(keeping.dense) * lag_type(keeping).itemsize)
+        return float(rows * len(keeping.dense) * (LAG if keeping.rule == "max" else lag_type(keeping)).itemsize)
 
     @classmethod
     def memory(
@@ -460,9 +469,8 @@ class Cached(Conditional):
         """See ``Conditional``: copies, sums of gradients; and messages of these, at a drain."""
         total = 0.0
         for some, capacity in _pooled(bundles, tables, keeping):
-            columns = sum(keeping.tables[table].width for table in tables[some[0]])
-            sums = sum(keeping.accumulates(table) for table in tables[some[0]])
-            total += capacity * (((2 + 4) * columns + (2 + 2) * sums) * item + _NUMBERS_BYTES)
+            elements, numbers = _elements(tables[some[0]], keeping)
+            total += capacity * ((4 * elements + 2 * numbers) * item + _copy_bytes(tables[some[0]], keeping, item))
         return total
 
 
@@ -475,12 +483,40 @@ def _pooled(
         widths = tuple((keeping.tables[table].width, keeping.tables[table].optimizer.name) for table in of)
         apart = form.features if form.family.dynamic is not None else ()  # ids of two tables may be the same
         alike.setdefault((widths, apart), []).append(b)
-    found = []
-    for some in alike.values():
-        rows = sum(bundles[b].family.rows for b in some)
-        wanted = keeping.capacity if isinstance(keeping.capacity, int) else math.ceil(keeping.capacity * rows)
-        found.append((some, max(1, min(wanted, rows))))
-    return found
+    pools = list(alike.values())
+    rows = [sum(bundles[b].family.rows for b in some) for some in pools]
+    if keeping.capacity_bytes is not None:
+        each = [_copy_bytes(tables[some[0]], keeping, keeping.item) for some in pools]
+        return list(zip(pools, _shared_out(keeping.capacity_bytes, rows, each), strict=True))
+    share, most = keeping.capacity, keeping.capacity
+    wanted = [most if isinstance(most, int) else math.ceil(share * n) for n in rows]
+    return [(some, max(1, min(wants, n))) for some, wants, n in zip(pools, wanted, rows, strict=True)]
+
+
+def _elements(tables: Sequence[str], keeping: Keeping) -> tuple[int, int]:
+    """Of a copy of a row of these tables: elements of its values, and accumulators."""
+    return sum(keeping.tables[t].width for t in tables), sum(keeping.accumulates(t) for t in tables)
+
+
+def _copy_bytes(tables: Sequence[str], keeping: Keeping, item: int) -> int:
+    """What a copy takes: values and the sum of gradients, accumulators and squares, its numbers; no messages."""
+    return 2 * sum(_elements(tables, keeping)) * item + _NUMBERS_BYTES
+
+
+def _shared_out(n_bytes: int, rows: Sequence[int], each: Sequence[int]) -> list[int]:
+    """Rows of each pool that together take no more than this; ``each``: bytes of a copy.
+
+    A row of each first, then of each the same share of the others: so no table is kept whole while another of more
+    columns has nothing, and what is popular, which is alike in all of them as far as is known, decides within each.
+    """
+    least, most = sum(each), sum(n * of for n, of in zip(rows, each, strict=True))
+    if n_bytes < least:
+        raise ConfigError(
+            f"policy.capacity is {n_bytes} bytes, but a copy of one row of each of the {len(rows)} pools of tables of "
+            f"equal widths and optimizers takes {least}. Set it to '{least} B' at least."
+        )
+    share = 1.0 if n_bytes >= most else (n_bytes - least) / (most - least)
+    return [1 + int(share * (n - 1)) for n in rows]
 
 
 def _one(arrays: Sequence[np.ndarray]) -> np.ndarray:

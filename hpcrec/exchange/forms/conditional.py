@@ -9,7 +9,7 @@ Messages are ``copies``. Knows rows by number and the bundles of one form; knows
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -31,6 +31,12 @@ class Keeping:
         Ticks that a copy may lack of those that its owner has, and that a dense rank may hold back of a row's.
     capacity : int or float
         Rows that are kept of all tables of a width: at most so many, or this share of them.
+    capacity_bytes : int or None
+        In its place, the bytes that all copies of a dense rank may take: how many rows these are the form says.
+    item : int
+        Bytes of an element of a row, by which they are counted.
+    rule : str
+        How an owner counts what copies lack: ``sum`` of ticks, or ``max``, clocks that are maxima.
     evict : str
         Which row goes where there are more: see ``kernels.IdMap``.
     max_age : int or None
@@ -44,6 +50,9 @@ class Keeping:
 
     staleness: int = 0
     capacity: int | float = 1.0
+    capacity_bytes: int | None = None
+    item: int = 4
+    rule: Literal["sum", "max"] = "sum"
     evict: Evict = "lru"
     max_age: int | None = None
     lookahead: int = 0
@@ -194,13 +203,18 @@ class Conditional(Rows):
     Attributes
     ----------
     Owner, Dense : type
-        The halves.
+        The halves; of the owner's, the one that there is by default.
     """
 
     conditional = True
     simplicity = None  # what its copies save depends on steps before, which no count of single batches knows
     Owner: ClassVar[type[OwnerRule]]
     Dense: ClassVar[type[Copies]]
+
+    @classmethod
+    def owner_rule(cls, rows: int, keeping: Keeping) -> OwnerRule:
+        """The owner's half for a part of so many rows: arguments of ``OwnerRule``."""
+        return cls.Owner(rows, keeping)
 
     @classmethod
     def holds_back(cls, keeping: Keeping) -> bool:  # noqa: ARG003
