@@ -4,7 +4,9 @@ Three or four collectives more in the phase values, three and one of counts in t
 conditional. Knows both sides of this rank and what is sent; messages are ``copies``, rules ``rules``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from hpcrec.comm.collectives import Collectives
 from hpcrec.errors import HpcrecError
 from hpcrec.exchange.codec import Codec, Elementwise
 from hpcrec.exchange.copies import Served, Vectors, Wanted, numbers
+from hpcrec.exchange.copy_bytes import name_type, tick_type
 from hpcrec.exchange.dense_side import DenseSide
 from hpcrec.exchange.forms.conditional import Keeping, Push
 from hpcrec.exchange.layout import Layout
@@ -19,7 +22,21 @@ from hpcrec.exchange.owner_side import OwnerSide
 from hpcrec.exchange.route import Route
 from hpcrec.types import Floats, Ints
 
+_Result = TypeVar("_Result")
 _NONE, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0)
+
+
+def _counted(verb: Callable[..., _Result]) -> Callable[..., _Result]:
+    """What it sends is added to ``sent_bytes``."""
+
+    @wraps(verb)
+    def counting(self: "KeptRows", *args: Any, **more: Any) -> _Result:
+        with self.collectives.ledger.told_apart() as sent:
+            result = verb(self, *args, **more)
+        self.sent_bytes += sum(sent)
+        return result
+
+    return counting
 
 
 class KeptRows:
@@ -36,6 +53,13 @@ class KeptRows:
     dense_side : DenseSide or None
     keeping : Keeping
     dtype : numpy float type
+
+    Attributes
+    ----------
+    collectives
+        As given.
+    sent_bytes : int
+        What this rank has sent to others in these verbs so far, in training.
     """
 
     def __init__(
@@ -49,17 +73,18 @@ class KeptRows:
         dtype: np.dtype,
     ) -> None:
         assert isinstance(codec, Elementwise), "conditional forms are refused with codec dct"
+        self.collectives, self.sent_bytes = collectives, 0
         most = max(sum(entry.form.conditional for entry in leg.entries) for leg in layout.legs.values())
         dynamic = any(e.family.dynamic for leg in layout.legs.values() for e in leg.entries if e.form.conditional)
         self._dynamic = dynamic
-        names, ticks = np.int64 if dynamic else np.uint32, np.uint8 if keeping.staleness < 255 else np.uint32
-        wide = np.dtype(names), np.dtype(ticks)
+        wide = name_type(dynamic=dynamic), tick_type(keeping.staleness)
         self._messages = _Messages(collectives, codec, most, *wide, dtype)
         self._accumulates = any(keeping.accumulates(table) for f in layout.conditional for table in layout.tables_of[f])
         self._owner, self._rules = owner_side, None if owner_side is None else owner_side.rules
         self._copies = None if dense_side is None else dense_side.copies
         self._none_R = np.zeros(collectives.size, np.int64)
 
+    @_counted
     def ask(self, route: Route) -> Vectors | None:
         """Dense ranks say what they have, owners which rows follow; returns where these lie, of an owner's messages."""
         asked, apart = route.asked, None if route.served is None else route.served.apart
@@ -82,6 +107,7 @@ class KeptRows:
             return None
         return self._rules.vectors(apart, np.flatnonzero(apart.follows_K))
 
+    @_counted
     def bring(self, route: Route, sent: Vectors | None, rows: Floats | None) -> None:
         """Those rows cross, and forms say what is read."""
         asked, due_R = route.asked, self._none_R
@@ -109,6 +135,7 @@ class KeptRows:
             due_R = self._copies.accumulators.vectors(wanted, np.flatnonzero(wanted.follows_K)).bytes_R
         return self._messages.as_they_are(message, sent_R, due_R, "values")
 
+    @_counted
     def push(self, route: Route, gradients: Floats, *, learned: bool, drain: bool, lr_scale: float) -> Floats:
         """What forms push crosses, also in a step that is left out; returns the gradients, and those that came behind.
 
@@ -167,8 +194,8 @@ class KeptRows:
             self._copies.empty()
 
     def figures(self) -> dict[str, float]:
-        """Sums of what this rank's forms say of themselves."""
-        return {} if self._copies is None else self._copies.figures()
+        """Sums of what this rank's forms say of themselves, and the bytes that it has sent for them."""
+        return {"sent_bytes": float(self.sent_bytes), **({} if self._copies is None else self._copies.figures())}
 
 
 class _Messages:
