@@ -16,6 +16,12 @@
             id pulled and its gradient pushed; rows also have the most frequent rows as a cache (``known``), where bytes
             are, and what other clocks would save. ``het.count_error``: bytes by which the ledger of runs over MPI
             differs from the count of them
+``predicted``
+            What the product predicts of the cells of ``counts`` (``cached_parts/predicted.py``), by which
+            ``exchange.form = "auto"`` chooses: ``het.predicted_error``, of their bytes, the largest and the median
+``bags``    Bytes of bags of several ids beside form ``pooled``, by count (``cached_parts/bags.py``):
+            ``het.bags.pooled_over_cached.<ids>.<width>``, and from how many ids on pooled is fewer
+            (``het.bags.break_even.<width>``)
 ``time``    Steps of Wide & Deep as HET has it over slow links, one owner and 4 dense ranks on 5 emulated hosts
             (``cached_parts/time_part.py``): ``het.speedup.100mbit`` and ``.1gbit`` against deduplicated rows under
             ``sync``, ``het.speedup_each_id.100mbit``
@@ -46,7 +52,7 @@ from pathlib import Path
 
 from _report import ROOT, asked, finish
 from _report import options as benchmark_options
-from cached_parts import affinity, bytes_part, check, counts_part, lookups, quality_part, time_part
+from cached_parts import affinity, bags, bytes_part, check, counts_part, lookups, predicted, quality_part, time_part
 from des_parts.cells import Row
 
 
@@ -72,6 +78,16 @@ def counts(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     checked, count_error = check.measure(options.cache, quick=options.quick)
     rows, claims = counts_part.measure(quick=options.quick)
     return [*checked, *rows], [*claims, *count_error]
+
+
+def foretold(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:  # noqa: ARG001
+    """What formulas say of the counts."""
+    return predicted.measure()
+
+
+def of_bags(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """Where form ``pooled`` is fewer bytes."""
+    return bags.measure(quick=options.quick)
 
 
 def time(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
@@ -107,6 +123,8 @@ def dealt(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
 PARTS = {
     "bytes": bytes_of_runs,
     "counts": counts,
+    "predicted": foretold,
+    "bags": of_bags,
     "time": time,
     "thresholded": thresholded,
     "everywhere": everywhere,

@@ -1,4 +1,6 @@
-"""Bytes of a step by formula: of policy ``sync`` with form ``rows``, and of ``cached``. The one place that has them.
+"""Bytes of a step by formula: of policy ``sync`` with form ``rows``, and of ``cached``.
+
+What copies add is by the product's own formulas (``hpcrec.exchange.copy_bytes``), by which ``auto`` predicts too.
 
 For each dense rank D and owner O, in a step in which D asks O for ``asked`` rows, O sends ``sent`` of them, and D
 pushes ``pushed``; vectors of a width, 4 bytes an element:
@@ -32,10 +34,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcrec.comm.sizes import UNIT_BYTES, padded_bytes
-from hpcrec.types import Ints
+from hpcrec.exchange.copy_bytes import ENTRY_BYTES, Part, RowBytes, parts_of
+from hpcrec.types import Floats, Ints
 
-ITEM, CLOCK, NAME, WIDE_TICKS = 4, 0, 4, 255
-ROUTE, FLAG, ENTRY = 32, 8, 8
+ITEM, CLOCK = 4, 0
+ROUTE, FLAG = 32, 8
 TAGS = ("ids", "values", "gradients", "control")
 
 
@@ -93,18 +96,30 @@ def of_cached(
     """
     none = np.zeros_like(asked)
     told = ITEM * np.eye(asked.shape[-1], dtype=np.int64)
-    named = [Message("ids", "names", NAME * pushed), Message("control", "entries", none + ENTRY * entries)]
+    row = RowBytes(ITEM * width, ITEM * width)
+    a, b, c = (np.asarray(of, np.float64) for of in (asked, sent, pushed))  # bytes are exact below 2^53
+    found = {
+        part.what: Message(part.tag, part.what, _whole(part))
+        for part in parts_of(a, b, c, row, staleness=staleness, dynamic=False)
+    }
+    if clock:
+        found["known"] = Message("ids", "known", clock * asked)
+    if names is not None:
+        found["names"] = Message("ids", "names", names)
+    entry_bytes = 0 if names is not None else ENTRY_BYTES * entries
     return [
         *_of_both(asked, requests),
-        Message("ids", "known", clock * asked if clock else -(-asked // 8)),
-        Message("ids", "follows", _to_dense(-(-asked // 8))),
+        *found.values(),
         Message("ids", "clocks", _to_dense(clock * sent)),
-        Message("values", "values", _to_dense(ITEM * width * sent)),
-        *(named if names is None else [Message("ids", "names", names)]),
-        Message("ids", "ticks", pushed * (1 if staleness < WIDE_TICKS else 4)),
-        Message("gradients", "gradients", ITEM * width * pushed),
+        Message("control", "entries", none + entry_bytes),
         Message("gradients", "verdict", none + told),
     ]
+
+
+def _whole(part: Part[Floats]) -> Ints:
+    """In whole bytes, by sender and receiver."""
+    whole = np.ceil(part.exact).astype(np.int64)
+    return _to_dense(whole) if part.to_dense else whole
 
 
 def of_each_id(ids: Ints, requests: Ints, width: int) -> list[Message]:

@@ -13,6 +13,7 @@ from typing import Any
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import crosses_directly
 from hpcrec.build.memory import kept_rows
+from hpcrec.build.rates import count_rates, make_forecast
 from hpcrec.build.tables import DTYPES, make_keeping, make_policy, make_thresholding
 from hpcrec.comm.failure import agree
 from hpcrec.comm.topology import Topology
@@ -27,11 +28,12 @@ from hpcrec.embedding.store import Store
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.choose import Choice, Chooser
+from hpcrec.exchange.choose_kept import choose_kept
 from hpcrec.exchange.codec import wire_item_bytes
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.forms.conditional import ADAGRADS
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes
+from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes, kept_bytes
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.thresholds import thresholded_bytes
@@ -70,17 +72,20 @@ def choose(
 
 
 def _choice(config: Config, world: World, train: Split, offers: Offers, dense: DenseSide) -> tuple[Choice, Asks]:
-    error, counter = None, None
+    error, counter, rows = None, None, None
     try:
         counter = _counted(config, train, offers, world.topology)
+        rows = None if offers.kept is None else count_rates(config, train, offers, world.topology)
     except Exception as caught:
         error = caught
     agree(world.main, error)
     assert counter is not None, "no rank has failed"
     asks = counter.asks(world.main.allreduce(counter.totals()))
-    chooser = Chooser(
-        offers,
-        asks,
+    if offers.kept is not None:
+        asks = asks.with_forecast(make_forecast(config, offers, world.main.allgather(rows)))
+    chooser = partial(
+        Chooser,
+        asks=asks,
         item_bytes=_item_bytes(config),
         budget_bytes=0 if config.exchange.codec in ("fp16", "dct") else config.exchange.auto_copies,
         dense_elements=dense.elements,
@@ -88,7 +93,7 @@ def _choice(config: Config, world: World, train: Split, offers: Offers, dense: D
         samples=config.train.batch_size,
         groups=world.topology.groups,
     )
-    return chooser.choose(), asks
+    return (chooser(offers).choose() if offers.kept is None else choose_kept(offers, chooser)), asks
 
 
 def _counted(config: Config, train: Split, offers: Offers, topology: Topology) -> Counter:
@@ -136,6 +141,17 @@ def _found(
         "predicted_bytes_per_step": choice.predicted,
         "single_form_bytes_per_step": choice.single,
         "owner_flops_per_step": choice.flops,
+        **({} if offers.kept is None else _kept(layout, asks, item_bytes)),
+    }
+
+
+def _kept(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> dict[str, Any]:
+    """What they say of features whose rows dense ranks keep: bytes, but for the requests, and shares of rows."""
+    shares = {} if asks.forecast is None else asks.forecast.of(layout)
+    return {
+        "predicted_kept_bytes_per_step": kept_bytes(layout, asks, item_bytes),
+        "predicted_sent": {f: sent for features, (sent, _) in shares.items() for f in features},
+        "predicted_pushed": {f: pushed for features, (_, pushed) in shares.items() for f in features},
     }
 
 
@@ -159,7 +175,8 @@ def make_exchange(
     policy, direct = make_policy(config), crosses_directly(config, world, place)
     refuse(policy, config.policy.name, layout)
     several = policy.in_flight
-    if hasattr(policy, "form") and not layout.conditional:
+    chosen = "auto" in (config.exchange.form, *config.exchange.forms.values())  # no copies, where these save nothing
+    if hasattr(policy, "form") and not layout.conditional and not chosen:
         raise ConfigError(
             f"policy.name is {config.policy.name!r}, but no feature has form {policy.form!r}: all have forms of their "
             "own (exchange.forms), or replicated tables. Set policy.name = 'sync', or remove some of these."

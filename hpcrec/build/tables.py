@@ -100,9 +100,14 @@ def make_keeping(config: Config, tables: Mapping[str, TableSpec], dense: Sequenc
     )
 
 
+def _kept_form(config: Config) -> str | None:
+    """That under which dense ranks keep rows, where the policy has one."""
+    return getattr(POLICIES[config.policy.name], "form", None)
+
+
 def _default_form(config: Config) -> str:
     """That of features that have none of their own."""
-    return str(getattr(POLICIES[config.policy.name], "form", config.exchange.form))
+    return config.exchange.form if config.exchange.form == "auto" else _kept_form(config) or config.exchange.form
 
 
 def describe_policy(config: Config) -> str:
@@ -239,6 +244,7 @@ def make_offers(
         dense=topology.dense,
         thresholded=thresholded,
         learned=topology.groups == 1,
+        kept=_kept_form(config),
     )
     every = tables_in(sets, tables)
     _check_names(every)

@@ -67,6 +67,8 @@ class Ledger:
         if getattr(self._here, "paused", False):
             return
         place, near_far = TAGS.index(tag), self._near_far_R2[np.asarray(ranks)]
+        if (apart := getattr(self._here, "apart", None)) is not None:
+            apart.append(int(n_bytes @ near_far.sum(axis=1)))
         messages = np.sign(n_bytes) if n_messages is None else n_messages
         with self._lock:
             self._bytes[place] += n_bytes @ near_far
@@ -108,6 +110,15 @@ class Ledger:
     def add_allgather(self, tag: str, ranks: Sequence[int], n_bytes: int) -> None:
         """Counts an allgather in which this rank's part has ``n_bytes``: R - 1 messages, for it crosses R - 1 links."""
         self.add_ring(tag, ranks, (len(ranks) - 1) * n_bytes, len(ranks) - 1)
+
+    @contextmanager
+    def told_apart(self) -> Iterator[list[int]]:
+        """A list that has the bytes of whatever this thread sends meanwhile, which count as ever."""
+        self._here.apart = sent = list[int]()
+        try:
+            yield sent
+        finally:
+            self._here.apart = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:

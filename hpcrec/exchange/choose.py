@@ -99,7 +99,7 @@ class Chooser:
         So a way that is harder to follow is taken only where it saves something.
         """
         offers = self._offers
-        single = {form: sum(self._predicted(offers.single(form)).values()) for form in offers.forms}
+        single = {form: sum(self.predicted(offers.single(form)).values()) for form in offers.forms}
         alone = self._apart()
         learned = offers.learned and any(isinstance(o, Learned) for o in offers.operators.values())
         stays = [(name, most) for name in self._staying for most in (False, True)[: 1 + learned]]  # else the same
@@ -110,16 +110,17 @@ class Chooser:
             copied = self._copies(forms)
             ways += [(self._with_partial(alone, name, copied, most_stay=most), copied) for name, most in stays]
             ways.append((forms, copied))
-        totals = [self._total(*way) for way in ways]
+        totals = [self.total(*way) for way in ways]
         fewest = min(totals)
         enough = fewest + WORTH * abs(fewest)  # what slices spare the sum of dense gradients may be more than all else
         best, replicated = next(way for way, total in zip(ways, totals, strict=True) if total <= enough)
         layout = offers.layout(best, replicated)
         forms = {f: form for f, form in layout.form_of.items() if not FORMS[form].local}
         flops = sum(owner_flops(layout, self._samples).values())
-        return Choice(forms, replicated, self._predicted(best, replicated), single, flops)
+        return Choice(forms, replicated, self.predicted(best, replicated), single, flops)
 
-    def _predicted(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> dict[str, float]:
+    def predicted(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> dict[str, float]:
+        """Bytes of a step by tag."""
         return self._bytes_of(self._offers.layout(forms, replicated))
 
     def _bytes_of(self, layout: Layout) -> dict[str, float]:
@@ -133,7 +134,7 @@ class Chooser:
             groups=self._groups,
         )
 
-    def _total(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> float:
+    def total(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> float:
         """What a choice is judged by: bytes that not every choice has, and those that owners' computing stands for."""
         layout = self._offers.layout(forms, replicated)
         flops = owner_flops(layout, self._samples)
@@ -142,7 +143,7 @@ class Chooser:
         always = 2 * (len(self._offers.dense) - 1) * self._dense_item_bytes * self._dense_elements
         return sum(self._bytes_of(layout).values()) - always + links * longer / FLOPS_A_BYTE
 
-    def _by_entry(self, layout: Layout) -> dict[tuple[str, ...], float]:
+    def by_entry(self, layout: Layout) -> dict[tuple[str, ...], float]:
         """Bytes of a step by what travels together, without partial results: what they cost belongs to no entry."""
         out: dict[tuple[str, ...], float] = {}
         for entry, tags in entry_bytes(layout, self._asks, self._item_bytes):
@@ -155,16 +156,16 @@ class Chooser:
         Of those all take another form, or each that saves by itself, where that is fewer bytes.
         """
         offers = self._offers
-        by_form = {n: self._by_entry(offers.layout(offers.single(n))) for n in self._separable if not FORMS[n].bundled}
+        by_form = {n: self.by_entry(offers.layout(offers.single(n))) for n in self._separable if not FORMS[n].bundled}
         forms = {f: min(by_form, key=lambda name: by_form[name].get((f,), 0.0)) for f in offers.free}
         for name in self._separable:
             if not FORMS[name].bundled:
                 continue
             layout, before = offers.layout(offers.single(name)), dict(forms)
-            all_so, now = self._by_entry(layout), self._by_entry(offers.layout(before))
+            all_so, now = self.by_entry(layout), self.by_entry(offers.layout(before))
             for _, bundle in layout.bundles(name):
                 free = [f for f in bundle if f in offers.free]
-                as_now = _sum_of(now, bundle)
+                as_now = sum_of(now, bundle)
                 ways: list[tuple[float, list[str]]] = [(as_now, []), (all_so[bundle], free)]
                 if 1 < len(bundle) <= TRIED_APART:
                     mixed = [f for f in free if self._mixed(before, bundle, [f], name) < as_now]
@@ -174,7 +175,7 @@ class Chooser:
 
     def _mixed(self, forms: Mapping[str, str], bundle: Iterable[str], some: Iterable[str], name: str) -> float:
         """Bytes of a bundle of which some features have that form, and the others what they have."""
-        return _sum_of(self._by_entry(self._offers.layout({**forms, **dict.fromkeys(some, name)})), bundle)
+        return sum_of(self.by_entry(self._offers.layout({**forms, **dict.fromkeys(some, name)})), bundle)
 
     def _with_partial(
         self, alone: dict[str, str], name: str, copied: Iterable[str] = (), *, most_stay: bool
@@ -188,17 +189,17 @@ class Chooser:
         out = {f for family in offers.families if family.name in set(copied) for f in family.features}
         every = offers.layout(offers.single(name), most_stay=most_stay)
         can = {k.feature for some in every.substituted.values() for k in some if k.feature in offers.free} - out
-        by_partial, by_alone = self._by_entry(every), self._by_entry(offers.layout(alone))
+        by_partial, by_alone = self.by_entry(every), self.by_entry(offers.layout(alone))
         shared = {f for features in by_alone for f in features if len(features) > 1}  # whose bytes are not theirs alone
         groups: dict[tuple[int, ...], list[str]] = {}
         for feature in offers.free:
             if feature in can and (feature in shared or by_partial[feature,] < by_alone[feature,]):
                 groups.setdefault(every.family_of[feature].holders, []).append(feature)
         forms = {**alone, **{f: name for features in groups.values() for f in features}}
-        total = self._total(forms)
+        total = self.total(forms)
         for features in (*groups.values(), *([f] for f in sorted(shared.intersection(can))[:TRIED_APART])):
             without = {**forms, **{f: alone[f] for f in features}}
-            if without != forms and (less := self._total(without)) < total:
+            if without != forms and (less := self.total(without)) < total:
                 forms, total = without, less
         return forms
 
@@ -206,12 +207,12 @@ class Chooser:
         """Families that cost less where every dense rank has them, those first that save most for their memory."""
         offers = self._offers
         layout = offers.layout(forms)
-        now, copied = self._by_entry(layout), self._by_entry(offers.layout(forms, offers.replicable))
+        now, copied = self.by_entry(layout), self.by_entry(offers.layout(forms, offers.replicable))
         stay = {k.feature for some in layout.substituted.values() for k in some}
         saved: dict[str, float] = {}
         for family in offers.families:
             if family.name in offers.replicable and stay.isdisjoint(family.features):
-                saved[family.name] = _sum_of(now, family.features) - _sum_of(copied, family.features)
+                saved[family.name] = sum_of(now, family.features) - sum_of(copied, family.features)
         left_bytes, chosen = self._budget_bytes, []
         for name in sorted((n for n in saved if saved[n] > 0), key=lambda n: -saved[n] / offers.replicable[n]):
             if offers.replicable[name] <= left_bytes:
@@ -220,7 +221,7 @@ class Chooser:
         return tuple(family.name for family in offers.families if family.name in chosen)
 
 
-def _sum_of(by_entry: Mapping[tuple[str, ...], float], features: Iterable[str]) -> float:
+def sum_of(by_entry: Mapping[tuple[str, ...], float], features: Iterable[str]) -> float:
     """Bytes of the entries that these features have to themselves."""
     mine = tuple(features)
     if len(mine) == 1:

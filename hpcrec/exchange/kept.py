@@ -6,8 +6,11 @@ conditional. What dense ranks keep is looked at and changed by the thread of the
 what is sent; messages are ``copies``, rules ``rules``.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from hpcrec.comm.collectives import Collectives
 from hpcrec.errors import HpcrecError
 from hpcrec.exchange.codec import Codec, Elementwise
 from hpcrec.exchange.copies import Served, Vectors, Wanted, numbers
+from hpcrec.exchange.copy_bytes import name_type, tick_type
 from hpcrec.exchange.dense_side import DenseSide
 from hpcrec.exchange.forms.conditional import Keeping, Push
 from hpcrec.exchange.inputs import Gradients
@@ -46,7 +50,21 @@ class Pushed:
     squares_P: Floats | None
 
 
+_Result = TypeVar("_Result")
 _NONE, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0)
+
+
+def _counted(verb: Callable[..., _Result]) -> Callable[..., _Result]:
+    """What it sends is counted in ``figures``."""
+
+    @wraps(verb)
+    def counting(self: "KeptRows", *args: Any, **more: Any) -> _Result:
+        with self.collectives.ledger.told_apart() as sent:
+            result = verb(self, *args, **more)
+        self._sent[verb.__name__] += sum(sent)
+        return result
+
+    return counting
 
 
 class KeptRows:
@@ -67,6 +85,11 @@ class KeptRows:
         Lane and codec of what is pushed; default: the same.
     assembler : Device, optional
         That of the dense rank's leaves.
+
+    Attributes
+    ----------
+    collectives
+        As given.
     """
 
     def __init__(
@@ -82,11 +105,11 @@ class KeptRows:
         assembler: Device | None = None,
     ) -> None:
         assert isinstance(codec, Elementwise), "conditional forms are refused with codec dct"
+        self.collectives, self._sent = collectives, Counter[str]()  # by verb, each of which is one thread's
         most = max(sum(entry.form.conditional for entry in leg.entries) for leg in layout.legs.values())
         dynamic = any(e.family.dynamic for leg in layout.legs.values() for e in leg.entries if e.form.conditional)
         self._dynamic = dynamic
-        names, ticks = np.int64 if dynamic else np.uint32, np.uint8 if keeping.staleness < 255 else np.uint32
-        wide = np.dtype(names), np.dtype(ticks)
+        wide = name_type(dynamic=dynamic), tick_type(keeping.staleness)
         self._messages = _Messages(collectives, codec, most, *wide, dtype)
         self._back, self._assembler = self._messages, assembler
         if back is not None:
@@ -104,6 +127,7 @@ class KeptRows:
         if asked is not None and asked.wanted is not None and self._copies is not None:
             asked.wanted.has_K = self._copies.has(asked.kept, asked.wanted)
 
+    @_counted
     def ask(self, route: Route) -> Vectors | None:
         """Dense ranks say what they have, owners which rows follow; returns where these lie, of an owner's messages."""
         asked, apart = route.asked, None if route.served is None else route.served.apart
@@ -128,6 +152,7 @@ class KeptRows:
             return None
         return self._rules.vectors(apart, np.flatnonzero(apart.follows_K))
 
+    @_counted
     def bring(self, route: Route, sent: Vectors | None, rows: Floats | None) -> None:
         """Those rows cross; they are kept with the route until its step begins."""
         asked, due_R = route.asked, self._none_R
@@ -174,6 +199,7 @@ class KeptRows:
             due_R = self._copies.accumulators.vectors(wanted, np.flatnonzero(wanted.follows_K)).bytes_R
         return self._messages.as_they_are(message, sent_R, due_R, "values")
 
+    @_counted
     def push(self, route: Route, dtype: np.dtype) -> Pushed | None:
         """That crosses; returns what has come to this owner."""
         copies, rules = self._copies, self._rules
@@ -242,8 +268,8 @@ class KeptRows:
             self._copies.give_up()
 
     def figures(self) -> dict[str, float]:
-        """Sums of what this rank's forms say of themselves."""
-        return {} if self._copies is None else self._copies.figures()
+        """Sums of what this rank's forms say of themselves, and the bytes that it has sent for them."""
+        return {"sent_bytes": float(self._sent.total()), **({} if self._copies is None else self._copies.figures())}
 
 
 class _Messages:

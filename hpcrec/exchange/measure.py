@@ -15,6 +15,7 @@ from itertools import chain
 import numpy as np
 
 from hpcrec.exchange.bags import Splitter
+from hpcrec.exchange.forecast import Forecast
 from hpcrec.exchange.layout import Entry, Layout
 from hpcrec.exchange.reduction import Reduction, Transfer
 from hpcrec.exchange.verdict import tellers
@@ -63,12 +64,20 @@ class Asks:
         By dense rank: those of its own part of a batch.
     far : Asks or None
         What is asked by dense ranks of other hosts alone.
+    forecast : Forecast or None
+        What copies of rows cost; None: no layout has any.
     """
 
     samples: Mapping[int, float]
     entries: Mapping[Key, Mapping[int, tuple[float, float]]]
     own_samples: Mapping[int, float]
     far: "Asks | None" = None
+    forecast: Forecast | None = None
+
+    def with_forecast(self, forecast: Forecast) -> "Asks":
+        """The same, of layouts with copies too."""
+        far = None if self.far is None else replace(self.far, forecast=forecast)
+        return replace(self, forecast=forecast, far=far)
 
     def of(self, entry: Entry, holder: int) -> tuple[float, float]:
         """Bytes of ids and bags of an entry; at most so many where just wider ones, or its features, were counted.
@@ -216,7 +225,7 @@ def step_bytes(
     reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
     told = [1 for holder, teller in _verdicts(layout, asks) if teller != holder]
     return {
-        **_by_tag(layout, asks, partials, len(told), item_bytes),
+        **_by_tag(layout, asks, partials, len(told), _pairs(asks, _differ), item_bytes),
         "dense": 2.0 * (dense_ranks - groups) * dense_item_bytes * reduced,
     }
 
@@ -225,8 +234,12 @@ def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_b
     """Those of ``step_bytes`` that cross from host to host, which are fewer where owners add partial results."""
     assert asks.far is not None, "asks are those of a counter"
     partials = sum(asks.own_samples[t.dense] * t.elements for t in chain(*reduction.rounds()) if reduction.crosses(t))
-    told = [1 for holder, teller in _verdicts(layout, asks) if reduction.crosses(Transfer(teller, holder, teller, 1))]
-    return _by_tag(layout, asks.far, partials, len(told), item_bytes)
+
+    def crosses(one: int, other: int) -> bool:
+        return reduction.crosses(Transfer(one, other, one, 1))
+
+    told = [1 for holder, teller in _verdicts(layout, asks) if crosses(teller, holder)]
+    return _by_tag(layout, asks.far, partials, len(told), _pairs(asks, crosses), item_bytes)
 
 
 def _verdicts(layout: Layout, asks: Asks) -> list[tuple[int, int]]:
@@ -234,14 +247,51 @@ def _verdicts(layout: Layout, asks: Asks) -> list[tuple[int, int]]:
     return list(tellers(layout.legs, (), tuple(asks.own_samples)).items())
 
 
-def _by_tag(layout: Layout, asks: Asks, partials: float, verdicts: int, item_bytes: ItemBytes) -> dict[str, float]:
-    """Bytes of what is asked, and of so many elements of partial results, and of verdicts beside the gradients."""
+def _by_tag(
+    layout: Layout, asks: Asks, partials: float, verdicts: int, pairs: tuple[int, int], item_bytes: ItemBytes
+) -> dict[str, float]:
+    """Bytes of what is asked, and of so many elements of partial results, and of verdicts beside the gradients.
+
+    ``pairs`` as of ``_pairs``.
+    """
     elements = partials, partials + verdicts
     totals = {"ids": 0.0, "values": item_bytes.whole * elements[0], "gradients": item_bytes.whole * elements[1]}
     for _, tags in entry_bytes(layout, asks, item_bytes):
         for tag, n_bytes in tags.items():
             totals[tag] += n_bytes
+    if layout.conditional:
+        for tag, n_bytes in _forecast(asks).beside(layout, *pairs).items():
+            totals[tag] = totals.get(tag, 0.0) + n_bytes
     return totals
+
+
+def _pairs(asks: Asks, crosses: Callable[[int, int], bool]) -> tuple[int, int]:
+    """Pairs of a dense rank and a holder between whom messages cross, and of all ranks."""
+    every = {*asks.own_samples, *asks.samples}
+    asked = sum(crosses(rank, holder) for rank in asks.own_samples for holder in asks.samples)
+    return asked, sum(crosses(a, b) for a in every for b in every)
+
+
+def kept_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> float:
+    """Those of ``step_bytes`` that cross because dense ranks keep rows: of these features all but the requests."""
+    if not layout.conditional:
+        return 0.0
+    total = sum(_forecast(asks).beside(layout, *_pairs(asks, _differ)).values())
+    for holder, leg in layout.legs.items():
+        for entry in leg.entries:
+            if entry.form.conditional:
+                _, asked = asks.of(entry, holder)
+                total += sum(_forecast(asks).entry(layout, leg, entry, (0.0, asked), item_bytes.whole).values())
+    return total
+
+
+def _differ(one: int, other: int) -> bool:
+    return one != other
+
+
+def _forecast(asks: Asks) -> Forecast:
+    assert asks.forecast is not None, "a layout with copies is counted with their forecast"
+    return asks.forecast
 
 
 def entry_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> Iterator[tuple[Entry, dict[str, float]]]:
@@ -251,7 +301,11 @@ def entry_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> Iterator[t
         for stream in leg.streams:
             widths[stream.entry].append(stream.width)
         for entry, columns in zip(leg.entries, widths, strict=True):
-            yield entry, entry.form.wire_bytes(*asks.of(entry, holder), columns, item_bytes.of)
+            counted = asks.of(entry, holder)
+            if entry.form.conditional:
+                yield entry, _forecast(asks).entry(layout, leg, entry, counted, item_bytes.whole)
+            else:
+                yield entry, entry.form.wire_bytes(*counted, columns, item_bytes.of)
 
 
 def owner_flops(layout: Layout, samples: int) -> dict[int, float]:

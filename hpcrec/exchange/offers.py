@@ -5,6 +5,7 @@ Knows tables, families and operators; bytes are for ``measure``, the choice for 
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from copy import copy
 from dataclasses import replace
 
 from hpcrec.embedding.shards import Family
@@ -40,6 +41,8 @@ class Offers:
         Whether vectors are, with which not every form can be had.
     learned : bool
         Whether operators with dense parameters may be computed at holders, who then train these for all dense ranks.
+    kept : str, optional
+        The form under which dense ranks keep rows, where the policy has one: what features have that do not leave it.
 
     Attributes
     ----------
@@ -66,8 +69,10 @@ class Offers:
         dense: Sequence[int],
         thresholded: bool = False,
         learned: bool = True,
+        kept: str | None = None,
     ) -> None:
         self.forms = offered(thresholded=thresholded)
+        self.kept = kept
         self.learned = learned
         self.families = tuple(families)
         self._forms = dict(forms)
@@ -83,23 +88,40 @@ class Offers:
             if family.name in replicable and family.kind != "replicate" and set(self.free).issuperset(family.features)
         }
 
+    def family_of(self, feature: str) -> Family:
+        """That of its tables."""
+        return next(family for family in self.families if feature in family.features)
+
+    def fixed(self, forms: Mapping[str, str]) -> "Offers":
+        """What is left to choose from where these free features have forms."""
+        out = copy(self)
+        out._forms = {**self._forms, **forms}
+        out.free = tuple(f for f in self.free if f not in forms)
+        out.replicable = {
+            family.name: self.replicable[family.name]
+            for family in self.families
+            if family.name in self.replicable and set(out.free).issuperset(family.features)
+        }
+        return out
+
     def families_with(self, replicated: Iterable[str]) -> tuple[Family, ...]:
         """The families, some of them replicated."""
         names = set(replicated)
         return tuple(replace(f, kind="replicate", holders=self.dense) if f.name in names else f for f in self.families)
 
     def layout(self, forms: Mapping[str, str], replicated: Iterable[str] = (), *, most_stay: bool = False) -> Layout:
-        """The layout of a choice; ``forms`` of free features, the simplest where they do not say."""
+        """The layout of a choice; ``forms`` of free features, where they do not say ``kept`` or the simplest."""
+        simplest = self.kept or self.forms[0]
         tables, lookups, operators, one_hot = self._parts
         families = self.families_with(replicated)
         copied = {f for family in families if family.name in set(replicated) for f in family.features}
-        chosen = {**self._forms, **self.single(self.forms[0]), **forms}
+        chosen = {**self._forms, **self.single(simplest), **forms}
         return Layout(
             tables,
             families,
             lookups,
             forms={f: form for f, form in chosen.items() if f not in copied},
-            default_form=self.forms[0] if self._default_form == "auto" else self._default_form,
+            default_form=simplest if self._default_form == "auto" else self._default_form,
             operators=operators,
             one_hot=one_hot,
             most_stay=most_stay,
@@ -123,4 +145,6 @@ class Offers:
                 layouts.append(self.layout({**simplest, **alone}))
         if self.replicable:
             layouts.append(self.layout(simplest, self.replicable))
+        if self.kept is not None:
+            layouts.append(self.layout(self.single(self.kept)))
         return layouts

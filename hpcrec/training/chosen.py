@@ -36,12 +36,16 @@ class Chosen:
             self._began = step, self._sent()
 
     def record(self, step: int) -> dict[str, Any]:
-        """The choice, with the bytes a step by tag that were sent from ``begin`` until this step; collective."""
+        """The choice, with the bytes a step by tag that were sent from ``begin`` until this step; collective.
+
+        ``counted_steps`` is how many steps those were.
+        """
         counted: dict[str, float] = {}
-        if self._began is not None and step > self._began[0]:
+        steps = 0 if self._began is None else step - self._began[0]
+        if self._began is not None and steps > 0:
             first, before = self._began
             counted = dict(zip(TAGS, ((self._sent() - before) / (step - first)).tolist(), strict=True))
-        return {**self.found, "counted_bytes_per_step": counted}
+        return {**self.found, "counted_steps": steps, "counted_bytes_per_step": counted}
 
     def _sent(self) -> np.ndarray:
         total: np.ndarray = self._world.total_wire_bytes().sum(axis=1)

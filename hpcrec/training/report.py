@@ -230,7 +230,16 @@ def choice_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     shown.append(f"{format_bytes(sum(predicted.values()))} a step predicted, {format_bytes(counted)} counted")
     if choice["owner_flops_per_step"]:
         shown.append(f"{choice['owner_flops_per_step'] / 1e6:,.1f} Mflop a step at owners")
-    return [("forms chosen", ", ".join(shown))]
+    return [("forms chosen", ", ".join(shown)), *_kept_rows(choice, summary["copies"])]
+
+
+def _kept_rows(choice: Mapping[str, Any], copies: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Bytes of features whose rows dense ranks keep, where ``auto`` could have given them another form."""
+    if "predicted_kept_bytes_per_step" not in choice:
+        return []
+    counted = copies.get("sent_bytes", 0.0) / max(choice["counted_steps"], 1)
+    shown = f"{format_bytes(choice['predicted_kept_bytes_per_step'])} a step predicted, {format_bytes(counted)} counted"
+    return [("copies of rows", f"{shown}, but for the ids asked for")]
 
 
 def phase_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -458,6 +458,13 @@ class Cached(Conditional):
         return keeping.staleness > 0
 
     @classmethod
+    def rooms(
+        cls, bundles: Sequence[Conditional], tables: Sequence[Sequence[str]], keeping: Keeping
+    ) -> list[tuple[list[int], int]]:
+        """See ``Conditional``: of the same widths and optimizers."""
+        return _pooled(bundles, tables, keeping)
+
+    @classmethod
     def owner_memory(cls, rows: int, keeping: Keeping) -> float:
         """See ``Conditional``: a number a row and dense rank."""
         return float(rows * len(keeping.dense) * (LAG if keeping.rule == "max" else lag_type(keeping)).itemsize)

@@ -222,6 +222,16 @@ class Conditional(Rows):
         return True
 
     @classmethod
+    def rooms(
+        cls,
+        bundles: "Sequence[Conditional]",
+        tables: Sequence[Sequence[str]],  # noqa: ARG003
+        keeping: Keeping,  # noqa: ARG003
+    ) -> list[tuple[list[int], int]]:
+        """Numbers of the bundles whose copies share room, and how many rows have some: by default all of each."""
+        return [([b], max(1, form.family.rows)) for b, form in enumerate(bundles)]
+
+    @classmethod
     def owner_memory(cls, rows: int, keeping: Keeping) -> float:  # noqa: ARG003
         """The most bytes that ``OwnerRule`` takes of so many rows: by default none."""
         return 0.0
