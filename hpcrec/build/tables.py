@@ -91,6 +91,9 @@ def make_keeping(config: Config, tables: Mapping[str, TableSpec], dense: Sequenc
         max_age=options.max_age or None,
         dense=tuple(dense),
         tables=tables,
+        check=config.run.check_staleness,
+        shadow_reads=config.run.shadow_reads,
+        seed=config.train.seed,
     )
 
 

@@ -41,6 +41,7 @@ dynamic tables have is found as the phase ``values`` begins. Knows bytes, not ti
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -65,6 +66,7 @@ from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Thresholding, make_masks
 from hpcrec.exchange.norms import ColumnNorms
 from hpcrec.exchange.owner_side import OwnerSide
+from hpcrec.exchange.record import CopiesRecord
 from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.route import Reading, Route
 from hpcrec.exchange.slices import Slice
@@ -265,6 +267,10 @@ class Exchange:
         """What this rank's forms that keep copies say of them: sums."""
         return {} if self._copies is None else self._copies.figures()
 
+    def record(self) -> CopiesRecord | None:
+        """What lines of metrics tell of them; None where there are none."""
+        return None if self._copies is None else self._copies.record()
+
     def empty(self) -> None:
         """Dense ranks forget all copies; after a drain."""
         if self._copies is not None:
@@ -387,7 +393,7 @@ class Exchange:
             apart = None
             if self._copies is not None:
                 with self._counting(route.counted):
-                    apart = self._copies.ask(route)
+                    apart = self._copies.ask(route, self.version)
             behind += 0 if apart is None else int(apart.bytes_R.sum())
             sent, copied = (way or self._codec).message(sent_R, behind), None
             if self._owner_side is not None and served is not None:
@@ -564,7 +570,8 @@ class Exchange:
                 if self._among is not None:
                     self._among.backward(None if served is None else served.partials)
             if self._copies is not None:
-                received = self._copies.push(route, received, learned=learned, drain=drain, lr_scale=lr_scale)
+                how: dict[str, Any] = {"learned": learned, "drain": drain, "lr_scale": lr_scale, "step": step}
+                received = self._copies.push(route, received, **how)
         with rows:
             self._apply(route, received, step=step, lr_scale=lr_scale)
             self.version = step

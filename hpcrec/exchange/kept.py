@@ -11,12 +11,16 @@ import numpy as np
 from hpcrec.comm.collectives import Collectives
 from hpcrec.errors import HpcrecError
 from hpcrec.exchange.codec import Codec, Elementwise
-from hpcrec.exchange.copies import Served, Vectors, Wanted, numbers
+from hpcrec.exchange.copies import Served, Vectors, Wanted, behind, numbers
 from hpcrec.exchange.dense_side import DenseSide
-from hpcrec.exchange.forms.conditional import Keeping, Push
+from hpcrec.exchange.exact import StalenessCheck
+from hpcrec.exchange.forms.conditional import Conditional, Keeping, Push
+from hpcrec.exchange.forms.missing import Missing
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.owner_side import OwnerSide
+from hpcrec.exchange.record import CopiesRecord
 from hpcrec.exchange.route import Route
+from hpcrec.exchange.shadow import ShadowReads
 from hpcrec.types import Floats, Ints
 
 _NONE, _NO_FLOATS = np.zeros(0, np.int64), np.zeros(0)
@@ -36,6 +40,7 @@ class KeptRows:
     dense_side : DenseSide or None
     keeping : Keeping
     dtype : numpy float type
+
     """
 
     def __init__(
@@ -58,10 +63,24 @@ class KeptRows:
         self._accumulates = any(keeping.accumulates(table) for f in layout.conditional for table in layout.tables_of[f])
         self._owner, self._rules = owner_side, None if owner_side is None else owner_side.rules
         self._copies = None if dense_side is None else dense_side.copies
-        self._none_R = np.zeros(collectives.size, np.int64)
+        self._none_R, self._item = np.zeros(collectives.size, np.int64), dtype.itemsize
+        self._check, self._shadow, self._ahead = None, None, 0  # steps that are asked for and not yet pushed
+        if keeping.check:
+            self._check = StalenessCheck(collectives, [] if self._rules is None else self._rules.entries, keeping)
+            if self._rules is not None:
+                self._rules.exact = self._check.ticks
+        if keeping.shadow_reads:
+            self._shadow = ShadowReads(collectives, layout, keeping.shadow_reads, keeping.seed)
+        kinds = dict.fromkeys(form for form in layout.bundled() if isinstance(form, Conditional))
+        self._counts = tuple(dict.fromkeys(name for form in kinds for name in form.counts))
+        most = self._check.allowed if self._check else keeping.staleness
+        self._bins = len(Missing(most).reads)
 
-    def ask(self, route: Route) -> Vectors | None:
-        """Dense ranks say what they have, owners which rows follow; returns where these lie, of an owner's messages."""
+    def ask(self, route: Route, version: int) -> Vectors | None:
+        """Dense ranks say what they have, owners which rows follow; returns where these lie, of an owner's messages.
+
+        Behind them lie those that are only compared. ``version``: steps that are learned, or left out.
+        """
         asked, apart = route.asked, None if route.served is None else route.served.apart
         wanted, has_K = None if asked is None else asked.wanted, _NONE.astype(bool)
         if asked is not None and wanted is not None and self._copies is not None:
@@ -78,14 +97,33 @@ class KeptRows:
             rowless_K = self._messages.bits(_peers(apart), none.rowless_K, _peers(wanted))
         if wanted is not None:
             wanted.follows_K, wanted.rowless_K = follows_K, rowless_K
+        if route.train:
+            self._ahead += 1
+            self._prove(route, version + self._ahead)
         if apart is None or self._rules is None:
             return None
-        return self._rules.vectors(apart, np.flatnonzero(apart.follows_K))
+        sent = self._rules.vectors(apart, np.flatnonzero(apart.follows_K))
+        return behind(sent, self._rules.vectors(apart, apart.picked), self._item) if len(apart.picked) else sent
+
+    def _prove(self, route: Route, step: int) -> None:
+        """Holds what is read in a step, from 1, to the bound, and says which copies are compared; where asked for."""
+        asked, apart = route.asked, None if route.served is None else route.served.apart
+        wanted = None if asked is None else asked.wanted
+        if self._check is not None:
+            self._check.read(apart, step)
+        if self._shadow is not None:
+            picked = _NONE
+            if asked is not None and wanted is not None:
+                picked = wanted.picked = self._shadow.pick(asked.kept, wanted, step)
+            found = self._shadow.tell(wanted, picked, apart)
+            if apart is not None:
+                apart.picked = found
 
     def bring(self, route: Route, sent: Vectors | None, rows: Floats | None) -> None:
         """Those rows cross, and forms say what is read."""
         asked, due_R = route.asked, self._none_R
         wanted = None if asked is None else asked.wanted
+        shadows, sent, rows = self._apart_of(route, sent, rows)
         if wanted is not None and self._copies is not None:
             due_R = self._copies.vectors(wanted, np.flatnonzero(wanted.follows_K)).bytes_R
         came = self._messages.floats(
@@ -94,6 +132,30 @@ class KeptRows:
         sums = self._accumulators(route, wanted)
         if asked is not None and wanted is not None and self._copies is not None:
             self._copies.read(asked.kept, wanted, came, sums, train=route.train)
+        if self._shadow is not None and route.train:
+            self._compare(self._shadow, route, *shadows)
+
+    def _apart_of(
+        self, route: Route, sent: Vectors | None, rows: Floats | None
+    ) -> tuple[tuple[Ints, Floats | None], Vectors | None, Floats | None]:
+        """Sizes and vectors of the rows that are only compared, and those that follow by themselves."""
+        apart = None if route.served is None else route.served.apart
+        if apart is None or rows is None or self._rules is None or not len(apart.picked):
+            return (self._none_R.copy(), None), sent, rows
+        sent = self._rules.vectors(apart, np.flatnonzero(apart.follows_K))
+        n = int(sent.bytes_R.sum()) // self._item
+        # a copy: messages between take the room
+        return (self._rules.vectors(apart, apart.picked).bytes_R, rows[n:].copy()), sent, rows[:n]
+
+    def _compare(self, shadow: ShadowReads, route: Route, sent_R: Ints, rows: Floats | None) -> None:
+        asked, due = route.asked, None
+        wanted = None if asked is None else asked.wanted
+        if wanted is not None and self._copies is not None:
+            due = self._copies.vectors(wanted, wanted.picked)
+        due_R = self._none_R if due is None else due.bytes_R
+        current = self._messages.floats(rows, sent_R, due_R.copy(), "shadow")
+        if asked is not None and wanted is not None and due is not None and self._copies is not None:
+            shadow.compare(asked.kept, wanted, due, self._copies.columns, current)
 
     def _accumulators(self, route: Route, wanted: Wanted | None) -> Floats:
         """Those of the rows that came, where some have any."""
@@ -109,13 +171,17 @@ class KeptRows:
             due_R = self._copies.accumulators.vectors(wanted, np.flatnonzero(wanted.follows_K)).bytes_R
         return self._messages.as_they_are(message, sent_R, due_R, "values")
 
-    def push(self, route: Route, gradients: Floats, *, learned: bool, drain: bool, lr_scale: float) -> Floats:
+    def push(
+        self, route: Route, gradients: Floats, *, learned: bool, drain: bool, lr_scale: float, step: int
+    ) -> Floats:
         """What forms push crosses, also in a step that is left out; returns the gradients, and those that came behind.
 
         Parameters
         ----------
         gradients : float, flat
             What came by the other messages, and the room behind it.
+        step : int
+            From 1.
         """
         asked, served, copies, rules = route.asked, route.served, self._copies, self._rules
         wanted, message, number_E, pushes = None, None, self._none_R, list[Push]()
@@ -130,6 +196,10 @@ class KeptRows:
             rules.found(pushed)
             due = rules.vectors(pushed, np.arange(len(pushed.row_K)))
             due_R = due.bytes_R
+        self._ahead -= 1
+        if self._check is not None:
+            asked_K = None if served is None else served.apart
+            self._check.learned(asked_K, pushed, learned=learned, drain=drain, step=step)
         came = self._messages.floats(message, sent_R, due_R, "gradients")
         squares_P = self._squares(wanted, pushes, pushed, due)
         if self._owner is None or served is None:
@@ -165,10 +235,29 @@ class KeptRows:
         """All copies on this rank are forgotten."""
         if self._copies is not None:
             self._copies.empty()
+        if self._check is not None:
+            self._check.forget()
+        self._ahead = 0
 
     def figures(self) -> dict[str, float]:
-        """Sums of what this rank's forms say of themselves."""
-        return {} if self._copies is None else self._copies.figures()
+        """Sums of what this rank's forms, and their rules, say of themselves."""
+        held = {} if self._copies is None else self._copies.figures()
+        return {**held, **({} if self._rules is None else self._rules.figures())}
+
+    def record(self) -> CopiesRecord:
+        """What lines of metrics tell of, of all steps so far."""
+        figures, missing = self.figures(), [] if self._rules is None else self._rules.missing()
+        if self._check is not None:
+            missing = [self._check.missing]
+        reads = [np.zeros(self._bins, np.int64), *(of.reads for of in missing)]
+        return CopiesRecord(
+            self._counts,
+            np.array([figures.get(name, 0.0) for name in self._counts]),
+            np.sum([np.pad(of, (0, self._bins - len(of))) for of in reads], axis=0),
+            sum(of.ticks for of in missing),
+            () if self._shadow is None else self._shadow.tables,
+            None if self._shadow is None else self._shadow.found,
+        )
 
 
 class _Messages:
