@@ -69,6 +69,8 @@ class CachedReference:
         Columns of a table that their first owner has; left out: all.
     rules : Rules, optional
         Of dynamic tables: who has a row. Keys are ids then.
+    compared : callable, optional
+        Number of the bundle, row, number of the step -> whether a read of its copy is compared with the row.
 
     Attributes
     ----------
@@ -78,6 +80,12 @@ class CachedReference:
         Reads by what they were answered with, and pushes by their reason, of all ranks.
     dropped : int
         Rows that were pushed of ids that had lost theirs.
+    missing, lags : list of int
+        Of each read: ticks that it lacked, and those among them that had been pushed by then.
+    distances : dict of str to list of float
+        By table, of reads that are compared: how far apart, as a share of the row's length.
+    made : dict of Key to int
+        Ticks of all ranks.
     """
 
     def __init__(
@@ -95,6 +103,7 @@ class CachedReference:
         scale: Callable[[int], float] = lambda step: 1.0,
         columns: Mapping[str, int | None] | None = None,
         rules: Rules | None = None,
+        compared: Callable[[int, int, int], bool] = lambda bundle, row, step: False,
     ) -> None:
         self._reference, self._bundles, self._cuts = reference, bundles, cuts
         self._staleness, self._capacity, self._evict, self._max_age = staleness, capacity, evict, max_age
@@ -106,7 +115,9 @@ class CachedReference:
             rules.started = lambda family, i: self._lives.update([(family, i)])
         self._copies: list[dict[Key, Copy]] = [{} for _ in range(ranks)]
         self._clock: dict[Key, int] = {}
-        self._made: dict[Key, int] = {}  # ticks of all ranks
+        self.made: dict[Key, int] = {}
+        self._compared, self.missing, self.lags = compared, list[int](), list[int]()
+        self.distances: dict[str, list[float]] = {}
         self.most_missing = 0
         self.counts = dict.fromkeys(("copies_read", "misses", "too_old", "evictions"), 0)
         self.counts |= {f"pushed_{reason}": 0 for reason in ("bound", "eviction", "no_room", "no_row", "age", "drain")}
@@ -196,6 +207,7 @@ class CachedReference:
             rows = {name: self._reference.tables[name].bags.weight.detach()[of[name]].clone() for name in tables}
             if life is None:  # it is read as it is, and no copy is kept
                 self._has_no_row(copy, key, out)
+                self.lags.append(0)
                 found[key] = None, rows
                 continue
             clock = self._clock.get(key, 0)
@@ -211,11 +223,20 @@ class CachedReference:
                 copy.accumulated = {name: self._accumulated(name, key[1]) for name in tables}
                 copy.value = self._preview(copy, self._scale(t - 1) if t > 1 else 1.0)
             contained = clock if copy is None else copy.known + copy.n  # type: ignore[operator]
-            missing = self._made.get(key, 0) - contained
+            missing = self.made.get(key, 0) - contained
+            self.missing.append(missing)
+            self.lags.append(0 if sent else clock - known)  # type: ignore[operator]
+            if copy is not None and not sent and self._compared(*key, t):
+                self._compare(copy.value, rows)
             self.most_missing = max(self.most_missing, missing)
             assert 0 <= missing <= len(self._copies) * self._staleness, (key, missing)
             found[key] = copy, rows if copy is None else copy.value
         return found
+
+    def _compare(self, read: Mapping[str, torch.Tensor], rows: Mapping[str, torch.Tensor]) -> None:
+        for name, row in rows.items():
+            if row.norm() > 0:
+                self.distances.setdefault(name, []).append(float((read[name] - row).norm() / row.norm()))
 
     def _has_no_row(self, copy: Copy | None, key: Key, out: list[tuple[Key, Copy]]) -> None:
         self.counts["misses"] += copy is None or copy.known is None
@@ -304,7 +325,7 @@ class CachedReference:
             assert gradients is not None
             if self._life(key) is None:
                 continue
-            self._made[key] = self._made.get(key, 0) + 1
+            self.made[key] = self.made.get(key, 0) + 1
             if copy is None:
                 self.counts["pushed_no_room"] += 1
                 squares = {n: float((g**2).mean()) for n, g in gradients[key].items()}
