@@ -24,6 +24,7 @@ from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.stores import STORES
 from hpcrec.exchange.codec import wire_item_bytes
+from hpcrec.exchange.exact import check_bytes
 from hpcrec.exchange.forms import FORMS
 from hpcrec.exchange.forms.conditional import Conditional
 from hpcrec.exchange.layout import Layout
@@ -187,7 +188,8 @@ def _traffic(
     keeping, lags = make_keeping(config, layout.tables, dense), 0.0
     for e in leg.entries:
         if issubclass(e.form, Conditional):
-            lags += e.form.owner_memory(e.family.part_rows(e.part) + (e.family.dynamic is not None), keeping)
+            rows = e.family.part_rows(e.part) + (e.family.dynamic is not None)
+            lags += e.form.owner_memory(rows, keeping) + check_bytes(rows, keeping)
     return HolderTraffic(
         weights=weights,
         weighed_elements=batch * columns,

@@ -97,6 +97,9 @@ def make_keeping(config: Config, tables: Mapping[str, TableSpec], dense: Sequenc
         lookahead=options.lookahead,
         dense=tuple(dense),
         tables=tables,
+        check=config.run.check_staleness,
+        shadow_reads=config.run.shadow_reads,
+        seed=config.train.seed,
     )
 
 

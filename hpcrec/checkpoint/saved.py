@@ -17,6 +17,7 @@ from hpcrec.errors import CheckpointError
 from hpcrec.types import Ints
 
 _MOST_SHOWN = 100  # characters of a value
+_LATER_TAGS = 3  # of the ledger, that runs of before did not count
 
 
 @dataclass
@@ -60,8 +61,8 @@ def wire_messages(checkpoint: Checkpoint) -> Ints | None:
 
 def _by_tag(checkpoint: Checkpoint, name: str) -> Ints:
     value = checkpoint.state.get(name)
-    if isinstance(value, list) and len(value) == len(TAGS) - 1:
-        value = [*value, [0, 0]]  # of a run that did not yet count the last tag
+    if isinstance(value, list) and len(TAGS) - _LATER_TAGS <= len(value) < len(TAGS):
+        value = [*value, *[[0, 0]] * (len(TAGS) - len(value))]  # of a run that did not yet count the last tags
     rows = value if isinstance(value, list) and len(value) == len(TAGS) else [None]
     fits = all(isinstance(row, list) and len(row) == 2 and all(map(_is_count, row)) for row in rows)
     allowed = f"{len(TAGS)} pairs of whole numbers, one for each of {', '.join(TAGS)}"

@@ -20,6 +20,7 @@ from hpcrec.again import is_there, names_in
 from hpcrec.build.auto import drain_points
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
+from hpcrec.build.tables import make_keeping
 from hpcrec.checkpoint.files import ComesOn, clear, move, steps_in
 from hpcrec.comm.failure import ExitCodes, say, tell
 from hpcrec.comm.ledger import describe
@@ -39,6 +40,7 @@ from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import Claim, claimed
 from hpcrec.training.compression import compression, vectors
+from hpcrec.training.copies import copies_advice, copies_summary
 from hpcrec.training.loop import Loop, Outcome
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
@@ -124,6 +126,7 @@ def train(
             summary |= {**_seen(loop), **_attempts(run)}
             _write_end(run, session.step, summary)
             tell(report.text_table(summary) + report.drains_advice(summary, drain_points(config)))
+            _advise_on_copies(session, config, summary, first)
             tell(f"run folder: {run}")
     return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
 
@@ -272,6 +275,13 @@ def _note_staleness(
     on_root(main, note)
 
 
+def _advise_on_copies(session: Session, config: Config, summary: Mapping[str, Any], first: int) -> None:
+    """Where copies may lack much of what rows have learned. Of a run that was resumed not all gradients are known."""
+    staleness = make_keeping(config, {}, session.topology.dense).staleness
+    if first == 0 and (said := copies_advice(summary, staleness, len(session.topology.dense))):
+        tell(said.strip())
+
+
 def _seen(loop: Loop) -> dict[str, Any]:
     """What ``summary.json`` says of what was seen from line to line of the metrics."""
     ages = {str(age): int(rows) for age, rows in enumerate(loop.lines.read_age)}
@@ -369,10 +379,10 @@ def _owner(session: Session) -> dict[str, float] | None:
     return {**held, **(load or Load()).figures()}
 
 
-def _copies(session: Session) -> dict[str, float]:
+def _copies(session: Session) -> dict[str, Any]:
     """What forms that keep copies of rows say of them, over all ranks; collective."""
-    every = session.parts.world.main.allgather(session.parts.exchange.figures())
-    return {name: sum(of.get(name, 0.0) for of in every) for name in sorted({name for of in every for name in of})}
+    exchange = session.parts.exchange
+    return copies_summary(session.parts.world.main.allgather((exchange.figures(), exchange.record())))
 
 
 def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, float]:

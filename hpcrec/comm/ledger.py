@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcrec.types import Ints
 
-TAGS = ("ids", "values", "gradients", "dense", "control", "teachers")
+TAGS = ("ids", "values", "gradients", "dense", "control", "teachers", "shadow", "check")
 
 
 class Ledger:

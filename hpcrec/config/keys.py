@@ -511,6 +511,13 @@ class RunConfig:
     """Whether tensorboard/ is written."""
     progress: Flag = True
     """Whether a progress bar is shown."""
+    check_staleness: Flag = False
+    """Whether every training read of a copy is held to its bound by counts apart from those that decide what is sent,
+    which also see what dense ranks hold back; a read that breaks it ends the run. Takes 24 bytes a row and dense rank
+    at owners, and 24 more a row. Only with policy.name = cached, not with dynamic tables."""
+    shadow_reads: Count = 0
+    """Of so many reads of copies one is compared with its owner's row, which crosses for it (tag shadow): how far they
+    are apart is in metrics.jsonl. 0: none. Only with policy.name = cached."""
     stall_report_s: Amount = 60.0
     """Seconds that a rank waits in one collective before it is reported who waits for whom; 0: never."""
     stall_abort_s: Amount = 600.0
@@ -710,6 +717,7 @@ def _cached_conflicts(config: Config) -> Iterator[tuple[str, str]]:
     policy, exchange = config.policy, config.exchange
     if policy.name == "hybrid" and isinstance(policy.staleness, int) and policy.staleness > _MOST_STALE:
         yield "policy.staleness", f"is {policy.staleness}. Allowed with policy.name = 'hybrid': up to {_MOST_STALE}."
+    yield from _proof_conflicts(config)
     if policy.name != "cached":
         for key, form in _forms_of(exchange).items():
             if form == "cached":
@@ -732,6 +740,31 @@ def _cached_conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 f"is {exchange.form!r}, but policy.name is 'cached', under which features without a form of their own "
                 "have the form 'cached', or with 'auto' another that is fewer bytes. Remove it, or name features in "
                 "exchange.forms."
+            ),
+        )
+
+
+def _proof_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    run, policy = config.run, config.policy.name
+    for name in ("check_staleness", "shadow_reads"):
+        if getattr(run, name) and policy != "cached":
+            why = f"is {toml.shown(getattr(run, name))}, but policy.name is {policy!r}, under which there are no copies"
+            yield f"run.{name}", f"{why}. Remove it, or set policy.name = 'cached'."
+        if getattr(run, name) and config.policy.lookahead:
+            yield (
+                f"run.{name}",
+                (
+                    f"is {toml.shown(getattr(run, name))}, but policy.lookahead is {config.policy.lookahead}: reads "
+                    "are looked at where they are answered, which is steps before them. Remove one of them."
+                ),
+            )
+    dynamic = [table for table, own in config.embedding.tables.items() if own.dynamic is not None]
+    if run.check_staleness and dynamic and policy == "cached":
+        yield (
+            "run.check_staleness",
+            (
+                f"is true, but table {dynamic[0]!r} is dynamic: a gradient that is held back may be of an earlier life "
+                "of its row, so that a row's gradients have no count. Remove it, or make the table no dynamic one."
             ),
         )
 

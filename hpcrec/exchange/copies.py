@@ -60,6 +60,17 @@ class Vectors:
     bytes_R: Ints
 
 
+def behind(first: Vectors, second: Vectors, item_bytes: int) -> Vectors:
+    """Vectors of the second kind of messages, which lie behind all of the first."""
+    start = second.start + int(first.bytes_R.sum()) // item_bytes
+    return Vectors(
+        np.concatenate([first.row, second.row]),
+        np.concatenate([first.stream, second.stream]),
+        np.concatenate([first.start, start]),
+        first.bytes_R + second.bytes_R,
+    )
+
+
 class Streams:
     """The streams apart, of one owner or of all, and which of them each entry has.
 
@@ -165,6 +176,8 @@ class Wanted:
         Which of them the owner sends, and which are ids without a row.
     ticks_K : int64 [K]
         Of how many steps the pushed gradients are.
+    picked : int64 [picked]
+        Which are read from copies, and are compared with the owner's rows (``shadow``).
     """
 
     owner_K: Ints
@@ -176,6 +189,7 @@ class Wanted:
     follows_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     rowless_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     ticks_K: Ints = field(default_factory=lambda: _NONE)
+    picked: Ints = field(default_factory=lambda: _NONE)
 
 
 @dataclass(eq=False)
@@ -190,12 +204,15 @@ class Came:
         By table; zeros of those that did not come.
     sums : sequence of mappings of str to float [U]
         Their accumulators, of tables that have some.
+    shadows : (Vectors, float, flat) or None
+        Rows that are only compared with copies: where they lie, and they.
     """
 
     sent: list[np.ndarray]
     rowless: list[np.ndarray]
     rows: list[dict[str, Floats]]
     sums: list[dict[str, Floats]]
+    shadows: tuple[Vectors, Floats] | None = None
 
 
 @dataclass(eq=False)
@@ -212,6 +229,8 @@ class Served:
         Of how many steps the pushed gradients are.
     accumulators : float, flat, or None
         Messages of those of the rows that are sent, as these are.
+    picked : int64 [picked]
+        Which are sent to be compared with copies.
     """
 
     peer_K: Ints
@@ -221,6 +240,7 @@ class Served:
     rowless_K: np.ndarray = field(default_factory=lambda: _NONE.astype(bool))
     ticks_K: Ints = field(default_factory=lambda: _NONE)
     accumulators: Floats | None = None
+    picked: Ints = field(default_factory=lambda: _NONE)
 
 
 class DenseCopies:
@@ -243,6 +263,8 @@ class DenseCopies:
         Of each kind of form, and the numbers of its bundles.
     accumulators, squares : Numbers
         What comes with rows, and goes with pushed ones.
+    columns : list of (str, slice)
+        Table and columns of each stream.
     """
 
     def __init__(self, layout: Layout, forms: Sequence[Form], keeping: Keeping, *, size: int, dtype: np.dtype) -> None:
@@ -269,9 +291,9 @@ class DenseCopies:
         ]
         entry_S, width_S = (np.array([s[i] for s in streams], np.int64) for i in (0, 1))
         self._streams = Streams(entry_S, width_S, len(named), size=size, dtype=dtype)
-        self._columns = [(table, columns) for _, _, table, columns in streams]
-        with_S = [keeping.accumulates(table) for table, _ in self._columns]
-        first_S = [columns.start == 0 for _, columns in self._columns]
+        self.columns = [(table, columns) for _, _, table, columns in streams]
+        with_S = [keeping.accumulates(table) for table, _ in self.columns]
+        first_S = [columns.start == 0 for _, columns in self.columns]
         self.squares = Numbers(np.array(with_S, bool), entry_S, entries=len(named), size=size, dtype=dtype)
         self.accumulators = Numbers(
             np.array(with_S, bool) & np.array(first_S, bool), entry_S, entries=len(named), size=size, dtype=dtype
@@ -324,14 +346,14 @@ class DenseCopies:
                 )
         v = self.vectors(wanted, np.flatnonzero(wanted.follows_K))
         for s, some in _by_stream(v):
-            table, columns = self._columns[s]
+            table, columns = self.columns[s]
             rows = v.row[some]
             at = v.start[some, None] + np.arange(columns.stop - columns.start)
             came[int(wanted.bundle_K[rows[0]])][table][wanted.row_K[rows], columns] = values[at]
         sums: list[dict[str, Floats]] = [{} for _ in kept]
         v = self.accumulators.vectors(wanted, np.flatnonzero(wanted.follows_K))
         for s, some in _by_stream(v):
-            rows, table = v.row[some], self._columns[s][0]
+            rows, table = v.row[some], self.columns[s][0]
             b = int(wanted.bundle_K[rows[0]])
             of_rows = sums[b].setdefault(table, np.zeros(len(kept[b].asked.rows), self._dtype))
             of_rows[wanted.row_K[rows]] = numbers[v.start[some]]
@@ -387,14 +409,14 @@ class DenseCopies:
         """Sums of squares of pushed rows, into the messages."""
         for s, some in _by_stream(v):
             rows = v.row[some]
-            message[v.start[some]] = pushes[int(wanted.bundle_K[rows[0]])].squares[self._columns[s][0]][
+            message[v.start[some]] = pushes[int(wanted.bundle_K[rows[0]])].squares[self.columns[s][0]][
                 wanted.row_K[rows]
             ]
 
     def write(self, wanted: Wanted, pushes: Sequence[Push], v: Vectors, message: Floats) -> None:
         """Gradients of pushed rows, into the messages."""
         for s, some in _by_stream(v):
-            table, columns = self._columns[s]
+            table, columns = self.columns[s]
             rows = v.row[some]
             of = pushes[int(wanted.bundle_K[rows[0]])].gradients[table]
             at = v.start[some, None] + np.arange(columns.stop - columns.start)

@@ -65,6 +65,7 @@ from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Thresholding, make_masks
 from hpcrec.exchange.norms import ColumnNorms
 from hpcrec.exchange.owner_side import OwnerSide
+from hpcrec.exchange.record import CopiesRecord
 from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.route import Reading, Route
 from hpcrec.exchange.slices import Slice
@@ -263,6 +264,10 @@ class Exchange:
         """What this rank's forms that keep copies say of them: sums."""
         return {} if self.copies is None else self.copies.figures()
 
+    def record(self) -> CopiesRecord | None:
+        """What lines of metrics tell of them; None where there are none."""
+        return None if self.copies is None else self.copies.record()
+
     @property
     def slices(self) -> list[Slice]:
         """Parts of operators' dense parameters that are used on this rank, which is to train them."""
@@ -380,7 +385,7 @@ class Exchange:
             apart = None
             if self.copies is not None:
                 with self._counting(route.counted):
-                    apart = self.copies.ask(route)
+                    apart = self.copies.ask(route, self.version)
             behind += 0 if apart is None else int(apart.bytes_R.sum())
             sent, copied = (way or self._codec).message(sent_R, behind), None
             if self._owner_side is not None and served is not None:
@@ -567,7 +572,7 @@ class Exchange:
             pushed = None if self.copies is None else self.copies.push(route, self.dtype)
         with rows:
             if self.copies is not None:
-                received = self.copies.learn(route, received, pushed, learned=learned)
+                received = self.copies.learn(route, received, pushed, learned=learned, step=step)
             self._apply(route, received, step=step, lr_scale=lr_scale)
             self.version = step
         return learned

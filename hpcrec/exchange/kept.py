@@ -17,14 +17,18 @@ import numpy as np
 from hpcrec.comm.collectives import Collectives
 from hpcrec.errors import HpcrecError
 from hpcrec.exchange.codec import Codec, Elementwise
-from hpcrec.exchange.copies import Served, Vectors, Wanted, numbers
+from hpcrec.exchange.copies import Served, Vectors, Wanted, behind, numbers
 from hpcrec.exchange.copy_bytes import name_type, tick_type
 from hpcrec.exchange.dense_side import DenseSide
-from hpcrec.exchange.forms.conditional import Keeping, Push
+from hpcrec.exchange.exact import StalenessCheck
+from hpcrec.exchange.forms.conditional import Conditional, Keeping, Push
+from hpcrec.exchange.forms.missing import Missing
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.owner_side import OwnerSide
+from hpcrec.exchange.record import CopiesRecord
 from hpcrec.exchange.route import Route
+from hpcrec.exchange.shadow import ShadowReads
 from hpcrec.kernels import Device
 from hpcrec.types import Floats, Ints
 
@@ -119,7 +123,18 @@ class KeptRows:
         self._accumulates = any(keeping.accumulates(table) for f in layout.conditional for table in layout.tables_of[f])
         self._owner, self._rules = owner_side, None if owner_side is None else owner_side.rules
         self._copies = None if dense_side is None else dense_side.copies
-        self._none_R = np.zeros(collectives.size, np.int64)
+        self._none_R, self._item = np.zeros(collectives.size, np.int64), dtype.itemsize
+        self._check, self._shadow = None, None
+        if keeping.check:
+            self._check = StalenessCheck(collectives, [] if self._rules is None else self._rules.entries, keeping)
+            if self._rules is not None:
+                self._rules.exact = self._check.ticks
+        if keeping.shadow_reads:
+            self._shadow = ShadowReads(collectives, layout, keeping.shadow_reads, keeping.seed)
+        kinds = dict.fromkeys(form for form in layout.bundled() if isinstance(form, Conditional))
+        self._counts = tuple(dict.fromkeys(name for form in kinds for name in form.counts))
+        most = self._check.allowed if self._check else keeping.staleness
+        self._bins = len(Missing(most).reads)
 
     def look(self, route: Route) -> None:
         """What this rank keeps of the rows that a step asks for: by the thread of the steps, in their order."""
@@ -128,8 +143,11 @@ class KeptRows:
             asked.wanted.has_K = self._copies.has(asked.kept, asked.wanted)
 
     @_counted
-    def ask(self, route: Route) -> Vectors | None:
-        """Dense ranks say what they have, owners which rows follow; returns where these lie, of an owner's messages."""
+    def ask(self, route: Route, version: int) -> Vectors | None:
+        """Dense ranks say what they have, owners which rows follow; returns where these lie, of an owner's messages.
+
+        Behind them lie those that are only compared. ``version``: steps that are learned, or left out.
+        """
         asked, apart = route.asked, None if route.served is None else route.served.apart
         wanted, has_K = None if asked is None else asked.wanted, _NONE.astype(bool)
         if wanted is not None:
@@ -148,15 +166,33 @@ class KeptRows:
             rowless_K = self._messages.bits(_peers(apart), none.rowless_K, _peers(wanted))
         if wanted is not None:
             wanted.follows_K, wanted.rowless_K = follows_K, rowless_K
+        if route.train:
+            self._prove(route, version + 1)
         if apart is None or self._rules is None:
             return None
-        return self._rules.vectors(apart, np.flatnonzero(apart.follows_K))
+        sent = self._rules.vectors(apart, np.flatnonzero(apart.follows_K))
+        return behind(sent, self._rules.vectors(apart, apart.picked), self._item) if len(apart.picked) else sent
+
+    def _prove(self, route: Route, step: int) -> None:
+        """Holds what is read in a step, from 1, to the bound, and says which copies are compared; where asked for."""
+        asked, apart = route.asked, None if route.served is None else route.served.apart
+        wanted = None if asked is None else asked.wanted
+        if self._check is not None:
+            self._check.read(apart, step)
+        if self._shadow is not None:
+            picked = _NONE
+            if asked is not None and wanted is not None:
+                picked = wanted.picked = self._shadow.pick(asked.kept, wanted, step)
+            found = self._shadow.tell(wanted, picked, apart)
+            if apart is not None:
+                apart.picked = found
 
     @_counted
     def bring(self, route: Route, sent: Vectors | None, rows: Floats | None) -> None:
         """Those rows cross; they are kept with the route until its step begins."""
         asked, due_R = route.asked, self._none_R
         wanted = None if asked is None else asked.wanted
+        shadows, sent, rows = self._apart_of(route, sent, rows)
         if wanted is not None and self._copies is not None:
             due_R = self._copies.vectors(wanted, np.flatnonzero(wanted.follows_K)).bytes_R
         came = self._messages.floats(
@@ -165,6 +201,30 @@ class KeptRows:
         sums = self._accumulators(route, wanted)
         if asked is not None and wanted is not None and self._copies is not None:
             route.came = self._copies.came(asked.kept, wanted, came, sums)
+        if self._shadow is not None and route.train:
+            due, current = self._shadows(route, *shadows)
+            if route.came is not None and due is not None:
+                route.came.shadows = due, current
+
+    def _apart_of(
+        self, route: Route, sent: Vectors | None, rows: Floats | None
+    ) -> tuple[tuple[Ints, Floats | None], Vectors | None, Floats | None]:
+        """Sizes and vectors of the rows that are only compared, and those that follow by themselves."""
+        apart = None if route.served is None else route.served.apart
+        if apart is None or rows is None or self._rules is None or not len(apart.picked):
+            return (self._none_R.copy(), None), sent, rows
+        sent = self._rules.vectors(apart, np.flatnonzero(apart.follows_K))
+        n = int(sent.bytes_R.sum()) // self._item
+        # a copy: messages between take the room
+        return (self._rules.vectors(apart, apart.picked).bytes_R, rows[n:].copy()), sent, rows[:n]
+
+    def _shadows(self, route: Route, sent_R: Ints, rows: Floats | None) -> tuple[Vectors | None, Floats]:
+        """Rows that are only compared cross: where they lie, and they."""
+        wanted, due = None if route.asked is None else route.asked.wanted, None
+        if wanted is not None and self._copies is not None:
+            due = self._copies.vectors(wanted, wanted.picked)
+        due_R = self._none_R if due is None else due.bytes_R
+        return due, self._messages.floats(rows, sent_R, due_R.copy(), "shadow").copy()
 
     def begin(self, route: Route) -> None:
         """A step begins on a dense rank: forms say what is read, which completes the leaves that came."""
@@ -172,6 +232,9 @@ class KeptRows:
         if asked is None or came is None or copies is None or route.arrived is None:
             return
         copies.read(asked.kept, came, train=route.train)
+        if came.shadows is not None and self._shadow is not None and asked.wanted is not None:
+            due, current = came.shadows
+            self._shadow.compare(asked.kept, asked.wanted, due, copies.columns, current)
         asked.pool_kept(self._assembler, route.arrived[0])
         route.came = None
 
@@ -179,7 +242,7 @@ class KeptRows:
         self, route: Route, gradients: Gradients | None, *, learned: bool | None, drain: bool, lr_scale: float
     ) -> None:
         """What dense ranks push after a step, also after one that is left out. By the thread of the steps."""
-        asked, copies = route.asked, self._copies
+        asked, copies, route.drain = route.asked, self._copies, drain
         if asked is None or copies is None:
             return
         assert gradients is not None and learned is not None
@@ -217,17 +280,23 @@ class KeptRows:
         squares_P, route.pushes = self._squares(wanted, pushes, served, due), None
         return None if due is None else Pushed(served, due, came, squares_P)
 
-    def learn(self, route: Route, gradients: Floats, pushed: Pushed | None, *, learned: bool) -> Floats:
+    def learn(self, route: Route, gradients: Floats, pushed: Pushed | None, *, learned: bool, step: int) -> Floats:
         """What was pushed finds its rows, while rows are this thread's; returns the gradients, and those behind.
 
         Parameters
         ----------
         gradients : float, flat
             What came by the other messages, and the room behind it.
+        step : int
+            From 1.
         """
         served = route.served
         if pushed is not None and self._rules is not None:
             self._rules.found(pushed.served)
+        if self._check is not None:
+            asked, came = None if served is None else served.apart, Served(_NONE, _NONE, _NONE)
+            came = came if pushed is None else pushed.served
+            self._check.learned(asked, came, learned=learned, drain=route.drain, step=step)
         if self._owner is None or served is None:
             return gradients
         if not learned:
@@ -261,6 +330,8 @@ class KeptRows:
         """All copies on this rank are forgotten."""
         if self._copies is not None:
             self._copies.empty()
+        if self._check is not None:
+            self._check.forget()
 
     def give_up(self) -> None:
         """Steps that were looked at and not pushed do not come."""
@@ -268,8 +339,25 @@ class KeptRows:
             self._copies.give_up()
 
     def figures(self) -> dict[str, float]:
-        """Sums of what this rank's forms say of themselves, and the bytes that it has sent for them."""
-        return {"sent_bytes": float(self._sent.total()), **({} if self._copies is None else self._copies.figures())}
+        """Sums of what this rank's forms, and their rules, say of themselves, and bytes that it has sent for them."""
+        held = {} if self._copies is None else self._copies.figures()
+        rules = {} if self._rules is None else self._rules.figures()
+        return {"sent_bytes": float(self._sent.total()), **held, **rules}
+
+    def record(self) -> CopiesRecord:
+        """What lines of metrics tell of, of all steps so far."""
+        figures, missing = self.figures(), [] if self._rules is None else self._rules.missing()
+        if self._check is not None:
+            missing = [self._check.missing]
+        reads = [np.zeros(self._bins, np.int64), *(of.reads for of in missing)]
+        return CopiesRecord(
+            self._counts,
+            np.array([figures.get(name, 0.0) for name in self._counts]),
+            np.sum([np.pad(of, (0, self._bins - len(of))) for of in reads], axis=0),
+            sum(of.ticks for of in missing),
+            () if self._shadow is None else self._shadow.tables,
+            None if self._shadow is None else self._shadow.found,
+        )
 
 
 class _Messages:

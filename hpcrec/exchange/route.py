@@ -70,6 +70,8 @@ class Route:
         What owners have sent of rows that dense ranks keep, until the step begins.
     pushes : (Wanted, list of Push) or None
         What this dense rank pushes after the step, until it is sent.
+    drain : bool
+        Nothing is held back after the step.
     passage : Passage or None
         Where messages pass other ranks on their way.
     version : int
@@ -95,6 +97,7 @@ class Route:
     arrived: Arrived | None = None
     came: Came | None = None
     pushes: tuple[Wanted, list[Push]] | None = None
+    drain: bool = True
     passage: Passage | None = None
     version: int = 0
     ages: Ints | None = None

@@ -13,8 +13,10 @@ from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
 from hpcrec.exchange.copies import Numbers, Served, Streams, Vectors
+from hpcrec.exchange.exact import Ticks, stands
 from hpcrec.exchange.forms.conditional import NOBODY, Conditional, Keeping, OwnerRule
 from hpcrec.exchange.forms.form import Form
+from hpcrec.exchange.forms.missing import Missing
 from hpcrec.exchange.layout import Leg
 from hpcrec.types import Floats, Ints
 
@@ -38,6 +40,7 @@ class _Ruled:
         follows[some] = self.rule.answer(rows[some], places[some])
         if train:  # an evaluation leaves copies as they are
             self.rule.sent(rows[follows], places[follows])
+            self.rule.missing.add_none(int(np.count_nonzero(follows)))
         return follows
 
 
@@ -51,9 +54,18 @@ class OwnerRules:
     size : int
         Ranks.
     keeping : Keeping
+
+    Attributes
+    ----------
+    entries : list of (Family, int)
+        Of each entry of a conditional form: the family and the part.
+    exact : list of Ticks
+        Of each entry, what is counted exactly; empty where nothing is.
     """
 
     def __init__(self, leg: Leg, store: Store, size: int, keeping: Keeping) -> None:
+        self.entries = [(entry.family, entry.part) for entry in leg.entries if entry.form.conditional]
+        self.exact = list[Ticks]()
         self._store, self._keeping = store, keeping
         entries = [e for e, entry in enumerate(leg.entries) if entry.form.conditional]
         number = {e: i for i, e in enumerate(entries)}
@@ -146,11 +158,25 @@ class OwnerRules:
                 found = [self._rows_of(self._store.place(table), works) for table in ruled.family.tables]
                 rows = np.unique(np.concatenate(found))
                 ruled.rule.changed(rows[rows != ruled.spare])
+                if self.exact:
+                    self.exact[e].changed(rows)
             for other, of in enumerate(self._of_entry if pushed is not None and places_K is not None else ()):
                 if of.family is ruled.family and pushed is not None and places_K is not None:
                     mine = np.flatnonzero((pushed.entry_K == other) & (pushed.row_K != ruled.spare))
                     places = places_K[mine] if other == e else np.full(len(mine), NOBODY)
                     ruled.rule.learned(pushed.row_K[mine], places, pushed.ticks_K[mine])
+
+    def missing(self) -> list[Missing]:
+        """How many ticks reads have lacked, by the rules; a row counts at its first owner."""
+        return [ruled.rule.missing for ruled, of in zip(self._of_entry, self.entries, strict=True) if stands(*of)]
+
+    def figures(self) -> dict[str, float]:
+        """Sums of what the rules say of themselves, likewise."""
+        total: dict[str, float] = {}
+        for ruled, of in zip(self._of_entry, self.entries, strict=True):
+            for name, value in ruled.rule.figures().items() if stands(*of) else ():
+                total[name] = total.get(name, 0.0) + value
+        return total
 
     @staticmethod
     def _rows_of(place: tuple[int, Part] | None, works: Sequence[Asked]) -> Ints:

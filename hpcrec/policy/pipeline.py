@@ -226,11 +226,13 @@ class Pipeline:
             drain = self._rests or self._points.evaluated(done)
             self._whole = drain or not self._holds
         left = exchange.push(route, gradients, learned=verdict, lr_scale=lr_scale, drain=drain)
-        if self._copies is not None and self._rests:
-            self._copies.empty()  # what is pushed is on its way
         if self._flight is not None:
+            if self._copies is not None and self._rests:
+                self._copies.empty()  # what is pushed is on its way
             return self._flight.learn(step, left, verdict, lr_scale)
         learned = exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale)
+        if self._copies is not None and self._rests:
+            self._copies.empty()
         self._logged(step)
         return learned
 

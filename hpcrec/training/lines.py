@@ -17,6 +17,7 @@ import numpy as np
 from hpcrec.checkpoint.dynamic_state import LOGGED, dynamic_tables, figures_here, named_figures
 from hpcrec.comm.collectives import Started
 from hpcrec.training.compression import Kept, density
+from hpcrec.training.copies import CopiesLines
 from hpcrec.training.metrics import RunningMetrics
 from hpcrec.training.session import Session, Step
 from hpcrec.training.telemetry import Telemetry
@@ -42,6 +43,8 @@ class _Line:
         Of all ranks, when ``sum`` has ended.
     sum : Started or None
         Under way.
+    most : float64 [tables] or None
+        Of shadow reads, over all ranks.
     """
 
     number: int
@@ -50,6 +53,7 @@ class _Line:
     parts: list[Floats] | None = None
     total: Floats | None = None
     sum: Started | None = None
+    most: Floats | None = None
 
 
 class Lines:
@@ -76,7 +80,10 @@ class Lines:
         self._dynamic = dynamic_tables(session)
         self._figures: dict[int, Ints] = {}  # of dynamic tables here, by the step that was learned
         self.read_age = np.zeros_like(parts.pipeline.ages)
-        if self._dynamic:
+        record = parts.exchange.record()
+        self._copies = None if record is None else CopiesLines(record)
+        self._counted: dict[int, tuple[Floats, Floats]] = {}  # of copies here, likewise
+        if self._dynamic or self._copies is not None:
             parts.pipeline.on_logged = self._learned
 
     def begin(self, telemetry: Telemetry) -> None:
@@ -142,7 +149,11 @@ class Lines:
 
     def _learned(self, number: int) -> None:
         """A step has been learned here, of which a line tells. By whatever thread does, before rows change again."""
-        self._figures[number] = figures_here(self._session, self._dynamic)
+        if self._dynamic:
+            self._figures[number] = figures_here(self._session, self._dynamic)
+        record = self._session.parts.exchange.record()
+        if self._copies is not None and record is not None:
+            self._counted[number] = self._copies.here(record)
 
     def _go_on(self, number: int | None) -> None:
         """What may be begun and ended when the step of this number has been run; None: everything."""
@@ -163,6 +174,10 @@ class Lines:
         given.append(np.array([world.ledger.take(self._of(line.number))], np.float64))
         if self._dynamic:
             given.append(self._figures.pop(line.number).ravel().astype(np.float64))
+        if self._copies is not None:
+            counted, most = self._counted.pop(line.number)
+            given.append(counted)
+            line.most = world.main.allreduce(most, "control", op="max") if len(most) else most
         line.total = np.concatenate(given)
         line.sum = world.main.start_allreduce(line.total, "control")
 
@@ -173,7 +188,8 @@ class Lines:
         assert line.sum is not None and line.total is not None, "it was begun before"
         line.sum.wait()
         ends = np.cumsum([len(part) for part in line.parts])[:-1]
-        (loss, auc, dropped, kept, entries), work, ages, (n_bytes,), *dynamic = np.split(line.total, ends)
+        (loss, auc, dropped, kept, entries), work, ages, (n_bytes,), *more = np.split(line.total, ends)
+        copies = {} if self._copies is None or line.most is None else self._copies.values(more.pop(), line.most)
         return {
             "loss": float(loss),
             "train_auc": float(auc),
@@ -183,7 +199,8 @@ class Lines:
             **density(kept, entries),
             **self._work.take(work, line.number + 1),
             **self._take_ages(ages),
-            **self._dynamic_values(dynamic),
+            **copies,
+            **self._dynamic_values(more),
         }
 
     def _take_ages(self, rows_A: Floats) -> dict[str, Any]:

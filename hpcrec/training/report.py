@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcrec.data.files import write_text
 from hpcrec.training import attempts
+from hpcrec.training.copies import copies_rows
 from hpcrec.training.slow_ranks import describe
 from hpcrec.training.telemetry import read_metrics
 from hpcrec.units import format_bytes
@@ -117,6 +118,7 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if n_rows := sum((age := summary["read_age"]).values()):
         share = {n: rows_read / n_rows for n, rows_read in age.items() if rows_read}
         rows.append(("rows read", ", ".join(f"{part:.1%} lack {n}" for n, part in share.items()) + " updates"))
+    rows += copies_rows(summary)
     return rows + [("slow", f"{describe(rank)}, {rank['lines']:,} lines") for rank in summary["slow_ranks"]]
 
 

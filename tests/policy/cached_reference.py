@@ -98,6 +98,8 @@ class CachedReference:
         Columns of a table that their first owner has; left out: all.
     rules : Rules, optional
         Of dynamic tables: who has a row. Keys are ids then.
+    compared : callable, optional
+        Number of the bundle, row, number of the step -> whether a read of its copy is compared with the row.
 
     Attributes
     ----------
@@ -107,6 +109,12 @@ class CachedReference:
         Reads by what they were answered with, and pushes by their reason, of all ranks.
     dropped : int
         Rows that were pushed of ids that had lost theirs.
+    missing, lags : list of int
+        Of each read: ticks that it lacked, and those among them that had been pushed by then.
+    distances : dict of str to list of float
+        By table, of reads that are compared: how far apart, as a share of the row's length.
+    made : dict of Key to int
+        Ticks of all ranks.
     """
 
     def __init__(
@@ -127,6 +135,7 @@ class CachedReference:
         scale: Callable[[int], float] = lambda step: 1.0,
         columns: Mapping[str, int | None] | None = None,
         rules: Rules | None = None,
+        compared: Callable[[int, int, int], bool] = lambda bundle, row, step: False,
     ) -> None:
         self._reference, self._bundles, self._cuts = reference, bundles, cuts
         self._staleness, self._capacity, self._evict, self._max_age = staleness, capacity, evict, max_age
@@ -141,11 +150,13 @@ class CachedReference:
         self._rule = rule
         self._clock: dict[Key, int] = {}
         self._learned: dict[Key, int] = {}  # ticks, by whatever rule
-        self._made: dict[Key, int] = {}  # ticks of all ranks
         self._lookahead, self._asked_until = lookahead, 0
         self._answers: dict[int, list[dict[Key, Answer]]] = {}  # by step
         self._left: list[list[tuple[Key, Copy]]] = [[] for _ in range(ranks)]  # of copies that are gone
         self._on_way: list[list[Pushed]] = [[] for _ in range(ranks)]
+        self.made: dict[Key, int] = {}
+        self._compared, self.missing, self.lags = compared, list[int](), list[int]()
+        self.distances: dict[str, list[float]] = {}
         self.most_missing = 0
         self.counts = dict.fromkeys(("copies_read", "misses", "too_old", "evictions"), 0)
         self.counts |= {f"pushed_{reason}": 0 for reason in ("bound", "eviction", "no_room", "no_row", "age", "drain")}
@@ -201,7 +212,8 @@ class CachedReference:
         assert self._done in self._drains and not any(self._copies), "copies are left behind"
         self._bundles, self._cuts, self._columns = bundles, cuts, columns
         self._copies = [{} for _ in range(ranks)]
-        self._clock, self._made = {}, {}
+        self._clock, self._learned, self.made = {}, {}, {}
+        self._left, self._on_way = [[] for _ in range(ranks)], [[] for _ in range(ranks)]
 
     def _life(self, key: Key) -> int | None:
         """Which life of its id a row is in; 0 of declared tables, None where the id has no row."""
@@ -276,6 +288,9 @@ class CachedReference:
             accumulated = {} if life is None else {name: self._accumulated(name, key[1]) for name in tables}
             if copy is not None and sent:
                 copy.promised, copy.life = clock, life
+            self.lags.append(0 if copy is None or sent else clock - copy.promised)
+            if copy is not None and not sent and self._compared(*key, u):
+                self._compare(copy.value, rows)
             found[key] = Answer(copy, sent, rows, accumulated, clock, self._learned.get(key, 0), life)
         return found
 
@@ -305,11 +320,17 @@ class CachedReference:
             if copy is not None:
                 assert copy.known is not None
                 contained, read = copy.has + copy.n, copy.value
-            missing = self._made.get(key, 0) - contained
+            missing = self.made.get(key, 0) - contained
+            self.missing.append(missing)
             self.most_missing = max(self.most_missing, missing)
             assert 0 <= missing <= self._most(), (key, missing)
             found[key] = copy, read
         return found
+
+    def _compare(self, read: Mapping[str, torch.Tensor], rows: Mapping[str, torch.Tensor]) -> None:
+        for name, row in rows.items():
+            if row.norm() > 0:
+                self.distances.setdefault(name, []).append(float((read[name] - row).norm() / row.norm()))
 
     def _contains(self, copy: Copy, push: Pushed) -> None:
         """What came becomes what a push on its way will make of it."""
@@ -410,7 +431,7 @@ class CachedReference:
             assert gradients is not None
             if self._life(key) is None:
                 continue
-            self._made[key] = self._made.get(key, 0) + 1
+            self.made[key] = self.made.get(key, 0) + 1
             if copy is None:
                 self.counts["pushed_no_room"] += 1
                 squares = {n: float((g**2).mean()) for n, g in gradients[key].items()}

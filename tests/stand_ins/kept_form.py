@@ -14,6 +14,7 @@ import torch
 
 from hpcrec.exchange.forms import FORMS
 from hpcrec.exchange.forms.conditional import Asked, Conditional, Keeping, Push
+from hpcrec.exchange.forms.missing import Missing
 from hpcrec.types import Floats, Ints
 from tests.reference import GlobalBatch, Reference, update_rows
 
@@ -25,6 +26,10 @@ class ChangedSince:
 
     def __init__(self, rows: int, keeping: Keeping) -> None:
         self._changed = np.zeros((rows, len(keeping.dense)), bool)
+        self.missing = Missing(0)
+
+    def figures(self) -> dict[str, float]:
+        return {}
 
     def answer(self, rows: Ints, places: Ints) -> np.ndarray:
         return self._changed[rows, places]

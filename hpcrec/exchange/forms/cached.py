@@ -27,12 +27,14 @@ from hpcrec import kernels
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms.conditional import NOBODY, Asked, Conditional, Keeping, OwnerRule, Push
 from hpcrec.exchange.forms.maxima import LAG, Maxima
+from hpcrec.exchange.forms.missing import Missing, RowTicks, enough_ticks
 from hpcrec.types import Floats, Ints
 
 Flags = NDArray[np.bool_]
 _NONE = np.zeros(0)
 _NUMBERS_BYTES = 32 + 2 * 8 + 32  # of a copy: its record, what it is of, and its place in the map
 REASONS = ("bound", "eviction", "no_room", "no_row", "age", "drain")
+COUNTS = ("reads", "copies_read", "misses", "too_old", "evictions", *(f"pushed_{reason}" for reason in REASONS))
 
 
 def lag_type(keeping: Keeping) -> np.dtype:
@@ -49,10 +51,15 @@ class Lags:
     def __init__(self, rows: int, keeping: Keeping) -> None:
         self._most = keeping.staleness + 1
         self._lag = kernels.reserved_zeros((rows, len(keeping.dense)), lag_type(keeping))
+        self.missing = Missing(keeping.staleness)
+        self._ticks = RowTicks(rows, enough_ticks(keeping.staleness, len(keeping.dense)))
 
     def answer(self, rows: Ints, places: Ints) -> np.ndarray:
         """See ``OwnerRule``."""
-        return np.asarray(self._lag[rows, places] >= self._most)
+        lag = self._lag[rows, places]
+        too_old = np.asarray(lag >= self._most)
+        self.missing.add(lag[~too_old])
+        return too_old
 
     def sent(self, rows: Ints, places: Ints) -> None:
         """See ``OwnerRule``."""
@@ -62,6 +69,7 @@ class Lags:
         """See ``OwnerRule``."""
         distinct, at = np.unique(rows, return_inverse=True)
         total = np.bincount(at, ticks, len(distinct)).astype(np.int64)
+        self._ticks.add(distinct, total)
         lag = self._lag[distinct].astype(np.int64) + total[:, None]
         own = np.flatnonzero(places != NOBODY)
         np.subtract.at(lag, (at[own], places[own]), ticks[own])
@@ -75,6 +83,11 @@ class Lags:
     def restarted(self, rows: Ints) -> None:
         """See ``OwnerRule``."""
         self._lag[rows] = self._most
+        self._ticks.restart(rows)
+
+    def figures(self) -> dict[str, float]:
+        """See ``OwnerRule``: ticks that rows have got, and those of rows that have got few for the staleness."""
+        return {"ticks": self._ticks.all, "ticks_of_few": self._ticks.of_few}
 
 
 @dataclass
@@ -163,8 +176,7 @@ class _Pool:
         self._widths = [keeping.tables[table].width for table in tables[0]]
         self._learning = [_Learning.of(keeping, of) for of in zip(*tables, strict=True)]
         self.adds = [how.adds for how in self._learning]
-        self.figures = dict.fromkeys(("reads", "copies_read", "misses", "too_old", "evictions"), 0)
-        self.figures |= {f"pushed_{reason}": 0 for reason in REASONS}
+        self.figures = dict.fromkeys(COUNTS, 0)
         self.empty()
 
     def empty(self) -> None:
@@ -446,6 +458,7 @@ class Cached(Conditional):
     name = "cached"
     Owner = Lags
     Dense = PooledCopies
+    counts = COUNTS
 
     @classmethod
     def owner_rule(cls, rows: int, keeping: Keeping) -> OwnerRule:
@@ -466,8 +479,10 @@ class Cached(Conditional):
 
     @classmethod
     def owner_memory(cls, rows: int, keeping: Keeping) -> float:
-        """See ``Conditional``: a number a row and dense rank."""
-        return float(rows * len(keeping.dense) * (LAG if keeping.rule == "max" else lag_type(keeping)).itemsize)
+        """See ``Conditional``: a number a row and dense rank, and one a row."""
+        ranks, lag = len(keeping.dense), LAG if keeping.rule == "max" else lag_type(keeping)
+        ticks = RowTicks.dtype(enough_ticks(keeping.staleness, ranks))
+        return float(rows * (ranks * lag.itemsize + ticks.itemsize))
 
     @classmethod
     def memory(

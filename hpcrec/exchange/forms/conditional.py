@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
+from hpcrec.exchange.forms.missing import Missing
 from hpcrec.exchange.forms.rows import Rows
 from hpcrec.kernels import Evict
 from hpcrec.types import Floats, Ints, TableSpec
@@ -46,6 +47,12 @@ class Keeping:
     dense : tuple of int
         Dense ranks, ascending.
     tables : mapping of str to TableSpec
+    check : bool
+        Whether every read is held to the bound, by exact counts (``exact``).
+    shadow_reads : int
+        Of so many reads of copies one is compared with its owner's row (``shadow``); 0: none.
+    seed : int
+        By which these are picked.
     """
 
     staleness: int = 0
@@ -58,6 +65,15 @@ class Keeping:
     lookahead: int = 0
     dense: tuple[int, ...] = (0,)
     tables: Mapping[str, TableSpec] = field(default_factory=dict)
+    check: bool = False
+    shadow_reads: int = 0
+    seed: int = 0
+
+    @property
+    def most_missing(self) -> int:
+        """Ticks that a read may lack when it is answered, by the rule."""
+        ranks = len(self.dense)
+        return self.staleness * (ranks if self.rule == "sum" else 3 * (ranks - 1))
 
     @property
     def previews(self) -> bool:
@@ -106,7 +122,14 @@ class OwnerRule(Protocol):
     """The owner's half, of one part of a family and one bundle: which copies are too old.
 
     A step is answered before it is learned. Dense ranks are called by their places in ``Keeping.dense``.
+
+    Attributes
+    ----------
+    missing : Missing
+        Of the copies that were found not to be too old, as far as the rule knows; rows that are sent are added to it.
     """
+
+    missing: Missing
 
     def __init__(self, rows: int, keeping: Keeping) -> None:
         """``rows``: of the part, with the spare row of a dynamic one."""
@@ -125,6 +148,9 @@ class OwnerRule(Protocol):
 
     def restarted(self, rows: Ints) -> None:
         """These were given to other ids: no copy of them is valid."""
+
+    def figures(self) -> dict[str, float]:
+        """What ``summary.json`` says of it: sums that are added over owners."""
 
 
 class Copies(Protocol):
@@ -204,12 +230,15 @@ class Conditional(Rows):
     ----------
     Owner, Dense : type
         The halves; of the owner's, the one that there is by default.
+    counts : tuple of str
+        Those of ``Copies.figures`` that lines of metrics tell of.
     """
 
     conditional = True
     simplicity = None  # what its copies save depends on steps before, which no count of single batches knows
     Owner: ClassVar[type[OwnerRule]]
     Dense: ClassVar[type[Copies]]
+    counts: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def owner_rule(cls, rows: int, keeping: Keeping) -> OwnerRule:

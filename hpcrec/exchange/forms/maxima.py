@@ -13,6 +13,7 @@ import numpy as np
 
 from hpcrec import kernels
 from hpcrec.exchange.forms.conditional import NOBODY, Keeping
+from hpcrec.exchange.forms.missing import Missing, RowTicks, enough_ticks
 from hpcrec.types import Ints
 
 _INVALID = -1
@@ -23,17 +24,22 @@ _MOST = np.iinfo(LAG).max  # a copy that lacks as much is not read any more, and
 class Maxima:
     """See ``OwnerRule``: by how much the clock of a row is beyond that which the copy of each dense rank knows.
 
-    It is exact, not cut off where a copy is too old, for a push of that copy raises the clock by what it is beyond.
+    ``missing`` counts these clocks, which are not more than ticks. They are exact, not cut off where a copy is too old,
+    for a push of that copy raises the clock by what it is beyond.
     """
 
     def __init__(self, rows: int, keeping: Keeping) -> None:
         self._staleness = keeping.staleness
         self._lag = kernels.reserved_zeros((rows, len(keeping.dense)), LAG)
+        self.missing = Missing(keeping.staleness)
+        self._ticks = RowTicks(rows, enough_ticks(keeping.staleness, len(keeping.dense)))
 
     def answer(self, rows: Ints, places: Ints) -> np.ndarray:
         """See ``OwnerRule``."""
         lag = self._lag[rows, places]
-        return np.asarray((lag > self._staleness) | (lag == _INVALID))
+        too_old = np.asarray((lag > self._staleness) | (lag == _INVALID))
+        self.missing.add(lag[~too_old])
+        return too_old
 
     def sent(self, rows: Ints, places: Ints) -> None:
         """See ``OwnerRule``."""
@@ -42,6 +48,7 @@ class Maxima:
     def learned(self, rows: Ints, places: Ints, ticks: Ints) -> None:
         """See ``OwnerRule``: all at once. Who has no valid copy here knows of the clock as it is."""
         distinct, at = np.unique(rows, return_inverse=True)
+        self._ticks.add(distinct, np.bincount(at, ticks, len(distinct)).astype(np.int64))
         lag = self._lag[distinct].astype(np.int64)
         own = np.flatnonzero(places != NOBODY)
         behind = np.zeros(len(rows), np.int64)
@@ -61,3 +68,8 @@ class Maxima:
     def restarted(self, rows: Ints) -> None:
         """See ``OwnerRule``."""
         self._lag[rows] = _INVALID
+        self._ticks.restart(rows)
+
+    def figures(self) -> dict[str, float]:
+        """See ``OwnerRule``: as of ``Lags``."""
+        return {"ticks": self._ticks.all, "ticks_of_few": self._ticks.of_few}
