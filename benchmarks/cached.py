@@ -24,10 +24,12 @@
             (``het.bags.break_even.<width>``)
 ``time``    Steps of Wide & Deep as HET has it over slow links, one owner and 4 dense ranks on 5 emulated hosts
             (``cached_parts/time_part.py``): ``het.speedup.100mbit`` and ``.1gbit`` against deduplicated rows under
-            ``sync``, ``het.speedup_each_id.100mbit``
+            ``sync``, ``het.speedup_each_id.100mbit``; and ``het.speedup_ahead.<rate>`` with a lookahead against
+            rows under ``hybrid``
 ``thresholded``
             At 100 Mbit/s with ``dense.compression = "dct"`` in all runs: the dense sum is the longer part of a step of
-            ``cached``. ``het.speedup_dct.100mbit`` and ``het.speedup_dct_each_id.100mbit``
+            ``cached``. ``het.speedup_dct.100mbit``, ``het.speedup_dct_each_id.100mbit`` and
+            ``het.speedup_dct_ahead.100mbit``
 ``everywhere``
             The same as ``time`` with an owner beside every dense rank: on 4 emulated hosts
             ``het.speedup_all_owners.100mbit``, and on one host ``het.speedup_one_host``

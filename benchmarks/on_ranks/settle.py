@@ -59,6 +59,7 @@ def fill(session: Session, rows: Sequence[int], capacity: float, exponent: float
         ]
         none = [np.zeros(len(of), bool) for of in some]
         half.read(asked, [np.ones(len(of), bool) for of in some], came, [{} for _ in some], none)
+        half.push(asked, None, drain=False, lr_scale=1.0)  # nothing: no step is learned
     rng = np.random.default_rng((seed, session.topology.rank))
     for pool in half._pools:
         kept = np.flatnonzero(pool._of["at"] > 0)
