@@ -484,7 +484,7 @@ class Exchange:
                 route.arrived = route.asked.assemble(self._where.assembler, received, self.layout.groups)
 
     def push(
-        self, route: Route, found: Gradients | None, *, learned: bool | None, lr_scale: float, drain: bool = True
+        self, route: Route, found: Gradients | None, *, learned: bool | None, lr_scale: float = 1.0, drain: bool = True
     ) -> Gradients | None:
         """What is left to be handed to ``learn``, by any thread and later. Called by the thread of the steps.
 

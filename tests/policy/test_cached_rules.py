@@ -164,7 +164,8 @@ def test_a_row_of_another_id_has_no_valid_copy_before_it_is_sent() -> None:
 def test_the_memory_of_the_owners_rule_is_counted() -> None:
     for staleness in (3, 100, 1000):
         keeping = Keeping(staleness=staleness, rule="max", dense=(0, 3, 4))
-        assert Cached.owner_memory(50, keeping) == Maxima(50, keeping)._lag.nbytes
+        rule = Maxima(50, keeping)
+        assert Cached.owner_memory(50, keeping) == rule._lag.nbytes + rule._ticks._ticks.nbytes
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
