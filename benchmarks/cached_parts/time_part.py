@@ -4,8 +4,9 @@ Wide & Deep as HET has it (``het_wdl.py``), 128 columns, one id a bag by P(rank 
 rank, SGD, a copy of a tenth of the rows by LFU, full and settled from the start (``on_ranks/settle.py``); tables of
 Criteo Kaggle's sizes with at most ``MOST`` rows each. Runs take turns in one launch, steps are timed from barrier to
 barrier in their midst, and a ratio is that of two runs of a turn. The same is shown where what crosses overlaps with
-the model: deduplicated rows under ``hybrid``, and ``cached`` with a lookahead, of 2 steps both. Each host's 2 cores are all hosts': what they compute
-counts as much more here as there are hosts. The sum of dense gradients is in every run, and alike.
+the model: deduplicated rows under ``hybrid``, and ``cached`` with a lookahead, of 2 steps both. Each host's 2 cores are
+all hosts': what they compute counts as much more here as there are hosts. The sum of dense gradients is in every run,
+and alike.
 """
 
 from collections.abc import Collection, Mapping, Sequence
