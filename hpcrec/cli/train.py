@@ -277,8 +277,8 @@ def _note_staleness(
 
 def _advise_on_copies(session: Session, config: Config, summary: Mapping[str, Any], first: int) -> None:
     """Where copies may lack much of what rows have learned. Of a run that was resumed not all gradients are known."""
-    staleness = make_keeping(config, {}, session.topology.dense).staleness
-    if first == 0 and (said := copies_advice(summary, staleness, len(session.topology.dense))):
+    keeping = make_keeping(config, {}, session.topology.dense)
+    if first == 0 and (said := copies_advice(summary, keeping.staleness, keeping.most_missing)):
         tell(said.strip())
 
 

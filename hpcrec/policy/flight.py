@@ -193,7 +193,7 @@ class Flight:
         if step not in (None, self._asked) and self._trials is not None and not self._trials.found:
             self._go_on_trying(step, self._trials)
         copies = self._exchange.copies
-        if copies is not None and step is not None and self._tickets.get(step) is ticket:
+        if copies is not None and step is not None:
             self._look(step, copies)
         with self._changed:
             if step is not None:

@@ -120,15 +120,15 @@ def copies_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def copies_advice(summary: Mapping[str, Any], staleness: int, ranks: int) -> str:
+def copies_advice(summary: Mapping[str, Any], staleness: int, most_missing: int) -> str:
     """Where a run was short for its staleness: most ticks went to rows of which a large share may be missing.
 
     Parameters
     ----------
     summary : mapping
         Of a run that began at its first step.
-    staleness, ranks : int
-        That of the policy; dense ranks.
+    staleness, most_missing : int
+        That of the policy; ticks that a read may lack by it.
     """
     found = summary["copies"]
     if not found.get("ticks"):
@@ -136,10 +136,10 @@ def copies_advice(summary: Mapping[str, Any], staleness: int, ranks: int) -> str
     share = found["ticks_of_few"] / found["ticks"]
     if share <= MOST_READS:
         return ""
-    enough = enough_ticks(staleness, ranks)
+    enough = enough_ticks(most_missing)
     return (
         f"\npolicy.staleness = {staleness} is much for a run of {summary['steps']:,} steps: {share:.0%} of the "
-        f"gradients of cached rows are of rows that have got fewer than {enough:,}, so that the {ranks * staleness:,} "
-        f"that a read may lack ({ranks} dense ranks x {staleness}) are more than {MISSING_SHARE:.0%} of them. Lower "
+        f"gradients of cached rows are of rows that have got fewer than {enough:,}, so that the {most_missing:,} "
+        f"that a read may lack are more than {MISSING_SHARE:.0%} of them. Lower "
         "policy.staleness, or train longer."
     )

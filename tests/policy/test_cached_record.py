@@ -86,7 +86,7 @@ def test_what_is_told_is_what_one_process_counts(folder: Path) -> None:
             exchange = session.parts.exchange
             found = copies_summary(COMM.allgather((exchange.figures(), exchange.record())))
         about = (roles, way, optimizer, staleness, capacity, check)
-        few = sum(n for n in one.made.values() if n < enough_ticks(staleness, ranks))
+        few = sum(n for n in one.made.values() if n < enough_ticks(ranks * staleness))
         with on_every_rank():
             expected = one.missing if check else one.lags
             told = {name: n for name, n in found["missing"].items() if n}
@@ -246,7 +246,7 @@ def test_ticks_of_rows_end_where_they_are_enough() -> None:
     ticks.restart(np.array([1, 3]))
     ticks.add(np.array([3]), np.array([300]))
     assert (ticks.all, ticks.of_few) == (10_904, 304), "of earlier lives too"
-    assert enough_ticks(100, 4) == 8000
+    assert enough_ticks(400) == 8000
 
 
 def test_reads_are_picked_by_seed_step_and_row_alone() -> None:
@@ -274,13 +274,13 @@ def test_distances_are_binned_by_their_upper_ends() -> None:
 
 def test_a_run_that_is_short_for_its_staleness_is_told_so() -> None:
     copies = {"ticks": 1000, "ticks_of_few": 501}
-    assert copies_advice({"steps": 1200, "copies": copies}, 100, 4) == (
+    assert copies_advice({"steps": 1200, "copies": copies}, 100, 400) == (
         "\npolicy.staleness = 100 is much for a run of 1,200 steps: 50% of the gradients of cached rows are of rows "
-        "that have got fewer than 8,000, so that the 400 that a read may lack (4 dense ranks x 100) are more than 5% "
-        "of them. Lower policy.staleness, or train longer."
+        "that have got fewer than 8,000, so that the 400 that a read may lack are more than 5% of them. "
+        "Lower policy.staleness, or train longer."
     )
-    assert copies_advice({"steps": 1200, "copies": {**copies, "ticks_of_few": 500}}, 100, 4) == ""
-    assert copies_advice({"steps": 1200, "copies": {}}, 100, 4) == ""
+    assert copies_advice({"steps": 1200, "copies": {**copies, "ticks_of_few": 500}}, 100, 400) == ""
+    assert copies_advice({"steps": 1200, "copies": {}}, 100, 400) == ""
 
 
 def hot_rows(staleness: int, steps: int) -> dict[str, Any]:
@@ -292,9 +292,17 @@ def hot_rows(staleness: int, steps: int) -> dict[str, Any]:
     return {"steps": steps, "copies": rule.figures()}
 
 
+def test_what_a_read_may_lack_follows_from_the_rule_and_the_look_ahead() -> None:
+    found = [
+        Keeping(staleness=10, dense=(0, 1, 2), rule=rule, lookahead=ahead).most_missing
+        for rule, ahead in (("sum", 0), ("sum", 4), ("max", 0))
+    ]
+    assert found == [30, 38, 60]
+
+
 @pytest.mark.parametrize(("staleness", "steps", "short"), [(100, 1200, True), (10, 1200, False), (100, 2000, False)])
 def test_hot_rows_that_all_ranks_meet_in_every_step(staleness: int, steps: int, short: bool) -> None:
-    assert bool(copies_advice(hot_rows(staleness, steps), staleness, 4)) == short
+    assert bool(copies_advice(hot_rows(staleness, steps), staleness, 4 * staleness)) == short
 
 
 def test_what_is_shown() -> None:

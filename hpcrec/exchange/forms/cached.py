@@ -52,7 +52,7 @@ class Lags:
         self._most = keeping.staleness + 1
         self._lag = kernels.reserved_zeros((rows, len(keeping.dense)), lag_type(keeping))
         self.missing = Missing(keeping.staleness)
-        self._ticks = RowTicks(rows, enough_ticks(keeping.staleness, len(keeping.dense)))
+        self._ticks = RowTicks(rows, enough_ticks(keeping.most_missing))
 
     def answer(self, rows: Ints, places: Ints) -> np.ndarray:
         """See ``OwnerRule``."""
@@ -481,7 +481,7 @@ class Cached(Conditional):
     def owner_memory(cls, rows: int, keeping: Keeping) -> float:
         """See ``Conditional``: a number a row and dense rank, and one a row."""
         ranks, lag = len(keeping.dense), LAG if keeping.rule == "max" else lag_type(keeping)
-        ticks = RowTicks.dtype(enough_ticks(keeping.staleness, ranks))
+        ticks = RowTicks.dtype(enough_ticks(keeping.most_missing))
         return float(rows * (ranks * lag.itemsize + ticks.itemsize))
 
     @classmethod

@@ -71,9 +71,9 @@ class Keeping:
 
     @property
     def most_missing(self) -> int:
-        """Ticks that a read may lack when it is answered, by the rule."""
+        """Ticks that a read may lack, by the rule, and for steps that are asked for ahead."""
         ranks = len(self.dense)
-        return self.staleness * (ranks if self.rule == "sum" else 3 * (ranks - 1))
+        return self.staleness * (ranks if self.rule == "sum" else 3 * (ranks - 1)) + (ranks - 1) * self.lookahead
 
     @property
     def previews(self) -> bool:

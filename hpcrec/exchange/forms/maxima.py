@@ -32,7 +32,7 @@ class Maxima:
         self._staleness = keeping.staleness
         self._lag = kernels.reserved_zeros((rows, len(keeping.dense)), LAG)
         self.missing = Missing(keeping.staleness)
-        self._ticks = RowTicks(rows, enough_ticks(keeping.staleness, len(keeping.dense)))
+        self._ticks = RowTicks(rows, enough_ticks(keeping.most_missing))
 
     def answer(self, rows: Ints, places: Ints) -> np.ndarray:
         """See ``OwnerRule``."""

@@ -46,9 +46,9 @@ def bin_names(bins: int) -> list[str]:
     return ["0", "1"][:bins] + [f"{1 << b - 1}-{(1 << b) - 1}" for b in range(2, bins)]
 
 
-def enough_ticks(staleness: int, ranks: int) -> int:
-    """Ticks from which on at most ``MISSING_SHARE`` of a row's may be missing: those that all ranks may lack, by it."""
-    return round(ranks * staleness / MISSING_SHARE)
+def enough_ticks(most_missing: int) -> int:
+    """Ticks from which on at most ``MISSING_SHARE`` of a row's may be missing: the most that a read may lack, by it."""
+    return round(most_missing / MISSING_SHARE)
 
 
 class RowTicks:
