@@ -113,7 +113,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Stacks of all threads on USR1, and a folder of its own for each rank's temporary ones."""
+    """Stacks of all threads on USR2, and a folder of its own for each rank's temporary ones."""
     if (rank := launched_rank()) is not None:
         # pytest prunes old temporary folders, and several ranks at once would prune each other's.
         parent = os.environ.get("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
@@ -123,9 +123,12 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{own} is another user's. Set PYTEST_DEBUG_TEMPROOT to a folder of your own.")
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(own)
     stderr = os.dup(2)  # pytest captures fd 2 while tests run; here it is still the real one
-    faulthandler.register(signal.SIGUSR1, file=stderr, all_threads=True)
+    # Not on USR1, which is what runs are stopped by: a run within a test takes it, and leaves the default behind, as
+    # Python does not know of handlers that are not its own.
+    faulthandler.register(signal.SIGUSR2, file=stderr, all_threads=True)
     if folder := config.getoption("--outcomes"):
         file = (Path(folder) / f"outcomes-{launched_rank() or 0}").open("w", buffering=1)
+        file.write(f"pid {os.getpid()}\n")
         config.add_cleanup(file.close)
         config.pluginmanager.register(Outcomes(file))
 

@@ -64,20 +64,22 @@ def test_files_that_the_caller_names_are_taken(runner: ModuleType) -> None:
 
 def test_a_hang_ends_with_stacks(runner: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = (
-        "import faulthandler, signal, subprocess, time\n"
-        "faulthandler.register(signal.SIGUSR1)\n"
+        "import faulthandler, os, pathlib, signal, subprocess, sys, time\n"
+        "faulthandler.register(signal.SIGUSR2)\n"
+        "pathlib.Path(sys.argv[1], 'outcomes-0').write_text(f'pid {os.getpid()}\\n')\n"
         "child = subprocess.Popen(['sleep', '987'])\n"
         "print('child', child.pid, flush=True)\n"
         "def stuck_here(): time.sleep(987)\n"
         "stuck_here()\n"
     )
     began_s = time.monotonic()
-    status = runner.watched([sys.executable, "-c", script], tmp_path, of(runner, runner.Limits(run_s=1.0, test_s=60.0)))
+    limits = runner.Limits(run_s=1.0, test_s=60.0)
+    status = runner.watched([sys.executable, "-c", script, str(tmp_path)], tmp_path, of(runner, limits))
     assert status != 0
     assert time.monotonic() - began_s < 30
     said = capfd.readouterr().out
     assert "still running after 1 s" in said
-    assert "stuck_here" in said or "line 5" in said
+    assert "in stuck_here" in said or 'File "<string>", line 6' in said
     child = int(said.split("child ")[1].split()[0])
     stat = Path(f"/proc/{child}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
@@ -90,3 +92,21 @@ def test_a_test_without_progress_is_ended(
     status = runner.watched(["sleep", "987"], tmp_path, of(runner, runner.Limits(run_s=60.0, test_s=1.0)))
     assert status != 0
     assert "s in one test (limit 1 s)" in capfd.readouterr().out
+
+
+def test_ranks_that_hang_say_where(runner: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A run sets handlers of signals and puts them back: the stacks have to come all the same."""
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text(
+        "import time\nimport pytest\nfrom mpi4py import MPI\nfrom hpcrec.comm.failure import StopSignal\n"
+        "@pytest.mark.parallel(2)\ndef test_here():\n"
+        "    StopSignal().close()\n    kept = StopSignal()\n"
+        "    def stuck_here():\n        time.sleep(987)\n    stuck_here()\n"
+    )
+    run = of(runner, runner.Limits(run_s=60.0, test_s=3.0))
+    selection = ["parallel", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", str(tmp_path / "test_it.py")]
+    assert runner.run_part(run, tmp_path / "notes", 2, selection)["failed"] == 1
+    said = capfd.readouterr().out
+    assert said.count("in stuck_here") == 2, said  # a stack of each rank
+    for rank in range(2):
+        assert f"test_it.py::test_here: never ended on rank {rank}" in said

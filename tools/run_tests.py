@@ -5,7 +5,7 @@ Slurm of several nodes, which mostly wait; as root on Debian it is installed and
 shown when it has ended.
 
 ``make test`` calls it with the virtual environment's Python. Rank 0 is shown as it runs, the other ranks' output is
-kept apart and its end is shown when something fails. A run past its limit is asked for every rank's stacks (USR1,
+kept apart and its end is shown when something fails. A run past its limit is asked for every rank's stacks (USR2,
 tests/conftest.py), then ended. Nothing that it starts outlives it. The last line is
 ``N passed, N failed, N skipped`` over all runs; the exit status is 1 where a test failed or nothing passed.
 
@@ -234,6 +234,9 @@ def run_part(run: Run, folder: Path, ranks: int, pytest_args: list[str]) -> Coun
         counts["failed"] = 1  # a crash before or after the tests, or a file that cannot be collected
     if counts["failed"]:
         show_others(folder, ranks, run.show)
+        for rank in range(max(ranks, 1)):
+            for test in (test for test, word in on_rank(folder, rank).items() if word == "began"):
+                run.show(f"=== {test}: never ended" + f" on rank {rank}" * (ranks > 1))
         run.show(f"=== tests: {run.name}: failed, exit status {status}\n    " + shlex.join(command))
     return counts
 
@@ -312,7 +315,10 @@ def watch(process: subprocess.Popen[str], folder: Path, run: Run) -> None:
             if now_s - began_s > limits.run_s:
                 why = f"still running after {limits.run_s:.0f} s"
             run.show(f"\n=== {why}: the stacks of every rank follow, then the run is ended")
-            process.send_signal(signal.SIGUSR1)  # mpirun hands it to the ranks
+            for rank in range(len(list(folder.glob("outcomes-*")))):
+                for word, pid in lines_of(folder, rank):
+                    if word == "pid":  # not by mpirun, which may not hand it on
+                        signal_one(int(pid), signal.SIGUSR2)
             time.sleep(STACKS_S)
             end_session(process)
             return
