@@ -40,8 +40,10 @@
             count: ``het.affinity.saved.<data>.<ranks>`` at a staleness of 100 and ``het.affinity.saved_s0`` at 0, of
             the bytes of ``cached`` without it, at 128 samples a rank and 64 columns, shipping of samples paid;
             ``_rows``: of those of deduplicated rows. The product deals contiguous parts
-``synthetic`` and ``movielens``
-            AUC beside that of ``sync`` (``cached_parts/quality_part.py``): ``het.auc_interval.<data>.s10``, ``.s100``
+``synthetic_<optimizer>`` and ``movielens_<optimizer>``
+            AUC beside that of ``sync`` (``cached_parts/quality_part.py``): ``het.auc_interval.<data>.<optimizer>.s10``
+            and ``.s100``, the largest staleness that holds (``het.largest_s.<data>.<optimizer>``), and what it saves of
+            the bytes of deduplicated rows (``het.bytes_saved_at_auc.<data>.<optimizer>``)
 
 Shares of bytes are counts, the same in every run. The JSON of each part but the first lies beside it, as
 <FILE>_<part>.

@@ -1,30 +1,74 @@
 """AUC of ``cached`` by staleness, beside that of ``sync`` (``hybrid_parts.auc_part``, whose settings are tuned for it).
 
 4 dense ranks, which share a batch, and a copy of every row that a rank has met, so that rows lack the most that they
-may: with less room rows that go come back fresh. Knows settings; starts nothing.
+may: with less room rows that go come back fresh. The largest staleness of ``LADDER`` that holds is sought, and what it
+saves is counted by the ledger in a run of as many steps with room for ``CAPACITY`` of the rows, copies that begin empty
+included, beside ``sync`` with deduplicated rows on as many ranks. Knows settings; starts nothing.
 """
 
 from pathlib import Path
+from typing import Any
 
-from des_parts.cells import Row
+import numpy as np
+from _report import claim
+from cached_parts.bytes_part import NOT_ROWS
+from des_parts.cells import Row, show
 from hybrid_parts import auc_part
 
-RANKS = 4
-STALENESS = (10, 100)
-NAMES = auc_part.DECIDES
+from hpcrec.comm.ledger import TAGS
+
+RANKS, CAPACITY, CACHE = 4, 0.1, "lfu"
+STALENESS, LADDER = (10, 100), (1, 3, 10, 30, 100, 300)
+GOAL_SAVED = 0.75
+NAMES = {  # of parts: data, and the optimizer of rows
+    f"{data}_{optimizer}": (data, optimizer) for data in auc_part.DECIDES for optimizer in auc_part.BOTH
+}
 
 
 def measure(cache: Path, files: Path, name: str, *, quick: bool) -> tuple[list[Row], list[Row]]:
-    """Rows of the table, of the data set of this name, and claims."""
+    """Rows of the table, of the part of this name, and claims."""
+    data, optimizer = NAMES[name]
     arms = auc_part.Arms(
         staleness=STALENESS,
         settings=_settings,
         claimed=STALENESS,
-        claim="het.auc_interval.{data}.s{staleness}",
+        claim="het.auc_interval.{data}.{optimizer}.s{staleness}",
         ranks=RANKS,
+        ladder=() if quick else LADDER,
+        optimizers=(optimizer,),
     )
-    return auc_part.measure(cache, files, name, arms, quick=quick)
+    rows, claims = auc_part.measure(cache, files, data, arms, quick=quick)
+    if not rows:
+        return rows, claims
+    largest = auc_part.held(rows)
+    claims.append(claim(f"het.largest_s.{data}.{optimizer}", largest, "the AUC that holds"))
+    if largest is not None:
+        saved = _saved(cache, files, rows[0], largest)
+        rows.append(saved)
+        unit = f"of the bytes of deduplicated rows, fewer, at s = {largest}"
+        claims.append(claim(f"het.bytes_saved_at_auc.{data}.{optimizer}", saved["saved"], unit, f">= {GOAL_SAVED:g}"))
+    return rows, claims
 
 
-def _settings(staleness: int) -> list[str]:
-    return ["policy.name=cached", f"policy.staleness={staleness}", "policy.capacity=1.0"]
+def _settings(staleness: int, capacity: float = 1.0) -> list[str]:
+    room = f"policy.capacity={capacity}"
+    return ["policy.name=cached", f"policy.staleness={staleness}", room, f"policy.cache={CACHE}"]
+
+
+def _saved(cache: Path, files: Path, tuned: Row, staleness: int) -> Row:
+    """What is saved by such a staleness, where settings are those of a row."""
+    policies = [["exchange.form=rows"], _settings(staleness, CAPACITY)]
+    plain, own = auc_part.again(cache, files, tuned, policies, RANKS)
+    n_bytes = [_rows_bytes(found["bytes_TRR"]) for found in (plain, own)]
+    about = {name: tuned[name] for name in ("data", "optimizer", "lr", "steps")}
+    figures = {"kb_a_step": 1e-3 * n_bytes[1], "rows_kb_a_step": 1e-3 * n_bytes[0], "auc": own["auc"]}
+    row = {"part": "bytes", **about, "staleness": staleness, "capacity": CAPACITY, **figures}
+    row["saved"] = 1 - n_bytes[1] / n_bytes[0]
+    show(row)
+    return row
+
+
+def _rows_bytes(bytes_TRR: Any) -> float:
+    """A step's, between ranks, of all tags that concern rows."""
+    found = np.array(bytes_TRR)[[TAGS.index(tag) for tag in TAGS if tag not in NOT_ROWS]]
+    return float(found.sum() - np.trace(found, axis1=1, axis2=2).sum())

@@ -5,12 +5,14 @@ too small to decide, in batches of 128; and, as a bad case, synthetic clicks in 
 change in every step. The learning rate of rows is the one of ``RATES`` with the best AUC of ``sync`` from another seed.
 A model that has diverged counts as one of AUC 0. An interval is the 95 % one of the mean difference over seeds
 (Student's t). ``sync`` runs on one rank, which differs from several by the order of sums alone, two at a time: nothing
-is timed.
+is timed. Where the largest staleness is sought, one holds where the lower end of its interval is no more than ``GOAL``
+below: next is always the middle one of those between the largest that holds and the smallest above it that does not.
 """
 
 import math
 import shutil
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from _report import claim, hpcrec
 from des_parts import shapes
+from des_parts.cells import show
 from hybrid_parts.runs import Row
 from on_ranks import launch
 
@@ -61,7 +64,8 @@ class Arms:
     """The policy that is held to ``sync``.
 
     ``settings`` are of each staleness, on so many ranks; of those that are ``claimed`` an interval is a claim, named by
-    ``claim`` with the data and the staleness in it.
+    ``claim`` with the data, the staleness and, where it asks for it, the optimizer in it. ``ladder``: those among which
+    the largest that holds is sought besides. ``optimizers``: of these alone.
     """
 
     staleness: tuple[int, ...]
@@ -69,19 +73,34 @@ class Arms:
     claimed: tuple[int, ...]
     claim: str
     ranks: int = 1
+    ladder: tuple[int, ...] = ()
+    optimizers: tuple[str, ...] = BOTH
 
 
 def measure(cache: Path, files: Path, name: str, arms: Arms, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Rows of the table, of the case of this name, and claims."""
     case = next(case for case in CASES if case.name == name)
-    if case.data == "movielens":
-        train = shapes.prepare(case.data, cache, files)
-    else:
-        train = synthetic(cache) if case.data == "synthetic" else criteo(cache, files)
+    train = _train(case, cache, files)
     if train is None:
         return [], []
-    rows = [row for optimizer in case.optimizers for row in of(case, train, optimizer, arms, quick=quick)]
+    wanted = [optimizer for optimizer in case.optimizers if optimizer in arms.optimizers]
+    rows = [row for optimizer in wanted for row in of(case, train, optimizer, arms, quick=quick)]
     return rows, claims(name, rows, arms) if name in DECIDES and not quick else []
+
+
+def again(cache: Path, files: Path, tuned: Row, policies: Sequence[list[str]], ranks: int) -> list[Row]:
+    """Runs with the first seed and the settings of a row, by policies: what each says."""
+    case = next(case for case in CASES if case.name == tuned["data"])
+    train = _train(case, cache, files)
+    assert train is not None, "the row is of these data"
+    job = partial(_job, case, train, tuned["optimizer"], tuned["steps"], tuned["lr"])
+    return _found([job(policy, SEEDS[0]) for policy in policies], ranks)
+
+
+def _train(case: Case, cache: Path, files: Path) -> Path | None:
+    if case.data == "movielens":
+        return shapes.prepare(case.data, cache, files)
+    return synthetic(cache) if case.data == "synthetic" else criteo(cache, files)
 
 
 def criteo(cache: Path, files: Path) -> Path | None:
@@ -116,21 +135,42 @@ def of(case: Case, train: Path, optimizer: str, arms: Arms, *, quick: bool) -> l
     seeds = SEEDS[:2] if quick else SEEDS
     job = partial(_job, case, train, optimizer, steps)
     rates = [round(rate * case.scale, 9) for rate in RATES[optimizer]]
-    tried = _auc([job(rate, SYNC, TUNING_SEED) for rate in rates])
+    tried = [row["auc"] for row in _found([job(rate, SYNC, TUNING_SEED) for rate in rates])]
     rate = rates[max(range(len(rates)), key=lambda at: tried[at])]
-    auc = {(0, seed): found for seed, found in zip(seeds, _auc([job(rate, SYNC, seed) for seed in seeds]), strict=True)}
-    wanted = [(staleness, seed) for staleness in arms.staleness for seed in seeds]
-    found = _auc([job(rate, arms.settings(staleness), seed) for staleness, seed in wanted], arms.ranks)
-    auc |= dict(zip(wanted, found, strict=True))
-    rows = []
-    for staleness in arms.staleness:
-        gaps = [auc[staleness, seed] - auc[0, seed] for seed in seeds]
-        mean, error = statistics.mean(gaps), STUDENT * statistics.stdev(gaps) / math.sqrt(len(gaps))
-        sync = statistics.mean(auc[0, seed] for seed in seeds)
-        about = {"part": "auc", "data": case.name, "optimizer": optimizer, "lr": rate, "steps": steps}
-        rows.append({**about, "staleness": staleness, "sync_auc": sync, "gap": mean, "low": mean - error})
-        rows[-1]["high"] = mean + error
+    about = {"part": "auc", "data": case.name, "optimizer": optimizer, "lr": rate, "steps": steps}
+    sync = [row["auc"] for row in _found([job(rate, SYNC, seed) for seed in seeds])]
+    rows, waiting = list[Row](), list(arms.staleness)
+    while waiting:
+        staleness = waiting.pop(0)
+        found = _found([job(rate, arms.settings(staleness), seed) for seed in seeds], arms.ranks)
+        row = {**about, "staleness": staleness, "sync_auc": statistics.mean(sync)}
+        rows.append({**row, **_gap([of["auc"] for of in found], sync)})
+        show(rows[-1])
+        if not waiting and (more := _next(arms.ladder, rows)) is not None:
+            waiting.append(more)
     return rows
+
+
+def _gap(auc: Sequence[float], sync: Sequence[float]) -> Row:
+    """The mean difference, its interval, and what it is of, seed by seed."""
+    gaps = [own - other for own, other in zip(auc, sync, strict=True)]
+    mean, error = statistics.mean(gaps), STUDENT * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    each = {"auc": [round(of, 5) for of in auc], "sync_each": [round(of, 5) for of in sync]}
+    return {"gap": mean, "low": mean - error, "high": mean + error, **each}
+
+
+def held(rows: Sequence[Row]) -> int | None:
+    """The largest staleness of these rows that holds and is below all that do not; None: there is none."""
+    good, bad = ({row["staleness"] for row in rows if (row["low"] >= -GOAL) == holds} for holds in (True, False))
+    return max((s for s in good if s < min(bad, default=math.inf)), default=None)
+
+
+def _next(ladder: Sequence[int], rows: Sequence[Row]) -> int | None:
+    """The staleness to try next; None: the largest of the ladder that holds is known."""
+    most, known = held(rows) or 0, {row["staleness"] for row in rows}
+    above = min((s for s in known if s > most), default=math.inf)
+    left = [s for s in ladder if most < s < above]
+    return left[len(left) // 2] if left else None
 
 
 SYNC = ["policy.name=sync"]
@@ -150,8 +190,8 @@ def _job(case: Case, train: Path, optimizer: str, steps: int, rate: float, polic
     return {"kind": "train", "config": str(CONFIG), "settings": settings, "evaluate": True}
 
 
-def _auc(jobs: Sequence[Row], ranks: int = 1) -> list[float]:
-    """Of each, in order."""
+def _found(jobs: Sequence[Row], ranks: int = 1) -> list[Row]:
+    """What each of them says, in order."""
     at_once = AT_ONCE if ranks == 1 else 1
     lists = [jobs[first::at_once] for first in range(at_once)]
     with ThreadPoolExecutor(at_once) as pool:
@@ -159,15 +199,15 @@ def _auc(jobs: Sequence[Row], ranks: int = 1) -> list[float]:
     return [found[at % at_once][at // at_once] for at in range(len(jobs))]
 
 
-def _in_turn(jobs: Sequence[Row], ranks: int) -> list[float]:
-    return [row["auc"] for row in launch.local(jobs, ranks=ranks, bound=False)] if jobs else []
+def _in_turn(jobs: Sequence[Row], ranks: int) -> list[Row]:
+    return list(launch.local(jobs, ranks=ranks, bound=False)) if jobs else []
 
 
 def claims(data: str, rows: Sequence[Row], arms: Arms) -> list[Row]:
-    """The end of an interval that is farther from 0, the worse of the optimizers."""
-    out = []
-    for staleness in arms.claimed:
-        worst = max(max(abs(r["low"]), abs(r["high"])) for r in rows if r["staleness"] == staleness)
-        name = arms.claim.format(data=data, staleness=staleness)
-        out.append(claim(name, worst, "of AUC, end of the 95 % interval", f"<= {GOAL:g}"))
-    return out
+    """The end of an interval that is farther from 0, the worse of the optimizers where a claim is of several."""
+    worst: dict[str, float] = defaultdict(float)
+    for row in rows:
+        if row["staleness"] in arms.claimed:
+            name = arms.claim.format(data=data, staleness=row["staleness"], optimizer=row["optimizer"])
+            worst[name] = max(worst[name], abs(row["low"]), abs(row["high"]))
+    return [claim(name, of, "of AUC, end of the 95 % interval", f"<= {GOAL:g}") for name, of in worst.items()]

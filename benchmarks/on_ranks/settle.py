@@ -71,6 +71,6 @@ def _asked(form: Conditional, rows: Ints) -> Asked:
     """Those rows as a step asks for them: part after part, and rising in each."""
     part, there = np.zeros(len(rows), np.int64), rows
     if form.family.kind == "row":
-        part, there = (np.asarray(of, np.int64) for of in form.family.deal(rows))
+        part, there = (np.asarray(of, np.int64) for of in form.family.deal(np.ascontiguousarray(rows)))
     order = np.lexsort((there, part))
     return Asked(there[order], part[order])

@@ -280,7 +280,7 @@ def _dense_rank(
         kept=sum(t.kept for t in asked) / n,
         unsent=_unsent(config.dense, parameters, n // topology.groups),
         taught_by=topology.groups - 1,
-        kept_rows_bytes=kept_rows(config, layout, n),
+        kept_rows_bytes=kept_rows(config, layout, n) + _early_rows(config, layout, mean_ids, n),
     )
 
 
@@ -299,6 +299,20 @@ def kept_rows(config: Config, layout: Layout, ranks: int) -> float:
         mine = [form for form in forms if type(form) is kind]
         total += kind.memory(mine, [layout.tables_of[form.features[0]] for form in mine], keeping, item)
     return total
+
+
+def _early_rows(config: Config, layout: Layout, mean_ids: dict[str, float], ranks: int) -> float:
+    """Bytes of what conditional forms have on a dense rank of the steps that they are asked for ahead.
+
+    Of each step rows that came, their gradients, and pushes that are on their way.
+    """
+    ahead, item = make_keeping(config, layout.tables, range(ranks)).lookahead, DTYPES[config.train.dtype][0].itemsize
+    elements = 0.0  # of a sample, where no id comes twice
+    for form in layout.bundled() if ahead else ():
+        if isinstance(form, Conditional):
+            widths = sum(layout.tables[table].width for table in layout.tables_of[form.features[0]])
+            elements += widths * sum(mean_ids[feature] for feature in form.features)
+    return 3 * ahead * item * config.train.batch_size / ranks * elements
 
 
 def _unsent(dense: DenseConfig, parameters: int, ranks: int) -> float:

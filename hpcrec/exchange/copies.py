@@ -320,6 +320,12 @@ class DenseCopies:
                 by_bundle[b] = has_U
         return self._spread(by_bundle, wanted).astype(bool)
 
+    @staticmethod
+    def _places(kept: Sequence[Kept], wanted: Wanted) -> tuple[Ints, list[int]]:
+        """Of all bundles' rows, one after the other: where each that is wanted is, and where each bundle ends."""
+        ends = np.cumsum([len(of.asked.rows) for of in kept], dtype=np.int64)
+        return np.append(0, ends)[wanted.bundle_K] + wanted.row_K, ends.tolist()
+
     def _spread(self, by_bundle: Sequence[np.ndarray], wanted: Wanted) -> np.ndarray:
         first_B = cumulative(np.array([len(of) for of in by_bundle], np.int64))
         return np.concatenate([_NONE, *by_bundle])[first_B[wanted.bundle_K] + wanted.row_K]
@@ -330,26 +336,26 @@ class DenseCopies:
 
     def came(self, kept: Sequence[Kept], wanted: Wanted, values: Floats, numbers: Floats) -> Came:
         """What came, out of the messages: ``values`` of rows, ``numbers`` of their accumulators."""
-        sent, rowless = ([np.zeros(len(of.asked.rows), bool) for of in kept] for _ in range(2))
+        at_K, ends = self._places(kept, wanted)
+        flags = np.zeros((2, ends[-1]), bool)
+        flags[0, at_K], flags[1, at_K] = wanted.follows_K, wanted.rowless_K
+        differ = np.flatnonzero(flags[0, at_K] != wanted.follows_K)
+        if len(differ):
+            features = ", ".join(self._bundles[wanted.bundle_K[differ[0]]])
+            raise HpcrecError(
+                f"owners of parts of a row of the features {features} do not agree whether its copy is too old. This "
+                "is a fault of the form's rule, which has to be the same function on all."
+            )
+        sent, rowless = (np.split(of, ends[:-1]) for of in flags)
         came = [
             {t: np.zeros((len(of.asked.rows), width), self._dtype) for t, width in widths.items()}
             for of, widths in zip(kept, self._widths, strict=True)
         ]
-        for b, sent_U in enumerate(sent):
-            mine = wanted.bundle_K == b
-            sent_U[wanted.row_K[mine]] = wanted.follows_K[mine]
-            rowless[b][wanted.row_K[mine]] = wanted.rowless_K[mine]
-            if (sent_U[wanted.row_K[mine]] != wanted.follows_K[mine]).any():
-                raise HpcrecError(
-                    f"owners of parts of a row of the features {', '.join(self._bundles[b])} do not agree whether its "
-                    "copy is too old. This is a fault of the form's rule, which has to be the same function on all."
-                )
         v = self.vectors(wanted, np.flatnonzero(wanted.follows_K))
         for s, some in _by_stream(v):
             table, columns = self.columns[s]
             rows = v.row[some]
-            at = v.start[some, None] + np.arange(columns.stop - columns.start)
-            came[int(wanted.bundle_K[rows[0]])][table][wanted.row_K[rows], columns] = values[at]
+            came[int(wanted.bundle_K[rows[0]])][table][wanted.row_K[rows], columns] = _block(values, v, some, columns)
         sums: list[dict[str, Floats]] = [{} for _ in kept]
         v = self.accumulators.vectors(wanted, np.flatnonzero(wanted.follows_K))
         for s, some in _by_stream(v):
@@ -419,8 +425,13 @@ class DenseCopies:
             table, columns = self.columns[s]
             rows = v.row[some]
             of = pushes[int(wanted.bundle_K[rows[0]])].gradients[table]
-            at = v.start[some, None] + np.arange(columns.stop - columns.start)
-            message[at] = of[wanted.row_K[rows], columns]
+            _block(message, v, some, columns)[:] = of[wanted.row_K[rows], columns]
+
+
+def _block(flat: Floats, v: Vectors, some: slice, columns: slice) -> Floats:
+    """A view of the vectors of one stream: on a dense rank its owner is one, and they lie side by side."""
+    first, width = int(v.start[some.start]), columns.stop - columns.start
+    return flat[first : first + (some.stop - some.start) * width].reshape(-1, width)
 
 
 def _by_stream(v: Vectors) -> list[tuple[int, slice]]:

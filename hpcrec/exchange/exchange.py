@@ -376,25 +376,27 @@ class Exchange:
         be counted how many updates rows lack.
         """
         asked, served, way, passage = route.asked, route.served, self._way, route.passage
-        with rows, self._timer("gather"):
-            sent_R = self._zeros_R if served is None else served.value_bytes_R
-            wanted_R = self._zeros_R if asked is None else asked.value_bytes_R
-            behind = 0 if served is None else served.values_behind * self.dtype.itemsize
-            if self._owner_side is not None and served is not None and served.find is not None:
-                self._owner_side.find(served)
+        with rows:
+            with self._timer("gather"):
+                if self._owner_side is not None and served is not None and served.find is not None:
+                    self._owner_side.find(served)
             apart = None
             if self.copies is not None:
-                with self._counting(route.counted):
+                with self._timer("values"), self._counting(route.counted):  # who asks late is waited for
                     apart = self.copies.ask(route, self.version)
-            behind += 0 if apart is None else int(apart.bytes_R.sum())
-            sent, copied = (way or self._codec).message(sent_R, behind), None
-            if self._owner_side is not None and served is not None:
-                if ages:
-                    route.ages = self._owner_side.ages(served, ages)
-                copied = self._owner_side.answer(served, sent, apart)
-            route.version = self.version
-            if asked is not None and self._keeps and (way is not None or self.two_lanes):
-                asked = asked.take_copies()  # steps before may be learned until they are assembled
+            with self._timer("gather"):
+                sent_R = self._zeros_R if served is None else served.value_bytes_R
+                wanted_R = self._zeros_R if asked is None else asked.value_bytes_R
+                behind = 0 if served is None else served.values_behind * self.dtype.itemsize
+                behind += 0 if apart is None else int(apart.bytes_R.sum())
+                sent, copied = (way or self._codec).message(sent_R, behind), None
+                if self._owner_side is not None and served is not None:
+                    if ages:
+                        route.ages = self._owner_side.ages(served, ages)
+                    copied = self._owner_side.answer(served, sent, apart)
+                route.version = self.version
+                if asked is not None and self._keeps and (way is not None or self.two_lanes):
+                    asked = asked.take_copies()  # steps before may be learned until they are assembled
         with self._timer("values"), self._counting(route.counted):
             if self._among is not None:
                 self._among.forward(None if served is None else served.partials, train=route.train)

@@ -3,7 +3,8 @@
 Knows the owner's leg, its store's geometry and the rules; messages are ``copies``.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,30 @@ from hpcrec.types import Floats, Ints
 
 
 class _Ruled:
-    """A rule over one part of a family, of one entry; ``mixed``: its rows change by other forms too."""
+    """A rule over the rows of some entries, which it has one entry after the other.
 
-    def __init__(self, rule: OwnerRule, family: Family, spare: int, lives: Ints | None, *, mixed: bool) -> None:
+    Of several where each has a family by itself whose rows change by pushes alone, so that a step asks once for all.
+
+    Attributes
+    ----------
+    rule : OwnerRule
+    entries : list of int
+        Which.
+    family : Family
+        Of the first entry.
+    spare : int
+        Row of ids that have none; -1: there are no such ids.
+    lives : int64 [rows] or None
+        Of dynamic tables.
+    mixed : bool
+        Whether the rows change by other forms too.
+    """
+
+    def __init__(
+        self, rule: OwnerRule, entries: Sequence[int], family: Family, spare: int, lives: Ints | None, *, mixed: bool
+    ) -> None:
         self.rule, self.family, self.spare, self.lives, self.mixed = rule, family, spare, lives, mixed
+        self.entries = list(entries)
         self._seen = None if lives is None else lives.copy()
 
     def answer(self, rows: Ints, places: Ints, has: np.ndarray, *, train: bool) -> np.ndarray:
@@ -83,24 +104,44 @@ class OwnerRules:
         self._block_S = np.array([found[0] for found in places if found is not None], np.int64)
         self._base_S = np.array([found[1].base for found in places if found is not None], np.int64)
         self._mixed = {entry.family.name for entry in leg.entries if not entry.form.conditional}
-        self._of_entry = [self._rule(leg.entries[e].family, leg.entries[e].form, leg.entries[e].part) for e in entries]
         self._dense = np.array(keeping.dense, np.int64)
+        self._base_E, self._rule_E = np.zeros(len(entries), np.int64), np.zeros(len(entries), np.int64)
+        alike: dict[Hashable, list[int]] = {}
+        of_family = Counter(family.name for family, _ in self.entries)
+        for i, (e, (family, part)) in enumerate(zip(entries, self.entries, strict=True)):
+            alone = family.dynamic is not None or family.name in self._mixed or of_family[family.name] > 1
+            alike.setdefault(i if alone else (leg.entries[e].form, stands(family, part)), []).append(i)
+        self._ruled = [self._rule(some, leg.entries[entries[some[0]]].form) for some in alike.values()]
+        for g, ruled in enumerate(self._ruled):
+            self._rule_E[ruled.entries] = g
 
-    def _rule(self, family: Family, form: type[Form], part: int) -> _Ruled:
+    def _rule(self, some: Sequence[int], form: type[Form]) -> _Ruled:
         assert issubclass(form, Conditional)
-        dynamic, rows = family.dynamic is not None, family.part_rows(part)
+        rows_E = np.array([family.part_rows(part) for family, part in (self.entries[i] for i in some)], np.int64)
+        self._base_E[list(some)] = np.cumsum(rows_E) - rows_E
+        family, rows = self.entries[some[0]][0], int(rows_E.sum())
+        dynamic = family.dynamic is not None
         lives = self._store.lives(family.name) if dynamic else None
         rule = form.owner_rule(rows + dynamic, self._keeping)
-        return _Ruled(rule, family, rows if dynamic else -1, lives, mixed=family.name in self._mixed)
+        return _Ruled(rule, some, family, rows if dynamic else -1, lives, mixed=family.name in self._mixed)
 
     def answer(self, served: Served, has_K: np.ndarray, *, train: bool) -> None:
         """Fills in ``served.follows_K`` and ``rowless_K``."""
         places_K = self._places(served)
         served.follows_K, served.rowless_K = np.zeros(len(has_K), bool), np.zeros(len(has_K), bool)
-        for e, ruled in enumerate(self._of_entry):
-            mine = np.flatnonzero(served.entry_K == e)
-            served.rowless_K[mine] = served.row_K[mine] == ruled.spare
-            served.follows_K[mine] = ruled.answer(served.row_K[mine], places_K[mine], has_K[mine], train=train)
+        rows_K = self._rows(served)
+        for g, ruled in enumerate(self._ruled):
+            mine = self._of(g, served)
+            served.rowless_K[mine] = rows_K[mine] == ruled.spare
+            served.follows_K[mine] = ruled.answer(rows_K[mine], places_K[mine], has_K[mine], train=train)
+
+    def _rows(self, served: Served) -> Ints:
+        """As the rules call them."""
+        return served.row_K + self._base_E[served.entry_K]
+
+    def _of(self, g: int, served: Served) -> Ints | slice:
+        """Those of a rule."""
+        return slice(None) if len(self._ruled) == 1 else np.flatnonzero(self._rule_E[served.entry_K] == g)
 
     def _places(self, served: Served) -> Ints:
         """Those of who asks, or pushes, among the dense ranks."""
@@ -119,9 +160,9 @@ class OwnerRules:
 
     def found(self, pushed: Served) -> None:
         """Rows in place of ids, of dynamic tables; gradients of ids that have none are dropped, and counted."""
-        for e, ruled in enumerate(self._of_entry):
+        for g, ruled in enumerate(self._ruled):
             if ruled.lives is not None:
-                mine = np.flatnonzero(pushed.entry_K == e)
+                mine = self._of(g, pushed)
                 pushed.row_K[mine] = self._store.find(ruled.family.name, pushed.row_K[mine], admit=False)
                 self._store.dynamic[ruled.family.name].dropped += int((pushed.row_K[mine] == ruled.spare).sum())
 
@@ -152,29 +193,34 @@ class OwnerRules:
 
     def learned(self, works: Sequence[Asked], pushed: Served | None) -> None:
         """Tells the rules which rows have changed: what was pushed, and rows that other forms have learned."""
-        places_K = None if pushed is None else self._places(pushed)
-        for e, ruled in enumerate(self._of_entry):
+        if pushed is not None:
+            places_K, rows_K = self._places(pushed), self._rows(pushed)
+        for g, ruled in enumerate(self._ruled):
             if ruled.mixed:
                 found = [self._rows_of(self._store.place(table), works) for table in ruled.family.tables]
                 rows = np.unique(np.concatenate(found))
                 ruled.rule.changed(rows[rows != ruled.spare])
                 if self.exact:
-                    self.exact[e].changed(rows)
-            for other, of in enumerate(self._of_entry if pushed is not None and places_K is not None else ()):
-                if of.family is ruled.family and pushed is not None and places_K is not None:
-                    mine = np.flatnonzero((pushed.entry_K == other) & (pushed.row_K != ruled.spare))
-                    places = places_K[mine] if other == e else np.full(len(mine), NOBODY)
-                    ruled.rule.learned(pushed.row_K[mine], places, pushed.ticks_K[mine])
+                    self.exact[ruled.entries[0]].changed(rows)
+            for other, of in enumerate(self._ruled if pushed is not None else ()):
+                if of.family is ruled.family and pushed is not None:
+                    mine = self._of(other, pushed)
+                    known = rows_K[mine] != ruled.spare
+                    places = places_K[mine] if other == g else np.full(len(known), NOBODY)
+                    ruled.rule.learned(rows_K[mine][known], places[known], pushed.ticks_K[mine][known])
 
     def missing(self) -> list[Missing]:
         """How many ticks reads have lacked, by the rules; a row counts at its first owner."""
-        return [ruled.rule.missing for ruled, of in zip(self._of_entry, self.entries, strict=True) if stands(*of)]
+        return [ruled.rule.missing for ruled in self._ruled if self._stands(ruled)]
+
+    def _stands(self, ruled: _Ruled) -> bool:
+        return stands(*self.entries[ruled.entries[0]])
 
     def figures(self) -> dict[str, float]:
         """Sums of what the rules say of themselves, likewise."""
         total: dict[str, float] = {}
-        for ruled, of in zip(self._of_entry, self.entries, strict=True):
-            for name, value in ruled.rule.figures().items() if stands(*of) else ():
+        for ruled in self._ruled:
+            for name, value in ruled.rule.figures().items() if self._stands(ruled) else ():
                 total[name] = total.get(name, 0.0) + value
         return total
 

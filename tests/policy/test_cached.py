@@ -21,6 +21,7 @@ from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.cli import train as commands
 from hpcrec.config import Config, validate
 from hpcrec.data.deal import cut, equal_parts
+from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms.cached import Lags
 from hpcrec.exchange.forms.conditional import NOBODY, Keeping
@@ -358,3 +359,13 @@ def test_the_summary_and_the_memory_formula(folder: Path) -> None:
         assert found["copies_read"] > 0 and found["capacity"] > 0
         few, many = (predict_memory(cached(config, 4, n), [0] * COMM.size)[-1].terms["kept rows"] for n in (4, 8))
         assert many == 2 * few > 0
+        ahead = [cached(config, 4, 4, lookahead=n) for n in range(3)]
+        none, one, two = (predict_memory(of, [0] * COMM.size)[-1].terms["kept rows"] for of in ahead)
+        expected = 3 * 8 / COMM.size * elements_of_a_step(config, folder / "data.h5")
+        assert expected > 0 and (one - none, two - one) == pytest.approx((expected, expected), abs=1)  # whole bytes
+
+
+def elements_of_a_step(config: Config, data: Path) -> float:
+    """Of the rows of all ids of a batch."""
+    with DataSet(data) as found:
+        return config.train.batch_size * config.model.width * sum(feature.mean_ids for feature in found.features)

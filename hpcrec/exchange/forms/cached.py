@@ -207,7 +207,7 @@ class _Pool:
     def kept_of(self, asked: Sequence[Asked]) -> Flags:
         """Of the rows of all bundles: whether there are copies. They are given room, for which others go."""
         self._asked += 1
-        keys, keeping = _one([self._key(of.rows, of.part, b) for b, of in enumerate(asked)]), self._keeping
+        keys, keeping = self._key(*_numbered(asked)), self._keeping
         slots, fresh = self._map.admit(keys)
         if len(fresh):
             self._begin(fresh, slots[fresh], asked)
@@ -229,8 +229,7 @@ class _Pool:
     @staticmethod
     def _named(asked: Sequence[Asked], places: Ints) -> tuple[Ints, Ints, Ints]:
         """Bundle, row and part of some of a step's rows."""
-        bundle = np.searchsorted(np.cumsum([len(of.rows) for of in asked]), places, side="right")
-        row, part = (_one([getattr(of, name) for of in asked])[places] for name in ("rows", "part"))
+        row, part, bundle = (of[places] for of in _numbered(asked))
         return bundle, row, part
 
     def _begin(self, fresh: Ints, slots: Ints, asked: Sequence[Asked]) -> None:
@@ -424,8 +423,7 @@ class PooledCopies:
         for pool in self._pools:
             given = None if gradients is None else self._joined(pool, gradients)
             held = pool.push(given, drain=drain, lr_scale=lr_scale)
-            for i, b in enumerate(pool.bundles):
-                out[b] = _pushed(held, i if len(pool.bundles) > 1 else None, self._tables[b])
+            out |= zip(pool.bundles, _pushed(held, [self._tables[b] for b in pool.bundles]), strict=True)
         return [out[b] for b in range(len(asked))]
 
     def _joined(self, pool: _Pool, by_table: Sequence[Mapping[str, Floats]]) -> list[Floats]:
@@ -541,6 +539,12 @@ def _shared_out(n_bytes: int, rows: Sequence[int], each: Sequence[int]) -> list[
     return [1 + int(share * (n - 1)) for n in rows]
 
 
+def _numbered(asked: Sequence[Asked]) -> tuple[Ints, Ints, Ints]:
+    """Row, part and bundle of a step's rows."""
+    bundle = np.repeat(np.arange(len(asked)), [len(of.rows) for of in asked])
+    return _one([of.rows for of in asked]), _one([of.part for of in asked]), bundle
+
+
 def _one(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """One after the other; where there is one, itself."""
     return np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
@@ -551,24 +555,26 @@ def _cut(values: Floats | Ints, asked: Sequence[Asked]) -> list[np.ndarray]:
     return [values] if len(asked) == 1 else np.split(values, np.cumsum([len(of.rows) for of in asked])[:-1])
 
 
-def _pushed(held: Sequence[_Held], bundle: int | None, tables: Sequence[str]) -> Push:
-    """Those of one bundle, or all, part after part, and rows rising, as form ``rows`` has them."""
-    mine = [slice(None) if bundle is None else np.flatnonzero(of.bundle == bundle) for of in held]
-
-    def joined(of_each: Sequence[np.ndarray]) -> np.ndarray:
-        return _one([of[some] for of, some in zip(of_each, mine, strict=True)])
-
+def _pushed(held: Sequence[_Held], tables: Sequence[Sequence[str]]) -> list[Push]:
+    """Of each bundle, of which these are the tables: part after part, and rows rising, as form ``rows`` has them."""
     if not held:
         none = np.zeros(0, np.int64)
-        return Push(Asked(none, none), {}, none)
-    row, part, ticks = (joined([getattr(of, name) for of in held]) for name in ("row", "part", "ticks"))
-    order = _order(row, part)
-    gradients, squares = {}, {}
-    for t, table in enumerate(tables):
-        gradients[table] = joined([of.gradients[t] for of in held])[order]
-        if len(held[0].squares[t]) == len(held[0].row):
-            squares[table] = joined([of.squares[t] for of in held])[order]
-    return Push(Asked(row[order], part[order]), gradients, ticks[order], squares)
+        return [Push(Asked(none, none), {}, none) for _ in tables]
+    bundle, row, part, ticks = (_one([getattr(of, n) for of in held]) for n in ("bundle", "row", "part", "ticks"))
+    order = _order(row, part) if len(tables) == 1 else np.lexsort((row, part, bundle))
+    row, part, ticks = row[order], part[order], ticks[order]
+    gradients = [_one(of_each)[order] for of_each in zip(*(of.gradients for of in held), strict=True)]
+    squares: list[Floats | None] = [
+        _one(of_each)[order] if len(of_each[0]) == len(held[0].row) else None
+        for of_each in zip(*(of.squares for of in held), strict=True)
+    ]
+    ends = np.cumsum(np.bincount(bundle, minlength=len(tables))).tolist()
+    out = []
+    for names, mine in zip(tables, map(slice, [0, *ends[:-1]], ends), strict=True):
+        of_table = {name: values[mine] for name, values in zip(names, gradients, strict=True)}
+        of_squares = {name: of[mine] for name, of in zip(names, squares, strict=True) if of is not None}
+        out.append(Push(Asked(row[mine], part[mine]), of_table, ticks[mine], of_squares))
+    return out
 
 
 def _order(row: Ints, part: Ints) -> Ints | slice:
