@@ -43,7 +43,8 @@
 ``synthetic_<optimizer>`` and ``movielens_<optimizer>``
             AUC beside that of ``sync`` (``cached_parts/quality_part.py``): ``het.auc_interval.<data>.<optimizer>.s10``
             and ``.s100``, the largest staleness that holds (``het.largest_s.<data>.<optimizer>``), and what it saves of
-            the bytes of deduplicated rows (``het.bytes_saved_at_auc.<data>.<optimizer>``)
+            the bytes of deduplicated rows (``het.bytes_saved_at_auc.<data>.<optimizer>``). ``hot_sgd`` is a bad case,
+            without claims
 
 Shares of bytes are counts, the same in every run. The JSON of each part but the first lies beside it, as
 <FILE>_<part>.

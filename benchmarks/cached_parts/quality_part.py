@@ -3,7 +3,8 @@
 4 dense ranks, which share a batch, and a copy of every row that a rank has met, so that rows lack the most that they
 may: with less room rows that go come back fresh. The largest staleness of ``LADDER`` that holds is sought, and what it
 saves is counted by the ledger in a run of as many steps with room for ``CAPACITY`` of the rows, copies that begin empty
-included, beside ``sync`` with deduplicated rows on as many ranks. Knows settings; starts nothing.
+included, beside ``sync`` with deduplicated rows on as many ranks. ``hot_sgd`` is the bad case: few large steps, in
+which every rank meets the hottest rows, and no claim. Knows settings; starts nothing.
 """
 
 from pathlib import Path
@@ -21,24 +22,26 @@ RANKS, CAPACITY, CACHE = 4, 0.1, "lfu"
 STALENESS, LADDER = (10, 100), (1, 3, 10, 30, 100, 300)
 GOAL_SAVED = 0.75
 NAMES = {  # of parts: data, and the optimizer of rows
-    f"{data}_{optimizer}": (data, optimizer) for data in auc_part.DECIDES for optimizer in auc_part.BOTH
+    **{f"{data}_{optimizer}": (data, optimizer) for data in auc_part.DECIDES for optimizer in auc_part.BOTH},
+    "hot_sgd": ("hot", "sgd"),
 }
 
 
 def measure(cache: Path, files: Path, name: str, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Rows of the table, of the part of this name, and claims."""
     data, optimizer = NAMES[name]
+    decides = data in auc_part.DECIDES and not quick
     arms = auc_part.Arms(
         staleness=STALENESS,
         settings=_settings,
         claimed=STALENESS,
         claim="het.auc_interval.{data}.{optimizer}.s{staleness}",
         ranks=RANKS,
-        ladder=() if quick else LADDER,
+        ladder=LADDER if decides else (),
         optimizers=(optimizer,),
     )
     rows, claims = auc_part.measure(cache, files, data, arms, quick=quick)
-    if not rows:
+    if not rows or not decides:
         return rows, claims
     largest = auc_part.held(rows)
     claims.append(claim(f"het.largest_s.{data}.{optimizer}", largest, "the AUC that holds"))

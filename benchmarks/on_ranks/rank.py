@@ -2,8 +2,8 @@
 
     hpcrec run -n 4 -- benchmarks/on_ranks/rank.py JOBS OUT
 
-JOBS is a list of objects, ``kind`` a function of this file, of ``links``, ``curves`` or ``timeline``, the rest its
-arguments. Knows sessions and their ledger; what is trained, and what is made of the figures, is said above.
+JOBS is a list of objects, ``kind`` a function of this file, of ``links``, ``sums``, ``curves`` or ``timeline``, the
+rest its arguments. Knows sessions and their ledger; what is trained, and what is made of the figures, is said above.
 """
 
 import json
@@ -20,6 +20,7 @@ import curves
 import links
 import numpy as np
 import settle
+import sums
 import timeline
 from clock import Clock
 
@@ -285,6 +286,7 @@ KINDS = {
     "dense alone": dense_alone,
     "pairs": pairs,
     "links": links.measured,
+    "sums": sums.measured,
     "curve": curves.curve,
     "timeline": timeline.recorded,
 }

@@ -383,7 +383,9 @@ class DenseConfig:
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     reducer: Literal["horovod", "mpi"] = "horovod"
-    """Who sums gradients: Horovod, or MPI alone where Horovod is not installed."""
+    """Who sums gradients: Horovod, or MPI alone, where Horovod is not installed, or where every dense rank has a host
+    of its own and links are slow: there it takes two exchanges, about half the time of MPI's own nonblocking sum at 100
+    Mbit/s."""
     optimizer: DenseOptimizer = field(default_factory=DenseOptimizer)
     """How dense parameters learn."""
     clip_norm: AboveZero | None = None

@@ -17,13 +17,20 @@ from hpcrec.dense.allreduce import make_allreduce
 from hpcrec.dense.reducer import DenseReducer, clip_factor
 from hpcrec.errors import ConfigError, HpcrecError, MissingError
 
-BACKENDS = ("horovod", "mpi")
+BACKENDS = ("horovod", "mpi", "mpi, hosts apart")
 
 
-def collectives(comm, ranks=None):
+def collectives(comm, ranks=None, *, apart=False):
     world = MPI.COMM_WORLD
     ranks = tuple(range(comm.size)) if ranks is None else ranks
-    return Collectives(comm.Dup(), ranks, Ledger(world.rank, [0] * world.size))
+    return Collectives(comm.Dup(), ranks, Ledger(world.rank, list(range(world.size)) if apart else [0] * world.size))
+
+
+def backend_of(name):
+    """Sums by one of ``BACKENDS``, and where they are made."""
+    reducer, _, hosts = name.partition(", ")
+    dense = collectives(MPI.COMM_WORLD, apart=bool(hosts))
+    return make_allreduce(reducer, dense), dense
 
 
 class Recorder:
@@ -85,8 +92,7 @@ def expected_sums(size, step=0):
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sums_match_float64_for_any_bucket_size(backend):
-    dense = collectives(MPI.COMM_WORLD)
-    allreduce = make_allreduce(backend, dense)
+    allreduce, dense = backend_of(backend)
     for bucket_bytes in (1, 300, 10**9):
         model = Model()
         reducer = DenseReducer(list(model.named_parameters()), allreduce, bucket_bytes=bucket_bytes)
@@ -111,8 +117,7 @@ def test_sums_match_float64_for_any_bucket_size(backend):
 @pytest.mark.parallel([1, 3])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ledger_counts_the_ring_formula(backend):
-    dense = collectives(MPI.COMM_WORLD)
-    allreduce = make_allreduce(backend, dense)
+    allreduce, dense = backend_of(backend)
     model = Model()
     reducer = DenseReducer(list(model.named_parameters()), allreduce, bucket_bytes=10**9)
     assert reducer.n_bytes == 4 * (8 * 17 + 17 + 17 + 5 + 17 * 3 + 3) + 8 * 3
@@ -121,8 +126,10 @@ def test_ledger_counts_the_ring_formula(backend):
         model(batch_of(dense.rank), True).backward()
         reducer.reduce()
     expected = sum(round(2 * (dense.size - 1) / dense.size * n) for n in reducer.bucket_sizes_bytes) * 2
-    assert dense.ledger.snapshot()[TAGS.index("dense")].sum() == expected
-    assert dense.ledger.total_bytes() == expected
+    part = 8 * dense.size * len(reducer.bucket_sizes_bytes) if backend == BACKENDS[2] and dense.size > 1 else 0
+    sent = dense.ledger.snapshot()[TAGS.index("dense")].sum()
+    assert abs(sent - expected) <= part  # parts of a bucket differ by an element
+    assert dense.ledger.total_bytes() == sent
     allreduce.close()
     dense.close()
 
@@ -131,8 +138,7 @@ def test_ledger_counts_the_ring_formula(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_jittered_submission_gives_the_same_bits(backend):
     """Sums of three terms of very different size depend on their order: 20 repeats, one result."""
-    dense = collectives(MPI.COMM_WORLD)
-    allreduce = make_allreduce(backend, dense)
+    allreduce, dense = backend_of(backend)
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(6)])
     reducer = DenseReducer(list(model.named_parameters()), allreduce, bucket_bytes=7000)
