@@ -145,9 +145,9 @@ FAULTS: dict[str, Fault] = {
         "tests/policy/test_ahead.py::test_parts_give_the_bits_of_the_whole",
     ),
     "a copy that lacks one tick more than is allowed": Fault(
-        "hpcrec/exchange/forms/cached.py",
-        "np.asarray(lag >= self._most)",
-        "np.asarray(lag >= self._most + 1)",
+        "hpcrec/exchange/forms/lags.py",
+        "np.asarray(lag > self._staleness)",
+        "np.asarray(lag > self._staleness + 1)",
         "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",
     ),
     "a read that lacks more than is allowed and ends no run": Fault(
@@ -157,13 +157,13 @@ FAULTS: dict[str, Fault] = {
         "tests/policy/test_cached_record.py::test_a_read_that_lacks_more_than_is_allowed_ends_the_run_on_all_ranks",
     ),
     "a rule by which copies lack too much, under the check": Fault(
-        "hpcrec/exchange/forms/cached.py",
-        "        self._lag[distinct] = np.minimum(lag, self._most)\n",
+        "hpcrec/exchange/forms/lags.py",
+        "        self._lag[distinct] = np.minimum(lag, self._staleness + 1)\n",
         "        self._lag[distinct] = 0\n",
         "tests/policy/test_cached_record.py::test_what_is_told_is_what_one_process_counts",
     ),
     "own ticks that a copy is to lack": Fault(
-        "hpcrec/exchange/forms/cached.py",
+        "hpcrec/exchange/forms/lags.py",
         "        np.subtract.at(lag, (at[own], places[own]), ticks[own])\n",
         "",
         "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",

@@ -23,8 +23,8 @@ from hpcrec.config import Config, validate
 from hpcrec.data.deal import cut, equal_parts
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError
-from hpcrec.exchange.forms.cached import Lags
 from hpcrec.exchange.forms.conditional import NOBODY, Keeping
+from hpcrec.exchange.forms.lags import Lags
 from hpcrec.training.session import Session
 from tests.policy.cached_reference import CachedReference, bundles_of, first_columns
 from tests.policy.test_hybrid import OPTIMIZERS, config_of, gone_on, results, same_bits, save_and_leave, slowly, trained

@@ -19,8 +19,8 @@ from hpcrec.comm.ledger import TAGS
 from hpcrec.config import Config, validate
 from hpcrec.data.deal import cut, equal_parts
 from hpcrec.errors import ConfigError, HpcrecError
-from hpcrec.exchange.forms.cached import Lags
 from hpcrec.exchange.forms.conditional import Keeping
+from hpcrec.exchange.forms.lags import Lags
 from hpcrec.exchange.forms.missing import Missing, RowTicks, bin_names, enough_ticks
 from hpcrec.exchange.shadow import ENDS, Distances, picks
 from hpcrec.training.copies import copies_advice, copies_rows, copies_summary

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 
 from hpcrec import kernels
 from hpcrec.errors import ConfigError
-from hpcrec.exchange.forms.conditional import NOBODY, Asked, Conditional, Keeping, OwnerRule, Push
-from hpcrec.exchange.forms.maxima import LAG, Maxima
-from hpcrec.exchange.forms.missing import Missing, RowTicks, enough_ticks
+from hpcrec.exchange.forms.conditional import Asked, Conditional, Keeping, OwnerRule, Push
+from hpcrec.exchange.forms.lags import Lags
+from hpcrec.exchange.forms.maxima import Maxima
+from hpcrec.exchange.forms.missing import RowTicks, enough_ticks
 from hpcrec.types import Floats, Ints
 
 Flags = NDArray[np.bool_]
@@ -35,59 +36,6 @@ _NONE = np.zeros(0)
 _NUMBERS_BYTES = 32 + 2 * 8 + 32  # of a copy: its record, what it is of, and its place in the map
 REASONS = ("bound", "eviction", "no_room", "no_row", "age", "drain")
 COUNTS = ("reads", "copies_read", "misses", "too_old", "evictions", *(f"pushed_{reason}" for reason in REASONS))
-
-
-def lag_type(keeping: Keeping) -> np.dtype:
-    """The smallest one that counts one tick more than a copy may lack."""
-    return next(of for of in map(np.dtype, ("u1", "u2", "u4")) if keeping.staleness < np.iinfo(of).max)
-
-
-class Lags:
-    """See ``OwnerRule``: how many ticks of a row the copy of each dense rank lacks, up to one more than it may.
-
-    Kept here, a number a row and dense rank, so that no clock of a row crosses in either direction.
-    """
-
-    def __init__(self, rows: int, keeping: Keeping) -> None:
-        self._most = keeping.staleness + 1
-        self._lag = kernels.reserved_zeros((rows, len(keeping.dense)), lag_type(keeping))
-        self.missing = Missing(keeping.staleness)
-        self._ticks = RowTicks(rows, enough_ticks(keeping.most_missing))
-
-    def answer(self, rows: Ints, places: Ints) -> np.ndarray:
-        """See ``OwnerRule``."""
-        lag = self._lag[rows, places]
-        too_old = np.asarray(lag >= self._most)
-        self.missing.add(lag[~too_old])
-        return too_old
-
-    def sent(self, rows: Ints, places: Ints) -> None:
-        """See ``OwnerRule``."""
-        self._lag[rows, places] = 0
-
-    def learned(self, rows: Ints, places: Ints, ticks: Ints) -> None:
-        """See ``OwnerRule``."""
-        distinct, at = np.unique(rows, return_inverse=True)
-        total = np.bincount(at, ticks, len(distinct)).astype(np.int64)
-        self._ticks.add(distinct, total)
-        lag = self._lag[distinct].astype(np.int64) + total[:, None]
-        own = np.flatnonzero(places != NOBODY)
-        np.subtract.at(lag, (at[own], places[own]), ticks[own])
-        self._lag[distinct] = np.minimum(lag, self._most)
-
-    def changed(self, rows: Ints) -> None:
-        """See ``OwnerRule``."""
-        lag = self._lag[rows].astype(np.int64) + self._lag.shape[1]
-        self._lag[rows] = np.minimum(lag, self._most)
-
-    def restarted(self, rows: Ints) -> None:
-        """See ``OwnerRule``."""
-        self._lag[rows] = self._most
-        self._ticks.restart(rows)
-
-    def figures(self) -> dict[str, float]:
-        """See ``OwnerRule``: ticks that rows have got, and those of rows that have got few for the staleness."""
-        return {"ticks": self._ticks.all, "ticks_of_few": self._ticks.of_few}
 
 
 @dataclass
@@ -461,7 +409,11 @@ class Cached(Conditional):
     @classmethod
     def owner_rule(cls, rows: int, keeping: Keeping) -> OwnerRule:
         """See ``Conditional``."""
-        return Maxima(rows, keeping) if keeping.rule == "max" else Lags(rows, keeping)
+        return cls._rule(keeping)(rows, keeping)
+
+    @classmethod
+    def _rule(cls, keeping: Keeping) -> type[Lags]:
+        return Maxima if keeping.rule == "max" else Lags
 
     @classmethod
     def holds_back(cls, keeping: Keeping) -> bool:
@@ -478,7 +430,7 @@ class Cached(Conditional):
     @classmethod
     def owner_memory(cls, rows: int, keeping: Keeping) -> float:
         """See ``Conditional``: a number a row and dense rank, and one a row."""
-        ranks, lag = len(keeping.dense), LAG if keeping.rule == "max" else lag_type(keeping)
+        ranks, lag = len(keeping.dense), cls._rule(keeping).dtype(keeping)
         ticks = RowTicks.dtype(enough_ticks(keeping.most_missing))
         return float(rows * (ranks * lag.itemsize + ticks.itemsize))
 

@@ -11,28 +11,26 @@ Knows rows by number; knows no MPI. Clocks are kept as differences, so that none
 
 import numpy as np
 
-from hpcrec import kernels
 from hpcrec.exchange.forms.conditional import NOBODY, Keeping
-from hpcrec.exchange.forms.missing import Missing, RowTicks, enough_ticks
+from hpcrec.exchange.forms.lags import Lags
 from hpcrec.types import Ints
 
 _INVALID = -1
-LAG = np.dtype(np.int32)
-_MOST = np.iinfo(LAG).max  # a copy that lacks as much is not read any more, and never will be by a smaller number
+_LAG = np.dtype(np.int32)
+_MOST = np.iinfo(_LAG).max  # a copy that lacks as much is not read any more, and never will be by a smaller number
 
 
-class Maxima:
+class Maxima(Lags):
     """See ``OwnerRule``: by how much the clock of a row is beyond that which the copy of each dense rank knows.
 
     ``missing`` counts these clocks, which are not more than ticks. They are exact, not cut off where a copy is too old,
     for a push of that copy raises the clock by what it is beyond.
     """
 
-    def __init__(self, rows: int, keeping: Keeping) -> None:
-        self._staleness = keeping.staleness
-        self._lag = kernels.reserved_zeros((rows, len(keeping.dense)), LAG)
-        self.missing = Missing(keeping.staleness)
-        self._ticks = RowTicks(rows, enough_ticks(keeping.most_missing))
+    @classmethod
+    def dtype(cls, keeping: Keeping) -> np.dtype:  # noqa: ARG003
+        """Of a number: see ``Lags``."""
+        return _LAG
 
     def answer(self, rows: Ints, places: Ints) -> np.ndarray:
         """See ``OwnerRule``."""
@@ -40,10 +38,6 @@ class Maxima:
         too_old = np.asarray((lag > self._staleness) | (lag == _INVALID))
         self.missing.add(lag[~too_old])
         return too_old
-
-    def sent(self, rows: Ints, places: Ints) -> None:
-        """See ``OwnerRule``."""
-        self._lag[rows, places] = 0
 
     def learned(self, rows: Ints, places: Ints, ticks: Ints) -> None:
         """See ``OwnerRule``: all at once. Who has no valid copy here knows of the clock as it is."""
@@ -69,7 +63,3 @@ class Maxima:
         """See ``OwnerRule``."""
         self._lag[rows] = _INVALID
         self._ticks.restart(rows)
-
-    def figures(self) -> dict[str, float]:
-        """See ``OwnerRule``: as of ``Lags``."""
-        return {"ticks": self._ticks.all, "ticks_of_few": self._ticks.of_few}
