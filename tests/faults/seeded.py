@@ -115,8 +115,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "copies that are never too old": Fault(
         "hpcrec/exchange/rules.py",
-        "                    ruled.rule.learned(pushed.row_K[mine], places, pushed.ticks_K[mine])\n",
-        "                    ruled.rule.learned(pushed.row_K[mine][:0], places[:0], pushed.ticks_K[mine][:0])\n",
+        "                    ruled.rule.learned(rows_K[mine][known], places[known], pushed.ticks_K[mine][known])\n",
+        "                    ruled.rule.learned(rows_K[:0], places[:0], pushed.ticks_K[:0])\n",
         "tests/exchange/test_kept.py::test_kept_is_rows_bit_for_bit",
     ),
     "a copy of a row's earlier life": Fault(
