@@ -7,8 +7,10 @@
             100,000 rows each (those of more are cut, so that copies settle in hundreds of steps), one id a bag by
             P(rank k) ~ (k + 1)^-1.05, SGD, 10 % of the rows kept by every rank, the better of ``lru`` and ``lfu``.
             Counted by the ledger in 300 steps after 500 others: ``het.bytes_saved_cut.<batch of a rank>.<width>`` at a
-            staleness of 100, and ``het.bytes_saved_cut_s10.<batch>.<width>`` at 10. That copies have settled is shown
-            by the halves of the counted steps. A model that computes a sum: bytes do not depend on it
+            staleness of 100, ``het.bytes_saved_cut_s10.<batch>.<width>`` at 10, and
+            ``het.bytes_saved_auto.<batch>.<width>`` at 100 beside what ``auto`` chooses under ``sync``. That copies
+            have settled is shown by the halves of the counted steps. A model that computes a sum: bytes do not depend
+            on it
 ``counts``  The same by count, without values and in one process, of more settings: tables of at most a million rows,
             exponents 1.05 and 1.2, caches of 5, 10 and 15 % of all rows that begin settled, and some that begin empty.
             ``het.bytes_saved.<exponent>.<batch>.<width>`` at a staleness of 100 and 10 %, by the best of ``lru``,
