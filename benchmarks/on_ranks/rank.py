@@ -2,7 +2,7 @@
 
     hpcrec run -n 4 -- benchmarks/on_ranks/rank.py JOBS OUT
 
-JOBS is a list of objects, ``kind`` a function of this file, of ``links``, ``sums``, ``curves`` or ``timeline``, the
+JOBS is a list of objects, ``kind`` a function of this file, of ``links``, ``ways``, ``curves`` or ``timeline``, the
 rest its arguments. Knows sessions and their ledger; what is trained, and what is made of the figures, is said above.
 """
 
@@ -20,8 +20,8 @@ import curves
 import links
 import numpy as np
 import settle
-import sums
 import timeline
+import ways
 from clock import Clock
 
 import hpcrec
@@ -286,7 +286,8 @@ KINDS = {
     "dense alone": dense_alone,
     "pairs": pairs,
     "links": links.measured,
-    "sums": sums.measured,
+    "sums": ways.summed,
+    "messages": ways.exchanged,
     "curve": curves.curve,
     "timeline": timeline.recorded,
 }

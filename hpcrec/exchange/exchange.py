@@ -17,7 +17,7 @@ gathers, and sends those instead; the gradients that come back are theirs. Befor
 than the dense rank's may add theirs among them (``among``, by the plan of ``reduction``). Dense parameters of such
 operators are trained there too, so that they take no part in the sum over dense ranks.
 
-One all-to-all a phase whatever the number of tables and forms, through shared memory within a host and ``Alltoallv``
+One all-to-all a phase whatever the number of tables and forms, through shared memory within a host and ``Ialltoallv``
 between hosts (``comm``). Bytes sent per step, vectors of width D, s bytes an element as the ``codec`` writes it, not
 counting what a rank sends to itself, each message rounded up to 64 bytes:
 
