@@ -114,7 +114,7 @@ def test_count_is_the_ledgers(folder: Path, arm: tuple[int, str, float] | None) 
         parallel_assert(np.array_equal(bytes_RR, told), msg=f"{tag}: {bytes_RR.tolist()} {told.tolist()}")
 
 
-@pytest.mark.parametrize("rule", ["lru", "lfu", "lightlfu", "known"])
+@pytest.mark.parametrize("rule", ["lru", "lfu", "lightlfu", "frequent"])
 def test_drawn_caches_are_settled(rule: str) -> None:
     placed = Placed((300, 3000, 7), 4, 16, (0, 1, 2))
     popular = Popularity(placed, 1.05, 1)
