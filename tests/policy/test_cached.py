@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from hpcrec.build.memory import predict_memory
 from hpcrec.build.session import open_session
+from hpcrec.build.tables import make_policy
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.cli import train as commands
@@ -368,6 +369,16 @@ def test_what_does_not_go_with_it_is_refused(folder: Path) -> None:
 def test_what_a_configuration_may_not_ask_for(sections: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         validate({"data": {"train": "t.h5"}, "run": {"folder": "r"}, **sections}, "here")
+
+
+def test_only_the_rule_that_looks_ahead_has_a_window() -> None:
+    of_policy = {
+        cache: make_policy(
+            validate({"data": {"train": "t"}, "run": {"folder": "r"}, "policy": {"name": "cached", **asked}}, "here")
+        ).options
+        for cache, asked in {"lru": {}, "known": {"cache": "known"}, "told": {"cache": "known", "window": 7}}.items()
+    }
+    assert {cache: options.window for cache, options in of_policy.items()} == {"lru": None, "known": 100, "told": 7}
 
 
 @pytest.mark.parallel([1, 3])
