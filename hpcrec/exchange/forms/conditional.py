@@ -172,9 +172,9 @@ class Copies(Protocol):
         """Whether there is a copy of each row, bool [U]."""
 
     def foresee(self, asked: Sequence[Asked]) -> None:
-        """What the next step will ask for that is not foreseen yet. Under ``known`` alone, and before its ``kept``.
+        """What the next training step that is not foreseen yet will ask for. Under ``known`` alone.
 
-        A training step is foreseen ``Keeping.window`` steps before its ``kept``, or, after ``give_up``, just before.
+        Each is foreseen once: ``Keeping.window`` steps before its ``kept`` or, at first and after ``give_up``, fewer.
         """
 
     def read(

@@ -31,7 +31,7 @@ class Places:
         return self._map.admit(rows)
 
     def foresee(self, rows: Ints) -> None:
-        """The rows of one more step, under ``known``."""
+        """The rows of one more step, as ``admit`` will be given them, under ``known``."""
         assert self._known is not None, "no other rule looks ahead"
         self._known.foresee(rows)
 
