@@ -15,12 +15,16 @@
             exponents 1.05 and 1.2, caches of 5, 10 and 15 % of all rows that begin settled, and some that begin empty.
             ``het.bytes_saved.<exponent>.<batch>.<width>`` at a staleness of 100 and 10 %, by the best of ``lru``,
             ``lfu`` and ``lightlfu``, ``het.bytes_saved_s10`` at 10, and ``het.bytes_saved_each_id`` at 100 beside each
-            id pulled and its gradient pushed; rows also have the most frequent rows as a cache (``known``), where bytes
-            are, and what other clocks would save. ``het.count_error``: bytes by which the ledger of runs over MPI
+            id pulled and its gradient pushed; rows also have the most frequent rows as a cache (``frequent``), where
+            bytes are, and what other clocks would save. ``het.count_error``: bytes by which the ledger of runs over MPI
             differs from the count of them
 ``predicted``
             What the product predicts of the cells of ``counts`` (``cached_parts/predicted.py``), by which
             ``exchange.form = "auto"`` chooses: ``het.predicted_error``, of their bytes, the largest and the median
+``known``   The rules by which copies go beside the best that any does, whose copy goes that is needed last
+            (``cached_parts/known_part.py``), by count: ``het.known.found.<exponent>.<rule>``, of the copies that
+            ``known`` finds with a window of 1,000 steps, ``het.known.served``, of the reads that its copies serve, and
+            ``het.known.saved``, of the bytes of deduplicated rows; at 128 samples a rank, 10 % and a staleness of 100
 ``bags``    Bytes of bags of several ids beside form ``pooled``, by count (``cached_parts/bags.py``):
             ``het.bags.pooled_over_cached.<ids>.<width>``, and from how many ids on pooled is fewer
             (``het.bags.break_even.<width>``)
@@ -59,7 +63,18 @@ from pathlib import Path
 
 from _report import ROOT, asked, finish
 from _report import options as benchmark_options
-from cached_parts import affinity, bags, bytes_part, check, counts_part, lookups, predicted, quality_part, time_part
+from cached_parts import (
+    affinity,
+    bags,
+    bytes_part,
+    check,
+    counts_part,
+    known_part,
+    lookups,
+    predicted,
+    quality_part,
+    time_part,
+)
 from des_parts.cells import Row
 
 
@@ -90,6 +105,11 @@ def counts(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
 def foretold(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:  # noqa: ARG001
     """What formulas say of the counts."""
     return predicted.measure()
+
+
+def by_known(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What the best rule would save."""
+    return known_part.measure(quick=options.quick)
 
 
 def of_bags(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
@@ -131,6 +151,7 @@ PARTS = {
     "bytes": bytes_of_runs,
     "counts": counts,
     "predicted": foretold,
+    "known": by_known,
     "bags": of_bags,
     "time": time,
     "thresholded": thresholded,

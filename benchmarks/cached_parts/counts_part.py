@@ -26,7 +26,7 @@ from hpcrec.types import Ints
 
 RANKS, SEED = 4, 3
 EXPONENTS, BATCHES, WIDTHS = (1.05, 1.2), (128, 512, 2048), (16, 64, 128)
-STALENESS, CAPACITIES, CACHES = (0, 1, 10, 100), (0.05, 0.1, 0.15), ("lru", "lfu", "lightlfu", "known")
+STALENESS, CAPACITIES, CACHES = (0, 1, 10, 100), (0.05, 0.1, 0.15), ("lru", "lfu", "lightlfu", "frequent")
 CLAIMED_CAPACITY, CLAIMED_CACHES, IN_DETAIL = 0.1, ("lru", "lfu", "lightlfu"), (10, 100)
 COLD = ((1.05, 128), (1.05, 2048), (1.2, 128))
 COLD_ARMS = (*((cache, "sum") for cache in CLAIMED_CACHES), ("lfu", "max"))

@@ -59,10 +59,10 @@ def measure() -> tuple[list[Row], list[Row]]:
 
 def _predicted(cell: Row, fixed: dict[int, Row], rates: Rates, capacity: int) -> Row:
     """Of each width: how far predicted bytes are from those that were counted."""
-    staleness, known = cell["staleness"], cell["cache"] == "known"
-    evict: Evict = "lru" if known else cell["cache"]
+    staleness, fixed_rows = cell["staleness"], cell["cache"] == "frequent"
+    evict: Evict = "lru" if fixed_rows else cell["cache"]
     keeping = Keeping(staleness=staleness, evict=evict, dense=tuple(range(counts_part.RANKS)))
-    found = shares(rates, capacity, keeping, protected=1.0 if known else None)
+    found = shares(rates, capacity, keeping, protected=1.0 if fixed_rows else None)
     weight = rates.chance * rates.rows / rates.asked
     sent, pushed = float(weight @ (found.missed + found.too_old)), float(weight @ found.pushed)
     row: Row = {

@@ -4,7 +4,8 @@
            that there is room for are kept. Of a row that is kept it is drawn how often it was used since it came.
 others     What the product's map has after many samples of a rank (``Past``), in batches of one size and without
            clocks: rows that come and go are asked for so seldom that these count about as many uses of theirs.
-``known``  The most frequent rows, by their true chance: what the best rule that never changes its mind keeps.
+``frequent``
+           The most frequent rows, by their true chance: what the best rule that never changes its mind keeps.
 
 Phases of clocks: a copy holds back as many ticks as its uses leave, modulo the staleness and one. It lacks what the
 other ranks have pushed since its last use, which follows from their own phases and how often they have used the row
@@ -125,7 +126,7 @@ class Settled:
     def _held(self, rule: str, rank: int, capacity: int, before: Past) -> _Held:
         """``uses`` are at least 1."""
         rng = self._rng
-        if rule == "known":
+        if rule == "frequent":
             rows = np.argpartition(-self._rate, capacity)[:capacity]
             return _Held(Fixed(rows, len(self._rate)), rows, rng.integers(1, MOST, capacity))
         if rule == "lru":

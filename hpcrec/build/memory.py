@@ -281,6 +281,7 @@ def _dense_rank(
         unsent=_unsent(config.dense, parameters, n // topology.groups),
         taught_by=topology.groups - 1,
         kept_rows_bytes=kept_rows(config, layout, n) + _early_rows(config, layout, mean_ids, n),
+        window=make_keeping(config, layout.tables, range(n)).window if layout.conditional else 0,
     )
 
 

@@ -95,6 +95,7 @@ def make_keeping(config: Config, tables: Mapping[str, TableSpec], dense: Sequenc
         evict=options.cache,
         max_age=options.max_age or None,
         lookahead=options.lookahead,
+        window=options.window or 0,
         dense=tuple(dense),
         tables=tables,
         check=config.run.check_staleness,
@@ -114,9 +115,10 @@ def _default_form(config: Config) -> str:
 
 
 def describe_policy(config: Config) -> str:
-    """Its name and its options."""
+    """Its name and its options, but for those that others of them have no use for."""
     options = _policy_options(config)
-    return ", ".join([config.policy.name, *(f"{f.name} {getattr(options, f.name)}" for f in fields(options))])
+    given = {f.name: getattr(options, f.name) for f in fields(options)}
+    return ", ".join([config.policy.name, *(f"{name} {value}" for name, value in given.items() if value is not None)])
 
 
 def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -297,10 +297,16 @@ class PolicyConfig:
     read lacks at most policy.staleness of each dense rank. max, as HET has it: gradients that several ranks pushed of
     copies of one age count once, and a copy is sent anew after its own push; a read lacks at most three times
     policy.staleness of each other dense rank. Where it was counted it moves more rows. Only with cached."""
-    cache: Literal["lru", "lfu", "lightlfu"] | None = None
+    cache: Literal["lru", "lfu", "lightlfu", "known"] | None = None
     """Whose copy goes where there is no more room. lru, the default: the row that was used least recently. lfu: the
     one that was used in the fewest steps since it is there. lightlfu: the same by counts of at most 15 that are halved
-    after every 10 uses a copy, so that rows that were popular once go. Only with cached."""
+    after every 10 uses a copy, so that rows that were popular once go. known: the one that the next policy.window
+    steps do not ask for, the least recently used of these first, or else the one that they ask for last; a row that
+    they ask for no sooner is not kept at all. Not with a form auto. Only with cached."""
+    window: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] | None = None
+    """With policy.cache = "known": steps whose rows are known before they come, for which a dense rank reads and deals
+    its parts of so many batches ahead, and keeps them (docs/memory.md); 100 by default. At the end of a run there are
+    fewer. Only with cached."""
     max_age: Positive | None = None
     """Steps after which a copy that is used is asked for anew, and gradients that are held back are pushed. By default
     only counts of gradients decide. Only with cached."""
@@ -735,6 +741,7 @@ def _cached_conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 "ahead has been told to read would be gone. Set policy.rule = 'sum', or remove one of them."
             ),
         )
+    yield from _known_conflicts(policy, exchange)
     if exchange.form not in (ExchangeConfig.form, "cached", "auto"):
         yield (
             "exchange.form",
@@ -744,6 +751,29 @@ def _cached_conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 "exchange.forms."
             ),
         )
+
+
+def _known_conflicts(policy: PolicyConfig, exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
+    """Of the rule by which the next steps' rows are known."""
+    if policy.cache != "known":
+        if policy.window is not None:
+            yield (
+                "policy.window",
+                (
+                    f"is {policy.window}, but policy.cache is {policy.cache or 'lru'!r}, which looks at no steps "
+                    "ahead. Remove it, or set policy.cache = 'known'."
+                ),
+            )
+        return
+    for key, form in _forms_of(exchange).items():
+        if form == "auto":
+            yield (
+                key,
+                (
+                    "is 'auto', but policy.cache is 'known', whose bytes no formula predicts. Set policy.cache to "
+                    "'lru', 'lfu' or 'lightlfu', or name a form."
+                ),
+            )
 
 
 def _proof_conflicts(config: Config) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """One batch's ids: feature by feature, and as each form deals them to the parts of tables. Does nothing."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcrec.types import Floats, Ints
@@ -48,3 +49,19 @@ class Dealt:
     lengths: Ints
     weights: Floats | None
     sample: Ints | None = None
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """What is asked for of one batch, which depends on its ids alone.
+
+    Attributes
+    ----------
+    columns : mapping of str to Column
+        By feature.
+    dealt : sequence of (Dealt, int64 [K] or None)
+        By form, as ``Form.ask`` has it.
+    """
+
+    columns: Mapping[str, Column]
+    dealt: Sequence[tuple[Dealt, Ints | None]]

@@ -302,8 +302,17 @@ class DenseCopies:
 
     def kept(self, dealt: Sequence[Dealt]) -> tuple[list[Kept], Wanted]:
         """A step's rows, as the forms have dealt them."""
-        asked = [Asked(d.rows, np.zeros_like(d.rows) if d.part is None else d.part) for d in dealt]
-        return [Kept(*of) for of in zip(self.forms, asked, strict=True)], self.wanted(dealt)
+        return [Kept(*of) for of in zip(self.forms, self.asked(dealt), strict=True)], self.wanted(dealt)
+
+    @staticmethod
+    def asked(dealt: Sequence[Dealt]) -> list[Asked]:
+        """The rows that each bundle asks for."""
+        return [Asked(d.rows, np.zeros_like(d.rows) if d.part is None else d.part) for d in dealt]
+
+    def foresee(self, asked: Sequence[Asked]) -> None:
+        """What a step to come will ask for, by bundle: the next one that is not foreseen yet."""
+        for half, mine in self.halves:
+            half.foresee([asked[b] for b in mine])
 
     def wanted(self, dealt: Sequence[Dealt]) -> Wanted:
         """Which of them each owner is asked for."""

@@ -20,8 +20,10 @@ from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
 from hpcrec.exchange.bags import Entries, Requests, Splitter, cumulative
-from hpcrec.exchange.columns import Column, Dealt
+from hpcrec.exchange.columns import Column, Dealing, Dealt
 from hpcrec.exchange.copies import DenseCopies, Kept, Wanted
+from hpcrec.exchange.foresight import Foreseen
+from hpcrec.exchange.forms.conditional import Asked as AskedRows
 from hpcrec.exchange.forms.conditional import Keeping
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout, LeafGroup, Partial
@@ -360,8 +362,26 @@ class DenseSide:
         places = [self._layout.place[f, table][1] for (_, table), form in named for f in form.features]
         return _Pool(group, block, largest, parts, widths, features, places)
 
+    def deal(self, bags: Bags, n_samples: int) -> Dealing:
+        """What is asked for of this rank's part of a batch.
+
+        Raises
+        ------
+        DataError
+            An id outside its table.
+        """
+        columns = self._splitter.columns(bags, n_samples, slice(0, n_samples))
+        return Dealing(columns, [form.ask(columns) for form in self._splitter.forms])
+
     def ask(
-        self, bags: Bags, n_samples: int, room: Room | None, *, train: bool, tables_of: int = 0
+        self,
+        bags: Bags,
+        n_samples: int,
+        room: Room | None,
+        *,
+        train: bool,
+        tables_of: int = 0,
+        dealing: Dealing | None = None,
     ) -> tuple[Asked, np.ndarray]:
         """Messages and moves for this rank's part of a batch.
 
@@ -375,6 +395,8 @@ class DenseSide:
             Whether gradients will come back.
         tables_of : int
             The set of tables that is read.
+        dealing : Dealing, optional
+            What ``deal`` has made of the bags, where it has.
 
         Returns
         -------
@@ -386,15 +408,15 @@ class DenseSide:
         DataError
             An id outside its table.
         """
-        columns = self._splitter.columns(bags, n_samples, slice(0, n_samples))
-        dealt = [form.ask(columns) for form in self._splitter.forms]
+        dealing = dealing or self.deal(bags, n_samples)
+        columns, dealt = dealing.columns, dealing.dealt
         requests = self._splitter.asked([of for of, _ in dealt])
         message, id_bytes_R = np.empty(0, np.uint8), np.zeros(self._size, np.int64)
         if room is not None:
             message, id_bytes_R = self._written(requests, room)
         value_S, gradient_S, value_R, gradient_R, partials, inside_N = self._places(requests, n_samples)
         first_E = cumulative(requests.bags_E)
-        kept, wanted = ((), None) if self.copies is None else self._kept(dealt, self.copies)
+        kept, wanted = ((), None) if self.copies is None else self.copies.kept(self._of_copies(dealt))
         step = _Step(columns, dealt, requests, first_E, value_S, gradient_S, n_samples, tables_of, train, kept)
         pool_moves, groups = [self._pool_move(step, pool) for pool in self._pools], self._layout.groups
         kept_moves = [move for move in pool_moves if move.kept]
@@ -431,12 +453,16 @@ class DenseSide:
         values = crossing(np.flatnonzero(s.valued_S), step.value_S)
         return values, crossing(np.arange(len(s.valued_S)), step.gradient_S), bags_R
 
-    def _kept(
-        self, dealt: Sequence[tuple[Dealt, Ints | None]], copies: DenseCopies
-    ) -> tuple[Sequence[Kept], Wanted | None]:
-        """What conditional forms have of the step, and ask for."""
+    def _of_copies(self, dealt: Sequence[tuple[Dealt, Ints | None]]) -> list[Dealt]:
+        """What conditional forms ask for."""
         forms = zip(self._splitter.forms, dealt, strict=True)
-        return copies.kept([of for form, (of, _) in forms if form.conditional])
+        return [of for form, (of, _) in forms if form.conditional]
+
+    def foresee(self, batch: Foreseen) -> list[AskedRows]:
+        """Deals a batch of a step to come; returns the rows that conditional forms will ask for, by bundle."""
+        assert self.copies is not None
+        batch.dealing = self.deal(batch.batch.bags, len(batch.batch.label))
+        return self.copies.asked(self._of_copies(batch.dealing.dealt))
 
     def _written(self, requests: Requests, room: Room) -> tuple[np.ndarray, Ints]:
         """The ids messages, and their sizes."""

@@ -326,7 +326,9 @@ class Exchange:
         if self._dense_side is not None and batch is not None:
             room = None if self._reads_ids else lambda n_R: route.message(n_R, np.uint8)
             of = reading.sets[self._world.topology.rank]
-            asked, message = self._dense_side.ask(batch.bags, len(batch.label), room, train=train, tables_of=of)
+            asked, message = self._dense_side.ask(
+                batch.bags, len(batch.label), room, train=train, tables_of=of, dealing=reading.dealing
+            )
         control_R = np.zeros(self._size, _CONTROL)
         control_R["stop"], control_R["save_failed"] = told
         if batch is not None:

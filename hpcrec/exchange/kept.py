@@ -21,7 +21,8 @@ from hpcrec.exchange.copies import Served, Vectors, Wanted, behind, numbers
 from hpcrec.exchange.copy_bytes import name_type, tick_type
 from hpcrec.exchange.dense_side import DenseSide
 from hpcrec.exchange.exact import StalenessCheck
-from hpcrec.exchange.forms.conditional import Conditional, Keeping, Push
+from hpcrec.exchange.foresight import Sight
+from hpcrec.exchange.forms.conditional import Asked, Conditional, Keeping, Push
 from hpcrec.exchange.forms.missing import Missing
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout
@@ -94,6 +95,8 @@ class KeptRows:
     ----------
     collectives
         As given.
+    window : int
+        Steps ahead whose batches are to be foreseen, by ``foresee``.
     """
 
     def __init__(
@@ -122,7 +125,8 @@ class KeptRows:
             self._back = _Messages(lane, of_gradients, most, *wide, dtype)
         self._accumulates = any(keeping.accumulates(table) for f in layout.conditional for table in layout.tables_of[f])
         self._owner, self._rules = owner_side, None if owner_side is None else owner_side.rules
-        self._copies = None if dense_side is None else dense_side.copies
+        self._dense, self._copies = dense_side, None if dense_side is None else dense_side.copies
+        self.window = keeping.window
         self._none_R, self._item = np.zeros(collectives.size, np.int64), dtype.itemsize
         self._check, self._shadow = None, None
         if keeping.check:
@@ -136,10 +140,26 @@ class KeptRows:
         most = self._check.allowed if self._check else keeping.staleness
         self._bins = len(Missing(most).reads)
 
+    def foresee(self, sight: Sight) -> list[list[Asked]]:
+        """Deals batches that enter the window on a dense rank: the rows that they will ask for, for ``Route.foreseen``.
+
+        By the thread that routes; each batch before its own route.
+
+        Raises
+        ------
+        DataError
+            An id outside its table.
+        """
+        assert self._dense is not None
+        return [self._dense.foresee(batch) for batch in sight.entering]
+
     def look(self, route: Route) -> None:
         """What this rank keeps of the rows that a step asks for: by the thread of the steps, in their order."""
         asked = route.asked
         if asked is not None and asked.wanted is not None and self._copies is not None:
+            for rows in route.foreseen:
+                self._copies.foresee(rows)
+            route.foreseen = ()
             asked.wanted.has_K = self._copies.has(asked.kept, asked.wanted)
 
     @_counted

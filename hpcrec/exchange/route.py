@@ -1,12 +1,15 @@
 """What came of the phase ``ids`` of one batch. Holds things; does nothing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hpcrec.exchange.codec import Kept
+from hpcrec.exchange.columns import Dealing
 from hpcrec.exchange.copies import Came, Wanted
 from hpcrec.exchange.dense_side import Arrived, Asked
+from hpcrec.exchange.forms.conditional import Asked as AskedRows
 from hpcrec.exchange.forms.conditional import Push
 from hpcrec.exchange.way import Passage
 from hpcrec.exchange.work import Served
@@ -23,10 +26,13 @@ class Reading:
         The set that each world rank reads, if it is dense.
     counted : bool
         As of ``Route``.
+    dealing : Dealing or None
+        What its forms ask for, where that is known already.
     """
 
     sets: tuple[int, ...]
     counted: bool
+    dealing: Dealing | None = None
 
 
 @dataclass
@@ -76,6 +82,8 @@ class Route:
         Where messages pass other ranks on their way.
     version : int
         Steps whose updates were in the rows when they were read, all that came before these.
+    foreseen : sequence of lists of AskedRows
+        Rows that steps to come will ask for, which copies are told of with this one; by step and bundle.
     ages : int64 [steps in flight] or None
         Of the distinct rows that this rank was asked for: how many lacked so many updates. Where they are counted.
     """
@@ -100,4 +108,5 @@ class Route:
     drain: bool = True
     passage: Passage | None = None
     version: int = 0
+    foreseen: Sequence[Sequence[AskedRows]] = ()
     ages: Ints | None = None

@@ -27,6 +27,7 @@ from hpcrec.kernels.halves import HALF_BLOCK, half_bytes, read_halves, write_hal
 from hpcrec.kernels.id_map import MOST_ROWS, Admitted, Evict, IdMap, IdState
 from hpcrec.kernels.ids import dedup, group, hash_ids, init_rows, partition, permute, take_bags, unpack, unpermute
 from hpcrec.kernels.interaction import dot_interaction, dot_interaction_backward
+from hpcrec.kernels.known_map import KnownMap
 from hpcrec.kernels.learn import merge, merge_update, squared_norm, update, update_sums
 from hpcrec.kernels.lookup import copy_vectors, from_half_rows, pooled_gather, to_half_rows
 from hpcrec.kernels.maximum import pooled_max, pooled_max_backward
@@ -76,6 +77,7 @@ __all__ = [
     "HalfRows",
     "IdMap",
     "IdState",
+    "KnownMap",
     "Placed",
     "PositionCoding",
     "RequestPlan",

@@ -31,6 +31,8 @@ PENDING_BYTES_AN_ID = 32  # of an id that waits for a row
 _SAVED_BYTES_A_ROW = 32  # of what is known of ids, as lists, while it is saved or loaded
 _ASK_BYTES_AN_ID = 72  # a dense rank's: bags, dealt rows, orders and the message, then the moves
 _ASK_BYTES_A_BAG = 48
+_SEEN_BYTES_AN_ID = 91  # of a batch in the window: 40 of dealt rows, and 51 in the map that knows next uses
+_SEEN_BYTES_A_BAG = 16
 _VECTOR_COPIES = 3  # at a holder: values, gradients, the sums of a row's gradients
 _LEAF_COPIES = 6  # at a dense rank: values, leaves, operators' results, their gradients, leaf gradients, the message
 _SUM_COPIES = 4  # of what owners add among them: messages, parts that are kept, sums, their gradients
@@ -219,7 +221,7 @@ def to_gpu(
 
 
 def _dense_terms(dense: DenseRank, item_bytes: int, routes: int, lookups: int, in_flight: int) -> dict[str, float]:
-    batches = dense.prefetch + 1 + routes
+    batches = dense.prefetch + 1 + routes + dense.window
     terms = {
         "dense process": DENSE_BASE_BYTES,
         "read windows": 2 * dense.window_samples * dense.sample_bytes,
@@ -233,6 +235,9 @@ def _dense_terms(dense: DenseRank, item_bytes: int, routes: int, lookups: int, i
         terms["unsent gradients"] = item_bytes * dense.unsent
     if dense.kept_rows_bytes:
         terms["kept rows"] = dense.kept_rows_bytes
+    if dense.window:
+        seen_bytes = dense.ids * _SEEN_BYTES_AN_ID + dense.bags * _SEEN_BYTES_A_BAG
+        terms["steps ahead"] = (dense.window + 1) * seen_bytes
     if dense.taught_by:  # as they were exchanged, and, while it evaluates, as they are
         terms["other groups"] = 2 * item_bytes * dense.taught_by * dense.parameters
     return terms

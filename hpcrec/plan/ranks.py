@@ -92,6 +92,8 @@ class DenseRank:
         Elements of a batch that holders choose to cross, where not all do.
     kept_rows_bytes : float
         Of rows that conditional forms keep.
+    window : int
+        Batches ahead of each that are held for these.
     """
 
     samples: float
@@ -112,3 +114,4 @@ class DenseRank:
     taught_by: int = 0
     kept: float = 0.0
     kept_rows_bytes: float = 0.0
+    window: int = 0

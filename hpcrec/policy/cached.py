@@ -8,6 +8,8 @@ form ``cached`` (``exchange.forms.cached``), which every feature has that has no
 from dataclasses import dataclass
 from typing import ClassVar
 
+WINDOW = 100  # steps that the rule known looks ahead, where it is not told how many
+
 
 @dataclass(frozen=True, kw_only=True)
 class CachedOptions:
@@ -19,6 +21,11 @@ class CachedOptions:
     cache: str = "lru"
     max_age: int = 0  # none
     lookahead: int = 0
+    window: int | None = None  # of the rule known alone
+
+    def __post_init__(self) -> None:
+        if self.cache == "known" and not self.window:
+            object.__setattr__(self, "window", WINDOW)
 
 
 class Cached:

@@ -23,6 +23,8 @@ from hpcrec import kernels
 from hpcrec.comm.progress import Waiting, working_time
 from hpcrec.errors import HpcrecError
 from hpcrec.exchange.exchange import Exchange, Timer
+from hpcrec.exchange.foresight import Sight
+from hpcrec.exchange.forms.conditional import Asked
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.route import Reading, Route
 from hpcrec.policy.flight import Flight
@@ -116,15 +118,16 @@ class Pipeline:
         stop: bool = False,
         save_failed: bool = False,
         readings: Sequence[Reading],
+        sight: Sight | None = None,
     ) -> Ticket:
         """A batch to be routed: at once where routing runs ahead, else in its step. ``ids``: of holders.
 
         ``readings`` say which sets of tables are read; it is learned from, if at all, as the first of them says. See
-        `Exchange.route` for the rest.
+        `Exchange.route` for the rest. ``sight``: what is seen of the steps after it, where copies are told of them.
         """
         first, *others = readings
         line = self._points.line(self._submitted) if train else None
-        ticket = self._routed(batch, ids, first, line, train=train, told=(stop, save_failed))
+        ticket = self._routed(batch, ids, first, line, train=train, told=(stop, save_failed), sight=sight)
         if others:
             beside = tuple(self._routed(batch, ids, one, line, train=False, told=(False, False)) for one in others)
             ticket = Ticket(batch, train, ticket.routed, beside)
@@ -143,6 +146,7 @@ class Pipeline:
         *,
         train: bool,
         told: tuple[bool, bool],
+        sight: Sight | None = None,
     ) -> Ticket:
         """``line``: of metrics, that its bytes are counted for; None for none."""
         stop, save_failed = told
@@ -151,7 +155,10 @@ class Pipeline:
             if line is not None:
                 self.exchange.counts_for(line)
             with self._timer("route"):
-                return self.exchange.route(batch, ids, train=train, stop=stop, save_failed=save_failed, reading=reading)
+                foreseen, of = self._foreseen(reading, sight)
+                found = self.exchange.route(batch, ids, train=train, stop=stop, save_failed=save_failed, reading=of)
+                found.foreseen = foreseen
+                return found
 
         def route_ahead() -> Route:
             began_s = working_time()
@@ -161,6 +168,13 @@ class Pipeline:
             return route_
 
         return Ticket(batch, train, Later(route) if self._router is None else self._router.submit(route_ahead))
+
+    def _foreseen(self, reading: Reading, sight: Sight | None) -> tuple[list[list[Asked]], Reading]:
+        """Rows that steps to come ask for, and what this one does, which was dealt as it came in sight."""
+        if sight is None or self._copies is None:
+            return [], reading
+        foreseen = self._copies.foresee(sight)
+        return foreseen, replace(reading, dealing=sight.own.take())
 
     @property
     def worked_s(self) -> float:

@@ -1,5 +1,7 @@
 """What a rank reads of each batch: its part, where it is dense; ids of the whole batch, where it holds rows and reads.
 
+And, where copies of rows are told of the steps to come, its parts of these.
+
 Knows the data set, its order and this rank's roles; knows nothing of what is done with a batch.
 """
 
@@ -7,12 +9,13 @@ from contextlib import ExitStack
 
 from hpcrec.data.gather import join_bags
 from hpcrec.data.loader import BatchStream, Loader
+from hpcrec.exchange.foresight import Sight, Window
 from hpcrec.training.parts import Parts, Split
 from hpcrec.types import Batch, GlobalIds
 
 
 class Feed:
-    """``next()`` gives the next batch's part and ids, None for what this rank does not read. To be closed.
+    """``next()`` gives the next batch's part, ids and sight, None for what this rank does not read. To be closed.
 
     Parameters
     ----------
@@ -20,9 +23,11 @@ class Feed:
     source : Split
     first, n : int
         Number of the first batch, counted through all epochs, and how many.
+    window : int
+        Batches that are read beyond each, and kept, where a step is to see those after it.
     """
 
-    def __init__(self, parts: Parts, source: Split, first: int, n: int) -> None:
+    def __init__(self, parts: Parts, source: Split, first: int, n: int, *, window: int = 0) -> None:
         topology = parts.world.topology
         self._ranks, self._order = len(topology.dense), source.order
         opened = ExitStack()
@@ -45,13 +50,16 @@ class Feed:
             self._own = stream(topology.dense_index, self._ranks, wanted) if topology.is_dense else None
             self._whole = [stream(g, groups, held, ids_only=True) for g in range(groups)] if held else []
             self._streams = opened.pop_all()
+        self._window = None if self._own is None or not window else Window(self._own, window)
 
-    def __next__(self) -> tuple[Batch | None, GlobalIds | None]:
-        own = None if self._own is None else next(self._own)
+    def __next__(self) -> tuple[Batch | None, GlobalIds | None, Sight | None]:
+        sight = None if self._window is None else next(self._window)
+        own = sight.own.batch if sight is not None else None if self._own is None else next(self._own)
         if not self._whole:
-            return own, None
+            return own, None, sight
         whole = [next(stream) for stream in self._whole]
-        return own, GlobalIds(join_bags([one.bags for one in whole]), self._order.firsts(whole[0].index, self._ranks))
+        firsts = self._order.firsts(whole[0].index, self._ranks)
+        return own, GlobalIds(join_bags([one.bags for one in whole]), firsts), sight
 
     def close(self) -> None:
         """Stops reading."""

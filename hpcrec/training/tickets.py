@@ -16,19 +16,22 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
 
     Each reads the tables of its rank's group, and beside, where groups teach each other, those of the others.
     """
-    waiting, feed = list[Ticket](), Feed(parts, source, first, n)
+    copies = parts.exchange.copies
+    waiting, feed = list[Ticket](), Feed(parts, source, first, n, window=0 if copies is None else copies.window)
     sets = parts.world.topology.table_sets
     own, *others = [Reading(parts.world.topology.reads(ahead), counted=True) for ahead in range(sets)]
     try:
         for number in range(first, first + n):
             with parts.timer("load_wait"):
-                batch, ids = next(feed)
+                batch, ids, sight = next(feed)
             teaches = parts.teaches_from is not None and number >= parts.teaches_from
             readings = [own, *others] if teaches else [own]
             stop = parts.signal.requested
             failed = parts.save_failed.is_set()
             waiting.append(
-                parts.pipeline.submit(batch, ids, train=True, stop=stop, save_failed=failed, readings=readings)
+                parts.pipeline.submit(
+                    batch, ids, train=True, stop=stop, save_failed=failed, readings=readings, sight=sight
+                )
             )
             if len(waiting) > parts.ahead:
                 yield waiting.pop(0)
@@ -45,7 +48,7 @@ def reading_tickets(parts: Parts, source: Split, n: int, sets: Iterable[int], *,
     try:
         for _ in range(n):
             with parts.timer("load_wait"):
-                batch, ids = next(feed)
+                batch, ids, _ = next(feed)
             stop = stoppable and parts.signal.requested
             waiting.append(parts.pipeline.submit(batch, ids, train=False, stop=stop, readings=readings))
             if len(waiting) > parts.ahead:

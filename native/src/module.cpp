@@ -16,6 +16,7 @@
 #include "hpcrec/id_map.h"
 #include "hpcrec/ids.h"
 #include "hpcrec/interaction.h"
+#include "hpcrec/known_map.h"
 #include "hpcrec/learn.h"
 #include "hpcrec/lookup.h"
 #include "hpcrec/maximum.h"
@@ -652,6 +653,38 @@ void bind_id_map(nb::module_& m) {
           "evicted"_a);
 }
 
+void bind_known_map(nb::module_& m) {
+  using hpcrec::KnownMap;
+  nb::class_<KnownMap>(m, "KnownMap")
+      .def(
+          "__init__",
+          [](KnownMap* self, int64_t capacity, int64_t window, int64_t in_use, In<uint64_t> key) {
+            const uint64_t* k = key.data();
+            new (self) KnownMap({capacity, window, in_use}, {k[0], k[1], k[2], k[3]});
+          },
+          "capacity"_a, "window"_a, "in_use"_a, "key"_a)
+      .def_prop_ro("size", &KnownMap::size)
+      .def_prop_ro("evicted", &KnownMap::evicted)
+      .def_prop_ro("n_bytes", &KnownMap::bytes)
+      .def(
+          "find",
+          [](const KnownMap& self, Ids ids, Out<int64_t> rows) {
+            without_gil([&] { self.find(ids.data(), size(ids), rows.data()); });
+          },
+          "ids"_a, "rows"_a.noconvert())
+      .def(
+          "foresee", [](KnownMap& self, Ids ids) { without_gil([&] { self.foresee(ids.data(), size(ids)); }); },
+          "ids"_a)
+      .def(
+          "admit",
+          [](KnownMap& self, Ids ids, Out<int64_t> rows, Out<int64_t> fresh) {
+            return without_gil([&] { return self.admit(ids.data(), size(ids), rows.data(), fresh.data()); });
+          },
+          "ids"_a, "rows"_a.noconvert(), "fresh"_a.noconvert())
+      .def("forget", [](KnownMap& self) { without_gil([&] { self.forget(); }); })
+      .def("clear", [](KnownMap& self) { without_gil([&] { self.clear(); }); });
+}
+
 void bind_chunks(nb::module_& m) {
   m.def(
       "fletcher32",
@@ -753,6 +786,7 @@ NB_MODULE(_native, m) {
   bind_threshold(m);
   bind_positions(m);
   bind_id_map(m);
+  bind_known_map(m);
   bind_text(m);
   bind_chunks(m);
   hpcrec::bind_copies(m);

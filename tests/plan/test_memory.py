@@ -105,6 +105,9 @@ def test_what_a_dense_rank_adds():
     assert found["leaves"] == 6 * 4 * 1000 * 64 and found["activations"] == 4 * 4 * 1000 * 300
     assert found["message windows"] == 2 * (4 * 5000 + 4000) + 2 * 1.5 * 4 * 1000 * 64
     assert found["rows"] == found["vectors"] == found["block"] == 0
+    ahead = replace(DENSE, window=10)
+    seen = rank_memory([], HolderTraffic(), ahead, item_bytes=4, ahead=1, shared=0.5, base_bytes=0).terms
+    assert seen == {**found, "batches": 16 * 1000 * 100, "steps ahead": 11 * (91 * 5000 + 16 * 4000)}
 
 
 def test_what_other_groups_add(tmp_path):

@@ -4,6 +4,7 @@ Knows of a session how its tables are cut and what is read together, nothing of 
 that it lacks no more ticks than the policy promises.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,6 +88,8 @@ class CachedReference:
     rule : str
         ``sum``: the clock of a row is the number of its ticks; ``max``: the largest of what copies knew and pushed.
     evict : str
+    window : int
+        Under ``known``: steps that it looks ahead.
     max_age : int or None
     lookahead : int
         Steps by which rows are asked for ahead.
@@ -128,6 +131,7 @@ class CachedReference:
         capacity: int,
         rule: str = "sum",
         evict: str = "lru",
+        window: int = 0,
         max_age: int | None = None,
         lookahead: int = 0,
         drains: Sequence[int] = (),
@@ -139,6 +143,7 @@ class CachedReference:
     ) -> None:
         self._reference, self._bundles, self._cuts = reference, bundles, cuts
         self._staleness, self._capacity, self._evict, self._max_age = staleness, capacity, evict, max_age
+        self._window, self._later = window, list[dict[Key, int]]()  # by rank: the next step in it that asks for a row
         self._drains, self._done, self._turn, self._scale = set(drains), 0, 0, scale
         self._whole = {*drains, *evaluated}
         self._base_lr = [group["lr"] for group in reference.dense_optimizer.param_groups]  # type: ignore[union-attr]
@@ -162,11 +167,12 @@ class CachedReference:
         self.counts |= {f"pushed_{reason}": 0 for reason in ("bound", "eviction", "no_room", "no_row", "age", "drain")}
 
     def step(self, batch: GlobalBatch, *, left_out: bool = False, coming: Sequence[GlobalBatch] = ()) -> float:
-        """Loss before the step; ``coming`` are the batches after it, of which it looks at as many as it may."""
+        """Loss before the step; ``coming`` are all batches after it, of which it looks at as many as it may."""
         self._done += 1
         t, reference = self._done, self._reference
         until = min([t + self._lookahead, t + len(coming), *(drain for drain in self._whole if drain >= t)])
         for u in range(self._asked_until + 1, until + 1):
+            self._look_ahead(u, coming[u - t : u - t + self._window])
             self._ask(u, [batch, *coming][u - t])
         self._asked_until = until
         pushes, self._left = self._left, [[] for _ in self._copies]
@@ -248,6 +254,14 @@ class CachedReference:
             keys += [(b, row) for row in sorted(rows, key=bundle.place)]
         return keys
 
+    def _look_ahead(self, u: int, batches: Sequence[GlobalBatch]) -> None:
+        """Of the steps after ``u`` in the window: which is the first, on each rank, that asks for a row."""
+        self._later = [{} for _ in self._copies]
+        for rank, later in enumerate(self._later):
+            for v, batch in enumerate(batches, u + 1):
+                for key in self._asked(self._part(batch, rank)):
+                    later.setdefault(key, v)
+
     def _ask(self, u: int, batch: GlobalBatch) -> None:
         """All ranks ask for the rows of step ``u``, and owners answer."""
         if self._rules is not None:
@@ -263,7 +277,7 @@ class CachedReference:
             if key in copies:
                 self._turn += 1
                 copies[key].used, copies[key].turn, copies[key].count = u, self._turn, copies[key].count + 1
-        for key in asked:
+        for key in sorted(asked, key=lambda key: self._next_use(rank, key)):  # those that are asked for again first
             if key not in copies and (self._has_room(copies, key) or self._gave_way(rank, key, u, self._left[rank])):
                 self._turn += 1
                 copies[key] = Copy(used=u, turn=self._turn)
@@ -366,13 +380,20 @@ class CachedReference:
         free = [key for key, copy in copies.items() if t - copy.used > self._lookahead and self._beside(to, key)]
         if not free:
             return False
-        first = min(free, key=lambda k: (copies[k].count if self._evict == "lfu" else 0, copies[k].turn))
+        counts = self._evict == "lfu"
+        first = min(free, key=lambda k: (copies[k].count if counts else -self._next_use(rank, k), copies[k].turn))
+        if self._evict == "known" and self._next_use(rank, to) >= self._next_use(rank, first):
+            return False  # it is worth no more than any that is there
         copy = copies.pop(first)
         self.counts["evictions"] += copy.at > 0  # an id without a row has a place, and nothing in it
         if copy.n:
             self.counts["pushed_eviction"] += 1
             out.append((first, copy))
         return True
+
+    def _next_use(self, rank: int, key: Key) -> float:
+        """The next step of the window that asks for a row: infinity where none does. Only ``known`` knows any."""
+        return self._later[rank].get(key, math.inf) if self._evict == "known" else 0.0
 
     def _accumulated(self, name: str, row: int) -> float:
         """Of its first columns, where several owners have some."""

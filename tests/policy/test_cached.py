@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from hpcrec.build.memory import predict_memory
 from hpcrec.build.session import open_session
+from hpcrec.build.tables import make_policy
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.cli import train as commands
@@ -38,13 +39,18 @@ from tests.training.test_nonfinite import SKIP, spoil
 
 COMM = MPI.COMM_WORLD
 SUMMED = ("sgd", "rowwise_adagrad", "adagrad")  # learn from sums of several steps' gradients
-EVICT = ("lru", "lfu", "lightlfu")
+EVICT = ("lru", "lfu", "lightlfu", "known")
 WAYS = ("rows", "pooled", "pooled, by columns")  # how tables are placed; the form is that of the policy
 
 
 def cached(config: Config, staleness: int, capacity: int | float | str = 1.0, **more: Any) -> Config:
     policy = replace(config.policy, name="cached", staleness=staleness, capacity=capacity, **more)
     return replace(config, policy=policy, exchange=replace(config.exchange, form="pooled"))
+
+
+def choosing(evict: str, window: int) -> dict[str, Any]:
+    """Keys of the policy."""
+    return {"cache": evict, "window": window if evict == "known" else None}
 
 
 def one_process(
@@ -64,6 +70,7 @@ def one_process(
         capacity=policy.capacity,
         rule=policy.rule or "sum",
         evict=policy.cache or "lru",
+        window=policy.window or 0,
         max_age=policy.max_age,
         lookahead=policy.lookahead or 0,
         drains=drains,
@@ -88,7 +95,7 @@ def test_without_staleness_it_is_sync_bit_for_bit(cases_of: Cases, folder: Path)
         more = {**codec, "topology": roles, "train": {**codec.get("train", {}), "steps": 9}, "checkpoint": {"every": 5}}
         more["exchange"] = {**codec.get("exchange", {}), "ids": "read" if optimizer == "adam" else "routed"}
         config = config_of(folder, None, way, optimizer, **more)
-        found = trained(cached(config, 0, capacity, cache=evict, rule=rule))
+        found = trained(cached(config, 0, capacity, **choosing(evict, 3), rule=rule))
         same_bits(found, trained(as_rows(config)), (roles, way, optimizer, codec, capacity, evict, rule))
 
 
@@ -99,19 +106,20 @@ def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
     reasons, most = dict[str, int](), 0
     warming = {"warmup_steps": 10}
     for roles, way, optimizer, staleness, capacity, evict, max_age, left_out, schedule, rule in covering(
-        roles_for(COMM.size), WAYS, SUMMED, (1, 2, 5), (1000, 9, 4), ("lru", "lfu"), (None, 3), ((), (2, 6)),
-        ({}, warming), ("sum", "max"),
+        roles_for(COMM.size), WAYS, SUMMED, (1, 2, 5), (1000, 9, 4), ("lru", "lfu", "known"), (None, 3),
+        ((), (2, 6)), ({}, warming), ("sum", "max"),
     ):  # fmt: skip
         more = {"topology": roles, "checkpoint": {"every": 8}, "train": {**SKIP, "steps": 14}, "schedule": schedule}
         config = config_of(folder, None, way, optimizer, **more)
-        config = cached(config, staleness, capacity, cache=evict, max_age=max_age, rule=rule)
+        config = cached(config, staleness, capacity, **choosing(evict, 2 + capacity), max_age=max_age, rule=rule)
         with open_session(config) as session:
             batches, one = global_batches(session, 14), one_process(session, config, (8, 14), schedule)
             for step in session.steps():
                 if step.number in left_out:
                     spoil(session, step)
                 loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
-                expected = one.step(batches[step.number], left_out=step.number in left_out)
+                coming = batches[step.number + 1 :] if evict == "known" else ()
+                expected = one.step(batches[step.number], left_out=step.number in left_out, coming=coming)
                 with on_every_rank():
                     assert math.isnan(loss) if step.number in left_out else abs(loss - expected) < 1e-12, step.number
             found = gather_tables(session)
@@ -138,7 +146,7 @@ def test_rows_that_are_asked_for_ahead_are_one_process_too(folder: Path) -> None
     write_data(folder / "data.h5")
     reasons, most = dict[str, int](), 0
     for case in covering(
-        roles_for(COMM.size), WAYS, SUMMED, (2, 0, 1, 5), (1, 2, 3), (1000, 9, 4), ("lru", "lfu"), (None, 3),
+        roles_for(COMM.size), WAYS, SUMMED, (2, 0, 1, 5), (1, 2, 3), (1000, 9, 4), ("lru", "lfu", "known"), (None, 3),
         ((), (2, 6)), ({}, {"warmup_steps": 10}), (0, 5),
     ):  # fmt: skip
         roles, way, optimizer, staleness, lookahead, capacity, evict, max_age, left_out, schedule, eval_every = case
@@ -146,7 +154,7 @@ def test_rows_that_are_asked_for_ahead_are_one_process_too(folder: Path) -> None
         more["train"] = {**SKIP, "steps": 14, "eval_every": eval_every}
         more["data"] = {"validation": str(folder / "data.h5")}
         config = config_of(folder, None, way, optimizer, **more)
-        config = cached(config, staleness, capacity, cache=evict, max_age=max_age, lookahead=lookahead)
+        config = cached(config, staleness, capacity, **choosing(evict, 3), max_age=max_age, lookahead=lookahead)
         with open_session(config) as session:
             batches, one = (
                 global_batches(session, 14),
@@ -201,13 +209,14 @@ def test_dynamic_tables_are_one_process_too(folder: Path) -> None:
         (RULES[1], 1, 9, "lfu", "sum"),
         (RULES[3], 5, 5, "lru", "sum"),
         ({"capacity": 24, "evict": "lru"}, 2, 1000, "lru", "max"),
+        (RULES[0], 2, 6, "known", "sum"),
         (RULES[0], 3, 6, "lfu", "max"),
     ):
         optimizer, roles = next(optimizers), next(roles_in_turn)
         more = sections(roles, "deepfm", optimizer, "pooled", "routed", "mean")
         train = {**SHORT, "steps": 12}
         config = dynamic_runs.dynamic_config(folder, rules, **more, checkpoint={"every": 7}, train=train)
-        config = cached(config, staleness, capacity, cache=evict, rule=rule)
+        config = cached(config, staleness, capacity, **choosing(evict, 4), rule=rule)
         with open_session(config) as session:
             who = dynamic_runs.Rules(session, dynamic_runs.reference_for(session, config), rules)
             batches, ranks = global_batches(session, session.total_steps), len(session.topology.dense)
@@ -220,6 +229,7 @@ def test_dynamic_tables_are_one_process_too(folder: Path) -> None:
                 capacity=min(capacity, *(form.family.rows for form in session.parts.exchange.layout.bundled())),
                 rule=rule,
                 evict=evict,
+                window=config.policy.window or 0,
                 drains=(7, session.total_steps),
                 rules=who,
             )
@@ -227,7 +237,9 @@ def test_dynamic_tables_are_one_process_too(folder: Path) -> None:
             for step in session.steps():
                 loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
                 with on_every_rank():
-                    assert abs(loss - one.step(batches[step.number])) < 1e-12, (about, step.number)
+                    coming = batches[step.number + 1 :] if evict == "known" else ()
+                    expected = one.step(batches[step.number], coming=coming)
+                    assert abs(loss - expected) < 1e-12, (about, step.number)
             found = figures(session)
             every = COMM.allgather(session.parts.exchange.figures())
             with on_every_rank():
@@ -259,10 +271,11 @@ def test_ranks_of_any_speed_and_the_same_run_again(folder: Path) -> None:
 def test_interrupted_is_uninterrupted(folder: Path) -> None:
     """Also where the checkpoint is loaded over a loop that was left with gradients held back."""
     write_data(folder / "data.h5")
-    for number, (roles, lookahead) in enumerate(covering(roles_for(COMM.size), (0, 2))):
+    for number, (roles, lookahead, evict) in enumerate(covering(roles_for(COMM.size), (0, 2), ("lru", "known"))):
         more = {"topology": roles, "checkpoint": {"every": 4}, "train": {"steps": 9}}
         more["run"] = {"folder": str(folder / f"run-{number}")}
         config = cached(config_of(folder, None, "rows", "sgd", **more), 3, 9, max_age=2, lookahead=lookahead)
+        config = replace(config, policy=replace(config.policy, **choosing(evict, 3)))
         expected = trained(config)
         expected.pop("losses")
         with open_session(config) as session:
@@ -340,11 +353,33 @@ def test_what_does_not_go_with_it_is_refused(folder: Path) -> None:
             "policy.lookahead is 1, but policy.rule is 'max'",
         ),
         ({"policy": {"name": "cached"}, "exchange": {"piece_bytes": 1}}, "exchange.piece_bytes is 1"),
+        ({"policy": {"name": "hybrid", "window": 3}}, "policy.window is 3, but policy.name is 'hybrid'"),
+        ({"policy": {"name": "cached", "window": 3}}, "policy.window is 3, but policy.cache is 'lru'"),
+        ({"policy": {"name": "cached", "cache": "lfu", "window": 3}}, "policy.window is 3, but policy.cache is 'lfu'"),
+        ({"policy": {"name": "cached", "cache": "known", "window": 0}}, "policy.window is 0"),
+        (
+            {"policy": {"name": "cached", "cache": "known"}, "exchange": {"form": "auto"}},
+            "exchange.form is 'auto', but policy.cache is 'known'",
+        ),
+        (
+            {"policy": {"name": "cached", "cache": "known"}, "exchange": {"forms": {"user": "auto"}}},
+            "exchange.forms.user is 'auto', but policy.cache is 'known'",
+        ),
     ],
 )
 def test_what_a_configuration_may_not_ask_for(sections: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         validate({"data": {"train": "t.h5"}, "run": {"folder": "r"}, **sections}, "here")
+
+
+def test_only_the_rule_that_looks_ahead_has_a_window() -> None:
+    of_policy = {
+        cache: make_policy(
+            validate({"data": {"train": "t"}, "run": {"folder": "r"}, "policy": {"name": "cached", **asked}}, "here")
+        ).options
+        for cache, asked in {"lru": {}, "known": {"cache": "known"}, "told": {"cache": "known", "window": 7}}.items()
+    }
+    assert {cache: options.window for cache, options in of_policy.items()} == {"lru": None, "known": 100, "told": 7}
 
 
 @pytest.mark.parallel([1, 3])
@@ -363,6 +398,13 @@ def test_the_summary_and_the_memory_formula(folder: Path) -> None:
         none, one, two = (predict_memory(of, [0] * COMM.size)[-1].terms["kept rows"] for of in ahead)
         expected = 3 * 8 / COMM.size * elements_of_a_step(config, folder / "data.h5")
         assert expected > 0 and (one - none, two - one) == pytest.approx((expected, expected), abs=1)  # whole bytes
+        of_known = [cached(config, 4, 4, **choosing("known", window)) for window in (1, 11)]
+        one, eleven = (predict_memory(of, [0] * COMM.size)[-1].terms for of in of_known)
+        assert few < one["kept rows"] == eleven["kept rows"] < 1.2 * few
+        assert (
+            eleven["steps ahead"] == pytest.approx(6 * one["steps ahead"], rel=1e-3)
+            and eleven["batches"] > one["batches"]
+        )
 
 
 def elements_of_a_step(config: Config, data: Path) -> float:

@@ -11,7 +11,7 @@ from pytest_mpi import parallel_assert
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "on_ranks")]
 import rank as rank_of_benchmarks  # noqa: E402 - of the benchmark, which is no package
-from cached_parts import check, runs, settled, wire  # noqa: E402
+from cached_parts import check, known_part, runs, settled, wire  # noqa: E402
 from cached_parts.decided import Cache, Ranks  # noqa: E402
 from cached_parts.placed import Placed, Popularity  # noqa: E402
 
@@ -38,6 +38,22 @@ def test_decisions_are_those_of_the_definition(rule: str, capacity: int, clocks:
         for name, own, other in (("sent", found.sent, sent), ("pushed", found.pushed, pushed)):
             by_owner = [[np.bincount(owner[rows], minlength=RANKS) for rows in of_ranks] for of_ranks in other]
             np.testing.assert_array_equal(own[..., i], by_owner, err_msg=f"{name} at a staleness of {staleness}")
+
+
+def test_who_knows_more_steps_finds_more() -> None:
+    """Than every rule that looks back, and the most by a window of all steps; each step is foreseen once."""
+    rng, capacity = np.random.default_rng(4), 12
+    chance = (np.arange(ROWS) + 1.0) ** -1.0
+    asked = [[np.sort(rng.choice(ROWS, 8, replace=False, p=chance / chance.sum()))] for _ in range(200)]
+    mine = [of[0] for of in asked]
+    missed = []
+    for window in (1, 5, len(asked)):
+        cache = Cache.of(known_part.Foreseeing(mine, capacity, window), capacity, 1)
+        missed.append(int(Ranks(np.zeros(ROWS, np.uint8), [cache], (3,)).run(asked).misses.sum()))
+    assert missed == sorted(missed, reverse=True) and missed[-1] < missed[0]
+    for rule in ("lru", "lfu", "lightlfu"):
+        found = Ranks(np.zeros(ROWS, np.uint8), [Cache.empty(capacity, rule, 1)], (3,)).run(asked)
+        assert missed[-1] < 0.95 * int(found.misses.sum()), rule
 
 
 def _by_definition(
@@ -114,7 +130,7 @@ def test_count_is_the_ledgers(folder: Path, arm: tuple[int, str, float] | None) 
         parallel_assert(np.array_equal(bytes_RR, told), msg=f"{tag}: {bytes_RR.tolist()} {told.tolist()}")
 
 
-@pytest.mark.parametrize("rule", ["lru", "lfu", "lightlfu", "known"])
+@pytest.mark.parametrize("rule", ["lru", "lfu", "lightlfu", "frequent"])
 def test_drawn_caches_are_settled(rule: str) -> None:
     placed = Placed((300, 3000, 7), 4, 16, (0, 1, 2))
     popular = Popularity(placed, 1.05, 1)

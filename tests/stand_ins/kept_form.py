@@ -99,6 +99,9 @@ class KeptCopies:
     def kept(self, asked: Sequence[Asked]) -> list[np.ndarray]:
         return [of.kept(one) for of, one in zip(self.of, asked, strict=True)]
 
+    def foresee(self, asked: Sequence[Asked]) -> None:
+        raise AssertionError(f"no rule of these looks ahead: {asked}")
+
     def read(self, asked: Any, sent: Any, came: Any, accumulators: Any, rowless: Any) -> list[Mapping[str, Floats]]:
         assert not any(accumulators), "of staleness 0"
         return [of.read(*some) for of, *some in zip(self.of, asked, sent, came, strict=True)]

@@ -29,11 +29,13 @@ from hpcrec.exchange.forms.conditional import Asked, Conditional, Keeping, Owner
 from hpcrec.exchange.forms.lags import Lags
 from hpcrec.exchange.forms.maxima import Maxima
 from hpcrec.exchange.forms.missing import RowTicks, enough_ticks
+from hpcrec.exchange.forms.places import Places
 from hpcrec.types import Floats, Ints
 
 Flags = NDArray[np.bool_]
 _NONE = np.zeros(0)
 _NUMBERS_BYTES = 32 + 2 * 8 + 32  # of a copy: its record, what it is of, and its place in the map
+_KNOWN_BYTES = 8  # more of a place in the map that knows next uses
 REASONS = ("bound", "eviction", "no_room", "no_row", "age", "drain")
 COUNTS = ("reads", "copies_read", "misses", "too_old", "evictions", *(f"pushed_{reason}" for reason in REASONS))
 
@@ -120,7 +122,7 @@ class _Pool:
         keeping: Keeping,
     ) -> None:
         self.bundles, self._tables, self._parts, self._keeping = bundles, tables, parts, keeping
-        self.capacity = capacity
+        self.capacity, self._places = capacity, Places(capacity, keeping)
         self._widths = [keeping.tables[table].width for table in tables[0]]
         self._learning = [_Learning.of(keeping, of) for of in zip(*tables, strict=True)]
         self.adds = [how.adds for how in self._learning]
@@ -129,8 +131,7 @@ class _Pool:
 
     def empty(self) -> None:
         """Nothing is kept."""
-        in_use = 1 + self._keeping.lookahead
-        self._map = kernels.IdMap(capacity=self.capacity, evict=self._keeping.evict, in_use=in_use)
+        self._places.empty()
         self._records = kernels.copy_records(self.capacity)
         self._of = kernels.record_fields(self._records)
         self._names = kernels.reserved_zeros((self.capacity, 2), np.int64)  # row and part
@@ -139,8 +140,13 @@ class _Pool:
         self._steps = deque[_Step]()  # asked for and not pushed, the present one first
         self._on_way = deque[tuple[list[_Held], float]](maxlen=self._keeping.lookahead)  # pushes, by step
 
+    def foresee(self, asked: Sequence[Asked]) -> None:
+        """See ``Copies``, of the pool's bundles."""
+        self._places.foresee(self._keys(asked))
+
     def give_up(self) -> None:
         """Steps that are not pushed do not come: what owners have sent for them is not here."""
+        self._places.give_up()
         for step in self._steps:
             self._of["has_values"][step.slots[step.slots >= 0]] = 0
         self._steps.clear()
@@ -155,8 +161,8 @@ class _Pool:
     def kept_of(self, asked: Sequence[Asked]) -> Flags:
         """Of the rows of all bundles: whether there are copies. They are given room, for which others go."""
         self._asked += 1
-        keys, keeping = self._key(*_numbered(asked)), self._keeping
-        slots, fresh = self._map.admit(keys)
+        keys, keeping = self._keys(asked), self._keeping
+        slots, fresh = self._places.admit(keys)
         if len(fresh):
             self._begin(fresh, slots[fresh], asked)
         kept = kernels.kept_copies(self._records, slots, step=self._asked, max_age=keeping.max_age)
@@ -166,6 +172,9 @@ class _Pool:
         self.figures["misses"] += len(kept) - int(np.count_nonzero(kept))
         self._steps.append(_Step(self._asked, asked, keys, slots, kept))
         return kept
+
+    def _keys(self, asked: Sequence[Asked]) -> Ints:
+        return self._key(*_numbered(asked))
 
     def _key(self, row: Ints, part: Ints, bundle: Ints | int) -> Ints:
         """What the map calls rows."""
@@ -324,6 +333,11 @@ class PooledCopies:
                 out[b] = kept
         return out
 
+    def foresee(self, asked: Sequence[Asked]) -> None:
+        """See ``Copies``."""
+        for pool in self._pools:
+            pool.foresee([asked[b] for b in pool.bundles])
+
     def read(
         self,
         asked: Sequence[Asked],
@@ -472,7 +486,8 @@ def _elements(tables: Sequence[str], keeping: Keeping) -> tuple[int, int]:
 
 def _copy_bytes(tables: Sequence[str], keeping: Keeping, item: int) -> int:
     """What a copy takes: values and the sum of gradients, accumulators and squares, its numbers; no messages."""
-    return 2 * sum(_elements(tables, keeping)) * item + _NUMBERS_BYTES
+    numbers_bytes = _NUMBERS_BYTES + _KNOWN_BYTES * (keeping.evict == "known")
+    return 2 * sum(_elements(tables, keeping)) * item + numbers_bytes
 
 
 def _shared_out(n_bytes: int, rows: Sequence[int], each: Sequence[int]) -> list[int]:

@@ -39,7 +39,9 @@ class Keeping:
     rule : str
         How an owner counts what copies lack: ``sum`` of ticks, or ``max``, clocks that are maxima.
     evict : str
-        Which row goes where there are more: see ``kernels.IdMap``.
+        Which row goes where there are more: see ``kernels.IdMap``, or for ``known`` ``kernels.KnownMap``.
+    window : int
+        Under ``known``: the steps ahead whose rows are known.
     max_age : int or None
         Steps after which a copy is asked for anew, and what is held back is pushed; None: however many.
     lookahead : int
@@ -60,7 +62,8 @@ class Keeping:
     capacity_bytes: int | None = None
     item: int = 4
     rule: Literal["sum", "max"] = "sum"
-    evict: Evict = "lru"
+    evict: Evict | Literal["known"] = "lru"
+    window: int = 0
     max_age: int | None = None
     lookahead: int = 0
     dense: tuple[int, ...] = (0,)
@@ -168,6 +171,12 @@ class Copies(Protocol):
     def kept(self, asked: Sequence[Asked]) -> list[np.ndarray]:
         """Whether there is a copy of each row, bool [U]."""
 
+    def foresee(self, asked: Sequence[Asked]) -> None:
+        """What the next training step that is not foreseen yet will ask for. Under ``known`` alone.
+
+        Each is foreseen once: ``Keeping.window`` steps before its ``kept`` or, at first and after ``give_up``, fewer.
+        """
+
     def read(
         self,
         asked: Sequence[Asked],
@@ -214,10 +223,16 @@ class Copies(Protocol):
         """
 
     def empty(self) -> None:
-        """Forgets all copies, at checkpoints, after a drain: a run that goes on from there has none."""
+        """Forgets all copies, at checkpoints, after a drain: a run that goes on from there has none.
+
+        What is foreseen of the steps that follow is not forgotten.
+        """
 
     def give_up(self) -> None:
-        """Steps that were asked for and not read, or not pushed, do not come; what others hold back stays."""
+        """Steps that were foreseen, or asked for and not read, or not pushed, do not come.
+
+        What others hold back stays.
+        """
 
     def figures(self) -> dict[str, float]:
         """What ``summary.json`` says of it: sums that are added over ranks."""
