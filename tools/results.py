@@ -18,6 +18,7 @@ Written by `tools/results.py` from `benchmarks/results/`, which `make bench` fil
 named; machines that are shared are noisy, so they are medians where several runs were made, and ratios to something
 measured in the same run. What a claim counts is said by the docstring of its benchmark.
 """
+CACHED = ("bags", "counts", "everywhere", "known", "lookups", "predicted", "thresholded", "time")
 HYBRID = ("one", "speed", "rows", "bound", "drains", "synthetic", "movielens", "criteo", "hot", "capacity")
 PARTS = {
     "des": "bytes",
@@ -31,7 +32,7 @@ PARTS = {
     **{f"hybrid_{part}": part for part in HYBRID},
     "kernels_messages": "messages",
     "cached_affinity": "affinity --data DIR",
-    "cached_known": "known",
+    **{f"cached_{part}": part for part in CACHED},
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
 }
