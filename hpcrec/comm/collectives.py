@@ -168,8 +168,8 @@ class Collectives:
             back = Messages(recv, recv_sizes_R * UNIT_BYTES, recv_at_R)
             alltoallv_in_pieces(self.comm, out, back, self._pieces)
         else:
-            # Not the blocking call: Open MPI's goes pair by pair, of which 256 KiB to each of 3 others at 100 Mbit/s
-            # took 1.3 times as long, and to 1 other twice (benchmarks/collectives.py).
+            # Not the blocking call: Open MPI's goes pair by pair, by which 256 KiB to each of 3 others took 1.36
+            # times as long at 100 Mbit/s; small messages, and 1 Gbit/s, were alike (benchmarks/collectives.py).
             self.comm.Ialltoallv(
                 [send, sizes_R, at_R // UNIT_BYTES, self._unit],
                 [recv, recv_sizes_R, recv_at_R // UNIT_BYTES, self._unit],

@@ -5,7 +5,7 @@ backward overlaps less than with Horovod's thread.
 
 Where every dense rank is on a host of its own, a bucket is summed in two exchanges: each rank is sent its part of it by
 all others, adds these up in the order of ranks, and sends the sum to all. That is as many bytes as MPI's ring, in two
-rounds in place of 2 (R - 1): of 552 kB on 4 hosts at 100 Mbit/s MPI's own nonblocking sum took 230 ms and this 105
+rounds in place of 2 (R - 1): of 552 kB on 4 hosts at 100 Mbit/s MPI's own nonblocking sum took 230 ms and this 103
 (``benchmarks/collectives.py``). Where ranks share a host MPI sums, for of a ring's messages fewer leave the host. Does
 not know buckets or parameters.
 """
