@@ -5,7 +5,9 @@ once for an id, however often it has it, so that nothing depends on whether send
 of a batch decides who gets the last rows. Shapes: K ids of a batch, N ids that have a row, P ids that are counted.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from hpcrec.kernels import checks, native_id_map, reference_id_map
 from hpcrec.kernels.backend import active, native_fits
@@ -13,7 +15,7 @@ from hpcrec.kernels.reference_id_map import IdState
 from hpcrec.kernels.reference_mix import WORD
 from hpcrec.types import Ints
 
-__all__ = ["MOST_ROWS", "Admitted", "Evict", "IdMap", "IdState"]
+__all__ = ["MOST_ROWS", "Admitted", "Evict", "IdMap", "IdState", "RowMap"]
 MOST_ROWS = 2**32 - 1  # native row numbers have 32 bits
 MOST_BATCHES = 2**32 - 2  # and so have numbers of batches
 Evict = Literal["lru", "lfu", "lightlfu"]
@@ -36,7 +38,34 @@ class Admitted(NamedTuple):
     fresh: Ints
 
 
-class IdMap:
+class RowMap:
+    """What every map from ids to rows has, whoever is let in and whoever has to go; ``_map`` is an implementation."""
+
+    _map: Any
+
+    def __len__(self) -> int:
+        """Ids that have a row."""
+        return int(self._map.size)
+
+    @property
+    def evicted(self) -> int:
+        """Ids that have lost their rows so far."""
+        return int(self._map.evicted)
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the map, rows not counted."""
+        return int(self._map.n_bytes)
+
+    def find(self, ids: Ints) -> Ints:
+        """Rows [K] of any int64 ids [K], -1 where an id has none. Changes nothing."""
+        return np.asarray(self._map.find(checked_ids(ids)))
+
+    def _admit(self, ids: Ints) -> Admitted:
+        return Admitted(*self._map.admit(checked_ids(ids)))
+
+
+class IdMap(RowMap):
     """Which id has which row, who is let in, and who has to go.
 
     Rows are numbered from 0 without gaps. Ids that have a row are found by all threads of ``set_threads``; who is let
@@ -110,27 +139,9 @@ class IdMap:
         self._map = implementation.IdMap(*rules)
         self._evict, self._counts = evict, admit_from > 1
 
-    def __len__(self) -> int:
-        """Ids that have a row."""
-        return self._map.size
-
-    @property
-    def evicted(self) -> int:
-        """Ids that have lost their rows so far."""
-        return self._map.evicted
-
-    @property
-    def n_bytes(self) -> int:
-        """Memory of the map, rows not counted."""
-        return self._map.n_bytes
-
-    def find(self, ids: Ints) -> Ints:
-        """Rows [K] of any int64 ids [K], -1 where an id has none. Changes nothing."""
-        return self._map.find(ids if _ids_fit(ids) else checks.ints("ids", ids))
-
     def admit(self, ids: Ints) -> Admitted:
         """Rows of a batch: any int64 ids [K], in the order in which they are let in; repeated ones count once."""
-        return Admitted(*self._map.admit(ids if _ids_fit(ids) else checks.ints("ids", ids)))
+        return self._admit(ids)
 
     def save(self) -> IdState:
         """All that it knows.
@@ -168,3 +179,14 @@ class IdMap:
     def _refuse_light(self, call: str) -> None:
         if self._evict == "lightlfu":
             raise ValueError(f"{call}: evict is 'lightlfu'; allowed are lru, lfu and None, whose maps have states")
+
+
+def checked_ids(ids: Ints) -> Ints:
+    """The same, where a kernel takes them.
+
+    Raises
+    ------
+    ValueError
+        They are not int64 [any].
+    """
+    return ids if _ids_fit(ids) else checks.ints("ids", ids)

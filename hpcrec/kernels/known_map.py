@@ -4,15 +4,14 @@ As of ``IdMap``, a batch counts once for an id, and what is in the rows is known
 """
 
 from hpcrec.kernels import checks, native_known_map, reference_known_map
-from hpcrec.kernels.backend import active, native_fits
-from hpcrec.kernels.id_map import MOST_BATCHES, MOST_ROWS, Admitted
+from hpcrec.kernels.backend import active
+from hpcrec.kernels.id_map import MOST_BATCHES, MOST_ROWS, Admitted, RowMap, checked_ids
 from hpcrec.types import Ints
 
 __all__ = ["KnownMap"]
-_ids_fit = native_fits("ids: int64[any]")
 
 
-class KnownMap:
+class KnownMap(RowMap):
     """Which id has which row, and who has to go: by Belady's rule, as far as batches are known.
 
     Each batch is foreseen before it is admitted, up to ``window`` batches before. In ``admit`` first all ids that have
@@ -54,24 +53,6 @@ class KnownMap:
         implementation = native_known_map if active() == "native" else reference_known_map
         self._map = implementation.KnownMap(capacity, window, in_use)
 
-    def __len__(self) -> int:
-        """Ids that have a row."""
-        return self._map.size
-
-    @property
-    def evicted(self) -> int:
-        """Ids that have lost their rows to others so far."""
-        return self._map.evicted
-
-    @property
-    def n_bytes(self) -> int:
-        """Memory of the map, rows not counted."""
-        return self._map.n_bytes
-
-    def find(self, ids: Ints) -> Ints:
-        """Rows [K] of any int64 ids [K], -1 where an id has none. Changes nothing."""
-        return self._map.find(ids if _ids_fit(ids) else checks.ints("ids", ids))
-
     def foresee(self, ids: Ints) -> None:
         """The next batch that is not foreseen yet: any int64 ids [K].
 
@@ -80,7 +61,7 @@ class KnownMap:
         ValueError
             ``window`` + 1 batches are foreseen and not admitted.
         """
-        self._map.foresee(ids if _ids_fit(ids) else checks.ints("ids", ids))
+        self._map.foresee(checked_ids(ids))
 
     def admit(self, ids: Ints) -> Admitted:
         """Rows of the first batch that is foreseen and not admitted, with the ids [K] with which it was foreseen.
@@ -90,7 +71,7 @@ class KnownMap:
         ValueError
             None is, or the ids are others.
         """
-        return Admitted(*self._map.admit(ids if _ids_fit(ids) else checks.ints("ids", ids)))
+        return self._admit(ids)
 
     def forget(self) -> None:
         """Batches that are foreseen and not admitted do not come; ids keep their rows."""

@@ -1,8 +1,10 @@
 """The id map of the native module, under the reference's names and signatures."""
 
 import secrets
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcrec.kernels.native_module import loaded
 from hpcrec.kernels.reference_id_map import IdState
@@ -11,33 +13,20 @@ from hpcrec.types import Ints
 _EVICT = {None: 0, "lru": 1, "lfu": 2, "lightlfu": 3}
 
 
-class IdMap:
-    """See the reference."""
+def new_key() -> NDArray[np.uint64]:
+    """By which ids lie in a map: nothing but time depends on it, no two processes share it, and nobody can know it."""
+    return np.frombuffer(secrets.token_bytes(32), np.uint64)
 
-    def __init__(
-        self,
-        capacity: int,
-        evict: str | None,
-        admit_from: int,
-        pending: int,
-        probability: float,
-        seed: int,
-        in_use: int = 1,
-    ) -> None:
-        # Nothing but time depends on where ids lie: no two processes have to share the key, and nobody can know it.
-        key = np.frombuffer(secrets.token_bytes(32), np.uint64)
-        self._evicts, self._counts = evict is not None, admit_from > 1
-        self._map = loaded.IdMap(capacity, _EVICT[evict], admit_from, pending, probability, seed, in_use, key)
+
+class NativeRowMap:
+    """What maps of the native module share: ``_map`` is one."""
+
+    _map: Any
 
     @property
     def size(self) -> int:
         """See the reference."""
         return self._map.size
-
-    @property
-    def clock(self) -> int:
-        """See the reference."""
-        return self._map.clock
 
     @property
     def evicted(self) -> int:
@@ -60,6 +49,28 @@ class IdMap:
         rows, fresh = np.empty_like(ids), np.empty_like(ids)
         n_fresh = self._map.admit(ids, rows, fresh)
         return rows, fresh[:n_fresh].copy()
+
+
+class IdMap(NativeRowMap):
+    """See the reference."""
+
+    def __init__(
+        self,
+        capacity: int,
+        evict: str | None,
+        admit_from: int,
+        pending: int,
+        probability: float,
+        seed: int,
+        in_use: int = 1,
+    ) -> None:
+        self._evicts, self._counts = evict is not None, admit_from > 1
+        self._map = loaded.IdMap(capacity, _EVICT[evict], admit_from, pending, probability, seed, in_use, new_key())
+
+    @property
+    def clock(self) -> int:
+        """See the reference."""
+        return self._map.clock
 
     def save(self) -> IdState:
         """See the reference."""

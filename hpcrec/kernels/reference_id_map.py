@@ -107,7 +107,22 @@ class Order:
         return count if self._by_count else 0, turn
 
 
-class IdMap:
+class ReferenceRowMap:
+    """What the definitions of maps share: which id has which row."""
+
+    _row_of: dict[int, int]
+
+    @property
+    def size(self) -> int:
+        """Ids that have a row."""
+        return len(self._row_of)
+
+    def find(self, ids: Ints) -> Ints:
+        """Rows, or -1."""
+        return np.array([self._row_of.get(i, -1) for i in ids.tolist()], np.int64)
+
+
+class IdMap(ReferenceRowMap):
     """See ``hpcrec.kernels.IdMap``; arguments have passed its checks."""
 
     def __init__(
@@ -134,18 +149,9 @@ class IdMap:
         self.evicted = 0
 
     @property
-    def size(self) -> int:
-        """Ids that have a row."""
-        return len(self._row_of)
-
-    @property
     def n_bytes(self) -> int:
         """As if it were as compact as the native one."""
         return 16 * len(self._row_of)
-
-    def find(self, ids: Ints) -> Ints:
-        """Rows, or -1."""
-        return np.array([self._row_of.get(i, -1) for i in ids.tolist()], np.int64)
 
     def admit(self, ids: Ints) -> tuple[Ints, Ints]:
         """Rows of a batch, and the places of ids that it gives one to."""

@@ -8,10 +8,11 @@ from collections import deque
 
 import numpy as np
 
+from hpcrec.kernels.reference_id_map import ReferenceRowMap
 from hpcrec.types import Ints
 
 
-class KnownMap:
+class KnownMap(ReferenceRowMap):
     """See ``hpcrec.kernels.KnownMap``; arguments have passed its checks."""
 
     def __init__(self, capacity: int, window: int, in_use: int) -> None:
@@ -23,18 +24,9 @@ class KnownMap:
         self.evicted = 0
 
     @property
-    def size(self) -> int:
-        """Ids that have a row."""
-        return len(self._row_of)
-
-    @property
     def n_bytes(self) -> int:
         """As if it were as compact as the native one."""
         return 40 * len(self._row_of) + 51 * sum(len(ids) for ids in self._future)
-
-    def find(self, ids: Ints) -> Ints:
-        """Rows, or -1."""
-        return np.array([self._row_of.get(i, -1) for i in ids.tolist()], np.int64)
 
     def foresee(self, ids: Ints) -> None:
         """The next batch that is not foreseen yet."""
