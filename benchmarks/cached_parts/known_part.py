@@ -29,7 +29,7 @@ from hpcrec.types import Ints
 RANKS, SEED, WIDTH = 4, 3, 64
 MOST_ROWS = 20_000
 EXPONENTS, BATCHES, CAPACITIES, STALENESS = (1.05, 1.2), (128,), (0.05, 0.1), (10, 100)
-RULES, WINDOWS = ("lru", "lfu", "lightlfu", "frequent"), (10, 100, 1000)
+RULES, WINDOWS = ("lru", "lfu", "lightlfu", "frequent"), (1, 3, 10, 100, 1000)
 BURN, COUNTED = 1000, 300
 CLAIMED = 0.1, 100  # capacity and staleness
 

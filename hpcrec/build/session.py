@@ -69,6 +69,14 @@ def open_session(
         On all ranks together.
     """
     config = config if isinstance(config, Config) else load_config(config, overrides)
+    try:
+        return _opened(config, deal, reading=reading)
+    except BaseException:
+        unwatch()  # a program that goes on without a session is ended by signals, as before
+        raise
+
+
+def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
     world = make_world(config)
     agreed = partial(_together, world)
     splits = agreed(lambda: _open_splits(config, deal))

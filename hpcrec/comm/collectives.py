@@ -168,7 +168,7 @@ class Collectives:
             back = Messages(recv, recv_sizes_R * UNIT_BYTES, recv_at_R)
             alltoallv_in_pieces(self.comm, out, back, self._pieces)
         else:
-            # Not the blocking call: Open MPI's goes pair by pair, by which 256 KiB to each of 3 others took 1.36
+            # Not the blocking call: Open MPI's goes pair by pair, by which 256 KiB to each of 3 others took 1.4
             # times as long at 100 Mbit/s; small messages, and 1 Gbit/s, were alike (benchmarks/collectives.py).
             self.comm.Ialltoallv(
                 [send, sizes_R, at_R // UNIT_BYTES, self._unit],
