@@ -1,10 +1,11 @@
 """AUC of ``cached`` by staleness, beside that of ``sync`` (``hybrid_parts.auc_part``, whose settings are tuned for it).
 
-4 dense ranks, which share a batch, and a copy of every row that a rank has met, so that rows lack the most that they
-may: with less room rows that go come back fresh. The largest staleness of ``LADDER`` that holds is sought, and what it
-saves is counted by the ledger in a run of as many steps with room for ``CAPACITY`` of the rows, copies that begin empty
-included, beside ``sync`` with deduplicated rows on as many ranks. ``hot_sgd`` is the bad case: few large steps, in
-which every rank meets the hottest rows, and no claim. Knows settings; starts nothing.
+Learning rates fall to 0 along a line. 4 dense ranks, which share a batch, and a copy of every row that a rank has met,
+so that rows lack the most that they may: with less room rows that go come back fresh. The largest staleness of
+``LADDER`` that holds is sought, and what it saves is counted by the ledger in a run of as many steps with room for
+``CAPACITY`` of the rows, copies that begin empty included, beside ``sync`` with deduplicated rows on as many ranks.
+``hot_sgd`` is the bad case: few large steps, in which every rank meets the hottest rows, and no claim. Knows settings;
+starts nothing.
 """
 
 from pathlib import Path
@@ -39,6 +40,7 @@ def measure(cache: Path, files: Path, name: str, *, quick: bool) -> tuple[list[R
         ranks=RANKS,
         ladder=LADDER if decides else (),
         optimizers=(optimizer,),
+        schedule="linear" if data in auc_part.DECIDES else "constant",
     )
     rows, claims = auc_part.measure(cache, files, data, arms, quick=quick)
     if not rows or not decides:
@@ -63,7 +65,7 @@ def _saved(cache: Path, files: Path, tuned: Row, staleness: int) -> Row:
     policies = [["exchange.form=rows"], _settings(staleness, CAPACITY)]
     plain, own = auc_part.again(cache, files, tuned, policies, RANKS)
     n_bytes = [_rows_bytes(found["bytes_TRR"]) for found in (plain, own)]
-    about = {name: tuned[name] for name in ("data", "optimizer", "lr", "steps")}
+    about = {name: tuned[name] for name in ("data", "optimizer", "lr", "steps", "schedule")}
     figures = {"kb_a_step": 1e-3 * n_bytes[1], "rows_kb_a_step": 1e-3 * n_bytes[0], "auc": own["auc"]}
     row = {"part": "bytes", **about, "staleness": staleness, "capacity": CAPACITY, **figures}
     row["saved"] = 1 - n_bytes[1] / n_bytes[0]

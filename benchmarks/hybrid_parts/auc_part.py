@@ -65,7 +65,8 @@ class Arms:
 
     ``settings`` are of each staleness, on so many ranks; of those that are ``claimed`` an interval is a claim, named by
     ``claim`` with the data, the staleness and, where it asks for it, the optimizer in it. ``ladder``: those among which
-    the largest that holds is sought besides. ``optimizers``: of these alone.
+    the largest that holds is sought besides. ``optimizers``: of these alone. ``schedule`` of learning rates, with
+    ``sync`` too: with rates that stay, where a run happens to end is worth more AUC than what is looked for.
     """
 
     staleness: tuple[int, ...]
@@ -75,6 +76,7 @@ class Arms:
     ranks: int = 1
     ladder: tuple[int, ...] = ()
     optimizers: tuple[str, ...] = BOTH
+    schedule: str = "constant"
 
 
 def measure(cache: Path, files: Path, name: str, arms: Arms, *, quick: bool) -> tuple[list[Row], list[Row]]:
@@ -93,7 +95,7 @@ def again(cache: Path, files: Path, tuned: Row, policies: Sequence[list[str]], r
     case = next(case for case in CASES if case.name == tuned["data"])
     train = _train(case, cache, files)
     assert train is not None, "the row is of these data"
-    job = partial(_job, case, train, tuned["optimizer"], tuned["steps"], tuned["lr"])
+    job = partial(_job, case, train, tuned["optimizer"], tuned["steps"], tuned["schedule"], tuned["lr"])
     return _found([job(policy, SEEDS[0]) for policy in policies], ranks)
 
 
@@ -133,11 +135,18 @@ def of(case: Case, train: Path, optimizer: str, arms: Arms, *, quick: bool) -> l
     """A row for each staleness."""
     steps = min(case.steps, QUICK_STEPS) if quick else case.steps
     seeds = SEEDS[:2] if quick else SEEDS
-    job = partial(_job, case, train, optimizer, steps)
+    job = partial(_job, case, train, optimizer, steps, arms.schedule)
     rates = [round(rate * case.scale, 9) for rate in RATES[optimizer]]
     tried = [row["auc"] for row in _found([job(rate, SYNC, TUNING_SEED) for rate in rates])]
     rate = rates[max(range(len(rates)), key=lambda at: tried[at])]
-    about = {"part": "auc", "data": case.name, "optimizer": optimizer, "lr": rate, "steps": steps}
+    about = {
+        "part": "auc",
+        "data": case.name,
+        "optimizer": optimizer,
+        "lr": rate,
+        "steps": steps,
+        "schedule": arms.schedule,
+    }
     sync = [row["auc"] for row in _found([job(rate, SYNC, seed) for seed in seeds])]
     rows, waiting = list[Row](), list(arms.staleness)
     while waiting:
@@ -176,7 +185,9 @@ def _next(ladder: Sequence[int], rows: Sequence[Row]) -> int | None:
 SYNC = ["policy.name=sync"]
 
 
-def _job(case: Case, train: Path, optimizer: str, steps: int, rate: float, policy: list[str], seed: int) -> Row:
+def _job(
+    case: Case, train: Path, optimizer: str, steps: int, schedule: str, rate: float, policy: list[str], seed: int
+) -> Row:
     settings = [
         f"data.train={train}",
         f"data.validation={train.parent / 'validation.h5'}",
@@ -185,6 +196,7 @@ def _job(case: Case, train: Path, optimizer: str, steps: int, rate: float, polic
         f"train.seed={seed}",
         f"embedding.optimizer.name={optimizer}",
         f"embedding.optimizer.lr={rate}",
+        f"schedule.kind={schedule}",
         *policy,
     ]
     return {"kind": "train", "config": str(CONFIG), "settings": settings, "evaluate": True}

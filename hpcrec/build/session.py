@@ -291,7 +291,7 @@ def _check_threads(config: Config, world: World) -> None:
             "threads communicate at once (MPI_THREAD_MULTIPLE). Set dense.reducer = 'mpi', or use an MPI with thread "
             "support."
         )
-    if config.dense.device != "cpu" and config.dense.reducer == "mpi" and not world.threads_may_communicate:
+    if config.dense.device != "cpu" and config.dense.reducer != "horovod" and not world.threads_may_communicate:
         raise ConfigError(
             "dense.device is not 'cpu', where gradients are sent from a thread of torch's, but this MPI library does "
             "not let two threads communicate (MPI_THREAD_MULTIPLE). Use an MPI with thread support."

@@ -388,10 +388,11 @@ class DenseConfig:
     """Dense parameters: their optimizer, and how their gradients are summed over dense ranks."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    reducer: Literal["horovod", "mpi"] = "horovod"
-    """Who sums gradients: Horovod, or MPI alone, where Horovod is not installed, or where every dense rank has a host
-    of its own and links are slow: there it takes two exchanges, about half the time of MPI's own nonblocking sum at 100
-    Mbit/s."""
+    reducer: Literal["horovod", "mpi", "direct"] = "horovod"
+    """Who sums gradients: Horovod; mpi, MPI alone, where Horovod is not installed; direct, two exchanges of MPI, about
+    half the time of its nonblocking sum where every dense rank has a host of its own, at 100 Mbit/s, and more bytes
+    between hosts where several share one. Which of them sums decides the last bits of a run; where ranks are does
+    not."""
     optimizer: DenseOptimizer = field(default_factory=DenseOptimizer)
     """How dense parameters learn."""
     clip_norm: AboveZero | None = None

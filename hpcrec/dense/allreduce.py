@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 from hpcrec.comm.collectives import Collectives
 from hpcrec.dense.horovod import HorovodAllreduce
-from hpcrec.dense.mpi import MpiAllreduce
+from hpcrec.dense.mpi import DirectAllreduce, MpiAllreduce
 from hpcrec.errors import ConfigError
 
 REDUCERS: dict[str, Callable[[Collectives], HorovodAllreduce | MpiAllreduce]] = {
     "horovod": HorovodAllreduce,
     "mpi": MpiAllreduce,
+    "direct": DirectAllreduce,
 }
 
 

@@ -1,14 +1,16 @@
-"""MpiAllreduce: sums of dense gradients by nonblocking MPI collectives; needs nothing but MPI.
+"""MpiAllreduce and DirectAllreduce: sums of dense gradients by nonblocking MPI collectives; need nothing but MPI.
 
-The alternative to Horovod where that is not installed. MPI moves little of a nonblocking sum while a rank computes, so
+The alternatives to Horovod where that is not installed. MPI moves little of a nonblocking sum while a rank computes, so
 backward overlaps less than with Horovod's thread.
 
-Where every dense rank is on a host of its own, a bucket is summed in two exchanges: each rank is sent its part of it by
-all others, adds these up in the order of ranks, and sends the sum to all. That is as many bytes as MPI's ring, in two
-rounds in place of 2 (R - 1): of 552 kB on 4 hosts at 100 Mbit/s MPI's own nonblocking sum took 230 ms and this 105
+``MpiAllreduce`` leaves the sum to MPI. ``DirectAllreduce`` takes two exchanges: each rank is sent its part of a bucket
+by all others, adds these up in the order of ranks, and sends the sum to all. That is as many bytes as MPI's ring, in
+two rounds in place of 2 (R - 1): of 552 kB on 4 hosts at 100 Mbit/s MPI's own nonblocking sum took 230 ms and this 105
 (``benchmarks/collectives.py``). MPI's blocking sum, which could not begin in backward, took 1.1 times as long as this
-there, and 0.7 to 0.9 times at 1 Gbit/s. Where ranks share a host MPI sums, for of a ring's messages fewer leave the
-host. Does not know buckets or parameters.
+there, and 0.7 to 0.9 times at 1 Gbit/s. Where k ranks share a host, k times as many bytes leave it as a ring sends.
+
+Which of them sums is asked for, and does not follow where ranks are: sums in another order differ in their last bits,
+and a run that is requeued on other hosts is to go on as it would have. Does not know buckets or parameters.
 """
 
 from typing import Any
@@ -29,20 +31,14 @@ class MpiAllreduce:
     Parameters
     ----------
     dense : Collectives
-        The dense ranks, which all make it together. Between ``start`` and ``wait`` no rank may order its other
-        collectives on it differently.
-    direct : bool, optional
-        Whether sums take two exchanges; default: where no two of the ranks share a host.
+        The dense ranks. Between ``start`` and ``wait`` no rank may order its other collectives on it differently.
     """
 
     takes_gpu = False  # see HorovodAllreduce
+    name = "mpi"
 
-    def __init__(self, dense: Collectives, *, direct: bool | None = None) -> None:
+    def __init__(self, dense: Collectives) -> None:
         self._dense = dense
-        if direct is None:
-            alone = sum(dense.ledger.same_host(dense.ranks)) == 1
-            direct = all(dense.allgather(alone))
-        self._direct = direct
 
     def start(self, flat: torch.Tensor, name: str) -> Any:
         """Starts the sum of ``flat`` in place.
@@ -54,13 +50,13 @@ class MpiAllreduce:
         """
         if flat.device.type != "cpu" or flat.dtype not in _SUMMED_BY_MPI:
             raise ConfigError(
-                f"dense.reducer is 'mpi', which sums float32 and float64 on the CPU; bucket {name} is {flat.dtype} on "
-                f"{flat.device}. Set dense.reducer = 'horovod'."
+                f"dense.reducer is '{self.name}', which sums float32 and float64 on the CPU; bucket {name} is "
+                f"{flat.dtype} on {flat.device}. Set dense.reducer = 'horovod'."
             )
-        if self._dense.size == 1:
-            return None
-        direct = self._direct and flat.nbytes <= _MOST_EXCHANGED_BYTES
-        return _Exchanged(self._dense, flat) if direct else self._dense.start_allreduce(flat.numpy(), "dense")
+        return None if self._dense.size == 1 else self._started(flat)
+
+    def _started(self, flat: torch.Tensor) -> Any:
+        return self._dense.start_allreduce(flat.numpy(), "dense")
 
     def wait(self, handle: Any) -> None:
         """Waits for one started sum; of several, in the order of their starts."""
@@ -77,6 +73,15 @@ class MpiAllreduce:
     def facts(self) -> dict[str, bool]:
         """As ``HorovodAllreduce.facts``."""
         return {}
+
+
+class DirectAllreduce(MpiAllreduce):
+    """The same in two exchanges; what is larger than one of them moves, above 2 GiB, is left to MPI."""
+
+    name = "direct"
+
+    def _started(self, flat: torch.Tensor) -> Any:
+        return super()._started(flat) if flat.nbytes > _MOST_EXCHANGED_BYTES else _Exchanged(self._dense, flat)
 
 
 class _Exchanged:

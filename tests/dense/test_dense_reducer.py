@@ -17,20 +17,19 @@ from hpcrec.dense.allreduce import make_allreduce
 from hpcrec.dense.reducer import DenseReducer, clip_factor
 from hpcrec.errors import ConfigError, HpcrecError, MissingError
 
-BACKENDS = ("horovod", "mpi", "mpi, hosts apart")
+BACKENDS = ("horovod", "mpi", "direct")
 
 
-def collectives(comm, ranks=None, *, apart=False):
+def collectives(comm, ranks=None):
     world = MPI.COMM_WORLD
     ranks = tuple(range(comm.size)) if ranks is None else ranks
-    return Collectives(comm.Dup(), ranks, Ledger(world.rank, list(range(world.size)) if apart else [0] * world.size))
+    return Collectives(comm.Dup(), ranks, Ledger(world.rank, [0] * world.size))
 
 
 def backend_of(name):
     """Sums by one of ``BACKENDS``, and where they are made."""
-    reducer, _, hosts = name.partition(", ")
-    dense = collectives(MPI.COMM_WORLD, apart=bool(hosts))
-    return make_allreduce(reducer, dense), dense
+    dense = collectives(MPI.COMM_WORLD)
+    return make_allreduce(name, dense), dense
 
 
 class Recorder:
@@ -126,7 +125,7 @@ def test_ledger_counts_the_ring_formula(backend):
         model(batch_of(dense.rank), True).backward()
         reducer.reduce()
     expected = sum(round(2 * (dense.size - 1) / dense.size * n) for n in reducer.bucket_sizes_bytes) * 2
-    part = 8 * dense.size * len(reducer.bucket_sizes_bytes) if backend == BACKENDS[2] and dense.size > 1 else 0
+    part = 8 * dense.size * len(reducer.bucket_sizes_bytes) if backend == "direct" and dense.size > 1 else 0
     sent = dense.ledger.snapshot()[TAGS.index("dense")].sum()
     assert abs(sent - expected) <= part  # parts of a bucket differ by an element
     assert dense.ledger.total_bytes() == sent
@@ -309,7 +308,7 @@ def test_a_model_without_dense_parameters_and_a_shared_one():
 
 def test_names_and_tensors_that_cannot_be_reduced():
     dense = collectives(MPI.COMM_SELF, ranks=(MPI.COMM_WORLD.rank,))
-    with pytest.raises(ConfigError, match=r"dense.reducer is 'nccl'. Allowed: 'horovod', 'mpi'"):
+    with pytest.raises(ConfigError, match=r"dense.reducer is 'nccl'. Allowed: 'horovod', 'mpi', 'direct'"):
         make_allreduce("nccl", dense)
     with pytest.raises(ConfigError, match=r"bucket b is torch.bfloat16 on cpu"):
         make_allreduce("mpi", dense).start(torch.zeros(2, dtype=torch.bfloat16), "b")
