@@ -15,6 +15,7 @@ import torch
 
 from hpcrec import kernels
 from hpcrec.build.auto import choose, make_exchange, make_pipeline
+from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
 from hpcrec.build.tables import DTYPES, describe_policy, make_model, make_offers, make_policy, make_roles
@@ -84,6 +85,7 @@ def open_session(
     timer, signal = PhaseTimer(), watch()
     layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer)
     part = agreed(lambda: dense.part(layout.away))
+    affinity = None if reading else agreed(lambda: make_affinity(config, tables, families, world.topology.dense))
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     exchange = make_exchange(config, world, splits["train"], operators, layout, store, place, timer)
 
@@ -112,6 +114,7 @@ def open_session(
         signal=signal,
         save_failed=threading.Event(),
         teaches_from=_teaches_from(config),
+        affinity=affinity,
         close=partial(_close, part, splits, world),
     )
     if not reading:

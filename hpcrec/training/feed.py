@@ -5,6 +5,7 @@ Knows the data set, its order and this rank's roles; knows nothing of what is do
 
 from contextlib import ExitStack
 
+from hpcrec.data.affinity import Affinity
 from hpcrec.data.gather import join_bags
 from hpcrec.data.loader import BatchStream, Loader
 from hpcrec.training.parts import Parts, Split
@@ -20,9 +21,11 @@ class Feed:
     source : Split
     first, n : int
         Number of the first batch, counted through all epochs, and how many.
+    affinity : Affinity or None
+        By what batches are dealt to dense ranks; None: as the order has them.
     """
 
-    def __init__(self, parts: Parts, source: Split, first: int, n: int) -> None:
+    def __init__(self, parts: Parts, source: Split, first: int, n: int, affinity: Affinity | None = None) -> None:
         topology = parts.world.topology
         self._ranks, self._order = len(topology.dense), source.order
         opened = ExitStack()
@@ -36,6 +39,7 @@ class Feed:
                 features=features,
                 prefetch=parts.prefetch,
                 ids_only=ids_only,
+                affinity=affinity,
             )
             epoch, index = divmod(first, source.order.n_batches)
             return opened.enter_context(loader.batches(epoch, index, n))

@@ -16,7 +16,7 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
 
     Each reads the tables of its rank's group, and beside, where groups teach each other, those of the others.
     """
-    waiting, feed = list[Ticket](), Feed(parts, source, first, n)
+    waiting, feed = list[Ticket](), Feed(parts, source, first, n, parts.affinity)
     sets = parts.world.topology.table_sets
     own, *others = [Reading(parts.world.topology.reads(ahead), counted=True) for ahead in range(sets)]
     try:
