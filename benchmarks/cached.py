@@ -40,6 +40,9 @@
             count: ``het.affinity.saved.<data>.<ranks>`` at a staleness of 100 and ``het.affinity.saved_s0`` at 0, of
             the bytes of ``cached`` without it, at 128 samples a rank and 64 columns, shipping of samples paid;
             ``_rows``: of those of deduplicated rows. The product deals contiguous parts
+``dealt``   The same of runs with ``data.deal = "affinity"``, in which ranks know only what batches have had before
+            (``cached_parts/dealt_part.py``): bytes by the ledger beside those of runs in order, of real samples on 4
+            fused ranks, 128 samples of each, 64 columns: ``het.dealt.saved.<policy>.<data>.4``
 ``synthetic`` and ``movielens``
             AUC beside that of ``sync`` (``cached_parts/quality_part.py``): ``het.auc_interval.<data>.s10``, ``.s100``
 
@@ -54,7 +57,18 @@ from pathlib import Path
 
 from _report import ROOT, asked, finish
 from _report import options as benchmark_options
-from cached_parts import affinity, bags, bytes_part, check, counts_part, lookups, predicted, quality_part, time_part
+from cached_parts import (
+    affinity,
+    bags,
+    bytes_part,
+    check,
+    counts_part,
+    dealt_part,
+    lookups,
+    predicted,
+    quality_part,
+    time_part,
+)
 from des_parts.cells import Row
 
 
@@ -122,6 +136,11 @@ def dealt(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     return affinity.measure(options.cache, options.data, quick=options.quick)
 
 
+def dealt_in_runs(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What the product's own saves."""
+    return dealt_part.measure(options.cache, options.data, quick=options.quick)
+
+
 PARTS = {
     "bytes": bytes_of_runs,
     "counts": counts,
@@ -132,6 +151,7 @@ PARTS = {
     "everywhere": everywhere,
     "lookups": looked_up,
     "affinity": dealt,
+    "dealt": dealt_in_runs,
     **{name: partial(quality, name) for name in quality_part.NAMES},
 }
 
