@@ -31,6 +31,7 @@ PARTS = {
     **{f"hybrid_{part}": part for part in HYBRID},
     "kernels_messages": "messages",
     "cached_affinity": "affinity --data DIR",
+    **{f"cached_{part}": f"{part} --data DIR" for part in ("history", "dealt")},
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
 }
