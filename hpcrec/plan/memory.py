@@ -149,9 +149,8 @@ def rank_memory(
     asked_elements = (dense.samples * dense.leaf_elements, dense.kept) if dense else (0.0, 0.0)
     if written is not None:
         terms |= written_terms(written, item_bytes, *(_times(in_flight, n) for n in (held_elements, asked_elements)))
-    added_bytes = in_flight * _SUM_COPIES * item_bytes * added_elements
-    some = {"ids read": read_bytes, "sums among owners": added_bytes, "lags of copies": traffic.lag_bytes}
-    some["dealing"] = dealt_bytes
+    some = {"ids read": read_bytes, "sums among owners": in_flight * _SUM_COPIES * item_bytes * added_elements}
+    some |= {"lags of copies": traffic.lag_bytes, "dealing": dealt_bytes}
     some["saving"] = 0 if saves is None else _saving_bytes(held, item_bytes, marks, steps=saves)
     some["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID if held_ids else 0
     terms |= {name: n for name, n in some.items() if n} | dict(auto or {})
