@@ -115,7 +115,7 @@ class Dealing:
             self._had.fill(_NONE)
         sample_K, place_K, owner_K, columns_K = self._looked_up(columns)
         place_U, index_K = kernels.dedup(place_K)
-        had_K = self._had[place_U][index_K]
+        had_K = self._had[place_U].astype(np.int64)[index_K]
         alike_U = np.bincount(index_K, minlength=len(place_U))
         weight_K = columns_K * (UNIT / np.sqrt(alike_U)).astype(np.int64)[index_K]  # root and quotient round alike
         score = np.zeros(columns.samples * parts)

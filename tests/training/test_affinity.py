@@ -45,7 +45,7 @@ def test_it_trains_as_batches_in_order_do(roles_of: Roles, folder: Path) -> None
         way, shuffle = ways[number % len(ways)]
         found = {}
         for ids in ("routed", "read"):
-            more = {"topology": roles, "train": {"steps": 8}, "data": {**AFFINITY, "shuffle": shuffle}}
+            more = {"topology": roles, "train": {"steps": 6}, "data": {**AFFINITY, "shuffle": shuffle}}
             config = config_of(folder, None, way, exchange={"ids": ids}, **more)
             found[ids] = train(config)
         expected, about = train(in_order(config)), (roles, way, shuffle)
@@ -68,10 +68,10 @@ def test_copies_are_those_of_one_process_that_is_told_the_dealing(roles_of: Role
     write_data(folder / "data.h5")
     for number, roles in enumerate(roles_of(COMM.size), start=COMM.size):
         staleness, lookahead = ((2, 0), (5, 2), (5, 0))[number % 3]
-        more = {"topology": roles, "checkpoint": {"every": 8}, "train": {"steps": 14}, "data": AFFINITY}
+        more = {"topology": roles, "checkpoint": {"every": 8}, "train": {"steps": 12}, "data": AFFINITY}
         config = cached(config_of(folder, None, "rows", "adagrad", **more), staleness, 9, lookahead=lookahead)
         with open_session(config) as session:
-            batches, one = global_batches(session, 14), one_process(session, config, (8, 14))
+            batches, one = global_batches(session, 12), one_process(session, config, (8, 12))
             for step in session.steps():
                 loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
                 expected = one.step(batches[step.number], coming=batches[step.number + 1 :])
