@@ -45,7 +45,13 @@
             Dealing each sample to the dense rank that has copies of most of its rows (``cached_parts/affinity.py``), by
             count: ``het.affinity.saved.<data>.<ranks>`` at a staleness of 100 and ``het.affinity.saved_s0`` at 0, of
             the bytes of ``cached`` without it, at 128 samples a rank and 64 columns, shipping of samples paid;
-            ``_rows``: of those of deduplicated rows. The product deals contiguous parts
+            ``_rows``: of those of deduplicated rows
+``history`` The same by the rule that the product has, in which ranks know only what batches have had before
+            (``cached_parts/history_part.py``), by count: ``het.history.saved.<data>.<ranks>.<s>``, and
+            ``het.history.kept``, which part that is of what is saved where every rank's copies are known
+``dealt``   What that saves in runs with ``data.deal = "affinity"`` (``cached_parts/dealt_part.py``): bytes, by the
+            ledger, beside those of runs in order, of real samples on 4 fused ranks, 128 samples of each, 64 columns:
+            ``het.dealt.saved.<policy>.<data>.4``
 ``synthetic_<optimizer>`` and ``movielens_<optimizer>``
             AUC beside that of ``sync`` (``cached_parts/quality_part.py``): ``het.auc_interval.<data>.<optimizer>.s10``
             and ``.s100``, the largest staleness that holds (``het.largest_s.<data>.<optimizer>``), and what it saves of
@@ -69,6 +75,8 @@ from cached_parts import (
     bytes_part,
     check,
     counts_part,
+    dealt_part,
+    history_part,
     known_part,
     lookups,
     predicted,
@@ -147,6 +155,16 @@ def dealt(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
     return affinity.measure(options.cache, options.data, quick=options.quick)
 
 
+def by_history(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What a dealing that knows no copies would."""
+    return history_part.measure(options.cache, options.data, quick=options.quick)
+
+
+def dealt_in_runs(options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """What the product's own saves."""
+    return dealt_part.measure(options.cache, options.data, quick=options.quick)
+
+
 PARTS = {
     "bytes": bytes_of_runs,
     "counts": counts,
@@ -158,6 +176,8 @@ PARTS = {
     "everywhere": everywhere,
     "lookups": looked_up,
     "affinity": dealt,
+    "history": by_history,
+    "dealt": dealt_in_runs,
     **{name: partial(quality, name) for name in quality_part.NAMES},
 }
 

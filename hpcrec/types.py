@@ -169,7 +169,7 @@ class GlobalIds:
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's contiguous part of one global batch.
+    """This rank's part of one global batch.
 
     Attributes
     ----------
@@ -178,12 +178,14 @@ class Batch:
     size : int
         Samples of the global batch, over all dense ranks (smaller in the last batch of an epoch).
     start : int
-        Position in the global batch of this rank's first sample.
+        Samples of the parts before, where the global batch is laid out part after part.
     dense : float32 [B, n_dense]
     label : float32 [B] or [B, L]
     weight : float32 [B] or None
         Sample weights; None means 1.
     bags : Bags
+    positions : int64 [B] or None
+        Which samples of the global batch these are, by their place in the order; None: those from ``start`` on.
     """
 
     epoch: int
@@ -194,3 +196,4 @@ class Batch:
     label: Floats
     weight: Floats | None
     bags: Bags
+    positions: Ints | None = None

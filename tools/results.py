@@ -33,6 +33,7 @@ PARTS = {
     "kernels_messages": "messages",
     "cached_affinity": "affinity --data DIR",
     **{f"cached_{part}": part for part in CACHED},
+    **{f"cached_{part}": f"{part} --data DIR" for part in ("history", "dealt")},
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
 }

@@ -48,6 +48,7 @@ from _report import claim
 from _workloads import CRITEO
 from cached_parts import dealing, wire
 from cached_parts.decided import Cache, Ranks
+from cached_parts.history import ByHistory
 from cached_parts.placed import Placed
 from des_parts import shapes
 from des_parts.cells import Row, show
@@ -80,6 +81,7 @@ class Source:
 
     ``once``: of so many samples only, each read once: caches fill in the first half, and the second is counted.
     ``dealt``: the rows of every table are dealt to all ranks (``shard = "row"``); else the product places them.
+    ``samples``: of a file; None where there are any number.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Source:
     begin: Callable[[], Draw]
     once: int | None = None
     dealt: bool = False
+    samples: int | None = None
 
     @property
     def sample_bytes(self) -> tuple[int, int]:
@@ -113,7 +116,7 @@ def measure(cache: Path, files: Path, *, quick: bool) -> tuple[list[Row], list[R
     """Rows of the table, and claims."""
     rows, claims = list[Row](), list[Row]()
     shapes_ = SHAPES[:1] if quick else SHAPES
-    names = NAMES[-1:] if quick else [name for name in NAMES if _is_there(name, cache, files)]
+    names = NAMES[-1:] if quick else [name for name in NAMES if is_there(name, cache, files)]
     jobs = [
         (name, cache, files, *shape, quick)
         for name in names
@@ -129,7 +132,7 @@ def measure(cache: Path, files: Path, *, quick: bool) -> tuple[list[Row], list[R
     return rows, claims
 
 
-def _is_there(name: str, cache: Path, files: Path) -> bool:
+def is_there(name: str, cache: Path, files: Path) -> bool:
     data = name.removesuffix(ONCE)
     return data not in REAL or shapes.prepare(data, cache, files) is not None
 
@@ -187,7 +190,7 @@ def recorded(name: str, path: Path) -> Source:
 
         return draw
 
-    return Source(name, tuple(len(ids) for ids, _ in found), N_DENSE[name], begin, dealt=True)
+    return Source(name, tuple(len(ids) for ids, _ in found), N_DENSE[name], begin, dealt=True, samples=len(ids_NT))
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,8 @@ class Arm:
     """One dealing, with caches that begin empty, at a staleness; ``keeps`` says whether copies stay at 0.
 
     ``field`` is the table whose ids are hashed, or whose owners get the samples (``to_owner``), ``affinity`` whether
-    ranks have scores, and ``near`` whether these count rows whose owner the rank is.
+    ranks have scores, and ``near`` whether these count rows whose owner the rank is. ``window``: dealt by the product's
+    rule, whose table is emptied after so many batches (0: never), with owners if ``near``.
     """
 
     def __init__(
@@ -216,11 +220,13 @@ class Arm:
         affinity: bool = False,
         near: bool = True,
         to_owner: bool = False,
+        window: int | None = None,
     ) -> None:
         places = max(1, int(CAPACITY * placed.total))
         empty = [Cache.empty(places, CACHE, 1) for _ in range(placed.ranks)]
         self._placed, self._s, self._field, self._affinity, self._near = placed, s, field, affinity, near
-        self._to_owner = to_owner
+        self._to_owner, self._window = to_owner, window
+        self._history: ByHistory | None = None
         self._ranks = Ranks(placed.owner, empty, [s], keeps=keeps)
         self._sample_bytes = sum(source.sample_bytes)
         self.seconds, self.samples = 0.0, 0
@@ -234,6 +240,10 @@ class Arm:
             rows_N = step.distinct[step.inverse[:, self._field]]
             owner_N = self._placed.owner[rows_N].astype(np.int64)
             rank_N = dealing.assign(dealing.to(owner_N, n) if self._to_owner else dealing.hashed(rows_N, n))
+        elif self._window is not None:
+            if self._history is None:
+                self._history = ByHistory(self._placed, samples, self._window, owners=self._near)
+            rank_N = self._history.ranks(step.distinct[step.inverse])
         elif self._affinity:
             rank_N = dealing.assign(self._scores(step, rank_N))
         self.seconds, self.samples = self.seconds + time.perf_counter() - start, self.samples + samples
@@ -266,29 +276,29 @@ def _of(name: str, cache: Path, files: Path, ranks: int, batch: int, quick: bool
     if source.once is not None:
         whole = source.once // (ranks * batch)
         steps = whole // 2, whole - whole // 2
-    batches = _drawn(source, placed, batch, sum(steps))
+    batches = drawn(source, placed, batch, sum(steps))
     fields = hottest(batches, len(source.rows), ranks)
     kinds = ("hashed", "to owners") if source.dealt else ("hashed",)  # one rank owns whole tables
     out = list[Row]()
     for s, keeps in STALENESS:
         if keeps and (ranks, batch) != KEPT_AT:
             continue
-        run = partial(_run, source, placed, batches, steps[0], s, keeps)
-        arms: dict[str, tuple[Found, int | None]] = {"as it is": (run(), None)}
+        of_arm = partial(run, source, placed, batches, steps[0], s, keeps)
+        arms: dict[str, tuple[Found, int | None]] = {"as it is": (of_arm(), None)}
         for arm in kinds:
-            tried = [(run(field=field, to_owner=arm == "to owners"), field) for field in fields]
+            tried = [(of_arm(field=field, to_owner=arm == "to owners"), field) for field in fields]
             arms[arm] = min(tried, key=lambda of: _bytes(placed, s, of[0]).sum())
-        arms["affinity"] = run(affinity=True), None
-        arms["affinity, apart"] = run(affinity=True, near=False), None
+        arms["affinity"] = of_arm(affinity=True), None
+        arms["affinity, apart"] = of_arm(affinity=True, near=False), None
         for arm, (found, field) in arms.items():
             about: Row = {"part": "affinity", "data": name, "ranks": ranks, "batch": batch}
             about |= {"staleness": f"{s}, kept" if keeps else s, "dealt": arm, "field": field}
             base = arms["as it is"][0]
-            out.append({**about, **_figures(source, placed, s, found, base, batch, tells="affinity" in arm)})
+            out.append({**about, **figures(source, placed, s, found, base, batch, tells="affinity" in arm)})
     return out
 
 
-def _drawn(source: Source, placed: Placed, batch: int, steps: int) -> list[Step]:
+def drawn(source: Source, placed: Placed, batch: int, steps: int) -> list[Step]:
     """The global batches of all steps, the same for all arms."""
     draw, out = source.begin(), list[Step]()
     for _ in range(steps):
@@ -309,7 +319,7 @@ def hottest(batches: Sequence[Step], tables: int, ranks: int) -> list[int]:
     return [int(t) for t in np.argsort(-gain, kind="stable")[:FIELDS]]
 
 
-def _run(
+def run(
     source: Source, placed: Placed, batches: Sequence[Step], filling: int, s: int, keeps: bool, **dealt: Any
 ) -> Found:
     """Steps that fill caches, and those behind them, which are counted. ``dealt``: see ``Arm``."""
@@ -334,7 +344,7 @@ def _run(
     return Found(**arrays, top_share=top, us_a_sample=1e6 * arm.seconds / arm.samples)
 
 
-def _figures(source: Source, placed: Placed, s: int, found: Found, base: Found, batch: int, *, tells: bool) -> Row:
+def figures(source: Source, placed: Placed, s: int, found: Found, base: Found, batch: int, *, tells: bool) -> Row:
     """Bytes of an arm beside those of ``cached`` and of deduplicated rows, both dealt as they are."""
     n = placed.ranks
     rows = wire.between(wire.of_rows(base.asked, base.requests, WIDTH)).sum()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import crosses_directly
 from hpcrec.build.memory import kept_rows
@@ -121,6 +122,7 @@ def _counted(config: Config, train: Split, offers: Offers, topology: Topology) -
             parts=len(topology.dense),
             features=tuple(layouts[0].form_of),
             prefetch=0,
+            affinity=make_affinity(config, layouts[0].tables, offers.families, topology.dense),
         )
         with loader.batches(0, 0, config.exchange.auto_steps) as batches:
             for batch in batches:

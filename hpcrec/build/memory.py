@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
+from hpcrec.build.dealing import make_affinity
 from hpcrec.build.tables import (
     DTYPES,
     make_keeping,
@@ -20,6 +21,7 @@ from hpcrec.build.tables import (
 )
 from hpcrec.comm.topology import Topology
 from hpcrec.config import Config, DenseConfig
+from hpcrec.data.affinity import PLACE_BYTES, Affinity
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.stores import STORES
@@ -33,7 +35,7 @@ from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.operators.base import weights_of
 from hpcrec.plan.lines import lines_of
-from hpcrec.plan.memory import RankMemory, rank_memory
+from hpcrec.plan.memory import RankMemory, dealing_bytes, rank_memory
 from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
 from hpcrec.plan.written import Written
 from hpcrec.types import TableSpec
@@ -93,7 +95,9 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         reduction = reduction_for(
             layout, topology.dense, host_of, config.exchange.reduce, samples=samples, item_bytes=wire_bytes
         )
-        dense = _dense_rank(config, dataset, model, layout, mean_ids, topology, reduction)
+        affinity = make_affinity(config, tables, families, topology.dense)
+        looked = () if affinity is None else affinity.features
+        dense = _dense_rank(config, dataset, model, layout, mean_ids, topology, reduction, looked)
         auto = _auto(config, dataset, offers)
     wholes = sum(w.numel() for o in operators.values() for w in weights_of(o, o.lookups))
     return [
@@ -104,7 +108,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             item_bytes=dtype.itemsize,
             ahead=config.exchange.prefetch,
             written=_written(config, wire_bytes),
-            read_bytes=_read_bytes(config, dataset, layout, rank),
+            read_bytes=_read_bytes(config, dataset, layout, rank, looked),
             added_elements=samples * reduction.elements_at(rank),
             auto=auto if rank in topology.dense else None,
             held_ids=_held_ids(families, rank),
@@ -118,6 +122,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             saves=config.checkpoint.every + config.train.eval_every > 0 if config.checkpoint.background else None,
             marks=1 if config.checkpoint.full_every == 1 else 3,
             in_flight=make_policy(config).in_flight,
+            dealt_bytes=_dealt_bytes(config, dataset, layout, affinity, rank, dense=rank in topology.dense),
         )
         for rank in range(topology.size)
     ]
@@ -209,20 +214,38 @@ def _crossing(how: Thresholding, width: int) -> float:
     return 1.0 if width == 1 else how.density_of(width)
 
 
-def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int) -> float:
+def _dealt_bytes(
+    config: Config, dataset: DataSet, layout: Layout, affinity: Affinity | None, rank: int, *, dense: bool
+) -> float:
+    """Of dealing by affinity: for its part, and once more where a holder reads ids."""
+    times = dense + bool(config.exchange.ids == "read" and layout.held(rank))
+    if affinity is None or not times:
+        return 0.0
+    samples, looked = config.train.batch_size, affinity.features
+    ids = samples * sum(dataset.feature(f).mean_ids for f in looked)
+    sample_bytes = _sample_bytes(dataset, tuple(dict.fromkeys((*layout.form_of, *looked))))
+    return times * dealing_bytes(samples, ids, affinity.parts, sample_bytes, PLACE_BYTES)
+
+
+def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int, looked: tuple[str, ...]) -> float:
     """Of ids that a holder reads: two windows, or none where it reads just its batches, and the batches ahead."""
     held = layout.held(rank)
     if config.exchange.ids != "read" or not held:
         return 0.0
     batches = config.data.prefetch + 2 + config.exchange.prefetch + 1
     windows = 2 * config.dense.codistillation.groups  # groups of dense ranks read beside each other
+    held = tuple(dict.fromkeys((*held, *looked)))
     samples = batches * config.train.batch_size + windows * _window_samples(config, dataset, held, ids_only=True)
     return samples * _ids_bytes(dataset, held)
 
 
 def _window_samples(config: Config, dataset: DataSet, features: tuple[str, ...], *, ids_only: bool = False) -> int:
     # None where it reads just what each batch needs.
-    exact = not config.data.shuffle and dataset.plain(features, ("weight",), ids_only=ids_only)
+    exact = (
+        config.data.deal == "order"
+        and not config.data.shuffle
+        and dataset.plain(features, ("weight",), ids_only=ids_only)
+    )
     return 0 if exact else min(config.data.chunk * config.data.window, dataset.samples)
 
 
@@ -245,10 +268,12 @@ def _dense_rank(
     mean_ids: dict[str, float],
     topology: Topology,
     reduction: Reduction,
+    looked: tuple[str, ...],
 ) -> DenseRank:
     batch, n = config.train.batch_size, len(topology.dense)
     asked = [_traffic(config, layout, rank, mean_ids, topology.dense) for rank in layout.legs]
     used = layout.visible if config.exchange.ids == "read" else tuple(layout.form_of)
+    used = tuple(dict.fromkeys((*used, *looked)))
     maxima = [  # pooled by max here: rows that came or are here, or answers of bags that meet, at most as many as ids
         (k.feature, group.width)
         for group in layout.groups

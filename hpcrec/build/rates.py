@@ -5,6 +5,7 @@ Knows what is to be built; what is counted is for ``exchange.forecast``.
 
 from collections.abc import Sequence
 
+from hpcrec.build.dealing import make_affinity
 from hpcrec.build.tables import DTYPES, make_keeping
 from hpcrec.comm.topology import Topology
 from hpcrec.config import Config
@@ -42,6 +43,7 @@ def count_rates(config: Config, train: Split, offers: Offers, topology: Topology
         parts=len(topology.dense),
         features=tuple(f for f in layout.form_of if f in features),
         prefetch=0,
+        affinity=make_affinity(config, layout.tables, offers.families, topology.dense),
     )
     wanted = -(-SAMPLES * len(topology.dense) // config.train.batch_size)
     steps = min(train.order.n_batches, max(config.exchange.auto_steps, wanted))

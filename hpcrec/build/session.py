@@ -15,6 +15,7 @@ import torch
 
 from hpcrec import kernels
 from hpcrec.build.auto import choose, make_exchange, make_pipeline
+from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
 from hpcrec.build.tables import DTYPES, describe_policy, make_model, make_offers, make_policy, make_roles
@@ -92,6 +93,7 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
     timer, signal = PhaseTimer(), watch()
     layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer)
     part = agreed(lambda: dense.part(layout.away))
+    affinity = None if reading else agreed(lambda: make_affinity(config, tables, families, world.topology.dense))
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     exchange = make_exchange(config, world, splits["train"], operators, layout, store, place, timer)
 
@@ -120,6 +122,7 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
         signal=signal,
         save_failed=threading.Event(),
         teaches_from=_teaches_from(config),
+        affinity=affinity,
         close=partial(_close, part, splits, world),
     )
     if not reading:

@@ -63,6 +63,9 @@ class DataConfig:
     """Whether samples are permuted each epoch; otherwise every epoch is in the order of the file."""
     prefetch: Count = 2
     """Batches read ahead by a thread; 0 reads each in its step."""
+    deal: Literal["order", "affinity"] = "order"
+    """Which samples of a training batch a dense rank takes: a contiguous part of it, or those whose rows it owns or was
+    last given (docs/consistency.md). The batch, and its result but for the order of sums, are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1134,6 +1137,14 @@ def _codistillation_conflicts(config: Config) -> Iterator[tuple[str, str]]:
             (
                 f"is {wanted.groups}, but train.batch_size is {config.train.batch_size}, of which each group takes an "
                 f"equal part. Set train.batch_size to a multiple of {wanted.groups}."
+            ),
+        )
+    if wanted.groups > 1 and config.data.deal != "order":
+        yield (
+            "data.deal",
+            (
+                f"is {config.data.deal!r}, but {key}.groups is {wanted.groups}: each group has samples of its own, in "
+                "an order of its own. Set data.deal = 'order', or remove one of them."
             ),
         )
     if wanted.groups > 1 and not wanted.weight:

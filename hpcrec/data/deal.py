@@ -3,7 +3,8 @@
 Whoever reads a share of a batch, and an owner that reads the ids of a whole one, cut it by the function that the order
 of samples was given (``data.order``). Parts are contiguous and follow one another in the order of dense ranks: an owner
 takes ids of a part as one piece, and results have their place by its first sample. So sizes may differ and parts may be
-empty, but a dealing that is not contiguous (every R-th sample, say) cannot be expressed. Knows no data and no ranks.
+empty, but a dealing that is not contiguous (every R-th sample, say) cannot be expressed: ``data.affinity`` puts samples
+in another order before. Knows no data and no ranks.
 """
 
 from collections.abc import Callable

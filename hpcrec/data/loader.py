@@ -9,15 +9,20 @@ chosen features) and `prefetch + 1` parts of batches. Every part reads every win
 over it. In file order, a part reads just its share of each batch where the files let it (`DataSet.plain`), and what was
 read is the batch: `prefetch + 2` parts of batches are all the memory. An owner that reads its own features (`features`,
 `ids_only`) reads only their columns.
+
+Where batches are dealt by affinity (`data.affinity`), a part makes each batch whole, one at a time, with the features
+that are looked at besides its own, and takes its samples; and it begins with the first batch of the window.
 """
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from hpcrec.data import gather
+from hpcrec.data.affinity import Affinity, Dealer
 from hpcrec.data.grouped import Order
 from hpcrec.data.layout import Columns
 from hpcrec.data.order import Share, Window
@@ -33,7 +38,8 @@ _OPTIONAL = ("weight",)  # what a batch has of the optional columns
 class _Task:
     """One batch to make: positions ``[start, stop)`` of `epoch` are this part's share of batch `index`.
 
-    The share begins ``offset`` samples into the whole batch, which has ``size``.
+    The share begins ``offset`` samples into the whole batch, which has ``size``. Where batches are dealt by affinity,
+    the positions are the whole batch's, and the share is of the samples as they are dealt.
     """
 
     epoch: int
@@ -42,6 +48,7 @@ class _Task:
     offset: int
     start: int
     stop: int
+    samples: int
 
 
 class Loader:
@@ -60,6 +67,9 @@ class Loader:
         Batches made ahead; 0 makes each one when it is asked for, without threads.
     ids_only : bool
         Read features alone: batches have labels and dense inputs without columns, [B, 0], and no weights of samples.
+    affinity : Affinity, optional
+        By what batches are dealt to its parts, of which this is one; or the only part, which then has the samples of
+        all of them, part after part. As the order has them by default. Not of an order of groups.
 
     Attributes
     ----------
@@ -86,7 +96,9 @@ class Loader:
         features: tuple[str, ...] | None = None,
         prefetch: int = 4,
         ids_only: bool = False,
+        affinity: Affinity | None = None,
     ) -> None:
+        assert affinity is None or (parts in (1, affinity.parts) and order.groups == 1), (parts, order.groups)
         if order.dataset_samples != dataset.samples:
             raise ConfigError(
                 f"loader: the order has {order.dataset_samples} samples, {dataset.path} has {dataset.samples}."
@@ -99,8 +111,10 @@ class Loader:
         self.features = tuple(f.name for f in dataset.features) if features is None else tuple(features)
         for name in self.features:
             dataset.feature(name)
-        self.ids_only = ids_only
-        self.exact = not order.shuffle and dataset.plain(self.features, _OPTIONAL, ids_only=ids_only)
+        self.ids_only, self.affinity = ids_only, affinity
+        self.read_features = tuple(dict.fromkeys((*self.features, *(affinity.features if affinity else ()))))
+        reads_shares = affinity is None and not order.shuffle
+        self.exact = reads_shares and dataset.plain(self.features, _OPTIONAL, ids_only=ids_only)
         self.load_wait_s = 0.0
 
     @property
@@ -136,8 +150,19 @@ class Loader:
         share = self.share
         while end is None or first < end:
             epoch, index = divmod(first, self.order.n_batches)
-            yield _Task(epoch, index, *share.of_batch(index))
+            size, offset, start, stop = share.of_batch(index)
+            samples = stop - start
+            if self.affinity is not None:
+                start, stop = share.order.batch_range(index)
+            yield _Task(epoch, index, size, offset, start, stop, samples)
             first += 1
+
+    def begins(self, first: int) -> int:
+        """The batch from which on all have to be dealt for number `first`: that which begins first in its window."""
+        epoch, index = divmod(first, self.order.n_batches)
+        order = self.share.order
+        window = order.window(epoch, order.window_of(epoch, order.batch_range(index)[0]))
+        return epoch * order.n_batches + -(-window.start // order.batch_size)
 
 
 class BatchStream:
@@ -145,10 +170,13 @@ class BatchStream:
 
     def __init__(self, loader: Loader, first: int, end: int | None) -> None:
         self._loader = loader
-        reading = _read_windows(loader, loader.tasks(first, end))
+        begin = first if loader.affinity is None else loader.begins(first)
+        reading = _read_windows(loader, loader.tasks(begin, end))
         # What is read exactly needs no picking worth a thread.
         windows = Prefetch(reading, 1) if loader.prefetch and not loader.exact else reading
-        making = _make_batches(loader, loader.tasks(first, end), windows)
+        making = _make_batches(loader, loader.tasks(begin, end), windows)
+        if begin < first:
+            making = _behind(making, first - begin)
         self._batches = Prefetch(making, loader.prefetch) if loader.prefetch else making
 
     def __iter__(self) -> Self:
@@ -217,7 +245,15 @@ def _load(loader: Loader, epoch: int, window: Window) -> _Loaded:
 
 
 def _read(loader: Loader, ranges: Sequence[tuple[int, int]]) -> Columns:
-    return loader.dataset.read_ranges(ranges, loader.features, _OPTIONAL, ids_only=loader.ids_only)
+    return loader.dataset.read_ranges(ranges, loader.read_features, _OPTIONAL, ids_only=loader.ids_only)
+
+
+def _behind(making: Generator[Batch], n: int) -> Generator[Batch]:
+    """Without the first ``n``, which are made for what follows from them."""
+    with closing(making):
+        for _ in range(n):
+            next(making)
+        yield from making
 
 
 def _make_batches(
@@ -225,6 +261,7 @@ def _make_batches(
 ) -> Generator[Batch]:
     """One batch a task, picked from the windows as they come."""
     loaded: _Loaded | None = None
+    dealer = None if loader.affinity is None else Dealer(loader.affinity, loader.share.order)
     nothing = _read(loader, [(0, 0)])  # gives an empty part its shapes
     try:
         for task in tasks:
@@ -239,7 +276,10 @@ def _make_batches(
                 position = stop
                 if stop == loaded.window.stop:
                     loaded = None  # a batch may have its arrays, and nobody else
-            columns = gather.join(parts or [nothing])
+            columns, positions = gather.join(parts or [nothing]), None
+            if dealer is not None:
+                positions = dealer.order(task.epoch, task.index, columns)[task.offset : task.offset + task.samples]
+                columns = gather.take(_own(loader, columns), positions)
             yield Batch(
                 epoch=task.epoch,
                 index=task.index,
@@ -249,6 +289,12 @@ def _make_batches(
                 label=columns.label,
                 weight=columns.weight,
                 bags=gather.bags(columns, loader.features),
+                positions=positions,
             )
     finally:
         windows.close()
+
+
+def _own(loader: Loader, columns: Columns) -> Columns:
+    """Without the features that are only looked at."""
+    return replace(columns, sparse={name: columns.sparse[name] for name in loader.features}, joined=None)

@@ -38,6 +38,8 @@ _LEAF_COPIES = 6  # at a dense rank: values, leaves, operators' results, their g
 _SUM_COPIES = 4  # of what owners add among them: messages, parts that are kept, sums, their gradients
 _WINNER_BYTES = 4
 _WINDOW_SIDES = 2  # of a message's memory that neighbours read: comm.window
+_DEALT_BYTES_AN_ID = 100  # while a batch is dealt: sample, place, owner, weight, twice, and where they are counted
+_SCORE_BYTES = 64  # of a sample for a part: as it is summed, as a whole number, and nets of the auction
 _WEIGHED_COPIES = 3  # at a holder, of vectors that meet dense parameters: side by side, turned, and their gradient
 _HELD = ("rows", "optimizer state")
 _SORT_BYTES_AN_ID = 32  # on a GPU while rows are sorted: keys and places, twice
@@ -92,6 +94,7 @@ def rank_memory(
     saves: bool | None = None,
     marks: int = 1,
     in_flight: int = 1,
+    dealt_bytes: float = 0.0,
 ) -> RankMemory:
     """The memory of one rank.
 
@@ -130,6 +133,8 @@ def rank_memory(
         Whether steps go on while a thread writes checkpoints; None: no thread does. Bytes a row of who knows of it.
     in_flight : int
         Steps read and not yet learned, at most (``policy``): what each of them keeps is there so many times.
+    dealt_bytes : float
+        What it takes to deal a whole batch (``data.deal``): see ``dealing_bytes``.
     """
     routes = ahead + (1 + in_flight if dense is None else 2 * in_flight)  # dense: ahead, for what is read meanwhile
     terms = {
@@ -146,8 +151,8 @@ def rank_memory(
     asked_elements = (dense.samples * dense.leaf_elements, dense.kept) if dense else (0.0, 0.0)
     if written is not None:
         terms |= written_terms(written, item_bytes, *(_times(in_flight, n) for n in (held_elements, asked_elements)))
-    added_bytes = in_flight * _SUM_COPIES * item_bytes * added_elements
-    some = {"ids read": read_bytes, "sums among owners": added_bytes, "lags of copies": traffic.lag_bytes}
+    some = {"ids read": read_bytes, "sums among owners": in_flight * _SUM_COPIES * item_bytes * added_elements}
+    some |= {"lags of copies": traffic.lag_bytes, "dealing": dealt_bytes}
     some["saving"] = 0 if saves is None else _saving_bytes(held, item_bytes, marks, steps=saves)
     some["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID if held_ids else 0
     terms |= {name: n for name, n in some.items() if n} | dict(auto or {})
@@ -250,6 +255,12 @@ def _maxima_bytes(pooled: HolderTraffic | DenseRank, item_bytes: int) -> float:
 
 def _message_bytes(asked: HolderTraffic | DenseRank) -> float:
     return _PACKED_ID_BYTES * asked.ids + _WIDE_ID_BYTES * asked.dynamic_ids + asked.bags
+
+
+def dealing_bytes(samples: float, ids: float, parts: int, sample_bytes: float, table_bytes: int) -> float:
+    """To deal a batch of so many samples and ids to parts by affinity: its table, the whole batch twice, and scores."""
+    scores = samples * (2 * sample_bytes + parts * _SCORE_BYTES)
+    return table_bytes + ids * _DEALT_BYTES_AN_ID + scores
 
 
 def _map_bytes(held: HeldIds) -> int:

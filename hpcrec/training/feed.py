@@ -7,6 +7,7 @@ Knows the data set, its order and this rank's roles; knows nothing of what is do
 
 from contextlib import ExitStack
 
+from hpcrec.data.affinity import Affinity
 from hpcrec.data.gather import join_bags
 from hpcrec.data.loader import BatchStream, Loader
 from hpcrec.exchange.foresight import Sight, Window
@@ -23,11 +24,15 @@ class Feed:
     source : Split
     first, n : int
         Number of the first batch, counted through all epochs, and how many.
+    affinity : Affinity, optional
+        By what batches are dealt to dense ranks; by default as the order has them.
     window : int
         Batches that are read beyond each, and kept, where a step is to see those after it.
     """
 
-    def __init__(self, parts: Parts, source: Split, first: int, n: int, *, window: int = 0) -> None:
+    def __init__(
+        self, parts: Parts, source: Split, first: int, n: int, *, affinity: Affinity | None = None, window: int = 0
+    ) -> None:
         topology = parts.world.topology
         self._ranks, self._order = len(topology.dense), source.order
         opened = ExitStack()
@@ -41,6 +46,7 @@ class Feed:
                 features=features,
                 prefetch=parts.prefetch,
                 ids_only=ids_only,
+                affinity=affinity,
             )
             epoch, index = divmod(first, source.order.n_batches)
             return opened.enter_context(loader.batches(epoch, index, n))

@@ -111,7 +111,7 @@ class Loop:
             return 0
         state.load(self._session, checkpoint, resume=True)
         self._progress, then = on_root(world.main, lambda: (saved.progress(checkpoint), saved.ran_on(checkpoint)))
-        self.differences = _differences({"policy": "sync", **then}, self._ran_on())
+        self.differences = _differences({"policy": "sync", "deal": "order", **then}, self._ran_on())
         self._saved_at = self._session.step
         self._judged_at = self._progress.evaluations[-1]["step"] if self._progress.evaluations else -1
         if self._checkpoint.keep_best:
@@ -119,12 +119,13 @@ class Loop:
         return self._session.step
 
     def _ran_on(self) -> dict[str, Any]:
-        """Software, policy and ranks, as a checkpoint keeps them."""
+        """Software, policy, how batches are dealt, and ranks, as a checkpoint keeps them."""
         parts, trials = self._session.parts, self._session.parts.pipeline.trials
         policy = parts.policy
         if trials is not None and trials.found:  # as one of that staleness is from here on
             policy = policy.replace("auto", str(trials.staleness))
-        return {**self._software, "policy": policy, **self._session.topology.describe()}
+        deal = "order" if parts.affinity is None else "affinity"
+        return {**self._software, "policy": policy, "deal": deal, **self._session.topology.describe()}
 
     def _find_best(self) -> None:
         """Makes the note of the best checkpoint what this run knows of it; collective.

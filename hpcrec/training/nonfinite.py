@@ -174,18 +174,21 @@ def describe(
     gradients : sequence of str
         Those that are not finite though the loss is.
     """
-    first = split.order.batch_range(batch.index)[0] + batch.start
+    begins, n = split.order.batch_range(batch.index)[0], len(losses_B)
+    place_B = batch.start + np.arange(n) if batch.positions is None else batch.positions
+    where = f"samples [{begins + batch.start}, {begins + batch.start + n})"
+    if batch.positions is not None:
+        where = f"the {n} samples dealt to this rank of [{begins}, {begins + batch.size})"
     text = (
         f"step {step}: {'gradients are not finite, though the loss is,' if gradients else 'the loss is not finite'} in "
-        f"global batch {batch.index} of epoch {batch.epoch}, samples [{first}, {first + len(losses_B)}) of the epoch's "
-        "order"
+        f"global batch {batch.index} of epoch {batch.epoch}, {where} of the epoch's order"
     )
     bad = torch.nonzero(~torch.isfinite(losses_B.detach())).flatten().tolist()
     if gradients:
         left = len(gradients) - _MOST_LISTED
         text += f": {', '.join(gradients[:_MOST_LISTED])}" + (f" and {left} more" if left > 0 else "")
     elif bad:
-        position = first + bad[0]
+        position = begins + int(place_B[bad[0]])
         row = int(split.order.positions(batch.epoch, position, position + 1)[0])
         text += f"; {len(bad)} of them, first {position} (sample {row} of {split.dataset.path}) with loss "
         text += f"{losses_B[bad[0]].item():g}, label {samples.label[bad[0]].tolist()}"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hpcrec.comm.failure import StopSignal
 from hpcrec.comm.world import World
+from hpcrec.data.affinity import Affinity
 from hpcrec.data.grouped import Order
 from hpcrec.data.reader import DataSet
 from hpcrec.dense.codistillation import Codistillation
@@ -86,7 +87,8 @@ class Parts:
     ``policy`` is what the policy is called, with its options. ``ahead`` are batches submitted before their turn.
     ``save_failed`` is set where a checkpoint could not be written beside steps, until that is dealt with. ``chosen`` is
     what form ``auto`` chose; None where no form was to be chosen. ``teaches_from`` is the step from which on other
-    groups' tables are read in training; None where they are not.
+    groups' tables are read in training; None where they are not. ``affinity`` is by what training batches are dealt to
+    dense ranks; None where the order of samples says it.
     """
 
     world: World
@@ -111,6 +113,7 @@ class Parts:
     signal: StopSignal
     save_failed: threading.Event
     teaches_from: int | None
+    affinity: Affinity | None
     close: Callable[[], None]
 
     @property

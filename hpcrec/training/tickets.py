@@ -17,7 +17,8 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
     Each reads the tables of its rank's group, and beside, where groups teach each other, those of the others.
     """
     copies = parts.exchange.copies
-    waiting, feed = list[Ticket](), Feed(parts, source, first, n, window=0 if copies is None else copies.window)
+    window = 0 if copies is None else copies.window
+    waiting, feed = list[Ticket](), Feed(parts, source, first, n, affinity=parts.affinity, window=window)
     sets = parts.world.topology.table_sets
     own, *others = [Reading(parts.world.topology.reads(ahead), counted=True) for ahead in range(sets)]
     try:

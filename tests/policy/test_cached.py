@@ -80,6 +80,58 @@ def one_process(
     )
 
 
+def held_to_one_process(
+    config: Config,
+    about: object,
+    drains: Sequence[int],
+    *,
+    schedule: Mapping[str, Any] = MappingProxyType({}),
+    evaluated: Sequence[int] = (),
+    left_out: Sequence[int] = (),
+) -> CachedReference:
+    """A run up to its last drain point, step by step: its losses, rows and counts are those of one process.
+
+    Of the steps that are ``left_out`` a gradient is spoilt. The data are in memory twice.
+    """
+    with open_session(config) as session:
+        batches = global_batches(session, drains[-1])
+        one = one_process(session, config, drains, schedule, evaluated)
+        for step in session.steps():
+            if step.number in left_out:
+                spoil(session, step)
+            loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+            coming = batches[step.number + 1 :]
+            expected = one.step(batches[step.number], left_out=step.number in left_out, coming=coming)
+            with on_every_rank():
+                same = math.isnan(loss) if step.number in left_out else abs(loss - expected) < 1e-12
+                assert same, (about, step.number, loss, expected)
+        found, every = gather_tables(session), COMM.allgather(session.parts.exchange.figures())
+    with on_every_rank():
+        for name in one._reference.tables:
+            learned = one._reference.rows(name)
+            np.testing.assert_allclose(found[name], learned, rtol=0, atol=1e-12, err_msg=f"{name}: {about}")
+        for name, n in one.counts.items():
+            assert sum(of.get(name, 0) for of in every) == n, (name, about)
+    return one
+
+
+class Seen:
+    """That runs have had every reason by which rows are sent and pushed, and copies that lacked something."""
+
+    def __init__(self) -> None:
+        self._reasons, self._most = Counter[str](), 0
+
+    def see(self, one: CachedReference) -> None:
+        self._reasons.update(one.counts)
+        self._most = max(self._most, one.most_missing)
+
+    def check(self) -> None:
+        never = {"pushed_no_row"} | ({"too_old"} if COMM.size == 1 else set())
+        with on_every_rank():
+            assert all(n > 0 or name in never for name, n in self._reasons.items()), self._reasons
+            assert self._most > 0 or COMM.size == 1
+
+
 def as_rows(config: Config) -> Config:
     return replace(config, exchange=replace(config.exchange, form="rows"))
 
@@ -103,8 +155,7 @@ def test_without_staleness_it_is_sync_bit_for_bit(cases_of: Cases, folder: Path)
 def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
     """At any staleness, capacity and age, past a drain point, and where steps are left out."""
     write_data(folder / "data.h5")
-    reasons, most = dict[str, int](), 0
-    warming = {"warmup_steps": 10}
+    told, warming = Seen(), {"warmup_steps": 10}
     for roles, way, optimizer, staleness, capacity, evict, max_age, left_out, schedule, rule in covering(
         roles_for(COMM.size), WAYS, SUMMED, (1, 2, 5), (1000, 9, 4), ("lru", "lfu", "known"), (None, 3),
         ((), (2, 6)), ({}, warming), ("sum", "max"),
@@ -112,39 +163,16 @@ def test_it_is_one_process_that_keeps_the_same_copies(folder: Path) -> None:
         more = {"topology": roles, "checkpoint": {"every": 8}, "train": {**SKIP, "steps": 14}, "schedule": schedule}
         config = config_of(folder, None, way, optimizer, **more)
         config = cached(config, staleness, capacity, **choosing(evict, 2 + capacity), max_age=max_age, rule=rule)
-        with open_session(config) as session:
-            batches, one = global_batches(session, 14), one_process(session, config, (8, 14), schedule)
-            for step in session.steps():
-                if step.number in left_out:
-                    spoil(session, step)
-                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
-                coming = batches[step.number + 1 :] if evict == "known" else ()
-                expected = one.step(batches[step.number], left_out=step.number in left_out, coming=coming)
-                with on_every_rank():
-                    assert math.isnan(loss) if step.number in left_out else abs(loss - expected) < 1e-12, step.number
-            found = gather_tables(session)
-            every = COMM.allgather(session.parts.exchange.figures())
-        with on_every_rank():
-            about = (roles, way, optimizer, staleness, capacity, evict, max_age, left_out, rule)
-            for name in one._reference.tables:
-                np.testing.assert_allclose(
-                    found[name], one._reference.rows(name), rtol=0, atol=1e-12, err_msg=f"{name}: {about}"
-                )  # fmt: skip
-            for name, n in one.counts.items():
-                assert sum(of.get(name, 0) for of in every) == n, (name, about)
-                reasons[name] = reasons.get(name, 0) + n
-            most = max(most, one.most_missing)
-    with on_every_rank():
-        never = {"pushed_no_row"} | ({"too_old"} if COMM.size == 1 else set())
-        assert all(n > 0 or name in never for name, n in reasons.items()), reasons
-        assert most > 0 or COMM.size == 1
+        about = (roles, way, optimizer, staleness, capacity, evict, max_age, left_out, rule)
+        told.see(held_to_one_process(config, about, (8, 14), schedule=schedule, left_out=left_out))
+    told.check()
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_rows_that_are_asked_for_ahead_are_one_process_too(folder: Path) -> None:
     """Own pushes on their way are read, copies of steps in flight stay, and drain points end the look ahead."""
     write_data(folder / "data.h5")
-    reasons, most = dict[str, int](), 0
+    told = Seen()
     for case in covering(
         roles_for(COMM.size), WAYS, SUMMED, (2, 0, 1, 5), (1, 2, 3), (1000, 9, 4), ("lru", "lfu", "known"), (None, 3),
         ((), (2, 6)), ({}, {"warmup_steps": 10}), (0, 5),
@@ -155,46 +183,9 @@ def test_rows_that_are_asked_for_ahead_are_one_process_too(folder: Path) -> None
         more["data"] = {"validation": str(folder / "data.h5")}
         config = config_of(folder, None, way, optimizer, **more)
         config = cached(config, staleness, capacity, **choosing(evict, 3), max_age=max_age, lookahead=lookahead)
-        with open_session(config) as session:
-            batches, one = (
-                global_batches(session, 14),
-                one_process(session, config, (8, 14), schedule, (5, 10) if eval_every else ()),
-            )
-            for step in session.steps():
-                if step.number in left_out:
-                    spoil(session, step)
-                loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
-                coming = batches[step.number + 1 :]
-                expected = one.step(batches[step.number], left_out=step.number in left_out, coming=coming)
-                about = (
-                    roles,
-                    way,
-                    optimizer,
-                    staleness,
-                    lookahead,
-                    capacity,
-                    evict,
-                    max_age,
-                    left_out,
-                    eval_every,
-                    step.number,
-                )
-                with on_every_rank():
-                    assert math.isnan(loss) if step.number in left_out else abs(loss - expected) < 1e-12, about
-            found, every = gather_tables(session), COMM.allgather(session.parts.exchange.figures())
-        with on_every_rank():
-            for name in one._reference.tables:
-                np.testing.assert_allclose(
-                    found[name], one._reference.rows(name), rtol=0, atol=1e-12, err_msg=f"{name}: {about}"
-                )  # fmt: skip
-            for name, n in one.counts.items():
-                assert sum(of.get(name, 0) for of in every) == n, (name, about)
-                reasons[name] = reasons.get(name, 0) + n
-            most = max(most, one.most_missing)
-    with on_every_rank():
-        never = {"pushed_no_row"} | ({"too_old"} if COMM.size == 1 else set())
-        assert all(n > 0 or name in never for name, n in reasons.items()), reasons
-        assert most > 0 or COMM.size == 1
+        evaluated = (5, 10) if eval_every else ()
+        told.see(held_to_one_process(config, case, (8, 14), schedule=schedule, evaluated=evaluated, left_out=left_out))
+    told.check()
 
 
 @pytest.mark.parallel([1, 2, 3, 4])

@@ -76,9 +76,9 @@ def config_for(folder: Path, **sections: dict[str, Any]) -> Config:
 
 
 def global_batches(session: Session, n: int) -> list[GlobalBatch]:
-    """The first ``n`` training batches, whole."""
+    """The first ``n`` training batches, whole; where they are dealt by affinity, part after part."""
     split = session.parts.splits["train"]
-    loader = Loader(split.dataset, split.order, part=0, parts=1, prefetch=0)
+    loader = Loader(split.dataset, split.order, part=0, parts=1, prefetch=0, affinity=session.parts.affinity)
     with loader.batches(0, 0, n) as stream:
         return [join([batch]) for batch in stream]
 
