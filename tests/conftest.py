@@ -6,7 +6,9 @@ Runs in serial pytest and in each rank of ``mpirun -n N pytest``. Knows nothing 
 import faulthandler
 import os
 import signal
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -131,6 +133,16 @@ def pytest_configure(config: pytest.Config) -> None:
         file.write(f"pid {os.getpid()}\n")
         config.add_cleanup(file.close)
         config.pluginmanager.register(Outcomes(file))
+
+
+@pytest.fixture(autouse=True)
+def no_stop_is_left() -> Iterator[None]:
+    """A stop that a test has asked for, and no run has taken, would end the run of a test after it."""
+    yield
+    failure = sys.modules.get("hpcrec.comm.failure")
+    if failure is not None and any(one.requested for one in failure._watching):
+        failure.unwatch()
+        pytest.fail("a stop that was asked for here is still known to this process, and would end the next run in it")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from hpcrec.build.session import open_session
-from hpcrec.comm.failure import unwatch
 from hpcrec.exchange.foresight import Window
 from hpcrec.exchange.forms.rows import Rows
 from tests.policy.test_cached import cached, choosing
@@ -28,7 +27,6 @@ def test_every_batch_enters_once_and_in_time(n: int, steps: int) -> None:
 
 @pytest.mark.parametrize("window", [None, 2, 50])
 def test_a_batch_is_dealt_once(window: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unwatch()  # a test before may have been left by a signal that is kept for the next run of this process
     write_data(folder / "data.h5")
     config = config_of(folder, None, "rows", "sgd", train={"steps": 7}, checkpoint={"every": 3})
     config = cached(config, 2, 9, **(choosing("known", window) if window else {}))

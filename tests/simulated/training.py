@@ -356,6 +356,7 @@ class Session:
             world=world,
             pipeline=pipeline,
             policy="sync",
+            affinity=None,
             exchange=SimpleNamespace(record=lambda: None),
             splits=splits,
             store=SimpleNamespace(track=self._track, thaw=lambda: None, freeze=lambda *_: None),
