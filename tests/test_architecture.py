@@ -26,6 +26,7 @@ ALLOWED = {
     "comm": "",
     "plan": "",
     "kernels": "_native",
+    "disk": "kernels",  # whose loader finds the native module
     "embedding": "kernels plan",  # plan: what a store changes of the formula of a rank's memory
     "operators": "kernels",
     "models": "operators kernels",  # kernels: towers' dot products, natively
