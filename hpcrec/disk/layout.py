@@ -24,7 +24,7 @@ SECTOR_BYTES = 4096
 HEADER_BYTES = 24
 TAG_BYTES = 2
 MOST_RECORD_BYTES = 1 << 20
-_WASTE = 0.04  # of a page: a larger one is taken where it wastes less, up to the size below
+_WASTE = 0.06  # of a page: a larger one is taken where it wastes less, up to the size below
 _LARGE_PAGE_BYTES = 16 * SECTOR_BYTES
 
 
@@ -95,7 +95,8 @@ class Layout:
 
 def aligned(n_bytes: int) -> Bytes:
     """Zeros in memory that transfers past the page cache may use."""
-    return np.frombuffer(mmap.mmap(-1, max(n_bytes, 1)), np.uint8)[:n_bytes]
+    memory = mmap.mmap(-1, max(n_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, np.uint8)[:n_bytes]
 
 
 def rounded(n_bytes: int) -> int:

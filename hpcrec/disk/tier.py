@@ -36,7 +36,7 @@ from hpcrec.types import Ints
 __all__ = ["BlockRows", "Counts", "Generation", "Reading", "Settings", "Tier", "Wanted"]
 
 Columns = Mapping[str, np.ndarray]
-_NAME = re.compile(r"(segment|generation)-(\d{8})")
+_NAME = re.compile(r"(segment|generation)-(\d{8})(\.part)?")
 
 
 @dataclass(frozen=True)
@@ -337,6 +337,11 @@ class Tier:
     def disk_bytes(self) -> int:
         """Of files, space that is taken for what will be written included."""
         return sum(log.disk_bytes for log in self._logs)
+
+    @property
+    def page_bytes(self) -> list[int]:
+        """Of each block: what one read asks the disk for."""
+        return [log.layout.page_bytes for log in self._logs]
 
     @property
     def alive_bytes(self) -> int:

@@ -258,11 +258,13 @@ def test_a_folder_keeps_what_is_not_the_tiers(tmp_path):
     (tmp_path / "segment-00000001.txt").write_text("mine")
     (tmp_path / "segment-1").write_text("mine")
     (tmp_path / "segment-00000003").write_text("of a tier")
+    (tmp_path / "generation-00000002.part").write_text("of one that was killed")
     with Tier(tmp_path, BLOCKS, settings()) as tier:
         tier.write(Model(0).draw())
         tier.flush()
         assert {"segment-00000001.txt", "segment-1", "segment-00000004"} <= {path.name for path in tmp_path.iterdir()}
         assert not (tmp_path / "segment-00000003").exists()
+        assert not list(tmp_path.glob("*.part"))
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(s, marks=pytest.mark.slow) for s in range(3, 50))])
