@@ -3,10 +3,11 @@
 A *page* is what a disk is asked for: some kilobytes with a checksum, read and written as one. A *record* is a row with
 its optimizer state, and the record's place in a page is its number there.
 
-    checksum u32 | segment u32 | page u32 | records u32 | stamp u64 | tags u16 [per_page] | records [per_page]
+    checksum u32 | segment u32 | page u32 | records u32 | stamp u64 | tags u8 [per_page] | records [per_page]
 
 The checksum (CRC32C) is of all that follows it. Segment and page find a page that was written to, or read from, another
-place. A record's tag is 16 bits of its row's number: it finds an index that points at the record of another row. Of
+place. A record's tag is a hash of its row's number: of 256 entries of an index that point at the
+record of another row it finds 255, so that an index that is wrong is found as it is used. Of
 two pages with the same row, that of the newer version has the higher stamp.
 """
 
@@ -22,7 +23,7 @@ Bytes = NDArray[np.uint8]
 SECTOR_BYTES = 4096
 """What transfers past the page cache are aligned to, in files and in memory."""
 HEADER_BYTES = 24
-TAG_BYTES = 2
+TAG_BYTES = 1
 MOST_RECORD_BYTES = 1 << 20
 _WASTE = 0.06  # of a page: a larger one is taken where it wastes less, up to the size below
 _LARGE_PAGE_BYTES = 16 * SECTOR_BYTES

@@ -47,7 +47,7 @@ from hpcrec.types import Ints
 from hpcrec.units import MiB
 
 MOST_ROWS = 1 << 31
-_LEAST_SEGMENT_BYTES, _MOST_SEGMENT_BYTES = 1 * MiB, 64 * MiB
+_LEAST_SEGMENT_BYTES, _MOST_SEGMENT_BYTES = MiB // 2, 64 * MiB
 _SEGMENTS = 256  # of all rows of a block, about
 _MORE_SEGMENTS = 12  # on disk than what is alive takes: below, cleaning would win little and never end
 _LIVES = 16  # segments of which the mean life is taken
@@ -228,6 +228,9 @@ class RowLog:
     def write(self, rows: Ints, at: Ints | None, columns: Sequence[Bytes]) -> None:
         """Takes distinct rows [U], from rows ``at`` of the columns (None: i)."""
         self.common.counts.handed_bytes += len(rows) * self.layout.record_bytes
+        if (np.diff(rows) < 0).any():  # in their order, so that a footer takes few bytes
+            order = np.argsort(rows)
+            rows, at = rows[order], order if at is None else at[order]
         soon = self._dies_soon(rows)
         if soon.all() or not soon.any():
             self._put(self._soon if soon.all() else self._later, rows, at, columns)
@@ -452,6 +455,8 @@ class RowLog:
         number = np.flatnonzero(alive)
         records = np.empty((len(number), of.record_bytes), np.uint8)
         moved = rows.reshape(-1)[number]
+        order = np.argsort(moved)
+        number, moved = number[order], moved[order]
         bad = pages.unpack_rows(of, memory, number, moved, np.arange(len(number)), [records])
         if bad >= 0:
             page = first + int(number[bad]) // of.per_page

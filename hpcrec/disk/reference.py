@@ -40,13 +40,13 @@ def _checksums(data: Bytes, before: int = 0) -> Any:
 
 
 def _tags(rows: Ints) -> Ints:
-    return (rows.astype(np.uint32) * np.uint32(0x9E3779B1) >> np.uint32(16)).astype(np.uint16)
+    return (rows.astype(np.uint32) * np.uint32(0x9E3779B1) >> np.uint32(24)).astype(np.uint8)
 
 
-def _cut(of: Layout, pages: Bytes) -> tuple[Ints, Bytes]:
+def _cut(of: Layout, pages: Bytes) -> tuple[Bytes, Bytes]:
     """Tags [P, per_page] and records [P, per_page, record_bytes] of whole pages, as views."""
     by_page = pages[: len(pages) // of.page_bytes * of.page_bytes].reshape(-1, of.page_bytes)
-    tags = by_page[:, HEADER_BYTES : of.records_from].view("<u2")
+    tags = by_page[:, HEADER_BYTES : of.records_from]
     end = of.records_from + of.per_page * of.record_bytes
     return tags, by_page[:, of.records_from : end].reshape(len(by_page), of.per_page, of.record_bytes)
 
@@ -65,7 +65,7 @@ def seal_pages(of: Layout, pages: Bytes, records: int, segment: int, first_page:
     by_page = pages[: n * of.page_bytes].reshape(n, of.page_bytes)
     here = np.minimum(of.per_page, records - of.per_page * np.arange(n))
     if n and here[-1] < of.per_page:
-        by_page[-1, HEADER_BYTES + 2 * int(here[-1]) : of.records_from] = 0
+        by_page[-1, HEADER_BYTES + int(here[-1]) : of.records_from] = 0
     for page, count in zip(by_page, here.tolist(), strict=True):
         page[of.records_from + count * of.record_bytes :] = 0
     header = by_page[:, :HEADER_BYTES].view(_HEADER)[:, 0]

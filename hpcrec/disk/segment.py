@@ -1,15 +1,17 @@
 """One file of the log: pages in the order in which they were written, and a footer that says whose records they have.
 
-    page 0 | page 1 | ... | footer: stamps u64 [P], records u32 [P], rows u32 [P x per_page] | trailer
+    page 0 | page 1 | ... | footer | trailer
+    footer: stamps u64 [P] | records u32 [P] | first rows u32 [P] | narrow u8 [P] | steps u16 or u32 [P, per_page - 1]
 
 A file grows until it is *sealed*; then it gets its footer, and never changes again, so that others may link to it. From
-the footers alone it is known which row is where. The trailer, of one sector at the end of the file, says what there is
-and has checksums of itself and of the footer. Knows one file; not what of it is still needed.
+the footers alone it is known which row is where. The trailer, at the very end of the file, says what there is
+and has checksums of itself and of the footer. The footer has a page's rows as
+the first one and the steps from row to row: in two bytes where none of the page is longer, as in most, for rows are
+written in their order. Knows one file; not what of it is still needed.
 """
 
 import contextlib
 import errno
-import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from hpcrec.errors import OutputError, TierError
 from hpcrec.types import Ints
 
 MAGIC = 0x31474553_43455248  # "HRECSEG1"
+_PAGE_BYTES = 8 + 4 + 4 + 1  # of a page in a footer, but for steps
 _TRAILER = np.dtype(
     [
         ("magic", "<u8"),
@@ -31,6 +34,7 @@ _TRAILER = np.dtype(
         ("record_bytes", "<u4"),
         ("per_page", "<u4"),
         ("pages", "<u4"),
+        ("footer_bytes", "<u4"),
         ("footer", "<u4"),
         ("checksum", "<u4"),
     ]
@@ -46,7 +50,7 @@ class Footer:
     stamps : uint64 [P]
     records : uint32 [P]
     rows : uint32 [P, per_page]
-        Behind a page's records: 0.
+        Behind a page's records: anything.
     """
 
     stamps: Ints
@@ -55,8 +59,8 @@ class Footer:
 
     @staticmethod
     def bytes_of(pages: int, per_page: int) -> int:
-        """In the file, trailer included."""
-        return rounded(pages * (12 + 4 * per_page)) + SECTOR_BYTES
+        """In the file at most, trailer included."""
+        return rounded(pages * (_PAGE_BYTES + 4 * (per_page - 1)) + _TRAILER.itemsize)
 
     @staticmethod
     def empty(pages: int, per_page: int) -> "Footer":
@@ -74,14 +78,23 @@ class Footer:
 
     def written(self) -> Bytes:
         """As the file has it."""
-        return np.concatenate([a.reshape(-1).view(np.uint8) for a in (self.stamps, self.records, self.rows)])
+        behind = np.arange(1, self.rows.shape[1]) >= self.records[:, None]
+        steps = np.where(behind, 0, np.diff(self.rows.astype(np.int64), axis=1)).astype("<u4")  # back is far forward
+        narrow = (steps < 1 << 16).all(axis=1)
+        parts = (self.stamps, self.records, self.rows[:, 0], narrow, steps[narrow].astype("<u2"), steps[~narrow])
+        return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts])
 
     @staticmethod
     def read(data: Bytes, pages: int, per_page: int) -> "Footer":
         """Back from there."""
-        ends = np.cumsum([0, 8 * pages, 4 * pages, 4 * pages * per_page]).tolist()
-        stamps, records, rows = (data[a:b] for a, b in itertools.pairwise(ends))
-        return Footer(stamps.view("<u8"), records.view("<u4"), rows.view("<u4").reshape(pages, per_page))
+        stamps, records, first, narrow, steps = np.split(data, np.cumsum([8, 4, 4, 1]) * pages)
+        few = narrow.view(bool)
+        two, four = np.split(steps, [2 * int(few.sum()) * (per_page - 1)])
+        rows = np.zeros((pages, per_page), "<u4")
+        rows[:, 0] = first.view("<u4")
+        rows[few, 1:] = two.view("<u2").reshape(-1, per_page - 1)
+        rows[~few, 1:] = four.view("<u4").reshape(-1, per_page - 1)
+        return Footer(stamps.view("<u8"), records.view("<u4"), np.cumsum(rows, axis=1, dtype="<u4"))
 
 
 class Segment:
@@ -104,7 +117,7 @@ class Segment:
 
     def __init__(self, path: Path, number: int, block: int, layout: Layout) -> None:
         self.path, self.number, self.block, self.layout = path, number, block, layout
-        self.pages = self.n_bytes = self.readers = self.pins = 0
+        self.pages = self.n_bytes = self.readers = self.pins = self._footer_bytes = 0
         self.footer: Footer | None = None
         self.file = -1
         self._removed = False
@@ -146,18 +159,17 @@ class Segment:
         assert self.footer is not None
         footer = self.footer.first(self.pages)
         written = footer.written()
-        trailer = self._trailer(crc32c(written))
-        body = rounded(len(written))
-        memory = aligned(body + SECTOR_BYTES)
+        trailer = self._trailer(len(written), crc32c(written))
+        memory = aligned(rounded(len(written) + len(trailer)))
         memory[: len(written)] = written
-        memory[body : body + len(trailer)] = trailer
+        memory[-len(trailer) :] = trailer
         at = self.pages * self.layout.page_bytes
         try:
             _write_all(self.file, memory, at)
             os.ftruncate(self.file, at + len(memory))
         except OSError as error:
             raise not_written(self.path, error.errno, "its footer") from error
-        self.n_bytes, self.footer = at + len(memory), None
+        self.n_bytes, self.footer, self._footer_bytes = at + len(memory), None, len(written)
         assert not footer.rows.size or int(footer.rows.max()) < block_rows
 
     def sync(self) -> None:
@@ -172,20 +184,10 @@ class Segment:
         except OSError as error:
             raise not_written(self.path, error.errno, "all of it") from error
 
-    def _trailer(self, footer: int) -> Bytes:
+    def _trailer(self, footer_bytes: int, footer: int) -> Bytes:
         of = self.layout
         trailer = np.zeros(1, _TRAILER)
-        trailer[0] = (
-            MAGIC,
-            self.number,
-            self.block,
-            of.page_bytes,
-            of.record_bytes,
-            of.per_page,
-            self.pages,
-            footer,
-            0,
-        )
+        trailer[0] = (MAGIC, self.number, self.block, *of.sizes, self.pages, footer_bytes, footer, 0)
         found = trailer.view(np.uint8)
         trailer["checksum"] = crc32c(found[:-4])
         return found
@@ -206,16 +208,18 @@ class Segment:
             last = self._read(self.n_bytes - SECTOR_BYTES, SECTOR_BYTES) if self.n_bytes >= SECTOR_BYTES else None
         except OSError as error:
             raise TierError(f"{path}: cannot be read ({error.strerror}). {AGAIN}") from error
-        said = None if last is None else last[: _TRAILER.itemsize].view(_TRAILER)[0]
-        if last is None or said is None or said["magic"] != MAGIC:
+        end = None if last is None else last[-_TRAILER.itemsize :].copy()
+        said = None if end is None else end.view(_TRAILER)[0]
+        if end is None or said is None or said["magic"] != MAGIC:
             raise TierError(f"{path}: has no trailer at its end: it was never finished, or cut off. {AGAIN}")
         self.pages = int(said["pages"])
-        if bytes(self._trailer(int(said["footer"]))) != bytes(last[: _TRAILER.itemsize]):
+        self._footer_bytes = int(said["footer_bytes"])
+        if bytes(self._trailer(self._footer_bytes, int(said["footer"]))) != bytes(end):
             raise TierError(
                 f"{path}: its trailer is damaged, or of another segment: it says {said.item()}, and wanted are "
                 f"segment {number} of block {block}, {layout}. {AGAIN}"
             )
-        if self.n_bytes != self.pages * layout.page_bytes + Footer.bytes_of(self.pages, layout.per_page):
+        if self.n_bytes != self.pages * layout.page_bytes + rounded(self._footer_bytes + _TRAILER.itemsize):
             raise TierError(f"{path}: has {self.n_bytes} bytes, which {self.pages} pages and a footer are not. {AGAIN}")
         return self
 
@@ -227,13 +231,13 @@ class Segment:
         TierError
             It cannot be read, or is not what was written.
         """
-        n = self.pages * (12 + 4 * self.layout.per_page)
+        n = self._footer_bytes
         at = self.pages * self.layout.page_bytes
         try:
-            data = self._read(at, rounded(n) + SECTOR_BYTES)
+            data = self._read(at, rounded(n + _TRAILER.itemsize))
         except OSError as error:
             raise TierError(f"{self.path}: its footer cannot be read ({error.strerror}). {AGAIN}") from error
-        wanted = int(data[-SECTOR_BYTES:][: _TRAILER.itemsize].view(_TRAILER)[0]["footer"])
+        wanted = int(data[-_TRAILER.itemsize :].copy().view(_TRAILER)[0]["footer"])
         if crc32c(data[:n]) != wanted:
             raise TierError(f"{self.path}: the checksum of its footer at byte {at} is wrong. {AGAIN}")
         return Footer.read(data[:n], self.pages, self.layout.per_page)

@@ -15,8 +15,8 @@ uint32_t checksum_of(const PageLayout& of, const uint8_t* page) {
   return crc32c(page + checked_from, of.page_bytes - checked_from);
 }
 
-uint16_t* tags_of(uint8_t* page) {
-  return reinterpret_cast<uint16_t*>(page + sizeof(PageHeader));
+uint8_t* tags_of(uint8_t* page) {
+  return page + sizeof(PageHeader);
 }
 }  // namespace
 
@@ -44,7 +44,7 @@ void seal(const PageLayout& of, uint8_t* pages, int64_t records, uint32_t segmen
   for (int64_t i = 0; i < n; ++i) {
     uint8_t* page = pages + i * of.page_bytes;
     const int64_t here = std::min(of.per_page, records - i * of.per_page);
-    std::memset(tags_of(page) + here, 0, static_cast<size_t>(2 * (of.per_page - here)));
+    std::memset(tags_of(page) + here, 0, static_cast<size_t>(of.per_page - here));
     std::memset(page + of.record_at(here), 0, static_cast<size_t>(of.page_bytes - of.record_at(here)));
     PageHeader header{0, segment, first_page + static_cast<uint32_t>(i), static_cast<uint32_t>(here),
                       first_stamp + static_cast<uint64_t>(i)};
@@ -64,9 +64,7 @@ Wrong check_page(const PageLayout& of, const uint8_t* page, uint32_t segment, ui
 
 bool unpack(const PageLayout& of, const uint8_t* page, int64_t number, int64_t row, const std::vector<Column>& columns,
             int64_t at) {
-  uint16_t tag;
-  std::memcpy(&tag, page + sizeof(PageHeader) + 2 * number, sizeof tag);
-  if (tag != tag_of(row)) return false;
+  if (page[static_cast<int64_t>(sizeof(PageHeader)) + number] != tag_of(row)) return false;
   const uint8_t* from = page + of.record_at(number);
   for (const Column& column : columns) {
     std::memcpy(column.data + at * column.row_bytes, from, static_cast<size_t>(column.row_bytes));

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from hpcrec.disk import pages
+from hpcrec.disk.segment import _TRAILER
 from hpcrec.disk.tier import Tier, Wanted
 from hpcrec.errors import ConfigError, OutputError, TierError
 from hpcrec.kernels.native_module import available
@@ -81,7 +82,7 @@ def test_a_flipped_bit_of_each_part_is_named(kept):
     path = sorted(folder.glob("segment-*"))[0]
     size = path.stat().st_size
     said = {}
-    for name, byte in (("trailer", size - 4096 + 9), ("footer", size - 2 * 4096 + 3), ("magic", size - 4096)):
+    for name, byte in (("trailer", size - 1), ("footer", (1 << 17) + 3), ("magic", size - _TRAILER.itemsize)):
         flip(path, byte)
         said[name] = outcome(folder, number, model)
         flip(path, byte)

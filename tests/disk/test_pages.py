@@ -11,6 +11,7 @@ import pytest
 
 from hpcrec.disk import native, pages, reference
 from hpcrec.disk.layout import MOST_RECORD_BYTES, Layout, Wrong, aligned
+from hpcrec.disk.segment import Footer
 from hpcrec.errors import ConfigError
 from hpcrec.kernels.native_module import available
 
@@ -237,6 +238,7 @@ FORBIDDEN = """
 import ctypes, struct, sys
 import numpy as np
 from hpcrec.disk import pages
+from hpcrec.disk.segment import Footer
 from hpcrec.errors import ConfigError
 refused, allowed = 0x00050000 | int(sys.argv[1]), 0x7FFF0000
 instructions = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, refused), (0x06, 0, 0, allowed)]
@@ -263,3 +265,21 @@ def test_where_io_uring_is_forbidden_threads_read(error):
     way, said = done.stdout.splitlines()
     assert way == "threads"
     assert "cannot be had here" in said and os.strerror(error) in said and "'auto' or 'threads'" in said
+
+
+@pytest.mark.parametrize("limit", [1, 300, 1 << 16, 1 << 31])
+def test_a_footer_comes_back(limit):
+    rng = np.random.default_rng(limit)
+    pages_, per_page = 23, 7
+    footer = Footer.empty(pages_, per_page)
+    footer.stamps[:] = rng.integers(0, 1 << 60, pages_, np.uint64)
+    footer.records[:] = rng.integers(1, per_page + 1, pages_)
+    footer.rows[:] = rng.integers(0, limit, (pages_, per_page), np.uint32)  # in no order
+    footer.rows[::2].sort(axis=1)
+    data = footer.written()
+    assert len(data) <= Footer.bytes_of(pages_, per_page)
+    found = Footer.read(data, pages_, per_page)
+    here = np.arange(per_page) < footer.records[:, None]
+    np.testing.assert_array_equal(found.rows[here], footer.rows[here])
+    np.testing.assert_array_equal(found.stamps, footer.stamps)
+    np.testing.assert_array_equal(found.records, footer.records)

@@ -1,8 +1,8 @@
 // Rows in pages: the unit that a disk is asked for, with its checksum. hpcrec/disk/reference.py is the definition.
 //
-// A page is a header, a tag of 16 bits for each record's row, and records, one behind the other:
+// A page is a header, a tag of 8 bits for each record's row, and records, one behind the other:
 //
-//   checksum u32 | segment u32 | page u32 | records u32 | stamp u64 | tags u16 [per_page] | records [per_page]
+//   checksum u32 | segment u32 | page u32 | records u32 | stamp u64 | tags u8 [per_page] | records [per_page]
 //
 // The checksum is the CRC32C of all that follows it. That segment and page are in it finds a page that was written to,
 // or read from, another place; the tag finds an index that points at another row's record.
@@ -20,7 +20,7 @@ struct PageHeader {
 struct PageLayout {
   int64_t page_bytes, record_bytes, per_page;
 
-  int64_t record_at(int64_t number) const { return 24 + 2 * per_page + number * record_bytes; }
+  int64_t record_at(int64_t number) const { return 24 + per_page + number * record_bytes; }
 };
 
 // A part of all records: an array with `row_bytes` a row. A record is its columns, one behind the other.
@@ -29,8 +29,8 @@ struct Column {
   int64_t row_bytes;
 };
 
-inline uint16_t tag_of(int64_t row) {
-  return static_cast<uint16_t>((static_cast<uint32_t>(row) * 0x9e3779b1u) >> 16);
+inline uint8_t tag_of(int64_t row) {
+  return static_cast<uint8_t>((static_cast<uint32_t>(row) * 0x9e3779b1u) >> 24);
 }
 
 // What is wrong with a page or a transfer; as in hpcrec/disk/reference.py.
