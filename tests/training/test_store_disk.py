@@ -24,7 +24,7 @@ from tests.training.test_store_gpu import CASES as EVERYWHERE
 from tests.training.test_store_gpu import same, tables_of
 
 COMM = MPI.COMM_WORLD
-BYTES = 600_000
+BYTES = 20_000_000
 STEPS = 5
 CASES: dict[str, dict[str, Any]] = {
     **EVERYWHERE,

@@ -25,6 +25,7 @@ from hpcrec.errors import ConfigError
 from hpcrec.plan.memory import Elsewhere, to_disk
 from hpcrec.types import Floats, Ints
 
+PIECES = 7  # of a block that are written, or wait for it, at most
 FirstValues = Callable[[Ints], Values]  # row numbers [U] of a block -> rows, under "", and states that start there
 
 
@@ -143,7 +144,7 @@ class DiskStore(CachedStore):
 
     def _left_for_rows(self, own: Sequence[Block]) -> int:
         """Of the budget, without what the tier takes and a mark for each row that may have changed."""
-        beside = self._tier.n_bytes + sum(block.rows for block in own)
+        beside = self._tier.n_bytes + sum(block.rows + PIECES * self.of_tier.piece_bytes for block in own)
         least = sum(kernels.WAYS * (self._bytes_of(block) // block.rows + MAP_BYTES_A_SLOT) for block in own)
         if self._room_bytes < beside + least:
             raise ConfigError(
