@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,12 @@ def main() -> None:
 
 def disk(folder: Path, path: Path | None, *, quick: bool) -> None:
     n_rows, rounds, seconds = (800_000, 2, 1.0) if quick else (8_000_000, 3, 2.0)
-    rows = [said(row) for row in reads(folder, n_rows, rounds, seconds)]
-    n_rows, fills = (200_000, 4) if quick else (1_000_000, 6)
+    depths = DEPTHS[-2:] if quick else DEPTHS
+    rows = [said(row) for row in reads(folder, n_rows, rounds, seconds, depths)]
+    n_rows, fills, laws = (200_000, 3, LAWS[:4]) if quick else (1_000_000, 6, LAWS)
     for width in (16, 64):
-        rows += [said(writes(folder, n_rows, fills, width, law, cache)) for law, cache in LAWS]
-    rows.append(said(memory_apart(folder, 1_000_000 if quick else 10_000_000)))
+        rows += [said(writes(folder, n_rows, fills, width, law, cache)) for law, cache in laws]
+    rows.append(said(memory_apart(folder, 10_000_000)))
     finish("tiers", rows, claims_of(rows), path)
 
 
@@ -129,7 +130,7 @@ def columns(n_rows: int, width: int) -> dict[str, np.ndarray]:
 # Reads.
 
 
-def reads(folder: Path, n_rows: int, rounds: int, seconds: float) -> list[dict[str, Any]]:
+def reads(folder: Path, n_rows: int, rounds: int, seconds: float, depths: Sequence[int]) -> list[dict[str, Any]]:
     """One row for each way and depth: rates and CPU, medians and ranges over rounds."""
     rng = np.random.default_rng(1)
     generation = filled(folder / "reads", n_rows, rng)
@@ -142,7 +143,7 @@ def reads(folder: Path, n_rows: int, rounds: int, seconds: float) -> list[dict[s
     ways = (*(["fio"] if with_fio else []), *(["io_uring"] if has_ring() else []), "threads")
     per_s, cpu_us = defaultdict(list), defaultdict(list)
     for _ in range(rounds):
-        for depth in DEPTHS:
+        for depth in depths:
             for way in ways:
                 if way == "fio":
                     per_s[way, depth].append(fio(folder, n_bytes, depth, seconds))

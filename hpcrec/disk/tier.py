@@ -264,7 +264,7 @@ class Tier:
     # Generations.
 
     def keep(self) -> Generation:
-        """Makes a generation of the rows as they are: on the disk, with its name, even if power fails from here on.
+        """Makes a generation of the rows as they are; its files and their names are flushed to the disk.
 
         Its segments are not cleaned until ``drop``: what of them dies meanwhile takes space beyond the limit. So a
         checkpoint makes links to its files and drops it at once; the next one has the same segments, as far as they
