@@ -27,7 +27,7 @@ ALLOWED = {
     "plan": "",
     "kernels": "_native",
     "disk": "kernels",  # whose loader finds the native module
-    "embedding": "kernels plan",  # plan: what a store changes of the formula of a rank's memory
+    "embedding": "disk kernels plan",  # plan: what a store changes of the formula of a rank's memory
     "operators": "kernels",
     "models": "operators kernels",  # kernels: towers' dot products, natively
     "exchange": "operators embedding comm kernels",
