@@ -33,6 +33,10 @@ class UnreadableError(HpcrecError, OSError):
     """A file that the system does not let read just now, though it may be whole: a file server that fails, say."""
 
 
+class TierError(HpcrecError, OSError):
+    """Rows on a disk that cannot be read, or are not what was written there."""
+
+
 class NonFiniteError(HpcrecError, ArithmeticError):
     """A loss or gradient that is not finite: extreme data, or training that diverged."""
 

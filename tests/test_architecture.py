@@ -26,7 +26,8 @@ ALLOWED = {
     "comm": "",
     "plan": "",
     "kernels": "_native",
-    "embedding": "kernels plan",  # plan: what a store changes of the formula of a rank's memory
+    "disk": "kernels",  # whose loader finds the native module
+    "embedding": "disk kernels plan",  # plan: what a store changes of the formula of a rank's memory
     "operators": "kernels",
     "models": "operators kernels",  # kernels: towers' dot products, natively
     "exchange": "operators embedding comm kernels",

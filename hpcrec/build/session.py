@@ -255,7 +255,10 @@ def _make_store(
         seed=config.train.seed,
         dtype=DTYPES[config.train.dtype][0],
         device=make_device(config, topology),
-        **store.settings(config.store.memory_bytes),
+        **store.settings(
+            config.store.memory_bytes,
+            None if config.store.path is None else Path(config.store.path) / f"rank-{topology.rank}",
+        ),
     )
 
 

@@ -323,14 +323,19 @@ class StoreConfig:
     """Where rows live."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    name: Literal["dram", "gpu"] = "dram"
+    name: Literal["dram", "gpu", "disk"] = "dram"
     """dram: main memory of their owner. gpu: memory of its GPU, which then does the owner's work. Ranks of a host are
-    given its GPUs in turn, so that several may share one (docs/gpu.md)."""
+    given its GPUs in turn, so that several may share one (docs/gpu.md). disk: a disk of its host, with those that steps
+    want in main memory (docs/tiers.md)."""
+    path: Text | None = None
+    """A folder on each host's own disk, which its ranks share: each has one of its own in it, which goes when the run
+    ends. Only with disk, which needs it."""
     device: Literal["cuda", "emulated"] = "cuda"
     """cuda: a GPU. emulated: the same kernels on the host, for tests; a hundred times slower. Only with gpu."""
     memory_bytes: Positive | None = None
-    """Memory of a rank's GPU for rows and optimizer state. Where they take more, they are in main memory, and those
-    that were used last are cached in the GPU's. By default all of them have to fit. Only with gpu."""
+    """Memory for rows and optimizer state: of a rank's GPU, or of an owner whose rows are on a disk. Where they take
+    more, they are in main memory, or on the disk, and those that were used last are cached. With gpu by default all of
+    them have to fit; disk needs it. What is known of rows on a disk is counted in it. Only with gpu and disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -872,10 +877,21 @@ def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:
             "exchange.gpu_messages",
             "is 'on', but the host writes exchange.codec = 'dct'. Remove one of them.",
         )
-    for key, is_set in (("device", config.store.device != "cuda"), ("memory_bytes", bool(config.store.memory_bytes))):
-        if config.store.name != "gpu" and is_set:
-            value = getattr(config.store, key)
-            yield f"store.{key}", f"is {value!r}, but store.name is {config.store.name!r}. Remove one of them."
+    yield from _store_conflicts(config.store)
+
+
+def _store_conflicts(store: StoreConfig) -> Iterator[tuple[str, str]]:
+    for key, stores, default in _KEYS_OF_STORES:
+        value = getattr(store, key)
+        if store.name not in stores and value != default:
+            yield f"store.{key}", f"is {value!r}, but store.name is {store.name!r}. Remove one of them."
+    if store.name == "disk" and store.path is None:
+        yield "store.path", "is not set, but store.name is 'disk'. Set it to a folder on each host's own disk."
+    if store.name == "disk" and store.memory_bytes is None:
+        yield "store.memory_bytes", "is not set, but store.name is 'disk'. Set it to the memory that rows may have."
+
+
+_KEYS_OF_STORES = (("device", ("gpu",), "cuda"), ("memory_bytes", ("gpu", "disk"), None), ("path", ("disk",), None))
 
 
 def _embedding_conflicts(config: Config) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ rows by number; does not know what reads them.
 
 import errno
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -107,8 +107,11 @@ class FrozenRows:
 
     Parameters
     ----------
-    arrays : mapping of str to float [N, ...]
-        Rows, under "", and states.
+    copies : callable
+        Rows by number, a slice or int64 [U] -> copies of them, under "", and of their states, the host's; as
+        ``copied`` makes them of arrays. Called by both threads.
+    a_row_bytes : int
+        Of one, as ``row_bytes`` says.
     wanted : bool [N]
         Which rows will be taken; the array is used up.
     spill : Path
@@ -117,11 +120,18 @@ class FrozenRows:
         Of memory for copies. Up to twice as much more is used for a moment when they are sorted.
     """
 
-    def __init__(self, arrays: Mapping[str, Any], wanted: np.ndarray, spill: Path, budget_bytes: int) -> None:
-        self._arrays = dict(arrays)
+    def __init__(
+        self,
+        copies: Callable[[slice | Ints], Values],
+        a_row_bytes: int,
+        wanted: np.ndarray,
+        spill: Path,
+        budget_bytes: int,
+    ) -> None:
+        self._copies = copies
         self._wanted = wanted  # and neither taken nor copied
         self._file, self._budget_bytes = _File(spill), budget_bytes
-        self._most_rows = max(1, budget_bytes // 4 // row_bytes(arrays))  # copied at once
+        self._most_rows = max(1, budget_bytes // 4 // a_row_bytes)  # copied at once
         self._fresh: list[_Run] = []  # in the order in which they came
         self._fresh_bytes = 0
         self._runs: list[_Run | _Written] = []
@@ -140,7 +150,7 @@ class FrozenRows:
             new = numbers[self._wanted[numbers]]
             if not len(new) or self._failure is not None:
                 return
-            run = _Run(new, {name: _picked(array, new) for name, array in self._arrays.items()})
+            run = _Run(new, self._copies(new))
             self._wanted[new] = False
             self._fresh.append(run)
             self._fresh_bytes += run.n_bytes
@@ -158,7 +168,7 @@ class FrozenRows:
         OSError
             They cannot be read from it.
         """
-        found = {name: _picked(array, rows) for name, array in self._arrays.items()}
+        found = self._copies(rows)
         with self._lock:
             kept = np.flatnonzero(~self._wanted[rows])
             self._wanted[rows] = False
@@ -210,8 +220,12 @@ def row_bytes(arrays: Mapping[str, Any]) -> int:
     return 8 + sum(array.dtype.itemsize * math.prod(array.shape[1:]) for array in arrays.values())
 
 
+def copied(arrays: Mapping[str, Any], rows: slice | Ints) -> Values:
+    """Copies of rows of arrays [N, ...], in the host's memory."""
+    return {name: _picked(array, rows) for name, array in arrays.items()}
+
+
 def _picked(array: Any, rows: slice | Ints) -> Floats:
-    """A copy, in the host's memory."""
     if not isinstance(array, np.ndarray):
         return np.asarray(array[rows])
     picked: Floats = array[rows].copy() if isinstance(rows, slice) else array.take(rows, axis=0)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hpcrec import kernels
 from hpcrec.embedding.blocks import Block, Part
-from hpcrec.embedding.frozen import FrozenRows, row_bytes
+from hpcrec.embedding.frozen import FrozenRows, Values, copied, row_bytes
 from hpcrec.types import Floats, Ints
 
 EXPORT_BYTES = 32 << 20  # of ids, rows and states exported at once: whoever reads them asks seldom for Python's lock
@@ -62,13 +62,16 @@ class HeldRows:
         Of rows that change meanwhile, what does not fit into so much memory goes to the file ``spill``.
         """
         if picked:
-            wanted = np.zeros(len(self.rows), bool)
+            wanted = np.zeros(self.block.rows, bool)
             for part, some in picked:
                 if isinstance(some, kernels.IdState):
                     wanted[part.base + some.rows] = True
                 else:
                     wanted[part.base : part.base + part.rows] = True if some is None else some
-            self.frozen = FrozenRows(self.columns, wanted, spill, budget_bytes)
+            self.frozen = FrozenRows(self._copies, row_bytes(self.columns), wanted, spill, budget_bytes)
+
+    def _copies(self, rows: slice | Ints) -> Values:
+        return copied(self.columns, rows)
 
     def thaw(self) -> None:
         """What was frozen is read, or will not be."""
@@ -78,10 +81,11 @@ class HeldRows:
 
     def read(self, rows: slice | Ints) -> tuple[Floats, dict[str, Floats]]:
         """Rows and their states, the host's; as they were, where they are frozen."""
-        if self.frozen is not None:
-            states = self.frozen.take(rows)
-            return states.pop(""), states
-        return np.asarray(self.rows[rows]), {n: np.asarray(s[rows]) for n, s in self.states.items()}
+        states = self._as_they_are(rows) if self.frozen is None else self.frozen.take(rows)
+        return states.pop(""), states
+
+    def _as_they_are(self, rows: slice | Ints) -> Values:
+        return {name: np.asarray(array[rows]) for name, array in self.columns.items()}
 
     def export(self, part: Part, picked: Picked) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
         """Ids, rows and states of a part, in pieces: of all its rows, or of those that are picked."""

@@ -8,7 +8,7 @@ from hpcrec import kernels
 from hpcrec.errors import ConfigError
 from hpcrec.types import Floats, OptimizerSpec
 
-_MAP_BYTES_A_SLOT = 12
+MAP_BYTES_A_SLOT = 12
 
 Room = tuple[Floats, dict[str, Floats]]
 
@@ -21,7 +21,7 @@ def bytes_of(n_rows: int, width: int, spec: OptimizerSpec, dtype: np.dtype) -> i
 
 def slots_for(n_rows: int, n_bytes: int, cache_bytes: int) -> int:
     """Slots of a cache that takes so many bytes, or as few as it can, of rows that all take ``n_bytes``."""
-    a_row = n_bytes // n_rows + _MAP_BYTES_A_SLOT
+    a_row = n_bytes // n_rows + MAP_BYTES_A_SLOT
     slots = min(cache_bytes // a_row // kernels.WAYS, -(-n_rows // kernels.WAYS)) * kernels.WAYS
     return max(slots, kernels.WAYS)
 

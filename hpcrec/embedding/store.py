@@ -17,7 +17,7 @@ from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.blocks import Block, Part, blocks_of
 from hpcrec.embedding.dynamic import DynamicRows
 from hpcrec.embedding.held_rows import HeldRows, Mask, Picked
-from hpcrec.embedding.room import fresh_room, spare_room
+from hpcrec.embedding.room import bytes_of, fresh_room, spare_room
 from hpcrec.embedding.shards import Family, table_seed
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
@@ -316,8 +316,8 @@ class RowStore:
     def figures(self) -> dict[str, float]:
         """See ``Store``: rows in use (of dynamic tables those that ids have), bytes with states and maps of ids."""
         rows, n_bytes = 0, sum(rows.figures().map_bytes for rows in self.dynamic.values())
-        for block, held in zip(self.blocks, self.held, strict=True):
-            a_row = sum(x[:1].nbytes for x in held.columns.values())
+        for block in self.blocks:
+            a_row = bytes_of(1, block.width, block.spec, self.dtype)
             for part in block.parts:
                 used = part.rows if part.family.dynamic is None else len(self.dynamic[part.family.name])
                 rows, n_bytes = rows + used, n_bytes + used * a_row

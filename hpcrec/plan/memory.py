@@ -225,6 +225,33 @@ def to_gpu(
     return gpu
 
 
+def to_disk(
+    terms: dict[str, float],
+    held: Sequence[HeldRows],
+    traffic: HolderTraffic,
+    flying: tuple[int, int],
+    item_bytes: int,
+    *,
+    memory_bytes: int,
+) -> dict[str, float]:
+    """Takes rows that are on a disk out of the host's terms, and adds what memory has of them.
+
+    See ``Elsewhere``; ``memory_bytes`` is what they may have of it, and what is known of those on the disk. Rows of
+    steps in flight that find no place in it have places besides.
+    """
+    routes, in_flight = flying
+    own = [h for h in held if not h.copied]
+    for name, n_bytes in (
+        ("rows", sum(h.rows * h.width for h in own) * item_bytes),
+        ("optimizer state", sum(state_bytes(h, item_bytes) for h in own)),
+    ):
+        terms[name] -= n_bytes
+    a_row = max((row_bytes(h.width, h.optimizer, item_bytes) for h in own), default=0)
+    terms["cached rows"] = memory_bytes
+    terms["places"] = routes * _PLACE_BYTES_AN_ID * traffic.ids + (1 + in_flight) * a_row * traffic.ids
+    return {}
+
+
 def _dense_terms(dense: DenseRank, item_bytes: int, routes: int, lookups: int, in_flight: int) -> dict[str, float]:
     batches = dense.prefetch + 1 + routes + dense.window
     terms = {

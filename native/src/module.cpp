@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "hpcrec/bind_copies.h"
+#include "hpcrec/bind_pages.h"
 #include "hpcrec/bind_requests.h"
 #include "hpcrec/chunks.h"
 #include "hpcrec/fm.h"
@@ -790,6 +791,7 @@ NB_MODULE(_native, m) {
   bind_text(m);
   bind_chunks(m);
   hpcrec::bind_copies(m);
+  hpcrec::bind_pages(m);
   hpcrec::bind_requests(m);
   bind_lookup<float>(m);
   bind_lookup<double>(m);

@@ -29,6 +29,8 @@
 #include "hpcrec/threshold.h"
 #include "hpcrec/unpack.h"
 
+void disk_pages(unsigned seed);  // disk.cpp
+
 namespace {
 using Ints = std::vector<int64_t>;
 template <class T> using Reals = std::vector<T>;
@@ -554,6 +556,7 @@ int main(int argc, char** argv) {
     refused_positions(random);
     asked_bags(random);
     two_callers(random);
+    disk_pages(static_cast<unsigned>(round));
     products<float>(random);
     products<double>(random);
     fm_kernels<float>(random);

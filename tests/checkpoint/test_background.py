@@ -30,6 +30,7 @@ from hpcrec.models.deepfm import DeepFM, DeepFMOptions
 from hpcrec.training import loop
 from hpcrec.training.session import Session
 from tests.devices import device_or_skip
+from tests.embedding.frozen_arrays import frozen_arrays
 from tests.exchange.test_auto import in_sequence
 from tests.training.learned import values_in
 from tests.training.runs import config_for, write_data
@@ -413,7 +414,7 @@ def test_each_row_is_given_once_as_it_was_whatever_changes_meanwhile(tmp_path: P
         wanted = rng.random(n) < 0.8
         order = rng.permutation(np.flatnonzero(wanted)) if trial % 2 else None  # as dynamic tables, or as others
         spill = tmp_path / f"spill-{trial}"
-        held = FrozenRows(arrays, wanted.copy() if order is not None else np.ones(n, bool), spill, 500)
+        held = frozen_arrays(arrays, wanted.copy() if order is not None else np.ones(n, bool), spill, 500)
         total = len(order) if order is not None else n
         for start in range(0, total, 37):
             for _ in range(3):
@@ -433,7 +434,7 @@ def test_each_row_is_given_once_as_it_was_whatever_changes_meanwhile(tmp_path: P
 def test_copies_beyond_the_budget_go_to_a_file(tmp_path: Path) -> None:
     rows = np.arange(40_000, dtype=np.float32).reshape(10_000, 4)
     was = rows.copy()
-    held = FrozenRows({"": rows}, np.ones(10_000, bool), tmp_path / "spill", 32_000)
+    held = frozen_arrays({"": rows}, np.ones(10_000, bool), tmp_path / "spill", 32_000)
     for start in range(0, 10_000, 500):
         numbers = np.arange(start, start + 500)
         held.keep(numbers)
@@ -448,7 +449,7 @@ def test_many_runs_in_the_file_take_one_descriptor_and_one_step_takes_no_more_th
     rng = np.random.default_rng(4)
     rows, state = rng.random((60_000, 4)), rng.random(60_000)
     was = rows.copy(), state.copy()
-    held = FrozenRows({"": rows, "sum": state}, np.ones(60_000, bool), tmp_path / "spill", 8_000)
+    held = frozen_arrays({"": rows, "sum": state}, np.ones(60_000, bool), tmp_path / "spill", 8_000)
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     order, most_bytes = rng.permutation(60_000), 0
     sort = held._sort
@@ -472,7 +473,7 @@ def test_many_runs_in_the_file_take_one_descriptor_and_one_step_takes_no_more_th
 
 def test_copies_that_cannot_be_kept_are_told_to_the_reader_alone(tmp_path: Path) -> None:
     rows = np.zeros((1000, 4))
-    held = FrozenRows({"": rows}, np.ones(1000, bool), tmp_path / "no folder/spill", 1000)
+    held = frozen_arrays({"": rows}, np.ones(1000, bool), tmp_path / "no folder/spill", 1000)
     held.keep(np.arange(900))  # the step goes on
     held.keep(np.arange(900, 1000))
     said = r"no folder/spill.*cannot be kept there \(No such file.*background = false"

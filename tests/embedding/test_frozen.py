@@ -7,6 +7,7 @@ import pytest
 
 from hpcrec.embedding import frozen
 from hpcrec.embedding.frozen import FrozenRows
+from tests.embedding.frozen_arrays import frozen_arrays
 
 N, WIDTH, PIECE = 40_000, 8, 500
 ROW_BYTES = 8 + 4 * WIDTH + 4  # its number, row and state
@@ -16,7 +17,7 @@ def frozen_rows(folder: Path, rng: np.random.Generator, changed: float) -> tuple
     """Rows of which a share was changed, many of them more than once, with little memory for copies."""
     arrays = {"": rng.standard_normal((N, WIDTH)).astype(np.float32), "state": rng.random(N).astype(np.float32)}
     expected = {name: array.copy() for name, array in arrays.items()}
-    kept = FrozenRows(arrays, np.ones(N, bool), folder / "spill", 64 * 1024)
+    kept = frozen_arrays(arrays, np.ones(N, bool), folder / "spill", 64 * 1024)
     for _ in range(40):
         rows = rng.choice(N, int(N * changed / 20), replace=False)
         kept.keep(rows)

@@ -1,6 +1,9 @@
 """One suite over every store: the same steps leave the same bits as in the host's memory."""
 
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.embedding.store import Store
 from hpcrec.embedding.stores.device import DeviceStore
+from hpcrec.embedding.stores.disk import DiskStore
 from hpcrec.embedding.stores.memory import MemoryStore
+from hpcrec.errors import ConfigError
 from hpcrec.types import Dynamic, Feature, Lookup, OptimizerSpec, TableSpec
 from tests.devices import device_or_skip
 from tests.stand_ins.file_store import FileStore
@@ -25,14 +30,33 @@ def on_device(name: str, room_bytes: int | None) -> Make:
     return lambda *args, **more: DeviceStore(*args, device=device_or_skip(name), room_bytes=room_bytes, **more)
 
 
+def on_disk(*args: Any, **more: Any) -> Store:
+    """With the smallest caches, as the error says that asks for them."""
+    make = partial(DiskStore, *args, folder=Path(tempfile.mkdtemp(prefix="hpcrec-test-")), **more)
+    with pytest.raises(ConfigError, match=r"store\.memory_bytes is 1, but .* or more") as caught:
+        make(room_bytes=1)
+    made = make(room_bytes=int(str(caught.value).split()[-3]))
+    OPEN.callback(made.close)
+    return made
+
+
 STORES: dict[str, Make] = {
     "gpu": on_device("cuda", None),
     "gpu cached": on_device("cuda", 4000),
     "emulated": on_device("emulated", None),
     "emulated cached": on_device("emulated", 4000),
     "file": FileStore,
+    "disk": on_disk,
 }
+OPEN = ExitStack()  # stores that have files
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """What a test has left open goes with it."""
+    with OPEN:
+        yield
 
 
 def tables_and_families(optimizer: str) -> tuple[dict[str, TableSpec], Any]:
@@ -165,6 +189,9 @@ def test_steps_give_the_bits_of_main_memory(name: str, optimizer: str, under_way
     s.same()
     dropped = [store.dynamic["d"].figures().dropped for store in s.pair]
     assert dropped[0] == dropped[1] and (dropped[0] > 0) == (under_way > 1), dropped
+    if name == "disk":
+        told = s.pair[1].figures()
+        assert told["disk_rows_read"] > 500 and told["cache_behind"] > 0, told  # rows left the memory, and came back
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -70,7 +70,7 @@ def test_every_run_gives_the_bits_of_main_memory(folder: Path, device: str, monk
         n_bytes = next(memory)
         store = {} if n_bytes is None else {"memory_bytes": n_bytes}
         wanted, found = (
-            (_tables if name == "dynamic" else train)(
+            (tables_of if name == "dynamic" else train)(
                 config_of(folder, where, topology=topology, store=store, **sections)
             )
             for where in (None, device)
@@ -83,7 +83,7 @@ def test_every_run_gives_the_bits_of_main_memory(folder: Path, device: str, monk
     assert {"init_rows", "group", "pooled_gather", "merge_update", "admit_slots"} <= called, called
 
 
-def _tables(config: Config) -> list[Any]:
+def tables_of(config: Config) -> list[Any]:
     """Losses, and what this rank holds of dynamic tables."""
     with open_session(config) as session:
         losses = [step.run() for step in session.steps()]

@@ -4,6 +4,7 @@ Copies of tables are always the device's. Knows memory; what a step does with ro
 """
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hpcrec import kernels
@@ -36,8 +37,8 @@ class DeviceStore(CachedStore):
         return partial(to_gpu, gpu_bytes=memory_bytes)
 
     @staticmethod
-    def settings(memory_bytes: int | None) -> dict[str, Any]:
-        """Arguments of its own, from the ``[store]`` section."""
+    def settings(memory_bytes: int | None, folder: Path | None) -> dict[str, Any]:  # noqa: ARG004
+        """See ``MemoryStore``."""
         return {"room_bytes": memory_bytes}
 
     @staticmethod

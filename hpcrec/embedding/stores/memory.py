@@ -6,6 +6,7 @@ a step asks of them; knows no messages and no MPI.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,8 +53,8 @@ class MemoryStore(RowStore):
     """Whether the steps' arrays are those of ``store.device``."""
 
     @staticmethod
-    def settings(memory_bytes: int | None) -> dict[str, Any]:  # noqa: ARG004
-        """Arguments of its own, from the ``[store]`` section: none."""
+    def settings(memory_bytes: int | None, folder: Path | None) -> dict[str, Any]:  # noqa: ARG004
+        """Arguments of its own, from the ``[store]`` section and a rank's folder below its path: none."""
         return {}
 
     @staticmethod

@@ -1,0 +1,532 @@
+"""A tier on disk: the rows of all blocks of one rank in a folder, read and written in batches over all of them.
+
+What a cache in memory lies over. Rows that were never written take no space, and reading them says so: whoever reads
+knows their first values. A *generation* is all rows as they were at one call of ``keep``: its segments never change, so
+that a checkpoint may link to them, and from it a tier is opened again. What was written after the last generation is
+lost with the process, on purpose: a run goes on from a checkpoint, and rows of some later step would not fit to it.
+
+    folder/lock                   held by the process that has the tier open
+    folder/segment-00000007       see ``segment``
+    folder/generation-00000002    which segments a generation has, with their blocks; JSON and its checksum
+
+Knows rows by block and number; no tables, no ids, no steps. Source: [MTrainS], whose tier is a key-value store.
+"""
+
+import fcntl
+import itertools
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from typing import IO, Any
+
+import numpy as np
+
+from hpcrec.disk import pages
+from hpcrec.disk.common import Common, Counts, Settings
+from hpcrec.disk.layout import Bytes, Layout
+from hpcrec.disk.log import RowLog, Ticket
+from hpcrec.disk.segment import AGAIN, Segment, not_written
+from hpcrec.errors import ConfigError, TierError
+from hpcrec.types import Ints
+
+__all__ = ["BlockRows", "Counts", "Generation", "Reading", "Settings", "Tier", "Wanted"]
+
+Columns = Mapping[str, np.ndarray]
+_NAME = re.compile(r"(segment|generation)-(\d{8})(\.part)?")
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """Rows that are alike.
+
+    Attributes
+    ----------
+    rows : int
+    columns : dict of str to (type, shape of one row)
+        What one row has: a record is these, in this order.
+    """
+
+    rows: int
+    columns: Mapping[str, tuple[Any, tuple[int, ...]]]
+
+    @property
+    def record_bytes(self) -> int:
+        """Of one row with its state."""
+        return sum(np.dtype(t).itemsize * int(np.prod(shape, dtype=np.int64)) for t, shape in self.columns.values())
+
+    def bytes_of(self, block: int, columns: Columns) -> list[Bytes]:
+        """Each column as bytes [N, bytes a row], the same memory.
+
+        Raises
+        ------
+        ValueError
+            Columns are missing, or of other types or shapes, or not contiguous.
+        """
+        found = []
+        for name, (dtype, shape) in self.columns.items():
+            array = columns.get(name)
+            if array is None or array.dtype != dtype or array.shape[1:] != shape or not array.flags.c_contiguous:
+                has = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
+                raise ValueError(
+                    f"block {block}: column {name!r} is {has}; wanted is {np.dtype(dtype)} [N, "
+                    f"{', '.join(map(str, shape))}], contiguous"
+                )
+            found.append(array.reshape(len(array), -1).view(np.uint8))
+        return found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Rows of one block, and where they go to, or come from.
+
+    Attributes
+    ----------
+    rows : int64 [U]
+    columns : dict of str to array [N, ...]
+        As the block's.
+    at : int64 [U], optional
+        Which row of the columns; default: i. Distinct where rows are read.
+    """
+
+    rows: Ints
+    columns: Columns
+    at: Ints | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Rows as they were at one call of ``Tier.keep``.
+
+    Attributes
+    ----------
+    number : int
+    files : tuple of Path
+        Its segments, and the file that names them: what a checkpoint links to.
+    """
+
+    number: int
+    files: tuple[Path, ...]
+
+
+class Reading:
+    """A batch that is being read. ``wait`` once; what it reads into is not to be touched until then.
+
+    Attributes
+    ----------
+    found : dict of int to bool [U]
+        By block: whether each row was ever written. Of others nothing is read.
+    """
+
+    def __init__(self, tier: "Tier", tickets: Sequence[tuple[RowLog, Ticket]], found: Mapping[int, np.ndarray]) -> None:
+        self._tier, self._tickets, self.found = tier, tickets, found
+
+    def wait(self) -> Mapping[int, np.ndarray]:
+        """Returns ``found`` once all is read.
+
+        Raises
+        ------
+        TierError
+            A page cannot be read, or is not what was written.
+        """
+        tickets, self._tickets = self._tickets, ()
+        self._tier._over(tickets)
+        return self.found
+
+
+class Tier:
+    """Rows of all blocks.
+
+    Parameters
+    ----------
+    folder : Path
+        Of this rank alone, on a disk of this host; made where it is not there. What another tier has left in it, as
+        one whose process was killed, is removed.
+    blocks : sequence of BlockRows
+    settings : Settings
+    generation : int, optional
+        Opens this one, with its rows; default: no row was ever written.
+
+    Raises
+    ------
+    ConfigError
+        Another process has the folder; a setting that is not allowed.
+    TierError
+        The generation is not there, not of these blocks, or damaged.
+    OutputError
+        Files cannot be made in the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        blocks: Sequence[BlockRows],
+        settings: Settings | None = None,
+        *,
+        generation: int | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        _check(settings)
+        self.folder, self.blocks = folder, tuple(blocks)
+        self._lock = RLock()
+        self._broken: str | None = None
+        self._held: dict[int, list[Segment]] = {}
+        self._last = 0  # generation
+        self._lock_file = _locked(folder)
+        largest = max((Layout.of(of.record_bytes).page_bytes for of in blocks), default=4096)
+        self._io: Any = None
+        try:
+            self._io, self.io_way = pages.page_io(settings.io, largest, settings.depth)
+            self._common = Common(folder, self._io, settings)
+            self._logs = [RowLog(self._common, b, of.rows, of.record_bytes) for b, of in enumerate(blocks)]
+            said = None if generation is None else self._manifest(generation)
+            self._begin(said, generation)
+        except BaseException:
+            self.close()
+            raise
+
+    # Steps.
+
+    def read(self, wanted: Mapping[int, Wanted]) -> Reading:
+        """Begins to read rows, by block, as they are now: what is written later does not change what is read.
+
+        Raises
+        ------
+        TierError
+            An earlier call has failed.
+        ValueError
+            Rows that the block does not have, or columns that are not its own.
+        """
+        with self._lock:
+            self._check_whole()
+            tickets, found = [], {}
+            for block, asked in wanted.items():
+                columns, rows, at = self._checked(block, asked)
+                log = self._logs[block]
+                found[block] = there = log.has(rows)
+                at = np.arange(len(rows)) if at is None else at
+                if not there.all():
+                    rows, at = rows[there], at[there]
+                tickets.append((log, log.read(rows, at, columns)))
+            return Reading(self, tickets, found)
+
+    def _over(self, tickets: Sequence[tuple[RowLog, Ticket]]) -> None:
+        error: TierError | None = None
+        for log, ticket in tickets:
+            if ticket.number is None:
+                continue
+            outcome = self._io.wait(ticket.number)
+            with self._lock:
+                try:
+                    log.over(ticket, outcome)
+                except TierError as found:
+                    error = error or found
+        if error is not None:
+            raise error
+
+    def write(self, given: Mapping[int, Wanted]) -> None:
+        """Takes rows, each block's distinct. They are copied, and written behind; space is taken back meanwhile.
+
+        Raises
+        ------
+        OutputError, TierError
+            They cannot be written, or what had to be moved not be read. Nothing can be read or written from then on.
+        ValueError
+            As ``read``; or a row comes twice.
+        """
+        with self._lock:
+            self._check_whole()
+            checked = [(block, *self._checked(block, asked)) for block, asked in given.items()]
+            for block, _, rows, _ in checked:
+                if (np.diff(rows) <= 0).any() and len(np.unique(rows)) < len(rows):
+                    raise ValueError(f"block {block}: a row is written twice in one call; give each once")
+            with self._whole():
+                for block, columns, rows, at in checked:
+                    self._logs[block].write(rows, at, columns)
+
+    def flush(self) -> None:
+        """All that was written is on the disk.
+
+        Raises
+        ------
+        OutputError, TierError
+            As ``write``.
+        """
+        with self._lock:
+            self._check_whole()
+            with self._whole():
+                for log in self._logs:
+                    log.flush()
+
+    # Generations.
+
+    def keep(self) -> Generation:
+        """Makes a generation of the rows as they are; its files and their names are flushed to the disk.
+
+        Its segments are not cleaned until ``drop``: what of them dies meanwhile takes space beyond the limit. So a
+        checkpoint makes links to its files and drops it at once; the next one has the same segments, as far as they
+        are still there.
+
+        Raises
+        ------
+        OutputError, TierError
+            As ``write``.
+        """
+        with self._lock:
+            self._check_whole()
+            with self._whole():
+                number = max(self._held, default=self._last) + 1
+                self._last = number
+                by_block = [log.seal() for log in self._logs]
+                for segment in (s for of in by_block for s in of if not s.pins):  # the others were part of one before
+                    segment.sync()
+                path = self.folder / f"generation-{number:08d}"
+                said = {
+                    "blocks": [_geometry(log) for log in self._logs],
+                    "segments": [[s.number for s in segments] for segments in by_block],
+                    "stamp": self._common.stamp,
+                }
+                _write_whole(path, said)
+                segments = [s for of in by_block for s in of]
+                self._hold(number, segments)
+                return Generation(number, (path, *(s.path for s in segments)))
+
+    def _hold(self, number: int, segments: list[Segment]) -> None:
+        for segment in segments:
+            segment.pins += 1
+        self._held[number] = segments
+
+    def drop(self, number: int) -> None:
+        """This generation is not needed here any more: its file goes, and its segments may be cleaned.
+
+        Raises
+        ------
+        ValueError
+            There is none of this number.
+        """
+        with self._lock:
+            if number not in self._held:
+                raise ValueError(f"generation {number} is not kept; those that are: {sorted(self._held)}")
+            (self.folder / f"generation-{number:08d}").unlink(missing_ok=True)
+            for segment in self._held.pop(number):
+                segment.pins -= 1
+
+    def verify(self) -> int:
+        """Reads every page that is sealed, and its footer; returns how many pages.
+
+        Raises
+        ------
+        TierError
+            One cannot be read, or is not what was written.
+        """
+        with self._lock:
+            self._check_whole()
+            return sum(log.verify() for log in self._logs)
+
+    # What there is.
+
+    @property
+    def n_bytes(self) -> int:
+        """Of memory, all in all."""
+        return sum(log.n_bytes for log in self._logs) + int(self._io.n_bytes)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of files, space that is taken for what will be written included."""
+        return sum(log.disk_bytes for log in self._logs)
+
+    @property
+    def page_bytes(self) -> list[int]:
+        """Of each block: what one read asks the disk for."""
+        return [log.layout.page_bytes for log in self._logs]
+
+    @property
+    def alive_bytes(self) -> int:
+        """Of rows that were ever written, each once."""
+        return sum(log.n_alive * log.layout.record_bytes for log in self._logs)
+
+    @property
+    def counts(self) -> Counts:
+        """Since it was opened."""
+        return self._common.counts
+
+    def figures(self) -> dict[str, float]:
+        """What summary.json says of it."""
+        counts = self.counts
+        return {
+            "disk_bytes": self.disk_bytes,
+            "disk_alive_bytes": self.alive_bytes,
+            "disk_rows_read": counts.read_rows,
+            "disk_pages_read": counts.read_pages,
+            "disk_bytes_written": counts.written_bytes,
+            "disk_written_of_handed": counts.written_bytes / max(counts.handed_bytes, 1),
+            "disk_memory_bytes": self.n_bytes,
+        }
+
+    def fail(self, *, writes: bool, after: int, error: int) -> None:
+        """For tests: of the reads, or writes, that end from now on, the one with so many before it fails so."""
+        self._io.fail(writes, after, error)
+
+    def close(self) -> None:
+        """Lets the folder go; nothing more is written, and what is no generation is as good as gone."""
+        with self._lock:
+            self._broken = self._broken or "it is closed"
+            if self._io is not None:
+                self._io.close()
+                self._io = None
+            for log in getattr(self, "_logs", ()):
+                log.close()
+            self._lock_file.close()
+
+    def __enter__(self) -> "Tier":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Opening.
+
+    def _manifest(self, generation: int) -> dict[str, Any]:
+        path = self.folder / f"generation-{generation:08d}"
+        said = _read_whole(path)
+        here = [_geometry(log) for log in self._logs]
+        if said["blocks"] != here:
+            raise TierError(f"{path}: has blocks {said['blocks']}; wanted are {here}. Open it as it was written.")
+        return said
+
+    def _begin(self, said: Mapping[str, Any] | None, generation: int | None) -> None:
+        """Takes the segments of a generation, and removes what else there is."""
+        segments = []
+        for block, numbers in enumerate(said["segments"] if said else ()):
+            log, paths = self._logs[block], self._common.path
+            mine = [Segment.sealed(paths(number), number, block, log.layout) for number in numbers]
+            log.take(mine)
+            segments += mine
+        wanted = {segment.path.name for segment in segments} | {f"generation-{generation:08d}" if said else ""}
+        last = 0
+        for path in sorted(self.folder.iterdir()):
+            if (named := _NAME.fullmatch(path.name)) is not None:
+                last = max(last, int(named[2]) if named[1] == "segment" else 0)
+                if path.name not in wanted:
+                    path.unlink()
+        self._common.numbers = itertools.count(last + 1)
+        self._common.stamp = int(said["stamp"]) if said else 1
+        self._last = generation or 0
+        if said and generation is not None:
+            self._hold(generation, segments)
+
+    def _checked(self, block: int, asked: Wanted) -> tuple[list[Bytes], Ints, Ints | None]:
+        if not 0 <= block < len(self.blocks):
+            raise ValueError(f"block {block} is not there; there are {len(self.blocks)}")
+        of, rows, at = self.blocks[block], np.ascontiguousarray(asked.rows, np.int64), asked.at
+        columns = of.bytes_of(block, asked.columns)
+        _require_below(f"block {block}: rows", rows, of.rows)
+        lengths = {len(column) for column in columns}
+        if len(lengths) != 1 or (at is None and lengths != {len(rows)}):
+            raise ValueError(f"block {block}: columns have {sorted(lengths)} rows, for {len(rows)} that are asked")
+        if at is not None:
+            at = np.ascontiguousarray(at, np.int64)
+            if len(at) != len(rows):
+                raise ValueError(f"block {block}: {len(at)} places for {len(rows)} rows")
+            _require_below(f"block {block}: places", at, lengths.pop())
+        return columns, rows, at
+
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise TierError(f"{self.folder}: its rows are not known any more: {self._broken}. {AGAIN}")
+
+    def _whole(self) -> "_Whole":
+        return _Whole(self)
+
+
+class _Whole:
+    """What fails in the middle leaves rows of which nobody knows what they are."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if error is not None:
+            self._tier._broken = f"{type(error).__name__}: {error}"
+
+
+def _check(settings: Settings) -> None:
+    if not 1.1 < settings.spare <= 100:
+        raise ConfigError(f"store.spare is {settings.spare}; allowed are more than 1.1 to 100 times the rows")
+    for name in ("segment_bytes", "piece_bytes"):
+        value = getattr(settings, name)
+        if value is not None and not 4096 <= value <= 1 << 30:
+            raise ConfigError(f"{name} is {value}; allowed are 4096 to {1 << 30}")
+
+
+def _require_below(name: str, values: Ints, limit: int) -> None:
+    if len(values) and (values.min() < 0 or values.max() >= limit):
+        raise ValueError(f"{name} are {values.min()} to {values.max()}; allowed are 0 to {limit - 1}")
+
+
+def _geometry(log: RowLog) -> list[int]:
+    return [log.rows, *log.layout.sizes, log.segment_pages]
+
+
+def _locked(folder: Path) -> IO[str]:
+    """The folder, made and held by this process."""
+    path = folder / "lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a+")
+    except OSError as error:
+        raise not_written(path, error.errno, "the lock of the folder") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+    except BlockingIOError:
+        lock.seek(0)
+        by = lock.read().strip() or "unknown"
+        lock.close()
+        raise ConfigError(
+            f"{folder}: another process (pid {by}) has its rows in this folder now. Wait for its end, or give another "
+            "store.path."
+        ) from None
+    except OSError as error:
+        lock.close()
+        raise not_written(path, error.errno, "the lock of the folder") from error
+    return lock
+
+
+def _write_whole(path: Path, said: Mapping[str, Any]) -> None:
+    """JSON and its checksum; with its name only once it is on the disk."""
+    text = json.dumps(said).encode()
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            file.write(text + b"\n%08x\n" % pages.crc32c(np.frombuffer(text, np.uint8)))
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise not_written(path, error.errno, "the list of its segments") from error
+
+
+def _read_whole(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TierError(f"{path}: cannot be read ({error.strerror}). {AGAIN}") from error
+    text, _, sum_ = data.rstrip(b"\n").rpartition(b"\n")
+    if sum_ != b"%08x" % pages.crc32c(np.frombuffer(text, np.uint8)):
+        raise TierError(f"{path}: its checksum is wrong. {AGAIN}")
+    found: dict[str, Any] = json.loads(text)
+    return found

@@ -1,0 +1,207 @@
+"""Store ``disk``: rows and their states in a folder on the host's own disk, and those that steps want in memory.
+
+A row that was never written is nowhere: it starts from (seed, table, id) wherever it is first read, also after a start.
+Rows that leave the memory changed are written; the folder is this process's alone, and its files go with it. Copies of
+tables are in memory. Knows blocks and a budget; how rows lie on a disk is for ``hpcrec.disk``, how they come and go for
+``cached``. Source: [MTrainS].
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hpcrec import kernels
+from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
+from hpcrec.embedding.blocks import Block, blocks_of
+from hpcrec.embedding.frozen import Values
+from hpcrec.embedding.held_rows import HeldRows
+from hpcrec.embedding.room import MAP_BYTES_A_SLOT, bytes_of, slots_for
+from hpcrec.embedding.stores.cached import CachedStore
+from hpcrec.errors import ConfigError
+from hpcrec.plan.memory import Elsewhere, to_disk
+from hpcrec.types import Floats, Ints
+
+PIECES = 7  # of a block that are written, or wait for it, at most
+FirstValues = Callable[[Ints], Values]  # row numbers [U] of a block -> rows, under "", and states that start there
+
+
+class DiskRows(HeldRows):
+    """Rows of one block, in a tier. The arrays have no rows: their types and shapes count.
+
+    Parameters
+    ----------
+    block : Block
+    arrays : mapping of str to float [0, ...]
+        Rows, under "", and states.
+    tier : Tier
+    number : int
+        Of the block in the tier.
+    first : callable
+        What rows are that were never written.
+    """
+
+    def __init__(self, block: Block, arrays: Values, tier: Tier, number: int, first: FirstValues) -> None:
+        super().__init__(block, arrays[""], {name: of for name, of in arrays.items() if name})
+        self._tier, self._number, self._first = tier, number, first
+
+    def fetch(self, numbers: Ints) -> Values:
+        """See ``HeldRows``."""
+        found = {name: np.empty((len(numbers), *of.shape[1:]), of.dtype) for name, of in self.columns.items()}
+        reading = self._tier.read({self._number: Wanted(numbers, found)})
+        new = np.flatnonzero(~reading.wait()[self._number])
+        if len(new):
+            for name, values in self._first(numbers[new]).items():
+                found[name][new] = values
+        return found
+
+    def write_back(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
+        """See ``HeldRows``."""
+        if len(numbers):
+            self.will_change(numbers)
+            self._write(numbers, columns)
+
+    def _write(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
+        whole = {name: np.ascontiguousarray(columns[name], of.dtype) for name, of in self.columns.items()}
+        self._tier.write({self._number: Wanted(numbers, whole)})
+
+    def put(self, where: Ints, rows: Floats | float, states: Mapping[str, float]) -> None:
+        """See ``HeldRows``."""
+        if len(where):
+            self.will_change(where)
+            given = {"": rows, **states}
+            shapes = {name: (len(where), *of.shape[1:]) for name, of in self.columns.items()}
+            self._write(where, {name: np.broadcast_to(np.asarray(given[name]), shapes[name]) for name in shapes})
+
+    def place(self, where: Ints, columns: slice, values: Mapping[str, Floats]) -> None:
+        """See ``HeldRows``."""
+        if not len(where):
+            return
+        self.will_change(where)
+        whole = columns == slice(0, self.block.width) and values.keys() == self.columns.keys()
+        held = dict(values) if whole else self.fetch(where)
+        for name, of in values.items() if not whole else ():
+            if held[name].ndim == 1:
+                held[name][:] = of
+            else:
+                held[name][:, columns] = of
+        self._write(where, held)
+
+    def _as_they_are(self, rows: slice | Ints) -> Values:
+        return self._copies(rows)
+
+    def _copies(self, rows: slice | Ints) -> Values:
+        return self.fetch(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
+
+
+class DiskStore(CachedStore):
+    """See ``Store``.
+
+    Parameters
+    ----------
+    folder : Path
+        Of this rank alone, on a disk of its host.
+    room_bytes : int
+        Of memory, for rows that are not copies and for what is known of those on the disk.
+
+    Raises
+    ------
+    ConfigError
+        Another process has the folder; what is known of rows takes more memory than there is to be.
+    """
+
+    def __init__(self, tables: Any, families: Any, *, folder: Path, room_bytes: int, **more: Any) -> None:
+        self._dtype, self._room_bytes, self._folder = np.dtype(more["dtype"]), room_bytes, folder
+        own = [block for block in blocks_of(tables, families, more["rank"]) if block.kind != "replicate"]
+        self._numbers = {id_of(block): number for number, block in enumerate(own)}
+        self._own_bytes = sum(self._bytes_of(block) for block in own)
+        self._last: dict[str, float] | None = None  # what the tier says, once it is closed
+        rows = [BlockRows(block.rows, self._geometry(block)) for block in own]
+        self._tier = Tier(folder, rows, self.of_tier)
+        try:
+            self._cache_bytes = self._left_for_rows(own)
+            super().__init__(tables, families, **more)
+        except BaseException:
+            self._gone()
+            raise
+
+    on_device = False
+    of_tier: ClassVar[Settings] = Settings()
+
+    @staticmethod
+    def memory(memory_bytes: int | None) -> Elsewhere:
+        """See ``MemoryStore``."""
+        assert memory_bytes is not None, "config.keys asks for it"
+        return partial(to_disk, memory_bytes=memory_bytes)
+
+    @staticmethod
+    def settings(memory_bytes: int | None, folder: Path | None) -> dict[str, Any]:
+        """See ``MemoryStore``."""
+        return {"room_bytes": memory_bytes, "folder": folder}
+
+    def _left_for_rows(self, own: Sequence[Block]) -> int:
+        """Of the budget, without what the tier takes and a mark for each row that may have changed."""
+        beside = self._tier.n_bytes + sum(block.rows + PIECES * self.of_tier.piece_bytes for block in own)
+        least = sum(kernels.WAYS * (self._bytes_of(block) // block.rows + MAP_BYTES_A_SLOT) for block in own)
+        if self._room_bytes < beside + least:
+            raise ConfigError(
+                f"store.memory_bytes is {self._room_bytes}, but what is known of this rank's rows on the disk takes "
+                f"{beside} bytes, and the smallest caches of them {least}. Set it to {beside + least} or more."
+            )
+        return self._room_bytes - beside
+
+    def _bytes_of(self, block: Block) -> int:
+        return bytes_of(block.rows, block.width, block.spec, self._dtype)
+
+    def _geometry(self, block: Block) -> dict[str, tuple[Any, tuple[int, ...]]]:
+        shapes = {"": (block.rows, block.width), **kernels.state_shapes(block.spec, block.rows, block.width)}
+        return {name: (self._dtype, shape[1:]) for name, shape in shapes.items()}
+
+    def _made(self, block: Block) -> HeldRows:
+        if block.kind == "replicate":
+            return super()._made(block)
+        arrays = {name: np.empty((0, *row), dtype) for name, (dtype, row) in self._geometry(block).items()}
+        return DiskRows(block, arrays, self._tier, self._numbers[id_of(block)], partial(self._start_of, block))
+
+    def _start_of(self, block: Block, numbers: Ints) -> Values:
+        """First values of rows; of dynamic tables zeros, until they are given to an id."""
+        found = {name: np.zeros((len(numbers), *row), dtype) for name, (dtype, row) in self._geometry(block).items()}
+        if block.kind == "dynamic":
+            return found
+        for part in block.parts:
+            mine = np.flatnonzero((numbers >= part.base) & (numbers < part.base + part.rows))
+            if len(mine):
+                found[""][mine] = self._initial(part, part.ids(numbers[mine] - part.base))
+        for name, value in kernels.state_values(block.spec).items():
+            found[name][:] = value
+        return found
+
+    def _slots(self, block: int) -> int | None:
+        of = self.blocks[block]
+        if of.kind == "replicate":
+            return None
+        its_bytes = self._cache_bytes * self._bytes_of(of) // self._own_bytes
+        return slots_for(of.rows, self._bytes_of(of), its_bytes)
+
+    def figures(self) -> dict[str, float]:
+        """See ``Store``; and what the disk has, and was asked for."""
+        return {**super().figures(), **(self._tier.figures() if self._last is None else self._last)}
+
+    def close(self) -> None:
+        """See ``Store``. Its files go: what a run goes on from is its checkpoint."""
+        super().close()
+        self._gone()
+
+    def _gone(self) -> None:
+        if self._last is None:
+            self._last = self._tier.figures()
+        self._tier.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def id_of(block: Block) -> tuple[str, ...]:
+    """What no other block of a rank has: its parts' tables."""
+    return tuple(part.table for part in block.parts)

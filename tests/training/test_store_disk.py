@@ -1,0 +1,159 @@
+"""Rows on a disk in whole runs: every form, policy, optimizer and kind of table gives the bits of main memory."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+from hpcrec.build.memory import predict_memory
+from hpcrec.build.session import open_session
+from hpcrec.cli import train as commands
+from hpcrec.config import Config, validate
+from hpcrec.disk.common import Settings
+from hpcrec.embedding.stores.disk import DiskStore
+from hpcrec.errors import ConfigError
+from tests.together import on_every_rank
+from tests.training import runs
+from tests.training.runs import config_for, finished, gather_tables, train, write_data
+from tests.training.test_equivalence import roles_for
+from tests.training.test_store_gpu import CASES as EVERYWHERE
+from tests.training.test_store_gpu import same, tables_of
+
+COMM = MPI.COMM_WORLD
+BYTES = 20_000_000
+STEPS = 5
+CASES: dict[str, dict[str, Any]] = {
+    **EVERYWHERE,
+    "copies": {"exchange": {"form": "auto", "replicate_rows": 400}},
+    "hybrid": {"policy": {"name": "hybrid", "staleness": 2}},
+    "ahead": {"policy": {"name": "ahead"}, "exchange": {"form": "rows"}},
+    "cached": {
+        "policy": {"name": "cached", "staleness": 2, "capacity": 9},
+        "embedding": {"optimizer": {"name": "sgd", "lr": 0.1}},
+    },
+    "ids that owners read": {"exchange": {"ids": "read"}},
+    "far ahead": {"exchange": {"prefetch": 3}},
+    "not ahead": {"exchange": {"prefetch": 0}},
+    "left out": {"train": {"nonfinite": "skip"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many that a step asks for some of each table alone."""
+    more = tuple(replace(feature, cardinality=40 * feature.cardinality) for feature in runs.FEATURES)
+    monkeypatch.setattr(runs, "FEATURES", more)
+
+
+@pytest.fixture
+def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for 32 rows of each block, or a few more, in turn: fewer than a step asks for; short pieces and files."""
+    room = itertools.cycle((1, 6000))
+    monkeypatch.setattr(DiskStore, "of_tier", Settings(piece_bytes=4096, segment_bytes=16384))
+    monkeypatch.setattr(DiskStore, "_left_for_rows", lambda self, own: next(room))
+
+
+def config_of(folder: Path, *, on_disk: bool, **sections: dict[str, Any]) -> Config:
+    store = {"name": "disk", "path": str(folder / "rows"), "memory_bytes": BYTES} if on_disk else {}
+    wanted = {**sections, "train": {"steps": STEPS, **sections.get("train", {})}, "store": store}
+    return config_for(folder, **wanted)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.usefixtures("few_places")
+def test_every_run_gives_the_bits_of_main_memory(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    roles = itertools.islice(itertools.cycle(roles_for(COMM.size)), COMM.size, None)
+    for (name, sections), topology in zip(CASES.items(), roles, strict=False):
+        run = tables_of if name == "dynamic" else train
+        wanted, found = (
+            run(config_of(folder, on_disk=where, topology=topology, **sections)) for where in (False, True)
+        )
+        if name == "dynamic":
+            assert found == wanted, name
+        else:
+            same(found, wanted)
+    with on_every_rank():
+        assert not list((folder / "rows").glob("*/*")), "files of a run go with it"
+
+
+@pytest.mark.parallel([1, 3])
+@pytest.mark.usefixtures("few_places")
+def test_rows_leave_the_memory_and_come_back(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    config = config_of(folder, on_disk=True, train={"steps": 20}, topology={"mode": "fused"})
+    with open_session(config) as session:
+        for step in session.steps():
+            step.run()
+        told = session.parts.store.figures()
+    with on_every_rank():
+        assert told["disk_rows_read"] > 0 and told["cache_hits"] < 1, told
+
+
+@pytest.mark.parallel([1, 3])
+@pytest.mark.usefixtures("few_places")
+def test_goes_on_from_a_checkpoint_of_main_memory_and_back(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    more = {"data": {"train": str(folder / "data.h5")}, "checkpoint": {"every": 2}, "train": {"steps": 6}}
+    wanted = finished(config_of(folder / "whole", on_disk=False, **more), gather_tables)
+    for name, first, second in (("there", False, True), ("back", True, False), ("on it", True, True)):
+        run = folder / name
+        finished(config_of(run, on_disk=first, **more), gather_tables, stop_at=2)
+        found = finished(config_of(run, on_disk=second, **more), gather_tables)
+        with on_every_rank():
+            assert found.keys() == wanted.keys()
+            assert all((found[table] == rows).all() for table, rows in wanted.items()), name
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.usefixtures("few_places")
+def test_the_command_trains_and_says_what_the_disk_did(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    wanted: dict[str, Any] = {
+        "data": {"train": str(folder / "data.h5"), "validation": str(folder / "data.h5")},
+        "model": {"name": "fm", "width": 6},
+        "store": {"name": "disk", "path": str(folder / "rows"), "memory_bytes": BYTES},
+        "dense": {"reducer": "mpi"},
+        "train": {"batch_size": 13, "steps": 6, "eval_every": 3},
+        "checkpoint": {"every": 2},
+        "run": {"folder": str(folder / "run"), "tensorboard": False, "progress": False},
+    }
+    assert commands.train(validate(wanted, "test")) == 0
+    with on_every_rank():
+        told = json.loads((folder / "run" / "summary.json").read_text())
+        assert told["steps"] == 6
+        assert all(owner["disk_bytes_written"] > 0 for owner in told["owners"].values()), told["owners"]
+        terms = predict_memory(validate(wanted, "test"), [0] * COMM.size)[0].terms
+        assert terms["cached rows"] == BYTES and terms["rows"] == 0
+
+
+@pytest.mark.parallel([2])
+def test_what_cannot_be_is_refused_on_all_ranks(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    config = config_of(folder, on_disk=True)
+    with open_session(config):
+        with pytest.raises(ConfigError, match=r"rank-\d: another process .*has its rows in this folder now") as caught:
+            open_session(config)
+        with on_every_rank():
+            assert "give another store.path" in str(caught.value)
+    small = config_for(folder, store={"name": "disk", "path": str(folder / "rows"), "memory_bytes": 1000})
+    with pytest.raises(ConfigError, match=r"store.memory_bytes is 1000, but what is known of this rank's rows"):
+        open_session(small)
+
+
+@pytest.mark.parametrize(
+    ("store", "why"),
+    [
+        ({"name": "disk", "memory_bytes": 1}, r"store.path is not set, but store.name is 'disk'"),
+        ({"name": "disk", "path": "x"}, r"store.memory_bytes is not set, but store.name is 'disk'"),
+        ({"path": "x"}, r"store.path is 'x', but store.name is 'dram'"),
+        ({"name": "disk", "path": "x", "memory_bytes": 1, "device": "emulated"}, r"store.device is 'emulated', but"),
+    ],
+)
+def test_what_a_configuration_may_not_ask_for(store: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        config_for(Path("/nowhere"), store=store)
