@@ -9,7 +9,7 @@ lost with the process, on purpose: a run goes on from a checkpoint, and rows of 
     folder/segment-00000007       see ``segment``
     folder/generation-00000002    which segments a generation has, with their blocks; JSON and its checksum
 
-Knows rows by block and number; no tables, no ids, no steps. Source: [MTrainS], whose tier is a key-value store.
+Knows rows by block and number; no tables, no ids, no steps. Source: [MTRAINS], whose tier is a key-value store.
 """
 
 import fcntl

@@ -4,7 +4,7 @@ Rows have places: *slots*, which a ``SlotMap`` gives and takes, and places behin
 find no slot however small the cache is. A row has one place at a time, whatever steps want it, and keeps it from
 ``load`` until the last of them is released; so results depend neither on the size of the cache nor on how many steps
 are under way. A row that has to go is written back if it has changed. Knows rows by number; knows no ids, and not what
-a step does. Source: [MTrainS], whose caches are filled by known ids too.
+a step does. Source: [MTRAINS], whose caches are filled by known ids too.
 
 ``admit`` is for a step to come, perhaps on another thread than the rest: it gives slots, and loads what finds one. Then
 ``load``, with which every row of the step is there; ``changes`` before the step changes them; ``release``. One call at

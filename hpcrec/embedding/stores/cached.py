@@ -2,7 +2,7 @@
 
 ``prefetch`` notes which rows a step wants; once the vectors of the step before are gathered, a thread gives them places
 in the caches, and ``gather`` waits for it. Evaluations come between, in the order in which they are gathered. Knows
-caches and what steps ask of blocks; knows no messages and no MPI. Source: [MTrainS].
+caches and what steps ask of blocks; knows no messages and no MPI. Source: [MTRAINS].
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 A row that was never written is nowhere: it starts from (seed, table, id) wherever it is first read, also after a start.
 Rows that leave the memory changed are written; the folder is this process's alone, and its files go with it. Copies of
 tables are in memory. Knows blocks and a budget; how rows lie on a disk is for ``hpcrec.disk``, how they come and go for
-``cached``. Source: [MTrainS].
+``cached``. Source: [MTRAINS].
 """
 
 import shutil
