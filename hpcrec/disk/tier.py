@@ -12,6 +12,7 @@ lost with the process, on purpose: a run goes on from a checkpoint, and rows of 
 Knows rows by block and number; no tables, no ids, no steps. Source: [MTRAINS], whose tier is a key-value store.
 """
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -36,6 +37,7 @@ from hpcrec.types import Ints
 __all__ = ["BlockRows", "Counts", "Generation", "Reading", "Settings", "Tier", "Wanted"]
 
 Columns = Mapping[str, np.ndarray]
+_TRIES = 100  # to get the folder, which others that end may remove
 _NAME = re.compile(r"(segment|generation)-(\d{8})(\.part)?")
 
 
@@ -381,6 +383,19 @@ class Tier:
                 log.close()
             self._lock_file.close()
 
+    def remove(self) -> None:
+        """Closes it; its files go, with all rows and generations here, and the folder if nothing else is in it.
+
+        The lock is let go last: whoever waits for the folder finds it empty, or makes it anew.
+        """
+        with self._lock, contextlib.suppress(OSError):  # what cannot be removed now is by whoever has the folder next
+            for path in self.folder.iterdir():
+                if _NAME.fullmatch(path.name):
+                    path.unlink()
+            (self.folder / "lock").unlink()
+            self.folder.rmdir()
+        self.close()
+
     def __enter__(self) -> "Tier":
         return self
 
@@ -477,13 +492,30 @@ def _geometry(log: RowLog) -> list[int]:
 def _locked(folder: Path) -> IO[str]:
     """The folder, made and held by this process."""
     path = folder / "lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = path.open("a+")
-    except OSError as error:
-        raise not_written(path, error.errno, "the lock of the folder") from error
+    for left in reversed(range(_TRIES)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = path.open("a+")
+        except OSError as error:
+            if left and isinstance(error, FileNotFoundError):
+                continue  # who had the folder has just removed it
+            raise not_written(path, error.errno, "the lock of the folder") from error
+        if _held(lock, path):
+            return lock
+        lock.close()
+    raise ConfigError(f"{folder}: others take this folder and remove it all the time. Give another store.path.")
+
+
+def _held(lock: IO[str], path: Path) -> bool:
+    """Whether this process holds it now; not where it is of a folder that was removed meanwhile."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            there = path.stat()
+        except FileNotFoundError:
+            return False
+        if not os.path.samestat(there, os.fstat(lock.fileno())):
+            return False
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
@@ -492,13 +524,13 @@ def _locked(folder: Path) -> IO[str]:
         by = lock.read().strip() or "unknown"
         lock.close()
         raise ConfigError(
-            f"{folder}: another process (pid {by}) has its rows in this folder now. Wait for its end, or give another "
-            "store.path."
+            f"{path.parent}: another process (pid {by}) has its rows in this folder now. Wait for its end, or give "
+            "another store.path."
         ) from None
     except OSError as error:
         lock.close()
         raise not_written(path, error.errno, "the lock of the folder") from error
-    return lock
+    return True
 
 
 def _write_whole(path: Path, said: Mapping[str, Any]) -> None:

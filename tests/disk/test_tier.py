@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hpcrec.disk import native, pages, reference, segment
+from hpcrec.disk import tier as tier_module
 from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
 from hpcrec.errors import ConfigError
 from hpcrec.kernels.native_module import available
@@ -187,6 +188,41 @@ def test_memory_beside_the_rows_is_little(tmp_path):
         for start in range(0, 200_000, 20_000):
             tier.write({0: Wanted(np.arange(start, start + 20_000), columns_of(block, 20_000))})
         assert 4.0 <= tier.n_bytes / block.rows <= 4.5
+
+
+def test_a_folder_is_removed_by_who_holds_it_and_nothing_of_another_goes(tmp_path):
+    folder = tmp_path / "rank-0"
+    tier = tier_of(folder)
+    tier.write({0: Wanted(np.array([3]), columns_of(BLOCKS[0], 1))})
+    tier.keep()
+    (folder / "mine").write_text("of the user")
+    tier.remove()
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+    (folder / "mine").unlink()
+    tier_of(folder).remove()
+    assert not folder.exists()
+
+
+def test_a_lock_of_a_folder_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
+    """Another process opens the lock, and takes it only when the folder has gone and was made anew."""
+    folder, flock, late = tmp_path / "rank-0", tier_module.fcntl.flock, []
+    first = tier_of(folder)
+
+    def takes(lock, how):
+        if not late:
+            late.append(lock)
+            first.remove()
+        flock(lock, how)
+
+    monkeypatch.setattr(tier_module.fcntl, "flock", takes)
+    with tier_of(folder) as second:
+        monkeypatch.undo()
+        assert late[0].closed
+        with pytest.raises(ConfigError, match="another process"):
+            tier_of(folder)
+        second.write({0: Wanted(np.array([3]), columns_of(BLOCKS[0], 1))})
+        second.keep()
+        assert (folder / "lock").exists()
 
 
 def refused(tier, match, call="read", **given):

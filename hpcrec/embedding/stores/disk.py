@@ -6,7 +6,6 @@ tables are in memory. Knows blocks and a budget; how rows lie on a disk is for `
 ``cached``. Source: [MTRAINS].
 """
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -114,7 +113,7 @@ class DiskStore(CachedStore):
     """
 
     def __init__(self, tables: Any, families: Any, *, folder: Path, room_bytes: int, **more: Any) -> None:
-        self._dtype, self._room_bytes, self._folder = np.dtype(more["dtype"]), room_bytes, folder
+        self._dtype, self._room_bytes = np.dtype(more["dtype"]), room_bytes
         own = [block for block in blocks_of(tables, families, more["rank"]) if block.kind != "replicate"]
         self._numbers = {id_of(block): number for number, block in enumerate(own)}
         self._own_bytes = sum(self._bytes_of(block) for block in own)
@@ -198,8 +197,7 @@ class DiskStore(CachedStore):
     def _gone(self) -> None:
         if self._last is None:
             self._last = self._tier.figures()
-        self._tier.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._tier.remove()
 
 
 def id_of(block: Block) -> tuple[str, ...]:
