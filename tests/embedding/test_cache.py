@@ -1,14 +1,17 @@
 """The cache of rows: any sequence of steps leaves what the rows below alone would have, whatever the cache's size."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hpcrec.embedding.blocks import Block
 from hpcrec.embedding.held_rows import HeldRows
-from hpcrec.embedding.stores.cache import RowCache
+from hpcrec.embedding.stores.cache import Cache
+from hpcrec.embedding.stores.cached import HeldBacking
 from hpcrec.errors import HpcrecError
 from hpcrec.types import OptimizerSpec
 from tests.devices import device_or_skip
@@ -25,7 +28,8 @@ class Steps:
         self.host, self.state = rng.normal(size=(n_rows, 3)), rng.normal(size=n_rows)
         self.wanted = self.host.copy(), self.state.copy()
         block = Block(width=3, total_width=3, spec=OptimizerSpec(), kind="", parts=())
-        self.cache = RowCache(self.device, HeldRows(block, self.host, {"accumulator": self.state}), slots)
+        held = HeldRows(block, self.host, {"accumulator": self.state})
+        self.cache = Cache(self.device, HeldBacking([held]), {0: (n_rows, slots)})
         self.rows: dict[int, np.ndarray] = {}
         self.numbers = count()
 
@@ -34,34 +38,34 @@ class Steps:
         hot = self.rng.zipf(1.3, 4 * n) % self.n_rows
         return np.unique(np.r_[hot[: n // 2], self.rng.integers(0, self.n_rows, n - n // 2)]).astype(np.int64)
 
-    def admit(self, rows: np.ndarray) -> int:
+    def admit(self, rows: np.ndarray, *, keeps: bool = True) -> int:
         step = next(self.numbers)
         self.rows[step] = rows
-        self.cache.admit(step, rows if self.device is None else self.device.array(rows))
+        self.cache.admit(step, {0: rows if self.device is None else self.device.array(rows)}, keeps=keeps)
         return step
 
     def work(self, step: int, *, changes: bool = True) -> None:
         """What a step does: reads its rows at their places, and changes them."""
-        cache, rows, places = self.cache, self.rows[step], self.cache.places(step)
+        cache, rows, places = self.cache, self.rows[step], self.cache.places(step, 0)
         assert len(np.unique(places)) == len(places) and (places >= 0).all()
         if changes:
-            cache.changes(step)
-        for there, wanted in ((cache.rows, self.wanted[0]), (cache.states["accumulator"], self.wanted[1])):
+            cache.changes(step, 0)
+        for there, wanted in ((cache.rows(0), self.wanted[0]), (cache.states(0)["accumulator"], self.wanted[1])):
             found = np.asarray(there[places])
             np.testing.assert_array_equal(found, wanted[rows])
             if changes:
                 there[places] = found * 1.5 + 1
                 wanted[rows] = found * 1.5 + 1
 
-    def whole(self, rows: np.ndarray, *, changes: bool = True) -> None:
+    def whole(self, rows: np.ndarray, *, changes: bool = True, keeps: bool = True) -> None:
         """A step from its first to its last call."""
-        step = self.admit(rows)
+        step = self.admit(rows, keeps=keeps)
         self.cache.load(step)
         self.work(step, changes=changes)
         self.cache.release(step)
 
     def same(self) -> None:
-        self.cache.flush()
+        self.cache.flush(0)
         np.testing.assert_array_equal(self.host, self.wanted[0])
         np.testing.assert_array_equal(self.state, self.wanted[1])
 
@@ -134,12 +138,12 @@ def test_rows_may_be_set_anew_below(name: str, slots: int) -> None:
     some = np.array([3, 7, 45, 59, 99])
     s.host[some] = s.wanted[0][some] = 5.0
     s.state[some] = s.wanted[1][some] = 6.0
-    s.cache.refresh(some)  # what is there is not written back later, over what is set now
+    s.cache.refresh(0, some)  # what is there is not written back later, over what is set now
     s.work(under_way)
     s.cache.release(under_way)
     s.whole(np.arange(0, 100, 3))
     s.same()
-    s.cache.clear()
+    s.cache.clear(0)
     s.host[:] = s.wanted[0][:] = 1.0
     s.whole(np.arange(50), changes=False)
 
@@ -179,7 +183,7 @@ def test_room_behind_the_slots_is_had_without_a_copy_of_them(monkeypatch: pytest
     empty = s.device.empty
 
     def counted(shape, dtype):
-        alive.append(sum(name in s.cache._there for name in ("", "accumulator")))
+        alive.append(sum(name in s.cache._there[0] for name in ("", "accumulator")))
         return empty(shape, dtype)
 
     monkeypatch.setattr(s.device, "empty", counted)
@@ -193,10 +197,26 @@ def test_room_behind_the_slots_is_had_without_a_copy_of_them(monkeypatch: pytest
 
 
 def test_places_behind_the_slots_are_used_again() -> None:
-    s = Steps("host", 300, 32)
+    s = Steps("emulated", 300, 32)
     for _ in range(20):
         s.whole(np.arange(200))
-    assert len(s.cache.rows) < 32 + 1.5 * 200
+    assert len(s.cache.rows(0)) < 32 + 1.5 * 200
+    s.same()
+
+
+@pytest.mark.parametrize("name", WHERE)
+def test_a_step_that_is_only_read_takes_no_slots(name: str) -> None:
+    s = Steps(name, 300, 64)
+    s.whole(np.arange(20, 250), changes=False, keeps=False)  # there is room for so many behind the slots
+    s.whole(np.arange(50))
+    s.host.flags.writeable = s.state.flags.writeable = False  # nothing is written back for it
+    s.whole(np.arange(20, 250), changes=False, keeps=False)
+    s.host.flags.writeable = s.state.flags.writeable = True
+    counts = s.cache.counts
+    asked, found = counts.asked, counts.found
+    assert counts.found == 30
+    s.whole(np.arange(50))
+    assert (s.cache.counts.asked - asked, s.cache.counts.found - found) == (50, 50), "all are still there"
     s.same()
 
 
@@ -212,13 +232,84 @@ def test_rows_that_could_not_be_brought_are_not_taken_for_others(monkeypatch: py
         with pytest.raises(MemoryError, match="no more"):
             s.admit(np.arange(100, 160))
     with pytest.raises(HpcrecError, match="could not be brought into the cache"):
-        s.cache.flush()
+        s.cache.flush(0)
     with pytest.raises(HpcrecError, match="Go on from the last checkpoint"):
         s.admit(np.arange(3))
-    s.cache.clear()
+    s.cache.clear(0)
     s.host[:], s.state[:] = s.wanted  # as a checkpoint would
     s.whole(np.arange(50))
     s.same()
+
+
+class Slow(HeldBacking):
+    """Takes its time, by chance; counts calls, and how many blocks each is of."""
+
+    def __init__(self, held: list[HeldRows], rng: np.random.Generator) -> None:
+        super().__init__(held)
+        self.rng, self.calls, self.at_once = rng, list[int](), 0
+
+    def fetch(self, moved: dict[int, Any]) -> None:
+        self.at_once += 1
+        assert self.at_once == 1, "rows are read by one call at a time"
+        self.calls.append(len(moved))
+        time.sleep(self.rng.random() * 2e-3)
+        super().fetch(moved)
+        time.sleep(self.rng.random() * 2e-3)
+        self.at_once -= 1
+
+    def write_back(self, moved: dict[int, Any]) -> None:
+        time.sleep(self.rng.random() * 1e-3)
+        super().write_back(moved)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+@pytest.mark.parametrize("slots", [32, 320])
+def test_another_thread_brings_rows_steps_ahead(slots: int, ahead: int, seed: int) -> None:
+    """Steps, two of them under way at once, and evaluations between; copies take their time."""
+    rng = np.random.default_rng(seed)
+    n_rows = (500, 200)
+    block = Block(width=3, total_width=3, spec=OptimizerSpec(name="sgd"), kind="", parts=())
+    held = [HeldRows(block, rng.normal(size=(n, 3)), {}) for n in n_rows]
+    wanted = [of.rows.copy() for of in held]
+    backing = Slow(held, np.random.default_rng(seed))
+    cache = Cache(None, backing, {b: (n, slots) for b, n in enumerate(n_rows)})
+    rows = [
+        {b: np.unique(rng.zipf(1.3, rng.integers(0, 90)) % n).astype(np.int64) for b, n in enumerate(n_rows)}
+        for _ in range(60)
+    ]
+
+    def work(step: int, *, changes: bool) -> None:
+        for b, mine in (rows[step] if step >= 0 else beside).items():
+            if changes:
+                cache.changes(step, b)
+            places = cache.places(step, b)
+            np.testing.assert_array_equal(cache.rows(b)[places], wanted[b][mine])
+            if changes:
+                cache.rows(b)[places] = wanted[b][mine] = wanted[b][mine] * 1.5 + 1
+
+    with ThreadPoolExecutor(1) as pool:
+        coming = [pool.submit(cache.admit, step, rows[step]) for step in range(ahead)]
+        for step in range(len(rows)):
+            coming[step].result()
+            cache.load(step)
+            work(step, changes=False)
+            if step + ahead < len(rows):
+                coming.append(pool.submit(cache.admit, step + ahead, rows[step + ahead]))
+            if rng.random() < 0.2:
+                beside = {b: np.unique(rng.integers(0, n, 40)) for b, n in enumerate(n_rows)}
+                cache.admit(-1, beside, keeps=False)
+                cache.load(-1)
+                work(-1, changes=False)
+                cache.release(-1)
+            if step:
+                work(step - 1, changes=step % 9 != 4)  # one in nine is left out
+                cache.release(step - 1)
+    for b, mine in enumerate(wanted):
+        cache.flush(b)
+        np.testing.assert_array_equal(held[b].rows, mine)
+    assert max(backing.calls) == 2, "all blocks in one call"
+    assert cache.counts.found > 0 and (cache.counts.behind > 0 or slots == 320)
 
 
 def test_another_thread_admits_beside_a_step() -> None:

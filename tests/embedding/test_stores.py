@@ -195,6 +195,26 @@ def test_steps_give_the_bits_of_main_memory(name: str, optimizer: str, under_way
 
 
 @pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_steps_are_noted_far_ahead(name: str, ahead: int) -> None:
+    """Two are under way, others are known; evaluations come between."""
+    s = Steps(STORES[name], "rowwise_adagrad", seed=ahead)
+    noted = [s.note(train=True) for _ in range(ahead)]
+    for step in range(25):
+        noted.append(s.note(train=True))
+        s.gather(noted.pop(0), train=True)
+        if step % 5 == 3:
+            s.read(train=False)
+        if len(s.under_way) == 2:
+            s.learn(left_out=step % 11 == 10)
+    while s.under_way or noted:
+        if noted:
+            s.gather(noted.pop(0), train=True)
+        s.learn()
+    s.same()
+
+
+@pytest.mark.parametrize("name", STORES)
 def test_a_row_that_another_id_got_learns_nothing_of_the_first(name: str) -> None:
     s = Steps(STORES[name], "adagrad", seed=0)
     first, second = np.arange(CAPACITY), 100 + np.arange(CAPACITY)
@@ -279,14 +299,15 @@ def test_rows_are_exported_loaded_and_frozen_as_from_main_memory(name: str, tmp_
 
 def test_a_cache_that_forgets_a_pin_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite can fail: where a step's rows lose their places before it has learned, bits differ or it stops."""
-    from hpcrec.embedding.stores import cache
+    from hpcrec.embedding.stores.cache_plan import CachePlan
 
-    def admit(self: cache.RowCache, step: int, rows: Any) -> None:
+    def admit(self: CachePlan, step: int, rows: Any, **more: Any) -> Any:
         kept, self._pinned = self._pinned, {}
-        real(self, step, rows)
+        moves = real(self, step, rows, **more)
         self._pinned = {**kept, **self._pinned}
+        return moves
 
-    real = cache.RowCache.admit
-    monkeypatch.setattr(cache.RowCache, "admit", admit)
+    real = CachePlan.admit
+    monkeypatch.setattr(CachePlan, "admit", admit)
     with pytest.raises((AssertionError, ValueError, KeyError, IndexError)):
         test_steps_give_the_bits_of_main_memory("file", "adagrad", 3)

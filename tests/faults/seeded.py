@@ -71,14 +71,14 @@ FAULTS: dict[str, Fault] = {
         "tests/policy/test_hybrid.py::test_rows_are_read_and_learned_in_order_whoever_naps",
     ),
     "a pin left out": Fault(
-        "hpcrec/embedding/stores/cache.py",
-        "                    behind.wanted_by[row] = behind.wanted_by.get(row, 0) + 1\n",
-        "                    behind.wanted_by[row] = 1\n",
+        "hpcrec/embedding/stores/cache_plan.py",
+        "            behind.wanted_by[row] = behind.wanted_by.get(row, 0) + 1\n",
+        "            behind.wanted_by[row] = 1\n",
         "tests/embedding/test_stores.py",
         0,
     ),
     "rows that are not written back": Fault(
-        "hpcrec/embedding/stores/cache.py",
+        "hpcrec/embedding/stores/cache_plan.py",
         "self._dirty[self._pinned[step].places] = True",
         "self._dirty[self._pinned[step].places[:1]] = True",
         "tests/embedding/test_stores.py",

@@ -1,27 +1,31 @@
-"""Rows of a store, cached in faster memory: those of the step to come are brought while the one before is under way.
+"""Rows of a store, cached in faster memory: those of steps to come are brought while the ones before are under way.
 
-``prefetch`` notes which rows a step wants; once the vectors of the step before are gathered, a thread gives them places
-in the caches, and ``gather`` waits for it. Evaluations come between, in the order in which they are gathered. Knows
-caches and what steps ask of blocks; knows no messages and no MPI. Source: [MTRAINS].
+``prefetch`` notes which rows a step wants; a thread gives them places in the cache and reads what is missing, step
+after step, as far ahead as steps are noted and their rows leave half of the slots to others. ``gather`` waits for its
+step's rows, or brings them where the thread has not come to that. Evaluations come between, in the order in which they
+are gathered. Knows a cache and what steps ask of blocks; knows no messages and no MPI. Source: [MTRAINS].
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from threading import Lock
+from threading import Condition
 from typing import Any
 
 import numpy as np
 
 from hpcrec import kernels
 from hpcrec.embedding.asked import Asked
-from hpcrec.embedding.stores.cache import CacheCounts, RowCache
+from hpcrec.embedding.held_rows import HeldRows
+from hpcrec.embedding.stores.cache import Backing, Cache, Moved
 from hpcrec.embedding.stores.memory import MemoryStore, Worked
 from hpcrec.errors import ConfigError
 from hpcrec.types import Floats, Ints
 
-_MOST_ADMITTED = 2  # a step that is learned from, and an evaluation before it
+PIECE_ROWS = 1 << 16  # rows that are copied at once: bounds the memory beside them
+_SHARE_AHEAD = 2  # rows of steps to come have one in so many slots
 
 
 @dataclass(eq=False)
@@ -31,6 +35,38 @@ class _Noted:
     step: int
     trains: bool
     distinct: dict[int, tuple[Any, Any]]
+
+    @property
+    def rows(self) -> dict[int, Any]:
+        """Int64 [U] by cached block."""
+        return {b: rows for b, (rows, _) in self.distinct.items()}
+
+
+class HeldBacking:
+    """A cache's rows are those of ``HeldRows``, by block."""
+
+    def __init__(self, held: Sequence[HeldRows]) -> None:
+        self._held = held
+
+    def columns(self, block: int) -> Mapping[str, Floats]:
+        """See ``Backing``."""
+        return self._held[block].columns
+
+    def fetch(self, moved: Mapping[int, Moved]) -> None:
+        """See ``Backing``."""
+        for b, of in moved.items():
+            for start in range(0, len(of.rows), PIECE_ROWS):
+                some = slice(start, start + PIECE_ROWS)
+                for name, found in self._held[b].fetch(of.rows[some]).items():
+                    of.columns[name][of.places[some]] = found
+
+    def write_back(self, moved: Mapping[int, Moved]) -> None:
+        """See ``Backing``."""
+        for b, of in moved.items():
+            for start in range(0, len(of.rows), PIECE_ROWS):
+                some = slice(start, start + PIECE_ROWS)
+                columns = {name: np.asarray(array[of.places[some]]) for name, array in of.columns.items()}
+                self._held[b].write_back(of.rows[some], columns)
 
 
 class CachedStore(MemoryStore):
@@ -42,97 +78,104 @@ class CachedStore(MemoryStore):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         found = {b: slots for b in range(len(self.blocks)) if (slots := self._slots(b)) is not None}
-        self._caches = {b: self._cache(b, slots) for b, slots in found.items()}
-        self._apart = [b in self._caches for b in range(len(self.blocks))]
+        self._cache = self._made_cache({b: (self.blocks[b].rows, slots) for b, slots in found.items()})
+        self._apart = [b in self._cache for b in range(len(self.blocks))]
         self._noted: dict[int, _Noted] = {}  # in the order in which steps will be gathered
         self._waiting: list[int] = []  # of those, what was not gathered yet
-        self._admitted: list[int] = []  # of those, what has places
+        self._admitted: list[int] = []  # of these, what has places
+        self._bringing: int | None = None  # the one that is given them now
+        self._changed = Condition()  # of all these: another thread routes, and one brings rows
         self._gathered: set[int] = set()  # of those that have places, for as long
-        self._lock = Lock()  # of these: another thread routes
         self._running: Future[None] | None = None
+        self._runs = False  # and will look for another step before it ends
+        self._failure: BaseException | None = None
+        self._waited_s = 0.0
         threads = kernels.get_threads()
-        self._pool = ThreadPoolExecutor(1, "rows ahead", lambda: kernels.set_threads(threads)) if self._caches else None
+        self._pool = ThreadPoolExecutor(1, "rows ahead", lambda: kernels.set_threads(threads)) if self._cache else None
 
     def _slots(self, block: int) -> int | None:
         """Slots of a block's cache; None where it is not cached."""
         raise NotImplementedError
 
-    def _cache(self, block: int, slots: int) -> RowCache:
+    def _backing(self) -> Backing:
+        """What the cache lies over."""
+        return HeldBacking(self.held)
+
+    def _made_cache(self, blocks: dict[int, tuple[int, int]]) -> Cache:
         try:
-            return RowCache(self.device, self.held[block], slots)
+            return Cache(self.device, self._backing(), blocks)
         except MemoryError as error:
             raise ConfigError(
-                f"store.memory_bytes asks for a cache of {slots} rows, which this rank's GPU has no memory for: "
-                f"{error}. Lower it."
+                f"store.memory_bytes asks for caches of {[slots for _, slots in blocks.values()]} rows, which this "
+                f"rank's {'GPU' if self.on_device else 'host'} has no memory for: {error}. Lower it."
             ) from None
 
     # Steps.
 
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
         """See ``Store``."""
-        if self._caches:
-            distinct = {b: kernels.dedup(asked[b].index) for b in self._caches}
+        if self._cache:
+            distinct = {b: kernels.dedup(asked[b].index) for b in self._cache}
             trains = all(wanted.grouping is not None for wanted in asked)
-            with self._lock:
+            with self._changed:
                 self._noted[step] = _Noted(step, trains, distinct)
                 self._waiting.append(step)
+            if self.device is None:  # a device's rows are brought between ``gather`` and ``learn``
+                self._ahead()
 
     def extend(self, step: int, asked: Sequence[Asked]) -> None:
         """See ``Store``. Rows that it had keep their slots, unless they have to make room."""
-        if not self._caches:
+        if not self._cache:
             return
-        self._wait()
-        with self._lock:
-            noted = self._noted[step]
-            noted.distinct = {b: kernels.dedup(asked[b].index) for b in self._caches}
-            gathered = step in self._gathered
-            self._admitted = [s for s in self._admitted if s != step]
-        for cache in self._caches.values():
-            cache.release(step)
-        if gathered:
-            with self._aside():
-                for b, cache in self._caches.items():
-                    cache.admit(step, noted.distinct[b][0])
-            for cache in self._caches.values():
-                cache.load(step)
+        self._taken_over(step)
+        noted = self._noted[step]
+        noted.distinct = {b: kernels.dedup(asked[b].index) for b in self._cache}
+        self._cache.release(step)
+        if step in self._gathered:
+            self._brought(noted)
+        else:
+            with self._changed:
+                self._waiting.insert(0, step)
 
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """See ``Store``."""
-        if self._caches and step not in self._gathered:
+        if self._cache and step not in self._gathered:
+            began_s = time.perf_counter()
             self._gathered.add(step)
-            self._wait()
             self._give_up_before(step)
-            if step not in self._admitted or not all(cache.waits(step) for cache in self._caches.values()):
-                self._admit(self._noted[step])
-            with self._lock:
-                self._admitted = [s for s in self._admitted if s != step]
-            for cache in self._caches.values():
-                cache.load(step)
+            noted = self._noted[step]
+            if self._taken_over(step) and self._cache.waits(step):
+                self._cache.load(step)
+            else:
+                self._cache.release(step)
+                self._brought(noted)
+            if noted.trains:
+                self._waited_s += time.perf_counter() - began_s
         super().gather(step, asked, values)
         self._ahead()
 
     def learn(self, step: int, *args: Any, **kwargs: Any) -> None:
         """See ``Store``."""
         super().learn(step, *args, **kwargs)
-        self._wait()
+        self._rest()
 
     def release(self, step: int) -> None:
         """See ``Store``."""
         super().release(step)
-        if self._caches:
-            self._wait()
-            for cache in self._caches.values():
-                cache.release(step)
+        if self._cache:
+            self._rest()
+            self._cache.release(step)
             self._gathered.discard(step)
-            with self._lock:
+            with self._changed:
                 self._noted.pop(step, None)
+            if self.device is None:
+                self._ahead()  # there may be room now
 
     def _worked(self, step: int, block: int, asked: Asked) -> Worked:
-        cache = self._caches.get(block)
-        if cache is None:
+        if block not in self._cache:
             return super()._worked(step, block, asked)
         unique, inverse = self._noted[step].distinct[block]
-        places = cache.places(step)
+        places = self._cache.places(step, block)
         if len(asked.index) != len(inverse):  # a part of the bags
             inverse = np.searchsorted(np.asarray(unique), np.asarray(asked.index))
         if asked.grouping is not None and len(asked.grouping.unique) != len(places):  # a part of the rows
@@ -145,58 +188,104 @@ class CachedStore(MemoryStore):
         index = self._there(places)[inverse]
         maxima = asked.maxima and replace(asked.maxima, index=index[len(index) - len(asked.maxima.index) :])
         at_places = replace(asked, index=index, grouping=grouping, maxima=maxima)
-        return Worked(at_places, cache.rows, cache.states, unique)
+        return Worked(at_places, self._cache.rows(block), self._cache.states(block), unique)
 
     def _there(self, array: Ints) -> Any:
         return array if self.device is None else self.device.array(array)
 
     def _will_change(self, step: int, works: Sequence[Worked]) -> None:
         for b, (held, work) in enumerate(zip(self.held, works, strict=True)):
-            if b in self._caches:
-                self._caches[b].changes(step)
+            if b in self._cache:
+                self._cache.changes(step, b)
             elif len(work.asked.index):
                 held.will_change(work.unique)
 
     def _give_up_before(self, step: int) -> None:
-        """Takes a step out of those that are to come, and those that it shows to have been given up.
+        """Takes steps out that this one shows to have been given up.
 
         One that is only read may come before others that were routed earlier, and shows nothing of them. One that is
         learned from comes after all that were: what of them still waits, as of an evaluation cut short, never comes.
         """
-        with self._lock:
-            over = list[int]()
-            if self._noted[step].trains and step in self._waiting:
-                over, self._waiting = self._waiting[: (at := self._waiting.index(step))], self._waiting[at + 1 :]
-            self._waiting = [s for s in self._waiting if s != step]
-            for other in over:
-                del self._noted[other]
-            self._admitted = [s for s in self._admitted if s not in over]
+        with self._changed:
+            if not self._noted[step].trains or step not in self._waiting:
+                return
+            at = self._waiting.index(step)
+            over, self._waiting = self._waiting[:at], self._waiting[at:]
         for other in over:
-            for cache in self._caches.values():
-                cache.release(other)
+            self._taken_over(other)
+            self._cache.release(other)
+            with self._changed:
+                del self._noted[other]
+
+    def _taken_over(self, step: int) -> bool:
+        """The step does not wait any more, and is not brought by the thread; whether it has been."""
+        with self._changed:
+            self._waiting = [s for s in self._waiting if s != step]
+            self._changed.wait_for(lambda: self._bringing != step)
+            had = step in self._admitted
+            self._admitted = [s for s in self._admitted if s != step]
+            if self._failure is not None:
+                raise self._failure
+        self._rest()
+        return had
+
+    def _brought(self, noted: _Noted) -> None:
+        """Every row of the step has its place."""
+        with self._aside():
+            self._cache.admit(noted.step, noted.rows, keeps=noted.trains)
+        self._cache.load(noted.step)
 
     def _ahead(self) -> None:
-        """Begins to bring the rows of the step that comes next, if it is known by now."""
+        """Begins to bring rows of steps that come, if any are known by now."""
         if self._pool is None:
             return
-        with self._lock:
-            trained = any(self._noted[s].trains for s in self._admitted)
-            others = (s for s in self._waiting if s not in self._admitted)
-            # one that is learned from at a time; an evaluation may come before it
-            coming = next((s for s in others if not (trained and self._noted[s].trains)), None)
-            noted = None if coming is None or len(self._admitted) >= _MOST_ADMITTED else self._noted[coming]
-        if noted is not None:
-            self._running = self._pool.submit(self._admit, noted)
+        with self._changed:
+            if not self._runs and self._failure is None and self._coming() is not None:
+                self._runs = True
+                self._running = self._pool.submit(self._bring)
 
-    def _admit(self, noted: _Noted) -> None:
-        with self._aside():
-            for b, cache in self._caches.items():
-                cache.admit(noted.step, noted.distinct[b][0])
-        with self._lock:
-            self._admitted.append(noted.step)
+    def _coming(self) -> _Noted | None:
+        """The step whose rows are to be brought next; None: there is none, or they have to wait for room."""
+        if self._bringing is not None:
+            return None
+        ahead = [self._noted[s] for s in self._admitted]
+        coming = next(
+            (self._noted[s] for s in self._waiting if self._noted[s].trains and s not in self._admitted), None
+        )
+        if coming is None or (ahead and (self.device is not None or not self._leaves_room([*ahead, coming]))):
+            return None
+        return coming
+
+    def _leaves_room(self, ahead: Sequence[_Noted]) -> bool:
+        """Whether rows of these steps leave enough slots of every block to those under way."""
+        slots = {b: self._cache.slots(b) // _SHARE_AHEAD for b in self._cache}
+        return all(sum(len(of.distinct[b][0]) for of in ahead) <= n for b, n in slots.items())
+
+    def _bring(self) -> None:
+        """Brings rows of steps to come, one after the other, until there is none or they have to wait."""
+        while True:
+            with self._changed:
+                if self._failure is not None or (noted := self._coming()) is None:
+                    self._runs = False
+                    return
+                self._bringing = noted.step
+            try:
+                with self._aside():
+                    self._cache.admit(noted.step, noted.rows)
+            except BaseException as error:  # said by the step
+                self._failure = error
+            with self._changed:
+                self._admitted.append(noted.step)
+                self._bringing = None
+                self._changed.notify_all()
 
     def _aside(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.device is None else self.device.aside()
+
+    def _rest(self) -> None:
+        """On a device rows are not brought while others change, or go."""
+        if self.device is not None:
+            self._wait()
 
     def _wait(self) -> None:
         """Nothing is being brought any more."""
@@ -207,24 +296,26 @@ class CachedStore(MemoryStore):
     def close(self) -> None:
         """See ``Store``."""
         if self._pool is not None:
+            with self._changed:
+                self._waiting.clear()
             self._wait()
             self._pool.shutdown()
 
     # The rows below.
 
     def _settled(self, block: int) -> None:
-        if block in self._caches:
-            self._caches[block].flush()
+        if block in self._cache:
+            self._cache.flush(block)
 
     def _cleared(self, block: int) -> None:
-        if block in self._caches:
-            self._caches[block].clear()
+        if block in self._cache:
+            self._cache.clear(block)
 
     def _refreshed(self, block: int, rows: Ints) -> None:
-        if block in self._caches:
-            self._caches[block].refresh(rows)
+        if block in self._cache:
+            self._cache.refresh(block, rows)
 
     def figures(self) -> dict[str, float]:
-        """See ``Store``; and how often rows were in the caches."""
-        counts = sum((cache.counts for cache in self._caches.values()), start=CacheCounts())
-        return {**super().figures(), **(counts.figures() if self._caches else {})}
+        """See ``Store``; how often rows were in the cache, and for how long steps have waited for the others."""
+        mine = {**self._cache.counts.figures(), "rows_waited_s": self._waited_s} if self._cache else {}
+        return {**super().figures(), **mine}

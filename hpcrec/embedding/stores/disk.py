@@ -19,6 +19,7 @@ from hpcrec.embedding.blocks import Block, blocks_of
 from hpcrec.embedding.frozen import Values
 from hpcrec.embedding.held_rows import HeldRows
 from hpcrec.embedding.room import MAP_BYTES_A_SLOT, bytes_of, slots_for
+from hpcrec.embedding.stores.cache import Backing, Moved
 from hpcrec.embedding.stores.cached import CachedStore
 from hpcrec.errors import ConfigError
 from hpcrec.plan.memory import Elsewhere, to_disk
@@ -45,15 +46,15 @@ class DiskRows(HeldRows):
 
     def __init__(self, block: Block, arrays: Values, tier: Tier, number: int, first: FirstValues) -> None:
         super().__init__(block, arrays[""], {name: of for name, of in arrays.items() if name})
-        self._tier, self._number, self._first = tier, number, first
+        self._tier, self.number, self.first = tier, number, first
 
     def fetch(self, numbers: Ints) -> Values:
         """See ``HeldRows``."""
         found = {name: np.empty((len(numbers), *of.shape[1:]), of.dtype) for name, of in self.columns.items()}
-        reading = self._tier.read({self._number: Wanted(numbers, found)})
-        new = np.flatnonzero(~reading.wait()[self._number])
+        reading = self._tier.read({self.number: Wanted(numbers, found)})
+        new = np.flatnonzero(~reading.wait()[self.number])
         if len(new):
-            for name, values in self._first(numbers[new]).items():
+            for name, values in self.first(numbers[new]).items():
                 found[name][new] = values
         return found
 
@@ -65,7 +66,7 @@ class DiskRows(HeldRows):
 
     def _write(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
         whole = {name: np.ascontiguousarray(columns[name], of.dtype) for name, of in self.columns.items()}
-        self._tier.write({self._number: Wanted(numbers, whole)})
+        self._tier.write({self.number: Wanted(numbers, whole)})
 
     def put(self, where: Ints, rows: Floats | float, states: Mapping[str, float]) -> None:
         """See ``HeldRows``."""
@@ -94,6 +95,35 @@ class DiskRows(HeldRows):
 
     def _copies(self, rows: slice | Ints) -> Values:
         return self.fetch(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
+
+
+class TierBacking:
+    """A cache's rows are those of ``DiskRows``: all blocks in one batch, from and to their places there."""
+
+    def __init__(self, tier: Tier, rows: Mapping[int, DiskRows]) -> None:
+        self._tier, self._rows = tier, rows
+
+    def columns(self, block: int) -> Mapping[str, Floats]:
+        """See ``Backing``."""
+        return self._rows[block].columns
+
+    def fetch(self, moved: Mapping[int, Moved]) -> None:
+        """See ``Backing``."""
+        reading = self._tier.read(
+            {self._rows[b].number: Wanted(of.rows, of.columns, of.places) for b, of in moved.items()}
+        )
+        found = reading.wait()
+        for b, of in moved.items():
+            new = np.flatnonzero(~found[self._rows[b].number])
+            if len(new):
+                for name, values in self._rows[b].first(of.rows[new]).items():
+                    of.columns[name][of.places[new]] = values
+
+    def write_back(self, moved: Mapping[int, Moved]) -> None:
+        """See ``Backing``."""
+        for b, of in moved.items():
+            self._rows[b].will_change(of.rows)
+        self._tier.write({self._rows[b].number: Wanted(of.rows, of.columns, of.places) for b, of in moved.items()})
 
 
 class DiskStore(CachedStore):
@@ -164,6 +194,9 @@ class DiskStore(CachedStore):
             return super()._made(block)
         arrays = {name: np.empty((0, *row), dtype) for name, (dtype, row) in self._geometry(block).items()}
         return DiskRows(block, arrays, self._tier, self._numbers[id_of(block)], partial(self._start_of, block))
+
+    def _backing(self) -> Backing:
+        return TierBacking(self._tier, {b: held for b, held in enumerate(self.held) if isinstance(held, DiskRows)})
 
     def _start_of(self, block: Block, numbers: Ints) -> Values:
         """First values of rows; of dynamic tables zeros, until they are given to an id."""
