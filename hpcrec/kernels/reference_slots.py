@@ -58,7 +58,7 @@ class SlotMap:
         """Slots are used; -1 is none."""
         good = (slots >= 0) & (slots < self.ids.size)
         self._use(slots[good], clock)
-        checks.require_below("slots", slots[slots != -1], self.ids.size)
+        checks.require_below("slots", np.where(slots == -1, 0, slots), self.ids.size)
 
     def remove(self, ids: Ints) -> Ints:
         """Slots that are empty from now on, -1 where ids had none."""

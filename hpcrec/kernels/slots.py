@@ -1,4 +1,4 @@
-"""A map of 64-bit ids to a fixed number of slots, on a device: what a cache of rows is found by.
+"""A map of 64-bit ids to a fixed number of slots, on the host or a device: what a cache of rows is found by.
 
 The map says which id has which slot; what is in the slots is known above. It is set-associative: an id can lie in 32
 slots alone, chosen by its hash, so that it is found by one read of 256 bytes and inserted without a chain. Some sets
@@ -8,7 +8,8 @@ Shapes: K ids of a call.
 
 from typing import Any, Literal, NamedTuple
 
-from hpcrec.kernels import checks, reference_slots
+from hpcrec.kernels import checks, native, native_slots, reference_slots
+from hpcrec.kernels.backend import active
 from hpcrec.kernels.device import Device
 from hpcrec.kernels.device_array import DeviceArray
 from hpcrec.kernels.reference_mix import WORD
@@ -59,7 +60,8 @@ class SlotMap:
     seed : int
         Of the hash that spreads ids over sets; -2^63 to 2^64 - 1, taken modulo 2^64.
     device : Device or None
-        Where the map is; None: on the host, by the definition in NumPy, which is slow.
+        Where the map is; None: on the host, by native kernels, or by their definition in NumPy, many times slower,
+        where that is the backend in use or the native module is not built.
 
     Raises
     ------
@@ -83,9 +85,13 @@ class SlotMap:
         seed = checks.whole("seed", seed, -checks.LARGEST - 1, WORD) & WORD
         self._capacity = capacity
         self._device = device
-        self._map: Any = (
-            reference_slots.SlotMap(capacity, evict, seed) if device is None else device.slot_map(capacity, evict, seed)
-        )
+        self._map: Any
+        if device is not None:
+            self._map = device.slot_map(capacity, evict, seed)
+        elif active() == "reference" or not native.available():
+            self._map = reference_slots.SlotMap(capacity, evict, seed)
+        else:  # the host's part of a run on a device too
+            self._map = native_slots.SlotMap(capacity, evict, seed)
 
     @property
     def capacity(self) -> int:

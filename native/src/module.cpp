@@ -11,6 +11,7 @@
 #include "hpcrec/bind_copies.h"
 #include "hpcrec/bind_pages.h"
 #include "hpcrec/bind_requests.h"
+#include "hpcrec/bind_slots.h"
 #include "hpcrec/chunks.h"
 #include "hpcrec/fm.h"
 #include "hpcrec/halves.h"
@@ -793,6 +794,7 @@ NB_MODULE(_native, m) {
   hpcrec::bind_copies(m);
   hpcrec::bind_pages(m);
   hpcrec::bind_requests(m);
+  hpcrec::bind_slots(m);
   bind_lookup<float>(m);
   bind_lookup<double>(m);
   bind_learn<float>(m);

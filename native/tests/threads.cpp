@@ -26,6 +26,7 @@
 #include "hpcrec/maximum.h"
 #include "hpcrec/parallel.h"
 #include "hpcrec/positions.h"
+#include "hpcrec/slots.h"
 #include "hpcrec/threshold.h"
 #include "hpcrec/unpack.h"
 
@@ -140,6 +141,25 @@ void id_map(Random& random) {
       return bits;
     });
   }
+}
+
+void slot_map(Random& random) {
+  const int64_t n = 100'000, capacity = 32 * 1'000;
+  const Ints ids = integers(random, 3 * n, 0, 2 * n);
+  same("slot map", [&] {
+    Ints held(capacity, hpcrec::no_slot_id), uses(capacity), slots(n), evicted(n);
+    const hpcrec::Slots map{held.data(), capacity, 7};
+    Bits bits;
+    for (int32_t clock = 1; clock < 3; ++clock) {
+      hpcrec::admit_slots(map, uses.data(),
+                          {ids.data() + (clock - 1) * n, n, clock, clock, slots.data(), evicted.data()});
+      bits.add(slots);
+      bits.add(evicted);
+    }
+    hpcrec::find_slots(map, ids.data() + 2 * n, n, slots.data());
+    bits.add(slots);
+    return bits;
+  });
 }
 
 void message_kernels(Random& random) {
@@ -550,6 +570,7 @@ int main(int argc, char** argv) {
     Random random(round);
     ids_kernels(random);
     id_map(random);
+    slot_map(random);
     message_kernels(random);
     largest_of_vectors(random);
     thresholded_messages(random);

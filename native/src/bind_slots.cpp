@@ -1,0 +1,65 @@
+// Bindings of the slot map; see module.cpp. Sizes and types are looked at by hpcrec/kernels/slots.py.
+#include "hpcrec/bind_slots.h"
+
+#include <nanobind/ndarray.h>
+
+#include "hpcrec/slots.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hpcrec {
+namespace {
+template <class T> using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+template <class T> using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+using Ids = In<int64_t>;
+
+template <class A> int64_t size(const A& array) {
+  return static_cast<int64_t>(array.size());
+}
+Slots slots_of(const Out<int64_t>& held, uint64_t seed) {
+  return {held.data(), size(held), seed};
+}
+template <class F> auto without_gil(F&& f) {
+  nb::gil_scoped_release release;
+  return f();
+}
+
+// By the type of uses: clocks, or counts and clocks.
+template <class U> void bind_uses(nb::module_& m) {
+  m.def(
+      "admit_slots",
+      [](Out<int64_t> held, Out<U> uses, uint64_t seed, Ids ids, int32_t clock, int32_t keep_from, Out<int64_t> slots,
+         Out<int64_t> evicted) {
+        const SlotCall call{ids.data(), size(ids), clock, keep_from, slots.data(), evicted.data()};
+        return without_gil([&] { return admit_slots(slots_of(held, seed), uses.data(), call); });
+      },
+      "held"_a.noconvert(), "uses"_a.noconvert(), "seed"_a, "ids"_a, "clock"_a, "keep_from"_a, "slots"_a.noconvert(),
+      "evicted"_a.noconvert());
+  m.def(
+      "touch_slots",
+      [](Out<U> uses, Ids slots, int32_t clock) {
+        without_gil([&] { touch_slots(uses.data(), size(uses), slots.data(), size(slots), clock); });
+      },
+      "uses"_a.noconvert(), "slots"_a, "clock"_a);
+}
+}  // namespace
+
+void bind_slots(nb::module_& m) {
+  bind_uses<int32_t>(m);
+  bind_uses<int64_t>(m);
+  m.def(
+      "find_slots",
+      [](Out<int64_t> held, uint64_t seed, Ids ids, Out<int64_t> slots) {
+        without_gil([&] { find_slots(slots_of(held, seed), ids.data(), size(ids), slots.data()); });
+      },
+      "held"_a.noconvert(), "seed"_a, "ids"_a, "slots"_a.noconvert());
+  m.def(
+      "remove_slots",
+      [](Out<int64_t> held, uint64_t seed, Ids ids, Out<int64_t> slots) {
+        without_gil([&] { remove_slots(slots_of(held, seed), ids.data(), size(ids), slots.data()); });
+      },
+      "held"_a.noconvert(), "seed"_a, "ids"_a, "slots"_a.noconvert());
+}
+
+}  // namespace hpcrec
