@@ -150,6 +150,10 @@ class CachePlan:
         self._dirty[slots[new]] = False
         return Some(evicted[gone], slots[gone]), Some(numbers[new], slots[new]), slots
 
+    def lacks(self, step: int) -> bool:
+        """Whether a step has rows without a place."""
+        return bool((self._pinned[step].places < 0).any())
+
     def late(self, step: int) -> Some:
         """Gives places to the rest of a step's rows; returns those that are to be copied there."""
         pinned, behind = self._pinned[step], self._behind
