@@ -6,6 +6,7 @@ store, which ids a step asks for is for the exchange.
 """
 
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class DynamicRows:
         self.spare = family.part_rows(number)
         self.refused = self.dropped = 0
         self._lives: Ints | None = None
-        self._map = self._new()
+        self._map, self._lock = self._new(), Lock()  # of the map: steps to come are looked up by another thread
 
     def _new(self) -> kernels.IdMap:
         rules = self.family.dynamic
@@ -95,7 +96,8 @@ class DynamicRows:
 
     def find(self, ids: Ints) -> Ints:
         """Rows of any ids [K]; ``spare`` where an id has none. Changes nothing."""
-        return self._or_spare(self._map.find(ids))
+        with self._lock:
+            return self._or_spare(self._map.find(ids))
 
     def admit(self, unique: Ints) -> tuple[Ints, Ints]:
         """Rows of the distinct ids [U] of one training step, and which of them are new to their rows.
@@ -107,7 +109,8 @@ class DynamicRows:
         (int64 [U], int64 [M])
             Rows, ``spare`` where an id has none; and places in ``unique``.
         """
-        found = self._map.admit(unique)
+        with self._lock:
+            found = self._map.admit(unique)
         self.refused += int(np.count_nonzero(found.rows < 0))
         if self._lives is not None:
             self._lives[found.rows[found.fresh]] += 1

@@ -43,7 +43,7 @@ class Store(Protocol):
     ``gather`` and ``learn`` may come in two calls, of some bags and some rows each; ``extend`` changes what is asked.
     Several steps may be between ``gather`` and ``release``. ``find`` comes before: rows of dynamic tables are given in
     the order of its calls. One call at a time of ``gather``, ``learn``, ``release`` and a ``find`` that admits;
-    ``prefetch`` may come from another thread. A step's arrays are the device's, where there is one.
+    ``prefetch`` and ``foresee`` may come from another thread. A step's arrays are the device's, where there is one.
     """
 
     @property
@@ -90,8 +90,18 @@ class Store(Protocol):
         The mean over the columns that are here, where each has its own.
         """
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether ``foresee`` is of use."""
+
+    def foresee(self, step: int, rows: Sequence[Ints]) -> None:
+        """A step that will be learned from, and by block rows that ``prefetch`` will be given, as far as is known."""
+
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
-        """A step that will be gathered, and its rows by block. Steps that are learned are gathered in this order."""
+        """A step that will be gathered, and its rows by block. Steps that are learned are gathered in this order.
+
+        Where a step was foreseen, in the order of these calls.
+        """
 
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """Pooled vectors of all bags, to where they lie in ``values``; perhaps in two calls, of some bags each."""

@@ -76,6 +76,12 @@ class Cells:
         p_I, i_I = np.nonzero(cell_PS >= 0)
         return Those(cell_PS[p_I, i_I], p_I, streams[i_I], bases_GS[self.sets_P[p_I], i_I])
 
+    def rows(self, those: Those) -> Ints:
+        """The rows that they ask for."""
+        cells, cell_I = self.received.cells, those.cell_I
+        taken = ranges(cumulative(cells[:, 2])[cell_I], cells[cell_I, 2])
+        return shifted(self.ids[taken], cells[cell_I, 2], those.base_I, over=True)
+
     def of(self, those: Those, width: int, *, gradients: bool, before: Asked | None = None) -> Part:
         """What they ask for; ``before``: what was asked of the same rows, in another block."""
         cells, cell_I = self.received.cells, those.cell_I

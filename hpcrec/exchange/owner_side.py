@@ -20,7 +20,6 @@ import numpy as np
 
 from hpcrec import kernels
 from hpcrec.embedding.asked import Asked, Maxima, some_bags, some_rows, with_maxima, without_any
-from hpcrec.embedding.blocks import Part as BlockPart
 from hpcrec.embedding.load import Load
 from hpcrec.embedding.sets import name_in
 from hpcrec.embedding.store import NormSum, Store
@@ -35,7 +34,7 @@ from hpcrec.exchange.rules import OwnerRules
 from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.staged import Mover, brought, written
 from hpcrec.exchange.substitute import Substitute
-from hpcrec.exchange.work import Parts, Served, Spans
+from hpcrec.exchange.work import Parts, Served, Spans, ages_of
 from hpcrec.operators.base import Operator
 from hpcrec.types import Floats, Ints
 
@@ -230,13 +229,24 @@ class OwnerSide:
         spans = Spans(senders, sets_P, value_base, value_base + values_P + partial_P, counts[:, : self._valued])
         served = Served(value_bytes_R, gradient_bytes_R, spans, partials, None, verdict_at, verdict_in)
         served.find = partial(self._works, received, cell_PE, sets_P, places, ids_at, train=train)
+        served.number = next(self._numbers)
         if self._marks is not None and train:
             served.parts = self._parts(self._marks, received, entry_N, cell_PE, places)
         if not self._families:
             self._find(served)
+        elif train and self.store.looks_ahead:
+            ids = self._rows_of(received, sets_P, train=False)
+            self._foresee(served.number, Cells(received, ids, cell_PE, sets_P, self._entry_S, places))
         if train:
             self.load.add_time("read", began_s)
         return served
+
+    def _foresee(self, number: int, cells: Cells) -> None:
+        """Tells the store which rows a step will ask for, as far as ids have rows by now."""
+        streams_B = zip(self._streams_of, self._maxima_of, strict=True)
+        self.store.foresee(
+            number, [np.concatenate([cells.rows(cells.those(*of)) for of in both]) for both in streams_B]
+        )
 
     def _parts(self, marks: Marks, received: Received, entry_N: Ints, cell_PE: Ints, at_PS: tuple[Ints, Ints]) -> Parts:
         """Which bags are early, and where the vectors that cross are; tells the step before which are urgent."""
@@ -266,7 +276,7 @@ class OwnerSide:
     def _find(self, served: Served) -> None:
         """Which rows are asked for, unless that is known."""
         if served.find is not None:
-            (served.works, served.apart, bags_of), served.find, served.number = served.find(), None, next(self._numbers)
+            (served.works, served.apart, bags_of), served.find = served.find(), None
             if served.parts is not None:
                 served.parts.bags_of = bags_of
 
@@ -438,24 +448,9 @@ class OwnerSide:
     def ages(self, served: Served, most: int) -> Ints:
         """Of the distinct rows that a step asks for: how many lack 0, 1, ... updates of steps that were answered.
 
-        A row counts at one rank, once for all tables that share its ids.
-
-        Returns
-        -------
-        int64 [most]
+        Int64 [most]. A row counts at one rank, once for all tables that share its ids.
         """
-        found = np.zeros(most, np.int64)
-        for number, (block, asked) in enumerate(zip(self.store.blocks, served.works, strict=True)):
-            assert asked.grouping is not None, "it is learned from"
-            spans = [(p.base, p.base + p.rows) for p in block.parts if _stands_for_its_rows(p)]
-            rows = _within(np.asarray(asked.grouping.unique), spans)
-            lacks = np.zeros(len(rows), np.int64)
-            for before in self._unlearned.values():
-                other = before.works[number].grouping
-                assert other is not None, "it is learned from"
-                lacks += np.isin(rows, np.asarray(other.unique))
-            found += np.bincount(lacks, minlength=most)
-        return found
+        return ages_of(self.store.blocks, served, self._unlearned.values(), most)
 
     def answer_part(self, served: Served, values: Floats, *, early: bool) -> Packed:
         """Gathers the early bags' vectors, or the others', to their places in ``values``; returns what crosses."""
@@ -583,15 +578,3 @@ class OwnerSide:
         if self.rules is not None:
             self.rules.learned(served.works, served.pushed)
         self.load.add_time("update", began_s + waited_s)
-
-
-def _stands_for_its_rows(part: BlockPart) -> bool:
-    """Of the parts of columns, copies and tables that have the same rows: whether it is the first."""
-    first = part.number == 0 if part.family.kind == "replicate" else part.columns[0] == 0
-    return first and part.table == part.family.tables[0]
-
-
-def _within(rows: Ints, spans: Sequence[tuple[int, int]]) -> Ints:
-    """Those of rising rows that lie in these spans."""
-    places = [slice(*np.searchsorted(rows, span).tolist()) for span in spans]
-    return np.concatenate([rows[:0], *(rows[place] for place in places)])

@@ -1,11 +1,13 @@
 """What one step asks of a holder, and where its streams are in the messages. Knows no MPI."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hpcrec.embedding.asked import Asked
+from hpcrec.embedding.blocks import Block
+from hpcrec.embedding.blocks import Part as BlockPart
 from hpcrec.exchange.copies import Served as ServedApart
 from hpcrec.exchange.parts import Places
 from hpcrec.exchange.substitute import Sent
@@ -123,3 +125,37 @@ class Served:
     def gradients_behind(self) -> int:
         """Elements of the gradients of those vectors, and of single ids: of one block at a time."""
         return self.values_behind + max((w.maxima.elements for w in self.works if w.maxima is not None), default=0)
+
+
+def ages_of(blocks: Sequence[Block], served: Served, unlearned: Iterable[Served], most: int) -> Ints:
+    """Of the distinct rows that a step asks for: how many lack 0, 1, ... updates of steps that were answered.
+
+    Returns
+    -------
+    int64 [most]
+        A row counts at one rank, once for all tables that share its ids.
+    """
+    found, others = np.zeros(most, np.int64), list(unlearned)
+    for number, (block, asked) in enumerate(zip(blocks, served.works, strict=True)):
+        assert asked.grouping is not None, "it is learned from"
+        spans = [(p.base, p.base + p.rows) for p in block.parts if _stands_for_its_rows(p)]
+        rows = _within(np.asarray(asked.grouping.unique), spans)
+        lacks = np.zeros(len(rows), np.int64)
+        for before in others:
+            other = before.works[number].grouping
+            assert other is not None, "it is learned from"
+            lacks += np.isin(rows, np.asarray(other.unique))
+        found += np.bincount(lacks, minlength=most)
+    return found
+
+
+def _stands_for_its_rows(part: BlockPart) -> bool:
+    """Of the parts of columns, copies and tables that have the same rows: whether it is the first."""
+    first = part.number == 0 if part.family.kind == "replicate" else part.columns[0] == 0
+    return first and part.table == part.family.tables[0]
+
+
+def _within(rows: Ints, spans: Sequence[tuple[int, int]]) -> Ints:
+    """Those of rising rows that lie in these spans."""
+    places = [slice(*np.searchsorted(rows, span).tolist()) for span in spans]
+    return np.concatenate([rows[:0], *(rows[place] for place in places)])

@@ -24,6 +24,7 @@ from tests.stand_ins.file_store import FileStore
 
 ROWS, WIDTH, CAPACITY = 300, 4, 24
 Make = Callable[..., Store]
+Drawn = dict[str, tuple[np.ndarray, np.ndarray]]  # by table: lengths of bags, and their ids
 
 
 def on_device(name: str, room_bytes: int | None) -> Make:
@@ -99,11 +100,33 @@ class Steps:
 
     def note(self, *, train: bool) -> tuple[int, list[list[Asked]], int]:
         """A step is found and prefetched: its number, what each store is asked, and elements of its messages."""
+        return self.asks(*self.draw(), train=train)
+
+    def draw(self) -> tuple[int, Drawn]:
+        """A number, and bags."""
         number, self.n = self.n, self.n + 1
         drawn = {}
         for table, most in (("a", ROWS), ("b", ROWS // 2), ("d", 400), ("copy", 20)):
             lengths = self.rng.integers(0, 4, 25)
             drawn[table] = lengths, self.rng.zipf(1.2, int(lengths.sum())) % most
+        return number, drawn
+
+    def foresee(self, number: int, drawn: Drawn) -> None:
+        """The second store is told which rows will be asked for, as far as ids have rows."""
+        store = self.pair[1]
+        rows = [
+            np.concatenate(
+                [
+                    self.rows_of(t, drawn["a" if t == "a.wide" else t][1], store, train=False)
+                    for t in (p.table for p in block.parts)
+                ]
+            ).astype(np.int64)
+            for block in store.blocks
+        ]
+        store.foresee(number, rows)
+
+    def asks(self, number: int, drawn: Drawn, *, train: bool) -> tuple[int, list[list[Asked]], int]:
+        """What is drawn is found and prefetched."""
         both, size = [], 0
         for store in self.pair:
             asked, at = [], 0
@@ -212,6 +235,27 @@ def test_steps_are_noted_far_ahead(name: str, ahead: int) -> None:
             s.gather(noted.pop(0), train=True)
         s.learn()
     s.same()
+
+
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_steps_are_foreseen_before_ids_have_rows(name: str, ahead: int) -> None:
+    """Rows are found in the step itself: some ids have none before, others lose theirs meanwhile."""
+    s = Steps(STORES[name], "adagrad", seed=ahead)
+    coming = []
+    for step in range(30):
+        coming.append(s.draw())
+        s.foresee(*coming[-1])
+        if len(coming) > ahead:
+            s.gather(s.asks(*coming.pop(0), train=True), train=True)
+            if step % 5 == 3:
+                s.read(train=False)
+            if len(s.under_way) == 2:
+                s.learn(left_out=step % 11 == 10)
+    while s.under_way:
+        s.learn()
+    s.same()
+    assert s.pair[0].dynamic["d"].figures().evicted > 20
 
 
 @pytest.mark.parametrize("name", STORES)

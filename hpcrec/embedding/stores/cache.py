@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.stores.cache_plan import CacheCounts, CachePlan, Some
+from hpcrec.embedding.stores.cache_plan import NOTHING, CacheCounts, CachePlan, Some
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Floats, Ints
 
@@ -80,6 +80,7 @@ class Cache:
         # the host's memory is had as it is used, so there is room for any number of rows behind the slots
         self._there = {b: self._empty(b, slots + (n if device is None else 0)) for b, (n, slots) in blocks.items()}
         self._planning, self._moving = RLock(), Lock()  # taken in this order
+        self._coming: dict[int, Some] = {}  # what was read last, or is now
         self._broken = set[int]()  # blocks whose rows are not what their plans say
         self._wait()
 
@@ -142,8 +143,9 @@ class Cache:
                 moves = {b: plan.admit(step, rows[b], keeps=keeps) for b, plan in self._plans.items()}
                 self._store({b: gone for b, (gone, _) in moves.items()})
                 self._moving.acquire()  # what was decided before is read before
+                self._coming = {b: new for b, (_, new) in moves.items()}
             try:
-                self._load({b: new for b, (_, new) in moves.items()})
+                self._load(self._coming)
             finally:
                 self._moving.release()
 
@@ -193,6 +195,26 @@ class Cache:
         """The backing's rows were set anew: those that have a place are read again."""
         with self._alone():
             self._load({block: self._plans[block].find(rows)})
+
+    def put(self, block: int, rows: Ints, columns: Mapping[str, Any]) -> Ints:
+        """Sets distinct rows anew, in places that they have or are given; returns which found none, int64 [M].
+
+        Parameters
+        ----------
+        columns : dict of str to float [U, ...] or float
+            One for all rows.
+        """
+        with self._or_broken(), self._planning:
+            self._check_whole()
+            gone, places = self._plans[block].put(rows)
+            self._store({block: gone})
+            if np.isin(places, self._coming.get(block, NOTHING).places).any():
+                with self._moving:  # what is read there would come after this
+                    pass
+            here = places >= 0
+            for name, array in self._there[block].items():
+                array[places[here]] = columns[name][here] if np.ndim(columns[name]) else columns[name]
+            return np.flatnonzero(~here)
 
     def clear(self, block: int) -> None:
         """Takes all rows out as they are, those too that were admitted for steps to come."""

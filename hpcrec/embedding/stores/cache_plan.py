@@ -121,9 +121,7 @@ class CachePlan:
             Rows that have changed and have lost their slots: they are copied from there first. Then those that are to
             be copied to their slots.
         """
-        self._clock += 1
-        for other in list(self._pinned.values()):  # theirs stay, and no others
-            self._map.touch(other.places[(other.places >= 0) & (other.places < self.n_slots)], self._clock)
+        self._next_clock()
         numbers = np.asarray(rows)
         had = self._behind.find(numbers) >= 0
         asked = numbers[~had] if had.any() else rows
@@ -139,6 +137,12 @@ class CachePlan:
         self.counts.behind += int((places < 0).sum())
         self.counts.found += int((before >= 0).sum()) + int(had.sum())
         return gone, new
+
+    def _next_clock(self) -> None:
+        """Rows of steps under way stay, and no others."""
+        self._clock += 1
+        for other in list(self._pinned.values()):
+            self._map.touch(other.places[(other.places >= 0) & (other.places < self.n_slots)], self._clock)
 
     def _given(self, asked: Any, numbers: Ints, before: Ints) -> tuple[Some, Some, Ints]:
         """Slots of rows that have no place behind, -1 where one finds none."""
@@ -247,6 +251,22 @@ class CachePlan:
     def settled(self) -> None:
         """What has changed was copied."""
         self._dirty[:] = False
+
+    def put(self, rows: Ints) -> tuple[Some, Ints]:
+        """Gives slots to distinct rows [U] that are set anew, and so have changed.
+
+        Returns
+        -------
+        Some, int64 [U]
+            Who has to be copied from there first, as ``admit``; and places, -1 where a row finds none.
+        """
+        self._next_clock()
+        places = self._behind.find(rows)
+        slotless = np.flatnonzero(places < 0)
+        asked = np.ascontiguousarray(rows[slotless])
+        gone, _, places[slotless] = self._given(asked, asked, np.asarray(self._map.find(asked)))
+        self._dirty[places[places >= 0]] = True
+        return gone, places
 
     def find(self, rows: Ints) -> Some:
         """Those of these rows that have a place; they are taken to have not changed."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Condition
 from typing import Any
 
@@ -30,16 +30,31 @@ _SHARE_AHEAD = 2  # rows of steps to come have one in so many slots
 
 @dataclass(eq=False)
 class _Noted:
-    """A step whose rows are known: by cached block the distinct ones, and the place of each asked among them."""
+    """A step whose rows are known, or most of them.
+
+    Attributes
+    ----------
+    step : int
+    trains : bool
+    rows : dict of int to int64 [U]
+        Distinct ones, by cached block.
+    inverse : dict of int to int64 [K]
+        The place of each row asked among these; empty as long as the step is only foreseen.
+    placed : dict of int to int64 [U] or None
+        Rows that were given places: others than ``rows``, where it asks for others than was foreseen.
+    """
 
     step: int
     trains: bool
-    distinct: dict[int, tuple[Any, Any]]
+    rows: dict[int, Any]
+    inverse: dict[int, Any] = field(default_factory=dict)
+    placed: dict[int, Any] | None = None
 
-    @property
-    def rows(self) -> dict[int, Any]:
-        """Int64 [U] by cached block."""
-        return {b: rows for b, (rows, _) in self.distinct.items()}
+    def asks(self, distinct: Mapping[int, tuple[Any, Any]]) -> None:
+        """It is known what it asks for."""
+        self.inverse = {b: inverse for b, (_, inverse) in distinct.items()}
+        if not all(np.array_equal(np.asarray(self.rows[b]), np.asarray(rows)) for b, (rows, _) in distinct.items()):
+            self.rows = {b: rows for b, (rows, _) in distinct.items()}
 
 
 class HeldBacking:
@@ -80,6 +95,10 @@ class CachedStore(MemoryStore):
         found = {b: slots for b in range(len(self.blocks)) if (slots := self._slots(b)) is not None}
         self._cache = self._made_cache({b: (self.blocks[b].rows, slots) for b, slots in found.items()})
         self._apart = [b in self._cache for b in range(len(self.blocks))]
+        self._spares: list[list[int]] = [[] for _ in self.blocks]
+        for family, rows in self.dynamic.items():
+            for b, part in self._parts_of(family):
+                self._spares[b].append(part.base + rows.spare)
         self._noted: dict[int, _Noted] = {}  # in the order in which steps will be gathered
         self._waiting: list[int] = []  # of those, what was not gathered yet
         self._admitted: list[int] = []  # of these, what has places
@@ -112,30 +131,49 @@ class CachedStore(MemoryStore):
 
     # Steps.
 
+    @property
+    def looks_ahead(self) -> bool:
+        """See ``Store``."""
+        return bool(self._cache) and self.device is None
+
+    def foresee(self, step: int, rows: Sequence[Ints]) -> None:
+        """See ``Store``. Spare rows do not count: who has one now gets a row in the step."""
+        spares = [np.array(self._spares[b], np.int64) for b in range(len(self.blocks))]
+        known = {b: kernels.dedup(rows[b][~np.isin(rows[b], spares[b])])[0] for b in self._cache}
+        with self._changed:
+            self._noted[step] = _Noted(step, True, known)
+            self._waiting.append(step)
+        self._ahead()
+
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
         """See ``Store``."""
-        if self._cache:
-            distinct = {b: kernels.dedup(asked[b].index) for b in self._cache}
-            trains = all(wanted.grouping is not None for wanted in asked)
-            with self._changed:
-                self._noted[step] = _Noted(step, trains, distinct)
+        if not self._cache:
+            return
+        distinct = {b: kernels.dedup(asked[b].index) for b in self._cache}
+        trains = all(wanted.grouping is not None for wanted in asked)
+        with self._changed:
+            if step not in self._noted:
+                self._noted[step] = _Noted(step, trains, {b: rows for b, (rows, _) in distinct.items()})
                 self._waiting.append(step)
-            if self.device is None:  # a device's rows are brought between ``gather`` and ``learn``
-                self._ahead()
+            self._noted[step].asks(distinct)
+        if self.device is None:  # a device's rows are brought between ``gather`` and ``learn``
+            self._ahead()
 
     def extend(self, step: int, asked: Sequence[Asked]) -> None:
         """See ``Store``. Rows that it had keep their slots, unless they have to make room."""
         if not self._cache:
             return
+        waits = step not in self._gathered
         self._taken_over(step)
         noted = self._noted[step]
-        noted.distinct = {b: kernels.dedup(asked[b].index) for b in self._cache}
+        noted.asks({b: kernels.dedup(asked[b].index) for b in self._cache})
         self._cache.release(step)
-        if step in self._gathered:
-            self._brought(noted)
-        else:
+        noted.placed = None
+        if waits:
             with self._changed:
                 self._waiting.insert(0, step)
+        else:
+            self._brought(noted)
 
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """See ``Store``."""
@@ -143,8 +181,9 @@ class CachedStore(MemoryStore):
             began_s = time.perf_counter()
             self._gathered.add(step)
             self._give_up_before(step)
+            self._taken_over(step)
             noted = self._noted[step]
-            if self._taken_over(step) and self._cache.waits(step):
+            if noted.placed is noted.rows and self._cache.waits(step):
                 self._cache.load(step)
             else:
                 self._cache.release(step)
@@ -174,7 +213,8 @@ class CachedStore(MemoryStore):
     def _worked(self, step: int, block: int, asked: Asked) -> Worked:
         if block not in self._cache:
             return super()._worked(step, block, asked)
-        unique, inverse = self._noted[step].distinct[block]
+        noted = self._noted[step]
+        unique, inverse = noted.rows[block], noted.inverse[block]
         places = self._cache.places(step, block)
         if len(asked.index) != len(inverse):  # a part of the bags
             inverse = np.searchsorted(np.asarray(unique), np.asarray(asked.index))
@@ -217,23 +257,22 @@ class CachedStore(MemoryStore):
             with self._changed:
                 del self._noted[other]
 
-    def _taken_over(self, step: int) -> bool:
-        """The step does not wait any more, and is not brought by the thread; whether it has been."""
+    def _taken_over(self, step: int) -> None:
+        """The step does not wait any more, and is not brought by the thread."""
         with self._changed:
             self._waiting = [s for s in self._waiting if s != step]
             self._changed.wait_for(lambda: self._bringing != step)
-            had = step in self._admitted
             self._admitted = [s for s in self._admitted if s != step]
             if self._failure is not None:
                 raise self._failure
         self._rest()
-        return had
 
     def _brought(self, noted: _Noted) -> None:
         """Every row of the step has its place."""
         with self._aside():
             self._cache.admit(noted.step, noted.rows, keeps=noted.trains)
         self._cache.load(noted.step)
+        noted.placed = noted.rows
 
     def _ahead(self) -> None:
         """Begins to bring rows of steps that come, if any are known by now."""
@@ -259,7 +298,7 @@ class CachedStore(MemoryStore):
     def _leaves_room(self, ahead: Sequence[_Noted]) -> bool:
         """Whether rows of these steps leave enough slots of every block to those under way."""
         slots = {b: self._cache.slots(b) // _SHARE_AHEAD for b in self._cache}
-        return all(sum(len(of.distinct[b][0]) for of in ahead) <= n for b, n in slots.items())
+        return all(sum(len(of.rows[b]) for of in ahead) <= n for b, n in slots.items())
 
     def _bring(self) -> None:
         """Brings rows of steps to come, one after the other, until there is none or they have to wait."""
@@ -268,13 +307,14 @@ class CachedStore(MemoryStore):
                 if self._failure is not None or (noted := self._coming()) is None:
                     self._runs = False
                     return
-                self._bringing = noted.step
+                self._bringing, rows = noted.step, noted.rows
             try:
                 with self._aside():
-                    self._cache.admit(noted.step, noted.rows)
+                    self._cache.admit(noted.step, rows)
             except BaseException as error:  # said by the step
                 self._failure = error
             with self._changed:
+                noted.placed = rows
                 self._admitted.append(noted.step)
                 self._bringing = None
                 self._changed.notify_all()
@@ -310,6 +350,14 @@ class CachedStore(MemoryStore):
     def _cleared(self, block: int) -> None:
         if block in self._cache:
             self._cache.clear(block)
+
+    def _put(self, block: int, where: Ints, rows: Floats | float, states: Mapping[str, float]) -> None:
+        if block in self._cache and self.device is None:  # a device's places are given between two steps alone
+            left = self._cache.put(block, where, {"": rows, **states})
+            if len(left):
+                self.held[block].put(where[left], rows[left] if isinstance(rows, np.ndarray) else rows, states)
+        else:
+            super()._put(block, where, rows, states)
 
     def _refreshed(self, block: int, rows: Ints) -> None:
         if block in self._cache:

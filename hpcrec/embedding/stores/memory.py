@@ -62,6 +62,14 @@ class MemoryStore(RowStore):
         """What it changes of the formula of a rank's memory, by that section: nothing."""
         return None
 
+    @property
+    def looks_ahead(self) -> bool:
+        """See ``Store``: rows are here."""
+        return False
+
+    def foresee(self, step: int, rows: Sequence[Ints]) -> None:
+        """See ``Store``: rows are here."""
+
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
         """See ``Store``: rows are here."""
 
