@@ -15,7 +15,7 @@ from hpcrec import again, toml
 from hpcrec.config import Config, load_config, reference, to_toml, validate, with_absolute_paths, with_copied_data
 from hpcrec.config import keys as config_module
 from hpcrec.errors import ConfigError, UnreadableError
-from hpcrec.systems import baseline, codistillation, dct, des
+from hpcrec.systems import baseline, codistillation, dct, des, het, mtrains
 from hpcrec.toml.reference import field_docs
 from hpcrec.training.schedule import Schedule
 from hpcrec.types import OptimizerSpec
@@ -523,3 +523,10 @@ def test_des_is_a_position_on_the_axes():
     rest = {"data": {"train": "x"}, "run": {"folder": "y"}}
     config = validate({**rest, **des.configuration()}, "des")
     assert (config.exchange.form, config.exchange.ids) == ("partial", "read")
+
+
+def test_het_and_mtrains_are_positions_on_the_axes():
+    rest = {"data": {"train": "x"}, "run": {"folder": "y"}}
+    assert validate({**rest, **het.configuration(30)}, "het").policy.staleness == 30
+    store = validate({**rest, **mtrains.configuration("/scratch/rows", 1_000_000)}, "mtrains").store
+    assert (store.name, store.path, store.memory_bytes) == ("disk", "/scratch/rows", 1_000_000)

@@ -36,7 +36,11 @@ CASES: dict[str, dict[str, Any]] = {
         "embedding": {"optimizer": {"name": "sgd", "lr": 0.1}},
     },
     "ids that owners read": {"exchange": {"ids": "read"}},
-    "far ahead": {"exchange": {"prefetch": 3}},
+    "far ahead": {"exchange": {"prefetch": 4}},
+    "two ahead, of several steps under way": {
+        "exchange": {"prefetch": 2},
+        "policy": {"name": "hybrid", "staleness": 1},
+    },
     "not ahead": {"exchange": {"prefetch": 0}},
     "left out": {"train": {"nonfinite": "skip"}},
 }

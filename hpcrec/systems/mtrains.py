@@ -1,0 +1,40 @@
+"""MTrainS: tables larger than memory on tiers of memory, rows brought up by the ids of coming batches, no bit changed.
+
+Citation: [MTRAINS], H. T. Kassa et al., *MTrainS: Improving DLRM training efficiency using heterogeneous memories*.
+
+The paper's terms:
+
+block-addressable storage, key-value store  -> the tier, a log of segments (``hpcrec.disk``)
+cache above it, with pinned rows            -> ``embedding.stores.cache_plan``: slots, and places behind them
+scratch pad of conflict misses              -> these places, of rows of steps under way that find no slot
+prefetch by the ids of coming batches       -> ``exchange.prefetch`` steps ahead (``embedding.stores.cached``)
+deferred initialisation                     -> a row that was never written starts from (seed, table, id)
+HBM over DRAM                               -> ``store.name = "gpu"`` with ``store.memory_bytes``: the same cache
+
+Departures from the paper: the tier is a log of our own in place of RocksDB, for rows change once for every read; a row
+has one place whatever steps want it, so that an update lands there without pointers that are rewritten; an evaluation
+takes no slot from training; ids of dynamic tables are foreseen as far as they have rows. Not there yet: three tiers in a
+chain (a device over memory over a disk); byte-addressable memory.
+"""
+
+from typing import Any
+
+
+def configuration(path: str, memory_bytes: int) -> dict[str, Any]:
+    """Its positions on the axes, for ``config.validate`` together with data and a run folder.
+
+    Parameters
+    ----------
+    path : str
+        A folder on each host's own disk.
+    memory_bytes : int
+        Of each owner.
+    """
+    return {
+        "topology": {"mode": "split"},
+        "exchange": {"form": "pooled", "codec": "fp32", "prefetch": 2},
+        "policy": {"name": "sync"},
+        "embedding": {"optimizer": {"name": "rowwise_adagrad", "lr": 0.02}},
+        "store": {"name": "disk", "path": path, "memory_bytes": memory_bytes},
+        "dense": {"reducer": "horovod"},
+    }
