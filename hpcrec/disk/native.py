@@ -37,7 +37,7 @@ def unpack_rows(of: Layout, pages: Bytes, number: Ints, row: Ints, at: Ints, int
 
 
 class PageIo:
-    """See the reference. ``ring``: by io_uring, else by as many threads as ``depth``.
+    """See the reference: by io_uring, or by as many threads as ``depth``.
 
     Raises
     ------
@@ -45,8 +45,8 @@ class PageIo:
         The system lets no io_uring be had.
     """
 
-    def __init__(self, ring: bool, depth: int, page_bytes: int) -> None:
-        self._io = loaded.PageIo(ring, depth, page_bytes)
+    def __init__(self, way: str, depth: int, page_bytes: int) -> None:
+        self._io = loaded.PageIo(way, depth, page_bytes)
         self._kept: dict[int, tuple[Any, ...]] = {}  # memory of batches that nobody has waited for
         self.n_bytes = int(self._io.n_bytes)
 

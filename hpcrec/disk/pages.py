@@ -1,6 +1,6 @@
 """Rows in pages and out of them, and who reads and writes: natively, or, where that is not built, by the definition."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hpcrec.disk import native, reference
 from hpcrec.errors import ConfigError
@@ -13,9 +13,10 @@ seal_pages = _here.seal_pages
 check_pages = _here.check_pages
 unpack_rows = _here.unpack_rows
 
-Way = Literal["auto", "io_uring", "threads"]
+Way = Literal["auto", "io_uring", "threads", "mapped"]
 RING_DEPTH = 128
 THREADS = 64
+MAPPED_THREADS = 4  # copy, and wait for nothing
 
 
 def page_io(way: Way, page_bytes: int, depth: int | None = None) -> tuple[Any, str]:
@@ -24,26 +25,29 @@ def page_io(way: Way, page_bytes: int, depth: int | None = None) -> tuple[Any, s
     Parameters
     ----------
     way : str
-        ``io_uring``; ``threads``, each with one request at a time; ``auto``: the first where the system lets it be had.
+        ``io_uring``; ``threads``, each with one request at a time; ``mapped``: threads that read where the file is
+        mapped, for memory that keeps what is in it; ``auto``: the first where the system lets it be had, else threads.
     page_bytes : int
     depth : int, optional
-        Requests under way, at most; default: ``RING_DEPTH`` or ``THREADS``.
+        Requests under way, at most; default: ``RING_DEPTH``, ``THREADS`` or ``MAPPED_THREADS``.
 
     Raises
     ------
     ConfigError
         There is no such way, or the system lets no io_uring be had and ``way`` asks for it.
     """
-    if way not in ("auto", "io_uring", "threads"):
-        raise ConfigError(f"store.io is {way!r}; allowed are 'auto', 'io_uring', 'threads'")
+    if way not in get_args(Way):
+        raise ConfigError(f"store.io is {way!r}; allowed are {', '.join(map(repr, get_args(Way)))}")
     if depth is not None and not 1 <= depth <= 1024:
         raise ConfigError(f"the depth of reads is {depth}; allowed are 1 to 1024")
-    if way != "threads":
+    if way in ("auto", "io_uring"):
         try:
-            return _here.PageIo(True, depth or RING_DEPTH, page_bytes), "io_uring"
+            return _here.PageIo("io_uring", depth or RING_DEPTH, page_bytes), "io_uring"
         except OSError as error:
             if way == "io_uring":
                 raise ConfigError(
                     f"store.io is 'io_uring', which cannot be had here ({error.strerror}). Set 'auto' or 'threads'."
                 ) from None
-    return _here.PageIo(False, depth or THREADS, page_bytes), "threads"
+    if way == "mapped":
+        return _here.PageIo(way, depth or MAPPED_THREADS, page_bytes), way
+    return _here.PageIo("threads", depth or THREADS, page_bytes), "threads"

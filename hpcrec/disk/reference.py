@@ -110,16 +110,16 @@ class PageIo:
 
     Parameters
     ----------
-    ring : bool
-        Only False: there is no ring here.
+    way : str
+        ``threads`` or ``mapped``, which are alike here: there is no ring.
     depth, page_bytes : int
         As of the native one, which has so much memory for reads; not used.
     """
 
     n_bytes = 0
 
-    def __init__(self, ring: bool, depth: int, page_bytes: int) -> None:  # noqa: ARG002
-        if ring:
+    def __init__(self, way: str, depth: int, page_bytes: int) -> None:  # noqa: ARG002
+        if way == "io_uring":
             raise OSError(38, "io_uring is for the native module")
         self._done: dict[int, Outcome] = {}
         self._tickets = 0

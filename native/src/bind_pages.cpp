@@ -57,16 +57,17 @@ void bind_io(nb::module_& m) {
   nb::class_<PageIo>(m, "PageIo")
       .def(
           "__init__",
-          [](PageIo* self, bool ring, int depth, int64_t page_bytes) {
+          [](PageIo* self, const std::string& way, int depth, int64_t page_bytes) {
             try {
-              new (self) PageIo(ring, depth, page_bytes);
+              new (self) PageIo(way == "io_uring" ? Way::ring : way == "mapped" ? Way::mapped : Way::threads, depth,
+                                page_bytes);
             } catch (const std::system_error& refused) {
               errno = refused.code().value();
               PyErr_SetFromErrno(PyExc_OSError);
               throw nb::python_error();
             }
           },
-          "ring"_a, "depth"_a, "page_bytes"_a)
+          "way"_a, "depth"_a, "page_bytes"_a)
       .def_prop_ro("n_bytes", &PageIo::bytes)
       .def(
           "read_rows",

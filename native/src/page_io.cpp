@@ -1,11 +1,14 @@
 // Jobs, their requests and who works on them.
 #include "hpcrec/page_io.h"
 
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <system_error>
 
@@ -37,11 +40,11 @@ void PageIo::Free::operator()(uint8_t* memory) const {
   std::free(memory);
 }
 
-PageIo::PageIo(bool ring, int depth, int64_t page_bytes)
-    : depth_(depth), page_bytes_(rounded(page_bytes)), memory_bytes_(depth * page_bytes_) {
+PageIo::PageIo(Way way, int depth, int64_t page_bytes)
+    : way_(way), depth_(depth), page_bytes_(rounded(page_bytes)), memory_bytes_(depth * page_bytes_) {
   memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(sector_bytes, static_cast<size_t>(memory_bytes_))));
   if (!memory_) throw std::bad_alloc();
-  if (ring) {
+  if (way == Way::ring) {
     std::condition_variable begun;
     int error = -1;
     std::unique_lock<std::mutex> lock(busy_);
@@ -156,25 +159,51 @@ void PageIo::by_threads(size_t slot) {
       work_.wait(lock, [&] { return pending() || (stop_ && reads_.empty() && writes_.empty()); });
       if (!take(taken)) return;
     }
-    const Request& of = taken.request;
-    Wrong wrong = Wrong::nothing;
     int error = 0;
-    while (taken.moved < of.bytes && wrong == Wrong::nothing) {
-      uint8_t* to = memory_of(taken, slot);
-      const auto rest = static_cast<size_t>(of.bytes - taken.moved);
-      const ssize_t n = of.write ? pwrite(of.file, to, rest, of.offset + taken.moved)
-                                 : pread(of.file, to, rest, of.offset + taken.moved);
-      if (n > 0) taken.moved += n;
-      else if (n == 0) wrong = Wrong::short_file;
-      else if (errno != EINTR && errno != EAGAIN) {
-        wrong = Wrong::system;
-        error = errno;
-      }
-    }
-    taken.moved = 0;
-    if (wrong == Wrong::nothing) wrong = checked(taken, memory_of(taken, slot));
+    const bool mapped = way_ == Way::mapped && !taken.request.write;
+    const Wrong wrong = mapped ? from_map(taken, error) : moved_all(taken, slot, error);
     finish(taken, wrong, error);
   }
+}
+
+Wrong PageIo::moved_all(Taken& taken, size_t slot, int& error) const {
+  const Request& of = taken.request;
+  while (taken.moved < of.bytes) {
+    uint8_t* to = memory_of(taken, slot);
+    const auto rest = static_cast<size_t>(of.bytes - taken.moved);
+    const ssize_t n = of.write ? pwrite(of.file, to, rest, of.offset + taken.moved)
+                               : pread(of.file, to, rest, of.offset + taken.moved);
+    if (n > 0) taken.moved += n;
+    else if (n == 0) return Wrong::short_file;
+    else if (errno != EINTR && errno != EAGAIN) {
+      error = errno;
+      return Wrong::system;
+    }
+  }
+  taken.moved = 0;
+  return checked(taken, memory_of(taken, slot));
+}
+
+// A read where the file is in the process's addresses: of memory that keeps what is in it nothing is copied first.
+Wrong PageIo::from_map(const Taken& taken, int& error) const {
+  const Request& of = taken.request;
+  struct stat there;
+  const int64_t first = of.offset / sector_bytes * sector_bytes;
+  const auto length = static_cast<size_t>(of.offset - first + of.bytes);
+  void* map = MAP_FAILED;
+  if (fstat(of.file, &there) == 0) {
+    if (there.st_size < of.offset + of.bytes) return Wrong::short_file;  // touching it would be a signal
+    map = mmap(nullptr, length, PROT_READ, MAP_SHARED, of.file, first);
+  }
+  if (map == MAP_FAILED) {
+    error = errno;
+    return Wrong::system;
+  }
+  const uint8_t* at = static_cast<const uint8_t*>(map) + (of.offset - first);
+  if (of.memory) std::memcpy(of.memory, at, static_cast<size_t>(of.bytes));
+  const Wrong wrong = checked(taken, of.memory ? of.memory : at);
+  munmap(map, length);
+  return wrong;
 }
 
 void PageIo::by_ring(std::condition_variable& begun, int& error) {

@@ -86,10 +86,10 @@ struct Pages {
 }  // namespace
 
 void disk_pages(unsigned seed) {
-  for (const bool ring : {true, false}) {
+  for (const hpcrec::Way way : {hpcrec::Way::ring, hpcrec::Way::threads, hpcrec::Way::mapped}) {
     std::unique_ptr<hpcrec::PageIo> io;
     try {
-      io = std::make_unique<hpcrec::PageIo>(ring, 4, 4096);
+      io = std::make_unique<hpcrec::PageIo>(way, 4, 4096);
     } catch (const std::system_error&) {
       continue;  // no ring here
     }

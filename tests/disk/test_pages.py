@@ -18,17 +18,18 @@ from hpcrec.kernels.native_module import available
 BACKENDS = [reference, pytest.param(native, marks=pytest.mark.skipif(not available(), reason="no native module"))]
 LAYOUTS = [Layout.of(n) for n in (1, 4, 68, 260, 4000, 9000)]
 WAYS = [
-    pytest.param(native, True, id="io_uring"),
-    pytest.param(native, False, id="threads"),
-    pytest.param(reference, False, id="reference"),
+    pytest.param(native, "io_uring", id="io_uring"),
+    pytest.param(native, "threads", id="threads"),
+    pytest.param(native, "mapped", id="mapped"),
+    pytest.param(reference, "threads", id="reference"),
 ]
 
 
-def io_of(module, ring, depth=8):
+def io_of(module, way, depth=8):
     if module is native and not available():
         pytest.skip("no native module")
     try:
-        return module.PageIo(ring, depth, max(of.page_bytes for of in LAYOUTS))
+        return module.PageIo(way, depth, max(of.page_bytes for of in LAYOUTS))
     except OSError as error:
         pytest.skip(f"no io_uring here: {error.strerror}")
 
@@ -138,10 +139,10 @@ def asked(of, rows, numbers, file, segment=9):
     return (of, files, page[start], segments, np.append(start, len(page)), place, rows[numbers], np.arange(len(page)))
 
 
-@pytest.mark.parametrize(("module", "ring"), WAYS)
-def test_rows_are_written_and_read_in_batches(module, ring, stored):
+@pytest.mark.parametrize(("module", "way"), WAYS)
+def test_rows_are_written_and_read_in_batches(module, way, stored):
     of, file, memory, rows, columns = stored
-    io, rng = io_of(module, ring), np.random.default_rng(0)
+    io, rng = io_of(module, way), np.random.default_rng(0)
     half = len(memory) // 2
     ends = (np.array([file] * 2), np.array([0, half]), np.array([0, half]), np.array([half, half]))
     assert io.wait(io.transfer(True, *ends, memory)).wrong == Wrong.NOTHING
@@ -157,10 +158,10 @@ def test_rows_are_written_and_read_in_batches(module, ring, stored):
     io.close()
 
 
-@pytest.mark.parametrize(("module", "ring"), WAYS)
-def test_the_first_request_that_fails_is_told(module, ring, stored):
+@pytest.mark.parametrize(("module", "way"), WAYS)
+def test_the_first_request_that_fails_is_told(module, way, stored):
     of, file, memory, rows, columns = stored
-    io = io_of(module, ring)
+    io = io_of(module, way)
     ends = one(file, 0, 0, len(memory))
     assert io.wait(io.transfer(True, *ends, memory)).wrong == Wrong.NOTHING
     into = [np.zeros((len(rows), c.shape[1]), np.uint8) for c in columns]
@@ -189,10 +190,10 @@ def test_the_first_request_that_fails_is_told(module, ring, stored):
     io.close()
 
 
-@pytest.mark.parametrize(("module", "ring"), WAYS[:2])
-def test_threads_read_and_write_side_by_side(module, ring, stored):
+@pytest.mark.parametrize(("module", "way"), WAYS[:3])
+def test_threads_read_and_write_side_by_side(module, way, stored):
     of, file, memory, rows, columns = stored
-    io = io_of(module, ring, depth=4)
+    io = io_of(module, way, depth=4)
     ends = one(file, 0, 0, len(memory))
     io.wait(io.transfer(True, *ends, memory))
     wrong = []
@@ -219,8 +220,8 @@ def test_threads_read_and_write_side_by_side(module, ring, stored):
 
 def test_what_is_under_way_is_done_before_the_end(stored):
     _, file, memory, *_ = stored
-    for ring in (True, False):
-        io = io_of(native, ring)
+    for way in ("io_uring", "threads", "mapped"):
+        io = io_of(native, way)
         memory[:] = 0
         io.transfer(True, *one(file, 0, 0, len(memory)), memory)
         io.close()

@@ -14,7 +14,7 @@ from hpcrec.errors import ConfigError
 from hpcrec.kernels.native_module import available
 from tests.disk.schedules import BLOCKS, Model, columns_of, settings, writes
 
-WAYS = ["io_uring", "threads"]
+WAYS = ["io_uring", "threads", "mapped"]
 
 
 def tier_of(folder, way="auto", **more):
@@ -30,7 +30,7 @@ def some_rows(rng):
     return {b: rng.integers(0, block.rows, 300) for b, block in enumerate(BLOCKS)}
 
 
-@pytest.mark.parametrize(("way", "seed"), [("io_uring", 0), ("threads", 0), ("io_uring", 1)])
+@pytest.mark.parametrize(("way", "seed"), [("io_uring", 0), ("threads", 0), ("mapped", 0), ("io_uring", 1)])
 def test_random_schedules_give_what_memory_would(way, seed, tmp_path):
     schedule(way, seed, tmp_path, 60)
 

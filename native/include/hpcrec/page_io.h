@@ -1,4 +1,5 @@
-// Reads of rows and transfers of whole pieces, many at a time, past the page cache: by a ring, or by threads.
+// Reads of rows and transfers of whole pieces, many at a time: by a ring or by threads, past the page cache where files
+// are opened so, or by threads that read mapped files, which is for memory that keeps what is in it.
 //
 // A job is a batch; jobs are worked on side by side, reads before writes. Whoever submits one keeps its memory until it
 // has waited for it. Knows pages; not which rows are where. The definition is hpcrec/disk/reference.py.
@@ -74,11 +75,13 @@ struct Transfers : Job {
   Wrong came(int64_t, const uint8_t*) const override { return Wrong::nothing; }
 };
 
+enum class Way { ring, threads, mapped };
+
 class PageIo {
  public:
   // At most `depth` requests under way; `page_bytes`: of the largest page that rows are read from. Throws
   // std::system_error where there shall be a ring and the system lets none be had.
-  PageIo(bool ring, int depth, int64_t page_bytes);
+  PageIo(Way way, int depth, int64_t page_bytes);
   ~PageIo();  // what was submitted is done first
 
   int64_t submit(std::unique_ptr<Job> job);
@@ -108,8 +111,11 @@ class PageIo {
   uint8_t* memory_of(const Taken& taken, size_t slot) const;
   void by_ring(std::condition_variable& begun, int& error);
   void by_threads(size_t slot);
+  Wrong moved_all(Taken& taken, size_t slot, int& error) const;
+  Wrong from_map(const Taken& taken, int& error) const;
   void run_ring(class Ring& ring, bool known);
 
+  const Way way_;
   const int depth_;
   const int64_t page_bytes_, memory_bytes_;
   std::unique_ptr<uint8_t, Free> memory_;
