@@ -1,6 +1,6 @@
 """Measures rows on a disk alone: reads against fio's, bytes written for those handed over, and memory beside the rows.
 
-    python benchmarks/tiers.py [--quick] [--json FILE] [--parts disk] [--folder DIR]
+    python benchmarks/tiers.py [--quick] [--json FILE] [--parts disk,stays] [--folder DIR]
 
 Part ``disk``: ``hpcrec.disk`` without a cache. Rows of 64 floats with row-wise Adagrad, 260 bytes, lie in random order;
 batches of rows at random are read past the page cache, a page of 4 KiB for nearly each, with its checksum. fio reads 4
@@ -20,6 +20,11 @@ are handed over more alike, which takes more cleaning. Laws of 0.8 and 0 (all ro
 
 ``tiers.memory_per_row`` is bytes of memory by rows of the table, as the process has them (RssAnon, all rows
 written) and the tier counts them, the larger one.
+
+Part ``stays``: what a cache of rows above the disk keeps, by count (``tiers_parts/stays.py``).
+``tiers.reads_over_best`` is reads a step by those of the best fixed set of as many rows, the highest over exponents of
+1.05 and 1.2 and caches of 1/4, 1/8 and 1/16 of the rows; ``tiers.reads_over_optimum`` is the same by Belady's optimum,
+where the next steps are known. Counts are the same in every run.
 """
 
 import argparse
@@ -36,12 +41,13 @@ from typing import Any
 
 import numpy as np
 from _report import asked, claim, finish, options, spread
+from tiers_parts import stays
 
 from hpcrec.disk.pages import page_io
 from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
 from hpcrec.errors import ConfigError
 
-PARTS = ("disk",)
+PARTS = ("disk", "stays")
 DEPTHS = (16, 32, 64, 128)
 WIDTH = 64
 PAGE_BYTES = 4096  # of rows of this width
@@ -60,8 +66,11 @@ def main() -> None:
         if arguments.memory_of is not None:
             print(json.dumps(memory(Path(name), arguments.memory_of)))
             return
-        for _, path in asked(parser, arguments, PARTS):
-            disk(Path(name), path, quick=arguments.quick)
+        for part, path in asked(parser, arguments, PARTS):
+            if part == "stays":
+                finish("tiers_stays", *stays.measure(quick=arguments.quick), path)
+            else:
+                disk(Path(name), path, quick=arguments.quick)
 
 
 def disk(folder: Path, path: Path | None, *, quick: bool) -> None:

@@ -19,6 +19,11 @@ class SlotMap:
         self.uses = device.zeros(capacity, USES[evict])
         self.clear()
 
+    @property
+    def n_bytes(self) -> int:
+        """See the reference."""
+        return self.ids.nbytes + self.uses.nbytes
+
     def find(self, ids: Any) -> Any:
         """See the reference."""
         slots = self._room(ids)

@@ -16,7 +16,11 @@ WAYS = 32
 NO_ID = -(2**63)  # where a slot holds no id
 MOST_COUNT = 2**31 - 1  # a count goes no further
 CLOCK_BITS = 32
-USES: dict[str, np.dtype] = {"lru": np.dtype(np.int32), "lfu": np.dtype(np.int64)}
+USES: dict[str, np.dtype] = {
+    "lru": np.dtype(np.int32),
+    "lfu": np.dtype(np.int64),
+    "lfu_aging": np.dtype(np.int64),  # of which reference_slots_aging.py has the rest
+}
 
 
 class SlotMap:
@@ -27,17 +31,22 @@ class SlotMap:
         self.ids = np.full(capacity, NO_ID, np.int64)
         self.uses = np.zeros(capacity, USES[evict])
 
+    @property
+    def n_bytes(self) -> int:
+        """Memory."""
+        return self.ids.nbytes + self.uses.nbytes
+
     def find(self, ids: Ints) -> Ints:
         """Slots of ids, -1 where they have none."""
         slots = self._found(ids)
-        _require_ids(ids)
+        require_ids(ids)
         return slots
 
     def admit(self, ids: Ints, clock: int, keep_from: int) -> tuple[Ints, Ints, int]:
         """Slots, evicted ids, and how many ids are new."""
         slots, evicted = self._found(ids), np.full_like(ids, NO_ID)
         self._use(slots, clock)
-        _require_ids(ids)
+        require_ids(ids)
         n_new = 0
         missing = np.flatnonzero(slots < 0)
         for at, its_set in zip(missing, self._sets(ids[missing]), strict=True):
@@ -49,15 +58,14 @@ class SlotMap:
             slots[at] = its_set * WAYS + way
             if not again.size:
                 evicted[at] = self.ids[slots[at]]
-                self.ids[slots[at]] = ids[at]
-                self.uses[slots[at]] = clock | self._counts << CLOCK_BITS
+                self._insert(int(slots[at]), int(ids[at]), clock)
                 n_new += 1
         return slots, evicted, n_new
 
     def touch(self, slots: Ints, clock: int) -> None:
         """Slots are used; -1 is none."""
         good = (slots >= 0) & (slots < self.ids.size)
-        self._use(slots[good], clock)
+        self._keep(slots[good], clock)
         checks.require_below("slots", np.where(slots == -1, 0, slots), self.ids.size)
 
     def remove(self, ids: Ints) -> Ints:
@@ -96,6 +104,19 @@ class SlotMap:
         counts = np.minimum((self.uses[slots] >> CLOCK_BITS) + 1, MOST_COUNT) << CLOCK_BITS if self._counts else 0
         self.uses[slots] = counts | clock
 
+    def _keep(self, slots: Ints, clock: int) -> None:
+        """What ``touch`` does: a use."""
+        self._use(slots, clock)
+
+    def _insert(self, slot: int, id_: int, clock: int) -> None:
+        """An id comes to a slot that is empty, or whose id has to go."""
+        self.ids[slot] = id_
+        self.uses[slot] = clock | self._counts << CLOCK_BITS
+
+    def _ranks(self, uses: NDArray[np.integer]) -> NDArray[np.integer]:
+        """The least goes first."""
+        return uses
+
     def _free_way(self, ways: slice, keep_from: int) -> int | None:
         """The lowest empty way, else that of least use among those not used from ``keep_from`` on."""
         empty = np.flatnonzero(self.ids[ways] == NO_ID)
@@ -103,10 +124,11 @@ class SlotMap:
             return int(empty[0])
         uses = self.uses[ways]
         old = np.flatnonzero(self._clocks(uses) < keep_from)
-        return int(old[np.argmin(uses[old])]) if old.size else None
+        return int(old[np.argmin(self._ranks(uses[old]))]) if old.size else None
 
 
-def _require_ids(ids: Ints) -> None:
+def require_ids(ids: Ints) -> None:
+    """None stands for an empty slot."""
     bad = np.flatnonzero(ids == NO_ID)
     if bad.size:
         raise ValueError(f"ids[{bad[0]}] is -2^63, which stands for an empty slot; give that id another number")

@@ -8,15 +8,16 @@ Shapes: K ids of a call.
 
 from typing import Any, Literal, NamedTuple
 
-from hpcrec.kernels import checks, native, native_slots, reference_slots
+from hpcrec.kernels import checks, native, native_slots, reference_slots, reference_slots_aging
 from hpcrec.kernels.backend import active
 from hpcrec.kernels.device import Device
 from hpcrec.kernels.device_array import DeviceArray
 from hpcrec.kernels.reference_mix import WORD
 from hpcrec.kernels.reference_slots import NO_ID, USES, WAYS
+from hpcrec.kernels.reference_slots_aging import MOST_AHEAD
 from hpcrec.types import Ints
 
-__all__ = ["MOST_CLOCK", "MOST_SLOTS", "NO_ID", "WAYS", "Placed", "SlotMap"]
+__all__ = ["MOST_AHEAD", "MOST_CLOCK", "MOST_SLOTS", "NO_ID", "WAYS", "Placed", "SlotMap"]
 MOST_CLOCK = 2**31 - 1
 MOST_SLOTS = 2**36  # sets have numbers of 31 bits
 MOST_IDS = 2**31 - 1  # of one call of admit: missing ones are numbered and sorted
@@ -53,10 +54,12 @@ class SlotMap:
     Parameters
     ----------
     capacity : int
-        Slots, a multiple of 32 up to ``MOST_SLOTS``; 12 bytes each, 16 under LFU.
+        Slots, a multiple of 32 up to ``MOST_SLOTS``; 12 bytes each, 16 under ``lfu``, 20 under ``lfu_aging``.
     evict : str
         Which id loses its slot: of its set ``lru`` takes the least recently used, ``lfu`` the one that was used at the
-        fewest clocks since it has its slot, and of these the least recently used. Of equals the lowest slot.
+        fewest clocks since it has its slot, and of these the least recently used; ``lfu_aging``, of the host only,
+        those of the fewest uses by counts that age and outlive a slot, and before them those that are not foreseen:
+        see the notes. Of equals the lowest slot.
     seed : int
         Of the hash that spreads ids over sets; -2^63 to 2^64 - 1, taken modulo 2^64.
     device : Device or None
@@ -67,13 +70,31 @@ class SlotMap:
     ------
     ValueError
         An argument that is not allowed.
+
+    Notes
+    -----
+    Under ``lfu_aging`` counts end at 65,535, and all are halved, rounded down, when 10 times as many ids as there are
+    slots were given slots since the last halving: so a count is of some of the last uses, and of ids of all slots many
+    have more than one. An id that loses its slot leaves a *ghost*, a tag of 12 bits and its count up to 15, to which
+    its uses are added when it comes again. A set has 32 ghosts: of more, the fewest uses go first, the oldest of them.
+    Only ``admit`` counts; slots that ``touch`` is told of are kept, and no more. Where ids are all alike but for how
+    often they are asked for, those that stay tend to the best fixed choice.
+
+    ``foresee`` tells of ids to come. Ids that are foreseen at a clock after the latest one of ``admit`` stay, as long
+    as their sets have others; what is noted of an id is the last clock at which it was foreseen, with its slot or in a
+    ghost. Where as many clocks are foreseen as it takes to admit ``capacity`` new ids, that is nearly as good as to
+    know when each comes next: an id that is not asked for within them would have gone before. Farther is no better.
+
+    Sources: [BELADY] for what goes first; counts that are halved at intervals: J. T. Robinson and M. V. Devarakonda,
+    Data cache management using frequency-based replacement (1990); ghosts: N. Megiddo and D. S. Modha, ARC: a
+    self-tuning, low overhead replacement cache (2003).
     """
 
     def __init__(
         self,
         capacity: int,
         *,
-        evict: Literal["lru", "lfu"],
+        evict: Literal["lru", "lfu", "lfu_aging"],
         seed: int,
         device: Device | None,
     ) -> None:
@@ -81,17 +102,25 @@ class SlotMap:
         if capacity % WAYS:
             raise ValueError(f"capacity is {capacity}; it must be a multiple of {WAYS}")
         if evict not in USES:
-            raise ValueError(f"evict is {evict!r}; allowed are lru and lfu")
+            raise ValueError(f"evict is {evict!r}; allowed are lru, lfu and lfu_aging")
+        if evict == "lfu_aging" and device is not None:
+            raise ValueError(
+                "evict is 'lfu_aging'; on a device allowed are lru and lfu. Take device=None, or one of these"
+            )
         seed = checks.whole("seed", seed, -checks.LARGEST - 1, WORD) & WORD
         self._capacity = capacity
         self._device = device
+        self._evict = evict
         self._map: Any
         if device is not None:
             self._map = device.slot_map(capacity, evict, seed)
-        elif active() == "reference" or not native.available():
-            self._map = reference_slots.SlotMap(capacity, evict, seed)
-        else:  # the host's part of a run on a device too
-            self._map = native_slots.SlotMap(capacity, evict, seed)
+        else:  # native: in runs on a device too
+            by_definition = active() == "reference" or not native.available()
+            if evict == "lfu_aging":
+                aging = reference_slots_aging if by_definition else native_slots
+                self._map = aging.AgingSlotMap(capacity, evict, seed)
+            else:
+                self._map = (reference_slots if by_definition else native_slots).SlotMap(capacity, evict, seed)
 
     @property
     def capacity(self) -> int:
@@ -101,7 +130,7 @@ class SlotMap:
     @property
     def n_bytes(self) -> int:
         """Memory of the map; what is in the slots is not counted."""
-        return self._map.ids.nbytes + self._map.uses.nbytes
+        return int(self._map.n_bytes)
 
     def __len__(self) -> int:
         """Ids that have a slot."""
@@ -149,6 +178,8 @@ class SlotMap:
     def touch(self, slots: Ints, clock: int) -> None:
         """Slots [K] are used at a clock, as ``find`` gives them: -1 is left out. They may repeat.
 
+        Under ``lfu_aging`` they are kept at the clock, and no use is counted.
+
         Raises
         ------
         ValueError
@@ -156,12 +187,34 @@ class SlotMap:
         """
         self._map.touch(self._taken("slots", slots), checks.whole("clock", clock, 0, MOST_CLOCK))
 
+    def foresee(self, ids: Ints, clock: int) -> None:
+        """Ids [K] will be asked for at a clock to come; under ``lfu_aging`` alone. They may repeat.
+
+        Nothing is wrong if they are not: then they stay until that clock in vain.
+
+        Parameters
+        ----------
+        ids : int64 [K]
+        clock : int
+            Of ``admit``: at least 1 and at most ``MOST_AHEAD`` after the latest one that it was given. In rising order.
+
+        Raises
+        ------
+        ValueError
+            As in ``find``; the rule is another; or the clock is not to come, or too far ahead.
+        """
+        if self._evict != "lfu_aging":
+            raise ValueError(f"foresee: evict is {self._evict!r}; only lfu_aging chooses by ids to come")
+        now = self._map.now
+        clock = checks.whole("clock", clock, now + 1, min(now + MOST_AHEAD, MOST_CLOCK))
+        self._map.foresee(self._taken("ids", ids), clock)
+
     def remove(self, ids: Ints) -> Ints:
         """Takes their slots from ids [K], which may repeat; returns these slots [K], -1 where an id had none."""
         return self._map.remove(self._taken("ids", ids))
 
     def clear(self) -> None:
-        """No id has a slot any more."""
+        """No id has a slot any more, and under ``lfu_aging`` nothing is known of any."""
         self._map.clear()
 
     def items(self) -> tuple[Ints, Ints]:

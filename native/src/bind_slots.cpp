@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 
 #include "hpcrec/slots.h"
+#include "hpcrec/slots_aging.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -43,9 +44,39 @@ template <class U> void bind_uses(nb::module_& m) {
       },
       "uses"_a.noconvert(), "slots"_a, "clock"_a);
 }
+
+void bind_aging(nb::module_& m) {
+  using Held = Out<int64_t>;
+  using Ghosts = Out<uint32_t>;
+  const auto state = [](const Held& uses, const Ghosts& ghosts, const Held& numbers) {
+    return AgingState{uses.data(), ghosts.data(), numbers.data()};
+  };
+  m.def(
+      "admit_aging_slots",
+      [state](Held held, Held uses, Ghosts ghosts, Held numbers, uint64_t seed, Ids ids, int32_t clock,
+              int32_t keep_from, Held slots, Held evicted) {
+        const SlotCall call{ids.data(), size(ids), clock, keep_from, slots.data(), evicted.data()};
+        return without_gil([&] { return admit_aging_slots(slots_of(held, seed), state(uses, ghosts, numbers), call); });
+      },
+      "held"_a.noconvert(), "uses"_a.noconvert(), "ghosts"_a.noconvert(), "numbers"_a.noconvert(), "seed"_a, "ids"_a,
+      "clock"_a, "keep_from"_a, "slots"_a.noconvert(), "evicted"_a.noconvert());
+  const auto bind = [&](const char* name, auto call) {
+    m.def(
+        name,
+        [state, call](Held held, Held uses, Ghosts ghosts, Held numbers, uint64_t seed, Ids given, int32_t clock) {
+          without_gil(
+              [&] { call(slots_of(held, seed), state(uses, ghosts, numbers), given.data(), size(given), clock); });
+        },
+        "held"_a.noconvert(), "uses"_a.noconvert(), "ghosts"_a.noconvert(), "numbers"_a.noconvert(), "seed"_a,
+        "given"_a, "clock"_a);
+  };
+  bind("keep_aging_slots", keep_aging_slots);
+  bind("foresee_slots", foresee_slots);
+}
 }  // namespace
 
 void bind_slots(nb::module_& m) {
+  bind_aging(m);
   bind_uses<int32_t>(m);
   bind_uses<int64_t>(m);
   m.def(

@@ -1,0 +1,161 @@
+"""Part ``stays``: reads a step by what a cache of rows keeps, beside the best fixed set and the optimum.
+
+The product's ``kernels.SlotMap``, by itself, is given the distinct rows of one step after the other; a row that has no
+slot is read. Steps are of W1's tables (``_workloads.py``), by a power law of any exponent, or of tables and batches that
+are both a whole part of these. All rules see the same steps. The *best fixed set* is of the most probable rows, as many
+as there are slots, which no rule is told. The *optimum* is Belady's, of as many rows in any places, from the steps that
+came: after each step those rows stay that are asked for soonest, a row of the step itself only if it is one of them.
+With the known future a rule is told the rows of the next steps, of as many as the rule without takes to read as many
+rows as there are slots. A run is as long as it takes the best fixed set to read these 13 times; reads count from the
+9th to the 12th.
+"""
+
+from typing import Any
+
+import numpy as np
+from _report import claim
+from _workloads import CRITEO, SEED, W1
+
+from hpcrec import kernels
+
+TURNOVERS, FROM, TO = 13, 9, 12  # reads of the best fixed set, by slots
+PIECE = 64  # steps that are drawn at once
+Steps = list[np.ndarray]
+# Exponent, 1 / share of the rows that have slots, 1 / part of tables and batches.
+CELLS = [(law, share, 20) for law in (1.05, 1.2) for share in (4, 8, 16)]
+FULL = [(1.05, 8, 1)]
+QUICK = [(1.05, 8, 100)]
+
+
+def measure(*, quick: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows and claims."""
+    rows = []
+    for law, share, part in QUICK if quick else CELLS + FULL:
+        rows.append(cell(law, share, part, windows=(law, share, part) == CELLS[1]))
+        print(
+            "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in rows[-1].items()), flush=True
+        )
+    most = {key: max(row[key] for row in rows) for key in ("over_best", "known_over_best", "over_optimum")}
+    claims = [
+        claim("tiers.reads_over_best", most["over_best"], "of the reads of the best fixed set", "<= 1.15"),
+        claim(
+            "tiers.reads_over_best.known", most["known_over_best"], "of the same, with the next steps known", "< 1"
+        ),
+        claim("tiers.reads_over_optimum", most["over_optimum"], "of Belady's, with the next steps known", "<= 1.1"),
+    ]  # fmt: skip
+    return rows, claims
+
+
+def cell(law: float, share: int, part: int, *, windows: bool) -> dict[str, Any]:
+    """One workload and cache."""
+    tables = [max(3, n // part) for n in CRITEO]
+    batch = W1.batch // part
+    n_rows = sum(tables)
+    slots = n_rows // share // kernels.WAYS * kernels.WAYS
+    chances = np.concatenate([weights(n, law) for n in tables])
+    asked = -np.expm1(batch * np.log1p(-chances))  # in a step
+    best = np.argpartition(asked, -slots)[-slots:]
+    fixed = float(asked.sum() - asked[best].sum())
+    turnover = slots / fixed  # steps
+    steps = drawn(tables, law, batch, round(TURNOVERS * turnover))
+    counted = slice(round(FROM * turnover), round(TO * turnover))
+    outside = np.ones(n_rows, bool)
+    outside[best] = False
+    reads = {
+        "best_fixed": mean([int(outside[ids].sum()) for ids in steps[counted]]),
+        "lru": run(steps, slots, "lru", 0, counted),
+        "lfu_aging": run(steps, slots, "lfu_aging", 0, counted),
+    }
+    window = round(slots / reads["lfu_aging"])
+    reads["known"] = run(steps, slots, "lfu_aging", window, counted)
+    reads["optimum"] = optimum(steps, slots, n_rows, counted)
+    row = {"exponent": law, "rows": n_rows, "slots": slots, "steps": len(steps), "a_step": mean([*map(len, steps)])}
+    row |= {f"{key}_reads": value for key, value in reads.items()} | {"window": window}
+    if windows:
+        row |= {
+            f"known_{n}_reads": run(steps, slots, "lfu_aging", n, counted)
+            for n in (window // 16, window // 4, 2 * window)
+        }
+    return row | {
+        "lru_over_best": reads["lru"] / reads["best_fixed"],
+        "over_best": reads["lfu_aging"] / reads["best_fixed"],
+        "known_over_best": reads["known"] / reads["best_fixed"],
+        "over_optimum": reads["known"] / reads["optimum"],
+    }
+
+
+def mean(counts: list[int]) -> float:
+    return sum(counts) / len(counts)
+
+
+def weights(n: int, law: float) -> np.ndarray:
+    """Chances of a table's rows, by rank."""
+    found = np.arange(1, n + 1, dtype=np.float64) ** -law
+    return found / found.sum()
+
+
+def drawn(tables: list[int], law: float, batch: int, n_steps: int) -> Steps:
+    """Distinct rows of each step, int32, ascending; tables one after the other, rows by rank: slots lie by hash."""
+    ends = [np.cumsum(weights(n, law)) for n in tables]
+    starts = np.cumsum([0, *tables])
+    rng, steps = np.random.default_rng(SEED), Steps()
+    for first in range(0, n_steps, PIECE):
+        size = min(PIECE, n_steps - first), batch
+        rows = np.concatenate(
+            [s + np.searchsorted(e, rng.random(size) * e[-1]) for s, e in zip(starts, ends, strict=False)], 1
+        )
+        steps += [np.unique(row).astype(np.int32) for row in rows]
+    return steps
+
+
+def run(steps: Steps, slots: int, evict: Any, window: int, counted: slice) -> float:
+    """Reads a step of a rule that is told the rows of so many next steps."""
+    cache = kernels.SlotMap(slots, evict=evict, seed=0, device=None)
+    reads = []
+    told = 0
+    for now, ids in enumerate(steps, 1):
+        while window and told < min(now + window, len(steps)):
+            told += 1
+            if told > now:
+                cache.foresee(steps[told - 1].astype(np.int64), told)
+        placed = cache.admit(ids.astype(np.int64), now)
+        reads.append(placed.n_new + int((placed.slots < 0).sum()))
+    return mean(reads[counted])
+
+
+def optimum(steps: Steps, slots: int, n_rows: int, counted: slice) -> float:
+    """Reads a step of Belady's choice of so many rows, in any places.
+
+    ``due`` of a row that is there is the step that asks for it next, 0 of others; no such step is after ``far``.
+    """
+    never = len(steps) + 1
+    following = np.full(n_rows, never, np.int32)
+    nexts = Steps()
+    for now in range(len(steps), 0, -1):
+        ids = steps[now - 1]
+        nexts.append(following[ids])
+        following[ids] = now
+    nexts.reverse()
+    due, reads = np.zeros(n_rows, np.int32), []
+    size, far = 0, len(steps)
+    for ids, its_next in zip(steps, nexts, strict=True):
+        there = due[ids] > 0
+        reads.append(int((~there).sum()))
+        size -= int(there.sum())
+        due[ids] = 0
+        soon = its_next <= far
+        due[ids[soon]] = its_next[soon]
+        size += int(soon.sum())
+        if size < slots:
+            later = np.flatnonzero(~soon & (its_next < never))
+            later = later[np.argsort(its_next[later], kind="stable")][: slots - size]
+            due[ids[later]] = its_next[later]
+            size += len(later)
+            far = max(far, int(its_next[later].max(initial=0)))
+        while size > slots:
+            last = steps[far - 1]
+            last = last[due[last] == far][: size - slots]
+            due[last] = 0
+            size -= len(last)
+            far -= size > slots
+    return mean(reads[counted])
