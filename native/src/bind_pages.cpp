@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <tuple>
 
@@ -57,10 +58,11 @@ void bind_io(nb::module_& m) {
   nb::class_<PageIo>(m, "PageIo")
       .def(
           "__init__",
-          [](PageIo* self, const std::string& way, int depth, int64_t page_bytes) {
+          [](PageIo* self, const char* way, int depth, int64_t page_bytes) {
             try {
-              new (self) PageIo(way == "io_uring" ? Way::ring : way == "mapped" ? Way::mapped : Way::threads, depth,
-                                page_bytes);
+              const std::string_view name(way);
+              const Way wanted = name == "io_uring" ? Way::ring : name == "mapped" ? Way::mapped : Way::threads;
+              new (self) PageIo(wanted, depth, page_bytes);
             } catch (const std::system_error& refused) {
               errno = refused.code().value();
               PyErr_SetFromErrno(PyExc_OSError);
