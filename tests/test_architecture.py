@@ -33,7 +33,7 @@ ALLOWED = {
     "exchange": "operators embedding comm kernels",
     "policy": "exchange comm kernels",  # comm: clocks of threads; kernels: threads of its own thread
     "dense": "comm kernels",
-    "data": "again comm kernels",
+    "data": "again comm kernels plan",  # plan: curves, of what is counted
     "preparation": "again data comm kernels toml",  # kernels: text is parsed natively; toml: column maps
     "serving": "again data kernels",
     "config": "toml policy exchange",  # policy, exchange: names, and what forms say of themselves
@@ -95,6 +95,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli/slurm.py", "hpcrec.launcher.status"): "only for `hpcrec status`",
     ("hpcrec/cli/data.py", "hpcrec.data.inspect"): "imports h5py, only for `hpcrec data inspect`",
     ("hpcrec/cli/data.py", "hpcrec.data.verify"): "imports h5py, only for `hpcrec data verify`",
+    ("hpcrec/cli/data.py", "hpcrec.data.reuse"): "imports h5py, only for `hpcrec data reuse`",
     ("hpcrec/cli/main.py", "hpcrec.launcher.mpirun"): "only for `hpcrec run`",
     ("hpcrec/cli/main.py", "hpcrec.launcher.restarts"): "only for `hpcrec run`",
     ("hpcrec/cli/main.py", "hpcrec.launcher.nodes"): "only for `hpcrec run --min-nodes`",
