@@ -18,7 +18,7 @@ from hpcrec.build.auto import choose, make_exchange, make_pipeline
 from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
-from hpcrec.build.tables import DTYPES, describe_policy, make_model, make_offers, make_policy, make_roles
+from hpcrec.build.tables import DTYPES, describe_policy, make_model, make_offers, make_policy, make_roles, whole_tables
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
@@ -258,6 +258,7 @@ def _make_store(
         **store.settings(
             config.store.memory_bytes,
             None if config.store.path is None else Path(config.store.path) / f"rank-{topology.rank}",
+            whole_tables(config, topology),
         ),
     )
 

@@ -115,13 +115,10 @@ class Shared:
 
 def share(curves: Sequence[Curve], rows: float) -> Shared:
     """Of tables that share memory for so many rows, which keeps those that were used last."""
-    low, high = 0.0, max((float(curve.within[-1]) for curve in curves), default=0.0)
-    if sum(curve.distinct for curve in curves) > rows:
-        for _ in range(60):
-            middle = (low + high) / 2
-            fits = sum(curve.of_last(middle)[0] for curve in curves) <= rows
-            low, high = (middle, high) if fits else (low, middle)
-    else:
-        low = high
-    found = [curve.of_last(low) for curve in curves]
-    return Shared(low, tuple(held for held, _ in found), tuple(reads for _, reads in found))
+    if not curves:
+        return Shared(0.0, (), ())
+    within = np.unique(np.concatenate([curve.within for curve in curves]))
+    held = sum(np.interp(within, curve.within, curve.held) for curve in curves)
+    last = float(np.interp(rows, held, within))
+    found = [curve.of_last(last) for curve in curves]
+    return Shared(last, tuple(rows for rows, _ in found), tuple(reads for _, reads in found))

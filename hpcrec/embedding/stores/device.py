@@ -3,6 +3,7 @@
 Copies of tables are always the device's. Knows memory; what a step does with rows is for ``memory`` and ``cached``.
 """
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class DeviceStore(CachedStore):
         return partial(to_gpu, gpu_bytes=memory_bytes)
 
     @staticmethod
-    def settings(memory_bytes: int | None, folder: Path | None) -> dict[str, Any]:  # noqa: ARG004
+    def settings(memory_bytes: int | None, folder: Path | None, whole: Collection[str]) -> dict[str, Any]:  # noqa: ARG004
         """See ``MemoryStore``."""
         return {"room_bytes": memory_bytes}
 

@@ -2,11 +2,11 @@
 
 A row that was never written is nowhere: it starts from (seed, table, id) wherever it is first read, also after a start.
 Rows that leave the memory changed are written; the folder is this process's alone, and its files go with it. Copies of
-tables are in memory. Knows blocks and a budget; how rows lie on a disk is for ``hpcrec.disk``, how they come and go for
+tables are in memory, and so are tables that are to be whole. Knows blocks and a budget; how rows lie on a disk is for ``hpcrec.disk``, how they come and go for
 ``cached``. Source: [MTRAINS].
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,17 +45,24 @@ class DiskRows(HeldRows):
 
     def __init__(self, block: Block, arrays: Values, tier: Tier, number: int, first: FirstValues) -> None:
         super().__init__(block, arrays[""], {name: of for name, of in arrays.items() if name})
+        self.fetched = 0  # rows that were read from the disk for a cache, and not for checkpoints
         self._tier, self._number, self._first = tier, number, first
 
     def fetch(self, numbers: Ints) -> Values:
         """See ``HeldRows``."""
+        found, new = self._read(numbers)
+        self.fetched += len(numbers) - new
+        return found
+
+    def _read(self, numbers: Ints) -> tuple[Values, int]:
+        """Rows and states, and how many of them were never written."""
         found = {name: np.empty((len(numbers), *of.shape[1:]), of.dtype) for name, of in self.columns.items()}
         reading = self._tier.read({self._number: Wanted(numbers, found)})
         new = np.flatnonzero(~reading.wait()[self._number])
         if len(new):
             for name, values in self._first(numbers[new]).items():
                 found[name][new] = values
-        return found
+        return found, len(new)
 
     def write_back(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
         """See ``HeldRows``."""
@@ -81,7 +88,7 @@ class DiskRows(HeldRows):
             return
         self.will_change(where)
         whole = columns == slice(0, self.block.width) and values.keys() == self.columns.keys()
-        held = dict(values) if whole else self.fetch(where)
+        held = dict(values) if whole else self._read(where)[0]
         for name, of in values.items() if not whole else ():
             if held[name].ndim == 1:
                 held[name][:] = of
@@ -93,7 +100,7 @@ class DiskRows(HeldRows):
         return self._copies(rows)
 
     def _copies(self, rows: slice | Ints) -> Values:
-        return self.fetch(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
+        return self._read(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)[0]
 
 
 class DiskStore(CachedStore):
@@ -105,6 +112,8 @@ class DiskStore(CachedStore):
         Of this rank alone, on a disk of its host.
     room_bytes : int
         Of memory, for rows that are not copies and for what is known of those on the disk.
+    whole : collection of str
+        Tables whose rows are all in that memory, and not on the disk.
 
     Raises
     ------
@@ -112,12 +121,17 @@ class DiskStore(CachedStore):
         Another process has the folder; what is known of rows takes more memory than there is to be.
     """
 
-    def __init__(self, tables: Any, families: Any, *, folder: Path, room_bytes: int, **more: Any) -> None:
-        self._dtype, self._room_bytes = np.dtype(more["dtype"]), room_bytes
-        own = [block for block in blocks_of(tables, families, more["rank"]) if block.kind != "replicate"]
+    def __init__(
+        self, tables: Any, families: Any, *, folder: Path, room_bytes: int, whole: Collection[str] = (), **more: Any
+    ) -> None:
+        self._dtype, self._room_bytes, self._whole = np.dtype(more["dtype"]), room_bytes, frozenset(whole)
+        all_of_them = [b for b in blocks_of(tables, families, more["rank"], self._whole) if b.kind != "replicate"]
+        own = [block for block in all_of_them if not block.whole]
+        self._whole_bytes = sum(self._bytes_of(block) for block in all_of_them if block.whole)
         self._numbers = {id_of(block): number for number, block in enumerate(own)}
         self._own_bytes = sum(self._bytes_of(block) for block in own)
         self._last: dict[str, float] | None = None  # what the tier says, once it is closed
+        self._steps, self._learned = 0, -1  # how many were learned, and the last one's number
         rows = [BlockRows(block.rows, self._geometry(block)) for block in own]
         self._tier = Tier(folder, rows, self.of_tier)
         try:
@@ -137,20 +151,22 @@ class DiskStore(CachedStore):
         return partial(to_disk, memory_bytes=memory_bytes)
 
     @staticmethod
-    def settings(memory_bytes: int | None, folder: Path | None) -> dict[str, Any]:
+    def settings(memory_bytes: int | None, folder: Path | None, whole: Collection[str]) -> dict[str, Any]:
         """See ``MemoryStore``."""
-        return {"room_bytes": memory_bytes, "folder": folder}
+        return {"room_bytes": memory_bytes, "folder": folder, "whole": whole}
 
     def _left_for_rows(self, own: Sequence[Block]) -> int:
-        """Of the budget, without what the tier takes and a mark for each row that may have changed."""
+        """Of the budget, without whole tables, what the tier takes and a mark for each row that may have changed."""
         beside = self._tier.n_bytes + sum(block.rows + PIECES * self.of_tier.piece_bytes for block in own)
         least = sum(kernels.WAYS * (self._bytes_of(block) // block.rows + MAP_BYTES_A_SLOT) for block in own)
-        if self._room_bytes < beside + least:
+        wanted = beside + least + self._whole_bytes
+        if self._room_bytes < wanted:
+            kept = f", tables of store.whole {self._whole_bytes}" if self._whole_bytes else ""
             raise ConfigError(
                 f"store.memory_bytes is {self._room_bytes}, but what is known of this rank's rows on the disk takes "
-                f"{beside} bytes, and the smallest caches of them {least}. Set it to {beside + least} or more."
+                f"{beside} bytes, and the smallest caches of them {least}{kept}. Set it to {wanted} or more."
             )
-        return self._room_bytes - beside
+        return self._room_bytes - beside - self._whole_bytes
 
     def _bytes_of(self, block: Block) -> int:
         return bytes_of(block.rows, block.width, block.spec, self._dtype)
@@ -160,7 +176,7 @@ class DiskStore(CachedStore):
         return {name: (self._dtype, shape[1:]) for name, shape in shapes.items()}
 
     def _made(self, block: Block) -> HeldRows:
-        if block.kind == "replicate":
+        if block.kind == "replicate" or block.whole:
             return super()._made(block)
         arrays = {name: np.empty((0, *row), dtype) for name, (dtype, row) in self._geometry(block).items()}
         return DiskRows(block, arrays, self._tier, self._numbers[id_of(block)], partial(self._start_of, block))
@@ -180,14 +196,21 @@ class DiskStore(CachedStore):
 
     def _slots(self, block: int) -> int | None:
         of = self.blocks[block]
-        if of.kind == "replicate":
+        if of.kind == "replicate" or of.whole:
             return None
         its_bytes = self._cache_bytes * self._bytes_of(of) // self._own_bytes
         return slots_for(of.rows, self._bytes_of(of), its_bytes)
 
+    def learn(self, step: int, *args: Any, number: int, **kwargs: Any) -> None:
+        """See ``Store``."""
+        self._steps, self._learned = self._steps + (number != self._learned), number
+        super().learn(step, *args, number=number, **kwargs)
+
     def figures(self) -> dict[str, float]:
-        """See ``Store``; and what the disk has, and was asked for."""
-        return {**super().figures(), **(self._tier.figures() if self._last is None else self._last)}
+        """See ``Store``; and what the disk has, and was asked for: by steps, and evaluations, that learned here too."""
+        fetched = sum(held.fetched for held in self.held if isinstance(held, DiskRows))
+        steps = {"disk_steps": self._steps, "disk_reads_a_step": fetched / max(self._steps, 1)}
+        return {**super().figures(), **(self._tier.figures() if self._last is None else self._last), **steps}
 
     def close(self) -> None:
         """See ``Store``. Its files go: what a run goes on from is its checkpoint."""

@@ -4,7 +4,7 @@ Vectors are gathered and pooled, gradients summed by row, rows stepped, all bloc
 a step asks of them; knows no messages and no MPI.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,7 +53,7 @@ class MemoryStore(RowStore):
     """Whether the steps' arrays are those of ``store.device``."""
 
     @staticmethod
-    def settings(memory_bytes: int | None, folder: Path | None) -> dict[str, Any]:  # noqa: ARG004
+    def settings(memory_bytes: int | None, folder: Path | None, whole: Collection[str]) -> dict[str, Any]:  # noqa: ARG004
         """Arguments of its own, from the ``[store]`` section and a rank's folder below its path: none."""
         return {}
 
