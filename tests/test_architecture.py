@@ -46,7 +46,7 @@ ALLOWED = {
     "training.lines": "training.compression training checkpoint comm",  # comm: its sums
     "training.loop": "again config training.lines training.compression training checkpoint comm",  # comm: what it says
     "build": "again config training.compression training checkpoint.tools checkpoint serving plan policy exchange "
-    "dense data models operators embedding kernels comm",
+    "dense data models operators embedding disk kernels comm",  # disk: its rate, and what rows take there
     # build: what a configuration needs of memory and disk
     "doctor": "again build config training dense data kernels comm",
     "launcher": "again training toml comm",  # training: attempts of a run; comm: boards of ranks that died
@@ -75,6 +75,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli/main.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli/config.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli/config.py", "hpcrec.build.memory"): "imports torch, only for `hpcrec config check`",
+    ("hpcrec/cli/config.py", "hpcrec.build.tier_lines"): "imports torch, only for `hpcrec config check`",
     ("hpcrec/cli/doctor.py", "hpcrec.comm.start"): "starts MPI, which `--help` must not",
     ("hpcrec/cli/doctor.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli/doctor.py", "hpcrec.doctor.command"): "imports MPI and torch, after comm.start",

@@ -74,7 +74,7 @@ def reuse(file: Path, batch_size: int, samples: int | None, features: Sequence[s
     """
     from hpcrec.data.reuse import reuse as count
 
-    curves = count(file, batch_size, features or None, samples=samples)
+    curves = count(file, batch_size, {name: (name,) for name in features} or None, samples=samples)
     if as_json:
         found = {name: curve.as_json() for name, curve in curves.items()}
         click.echo(json.dumps({"path": str(file), "batch_size": batch_size, "features": found}, allow_nan=False))

@@ -7,28 +7,31 @@ distances where its windows are short. Knows ids by feature; knows no tables and
 al., Efficient MRC construction with SHARDS (2015), for what is sampled; ``plan.curves`` for what is made of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from hpcrec.data import hashing, layout
-from hpcrec.data.hdf5 import File
-from hpcrec.data.index import open_files
 from hpcrec.data.reader import DataSet
 from hpcrec.plan.curves import Curve
 from hpcrec.types import Floats, Ints
 
 LIMIT = 1 << 20  # ids of a feature that are followed; 60 MB at the most
-_BLOCK = layout.CHUNK_SAMPLES * 16  # samples, and ids, that are read at once
+_BLOCK = layout.CHUNK_SAMPLES * 16  # ids that are read at once, about
 _SIZES = 150  # of best fixed sets, at most
 _EXACT, _AN_OCTAVE = 32, 16  # steps that are told apart; longer ones fall into so many classes a factor of two
 
 
 def reuse(
-    path: Path, batch_size: int, features: Sequence[str] | None = None, *, samples: int | None = None
+    path: Path,
+    batch_size: int,
+    tables: Mapping[str, Sequence[str]] | None = None,
+    *,
+    samples: int | None = None,
+    rows_of: Mapping[str, Callable[[Ints], Ints]] | None = None,
 ) -> dict[str, Curve]:
-    """Curves of each feature, as if each had a table of its own.
+    """Curves of tables.
 
     Parameters
     ----------
@@ -36,43 +39,45 @@ def reuse(
         A data set file or an index file.
     batch_size : int
         Samples a step, of all ranks together.
-    features : sequence of str, optional
-        Default: all.
+    tables : mapping of str to sequence of str, optional
+        By name, features whose ids are the same rows; default: each feature alone, by its name.
     samples : int, optional
         Looks at so many from the beginning; all by default.
+    rows_of : mapping of str to callable, optional
+        By name, how ids become rows; default: they are rows.
 
     Raises
     ------
     DataError
-        A file that cannot be read or departs from the schema; no such feature.
+        A file that cannot be read, departs from the schema or has a value that is not allowed; no such feature.
     UnreadableError
         A file that cannot be read just now.
     """
-    with DataSet(path) as data:
-        names = [data.feature(name).name for name in features or [f.name for f in data.features]]
-        n_samples = data.samples if samples is None else min(samples, data.samples)
-    files, _ = open_files(path)
     found = {}
-    for name in names:
-        times = ReuseTimes(max(-(-n_samples // batch_size), 1))
-        for sample, ids in _pieces(files, name, n_samples):
-            times.add(sample // batch_size, ids)
-        found[name] = times.curve()
+    with DataSet(path) as data:
+        n_samples = data.samples if samples is None else min(samples, data.samples)
+        for name, features in (tables or {f.name: (f.name,) for f in data.features}).items():
+            as_rows = (rows_of or {}).get(name)
+            times = ReuseTimes(max(-(-n_samples // batch_size), 1))
+            for sample, ids in _pieces(data, features, n_samples):
+                times.add(sample // batch_size, ids if as_rows is None else as_rows(ids))
+            found[name] = times.curve()
     return found
 
 
-def _pieces(files: Sequence[File], feature: str, samples: int) -> Iterator[tuple[Ints, Ints]]:
+def _pieces(data: DataSet, features: Sequence[str], samples: int) -> Iterator[tuple[Ints, Ints]]:
     """Ids in the order of samples, each with the number of its sample."""
-    before = 0
-    for file in files:
-        n = min(file.samples, samples - before)
-        for start in range(0, n, _BLOCK):
-            offsets = file.read_offsets(feature, start, min(start + _BLOCK, n))
-            for first in range(int(offsets[0]), int(offsets[-1]), _BLOCK):
-                last = min(first + _BLOCK, int(offsets[-1]))
-                ids = np.asarray(file.read(layout.sparse_path(feature, "ids"), first, last), np.int64)
-                yield before + start - 1 + np.searchsorted(offsets, np.arange(first, last), side="right"), ids
-        before += n
+    a_sample = sum(data.feature(name).mean_ids for name in features)
+    at_once = max(int(_BLOCK / max(a_sample, 1.0)), 1)
+    for start in range(0, samples, at_once):
+        stop = min(start + at_once, samples)
+        read = data.read_ranges([(start, stop)], features, ids_only=True)
+        columns = [read.sparse[name] for name in features]
+        numbers = np.arange(start, stop)
+        of = [numbers if c.offsets is None else np.repeat(numbers, np.diff(c.offsets)) for c in columns]
+        sample, ids = np.concatenate(of), np.concatenate([column.ids for column in columns])
+        order = np.argsort(sample, kind="stable") if len(features) > 1 else slice(None)
+        yield sample[order], ids[order]
 
 
 class ReuseTimes:

@@ -11,7 +11,7 @@ rows and steps; no bytes, no ids and no files. Source: P. Denning, S. Schwartz, 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,16 @@ class Curve:
         scaled = {name: getattr(self, name) * share for name in (*_NUMBERS, *_ARRAYS) if name != "within"}
         return Curve(steps=self.steps, within=self.within, **scaled)
 
+    def later(self, share: float) -> "Curve":
+        """Of a run that goes over the data again: in that share of its steps rows that were new are read too.
+
+        Which they are asked for in, they were last asked for an epoch before: only a memory of all rows has them.
+        """
+        more = share * self.new
+        lru = self.lru + more * (self.held < self.distinct)
+        fixed = self.fixed + more * (1 - self.top / max(self.distinct, 1e-9))
+        return replace(self, new=self.new - more, lru=lru, fixed=fixed)
+
     def as_json(self) -> dict[str, Any]:
         """What ``from_json`` makes the same curve of, to six digits."""
         numbers = {name: float(f"{getattr(self, name):.6g}") for name in _NUMBERS}
@@ -94,6 +104,18 @@ class Curve:
 
 _NUMBERS = ("distinct", "asked", "new")
 _ARRAYS = ("within", "held", "lru", "top", "fixed")
+
+
+def summed(curves: Sequence[Curve]) -> Curve:
+    """Of one table that several features read, as if none of them asked for rows of another: at most as many."""
+    if len(curves) == 1:
+        return curves[0]
+    within, parts = np.unique(np.concatenate([of.within for of in curves])), np.linspace(0, 1, 100)
+    sums = {name: sum(getattr(of, name) for of in curves) for name in _NUMBERS}
+    held, lru = (sum(np.interp(within, of.within, getattr(of, name)) for of in curves) for name in ("held", "lru"))
+    fixed = sum(np.interp(parts * of.distinct, of.top, of.fixed) for of in curves)
+    values: dict[str, Any] = {**sums, "within": within, "held": held, "lru": lru, "fixed": fixed}
+    return Curve(steps=max(of.steps for of in curves), top=parts * sums["distinct"], **values)
 
 
 @dataclass(frozen=True)

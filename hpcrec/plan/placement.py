@@ -127,20 +127,23 @@ def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] 
     return Expected(reads, new, held, read_bytes, handed_bytes)
 
 
-def memory_for(parts: Sequence[TierPart], reads: float, whole: Iterable[str] = ()) -> int | None:
-    """The smallest budget with which an owner reads at most so many rows a step; None where no cache does it."""
+def memory_for(owners: Sequence[Sequence[TierPart]], reads: float, whole: Iterable[str] = ()) -> int:
+    """The smallest budget of each owner with which all of them together read at most so many rows a step, 0 or more."""
     named = set(whole)
-    low = least_bytes(parts, named)
-    high = (
-        low + sum(part.rows * (part.row_bytes + SLOT_BYTES) for part in parts) * 4
-    )  # caches of all rows, at any shares
-    best = expect(parts, high, named)
-    if best is None or best.rows_read > reads:
-        return None
+
+    def enough(memory_bytes: int) -> bool:
+        found = [expect(parts, memory_bytes, named) for parts in owners]
+        return all(of is not None for of in found) and sum(of.rows_read for of in found if of is not None) <= reads
+
+    low = max(least_bytes(parts, named) for parts in owners)
+    if enough(low):
+        return low
+    high = 2 * low
+    while not enough(high):
+        low, high = high, 2 * high
     while high - low > max(low // 1000, 1):
         middle = (low + high) // 2
-        found = expect(parts, middle, named)
-        low, high = (low, middle) if found is not None and found.rows_read <= reads else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 

@@ -139,6 +139,16 @@ def test_the_command_reads_files(
         asked = len(np.unique(np.stack([step, column.ids]), axis=1).T)
         assert curve.asked == pytest.approx(asked / 37, rel=1e-5) and curve.steps == 37
         assert curve.distinct == len(np.unique(column.ids))
+    two = list(samples.sparse)[-2:]  # a table that two features read
+    pairs = []
+    for column in (samples.sparse[name] for name in two):
+        lengths = np.ones(2357, int) if column.offsets is None else np.diff(column.offsets)
+        pairs.append(np.stack([np.repeat(np.arange(2357), lengths) // 64, column.ids]))
+    step, rows = np.unique(np.concatenate(pairs, axis=1), axis=1)
+    both = reuse(data_file, 64, {"both": two})["both"]
+    assert both.asked == pytest.approx(len(step) / 37) and both.distinct == len(np.unique(rows))
+    halved = reuse(data_file, 64, {"both": two}, rows_of={"both": lambda ids: ids // 2})["both"]
+    assert halved.distinct == len(np.unique(rows // 2))
     name = next(iter(samples.sparse))
     shown = run.invoke(
         command, ["reuse", str(data_file), "--batch-size", "64", "--feature", name, "--samples", "640"]

@@ -129,12 +129,13 @@ def test_what_a_budget_is_expected_to_do() -> None:
 
 def test_memory_for_so_many_reads(parts: list[TierPart]) -> None:
     for wanted in (20.0, 100.0):
-        budget = memory_for(parts, wanted)
-        assert budget is not None
+        budget = memory_for([parts], wanted)
         found, less = expect(parts, budget), expect(parts, int(budget * 0.99))
         assert found is not None and found.rows_read <= wanted
         assert less is not None and less.rows_read > wanted
-    assert memory_for(parts, -1.0) is None
+    assert memory_for([parts], 1e9) == least_bytes(parts)
+    none = expect(parts, memory_for([parts, parts[:1]], 0.0))
+    assert none is not None and none.rows_read == 0
 
 
 def test_options_of_a_table_end_with_the_whole(parts: list[TierPart]) -> None:

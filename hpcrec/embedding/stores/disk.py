@@ -2,8 +2,8 @@
 
 A row that was never written is nowhere: it starts from (seed, table, id) wherever it is first read, also after a start.
 Rows that leave the memory changed are written; the folder is this process's alone, and its files go with it. Copies of
-tables are in memory, and so are tables that are to be whole. Knows blocks and a budget; how rows lie on a disk is for ``hpcrec.disk``, how they come and go for
-``cached``. Source: [MTRAINS].
+tables are in memory, and so are tables that are to be whole. Knows blocks and a budget; how rows lie on a disk is for
+``hpcrec.disk``, how they come and go for ``cached``. Source: [MTRAINS].
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
