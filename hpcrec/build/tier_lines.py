@@ -174,12 +174,18 @@ def _speed_lines(
         if reads_s > allowed_s:
             lines.append(f"{WANTED} of it takes a disk of {rows / allowed_s:,.0f} reads/s, or")
         if reads_s > 0:
-            total = max(sum(part.n_bytes for part in parts) for parts in tiers.parts.values())
-            enough = memory_for(list(tiers.parts.values()), rows * allowed_s / reads_s, tiers.whole)
-            where = f"1/{total / enough:.1f} of the rows' bytes" if enough < total else "no less than the rows take"
-            less = "" if enough > memory_bytes else f"; there are {memory_bytes:,}"
-            lines.append(f"{WANTED} of it takes store.memory_bytes = {enough:,}, {where}{less}")
+            lines.append(f"{WANTED} of it {_memory_text(tiers, memory_bytes, rows * allowed_s / reads_s)}")
     return lines
+
+
+def _memory_text(tiers: Tiers, memory_bytes: int, reads: float) -> str:
+    """The memory with which owners read so many rows a step."""
+    total = max(sum(part.n_bytes for part in parts) for parts in tiers.parts.values())
+    enough = memory_for(list(tiers.parts.values()), reads, tiers.whole)
+    if enough is None or enough >= total:
+        return 'takes as much memory as the rows: store.name = "dram"'
+    less = "" if enough > memory_bytes else f"; there are {memory_bytes:,}"
+    return f"takes store.memory_bytes = {enough:,}, 1/{total / enough:.1f} of the rows' bytes{less}"
 
 
 def _written_lines(

@@ -10,6 +10,7 @@ rows and steps; no bytes, no ids and no files. Source: P. Denning, S. Schwartz, 
 (1972); X. Xiang et al., HOTL: a higher order theory of locality (2013).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -135,12 +136,31 @@ class Shared:
     reads: tuple[float, ...]
 
 
-def share(curves: Sequence[Curve], rows: float) -> Shared:
-    """Of tables that share memory for so many rows, which keeps those that were used last."""
+def share(curves: Sequence[Curve], rows: float, ways: int | None = None) -> Shared:
+    """Of tables that share memory for so many rows, which keeps those that were used last.
+
+    ``ways``: each row may lie in one set of so many places alone, by a hash. Then it goes when as many others of its
+    set were used since, whose number is about Poisson's: some go early, and some that were used longer ago are there.
+    """
     if not curves:
         return Shared(0.0, (), ())
     within = np.unique(np.concatenate([curve.within for curve in curves]))
-    held = sum(np.interp(within, curve.within, curve.held) for curve in curves)
+    held = np.sum([np.interp(within, curve.within, curve.held) for curve in curves], axis=0)
     last = float(np.interp(rows, held, within))
     found = [curve.of_last(last) for curve in curves]
-    return Shared(last, tuple(rows for rows, _ in found), tuple(reads for _, reads in found))
+    reads = tuple(of for _, of in found)
+    if ways is not None:
+        gone = _at_least(ways, held * ways / max(rows, 1e-9))
+        between = (
+            gone[1:] + gone[:-1]
+        ) / 2  # of rows that come back after more than one number of steps, and not another
+        of_lru = [np.interp(within, curve.within, curve.lru) for curve in curves]
+        reads = tuple(float((lru[:-1] - lru[1:]) @ between) for lru in of_lru)
+    return Shared(last, tuple(of for of, _ in found), reads)
+
+
+def _at_least(n: int, means: Floats) -> Floats:
+    """Chance of n or more, where numbers are Poisson's with these means [P]."""
+    logs = np.log(np.maximum(means, 1e-300))
+    less = sum(np.exp(k * logs - means - math.lgamma(k + 1)) for k in range(n))
+    return np.clip(1 - less, 0.0, 1.0)

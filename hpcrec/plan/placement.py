@@ -22,7 +22,7 @@ INDEX_BYTES, MARK_BYTES = 4, 1  # a row: where it lies on the disk, whether it h
 SLOT_BYTES = 12  # a cached row, beside it
 PIECES, PIECE_BYTES = 7, 128 * KiB  # of a block
 PAGES_UNDER_WAY = 128
-LEAST_SLOTS = 32  # of a block
+WAYS = 32  # places that a row may have in a cache, of which each block has one such set at least
 _POINTS = 40  # sizes of a cache that are looked at
 _UNITS = 4000  # parts of a budget
 _ROUNDS = 50  # of changes of one table, at most
@@ -98,7 +98,7 @@ def least_bytes(parts: Sequence[TierPart], whole: Iterable[str] = ()) -> int:
     """The smallest budget of an owner with these parts."""
     on_disk = [part for part in parts if part.table not in set(whole)]
     in_memory = sum(part.n_bytes for part in parts if part.table in set(whole))
-    caches = {part.block: LEAST_SLOTS * (part.row_bytes + SLOT_BYTES) for part in on_disk}
+    caches = {part.block: WAYS * (part.row_bytes + SLOT_BYTES) for part in on_disk}
     return in_memory + beside_bytes(on_disk) + sum(caches.values())
 
 
@@ -117,18 +117,21 @@ def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] 
     for block in dict.fromkeys(part.block for part in on_disk):
         mine = [part for part in on_disk if part.block == block]
         its_bytes = left * sum(part.n_bytes for part in mine) / total
-        places = max(its_bytes / (mine[0].row_bytes + SLOT_BYTES), LEAST_SLOTS)
-        found = share([part.curve for part in mine], places)
+        places = min(its_bytes / (mine[0].row_bytes + SLOT_BYTES), sum(part.rows for part in mine) + WAYS - 1)
+        found = share([part.curve for part in mine], max(places // WAYS, 1) * WAYS, WAYS)
         for part, rows, n in zip(mine, found.held, found.reads, strict=True):
             held[part.table], reads[part.table], new[part.table] = rows, n, part.curve.new
             full = rows < part.curve.distinct
             read_bytes += n * part.page_bytes
-            handed_bytes += full * (n + part.curve.new) * part.row_bytes
+            handed_bytes += (n + full * part.curve.new) * part.row_bytes
     return Expected(reads, new, held, read_bytes, handed_bytes)
 
 
-def memory_for(owners: Sequence[Sequence[TierPart]], reads: float, whole: Iterable[str] = ()) -> int:
-    """The smallest budget of each owner with which all of them together read at most so many rows a step, 0 or more."""
+def memory_for(owners: Sequence[Sequence[TierPart]], reads: float, whole: Iterable[str] = ()) -> int | None:
+    """The smallest budget of each owner with which all of them together read at most so many rows a step.
+
+    None: they read more with caches for all rows, of which some find no place in their sets.
+    """
     named = set(whole)
 
     def enough(memory_bytes: int) -> bool:
@@ -140,6 +143,8 @@ def memory_for(owners: Sequence[Sequence[TierPart]], reads: float, whole: Iterab
         return low
     high = 2 * low
     while not enough(high):
+        if all(high > 4 * (least_bytes(parts, named) + sum(part.n_bytes for part in parts)) for parts in owners):
+            return None
         low, high = high, 2 * high
     while high - low > max(low // 1000, 1):
         middle = (low + high) // 2
