@@ -48,7 +48,7 @@ ALLOWED = {
     "build": "again config training.compression training checkpoint.tools checkpoint serving plan policy exchange "
     "dense data models operators embedding disk kernels comm",  # disk: its rate, and what rows take there
     # build: what a configuration needs of memory and disk
-    "doctor": "again build config training dense data kernels comm",
+    "doctor": "again build config training dense data disk kernels comm",  # disk: rates of that of rows
     "launcher": "again training toml comm",  # training: attempts of a run; comm: boards of ranks that died
     "cli": "again launcher doctor build systems config training.loop training.lines training.compression training "
     "checkpoint.tools checkpoint preparation serving data embedding comm",

@@ -25,7 +25,7 @@ from hpcrec.embedding.stores.disk import DiskStore, id_of
 from hpcrec.errors import ConfigError
 from hpcrec.plan.curves import Curve, summed
 from hpcrec.plan.memory import MAP_BYTES_A_ROW, ORDER_BYTES_A_ROW
-from hpcrec.plan.placement import TierPart
+from hpcrec.plan.placement import TierPart, expect
 from hpcrec.units import MiB
 
 IDS_COUNTED = 4_000_000  # at most, of a data set that is counted at once: some seconds
@@ -144,6 +144,19 @@ def _read(config: Config, families: Sequence[Family], path: Path) -> dict[str, C
             if feature not in by_feature:
                 raise ConfigError(f"{path}: has no feature {feature!r}. Count anew, without --feature.")
     return {family.name: summed([by_feature[f] for f in family.features]) for family in families}
+
+
+def reads_of(tiers: Tiers, ranks: Sequence[int], memory_bytes: int) -> dict[int, float] | None:
+    """Pages that these owners together read a step, by their bytes; None where the memory is too little."""
+    found: dict[int, float] = {}
+    for rank in ranks:
+        expected = expect(tiers.parts[rank], memory_bytes, tiers.whole)
+        if expected is None:
+            return None
+        pages = {part.table: part.page_bytes for part in tiers.parts[rank]}
+        for table, n in expected.reads.items():
+            found[pages[table]] = found.get(pages[table], 0.0) + n
+    return found
 
 
 def disk_bytes(parts: Sequence[TierPart], whole: frozenset[str]) -> float:

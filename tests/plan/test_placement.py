@@ -131,6 +131,7 @@ def test_what_a_budget_is_expected_to_do() -> None:
 def test_memory_for_so_many_reads(parts: list[TierPart]) -> None:
     for wanted in (20.0, 100.0):
         budget = memory_for([parts], wanted)
+        assert budget is not None
         found, less = expect(parts, budget), expect(parts, int(budget * 0.99))
         assert found is not None and found.rows_read <= wanted
         assert less is not None and less.rows_read > wanted
