@@ -33,7 +33,7 @@ ALLOWED = {
     "exchange": "operators embedding comm kernels",
     "policy": "exchange comm kernels",  # comm: clocks of threads; kernels: threads of its own thread
     "dense": "comm kernels",
-    "data": "again comm kernels",
+    "data": "again comm kernels plan",  # plan: curves, of what is counted
     "preparation": "again data comm kernels toml",  # kernels: text is parsed natively; toml: column maps
     "serving": "again data kernels",
     "config": "toml policy exchange",  # policy, exchange: names, and what forms say of themselves
@@ -46,9 +46,9 @@ ALLOWED = {
     "training.lines": "training.compression training checkpoint comm",  # comm: its sums
     "training.loop": "again config training.lines training.compression training checkpoint comm",  # comm: what it says
     "build": "again config training.compression training checkpoint.tools checkpoint serving plan policy exchange "
-    "dense data models operators embedding kernels comm",
+    "dense data models operators embedding disk kernels comm",  # disk: its rate, and what rows take there
     # build: what a configuration needs of memory and disk
-    "doctor": "again build config training dense data kernels comm",
+    "doctor": "again build config training dense data disk kernels comm",  # disk: rates of that of rows
     "launcher": "again training toml comm",  # training: attempts of a run; comm: boards of ranks that died
     "cli": "again launcher doctor build systems config training.loop training.lines training.compression training "
     "checkpoint.tools checkpoint preparation serving data embedding comm",
@@ -75,6 +75,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli/main.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli/config.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli/config.py", "hpcrec.build.memory"): "imports torch, only for `hpcrec config check`",
+    ("hpcrec/cli/config.py", "hpcrec.build.tier_lines"): "imports torch, only for `hpcrec config check`",
     ("hpcrec/cli/doctor.py", "hpcrec.comm.start"): "starts MPI, which `--help` must not",
     ("hpcrec/cli/doctor.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli/doctor.py", "hpcrec.doctor.command"): "imports MPI and torch, after comm.start",
@@ -95,6 +96,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli/slurm.py", "hpcrec.launcher.status"): "only for `hpcrec status`",
     ("hpcrec/cli/data.py", "hpcrec.data.inspect"): "imports h5py, only for `hpcrec data inspect`",
     ("hpcrec/cli/data.py", "hpcrec.data.verify"): "imports h5py, only for `hpcrec data verify`",
+    ("hpcrec/cli/data.py", "hpcrec.data.reuse"): "imports h5py, only for `hpcrec data reuse`",
     ("hpcrec/cli/main.py", "hpcrec.launcher.mpirun"): "only for `hpcrec run`",
     ("hpcrec/cli/main.py", "hpcrec.launcher.restarts"): "only for `hpcrec run`",
     ("hpcrec/cli/main.py", "hpcrec.launcher.nodes"): "only for `hpcrec run --min-nodes`",

@@ -4,7 +4,7 @@ Builds the model and the layout as a run does, but no rows; what each term count
 communicator.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -18,6 +18,7 @@ from hpcrec.build.tables import (
     make_policy,
     make_roles,
     make_thresholding,
+    whole_tables,
 )
 from hpcrec.comm.topology import Topology
 from hpcrec.config import Config, DenseConfig
@@ -102,7 +103,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
     wholes = sum(w.numel() for o in operators.values() for w in weights_of(o, o.lookups))
     return [
         rank_memory(
-            _held(tables, families, rank),
+            _held(tables, families, rank, whole_tables(config, topology)),
             _traffic(config, layout, rank, mean_ids, topology.dense),
             dense if rank in topology.dense else None,
             item_bytes=dtype.itemsize,
@@ -138,7 +139,9 @@ def _auto(config: Config, dataset: DataSet, offers: Offers) -> dict[str, float]:
     return {"copies": copies_bytes, "counting": window * _sample_bytes(dataset, features)}
 
 
-def _held(tables: dict[str, TableSpec], families: Sequence[Family], rank: int) -> list[HeldRows]:
+def _held(
+    tables: dict[str, TableSpec], families: Sequence[Family], rank: int, whole: Collection[str]
+) -> list[HeldRows]:
     held = []
     for family in families:
         if rank not in family.holders:
@@ -149,7 +152,8 @@ def _held(tables: dict[str, TableSpec], families: Sequence[Family], rank: int) -
             if start < stop:
                 rows, optimizer = family.part_rows(part), tables[name].optimizer.name
                 copied = family.kind == "replicate"
-                held.append(HeldRows(rows=rows, width=stop - start, optimizer=optimizer, copied=copied))
+                apart = name in whole
+                held.append(HeldRows(rows=rows, width=stop - start, optimizer=optimizer, copied=copied, whole=apart))
     return held
 
 

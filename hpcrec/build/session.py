@@ -18,7 +18,7 @@ from hpcrec.build.auto import choose, make_exchange, make_pipeline
 from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
-from hpcrec.build.tables import DTYPES, describe_policy, make_model, make_offers, make_policy, make_roles
+from hpcrec.build.tables import DTYPES, describe_policy, make_model, make_offers, make_policy, make_roles, whole_tables
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
@@ -247,7 +247,13 @@ def _make_store(
     held = [family for family in families if topology.rank in family.holders]
     if not held:
         return None
-    store = STORES[config.store.name]
+    store, said = STORES[config.store.name], config.store
+    given = {
+        "room_bytes": said.memory_bytes,
+        "folder": None if said.path is None else Path(said.path) / f"rank-{topology.rank}",
+        "whole": whole_tables(config, topology),
+        "io": said.io,
+    }
     return store(
         tables,
         held,
@@ -255,10 +261,7 @@ def _make_store(
         seed=config.train.seed,
         dtype=DTYPES[config.train.dtype][0],
         device=make_device(config, topology),
-        **store.settings(
-            config.store.memory_bytes,
-            None if config.store.path is None else Path(config.store.path) / f"rank-{topology.rank}",
-        ),
+        **{name: given[name] for name in store.takes},
     )
 
 

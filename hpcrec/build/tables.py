@@ -18,7 +18,7 @@ from hpcrec.config import Config, DenseConfig, ExchangeConfig, PolicyConfig, Sto
 from hpcrec.data import hashing
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.place import row_elements
-from hpcrec.embedding.sets import families_in, tables_in
+from hpcrec.embedding.sets import families_in, name_in, tables_in
 from hpcrec.embedding.shards import Family, Placement, build_families
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms import FORMS, offered
@@ -214,6 +214,10 @@ def make_offers(
         if name not in widths and name not in beside.values():
             known = ", ".join(dict.fromkeys((*beside.values(), *widths)))
             raise ConfigError(f"embedding.tables.{name} is set, but the model reads no such table. It reads: {known}.")
+    for name in config.store.whole:
+        if name not in widths:
+            known = ", ".join(widths)
+            raise ConfigError(f"store.whole has {name!r}, but the model reads no such table. It reads: {known}.")
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
     placements = {name: _placement(config, name, beside[name]) for name in widths}
     thresholded = config.exchange.codec == "dct"
@@ -254,6 +258,11 @@ def make_offers(
     every = tables_in(sets, tables)
     _check_names(every)
     return every, families_in(sets, families), offers
+
+
+def whole_tables(config: Config, topology: Topology) -> frozenset[str]:
+    """Tables of ``store.whole``, of every set."""
+    return frozenset(name_in(n, name) for n in range(topology.table_sets) for name in config.store.whole)
 
 
 def _check_names(tables: Iterable[str]) -> None:

@@ -22,14 +22,44 @@ def config_group() -> None:
 @click.argument("config", type=File)
 @set_option
 @click.option("-n", "ranks", type=click.IntRange(min=1), help="Ranks of the run; by default what [topology] counts.")
-def config_check(config: Path, overrides: Sequence[str], ranks: int | None) -> None:
+@click.option(
+    "--reuse", "counted", type=File, help="What 'hpcrec data reuse --json' printed; by default few data are counted."
+)
+@click.option(
+    "--samples-per-s",
+    type=click.FloatRange(min=0, min_open=True),
+    show_default="of an earlier run in run.folder",
+    help="What the run handles with all rows in memory: what a disk costs is held against it.",
+)
+@click.option(
+    "--reads-per-s",
+    type=click.FloatRange(min=0, min_open=True),
+    show_default="measured where store.path is",
+    help="Random reads of a page that each host's disk gives.",
+)
+def config_check(
+    config: Path,
+    overrides: Sequence[str],
+    ranks: int | None,
+    counted: Path | None,
+    samples_per_s: float | None,
+    reads_per_s: float | None,
+) -> None:
     """Check the TOML file CONFIG: unknown keys, wrong types, keys that do not go together.
 
-    Where its training data is at hand, also print the memory that each rank will need (docs/memory.md).
+    Where its training data is at hand, also print the memory that each rank will need (docs/memory.md), and with
+    store.name = "disk" what is to be expected of the disk: reads and bytes a step, speed, space, writes a day, the
+    memory that takes, and which tables should be whole (docs/tiers.md).
     """
     from hpcrec.config import load_config
 
     checked = load_config(config, overrides)
+    on_disk = checked.store.name == "disk"
+    if not on_disk and (counted is not None or samples_per_s is not None or reads_per_s is not None):
+        raise click.UsageError(
+            "--reuse, --samples-per-s and --reads-per-s are about rows on a disk, but store.name is "
+            f"{checked.store.name!r}."
+        )
     click.echo(f"{config}: valid")
     if not Path(checked.data.train).exists():
         click.echo(f"memory a rank: not predicted, for data.train ({checked.data.train}) is not here")
@@ -37,6 +67,11 @@ def config_check(config: Path, overrides: Sequence[str], ranks: int | None) -> N
     from hpcrec.build.memory import memory_report
 
     click.echo("\n".join(memory_report(checked, ranks)))
+    if on_disk:
+        from hpcrec.build.tier_lines import tier_report
+
+        lines = tier_report(checked, ranks, counted=counted, samples_per_s=samples_per_s, reads_per_s=reads_per_s)
+        click.echo("\n".join(lines))
 
 
 @config_group.command(

@@ -22,6 +22,8 @@ _FEATURE_HEADS = (
     "top ids",
 )
 _RANGE = ("min", "mean", "max", "nan", "inf")
+_REUSE_HEADS = ("feature", "rows", "a step", "of rows", "new")
+_PARTS = (2, 4, 8, 16, 32)  # of the rows that are asked for, memory holds one in so many
 
 
 @click.group(short_help="Look at a data set, or check one for damage.")
@@ -48,6 +50,38 @@ def inspect(file: Path, samples: int | None, top: int, as_json: bool) -> None:
 
     found = look(file, samples=samples, top=top)
     click.echo(json.dumps(found, indent=2, allow_nan=False) if as_json else "\n".join(_page(found)))
+
+
+@data.command(
+    short_help="Print how many rows steps would read from a disk, by memory.",
+    epilog=examples(
+        "hpcrec data reuse data/quickstart/train.h5 --batch-size 2048",
+        "hpcrec data reuse big.index.json --batch-size 65536 --json > reuse.json",
+    ),
+)
+@click.argument("file", type=File)
+@click.option("--batch-size", type=click.IntRange(min=1), required=True, help="Samples a step, of all ranks together.")
+@click.option("--samples", type=click.IntRange(min=1), help="Look at so many samples from the beginning; else at all.")
+@click.option("--feature", "features", multiple=True, help="Look at this feature; repeatable. By default at all.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, whole curves, instead of a table.")
+def reuse(file: Path, batch_size: int, samples: int | None, features: Sequence[str], as_json: bool) -> None:
+    """Print, for each feature of FILE, how many distinct rows a step asks for, and how many of them memory would lack.
+
+    FILE is a data set file or an index file. Columns '1/8' are of memory that holds an eighth of the rows that are
+    asked for at all: first where it keeps those that were used last (LRU), then of the best fixed set. Rows that no
+    step has asked for before are not among these, since a store that has rows on a disk makes them anew; 'new' says how
+    many come a step. One pass, each feature as if it had a table of its own; memory is bounded (docs/tiers.md).
+    """
+    from hpcrec.data.reuse import reuse as count
+
+    curves = count(file, batch_size, {name: (name,) for name in features} or None, samples=samples)
+    if as_json:
+        found = {name: curve.as_json() for name, curve in curves.items()}
+        click.echo(json.dumps({"path": str(file), "batch_size": batch_size, "features": found}, allow_nan=False))
+        return
+    parts = [f"1/{n} {rule}" for n in _PARTS for rule in ("lru", "fixed")]
+    rows = [(name, *_reuse_row(curve)) for name, curve in curves.items()]
+    click.echo("\n".join(_table([(*_REUSE_HEADS, *parts), *rows])))
 
 
 @data.command(
@@ -112,6 +146,13 @@ def _feature_row(f: dict[str, Any]) -> tuple[str, ...]:
         "-" if f["zipf_exponent"] is None else f"{f['zipf_exponent']:.2f}",
         " ".join(f"{top['id']} {top['share']:.1%}" for top in f["top"]),
     )
+
+
+def _reuse_row(curve: Any) -> Iterable[str]:
+    yield from (f"{curve.distinct:,.0f}", f"{curve.asked:,.1f}")
+    yield from (f"{curve.asked / max(curve.distinct, 1):.2%}", f"{curve.new:,.1f}")
+    for n in _PARTS:
+        yield from (f"{curve.reads(curve.distinct / n):,.1f}", f"{curve.best(curve.distinct / n):,.1f}")
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:

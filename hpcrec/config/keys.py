@@ -336,6 +336,12 @@ class StoreConfig:
     """Memory for rows and optimizer state: of a rank's GPU, or of an owner whose rows are on a disk. Where they take
     more, they are in main memory, or on the disk, and those that were used last are cached. With gpu by default all of
     them have to fit; disk needs it. What is known of rows on a disk is counted in it. Only with gpu and disk."""
+    whole: tuple[Text, ...] = ()
+    """Tables whose rows are all in that memory, and never on the disk; others have what is left of it. hpcrec config
+    check says which ones should be. Only with disk."""
+    io: Literal["auto", "io_uring", "threads", "mapped"] = "auto"
+    """How the disk is read: by io_uring; by threads, each with one request at a time; where files are mapped, for
+    memory that keeps what is in it; auto: the first where the system lets it be had, else threads. Only with disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -891,7 +897,13 @@ def _store_conflicts(store: StoreConfig) -> Iterator[tuple[str, str]]:
         yield "store.memory_bytes", "is not set, but store.name is 'disk'. Set it to the memory that rows may have."
 
 
-_KEYS_OF_STORES = (("device", ("gpu",), "cuda"), ("memory_bytes", ("gpu", "disk"), None), ("path", ("disk",), None))
+_KEYS_OF_STORES = (
+    ("device", ("gpu",), "cuda"),
+    ("memory_bytes", ("gpu", "disk"), None),
+    ("path", ("disk",), None),
+    ("whole", ("disk",), ()),
+    ("io", ("disk",), "auto"),
+)
 
 
 def _embedding_conflicts(config: Config) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """The checks, in the order in which they are made: what others rest on comes first."""
 
-from hpcrec.doctor import allocation, folder, hosts, machine, network, plan, software, storage
+from hpcrec.doctor import allocation, folder, hosts, machine, network, plan, software, storage, tier
 from hpcrec.doctor.base import Check
 
 CHECKS = (
@@ -25,6 +25,7 @@ CONFIG_CHECKS = (
     Check(name="data", measure=plan.measure_data, judge=plan.judge_data),
     Check(name=storage.DATA, measure=storage.measure_data_disk, judge=storage.judge_data_disk),
     Check(name="memory of a run", measure=plan.measure_need, judge=plan.judge_need),
+    Check(name=tier.ROWS, measure=tier.measure_rows_disk, judge=tier.judge_rows_disk),
 )
 # Last: the allocation is judged by what checkpoints take; Horovod's threads would share cores with what is measured.
 LAST_CHECKS = (

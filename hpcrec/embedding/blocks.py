@@ -4,7 +4,7 @@ Parts of tables with equal width and optimizer lie in one *block*, so that a ste
 call, however many tables there are. Knows tables, families and ranks; does not know where rows are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcrec import kernels
@@ -56,6 +56,8 @@ class Block:
         take memory as they come into use; and empty.
     parts : tuple of Part
         One behind the other.
+    whole : bool
+        Whether they are of tables that are to be in memory, whole, where the store has others elsewhere.
     """
 
     width: int
@@ -63,6 +65,7 @@ class Block:
     spec: OptimizerSpec
     kind: str
     parts: tuple[Part, ...]
+    whole: bool = False
 
     @property
     def rows(self) -> int:
@@ -75,9 +78,11 @@ class Block:
         return self.width != self.total_width and self.spec.name == "rowwise_adagrad"
 
 
-def blocks_of(tables: Mapping[str, TableSpec], families: Sequence[Family], rank: int) -> list[Block]:
-    """A rank's blocks, of all families of which it holds a part."""
-    plans: dict[tuple[int, int, OptimizerSpec, str], list[Part]] = {}
+def blocks_of(
+    tables: Mapping[str, TableSpec], families: Sequence[Family], rank: int, whole: Collection[str] = ()
+) -> list[Block]:
+    """A rank's blocks, of all families of which it holds a part; those of tables that are ``whole`` apart."""
+    plans: dict[tuple[int, int, OptimizerSpec, str, bool], list[Part]] = {}
     for family in families:
         number = family.holders.index(rank)
         kind = "dynamic" if family.dynamic is not None else family.kind if family.kind == "replicate" else ""
@@ -86,7 +91,7 @@ def blocks_of(tables: Mapping[str, TableSpec], families: Sequence[Family], rank:
             start, stop = family.part_columns(width, number)
             if start == stop:
                 continue
-            parts = plans.setdefault((stop - start, width, tables[name].optimizer, kind), [])
+            parts = plans.setdefault((stop - start, width, tables[name].optimizer, kind, name in whole), [])
             parts.append(
                 Part(
                     table=name,
@@ -99,6 +104,6 @@ def blocks_of(tables: Mapping[str, TableSpec], families: Sequence[Family], rank:
                 )
             )
     return [
-        Block(width=width, total_width=total_width, spec=spec, kind=kind, parts=tuple(parts))
-        for (width, total_width, spec, kind), parts in plans.items()
+        Block(width=width, total_width=total_width, spec=spec, kind=kind, parts=tuple(parts), whole=apart)
+        for (width, total_width, spec, kind, apart), parts in plans.items()
     ]

@@ -8,8 +8,6 @@ from hpcrec import kernels
 from hpcrec.errors import ConfigError
 from hpcrec.types import Floats, OptimizerSpec
 
-MAP_BYTES_A_SLOT = 12
-
 Room = tuple[Floats, dict[str, Floats]]
 
 
@@ -19,9 +17,12 @@ def bytes_of(n_rows: int, width: int, spec: OptimizerSpec, dtype: np.dtype) -> i
     return sum(math.prod(shape) for shape in shapes) * np.dtype(dtype).itemsize
 
 
-def slots_for(n_rows: int, n_bytes: int, cache_bytes: int) -> int:
-    """Slots of a cache that takes so many bytes, or as few as it can, of rows that all take ``n_bytes``."""
-    a_row = n_bytes // n_rows + MAP_BYTES_A_SLOT
+def slots_for(n_rows: int, n_bytes: int, cache_bytes: int, slot_bytes: int) -> int:
+    """Slots of a cache that takes so many bytes, or as few as it can, of rows that all take ``n_bytes``.
+
+    ``slot_bytes``: of what is known of a slot, beside its row.
+    """
+    a_row = n_bytes // n_rows + slot_bytes
     slots = min(cache_bytes // a_row // kernels.WAYS, -(-n_rows // kernels.WAYS)) * kernels.WAYS
     return max(slots, kernels.WAYS)
 

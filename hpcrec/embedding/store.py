@@ -6,7 +6,7 @@ and what a step does with them is for ``embedding.stores``. Knows rows; does not
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -181,6 +181,9 @@ class RowStore:
         By family: which ids have rows.
     """
 
+    _whole: Collection[str] = ()
+    """Tables that are in memory, whole, where the store has others elsewhere."""
+
     def __init__(
         self,
         tables: Mapping[str, TableSpec],
@@ -200,7 +203,7 @@ class RowStore:
         }
         self._starts = {name: (table.init_scale, table.init_decay) for name, table in tables.items()}
         self._seed = seed
-        self.blocks: tuple[Block, ...] = tuple(blocks_of(tables, families, rank))
+        self.blocks: tuple[Block, ...] = tuple(blocks_of(tables, families, rank, self._whole))
         self.held = [self._made(block) for block in self.blocks]
         self._where = {p.table: (b, p) for b, block in enumerate(self.blocks) for p in block.parts}
 

@@ -236,18 +236,19 @@ def to_disk(
 ) -> dict[str, float]:
     """Takes rows that are on a disk out of the host's terms, and adds what memory has of them.
 
-    See ``Elsewhere``; ``memory_bytes`` is what they may have of it, and what is known of those on the disk. Rows of
-    steps in flight that find no place in it have places besides.
+    See ``Elsewhere``; ``memory_bytes`` is what they may have of it, what is known of those on the disk, and tables that
+    are whole in it. Rows of steps in flight that find no place in it have places besides.
     """
     routes, in_flight = flying
-    own = [h for h in held if not h.copied]
+    own = [h for h in held if not h.copied and not h.whole]
     for name, n_bytes in (
         ("rows", sum(h.rows * h.width for h in own) * item_bytes),
         ("optimizer state", sum(state_bytes(h, item_bytes) for h in own)),
     ):
         terms[name] -= n_bytes
     a_row = max((row_bytes(h.width, h.optimizer, item_bytes) for h in own), default=0)
-    terms["cached rows"] = memory_bytes
+    whole = sum(h.rows * row_bytes(h.width, h.optimizer, item_bytes) for h in held if h.whole and not h.copied)
+    terms["cached rows"] = memory_bytes - whole
     terms["places"] = routes * _PLACE_BYTES_AN_ID * traffic.ids + (1 + in_flight) * a_row * traffic.ids
     return {}
 

@@ -5,12 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class HeldRows:
-    """A part of a table: its shape, the name of its optimizer, and whether it is a copy of the whole on dense ranks."""
+    """A part of a table: its shape, the name of its optimizer, and whether it is a copy of the whole on dense ranks.
+
+    ``whole``: it is to be in memory, where the store has others elsewhere.
+    """
 
     rows: int
     width: int
     optimizer: str
     copied: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

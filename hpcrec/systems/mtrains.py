@@ -9,12 +9,14 @@ cache above it, with pinned rows            -> ``embedding.stores.cache_plan``: 
 scratch pad of conflict misses              -> these places, of rows of steps under way that find no slot
 prefetch by the ids of coming batches       -> ``exchange.prefetch`` steps ahead (``embedding.stores.cached``)
 deferred initialisation                     -> a row that was never written starts from (seed, table, id)
+byte-addressable storage                    -> ``store.io = "mapped"``
+placement of tables by reuse and bandwidth  -> ``store.whole``, ``hpcrec data reuse``, ``plan.placement``
 HBM over DRAM                               -> ``store.name = "gpu"`` with ``store.memory_bytes``: the same cache
 
 Departures from the paper: the tier is a log of our own in place of RocksDB, for rows change once for every read; a row
 has one place whatever steps want it, so that an update lands there without pointers that are rewritten; an evaluation
-takes no slot from training; ids of dynamic tables are foreseen as far as they have rows. Not there yet: three tiers in a
-chain (a device over memory over a disk); byte-addressable memory.
+takes no slot from training; ids of dynamic tables are foreseen as far as they have rows. Not there yet: three tiers in
+a chain (a device over memory over a disk).
 """
 
 from typing import Any

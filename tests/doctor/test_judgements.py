@@ -31,6 +31,11 @@ SPEED = Speed(bytes=10**9, slowest_s=1.0, gbs_of_host={0: 0.5, 1: 0.5}, cached=0
 BROKEN = Speed(bytes=0, slowest_s=0.0, gbs_of_host={}, cached=None, errors={2: "No space left on device"})
 DISK = {"folder": "/runs", "kind": "nfs4", "write": SPEED, "read": SPEED, "free": 10**12, "inodes": 10**6}
 DISK |= {"needs": None, "why": "", "samples_per_s": None}
+ROWS = {
+    "folder": "/scratch", "kind": "ext4", "error": None, "reads_per_s": 50_000.0, "free": 10**12, "page_bytes": 4096,
+    "owners": (0, 1, 2), "reads": {0: {4096: 100.0}}, "space": {0: 1e9}, "why": "", "many": False, "step_s": 0.02,
+    "step_said": "--samples-per-s",
+}  # fmt: skip
 DATA = {"folder": "/data.h5", "kind": "nfs4", "read": SPEED, "bytes": 10**9, "needs": None, "samples_per_s": None}
 SUM = {"reducer": "horovod", "set_up_s": 0.1, "took_s": 0.001, "right": True, "facts": {"mpi_built": True}}
 CONTENTS = {"wrong": [], "took_s": {"MPI": {64: 1e-4}, "shared memory": {64: 1e-5}}, "without_windows": ""}
@@ -100,6 +105,7 @@ FAULTS = [
     ("allreduce", [{**SUM, "reducer": "mpi", "missing": "none"}] * 3, "warn", "horovod", "none"),
     ("topology", ["of 3 ranks, 2 own rows"] * 3, "FAIL", "topology", "of 3 ranks, 2 own rows"),
     ("memory of a run", [{"error": "no data"}] * 3, "FAIL", "memory of a run", "cannot be predicted: no data"),
+    ("disk of rows", three(ROWS, {"error": "no O_DIRECT"}), "FAIL", "disk of rows", "rank 2 on node2: no O_DIRECT"),
 ]  # fmt: skip
 
 
@@ -128,6 +134,7 @@ FINE = {
     "disk of the run": three(DISK),
     "local scratch": three(DISK),
     "disk of data": three(DATA),
+    "disk of rows": three(ROWS),
     "allocation": [JOB] * 3,
     "allreduce": three(SUM),
 }

@@ -43,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "not ahead": {"exchange": {"prefetch": 0}},
     "left out": {"train": {"nonfinite": "skip"}},
+    "whole tables": {"model": {"name": "deepfm"}, "store": {"whole": ["user", "item"]}},
+    "dynamic and whole": {**EVERYWHERE["dynamic"], "store": {"whole": ["user"]}},
 }
 
 
@@ -62,7 +64,8 @@ def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_of(folder: Path, *, on_disk: bool, **sections: dict[str, Any]) -> Config:
-    store = {"name": "disk", "path": str(folder / "rows"), "memory_bytes": BYTES} if on_disk else {}
+    given = sections.get("store", {})
+    store = {"name": "disk", "path": str(folder / "rows"), "memory_bytes": BYTES, **given} if on_disk else {}
     wanted = {**sections, "train": {"steps": STEPS, **sections.get("train", {})}, "store": store}
     return config_for(folder, **wanted)
 
@@ -76,11 +79,11 @@ def test_every_run_gives_the_bits_of_main_memory(turns: int, folder: Path) -> No
     roles = itertools.islice(itertools.cycle(roles_for(COMM.size)), COMM.size, None)
     mine = list(CASES.items())[COMM.size % turns :: turns]
     for (name, sections), topology in zip(mine, roles, strict=False):
-        run = tables_of if name == "dynamic" else train
+        run = tables_of if "dynamic" in name else train
         wanted, found = (
             run(config_of(folder, on_disk=where, topology=topology, **sections)) for where in (False, True)
         )
-        if name == "dynamic":
+        if "dynamic" in name:
             assert found == wanted, name
         else:
             same(found, wanted)
@@ -99,6 +102,39 @@ def test_rows_leave_the_memory_and_come_back(folder: Path) -> None:
         told = session.parts.store.figures()
     with on_every_rank():
         assert told["disk_rows_read"] > 0 and told["cache_hits"] < 1, told
+        assert told["disk_steps"] == 20 and told["disk_reads_a_step"] == told["disk_rows_read"] / 20
+
+
+@pytest.mark.parallel([2])
+def test_whole_tables_are_in_memory_and_counted(folder: Path) -> None:
+    """Their rows take bytes of the budget, none of the disk; a name that no table has is refused."""
+    write_data(folder / "data.h5")
+    # Of float64: 6 columns of a row and of its state. History reads item's rows.
+    bytes_of = {name: 40 * rows * 2 * 6 * 8 for name, rows in (("user", 40), ("item", 25), ("tag", 9))}
+    told = {}
+    for whole in ((), ("item",), ("user", "item", "tag")):
+        more: dict[str, Any] = {"store": {"whole": list(whole)}, "topology": {"mode": "split", "owners": 1}}
+        config = config_of(folder, on_disk=True, train={"steps": 12}, **more)
+        terms = predict_memory(config, [0] * COMM.size)[0].terms
+        assert terms["cached rows"] == BYTES - sum(bytes_of[name] for name in whole)
+        assert terms["rows"] + terms["optimizer state"] == sum(bytes_of[name] for name in whole)
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+            session.parts.pipeline.settle()
+            store = session.parts.store
+            for table in () if store is None else store.tables:
+                assert store.blocks[store.place(table)[0]].whole == (table in whole)
+            told[whole] = COMM.bcast(None if store is None else store.figures())
+    assert "cache_hits" in told["item",] and "cache_hits" not in told["user", "item", "tag"]
+    assert all(of["disk_steps"] == 12 for of in told.values()), told
+    known = [of["disk_memory_bytes"] for of in told.values()]  # of rows on the disk
+    assert known[0] - known[1] == 4 * 40 * 25 and known[2] == 128 * 4096
+    small = {"store": {"whole": ["user", "item", "tag"], "memory_bytes": sum(bytes_of.values()) + 512 * 1024 - 1}}
+    with pytest.raises(ConfigError, match=rf"tables of store.whole {sum(bytes_of.values())}\. Set it to"):
+        open_session(config_of(folder, on_disk=True, topology={"mode": "split", "owners": 1}, **small))
+    with pytest.raises(ConfigError, match=r"store.whole has 'users', but the model reads no such table. It reads: "):
+        open_session(config_of(folder, on_disk=True, store={"whole": ["users"]}))
 
 
 @pytest.mark.parallel([1, 3])
@@ -158,6 +194,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(folder: Path) -> None:
         ({"name": "disk", "memory_bytes": 1}, r"store.path is not set, but store.name is 'disk'"),
         ({"name": "disk", "path": "x"}, r"store.memory_bytes is not set, but store.name is 'disk'"),
         ({"path": "x"}, r"store.path is 'x', but store.name is 'dram'"),
+        ({"whole": ["user"]}, r"store.whole is \('user',\), but store.name is 'dram'"),
         ({"name": "disk", "path": "x", "memory_bytes": 1, "device": "emulated"}, r"store.device is 'emulated', but"),
     ],
 )

@@ -99,8 +99,7 @@ class CachePlan:
     def __init__(self, slots: int, device: kernels.Device | None) -> None:
         self.counts = CacheCounts()
         self.n_slots = self.n_places = slots
-        evict = "lfu_aging" if device is None else "lru"
-        self._map = kernels.SlotMap(slots, evict=evict, seed=0, device=device)
+        self._map = kernels.SlotMap(slots, evict="lru" if device else "lfu_aging", seed=0, device=device)
         self._behind = _Behind()
         self._dirty = np.zeros(slots, bool)  # by place
         self._clock = 0

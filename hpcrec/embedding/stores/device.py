@@ -4,7 +4,6 @@ Copies of tables are always the device's. Knows memory; what a step does with ro
 """
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hpcrec import kernels
@@ -12,6 +11,8 @@ from hpcrec.embedding.blocks import Block, blocks_of
 from hpcrec.embedding.room import bytes_of, slots_for
 from hpcrec.embedding.stores.cached import CachedStore
 from hpcrec.plan.memory import Elsewhere, to_gpu
+
+MAP_BYTES = 12  # of a slot, on the device
 
 
 class DeviceStore(CachedStore):
@@ -30,16 +31,12 @@ class DeviceStore(CachedStore):
         super().__init__(tables, families, **more)
 
     on_device = True
+    takes = ("room_bytes",)
 
     @staticmethod
     def memory(memory_bytes: int | None) -> Elsewhere:
         """See ``MemoryStore``."""
         return partial(to_gpu, gpu_bytes=memory_bytes)
-
-    @staticmethod
-    def settings(memory_bytes: int | None, folder: Path | None) -> dict[str, Any]:  # noqa: ARG004
-        """See ``MemoryStore``."""
-        return {"room_bytes": memory_bytes}
 
     @staticmethod
     def _bytes_of(block: Block, dtype: Any) -> int:
@@ -54,4 +51,4 @@ class DeviceStore(CachedStore):
         if self._room_bytes is None or of.kind == "replicate":
             return None
         its_bytes = self._room_bytes * self._bytes_of(of, self.dtype) // self._own_bytes
-        return slots_for(of.rows, self._bytes_of(of, self.dtype), its_bytes)
+        return slots_for(of.rows, self._bytes_of(of, self.dtype), its_bytes, MAP_BYTES)

@@ -2,11 +2,12 @@
 
 A row that was never written is nowhere: it starts from (seed, table, id) wherever it is first read, also after a start.
 Rows that leave the memory changed are written; the folder is this process's alone, and its files go with it. Copies of
-tables are in memory. Knows blocks and a budget; how rows lie on a disk is for ``hpcrec.disk``, how they come and go for
-``cached``. Source: [MTRAINS].
+tables are in memory, and so are tables that are to be whole. Knows blocks and a budget; how rows lie on a disk is for
+``hpcrec.disk``, how they come and go for ``cached``. Source: [MTRAINS].
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,15 +15,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.disk.pages import Way
 from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
 from hpcrec.embedding.blocks import Block, blocks_of
 from hpcrec.embedding.frozen import Values
 from hpcrec.embedding.held_rows import HeldRows
-from hpcrec.embedding.room import MAP_BYTES_A_SLOT, bytes_of, slots_for
+from hpcrec.embedding.room import bytes_of, slots_for
 from hpcrec.embedding.stores.cache import Backing, Moved
 from hpcrec.embedding.stores.cached import CachedStore
 from hpcrec.errors import ConfigError
 from hpcrec.plan.memory import Elsewhere, to_disk
+from hpcrec.plan.placement import SLOT_BYTES
 from hpcrec.types import Floats, Ints
 
 PIECES = 7  # of a block that are written, or wait for it, at most
@@ -102,6 +105,7 @@ class TierBacking:
 
     def __init__(self, tier: Tier, rows: Mapping[int, DiskRows]) -> None:
         self._tier, self._rows = tier, rows
+        self.fetched = 0  # rows that were read from the disk for the cache, and not for checkpoints
 
     def columns(self, block: int) -> Mapping[str, Floats]:
         """See ``Backing``."""
@@ -114,6 +118,7 @@ class TierBacking:
         )
         found = reading.wait()
         for b, of in moved.items():
+            self.fetched += int(np.count_nonzero(found[self._rows[b].number]))
             new = np.flatnonzero(~found[self._rows[b].number])
             if len(new):
                 for name, values in self._rows[b].first(of.rows[new]).items():
@@ -135,6 +140,10 @@ class DiskStore(CachedStore):
         Of this rank alone, on a disk of its host.
     room_bytes : int
         Of memory, for rows that are not copies and for what is known of those on the disk.
+    whole : collection of str
+        Tables whose rows are all in that memory, and not on the disk.
+    io : str
+        See ``page_io``.
 
     Raises
     ------
@@ -142,14 +151,27 @@ class DiskStore(CachedStore):
         Another process has the folder; what is known of rows takes more memory than there is to be.
     """
 
-    def __init__(self, tables: Any, families: Any, *, folder: Path, room_bytes: int, **more: Any) -> None:
-        self._dtype, self._room_bytes = np.dtype(more["dtype"]), room_bytes
-        own = [block for block in blocks_of(tables, families, more["rank"]) if block.kind != "replicate"]
+    def __init__(
+        self,
+        tables: Any,
+        families: Any,
+        *,
+        folder: Path,
+        room_bytes: int,
+        whole: Collection[str] = (),
+        io: Way = "auto",
+        **more: Any,
+    ) -> None:
+        self._dtype, self._room_bytes, self._whole = np.dtype(more["dtype"]), room_bytes, frozenset(whole)
+        all_of_them = [b for b in blocks_of(tables, families, more["rank"], self._whole) if b.kind != "replicate"]
+        own = [block for block in all_of_them if not block.whole]
+        self._whole_bytes = sum(self._bytes_of(block) for block in all_of_them if block.whole)
         self._numbers = {id_of(block): number for number, block in enumerate(own)}
         self._own_bytes = sum(self._bytes_of(block) for block in own)
         self._last: dict[str, float] | None = None  # what the tier says, once it is closed
+        self._steps, self._learned = 0, -1  # how many were learned, and the last one's number
         rows = [BlockRows(block.rows, self._geometry(block)) for block in own]
-        self._tier = Tier(folder, rows, self.of_tier)
+        self._tier = Tier(folder, rows, replace(self.of_tier, io=io))
         try:
             self._cache_bytes = self._left_for_rows(own)
             super().__init__(tables, families, **more)
@@ -158,6 +180,7 @@ class DiskStore(CachedStore):
             raise
 
     on_device = False
+    takes = ("room_bytes", "folder", "whole", "io")
     of_tier: ClassVar[Settings] = Settings()
 
     @staticmethod
@@ -166,21 +189,18 @@ class DiskStore(CachedStore):
         assert memory_bytes is not None, "config.keys asks for it"
         return partial(to_disk, memory_bytes=memory_bytes)
 
-    @staticmethod
-    def settings(memory_bytes: int | None, folder: Path | None) -> dict[str, Any]:
-        """See ``MemoryStore``."""
-        return {"room_bytes": memory_bytes, "folder": folder}
-
     def _left_for_rows(self, own: Sequence[Block]) -> int:
-        """Of the budget, without what the tier takes and a mark for each row that may have changed."""
+        """Of the budget, without whole tables, what the tier takes and a mark for each row that may have changed."""
         beside = self._tier.n_bytes + sum(block.rows + PIECES * self.of_tier.piece_bytes for block in own)
-        least = sum(kernels.WAYS * (self._bytes_of(block) // block.rows + MAP_BYTES_A_SLOT) for block in own)
-        if self._room_bytes < beside + least:
+        least = sum(kernels.WAYS * (self._bytes_of(block) // block.rows + SLOT_BYTES) for block in own)
+        wanted = beside + least + self._whole_bytes
+        if self._room_bytes < wanted:
+            kept = f", tables of store.whole {self._whole_bytes}" if self._whole_bytes else ""
             raise ConfigError(
                 f"store.memory_bytes is {self._room_bytes}, but what is known of this rank's rows on the disk takes "
-                f"{beside} bytes, and the smallest caches of them {least}. Set it to {beside + least} or more."
+                f"{beside} bytes, and the smallest caches of them {least}{kept}. Set it to {wanted} or more."
             )
-        return self._room_bytes - beside
+        return self._room_bytes - beside - self._whole_bytes
 
     def _bytes_of(self, block: Block) -> int:
         return bytes_of(block.rows, block.width, block.spec, self._dtype)
@@ -190,13 +210,15 @@ class DiskStore(CachedStore):
         return {name: (self._dtype, shape[1:]) for name, shape in shapes.items()}
 
     def _made(self, block: Block) -> HeldRows:
-        if block.kind == "replicate":
+        if block.kind == "replicate" or block.whole:
             return super()._made(block)
         arrays = {name: np.empty((0, *row), dtype) for name, (dtype, row) in self._geometry(block).items()}
         return DiskRows(block, arrays, self._tier, self._numbers[id_of(block)], partial(self._start_of, block))
 
     def _backing(self) -> Backing:
-        return TierBacking(self._tier, {b: held for b, held in enumerate(self.held) if isinstance(held, DiskRows)})
+        rows = {b: held for b, held in enumerate(self.held) if isinstance(held, DiskRows)}
+        self._below = TierBacking(self._tier, rows)
+        return self._below
 
     def _start_of(self, block: Block, numbers: Ints) -> Values:
         """First values of rows; of dynamic tables zeros, until they are given to an id."""
@@ -213,14 +235,20 @@ class DiskStore(CachedStore):
 
     def _slots(self, block: int) -> int | None:
         of = self.blocks[block]
-        if of.kind == "replicate":
+        if of.kind == "replicate" or of.whole:
             return None
         its_bytes = self._cache_bytes * self._bytes_of(of) // self._own_bytes
-        return slots_for(of.rows, self._bytes_of(of), its_bytes)
+        return slots_for(of.rows, self._bytes_of(of), its_bytes, SLOT_BYTES)
+
+    def learn(self, step: int, *args: Any, number: int, **kwargs: Any) -> None:
+        """See ``Store``."""
+        self._steps, self._learned = self._steps + (number != self._learned), number
+        super().learn(step, *args, number=number, **kwargs)
 
     def figures(self) -> dict[str, float]:
-        """See ``Store``; and what the disk has, and was asked for."""
-        return {**super().figures(), **(self._tier.figures() if self._last is None else self._last)}
+        """See ``Store``; and what the disk has, and was asked for: by steps, and evaluations, that learned here too."""
+        steps = {"disk_steps": self._steps, "disk_reads_a_step": self._below.fetched / max(self._steps, 1)}
+        return {**super().figures(), **(self._tier.figures() if self._last is None else self._last), **steps}
 
     def close(self) -> None:
         """See ``Store``. Its files go: what a run goes on from is its checkpoint."""

@@ -6,7 +6,6 @@ a step asks of them; knows no messages and no MPI.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,10 +51,8 @@ class MemoryStore(RowStore):
     on_device: ClassVar[bool] = False
     """Whether the steps' arrays are those of ``store.device``."""
 
-    @staticmethod
-    def settings(memory_bytes: int | None, folder: Path | None) -> dict[str, Any]:  # noqa: ARG004
-        """Arguments of its own, from the ``[store]`` section and a rank's folder below its path: none."""
-        return {}
+    takes: ClassVar[tuple[str, ...]] = ()
+    """Arguments of its own, from the ``[store]`` section and a rank's folder below its path."""
 
     @staticmethod
     def memory(memory_bytes: int | None) -> Elsewhere | None:  # noqa: ARG004

@@ -1,0 +1,226 @@
+"""What a configuration is told of rows on a disk: figures by hand, and the memory that the store then asks for."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from hpcrec.build import tier_lines, tiers
+from hpcrec.build.session import open_session
+from hpcrec.build.tier_lines import step_in_memory, tier_report
+from hpcrec.build.tiers import disk_bytes, tiers_of
+from hpcrec.cli.config import config_group
+from hpcrec.cli.data import data as data_command
+from hpcrec.config import Config, to_toml, validate
+from hpcrec.data.layout import Column, Columns
+from hpcrec.errors import ConfigError, OutputError
+from hpcrec.plan.placement import expect, least_bytes
+from hpcrec.preparation.writer import Writer
+from hpcrec.types import Feature, Ints
+
+FEATURES = (
+    Feature(name="large", cardinality=60_000),
+    Feature(name="flat", cardinality=2_000),
+    Feature(name="item", cardinality=9_000),
+    Feature(name="history", cardinality=9_000, mean_ids=2.0),
+)
+SAMPLES, BATCH = 16_000, 200
+ROW = 16 * 4 + 4  # of 16 columns with row-wise Adagrad
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, random = tmp_path_factory.mktemp("tiers") / "train.h5", np.random.default_rng(3)
+
+    def ids(rows: int, exponent: float, n: int) -> Ints:
+        chance = np.arange(1, rows + 1) ** -exponent
+        return random.permutation(rows)[np.searchsorted(np.cumsum(chance / chance.sum()), random.random(n) * 0.999)]
+
+    bags = random.integers(0, 5, SAMPLES)
+    columns = {
+        "large": Column(ids(60_000, 1.05, SAMPLES)),
+        "flat": Column(ids(2_000, 0.1, SAMPLES)),
+        "item": Column(ids(9_000, 1.0, SAMPLES)),
+        "history": Column(ids(9_000, 1.0, int(bags.sum())), np.concatenate([[0], np.cumsum(bags)])),
+    }
+    label, dense = random.integers(0, 2, SAMPLES).astype(np.float32), np.zeros((SAMPLES, 2), np.float32)
+    with Writer(path, FEATURES, n_dense=2, jagged=("history",)) as writer:
+        writer.append(Columns(label=label, dense=dense, sparse=columns))
+    return path
+
+
+def config_of(file: Path, folder: Path, memory_bytes: int, **sections: dict[str, Any]) -> Config:
+    mapping: dict[str, Any] = {
+        "data": {"train": str(file), "shuffle": False},
+        "model": {"name": "dlrm", "width": 16, "options": {"bottom": [16], "top": [8]}},
+        "embedding": {"share": {"history": "item"}},
+        "exchange": {"replicate_rows": 0},
+        "store": {"name": "disk", "path": str(folder / "rows"), "memory_bytes": memory_bytes},
+        "dense": {"reducer": "mpi"},
+        "train": {"batch_size": BATCH},
+        "run": {"folder": str(folder / "run"), "tensorboard": False, "progress": False},
+    }
+    for section, keys in sections.items():
+        mapping[section] = {**mapping.get(section, {}), **keys}
+    return validate(mapping, "test")
+
+
+def told(config: Config, **more: Any) -> dict[str, str]:
+    """Lines, by their first words."""
+    lines = tier_report(config, 1, **{"samples_per_s": 20_000.0, "reads_per_s": 10_000.0, **more})
+    return {line.strip().partition(":")[0]: line.strip() for line in lines}
+
+
+def numbers(text: str) -> list[float]:
+    return [float(n.replace(",", "")) for n in re.findall(r"\d[\d,]*\.?\d*", text)]
+
+
+def test_the_least_memory_is_what_the_store_asks_for(file: Path, tmp_path: Path) -> None:
+    for whole in ([], ["flat"]):
+        config = config_of(file, tmp_path, 1, store={"whole": whole})
+        with pytest.raises(ConfigError, match="Set it to") as caught:
+            open_session(config)
+        wanted = int(str(caught.value).split("Set it to ")[1].split()[0])
+        found = tiers_of(config, [0])
+        assert not isinstance(found, str)
+        assert least_bytes(found.parts[0], found.whole) == wanted
+        lines = told(config)
+        assert f"rank 0 needs {wanted:,} or more" in " ".join(lines.values())
+        total = (60_000 + 2_000 + 9_000) * ROW
+        assert lines["least"].endswith(f"rows take 4.83 MB, so at most {total / wanted:.1f} times less")
+        assert "in place of an error" in lines.get("better", "in place of an error")
+
+
+@pytest.mark.parametrize("whole", [[], ["flat"]])
+@pytest.mark.parametrize("share", [8, 12])
+def test_predicted_reads_are_those_that_are_counted(file: Path, tmp_path: Path, share: int, whole: list[str]) -> None:
+    """Two features read one table, and a cache has sets."""
+    config = config_of(file, tmp_path, 1, store={"whole": whole})
+    found = tiers_of(config, [0])
+    assert not isinstance(found, str)
+    memory_bytes = least_bytes(found.parts[0], whole) + 71_000 * (ROW + 12) // share
+    expected = expect(found.parts[0], memory_bytes, whole)
+    assert expected is not None
+    config = config_of(file, tmp_path, memory_bytes, store={"whole": whole})
+    with open_session(config) as session:
+        for step in session.steps():
+            step.run()
+        store = session.parts.store
+        assert store is not None
+        counted = store.figures()
+    assert counted["disk_steps"] == SAMPLES // BATCH
+    assert counted["disk_reads_a_step"] == pytest.approx(expected.rows_read, rel=0.12), expected
+    assert 5 < expected.rows_read < 300
+
+
+def test_what_is_said(file: Path, tmp_path: Path) -> None:
+    config = config_of(file, tmp_path, 1)
+    found = tiers_of(config, [0])
+    assert not isinstance(found, str)
+    memory_bytes = least_bytes(found.parts[0]) + 300_000
+    expected = expect(found.parts[0], memory_bytes)
+    assert expected is not None
+    lines = told(config_of(file, tmp_path, memory_bytes))
+    assert numbers(lines["reads (rank 0)"])[1] == pytest.approx(expected.rows_read, abs=0.06)
+    step_ms, reads_ms = 1e3 * BATCH / 20_000, 1e3 * expected.rows_read / 10_000
+    assert numbers(lines["disk"])[:2] == [10_000, 4] and numbers(lines["disk"])[2] == pytest.approx(reads_ms, abs=0.06)
+    assert numbers(lines["speed"])[:2] == [pytest.approx(step_ms / reads_ms, abs=0.006), step_ms]
+    by_disk = next(line for line in lines if line.startswith("0.9 of it takes a disk"))
+    assert numbers(by_disk)[1] == pytest.approx(expected.rows_read / (step_ms / 0.9 / 1e3), rel=0.01)
+    by_memory = next(line for line in lines if line.startswith("0.9 of it takes store.memory_bytes"))
+    enough = expect(found.parts[0], numbers(by_memory)[1])
+    assert enough is not None and 1e3 * enough.rows_read / 10_000 == pytest.approx(step_ms / 0.9, rel=0.02)
+    a_day = 2 * expected.handed_bytes * 86_400 / (reads_ms / 1e3)
+    assert numbers(lines["writes"])[1] == pytest.approx(a_day / 1e9, abs=0.006)
+    # Rows of 68 bytes take 72 on the disk; of a block as small as this, six mebibytes more than they take.
+    assert disk_bytes(found.parts[0], frozenset()) == pytest.approx(71_000 * 72.4 + 6 * 2**20, rel=0.01)
+    assert "large (" not in lines.get("keep in memory (store.whole) tables of which a step asks for a tenth", "")
+
+
+def test_a_table_of_which_a_step_asks_much_is_told_to_stay(file: Path, tmp_path: Path) -> None:
+    whole = told(config_of(file, tmp_path, 3_000_000, train={"batch_size": 500}))
+    (line,) = [line for name, line in whole.items() if name.startswith("keep in memory")]
+    assert "flat (22%)" in line and "large" not in line
+    kept = told(config_of(file, tmp_path, 3_000_000, train={"batch_size": 500}, store={"whole": ["flat"]}))
+    assert not any("flat" in line for name, line in kept.items() if name.startswith("keep in memory"))
+
+
+def test_a_better_placement_can_be_pasted(file: Path, tmp_path: Path) -> None:
+    config = config_of(file, tmp_path, 1)
+    found = tiers_of(config, [0])
+    assert not isinstance(found, str)
+    memory_bytes = least_bytes(found.parts[0]) + 700_000
+    line = told(config_of(file, tmp_path, memory_bytes))["better"]
+    whole = json.loads(line.split("store.whole = ")[1].split("]")[0] + "]")
+    assert "flat" in whole
+    then, now = numbers(line.split("]")[1])
+    placed, alike = expect(found.parts[0], memory_bytes, whole), expect(found.parts[0], memory_bytes)
+    assert placed is not None and alike is not None
+    assert (then, now) == (pytest.approx(placed.rows_read, abs=0.06), pytest.approx(alike.rows_read, abs=0.06))
+    assert then < now
+    assert "better" not in told(config_of(file, tmp_path, memory_bytes, store={"whole": whole}))
+
+
+def test_later_epochs_read_what_was_new(file: Path, tmp_path: Path) -> None:
+    once, twice = (tiers_of(config_of(file, tmp_path, 1, train={"epochs": n}), [0]) for n in (1, 2))
+    assert not isinstance(once, str) and not isinstance(twice, str)
+    for a, b in zip(once.parts[0], twice.parts[0], strict=True):
+        places = a.curve.distinct / 4
+        assert b.curve.reads(places) == pytest.approx(a.curve.reads(places) + a.curve.new / 2, rel=0.01)
+        assert b.curve.reads(a.curve.distinct) == 0
+
+
+def test_counts_of_a_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "IDS_COUNTED", 1000)
+    config = config_of(file, tmp_path, 2_500_000)
+    (line,) = tier_report(config, 1)
+    assert f"hpcrec data reuse {file} --batch-size 200 --json" in line
+    (tmp_path / "c.toml").write_text(to_toml(config))
+    run = CliRunner()
+    counted = run.invoke(data_command, ["reuse", str(file), "--batch-size", "200", "--json"], catch_exceptions=False)
+    (tmp_path / "reuse.json").write_text(counted.stdout)
+    check = ["check", str(tmp_path / "c.toml"), "--reuse", str(tmp_path / "reuse.json"), "--reads-per-s", "9000"]
+    shown = run.invoke(config_group, check, catch_exceptions=False).stdout
+    assert "rows on the disk, with 1 owner on one host:" in shown and "9,000 reads/s of 4 KiB" in shown
+    assert "speed: not predicted; give --samples-per-s" in shown
+    with pytest.raises(ConfigError, match=r"counted with --batch-size 200, but train.batch_size is 100"):
+        tiers_of(config_of(file, tmp_path, 1, train={"batch_size": 100}), [0], tmp_path / "reuse.json")
+    (tmp_path / "reuse.json").write_text('{"batch_size": 200, "features": {"large": {}}}')
+    with pytest.raises(ConfigError, match=r"is not what `hpcrec data reuse --json` prints"):
+        tiers_of(config, [0], tmp_path / "reuse.json")
+    refused = run.invoke(config_group, [*check, "--set", "store.name=dram", "--set", "store.path=x"])
+    assert refused.exit_code != 0
+
+
+def test_a_disk_is_measured_where_its_folder_will_be(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_lines, "MEASURED_S", 0.02)
+    line = told(config_of(file, tmp_path, 2_500_000), reads_per_s=None)["disk"]
+    assert re.search(rf"reads/s of 4 KiB \(measured just now in {tmp_path} by (io_uring|threads)\)", line), line
+    assert numbers(line)[0] > 500
+
+    def refused(folder: Path, page_bytes: int) -> None:
+        raise OutputError(f"{folder}: no pages of {page_bytes}")
+
+    monkeypatch.setattr(tier_lines, "RandomReads", refused)
+    lines = told(config_of(file, tmp_path, 2_500_000), reads_per_s=None)
+    assert lines["disk"] == f"disk: not measured ({tmp_path}: no pages of 4096); give --reads-per-s"
+    assert "speed" not in lines and "writes" in lines
+
+
+def test_a_step_in_memory_is_that_of_an_earlier_run(file: Path, tmp_path: Path) -> None:
+    config = config_of(file, tmp_path, 1)
+    assert step_in_memory(config, None) == (None, "")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/summary.json").write_text('{"throughput": {"samples_per_s": 4000.0}}')
+    memory = config_of(file, tmp_path, 1, store={"name": "dram", "path": None, "memory_bytes": None})
+    (tmp_path / "run/config.toml").write_text(to_toml(memory))
+    assert step_in_memory(config, None) == (BATCH / 4000, f"as of the run in {tmp_path / 'run'}")
+    assert step_in_memory(config, 1000.0) == (BATCH / 1000, "--samples-per-s")
+    (tmp_path / "run/config.toml").write_text(to_toml(config))
+    assert step_in_memory(config, None) == (None, "")
