@@ -45,13 +45,16 @@ class DiskRows(HeldRows):
 
     def __init__(self, block: Block, arrays: Values, tier: Tier, number: int, first: FirstValues) -> None:
         super().__init__(block, arrays[""], {name: of for name, of in arrays.items() if name})
-        self.fetched = 0  # rows that were read from the disk for a cache, and not for checkpoints
+        self.read_aside = 0  # rows that were read from the disk, but not for a cache: for checkpoints
         self._tier, self._number, self._first = tier, number, first
 
     def fetch(self, numbers: Ints) -> Values:
         """See ``HeldRows``."""
+        return self._read(numbers)[0]
+
+    def _aside(self, numbers: Ints) -> Values:
         found, new = self._read(numbers)
-        self.fetched += len(numbers) - new
+        self.read_aside += len(numbers) - new
         return found
 
     def _read(self, numbers: Ints) -> tuple[Values, int]:
@@ -88,7 +91,7 @@ class DiskRows(HeldRows):
             return
         self.will_change(where)
         whole = columns == slice(0, self.block.width) and values.keys() == self.columns.keys()
-        held = dict(values) if whole else self._read(where)[0]
+        held = dict(values) if whole else self._aside(where)
         for name, of in values.items() if not whole else ():
             if held[name].ndim == 1:
                 held[name][:] = of
@@ -100,7 +103,7 @@ class DiskRows(HeldRows):
         return self._copies(rows)
 
     def _copies(self, rows: slice | Ints) -> Values:
-        return self._read(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)[0]
+        return self._aside(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
 
 
 class DiskStore(CachedStore):
@@ -208,9 +211,10 @@ class DiskStore(CachedStore):
 
     def figures(self) -> dict[str, float]:
         """See ``Store``; and what the disk has, and was asked for: by steps, and evaluations, that learned here too."""
-        fetched = sum(held.fetched for held in self.held if isinstance(held, DiskRows))
-        steps = {"disk_steps": self._steps, "disk_reads_a_step": fetched / max(self._steps, 1)}
-        return {**super().figures(), **(self._tier.figures() if self._last is None else self._last), **steps}
+        disk = self._tier.figures() if self._last is None else self._last
+        read = disk["disk_rows_read"] - sum(held.read_aside for held in self.held if isinstance(held, DiskRows))
+        steps = {"disk_steps": self._steps, "disk_reads_a_step": read / max(self._steps, 1)}
+        return {**super().figures(), **disk, **steps}
 
     def close(self) -> None:
         """See ``Store``. Its files go: what a run goes on from is its checkpoint."""
