@@ -168,11 +168,13 @@ class ReuseTimes:
         held[0], held[-1] = 0.0, distinct
         held = np.maximum.accumulate(np.clip(held, 0.0, distinct))
         asked = (self._times.sum() + distinct) / n
+        epoch = np.sort(self._first + n - self._last)  # steps from a row's last use to its first one in the next epoch
+        again = (len(epoch) - np.searchsorted(epoch, within, side="right")) / (n * self.rate)
         often = np.sort(self._asked - 1)[::-1] / (n * self.rate)  # reads a step that a row costs which is not held
         left = np.append(np.cumsum(often[::-1])[::-1], 0.0)
         sizes = np.unique(np.concatenate([[0], np.geomspace(1, len(left), _SIZES).astype(np.int64) - 1]))
         top, fixed = sizes / self.rate, left[sizes]
-        return Curve(distinct, n, asked, distinct / n, within.astype(float), held, more / n, top, fixed)
+        return Curve(distinct, n, asked, distinct / n, within.astype(float), held, more / n, again, top, fixed)
 
 
 def _class_of(times: Ints) -> Ints:

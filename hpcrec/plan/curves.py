@@ -38,6 +38,9 @@ class Curve:
         Rows that memory holds which keeps those of the last w steps; never falling, from 0 to ``distinct``.
     lru : float [P]
         Rows read a step with so many held, by how lately they were used; never rising, to 0.
+    again : float [P]
+        Rows a step that an epoch asks for first, where another went before, whose last use in that is more than w
+        steps ago; never rising, to 0.
     top, fixed : float [Q]
         Rows of a best fixed set, rising from 0 to ``distinct``, and rows read a step with it; never rising, to 0.
     """
@@ -49,6 +52,7 @@ class Curve:
     within: Floats
     held: Floats
     lru: Floats
+    again: Floats
     top: Floats
     fixed: Floats
 
@@ -70,14 +74,10 @@ class Curve:
         return Curve(steps=self.steps, within=self.within, **scaled)
 
     def later(self, share: float) -> "Curve":
-        """Of a run that goes over the data again: in that share of its steps rows that were new are read too.
-
-        Which they are asked for in, they were last asked for an epoch before: only a memory of all rows has them.
-        """
+        """Of a run of which that share of steps comes after the first epoch: rows that are new in it are read then."""
         more = share * self.new
-        lru = self.lru + more * (self.held < self.distinct)
         fixed = self.fixed + more * (1 - self.top / max(self.distinct, 1e-9))
-        return replace(self, new=self.new - more, lru=lru, fixed=fixed)
+        return replace(self, new=self.new - more, lru=self.lru + share * self.again, fixed=fixed)
 
     def as_json(self) -> dict[str, Any]:
         """What ``from_json`` makes the same curve of, to six digits."""
@@ -95,7 +95,7 @@ class Curve:
             It is something else.
         """
         arrays: dict[str, Any] = {name: np.array(found[name], np.float64) for name in _ARRAYS}
-        for columns in (_ARRAYS[:3], _ARRAYS[3:]):
+        for columns in (_ARRAYS[:4], _ARRAYS[4:]):
             shapes = {arrays[name].shape for name in columns}
             if len(shapes) > 1 or len(shape := shapes.pop()) != 1 or not shape[0]:
                 raise ValueError(f"{', '.join(columns)} are not of one length")
@@ -104,7 +104,7 @@ class Curve:
 
 
 _NUMBERS = ("distinct", "asked", "new")
-_ARRAYS = ("within", "held", "lru", "top", "fixed")
+_ARRAYS = ("within", "held", "lru", "again", "top", "fixed")
 
 
 def summed(curves: Sequence[Curve]) -> Curve:
@@ -113,9 +113,9 @@ def summed(curves: Sequence[Curve]) -> Curve:
         return curves[0]
     within, parts = np.unique(np.concatenate([of.within for of in curves])), np.linspace(0, 1, 100)
     sums = {name: sum(getattr(of, name) for of in curves) for name in _NUMBERS}
-    held, lru = (sum(np.interp(within, of.within, getattr(of, name)) for of in curves) for name in ("held", "lru"))
+    rows = {n: sum(np.interp(within, of.within, getattr(of, n)) for of in curves) for n in ("held", "lru", "again")}
     fixed = sum(np.interp(parts * of.distinct, of.top, of.fixed) for of in curves)
-    values: dict[str, Any] = {**sums, "within": within, "held": held, "lru": lru, "fixed": fixed}
+    values: dict[str, Any] = {**sums, **rows, "within": within, "fixed": fixed}
     return Curve(steps=max(of.steps for of in curves), top=parts * sums["distinct"], **values)
 
 

@@ -75,6 +75,17 @@ def test_curves_are_those_of_a_simulation(rows: int, exponent: float) -> None:
     assert curve.reads(0) == pytest.approx(curve.asked - curve.new)
 
 
+def test_an_epoch_after_another() -> None:
+    """The same steps twice: against the simulation of both, less that of one."""
+    steps = trace(9_000, 60, 200, 0.8)
+    curve = counted(steps)
+    later, distinct = curve.later(0.5), curve.distinct
+    for part in (1.2, 2, 4, 8):
+        places = int(distinct / part)
+        assert later.reads(places) == pytest.approx(lru(steps * 2, places)[0], rel=0.03, abs=1.0), part
+    assert later.reads(distinct) == 0 and later.new == curve.new / 2
+
+
 def test_of_many_ids_some_stand_for_all() -> None:
     steps = trace(200_000, 500, 2_000, 1.05)
     exact, sampled = counted(steps, piece=50_000), counted(steps, limit=1 << 14, piece=50_000)

@@ -100,9 +100,15 @@ def test_rows_leave_the_memory_and_come_back(folder: Path) -> None:
         for step in session.steps():
             step.run()
         told = session.parts.store.figures()
+        store = session.parts.store
+        written = sum(len(ids) for table in store.tables for ids, _, _ in store.export(table))
+        after = store.figures()
     with on_every_rank():
         assert told["disk_rows_read"] > 0 and told["cache_hits"] < 1, told
         assert told["disk_steps"] == 20 and told["disk_reads_a_step"] == told["disk_rows_read"] / 20
+        # What is exported is no step's.
+        assert told["disk_rows_read"] < after["disk_rows_read"] <= told["disk_rows_read"] + written
+        assert after["disk_reads_a_step"] == told["disk_reads_a_step"]
 
 
 @pytest.mark.parallel([2])
