@@ -5,6 +5,7 @@ Legend of shape suffixes: ``B`` samples on this rank, ``F`` features, ``D`` row 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -161,10 +162,13 @@ class GlobalIds:
         Of all samples of the batch.
     first_D : int64 [dense ranks + 1]
         First sample of each dense rank's part, and the number of samples.
+    coming : iterator of GlobalIds, optional
+        Of the batches that no step has looked at yet, in order: the one after this at first. For one thread.
     """
 
     bags: Bags
     first_D: Ints
+    coming: "Iterator[GlobalIds] | None" = None
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,7 @@ def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int, loo
     windows = 2 * config.dense.codistillation.groups  # groups of dense ranks read beside each other
     held = tuple(dict.fromkeys((*held, *looked)))
     samples = batches * config.train.batch_size + windows * _window_samples(config, dataset, held, ids_only=True)
+    samples *= 2 if config.store.window else 1  # steps to come are read apart
     return samples * _ids_bytes(dataset, held)
 
 

@@ -253,6 +253,7 @@ def _make_store(
         "folder": None if said.path is None else Path(said.path) / f"rank-{topology.rank}",
         "whole": whole_tables(config, topology),
         "io": said.io,
+        "window": said.window,
     }
     return store(
         tables,

@@ -97,6 +97,20 @@ class Store(Protocol):
     def foresee(self, step: int, rows: Sequence[Ints]) -> None:
         """A step that will be learned from, and by block rows that ``prefetch`` will be given, as far as is known."""
 
+    @property
+    def window(self) -> int:
+        """Training steps, after the last one that was foreseen or prefetched, that ``look`` may tell of at most."""
+
+    @property
+    def looks_further(self) -> bool:
+        """Whether to ``look`` at one more of them is of use."""
+
+    def look(self, rows: Sequence[Ints]) -> None:
+        """By block the rows of one training step more: who goes depends on them."""
+
+    def look_anew(self) -> None:
+        """The next of them is that after the step that was foreseen or prefetched last."""
+
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
         """A step that will be gathered, and its rows by block. Steps that are learned are gathered in this order.
 

@@ -346,6 +346,8 @@ class Exchange:
         elif self._reader is not None and owner_side is not None:
             assert ids is not None, "an owner that reads ids was given none"
             served = owner_side.read(self._reader.received(ids), reading.sets, train=train)
+            if ids.coming is not None:
+                owner_side.look(ids.coming, self._reader, reading.sets)
         weights_R = np.ascontiguousarray(heard_R["weight"])
         total, stop = float(weights_R.sum()), bool(heard_R["stop"].any())
         save_failed = bool(heard_R["save_failed"].any())

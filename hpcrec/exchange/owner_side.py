@@ -10,7 +10,7 @@ Legend: ``P`` senders, ``E`` entries of this owner, ``S`` its streams, ``N`` cel
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from hpcrec.exchange.cells import Cells, Part, Those
 from hpcrec.exchange.copies import Served as Apart
 from hpcrec.exchange.copies import Vectors
 from hpcrec.exchange.forms.conditional import Keeping
+from hpcrec.exchange.id_reader import IdReader
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.parts import Marks, Packed, places_of
 from hpcrec.exchange.rules import OwnerRules
@@ -36,7 +37,7 @@ from hpcrec.exchange.staged import Mover, brought, written
 from hpcrec.exchange.substitute import Substitute
 from hpcrec.exchange.work import Parts, Served, Spans, ages_of
 from hpcrec.operators.base import Operator
-from hpcrec.types import Floats, Ints
+from hpcrec.types import Floats, GlobalIds, Ints
 
 
 class OwnerSide:
@@ -123,6 +124,7 @@ class OwnerSide:
             [[family.get(name_in(g, entry.family.name), -1) for entry in leg.entries] for g in range(sets)], np.int64
         ).reshape(sets, len(leg.entries))
         self._numbers = count()
+        self._coming: Iterator[GlobalIds] | None = None  # whose rows the store is told of
         self._unlearned: dict[int, Served] = {}  # training steps that were answered and not released, by number
         self.rules = OwnerRules(leg, store, size, keeping or Keeping()) if leg.apart else None
         self._marks: Marks | None = None
@@ -216,8 +218,7 @@ class OwnerSide:
         inside = np.cumsum(counts, axis=1) - counts
         places = value_base[:, None] + inside, gradient_base[:, None] + inside
         partials, ids_at = None, int(gradient_bytes_R.sum()) // item
-        cell_PE = np.full((len(senders), self._n_entries), -1, np.int64)
-        cell_PE[sender_N, entry_N] = np.arange(len(sender_N))
+        cell_PE = self._cells_of(received)
         if self._substitute is not None:
             ends = value_base + values_P, gradient_base + gradients_P
             behind = int(value_bytes_R.sum()) // item, int(gradient_bytes_R.sum()) // item
@@ -235,18 +236,33 @@ class OwnerSide:
         if not self._families:
             self._find(served)
         elif train and self.store.looks_ahead:
-            ids = self._rows_of(received, sets_P, train=False)
-            self._foresee(served.number, Cells(received, ids, cell_PE, sets_P, self._entry_S, places))
+            self.store.foresee(served.number, self._known_rows(received, cell_PE, sets_P))
         if train:
             self.load.add_time("read", began_s)
         return served
 
-    def _foresee(self, number: int, cells: Cells) -> None:
-        """Tells the store which rows a step will ask for, as far as ids have rows by now."""
+    def _known_rows(self, received: Received, cell_PE: Ints, sets_P: Ints) -> list[Ints]:
+        """Rows that a step will ask for, by block, as far as ids have rows by now."""
+        ids = self._rows_of(received, sets_P, train=False)
+        cells = Cells(received, ids, cell_PE, sets_P, self._entry_S, (ids[:0], ids[:0]))
         streams_B = zip(self._streams_of, self._maxima_of, strict=True)
-        self.store.foresee(
-            number, [np.concatenate([cells.rows(cells.those(*of)) for of in both]) for both in streams_B]
-        )
+        return [np.concatenate([cells.rows(cells.those(*of)) for of in both]) for both in streams_B]
+
+    def look(self, coming: Iterator[GlobalIds], reader: IdReader, sets: Sequence[int]) -> None:
+        """Tells the store which rows training steps to come will ask for, as many of these as it wants to know of."""
+        if coming is not self._coming:  # those after the step that was read last
+            self._coming = coming
+            self.store.look_anew()
+        while self.store.looks_further and (ids := next(coming, None)) is not None:
+            received = reader.received(ids)
+            sets_P = np.array([sets[r] for r in received.senders.tolist()], np.int64)
+            self.store.look(self._known_rows(received, self._cells_of(received), sets_P))
+
+    def _cells_of(self, received: Received) -> Ints:
+        """Number of the cell of each sender and entry, -1 where there is none, int64 [P, E]."""
+        cell_PE = np.full((len(received.senders), self._n_entries), -1, np.int64)
+        cell_PE[received.cells[:, 0], self._entry_of[received.cells[:, 1]]] = np.arange(len(received.cells))
+        return cell_PE
 
     def _parts(self, marks: Marks, received: Received, entry_N: Ints, cell_PE: Ints, at_PS: tuple[Ints, Ints]) -> Parts:
         """Which bags are early, and where the vectors that cross are; tells the step before which are urgent."""

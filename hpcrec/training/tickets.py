@@ -18,7 +18,8 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
     """
     copies = parts.exchange.copies
     window = 0 if copies is None else copies.window
-    waiting, feed = list[Ticket](), Feed(parts, source, first, n, affinity=parts.affinity, window=window)
+    looks = parts.store is not None and parts.store.window > 0
+    waiting, feed = list[Ticket](), Feed(parts, source, first, n, affinity=parts.affinity, window=window, looks=looks)
     sets = parts.world.topology.table_sets
     own, *others = [Reading(parts.world.topology.reads(ahead), counted=True) for ahead in range(sets)]
     try:

@@ -41,7 +41,8 @@ class Steps:
     def admit(self, rows: np.ndarray, *, keeps: bool = True) -> int:
         step = next(self.numbers)
         self.rows[step] = rows
-        self.cache.admit(step, {0: rows if self.device is None else self.device.array(rows)}, keeps=keeps)
+        there = rows if self.device is None else self.device.array(rows)
+        self.cache.admit(step, {0: there}, step + 1 if keeps else None)
         return step
 
     def work(self, step: int, *, changes: bool = True) -> None:
@@ -289,16 +290,16 @@ def test_another_thread_brings_rows_steps_ahead(slots: int, ahead: int, seed: in
                 cache.rows(b)[places] = wanted[b][mine] = wanted[b][mine] * 1.5 + 1
 
     with ThreadPoolExecutor(1) as pool:
-        coming = [pool.submit(cache.admit, step, rows[step]) for step in range(ahead)]
+        coming = [pool.submit(cache.admit, step, rows[step], step + 1) for step in range(ahead)]
         for step in range(len(rows)):
             coming[step].result()
             cache.load(step)
             work(step, changes=False)
             if step + ahead < len(rows):
-                coming.append(pool.submit(cache.admit, step + ahead, rows[step + ahead]))
+                coming.append(pool.submit(cache.admit, step + ahead, rows[step + ahead], step + ahead + 1))
             if rng.random() < 0.2:
                 beside = {b: np.unique(rng.integers(0, n, 40)) for b, n in enumerate(n_rows)}
-                cache.admit(-1, beside, keeps=False)
+                cache.admit(-1, beside, None)
                 cache.load(-1)
                 work(-1, changes=False)
                 cache.release(-1)

@@ -132,15 +132,29 @@ class Cache:
 
     # Steps.
 
-    def admit(self, step: int, rows: Mapping[int, Any], *, keeps: bool = True) -> None:
+    def look(self, rows: Mapping[int, Ints], clock: int) -> None:
+        """Rows [K] of each block that will be admitted at a clock to come; they may repeat."""
+        with self._planning:
+            for b, plan in self._plans.items():
+                plan.look(rows[b], clock)
+
+    def sees_little(self) -> bool:
+        """Whether a step more would help to choose who goes, of every block."""
+        return all(plan.sees_little() for plan in self._plans.values())
+
+    def admit(self, step: int, rows: Mapping[int, Any], clock: int | None) -> None:
         """Gives slots to a step's distinct rows [U] of each block, and reads what can be had by now.
 
-        Without ``keeps``, as of a step that is only read, no row loses its slot for them.
+        Parameters
+        ----------
+        clock : int or None
+            The number of the step among those that are learned from; None where it is only read: no row loses its slot
+            for it.
         """
         with self._or_broken():
             with self._planning:
                 self._check_whole()
-                moves = {b: plan.admit(step, rows[b], keeps=keeps) for b, plan in self._plans.items()}
+                moves = {b: plan.admit(step, rows[b], clock) for b, plan in self._plans.items()}
                 self._store({b: gone for b, (gone, _) in moves.items()})
                 self._moving.acquire()  # what was decided before is read before
                 self._coming = {b: new for b, (_, new) in moves.items()}

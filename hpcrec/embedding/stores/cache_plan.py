@@ -15,6 +15,7 @@ from hpcrec import kernels
 from hpcrec.types import Ints
 
 _NONE = np.zeros(0, np.int64)
+_SEEN = 0.9  # of the slots: beyond, rows that come late are as good as those that come soon
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,19 @@ class CachePlan:
 
     # Steps.
 
-    def admit(self, step: int, rows: Any, *, keeps: bool) -> tuple[Some, Some]:
-        """Gives slots to a step's distinct rows [U], where it ``keeps`` them; only finds them where not.
+    def look(self, rows: Ints, clock: int) -> None:
+        """Rows [K] that will be admitted at a clock to come, in rising order; they may repeat."""
+        if clock > self._clock:  # else it has come meanwhile
+            self._map.foresee(rows, clock)
+
+    def sees_little(self) -> bool:
+        """Whether to look at more of them would help to choose who goes."""
+        return self._map.foreseen < _SEEN * self.n_slots
+
+    def admit(self, step: int, rows: Any, clock: int | None) -> tuple[Some, Some]:
+        """Gives slots to a step's distinct rows [U]; only finds them where it has no clock.
+
+        Clocks rise; one that was given before may come again.
 
         Returns
         -------
@@ -121,14 +133,15 @@ class CachePlan:
             Rows that have changed and have lost their slots: they are copied from there first. Then those that are to
             be copied to their slots.
         """
-        self._next_clock()
+        self._clock = max(self._clock, clock or 0)
+        self._touch()
         numbers = np.asarray(rows)
         had = self._behind.find(numbers) >= 0
         asked = numbers[~had] if had.any() else rows
         before = np.asarray(self._map.find(asked))
         places = np.full(len(numbers), -1, np.int64)  # who has one behind may have lost it by then: ``late`` finds it
         gone, new = NOTHING, NOTHING
-        if keeps:
+        if clock is not None:
             gone, new, places[~had] = self._given(asked, numbers[~had], before)
         else:
             places[~had] = before
@@ -138,9 +151,8 @@ class CachePlan:
         self.counts.found += int((before >= 0).sum()) + int(had.sum())
         return gone, new
 
-    def _next_clock(self) -> None:
-        """Rows of steps under way stay, and no others."""
-        self._clock += 1
+    def _touch(self) -> None:
+        """Rows of steps under way stay, and no others but those of this clock."""
         for other in list(self._pinned.values()):
             self._map.touch(other.places[(other.places >= 0) & (other.places < self.n_slots)], self._clock)
 
@@ -260,7 +272,7 @@ class CachePlan:
         Some, int64 [U]
             Who has to be copied from there first, as ``admit``; and places, -1 where a row finds none.
         """
-        self._next_clock()
+        self._touch()
         places = self._behind.find(rows)
         slotless = np.flatnonzero(places < 0)
         asked = np.ascontiguousarray(rows[slotless])

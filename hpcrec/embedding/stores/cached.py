@@ -38,6 +38,8 @@ class _Noted:
     trains : bool
     rows : dict of int to int64 [U]
         Distinct ones, by cached block.
+    clock : int
+        How many steps that are learned from were noted, with this one.
     inverse : dict of int to int64 [K]
         The place of each row asked among these; empty as long as the step is only foreseen.
     placed : dict of int to int64 [U] or None
@@ -47,6 +49,7 @@ class _Noted:
     step: int
     trains: bool
     rows: dict[int, Any]
+    clock: int
     inverse: dict[int, Any] = field(default_factory=dict)
     placed: dict[int, Any] | None = None
 
@@ -87,11 +90,12 @@ class HeldBacking:
 class CachedStore(MemoryStore):
     """See ``Store``. A subclass says which blocks are cached, and with how many slots (``_slots``).
 
-    Where none is, steps work on ``held``.
+    Where none is, steps work on ``held``. ``window``: see ``Store``.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, window: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._window = window
         found = {b: slots for b in range(len(self.blocks)) if (slots := self._slots(b)) is not None}
         self._cache = self._made_cache({b: (self.blocks[b].rows, slots) for b, slots in found.items()})
         self._apart = [b in self._cache for b in range(len(self.blocks))]
@@ -109,6 +113,7 @@ class CachedStore(MemoryStore):
         self._runs = False  # and will look for another step before it ends
         self._failure: BaseException | None = None
         self._waited_s = 0.0
+        self._told = self._seen = 0  # number of the training step that was noted last, and that was looked at last
         threads = kernels.get_threads()
         self._pool = ThreadPoolExecutor(1, "rows ahead", lambda: kernels.set_threads(threads)) if self._cache else None
 
@@ -136,13 +141,31 @@ class CachedStore(MemoryStore):
         """See ``Store``."""
         return bool(self._cache) and self.device is None
 
+    @property
+    def window(self) -> int:
+        """See ``Store``."""
+        return self._window
+
+    @property
+    def looks_further(self) -> bool:
+        """See ``Store``."""
+        return self._seen - self._told < self._window and bool(self._cache) and self._cache.sees_little()
+
+    def look(self, rows: Sequence[Ints]) -> None:
+        """See ``Store``."""
+        self._seen += 1
+        self._cache.look({b: rows[b] for b in self._cache}, self._seen)
+
+    def look_anew(self) -> None:
+        """See ``Store``."""
+        self._seen = self._told
+
     def foresee(self, step: int, rows: Sequence[Ints]) -> None:
         """See ``Store``. Spare rows do not count: who has one now gets a row in the step."""
         spares = [np.array(self._spares[b], np.int64) for b in range(len(self.blocks))]
         known = {b: kernels.dedup(rows[b][~np.isin(rows[b], spares[b])])[0] for b in self._cache}
         with self._changed:
-            self._noted[step] = _Noted(step, True, known)
-            self._waiting.append(step)
+            self._note(step, known, trains=True)
         self._ahead()
 
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
@@ -153,11 +176,15 @@ class CachedStore(MemoryStore):
         trains = all(wanted.grouping is not None for wanted in asked)
         with self._changed:
             if step not in self._noted:
-                self._noted[step] = _Noted(step, trains, {b: rows for b, (rows, _) in distinct.items()})
-                self._waiting.append(step)
+                self._note(step, {b: rows for b, (rows, _) in distinct.items()}, trains=trains)
             self._noted[step].asks(distinct)
         if self.device is None:  # a device's rows are brought between ``gather`` and ``learn``
             self._ahead()
+
+    def _note(self, step: int, rows: dict[int, Any], *, trains: bool) -> None:
+        self._told += trains
+        self._noted[step] = _Noted(step, trains, rows, self._told)
+        self._waiting.append(step)
 
     def extend(self, step: int, asked: Sequence[Asked]) -> None:
         """See ``Store``. Rows that it had keep their slots, unless they have to make room."""
@@ -270,7 +297,7 @@ class CachedStore(MemoryStore):
     def _brought(self, noted: _Noted) -> None:
         """Every row of the step has its place."""
         with self._aside():
-            self._cache.admit(noted.step, noted.rows, keeps=noted.trains)
+            self._cache.admit(noted.step, noted.rows, noted.clock if noted.trains else None)
         self._cache.load(noted.step)
         noted.placed = noted.rows
 
@@ -310,7 +337,7 @@ class CachedStore(MemoryStore):
                 self._bringing, rows = noted.step, noted.rows
             try:
                 with self._aside():
-                    self._cache.admit(noted.step, rows)
+                    self._cache.admit(noted.step, rows, noted.clock)
             except BaseException as error:  # said by the step
                 self._failure = error
             with self._changed:

@@ -180,7 +180,7 @@ class DiskStore(CachedStore):
             raise
 
     on_device = False
-    takes = ("room_bytes", "folder", "whole", "io")
+    takes = ("room_bytes", "folder", "whole", "io", "window")
     of_tier: ClassVar[Settings] = Settings()
 
     @staticmethod

@@ -67,6 +67,22 @@ class MemoryStore(RowStore):
     def foresee(self, step: int, rows: Sequence[Ints]) -> None:
         """See ``Store``: rows are here."""
 
+    @property
+    def window(self) -> int:
+        """See ``Store``: rows are here."""
+        return 0
+
+    @property
+    def looks_further(self) -> bool:
+        """See ``Store``: rows are here."""
+        return False
+
+    def look(self, rows: Sequence[Ints]) -> None:
+        """See ``Store``: rows are here."""
+
+    def look_anew(self) -> None:
+        """See ``Store``: rows are here."""
+
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
         """See ``Store``: rows are here."""
 
