@@ -1,7 +1,7 @@
 """The slot map whose counts of uses age and outlive a slot, and that may know ids to come: its definition, in NumPy.
 
-An id has two sets, that of ``reference_slots.py`` and ``hash_ids(id, sets, seed + 2)``, and lies in either. A slot's use
-is, from the lowest bit on, its clock (31 bits), whether the use at it is still to be counted (1), the count (16), and
+An id has two sets, that of ``reference_slots.py`` and ``hash_ids(id, sets, seed + 2)``, and lies in either. The use of
+a slot is, from the lowest bit on, its clock (31 bits), whether the use at it is still to be counted (1), the count (16), and
 how many clocks later the last use comes that is foreseen (15). Beside the ways of a set are as many *ghosts*, of ids
 whose first set it is and that have no slot, the oldest first: from the lowest bit on, the last clock that is foreseen
 (15, modulo 2^15), whether one is (1), the count (4) and a tag, ``hash_ids(id, 4096, seed + 1)`` (12). A ghost that has
@@ -125,9 +125,15 @@ class AgingSlotMap(SlotMap):
         self.uses[slots] = ahead << _AHEAD | counts << _COUNT | clock
 
     def _ranks(self, uses: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Those of which no use is foreseen go first, then the fewest uses, then the least recent one."""
-        known = (uses & _CLOCK) + (uses >> _AHEAD) > self.now
-        return uses & (_MOST_COUNT << _COUNT) | uses & _CLOCK | known.astype(np.int64) << 62
+        """Those of which no use is foreseen go first, of these the fewest uses, then the least recent one.
+
+        Of the others the one whose next use is to be expected last: the time to the last one, by how often it is used.
+        """
+        clocks, counts = uses & _CLOCK, uses >> _COUNT & _MOST_COUNT
+        ahead = np.maximum(clocks + (uses >> _AHEAD) - self.now, 0)
+        times = ahead.astype(np.float32) / np.maximum(counts, 1).astype(np.float32) * np.float32(2**14)
+        known = 2**62 | (2**29 - times.astype(np.int64)) << 31
+        return np.where(ahead > 0, known, counts << 32) | clocks
 
     def _insert(self, slot: int, id_: int, clock: int) -> None:
         count, last = 1, 0

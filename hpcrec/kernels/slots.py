@@ -60,7 +60,7 @@ class SlotMap:
         Which id loses its slot: of its set ``lru`` takes the least recently used, ``lfu`` the one that was used at the
         fewest clocks since it has its slot, and of these the least recently used; ``lfu_aging``, of the host only,
         one that is not foreseen, and of these the one of the fewest uses by counts that age and outlive a slot: see
-        the notes. Of equals the lowest slot.
+        the notes. Of equals the lowest slot; under ``lfu_aging``, one of an id's first set before those of its second.
     seed : int
         Of the hash that spreads ids over sets; -2^63 to 2^64 - 1, taken modulo 2^64.
     device : Device or None
@@ -82,10 +82,11 @@ class SlotMap:
     they are asked for, those that stay tend to the best fixed choice.
 
     ``foresee`` tells of ids to come. Those that are foreseen at a clock after the latest one of ``admit`` go after all
-    others. What is noted of an id is the last such clock alone, with its slot or in a ghost. Where so many clocks are
-    foreseen that nine tenths of the slots are (``foreseen``), that is nearly as good as to know when each comes next:
-    by Belady's rule an id would have gone anyway that is not asked for within them. Farther is worse: then ids that
-    come late are as good as those that come soon. `python benchmarks/tiers.py --parts stays` has the figures.
+    others, the first of them the one whose last such clock, divided by its count, is the farthest: no more than that
+    clock is noted of an id, with its slot or in a ghost. Where so many clocks are foreseen that 92 % of the slots are
+    (``foreseen``), that is nearly as good as to know when each comes next: by Belady's rule an id would have gone
+    anyway that is not asked for within them. Fewer are worse, and so are many more, by which ids that come late are as
+    good as those that come soon. ``python benchmarks/tiers.py --parts stays`` has the figures.
 
     Sources: [BELADY] for what goes first; counts that are halved at intervals: J. T. Robinson and M. V. Devarakonda,
     Data cache management using frequency-based replacement (1990); ghosts: N. Megiddo and D. S. Modha, ARC: a
@@ -136,7 +137,7 @@ class SlotMap:
 
     @property
     def foreseen(self) -> int:
-        """Slots whose ids will be asked for, as far as is foreseen; under ``lfu_aging`` alone. It looks at all slots."""
+        """Slots whose ids will be asked for, as far as is foreseen; under ``lfu_aging`` alone. Looks at all slots."""
         self._require_aging("foreseen")
         return int(self._map.foreseen)
 
@@ -158,7 +159,7 @@ class SlotMap:
         """Finds ids, and gives slots to those that have none.
 
         First, all ids that have a slot are used. Then those that have none, in the order of the call, take the lowest
-        empty slot of their set, else that of the id that has to go. Ids used in this call never have to. A repeated id
+        empty slot of their set (of the first that has one), else that of the id that has to go. Ids used in this call never have to. A repeated id
         counts once and has the slot of the first; ids had better not repeat, since those of a set are inserted one
         after the other.
 

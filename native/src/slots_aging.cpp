@@ -80,14 +80,19 @@ class Aging {
     uses[slot] = later.bits();
   }
 
-  // Those of which no use is foreseen go first, then the fewest uses, then the least recent one.
+  // Those of which no use is foreseen go first, of these the fewest uses, then the least recent one. Of the others the
+  // one whose next use is to be expected last: the time to the last one, by how often it is used.
   Candidate candidate(int64_t first) const {
-    constexpr int64_t foreseen = int64_t{1} << 62;
+    constexpr int64_t foreseen = int64_t{1} << 62, most_time = int64_t{1} << 29;
+    constexpr float fraction = 1 << 14;  // the quotient times it is below 2^28
     const int64_t at = present();
     int64_t ranks[slot_ways];
     for (int64_t way = 0; way < slot_ways; ++way) {
-      const int64_t bits = uses[first + way], clock = bits & INT32_MAX;
-      const int64_t rank = (bits & most_count << 32) | clock | (clock + (bits >> 48) > at ? foreseen : 0);
+      const int64_t bits = uses[first + way], clock = bits & INT32_MAX, count = bits >> 32 & most_count;
+      const int64_t ahead = std::max<int64_t>(clock + (bits >> 48) - at, 0);
+      const float time = static_cast<float>(ahead) / static_cast<float>(std::max<int64_t>(count, 1)) * fraction;
+      const int64_t known = foreseen | (most_time - static_cast<int32_t>(time)) << 31;
+      const int64_t rank = (ahead > 0 ? known : count << 32) | clock;
       ranks[way] = clock < keep_from_ ? rank : INT64_MAX;
     }
     int64_t least = INT64_MAX;
