@@ -1,13 +1,14 @@
 """Part ``stays``: reads a step by what a cache of rows keeps, beside the best fixed set and the optimum.
 
 The product's ``kernels.SlotMap``, by itself, is given the distinct rows of one step after the other; a row that has no
-slot is read. Steps are of W1's tables (``_workloads.py``), by a power law of any exponent, or of tables and batches that
+slot is read. Steps are of W1's tables (``_workloads.py``) by a power law of any exponent, or of tables and batches that
 are both a whole part of these. All rules see the same steps. The *best fixed set* is of the most probable rows, as many
 as there are slots, which no rule is told. The *optimum* is Belady's, of as many rows in any places, from the steps that
 came: after each step those rows stay that are asked for soonest, a row of the step itself only if it is one of them.
-With the known future a rule is told the rows of the next steps, of as many as the rule without takes to read as many
-rows as there are slots. A run is as long as it takes the best fixed set to read these 13 times; reads count from the
-9th to the 12th.
+
+With the known future the rule is told the rows of the next steps: of two more in each step, while less than 92 % of the
+slots are foreseen, else of none. A run is as long as it takes the best fixed set to read as many rows as there
+are slots 13 times; reads count from the 9th to the 12th.
 """
 
 from typing import Any
@@ -19,6 +20,7 @@ from _workloads import CRITEO, SEED, W1
 from hpcrec import kernels
 
 TURNOVERS, FROM, TO = 13, 9, 12  # reads of the best fixed set, by slots
+ENOUGH = 0.92  # of the slots, that are foreseen
 PIECE = 64  # steps that are drawn at once
 Steps = list[np.ndarray]
 # Exponent, 1 / share of the rows that have slots, 1 / part of tables and batches.
@@ -63,18 +65,17 @@ def cell(law: float, share: int, part: int, *, windows: bool) -> dict[str, Any]:
     outside[best] = False
     reads = {
         "best_fixed": mean([int(outside[ids].sum()) for ids in steps[counted]]),
-        "lru": run(steps, slots, "lru", 0, counted),
-        "lfu_aging": run(steps, slots, "lfu_aging", 0, counted),
+        "lru": run(steps, slots, "lru", 0, counted)[0],
+        "lfu_aging": run(steps, slots, "lfu_aging", 0, counted)[0],
+        "optimum": optimum(steps, slots, n_rows, counted),
     }
-    window = round(slots / reads["lfu_aging"])
-    reads["known"] = run(steps, slots, "lfu_aging", window, counted)
-    reads["optimum"] = optimum(steps, slots, n_rows, counted)
+    reads["known"], window = run(steps, slots, "lfu_aging", None, counted)
     row = {"exponent": law, "rows": n_rows, "slots": slots, "steps": len(steps), "a_step": mean([*map(len, steps)])}
-    row |= {f"{key}_reads": value for key, value in reads.items()} | {"window": window}
+    row |= {f"{key}_reads": value for key, value in reads.items()} | {"known_steps": window}
     if windows:
         row |= {
-            f"known_{n}_reads": run(steps, slots, "lfu_aging", n, counted)
-            for n in (window // 16, window // 4, 2 * window)
+            f"known_{n}_reads": run(steps, slots, "lfu_aging", n, counted)[0]
+            for n in (round(window * times) for times in (1 / 16, 1 / 4, 1 / 2, 2))
         }
     return row | {
         "lru_over_best": reads["lru"] / reads["best_fixed"],
@@ -108,19 +109,21 @@ def drawn(tables: list[int], law: float, batch: int, n_steps: int) -> Steps:
     return steps
 
 
-def run(steps: Steps, slots: int, evict: Any, window: int, counted: slice) -> float:
-    """Reads a step of a rule that is told the rows of so many next steps."""
+def run(steps: Steps, slots: int, evict: Any, window: int | None, counted: slice) -> tuple[float, float]:
+    """Reads a step of a rule, and how many next steps it was told of: ``window``, or by its own count (None)."""
     cache = kernels.SlotMap(slots, evict=evict, seed=0, device=None)
-    reads = []
-    told = 0
+    reads, ahead = [], []
+    told = 0  # the last step that it knows of
     for now, ids in enumerate(steps, 1):
-        while window and told < min(now + window, len(steps)):
+        told = max(told, now)
+        until = told + 2 * (cache.foreseen < ENOUGH * slots) if window is None else now + window
+        while told < min(until, len(steps)):
             told += 1
-            if told > now:
-                cache.foresee(steps[told - 1].astype(np.int64), told)
+            cache.foresee(steps[told - 1].astype(np.int64), told)
         placed = cache.admit(ids.astype(np.int64), now)
         reads.append(placed.n_new + int((placed.slots < 0).sum()))
-    return mean(reads[counted])
+        ahead.append(told - now)
+    return mean(reads[counted]), mean(ahead[counted])
 
 
 def optimum(steps: Steps, slots: int, n_rows: int, counted: slice) -> float:

@@ -20,7 +20,7 @@ class SlotMap(reference_slots.SlotMap):
     def find(self, ids: Ints) -> Ints:
         """See the reference."""
         slots = np.empty_like(ids)
-        loaded.find_slots(self.ids, self._seed, ids, slots)
+        loaded.find_slots(self.ids, self._seed, self._choices, ids, slots)
         return slots
 
     def admit(self, ids: Ints, clock: int, keep_from: int) -> tuple[Ints, Ints, int]:
@@ -36,12 +36,14 @@ class SlotMap(reference_slots.SlotMap):
     def remove(self, ids: Ints) -> Ints:
         """See the reference."""
         slots = np.empty_like(ids)
-        loaded.remove_slots(self.ids, self._seed, ids, slots)
+        loaded.remove_slots(self.ids, self._seed, self._choices, ids, slots)
         return slots
 
 
 class AgingSlotMap(SlotMap, reference_slots_aging.AgingSlotMap):
     """See the reference."""
+
+    _choices = reference_slots_aging.AgingSlotMap._choices
 
     def __init__(self, capacity: int, evict: str, seed: int) -> None:
         SlotMap.__init__(self, capacity, evict, seed)
@@ -64,3 +66,8 @@ class AgingSlotMap(SlotMap, reference_slots_aging.AgingSlotMap):
     def foresee(self, ids: Ints, clock: int) -> None:
         """See the reference."""
         loaded.foresee_slots(self.ids, self.uses, self.ghosts, self.numbers, self._seed, ids, clock)
+
+    @property
+    def foreseen(self) -> int:
+        """See the reference."""
+        return loaded.count_foreseen(self.ids, self.uses, self.ghosts, self.numbers)

@@ -26,6 +26,8 @@ USES: dict[str, np.dtype] = {
 class SlotMap:
     """The map's state and what is done to it. Ids that a call refuses (``NO_ID``) have changed nothing but uses."""
 
+    _choices = 1  # sets that an id may lie in
+
     def __init__(self, capacity: int, evict: str, seed: int) -> None:
         self._n_sets, self._counts, self._seed = capacity // WAYS, evict == "lfu", seed
         self.ids = np.full(capacity, NO_ID, np.int64)
@@ -49,13 +51,14 @@ class SlotMap:
         require_ids(ids)
         n_new = 0
         missing = np.flatnonzero(slots < 0)
-        for at, its_set in zip(missing, self._sets(ids[missing]), strict=True):
-            ways = slice(its_set * WAYS, (its_set + 1) * WAYS)
-            again = np.flatnonzero(self.ids[ways] == ids[at])  # given twice
-            way = again[0] if again.size else self._free_way(ways, keep_from)
-            if way is None:
+        sets = [self._sets(ids[missing], choice) for choice in range(self._choices)]
+        for at, *its_sets in zip(missing, *sets, strict=True):
+            places = np.concatenate([np.arange(one * WAYS, (one + 1) * WAYS) for one in its_sets])
+            again = np.flatnonzero(self.ids[places] == ids[at])  # given twice
+            place = again[0] if again.size else self._free_place(places, keep_from)
+            if place is None:
                 continue
-            slots[at] = its_set * WAYS + way
+            slots[at] = places[place]
             if not again.size:
                 evicted[at] = self.ids[slots[at]]
                 self._insert(int(slots[at]), int(ids[at]), clock)
@@ -86,13 +89,16 @@ class SlotMap:
     def __len__(self) -> int:
         return int(np.count_nonzero(self.ids != NO_ID))
 
-    def _sets(self, ids: Ints) -> Ints:
-        return reference.hash_ids(ids, self._n_sets, self._seed)
+    def _sets(self, ids: Ints, choice: int = 0) -> Ints:
+        return reference.hash_ids(ids, self._n_sets, self._seed + 2 * choice)
 
     def _found(self, ids: Ints) -> Ints:
-        sets = self._sets(ids)
-        hits_KW = (self.ids.reshape(-1, WAYS)[sets] == ids[:, None]) & (ids[:, None] != NO_ID)
-        return np.where(hits_KW.any(1), sets * WAYS + hits_KW.argmax(1), -1)
+        slots = np.full_like(ids, -1)
+        for choice in range(self._choices):
+            sets = self._sets(ids, choice)
+            hits_KW = (self.ids.reshape(-1, WAYS)[sets] == ids[:, None]) & (ids[:, None] != NO_ID)
+            slots = np.where(hits_KW.any(1), sets * WAYS + hits_KW.argmax(1), slots)
+        return slots
 
     def _clocks(self, uses: NDArray[np.integer]) -> NDArray[np.integer]:
         return uses & (2**CLOCK_BITS - 1) if self._counts else uses
@@ -117,12 +123,12 @@ class SlotMap:
         """The least goes first."""
         return uses
 
-    def _free_way(self, ways: slice, keep_from: int) -> int | None:
-        """The lowest empty way, else that of least use among those not used from ``keep_from`` on."""
-        empty = np.flatnonzero(self.ids[ways] == NO_ID)
+    def _free_place(self, places: Ints, keep_from: int) -> int | None:
+        """The first of an empty slot, else of that of least use among those not used from ``keep_from`` on."""
+        empty = np.flatnonzero(self.ids[places] == NO_ID)
         if empty.size:
             return int(empty[0])
-        uses = self.uses[ways]
+        uses = self.uses[places]
         old = np.flatnonzero(self._clocks(uses) < keep_from)
         return int(old[np.argmin(self._ranks(uses[old]))]) if old.size else None
 

@@ -1,10 +1,11 @@
 """The slot map whose counts of uses age and outlive a slot, and that may know ids to come: its definition, in NumPy.
 
-A slot's use is, from the lowest bit on, its clock (31 bits), whether the use at it is still to be counted (1), the
-count (16), and how many clocks later the last use comes that is foreseen (15). Beside the ways of a set are as many *ghosts*,
-of ids that have no slot, the oldest first: from the lowest bit on, the last clock that is foreseen (15, modulo 2^15),
-whether one is (1), the count (4) and a tag, ``hash_ids(id, 4096, seed + 1)`` (12). A ghost that has neither is none.
-Arguments have passed the checks of ``slots.py``. Knows nothing of what slots hold.
+An id has two sets, that of ``reference_slots.py`` and ``hash_ids(id, sets, seed + 2)``, and lies in either. The use of
+a slot is, from the lowest bit on, its clock (31 bits), whether the use at it is still to be counted (1), the count (16), and
+how many clocks later the last use comes that is foreseen (15). Beside the ways of a set are as many *ghosts*, of ids
+whose first set it is and that have no slot, the oldest first: from the lowest bit on, the last clock that is foreseen
+(15, modulo 2^15), whether one is (1), the count (4) and a tag, ``hash_ids(id, 4096, seed + 1)`` (12). A ghost that has
+neither is none. Arguments have passed the checks of ``slots.py``. Knows nothing of what slots hold.
 """
 
 import numpy as np
@@ -28,8 +29,10 @@ _NOW, _SWEPT, _ADMITTED = range(3)
 class AgingSlotMap(SlotMap):
     """A ``SlotMap`` with ``ghosts``, and ``numbers``.
 
-    These are the latest clock, that of the last sweep of ghosts, and ids that were given slots since counts were halved.
+    These are the latest clock, that of the last sweep of ghosts, and ids given slots since counts were halved.
     """
+
+    _choices = 2
 
     def __init__(self, capacity: int, evict: str, seed: int) -> None:
         super().__init__(capacity, evict, seed)
@@ -45,6 +48,12 @@ class AgingSlotMap(SlotMap):
     def now(self) -> int:
         """The latest clock at which ids were admitted."""
         return int(self.numbers[_NOW])
+
+    @property
+    def foreseen(self) -> int:
+        """Slots whose ids will be asked for, as far as is foreseen."""
+        last = (self.uses & _CLOCK) + (self.uses >> _AHEAD)
+        return int(np.count_nonzero((self.ids != NO_ID) & (last > self.now)))
 
     def admit(self, ids: Ints, clock: int, keep_from: int) -> tuple[Ints, Ints, int]:
         """See ``SlotMap``."""
@@ -64,16 +73,15 @@ class AgingSlotMap(SlotMap):
     def foresee(self, ids: Ints, clock: int) -> None:
         """Ids will be asked for at a clock to come."""
         require_ids(ids)
-        for id_, slot, its_set in zip(ids.tolist(), self._found(ids).tolist(), self._sets(ids).tolist(), strict=True):
+        for id_, slot in zip(ids.tolist(), self._found(ids).tolist(), strict=True):
             if slot >= 0:
                 use = int(self.uses[slot])
                 last = max((use & _CLOCK) + (use >> _AHEAD), clock)
                 self.uses[slot] = _use(use & _CLOCK, use >> _COUNT & _MOST_COUNT, last) | use & _KEPT
                 continue
-            ghosts = self._ghosts_of(its_set)
-            i = self._ghost(ghosts, id_)
+            ghosts, i = self._ghost(id_)
             if i is None:
-                self._add_ghost(ghosts, id_, 0, clock)
+                self._add_ghost(id_, 0, clock)
             elif int(self._ahead(ghosts[i])) < clock - self.now:
                 ghosts[i] = int(ghosts[i]) & ~_LAST | _KNOWN | clock & _LAST
 
@@ -117,13 +125,19 @@ class AgingSlotMap(SlotMap):
         self.uses[slots] = ahead << _AHEAD | counts << _COUNT | clock
 
     def _ranks(self, uses: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Those of which no use is foreseen go first, then the fewest uses, then the least recent one."""
-        known = (uses & _CLOCK) + (uses >> _AHEAD) > self.now
-        return uses & (_MOST_COUNT << _COUNT) | uses & _CLOCK | known.astype(np.int64) << 62
+        """Those of which no use is foreseen go first, of these the fewest uses, then the least recent one.
+
+        Of the others the one whose next use is to be expected last: the time to the last one, by how often it is used.
+        """
+        clocks, counts = uses & _CLOCK, uses >> _COUNT & _MOST_COUNT
+        ahead = np.maximum(clocks + (uses >> _AHEAD) - self.now, 0)
+        times = ahead.astype(np.float32) / np.maximum(counts, 1).astype(np.float32) * np.float32(2**14)
+        known = 2**62 | (2**29 - times.astype(np.int64)) << 31
+        return np.where(ahead > 0, known, counts << 32) | clocks
 
     def _insert(self, slot: int, id_: int, clock: int) -> None:
-        ghosts, count, last = self._ghosts_of(slot // WAYS), 1, 0
-        i = self._ghost(ghosts, id_)
+        count, last = 1, 0
+        ghosts, i = self._ghost(id_)
         if i is not None:
             count += int(ghosts[i]) >> _GHOST_COUNT & _MOST_GHOST_COUNT
             last = self.now + int(self._ahead(ghosts[i]))
@@ -131,23 +145,26 @@ class AgingSlotMap(SlotMap):
         gone, use = int(self.ids[slot]), int(self.uses[slot])
         if gone != NO_ID:
             its_count = min(use >> _COUNT & _MOST_COUNT, _MOST_GHOST_COUNT)
-            self._add_ghost(ghosts, gone, its_count, (use & _CLOCK) + (use >> _AHEAD))
+            self._add_ghost(gone, its_count, (use & _CLOCK) + (use >> _AHEAD))
         self.ids[slot] = id_
         self.uses[slot] = _use(clock, count, last)
 
-    # Ghosts of a set.
+    # Ghosts.
 
-    def _ghosts_of(self, its_set: int) -> NDArray[np.uint32]:
-        return self.ghosts[its_set * WAYS : (its_set + 1) * WAYS]
+    def _ghosts_of(self, id_: int) -> NDArray[np.uint32]:
+        """Those of an id's first set."""
+        first = int(self._sets(np.array([id_], np.int64))[0]) * WAYS
+        return self.ghosts[first : first + WAYS]
 
     def _tag(self, id_: int) -> int:
         return int(reference.hash_ids(np.array([id_], np.int64), _N_TAGS, self._seed + 1)[0])
 
-    def _ghost(self, ghosts: NDArray[np.uint32], id_: int) -> int | None:
-        """The first one that may be an id's."""
+    def _ghost(self, id_: int) -> tuple[NDArray[np.uint32], int | None]:
+        """The ghosts of an id's first set, and which is the first that may be its own."""
+        ghosts = self._ghosts_of(id_)
         something = ghosts & (_KNOWN | _MOST_GHOST_COUNT << _GHOST_COUNT) != 0
         found = np.flatnonzero((ghosts >> _TAG == self._tag(id_)) & something)
-        return int(found[0]) if found.size else None
+        return ghosts, int(found[0]) if found.size else None
 
     def _ahead(self, ghosts: NDArray[np.uint32]) -> Ints:
         """Clocks from now to the last use that is foreseen; 0: it is over, or none is."""
@@ -159,12 +176,12 @@ class AgingSlotMap(SlotMap):
         known = self._ahead(ghosts) > 0
         return (ghosts.astype(np.int64) >> _GHOST_COUNT & _MOST_GHOST_COUNT) + (_MOST_GHOST_COUNT + 1) * known
 
-    def _add_ghost(self, ghosts: NDArray[np.uint32], id_: int, count: int, last: int) -> None:
+    def _add_ghost(self, id_: int, count: int, last: int) -> None:
         """In the place of the oldest of least rank.
 
         Not in that of a higher one, nor of an equal one with a use foreseen, which is the earlier.
         """
-        ghost = self._tag(id_) << _TAG | count << _GHOST_COUNT
+        ghosts, ghost = self._ghosts_of(id_), self._tag(id_) << _TAG | count << _GHOST_COUNT
         if last > self.now:
             ghost |= _KNOWN | min(last, self.now + MOST_AHEAD) & _LAST
         (rank,) = self._ghost_ranks(np.array([ghost], np.uint32))

@@ -3,6 +3,7 @@
 The map says which id has which slot; what is in the slots is known above. It is set-associative: an id can lie in 32
 slots alone, chosen by its hash, so that it is found by one read of 256 bytes and inserted without a chain. Some sets
 are full before the map is: of ids for three quarters of the slots, one in two hundred finds no empty slot in its set.
+Under ``lfu_aging`` an id has two such sets: the second is read where it is not in the first.
 Shapes: K ids of a call.
 """
 
@@ -58,8 +59,8 @@ class SlotMap:
     evict : str
         Which id loses its slot: of its set ``lru`` takes the least recently used, ``lfu`` the one that was used at the
         fewest clocks since it has its slot, and of these the least recently used; ``lfu_aging``, of the host only,
-        those of the fewest uses by counts that age and outlive a slot, and before them those that are not foreseen:
-        see the notes. Of equals the lowest slot.
+        one that is not foreseen, and of these the one of the fewest uses by counts that age and outlive a slot: see
+        the notes. Of equals the lowest slot; under ``lfu_aging``, one of an id's first set before those of its second.
     seed : int
         Of the hash that spreads ids over sets; -2^63 to 2^64 - 1, taken modulo 2^64.
     device : Device or None
@@ -74,16 +75,18 @@ class SlotMap:
     Notes
     -----
     Under ``lfu_aging`` counts end at 65,535, and all are halved, rounded down, when 10 times as many ids as there are
-    slots were given slots since the last halving: so a count is of some of the last uses, and of ids of all slots many
-    have more than one. An id that loses its slot leaves a *ghost*, a tag of 12 bits and its count up to 15, to which
-    its uses are added when it comes again. A set has 32 ghosts: of more, the fewest uses go first, the oldest of them.
-    Only ``admit`` counts; slots that ``touch`` is told of are kept, and no more. Where ids are all alike but for how
-    often they are asked for, those that stay tend to the best fixed choice.
+    slots were given slots since the last halving: so a count is of some of the last uses, and most ids that stay have
+    more than one. An id that loses its slot leaves a *ghost*, a tag of 12 bits and its count up to 15, to which its
+    uses are added when it comes again. A set has 32 ghosts: of more, the fewest uses go first, the oldest of them.
+    Only ``admit`` counts; slots that ``touch`` is told of are kept, and no more. Where ids are alike but for how often
+    they are asked for, those that stay tend to the best fixed choice.
 
-    ``foresee`` tells of ids to come. Ids that are foreseen at a clock after the latest one of ``admit`` stay, as long
-    as their sets have others; what is noted of an id is the last clock at which it was foreseen, with its slot or in a
-    ghost. Where as many clocks are foreseen as it takes to admit ``capacity`` new ids, that is nearly as good as to
-    know when each comes next: an id that is not asked for within them would have gone before. Farther is no better.
+    ``foresee`` tells of ids to come. Those that are foreseen at a clock after the latest one of ``admit`` go after all
+    others, the first of them the one whose last such clock, divided by its count, is the farthest: no more than that
+    clock is noted of an id, with its slot or in a ghost. Where so many clocks are foreseen that 92 % of the slots are
+    (``foreseen``), that is nearly as good as to know when each comes next: by Belady's rule an id would have gone
+    anyway that is not asked for within them. Fewer are worse, and so are many more, by which ids that come late are as
+    good as those that come soon. ``python benchmarks/tiers.py --parts stays`` has the figures.
 
     Sources: [BELADY] for what goes first; counts that are halved at intervals: J. T. Robinson and M. V. Devarakonda,
     Data cache management using frequency-based replacement (1990); ghosts: N. Megiddo and D. S. Modha, ARC: a
@@ -132,6 +135,12 @@ class SlotMap:
         """Memory of the map; what is in the slots is not counted."""
         return int(self._map.n_bytes)
 
+    @property
+    def foreseen(self) -> int:
+        """Slots whose ids will be asked for, as far as is foreseen; under ``lfu_aging`` alone. Looks at all slots."""
+        self._require_aging("foreseen")
+        return int(self._map.foreseen)
+
     def __len__(self) -> int:
         """Ids that have a slot."""
         return len(self._map)
@@ -150,7 +159,7 @@ class SlotMap:
         """Finds ids, and gives slots to those that have none.
 
         First, all ids that have a slot are used. Then those that have none, in the order of the call, take the lowest
-        empty slot of their set, else that of the id that has to go. Ids used in this call never have to. A repeated id
+        empty slot of their set (of the first that has one), else that of the id that has to go. Ids used in this call never have to. A repeated id
         counts once and has the slot of the first; ids had better not repeat, since those of a set are inserted one
         after the other.
 
@@ -203,8 +212,7 @@ class SlotMap:
         ValueError
             As in ``find``; the rule is another; or the clock is not to come, or too far ahead.
         """
-        if self._evict != "lfu_aging":
-            raise ValueError(f"foresee: evict is {self._evict!r}; only lfu_aging chooses by ids to come")
+        self._require_aging("foresee")
         now = self._map.now
         clock = checks.whole("clock", clock, now + 1, min(now + MOST_AHEAD, MOST_CLOCK))
         self._map.foresee(self._taken("ids", ids), clock)
@@ -220,6 +228,10 @@ class SlotMap:
     def items(self) -> tuple[Ints, Ints]:
         """Ids [N] that have a slot and their slots [N], ascending; in the memory that has the map."""
         return self._map.items()
+
+    def _require_aging(self, call: str) -> None:
+        if self._evict != "lfu_aging":
+            raise ValueError(f"{call}: evict is {self._evict!r}; only lfu_aging chooses by ids to come")
 
     def _taken(self, name: str, array: Ints) -> Ints:
         """An argument, of the host or of the map's device."""

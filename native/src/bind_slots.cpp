@@ -18,8 +18,8 @@ using Ids = In<int64_t>;
 template <class A> int64_t size(const A& array) {
   return static_cast<int64_t>(array.size());
 }
-Slots slots_of(const Out<int64_t>& held, uint64_t seed) {
-  return {held.data(), size(held), seed};
+Slots slots_of(const Out<int64_t>& held, uint64_t seed, int sets = 1) {
+  return {held.data(), size(held), seed, sets};
 }
 template <class F> auto without_gil(F&& f) {
   nb::gil_scoped_release release;
@@ -56,7 +56,9 @@ void bind_aging(nb::module_& m) {
       [state](Held held, Held uses, Ghosts ghosts, Held numbers, uint64_t seed, Ids ids, int32_t clock,
               int32_t keep_from, Held slots, Held evicted) {
         const SlotCall call{ids.data(), size(ids), clock, keep_from, slots.data(), evicted.data()};
-        return without_gil([&] { return admit_aging_slots(slots_of(held, seed), state(uses, ghosts, numbers), call); });
+        return without_gil([&] {
+          return admit_aging_slots(slots_of(held, seed, most_slot_sets), state(uses, ghosts, numbers), call);
+        });
       },
       "held"_a.noconvert(), "uses"_a.noconvert(), "ghosts"_a.noconvert(), "numbers"_a.noconvert(), "seed"_a, "ids"_a,
       "clock"_a, "keep_from"_a, "slots"_a.noconvert(), "evicted"_a.noconvert());
@@ -64,14 +66,21 @@ void bind_aging(nb::module_& m) {
     m.def(
         name,
         [state, call](Held held, Held uses, Ghosts ghosts, Held numbers, uint64_t seed, Ids given, int32_t clock) {
-          without_gil(
-              [&] { call(slots_of(held, seed), state(uses, ghosts, numbers), given.data(), size(given), clock); });
+          without_gil([&] {
+            call(slots_of(held, seed, most_slot_sets), state(uses, ghosts, numbers), given.data(), size(given), clock);
+          });
         },
         "held"_a.noconvert(), "uses"_a.noconvert(), "ghosts"_a.noconvert(), "numbers"_a.noconvert(), "seed"_a,
         "given"_a, "clock"_a);
   };
   bind("keep_aging_slots", keep_aging_slots);
   bind("foresee_slots", foresee_slots);
+  m.def(
+      "count_foreseen",
+      [state](Held held, Held uses, Ghosts ghosts, Held numbers) {
+        return without_gil([&] { return count_foreseen(slots_of(held, 0), state(uses, ghosts, numbers)); });
+      },
+      "held"_a.noconvert(), "uses"_a.noconvert(), "ghosts"_a.noconvert(), "numbers"_a.noconvert());
 }
 }  // namespace
 
@@ -81,16 +90,16 @@ void bind_slots(nb::module_& m) {
   bind_uses<int64_t>(m);
   m.def(
       "find_slots",
-      [](Out<int64_t> held, uint64_t seed, Ids ids, Out<int64_t> slots) {
-        without_gil([&] { find_slots(slots_of(held, seed), ids.data(), size(ids), slots.data()); });
+      [](Out<int64_t> held, uint64_t seed, int sets, Ids ids, Out<int64_t> slots) {
+        without_gil([&] { find_slots(slots_of(held, seed, sets), ids.data(), size(ids), slots.data()); });
       },
-      "held"_a.noconvert(), "seed"_a, "ids"_a, "slots"_a.noconvert());
+      "held"_a.noconvert(), "seed"_a, "sets"_a, "ids"_a, "slots"_a.noconvert());
   m.def(
       "remove_slots",
-      [](Out<int64_t> held, uint64_t seed, Ids ids, Out<int64_t> slots) {
-        without_gil([&] { remove_slots(slots_of(held, seed), ids.data(), size(ids), slots.data()); });
+      [](Out<int64_t> held, uint64_t seed, int sets, Ids ids, Out<int64_t> slots) {
+        without_gil([&] { remove_slots(slots_of(held, seed, sets), ids.data(), size(ids), slots.data()); });
       },
-      "held"_a.noconvert(), "seed"_a, "ids"_a, "slots"_a.noconvert());
+      "held"_a.noconvert(), "seed"_a, "sets"_a, "ids"_a, "slots"_a.noconvert());
 }
 
 }  // namespace hpcrec

@@ -45,31 +45,39 @@ template <class U> struct LeastUsed {
   void use(int64_t slot) { mark(uses[slot], clock); }
   void insert(int64_t slot, int64_t, int64_t) { set_first(uses[slot], clock); }
   void prefetch(int64_t first) const { prefetch_set(uses + first); }
-  // The lowest way of those not used from `keep_from` on: none of their uses is the largest number.
-  int64_t victim(int64_t first) const {
+  // Of those not used from `keep_from` on: none of their uses is the largest number.
+  Candidate candidate(int64_t first) const {
     constexpr U none = std::numeric_limits<U>::max();
     const U* const set = uses + first;
     U least = none;
     for (int64_t way = 0; way < slot_ways; ++way)
       least = std::min(least, clock_of(set[way]) < keep_from ? set[way] : none);
-    return least == none ? -1 : std::find(set, set + slot_ways, least) - set;
+    if (least == none) return {};
+    return {first + (std::find(set, set + slot_ways, least) - set), least};
   }
 };
 
-// Slots of a piece of the ids.
-void find_some(const Slots& map, const int64_t* ids, Range of, int64_t* slots) {
+// Slots of ids, a piece of the call's: sets are asked for ahead, second ones as soon as the first have been looked at.
+template <int n_sets> void find_some(const Slots& map, const int64_t* ids, Range of, int64_t* slots) {
+  constexpr int64_t places = n_sets * sets_ahead;
   const SlotSpread spread(map);
-  int64_t sets[sets_ahead];
-  const auto ask = [&](int64_t k) {
-    const int64_t set = sets[k % sets_ahead] = spread.first_of(ids[k]);
-    prefetch_set(map.ids + set);
+  int64_t firsts[places];
+  const auto ask = [&](int64_t k, int set) {
+    const int64_t first = firsts[k % places] = spread.first_of(ids[k], set);
+    prefetch_set(map.ids + first);
   };
-  for (int64_t k = of.first; k < std::min(of.first + sets_ahead, of.last); ++k) ask(k);
-  for (int64_t k = of.first; k < of.last; ++k) {
-    const int64_t set = sets[k % sets_ahead];
-    const int64_t way = way_of(map.ids + set, ids[k]);
-    slots[k] = way < 0 || ids[k] == no_slot_id ? -1 : set + way;
-    if (k + sets_ahead < of.last) ask(k + sets_ahead);
+  const auto look = [&](int64_t k) {
+    const int64_t first = firsts[k % places], way = way_of(map.ids + first, ids[k]);
+    slots[k] = way < 0 || ids[k] == no_slot_id ? -1 : first + way;
+  };
+  for (int64_t k = of.first; k < of.last + places; ++k) {
+    const int64_t whole = k - places, half = k - sets_ahead;
+    if (n_sets > 1 && whole >= of.first && slots[whole] < 0) look(whole);
+    if (half >= of.first && half < of.last) {
+      look(half);
+      if (n_sets > 1 && slots[half] < 0) ask(half, 1);
+    }
+    if (k < of.last) ask(k, 0);
   }
 }
 }  // namespace
@@ -87,8 +95,10 @@ void refuse_slot(const int64_t* slots, int64_t at, int64_t capacity) {
 }
 
 void find_all_slots(const Slots& map, const int64_t* ids, int64_t n, int64_t* slots) {
-  parallel_pieces(team(n * work_an_id),
-                  [&](int piece, int pieces) { find_some(map, ids, share(n, piece, pieces), slots); });
+  parallel_pieces(team(n * work_an_id), [&](int piece, int pieces) {
+    const Range mine = share(n, piece, pieces);
+    map.sets == 1 ? find_some<1>(map, ids, mine, slots) : find_some<2>(map, ids, mine, slots);
+  });
 }
 
 void find_slots(const Slots& map, const int64_t* ids, int64_t n, int64_t* slots) {

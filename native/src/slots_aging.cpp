@@ -80,32 +80,37 @@ class Aging {
     uses[slot] = later.bits();
   }
 
-  // Those of which no use is foreseen go first, then the fewest uses, then the least recent one.
-  int64_t victim(int64_t first) const {
-    constexpr int64_t foreseen = int64_t{1} << 62;
+  // Those of which no use is foreseen go first, of these the fewest uses, then the least recent one. Of the others the
+  // one whose next use is to be expected last: the time to the last one, by how often it is used.
+  Candidate candidate(int64_t first) const {
+    constexpr int64_t foreseen = int64_t{1} << 62, most_time = int64_t{1} << 29;
+    constexpr float fraction = 1 << 14;  // the quotient times it is below 2^28
     const int64_t at = present();
     int64_t ranks[slot_ways];
     for (int64_t way = 0; way < slot_ways; ++way) {
-      const int64_t bits = uses[first + way], clock = bits & INT32_MAX;
-      const int64_t rank = (bits & most_count << 32) | clock | (clock + (bits >> 48) > at ? foreseen : 0);
+      const int64_t bits = uses[first + way], clock = bits & INT32_MAX, count = bits >> 32 & most_count;
+      const int64_t ahead = std::max<int64_t>(clock + (bits >> 48) - at, 0);
+      const float time = static_cast<float>(ahead) / static_cast<float>(std::max<int64_t>(count, 1)) * fraction;
+      const int64_t known = foreseen | (most_time - static_cast<int32_t>(time)) << 31;
+      const int64_t rank = (ahead > 0 ? known : count << 32) | clock;
       ranks[way] = clock < keep_from_ ? rank : INT64_MAX;
     }
     int64_t least = INT64_MAX;
     for (const int64_t rank : ranks) least = std::min(least, rank);
-    return least == INT64_MAX ? -1 : std::find(ranks, ranks + slot_ways, least) - ranks;
+    if (least == INT64_MAX) return {};
+    return {first + (std::find(ranks, ranks + slot_ways, least) - ranks), least};
   }
 
   void insert(int64_t slot, int64_t gone, int64_t id) {
-    const int64_t first = slot / slot_ways * slot_ways;
     int64_t count = 1, last = 0;
-    if (uint32_t* const ghost = ghost_of(first, id)) {
+    if (uint32_t* const ghost = ghost_of(id)) {
       count += count_of(*ghost);
       last = present() + to_last(*ghost, present());
       *ghost = 0;
     }
     if (gone != no_slot_id) {
       const Use its(uses[slot]);
-      add_ghost(first, gone, std::min<int64_t>(its.count, most_ghost_count), its.last());
+      add_ghost(gone, std::min<int64_t>(its.count, most_ghost_count), its.last());
     }
     uses[slot] = Use(clock_, count, last).bits();
   }
@@ -118,18 +123,20 @@ class Aging {
       uses[slot] = known.bits();
       return;
     }
-    const int64_t first = spread_.first_of(id);
-    uint32_t* const ghost = ghost_of(first, id);
-    if (!ghost) add_ghost(first, id, 0, clock_);
+    uint32_t* const ghost = ghost_of(id);
+    if (!ghost) add_ghost(id, 0, clock_);
     else if (to_last(*ghost, present()) < clock_ - present())
       *ghost = (*ghost & ~last_mask) | known_bit | (static_cast<uint32_t>(clock_) & last_mask);
   }
 
  private:
+  // Of an id's first set.
+  uint32_t* ghosts_of(int64_t id) const { return state_.ghosts + spread_.first_of(id); }
+
   // The first ghost that may be an id's, or null.
-  uint32_t* ghost_of(int64_t first, int64_t id) const {
+  uint32_t* ghost_of(int64_t id) const {
     const uint32_t tag = spread_.tag_of(id, n_tags);
-    uint32_t* const set = state_.ghosts + first;
+    uint32_t* const set = ghosts_of(id);
     int64_t found = slot_ways;
     for (int64_t i = slot_ways; i-- > 0;)
       found = set[i] >> 20 == tag && (set[i] & (count_mask | known_bit)) ? i : found;
@@ -138,12 +145,12 @@ class Aging {
 
   // In the place of the oldest of least rank; not in that of a higher one, nor of an equal one with a use foreseen,
   // which is the earlier.
-  void add_ghost(int64_t first, int64_t id, int64_t count, int64_t last) {
+  void add_ghost(int64_t id, int64_t count, int64_t last) {
     const int64_t at = present();
     uint32_t ghost = spread_.tag_of(id, n_tags) << 20 | static_cast<uint32_t>(count) << 16;
     if (last > at) ghost |= known_bit | (static_cast<uint32_t>(std::min(last, at + most_ahead)) & last_mask);
     const uint32_t rank = rank_of(ghost, at);
-    uint32_t* const set = state_.ghosts + first;
+    uint32_t* const set = ghosts_of(id);
     uint32_t ranks[slot_ways], least = UINT32_MAX;
     for (int64_t i = 0; i < slot_ways; ++i) ranks[i] = rank_of(set[i], at);
     for (const uint32_t one : ranks) least = std::min(least, one);
@@ -192,6 +199,16 @@ int64_t admit_aging_slots(const Slots& map, const AgingState& state, const SlotC
 void keep_aging_slots(const Slots& map, const AgingState& state, const int64_t* slots, int64_t n, int32_t clock) {
   Aging rule(map, state, clock, clock);
   for_slots(state.uses, map.capacity, slots, n, [&](int64_t slot) { rule.keep(slot); });
+}
+
+int64_t count_foreseen(const Slots& map, const AgingState& state) {
+  const int64_t at = state.numbers[now];
+  int64_t count = 0;
+  for (int64_t i = 0; i < map.capacity; ++i) {
+    const int64_t bits = state.uses[i];
+    count += map.ids[i] != no_slot_id && (bits & INT32_MAX) + (bits >> 48) > at;
+  }
+  return count;
 }
 
 void foresee_slots(const Slots& map, const AgingState& state, const int64_t* ids, int64_t n, int32_t clock) {

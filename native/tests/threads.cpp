@@ -148,7 +148,7 @@ void slot_map(Random& random) {
   const Ints ids = integers(random, 3 * n, 0, 2 * n);
   same("slot map", [&] {
     Ints held(capacity, hpcrec::no_slot_id), uses(capacity), slots(n), evicted(n);
-    const hpcrec::Slots map{held.data(), capacity, 7};
+    const hpcrec::Slots map{held.data(), capacity, 7, 1};
     Bits bits;
     for (int32_t clock = 1; clock < 3; ++clock) {
       hpcrec::admit_slots(map, uses.data(),

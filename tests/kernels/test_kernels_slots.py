@@ -404,8 +404,8 @@ def test_bad_clocks_are_refused(device: str) -> None:
         ({"capacity": 0}, "capacity is 0"),
         ({"capacity": 33}, "multiple of 32"),
         ({"capacity": MOST_SLOTS + 32}, "capacity is"),
-        ({"evict": "fifo"}, "allowed are lru and lfu"),
-        ({"evict": None}, "allowed are lru and lfu"),
+        ({"evict": "fifo"}, "allowed are lru, lfu and lfu_aging"),
+        ({"evict": None}, "allowed are lru, lfu and lfu_aging"),
         ({"seed": 2**64}, "seed is"),
     ],
 )

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "hpcrec/mix.h"
@@ -13,7 +14,7 @@ constexpr int64_t sets_ahead = 16;  // on their way from memory
 constexpr int64_t line_bytes = 64;
 
 class SlotSpread {
-  uint64_t n_sets_, key_, tag_key_;
+  uint64_t n_sets_, keys_[most_slot_sets], tag_key_;
 
   static int64_t hash(int64_t id, uint64_t key, uint64_t n) {
     const uint64_t x = mix(static_cast<uint64_t>(id) ^ key);
@@ -22,10 +23,12 @@ class SlotSpread {
 
  public:
   explicit SlotSpread(const Slots& map)
-      : n_sets_(static_cast<uint64_t>(map.capacity / slot_ways)), key_(mix(map.seed)), tag_key_(mix(map.seed + 1)) {}
+      : n_sets_(static_cast<uint64_t>(map.capacity / slot_ways)),
+        keys_{mix(map.seed), mix(map.seed + 2)},
+        tag_key_(mix(map.seed + 1)) {}
 
-  // The first slot of an id's set.
-  int64_t first_of(int64_t id) const { return hash(id, key_, n_sets_) * slot_ways; }
+  // The first slot of an id's first set, or of its second one (1).
+  int64_t first_of(int64_t id, int set = 0) const { return hash(id, keys_[set], n_sets_) * slot_ways; }
   // What an id is told from others of its set by, where there is no room for the id.
   uint32_t tag_of(int64_t id, uint32_t n_tags) const { return static_cast<uint32_t>(hash(id, tag_key_, n_tags)); }
 };
@@ -67,9 +70,14 @@ template <class U, class F> void for_slots(U* uses, int64_t capacity, const int6
   if (bad < n) refuse_slot(slots, bad, capacity);
 }
 
+// The slot that is to go first of some, and how soon: the least rank of all does. No such slot: -1, and the largest.
+struct Candidate {
+  int64_t slot = -1, rank = std::numeric_limits<int64_t>::max();
+};
+
 // Finds ids and inserts those that are missing. A rule has `uses`; `use(slot)`, a slot's use in this call;
-// `victim(first)`, the way of the set from this slot on whose id has to go, or -1; `insert(slot, gone, id)`, the slot's
-// first use, by an id that comes for the one that is gone, or for none; and `prefetch(first)`.
+// `candidate(first)`, of the set from this slot on; `insert(slot, gone, id)`, the slot's first use, by an id that comes
+// for the one that is gone, or for none; and `prefetch(first)`.
 template <class Rule> int64_t admit_by(const Slots& map, Rule& rule, const SlotCall& call) {
   find_all_slots(map, call.ids, call.n, call.slots);
   for_slots(rule.uses, map.capacity, call.slots, call.n, [&](int64_t slot) { rule.use(slot); });
@@ -83,25 +91,33 @@ template <class Rule> int64_t admit_by(const Slots& map, Rule& rule, const SlotC
   const auto n_missing = static_cast<int64_t>(missing.size());
   int64_t n_new = 0;
   for (int64_t m = 0; m < n_missing; ++m) {
-    if (m + sets_ahead < n_missing) {
-      const int64_t next = spread.first_of(call.ids[missing[m + sets_ahead]]);
-      prefetch_set(map.ids + next);
-      rule.prefetch(next);
+    if (m + sets_ahead < n_missing)
+      for (int set = 0; set < map.sets; ++set) {
+        const int64_t next = spread.first_of(call.ids[missing[m + sets_ahead]], set);
+        prefetch_set(map.ids + next);
+        rule.prefetch(next);
+      }
+    const int64_t k = missing[m], id = call.ids[k];
+    int64_t held = -1, empty = -1;
+    Candidate out;
+    for (int set = map.sets; set-- > 0;) {  // of equals those of the first set
+      const int64_t first = spread.first_of(id, set);
+      const int64_t its = way_of(map.ids + first, id), free = empty_way(map.ids + first);
+      if (its >= 0) held = first + its;  // given twice
+      if (free < slot_ways) empty = first + free;
     }
-    const int64_t k = missing[m], id = call.ids[k], first = spread.first_of(id);
-    int64_t* const set = map.ids + first;
-    int64_t way = way_of(set, id);  // given twice
-    if (way >= 0) {
-      call.slots[k] = first + way;
-      continue;
-    }
-    way = empty_way(set);
-    if (way == slot_ways) way = rule.victim(first);
-    if (way < 0) continue;
-    call.slots[k] = first + way;
-    call.evicted[k] = set[way];
-    rule.insert(first + way, set[way], id);
-    set[way] = id;
+    if (held < 0 && empty < 0)
+      for (int set = 0; set < map.sets; ++set) {
+        const Candidate its = rule.candidate(spread.first_of(id, set));
+        if (its.rank < out.rank) out = its;
+      }
+    const int64_t slot = held >= 0 ? held : empty >= 0 ? empty : out.slot;
+    if (slot < 0) continue;
+    call.slots[k] = slot;
+    if (held >= 0) continue;
+    call.evicted[k] = map.ids[slot];
+    rule.insert(slot, map.ids[slot], id);
+    map.ids[slot] = id;
     ++n_new;
   }
   return n_new;

@@ -9,11 +9,13 @@ namespace hpcrec {
 constexpr int64_t slot_ways = 32;
 constexpr int64_t no_slot_id = INT64_MIN;  // where a slot holds none
 
-// Slots, a multiple of 32: ids [capacity], and the seed of the hash that spreads them.
+// Slots, a multiple of 32: ids [capacity], the seed of the hashes that spread them, and in how many sets an id may lie.
+constexpr int most_slot_sets = 2;
 struct Slots {
   int64_t* ids;
   int64_t capacity;
   uint64_t seed;
+  int sets;
 };
 // What a call is given, n ids, and gives.
 struct SlotCall {

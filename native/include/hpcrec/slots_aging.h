@@ -20,5 +20,7 @@ int64_t admit_aging_slots(const Slots& map, const AgingState& state, const SlotC
 void keep_aging_slots(const Slots& map, const AgingState& state, const int64_t* slots, int64_t n, int32_t clock);
 // n ids will be asked for at a clock to come.
 void foresee_slots(const Slots& map, const AgingState& state, const int64_t* ids, int64_t n, int32_t clock);
+// Slots whose ids will be asked for, as far as is foreseen.
+int64_t count_foreseen(const Slots& map, const AgingState& state);
 
 }  // namespace hpcrec
