@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
         "embedding": {"optimizer": {"name": "sgd", "lr": 0.1}},
     },
     "ids that owners read": {"exchange": {"ids": "read"}},
+    "steps that owners look at": {"exchange": {"ids": "read", "prefetch": 2}, "store": {"window": 3}},
     "far ahead": {"exchange": {"prefetch": 4}},
     "two ahead, of several steps under way": {
         "exchange": {"prefetch": 2},
@@ -109,6 +110,29 @@ def test_rows_leave_the_memory_and_come_back(folder: Path) -> None:
         # What is exported is no step's.
         assert told["disk_rows_read"] < after["disk_rows_read"] <= told["disk_rows_read"] + written
         assert after["disk_reads_a_step"] == told["disk_reads_a_step"]
+
+
+@pytest.mark.parallel([1, 2])
+def test_who_looks_at_steps_to_come_reads_less(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for the rows of a few steps: those that come soon stay."""
+    write_data(folder / "data.h5")
+    monkeypatch.setattr(DiskStore, "_left_for_rows", lambda self, own: 40_000 // COMM.size)
+    read = []
+    for window in (0, 40):
+        config = config_of(
+            folder,
+            on_disk=True,
+            train={"steps": 60, "batch_size": 8},
+            exchange={"ids": "read", "form": "rows"},
+            topology={"mode": "fused"},
+            store={"window": window},
+        )
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+            read.append(session.parts.store.figures()["disk_rows_read"])
+    with on_every_rank():
+        assert read[1] < 0.9 * read[0], read
 
 
 @pytest.mark.parallel([2])
