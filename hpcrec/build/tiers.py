@@ -80,9 +80,10 @@ def tiers_of(config: Config, host_of: Sequence[int], counted: Path | None = None
             f"the training data have {ids:,.0f} ids, more than are counted here. Count them once, by hpcrec data reuse "
             f"{config.data.train} --batch-size {batch_size} --json > reuse.json, and give --reuse reuse.json"
         )
-    curves = _counted(config, families) if counted is None else _read(config, families, counted)
-    dtype = DTYPES[config.train.dtype][0]
     steps = config.train.steps or config.train.epochs * (samples // config.train.batch_size)
+    looked = min(samples, steps * config.train.batch_size)
+    curves = _counted(config, families, looked) if counted is None else _read(config, families, counted)
+    dtype = DTYPES[config.train.dtype][0]
     later = max(1 - samples / max(config.train.batch_size * steps, 1), 0.0)  # share of steps after the first epoch
     parts: dict[int, list[TierPart]] = {}
     for rank in topology.owners:
@@ -113,7 +114,7 @@ def _map_bytes(family: Family, rank: int) -> int:
     return family.part_rows(family.holders.index(rank)) * a_row
 
 
-def _counted(config: Config, families: Sequence[Family]) -> dict[str, Curve]:
+def _counted(config: Config, families: Sequence[Family], samples: int) -> dict[str, Curve]:
     seed = config.train.seed
     hashed = {
         family.name: partial(kernels.hash_ids, rows=family.rows, seed=table_seed(seed, family.name))
@@ -121,7 +122,7 @@ def _counted(config: Config, families: Sequence[Family]) -> dict[str, Curve]:
         if family.hashed
     }
     features = {family.name: family.features for family in families}
-    return reuse(Path(config.data.train), config.train.batch_size, features, rows_of=hashed)
+    return reuse(Path(config.data.train), config.train.batch_size, features, samples=samples, rows_of=hashed)
 
 
 def _read(config: Config, families: Sequence[Family], path: Path) -> dict[str, Curve]:

@@ -225,24 +225,32 @@ def place(owners: Sequence[Sequence[TierPart]], memory_bytes: float, read_s: Map
         for n, part in enumerate(parts):
             wanted.setdefault(part.table, []).append(picks is not None and picks[n] == len(options[n]) - 1)
     whole = frozenset(table for table, by_owner in wanted.items() if all(by_owner))
-    found = min((frozenset[str](), whole), key=lambda named: _seconds(owners, memory_bytes, read_s, named))
-    least = _seconds(owners, memory_bytes, read_s, found)
+    known: dict[tuple[int, frozenset[str]], float] = {}
+
+    def seconds(named: frozenset[str]) -> float:
+        total = 0.0
+        for owner, parts in enumerate(owners):
+            mine = frozenset(part.table for part in parts) & named
+            if (owner, mine) not in known:
+                known[owner, mine] = _seconds(parts, memory_bytes, read_s, mine)
+            total += known[owner, mine]
+        return total
+
+    found = min((frozenset[str](), whole, frozenset(wanted)), key=seconds)
     for _ in range(_ROUNDS):
-        tried = [(_seconds(owners, memory_bytes, read_s, found ^ {table}), found ^ {table}) for table in wanted]
-        if not tried or (better := min(tried, key=lambda of: of[0]))[0] >= least * (1 - 1e-6):
+        better = min((found ^ {table} for table in wanted), key=seconds, default=found)
+        if seconds(better) >= seconds(found) * (1 - 1e-6):
             break
-        least, found = better
+        found = better
     return tuple(table for table in wanted if table in found)
 
 
 def _seconds(
-    owners: Sequence[Sequence[TierPart]], memory_bytes: float, read_s: Mapping[int, float], whole: Iterable[str]
+    parts: Sequence[TierPart], memory_bytes: float, read_s: Mapping[int, float], whole: frozenset[str]
 ) -> float:
-    total = 0.0
-    for parts in owners:
-        found = expect(parts, memory_bytes, whole)
-        if found is None:
-            return float("inf")
-        pages = {part.table: part.page_bytes for part in parts}
-        total += sum(n * read_s[pages[table]] for table, n in found.reads.items())
-    return total
+    """Of an owner's reads a step; infinite where the memory is too little."""
+    found = expect(parts, memory_bytes, whole)
+    if found is None:
+        return float("inf")
+    pages = {part.table: part.page_bytes for part in parts}
+    return sum(n * read_s[pages[table]] for table, n in found.reads.items())

@@ -17,6 +17,7 @@ from hpcrec.cli.config import config_group
 from hpcrec.cli.data import data as data_command
 from hpcrec.config import Config, to_toml, validate
 from hpcrec.data.layout import Column, Columns
+from hpcrec.data.reuse import reuse
 from hpcrec.errors import ConfigError, OutputError
 from hpcrec.plan.placement import expect, least_bytes
 from hpcrec.preparation.writer import Writer
@@ -174,6 +175,14 @@ def test_later_epochs_read_what_was_new(file: Path, tmp_path: Path) -> None:
         assert 0.8 * a.curve.new < more <= a.curve.new
         assert b.curve.reads(places) == pytest.approx(a.curve.reads(places) + more / 2, rel=0.01)
         assert b.curve.reads(a.curve.distinct) == 0
+
+
+def test_a_run_of_few_steps_reads_what_these_ask_for(file: Path, tmp_path: Path) -> None:
+    few = tiers_of(config_of(file, tmp_path, 1, train={"steps": 20}), [0])
+    wanted = reuse(file, BATCH, {"large": ("large",)}, samples=20 * BATCH)["large"]
+    assert not isinstance(few, str)
+    found = next(part for part in few.parts[0] if part.table == "large").curve
+    assert (found.steps, found.distinct) == (20, wanted.distinct) and found.reads(500) == wanted.reads(500)
 
 
 def test_counts_of_a_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
