@@ -7,8 +7,8 @@ as there are slots, which no rule is told. The *optimum* is Belady's, of as many
 came: after each step those rows stay that are asked for soonest, a row of the step itself only if it is one of them.
 
 With the known future the rule is told the rows of the next steps: of two more in each step, while less than 92 % of the
-slots are foreseen, else of none. A run is as long as it takes the best fixed set to read as many rows as there
-are slots 13 times; reads count from the 9th to the 12th.
+slots that the step does not use are foreseen, else of none. A run is as long as it takes the best fixed set to read as
+many rows as there are slots 13 times; reads count from the 9th to the 12th.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from _workloads import CRITEO, SEED, W1
 from hpcrec import kernels
 
 TURNOVERS, FROM, TO = 13, 9, 12  # reads of the best fixed set, by slots
-ENOUGH = 0.92  # of the slots, that are foreseen
+ENOUGH = 0.92  # of the slots that the step does not use: foreseen
 PIECE = 64  # steps that are drawn at once
 Steps = list[np.ndarray]
 # Exponent, 1 / share of the rows that have slots, 1 / part of tables and batches.
@@ -116,7 +116,7 @@ def run(steps: Steps, slots: int, evict: Any, window: int | None, counted: slice
     told = 0  # the last step that it knows of
     for now, ids in enumerate(steps, 1):
         told = max(told, now)
-        until = told + 2 * (cache.foreseen < ENOUGH * slots) if window is None else now + window
+        until = told + 2 * (cache.foreseen < ENOUGH) if window is None else now + window
         while told < min(until, len(steps)):
             told += 1
             cache.foresee(steps[told - 1].astype(np.int64), told)

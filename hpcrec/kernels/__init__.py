@@ -53,11 +53,12 @@ from hpcrec.kernels.requests import (
     write_requests,
 )
 from hpcrec.kernels.rules import initial_states, state_shapes, state_values
-from hpcrec.kernels.slots import MOST_CLOCK, MOST_SLOTS, NO_ID, WAYS, Placed, SlotMap
+from hpcrec.kernels.slots import MOST_AHEAD, MOST_CLOCK, MOST_SLOTS, NO_ID, WAYS, Placed, SlotMap
 from hpcrec.kernels.threshold import select_above, select_largest, select_with_feedback, threshold_of
 
 __all__ = [
     "HALF_BLOCK",
+    "MOST_AHEAD",
     "MOST_CLOCK",
     "MOST_ROWS",
     "MOST_SLOTS",

@@ -68,6 +68,6 @@ class AgingSlotMap(SlotMap, reference_slots_aging.AgingSlotMap):
         loaded.foresee_slots(self.ids, self.uses, self.ghosts, self.numbers, self._seed, ids, clock)
 
     @property
-    def foreseen(self) -> int:
+    def foreseen(self) -> tuple[int, int]:
         """See the reference."""
         return loaded.count_foreseen(self.ids, self.uses, self.ghosts, self.numbers)

@@ -1,11 +1,11 @@
 """The slot map whose counts of uses age and outlive a slot, and that may know ids to come: its definition, in NumPy.
 
 An id has two sets, that of ``reference_slots.py`` and ``hash_ids(id, sets, seed + 2)``, and lies in either. The use of
-a slot is, from the lowest bit on, its clock (31 bits), whether the use at it is still to be counted (1), the count (16), and
-how many clocks later the last use comes that is foreseen (15). Beside the ways of a set are as many *ghosts*, of ids
-whose first set it is and that have no slot, the oldest first: from the lowest bit on, the last clock that is foreseen
-(15, modulo 2^15), whether one is (1), the count (4) and a tag, ``hash_ids(id, 4096, seed + 1)`` (12). A ghost that has
-neither is none. Arguments have passed the checks of ``slots.py``. Knows nothing of what slots hold.
+a slot is, from the lowest bit on, its clock (31 bits), whether the use at it is still to be counted (1), the count
+(16), and how many clocks later the last use comes that is foreseen (15). Beside the ways of a set are as many *ghosts*,
+of ids whose first set it is and that have no slot, the oldest first: from the lowest bit on, the last clock that is
+foreseen (15, modulo 2^15), whether one is (1), the count (4) and a tag, ``hash_ids(id, 4096, seed + 1)`` (12). A ghost
+that has neither is none. Arguments have passed the checks of ``slots.py``. Knows nothing of what slots hold.
 """
 
 import numpy as np
@@ -50,10 +50,12 @@ class AgingSlotMap(SlotMap):
         return int(self.numbers[_NOW])
 
     @property
-    def foreseen(self) -> int:
-        """Slots whose ids will be asked for, as far as is foreseen."""
-        last = (self.uses & _CLOCK) + (self.uses >> _AHEAD)
-        return int(np.count_nonzero((self.ids != NO_ID) & (last > self.now)))
+    def foreseen(self) -> tuple[int, int]:
+        """Of the slots not used at the latest clock, how many have ids that are foreseen; and how many there are."""
+        clocks, empty = self.uses & _CLOCK, self.ids == NO_ID
+        idle = empty | (clocks < self.now)
+        known = ~empty & (clocks + (self.uses >> _AHEAD) > self.now)
+        return int(np.count_nonzero(idle & known)), int(np.count_nonzero(idle))
 
     def admit(self, ids: Ints, clock: int, keep_from: int) -> tuple[Ints, Ints, int]:
         """See ``SlotMap``."""

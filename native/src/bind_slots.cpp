@@ -2,6 +2,9 @@
 #include "hpcrec/bind_slots.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/tuple.h>
+
+#include <tuple>
 
 #include "hpcrec/slots.h"
 #include "hpcrec/slots_aging.h"
@@ -78,7 +81,9 @@ void bind_aging(nb::module_& m) {
   m.def(
       "count_foreseen",
       [state](Held held, Held uses, Ghosts ghosts, Held numbers) {
-        return without_gil([&] { return count_foreseen(slots_of(held, 0), state(uses, ghosts, numbers)); });
+        const Foreseen found =
+            without_gil([&] { return count_foreseen(slots_of(held, 0), state(uses, ghosts, numbers)); });
+        return std::make_tuple(found.foreseen, found.idle);
       },
       "held"_a.noconvert(), "uses"_a.noconvert(), "ghosts"_a.noconvert(), "numbers"_a.noconvert());
 }

@@ -201,14 +201,16 @@ void keep_aging_slots(const Slots& map, const AgingState& state, const int64_t* 
   for_slots(state.uses, map.capacity, slots, n, [&](int64_t slot) { rule.keep(slot); });
 }
 
-int64_t count_foreseen(const Slots& map, const AgingState& state) {
+Foreseen count_foreseen(const Slots& map, const AgingState& state) {
   const int64_t at = state.numbers[now];
-  int64_t count = 0;
+  Foreseen found{0, 0};
   for (int64_t i = 0; i < map.capacity; ++i) {
-    const int64_t bits = state.uses[i];
-    count += map.ids[i] != no_slot_id && (bits & INT32_MAX) + (bits >> 48) > at;
+    const int64_t bits = state.uses[i], clock = bits & INT32_MAX;
+    const bool idle = map.ids[i] == no_slot_id || clock < at;
+    found.idle += idle;
+    found.foreseen += idle && map.ids[i] != no_slot_id && clock + (bits >> 48) > at;
   }
-  return count;
+  return found;
 }
 
 void foresee_slots(const Slots& map, const AgingState& state, const int64_t* ids, int64_t n, int32_t clock) {

@@ -146,20 +146,21 @@ void id_map(Random& random) {
 void slot_map(Random& random) {
   const int64_t n = 100'000, capacity = 32 * 1'000;
   const Ints ids = integers(random, 3 * n, 0, 2 * n);
-  same("slot map", [&] {
-    Ints held(capacity, hpcrec::no_slot_id), uses(capacity), slots(n), evicted(n);
-    const hpcrec::Slots map{held.data(), capacity, 7, 1};
-    Bits bits;
-    for (int32_t clock = 1; clock < 3; ++clock) {
-      hpcrec::admit_slots(map, uses.data(),
-                          {ids.data() + (clock - 1) * n, n, clock, clock, slots.data(), evicted.data()});
+  for (const int sets : {1, 2})
+    same("slot map", [&] {
+      Ints held(capacity, hpcrec::no_slot_id), uses(capacity), slots(n), evicted(n);
+      const hpcrec::Slots map{held.data(), capacity, 7, sets};
+      Bits bits;
+      for (int32_t clock = 1; clock < 3; ++clock) {
+        hpcrec::admit_slots(map, uses.data(),
+                            {ids.data() + (clock - 1) * n, n, clock, clock, slots.data(), evicted.data()});
+        bits.add(slots);
+        bits.add(evicted);
+      }
+      hpcrec::find_slots(map, ids.data() + 2 * n, n, slots.data());
       bits.add(slots);
-      bits.add(evicted);
-    }
-    hpcrec::find_slots(map, ids.data() + 2 * n, n, slots.data());
-    bits.add(slots);
-    return bits;
-  });
+      return bits;
+    });
 }
 
 void message_kernels(Random& random) {

@@ -148,7 +148,7 @@ class Model:
 
 @pytest.mark.parametrize("capacity", [32, 96])
 def test_definition_and_kernels_do_what_the_model_does(capacity: int) -> None:
-    """With ids of a power law, clocks that jump as far as they are foreseen and farther, and calls of an earlier clock."""
+    """With ids of a power law, clocks that jump as far as they are foreseen and farther, and earlier ones."""
     rng, model = np.random.default_rng(capacity), Model(capacity, 7)
     maps = [aging(where, capacity) for where in HERE]
     kernels.set_threads(2)
@@ -169,12 +169,13 @@ def test_definition_and_kernels_do_what_the_model_does(capacity: int) -> None:
         ids, keep_from = some(int(rng.integers(0, capacity))), max(0, clock - int(rng.integers(0, 3)))
         model.touch(kept, clock - step % 2)
         wanted = model.admit(ids, clock, keep_from)
-        foreseen = sum(1 for s in model.slots if s and s.last > model.now)
+        idle = [s for s in model.slots if s is None or s.clock < model.now]
+        foreseen = sum(1 for s in idle if s and s.last > model.now)
         for m in maps:
             m.touch(np.r_[-1, kept], max(clock - step % 2, 0))
             slots, evicted, n_new = m.admit(ids, clock, keep_from)
             assert (slots.tolist(), evicted.tolist(), n_new) == wanted
-            assert m.foreseen == foreseen
+            assert m.foreseen == (foreseen / len(idle) if idle else 1.0)
             assert m.find(universe).tolist() == model.find(universe)
         n_evicted += sum(gone != NO_ID for gone in wanted[1])
         n_foreseen += foreseen
@@ -185,7 +186,7 @@ def test_definition_and_kernels_do_what_the_model_does(capacity: int) -> None:
         if step == 20:
             for m in maps:
                 m.clear()
-                assert len(m) == m.foreseen == 0
+                assert len(m) == m.foreseen == 0.0
             now, model = model.now, Model(capacity, 7)
             model.now = now
         wanted, found = ({name: getattr(m._map, name) for name in ("ids", "uses", "ghosts", "numbers")} for m in maps)
@@ -232,14 +233,15 @@ def test_what_is_foreseen_goes_last(where: str) -> None:
         m.admit(np.arange(1, 32), clock)  # used twice
     m.admit(ints(50), 3)
     m.foresee(ints(50, 50, 60), 6)
-    assert m.foreseen == 1
+    assert m.foreseen == 0.0  # all but 50
     assert m.admit(ints(60), 4).evicted.tolist() == [1]  # not 50, which was used once
-    assert m.foreseen == 2  # 60 was foreseen while it had no slot
+    assert m.foreseen == 1 / 31  # 50; 60, which was foreseen while it had no slot, is in use
     assert m.admit(ints(70), 5).evicted.tolist() == [2]
+    assert m.foreseen == 2 / 31
     assert m.admit(ints(71), 6).evicted.tolist() == [50]  # it did not come, and is as all others: used once, before 60
-    assert m.foreseen == 0
+    assert m.foreseen == 0.0
     m.foresee(m.items()[0], 9)
-    assert m.foreseen == 32
+    assert m.foreseen == 1.0
     assert m.admit(ints(72), 7).evicted.tolist() == [60]  # one of them has to
 
 

@@ -20,7 +20,10 @@ int64_t admit_aging_slots(const Slots& map, const AgingState& state, const SlotC
 void keep_aging_slots(const Slots& map, const AgingState& state, const int64_t* slots, int64_t n, int32_t clock);
 // n ids will be asked for at a clock to come.
 void foresee_slots(const Slots& map, const AgingState& state, const int64_t* ids, int64_t n, int32_t clock);
-// Slots whose ids will be asked for, as far as is foreseen.
-int64_t count_foreseen(const Slots& map, const AgingState& state);
+// Of the slots that are not used at the latest clock, how many have ids that are foreseen, and how many there are.
+struct Foreseen {
+  int64_t foreseen, idle;
+};
+Foreseen count_foreseen(const Slots& map, const AgingState& state);
 
 }  // namespace hpcrec
