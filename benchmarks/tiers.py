@@ -22,14 +22,15 @@ are handed over more alike, which takes more cleaning. Laws of 0.8 and 0 (all ro
 written) and the tier counts them, the larger one.
 
 Part ``stores`` (``tiers_parts/stores_part.py``, JSON in <FILE>_stores): a mapped file, LMDB and RocksDB (from C++;
-apt-get install liblmdb-dev librocksdb-dev) beside the tier, each in a memory group of its own that kills, all with
-the same limit: an eighth of the rows' bytes, and 32 MiB for the program. Rows of 16 and of 64 floats with row-wise Adagrad
+apt-get install liblmdb-dev librocksdb-dev) beside the tier, each in a memory group of its own that kills, all with the
+same limit: an eighth of the rows' bytes, and 32 MiB for the program. Rows of 16 and of 64 floats with row-wise Adagrad
 were written, and written over once, outside the limit, and are not in the page cache. Of a power law of 1.05 the rows
 that are outside the best fixed set of an eighth are drawn; what comes and what goes are drawn apart, one row written
-for each that is read, in batches of 2,000 distinct rows. A turn ends when what it has written is on the disk and nothing
-is compacted any more; turns alternate. ``tiers.over_mmap`` and ``tiers.over_store`` (the faster one of LMDB and
+for each that is read, in batches of 2,000 distinct rows. A turn ends when what it has written is on the disk and
+nothing is compacted any more; turns alternate. ``tiers.over_mmap`` and ``tiers.over_store`` (the faster one of LMDB and
 RocksDB) are the tier's rows a second by theirs, of all turns, with the number of threads that is best for them, the
-less over both widths; the interval is by drawing turns again.
+less over both widths; the interval is by drawing turns again. ``cpu_us`` is of a row that is read and one that is
+written, of the process: what the kernel writes behind for a mapped file and LMDB is not in it.
 
 Part ``runs`` (``tiers_parts/runs_part.py``, JSON in <FILE>_runs): runs with store ``disk`` beside the same run with
 ``dram``, processes of their own that take turns of some steps. Workloads of ``speed_parts/workload.py``: ``w1-own``, W1

@@ -19,7 +19,7 @@ WATCH_EVERY_S = 0.05
 SETTINGS = ("topology.mode=fused", "dense.reducer=mpi")
 
 
-class Ended(Exception):
+class EndedError(Exception):
     """A run is no more: what it said at last."""
 
 
@@ -65,7 +65,7 @@ class Arm:
 
         Raises
         ------
-        Ended
+        EndedError
             The run has failed, or was killed at its limit.
         """
         answer = self._folder / f"answer-{self._asked}"
@@ -73,7 +73,7 @@ class Arm:
         while not answer.exists():
             if self._process.poll() is not None:
                 at = f", at its limit of {self.limit_bytes / 1e6:.0f} MB" if self.limit_bytes and self._killed() else ""
-                raise Ended(f"ended with {self._process.returncode}{at}: {self._said.read_text()[-2000:]}")
+                raise EndedError(f"ended with {self._process.returncode}{at}: {self._said.read_text()[-2000:]}")
             time.sleep(LOOK_EVERY_S)
         found: list[dict[str, Any]] = json.loads(answer.read_text())
         return found

@@ -31,6 +31,8 @@ def misses(chances: Chances, kept: int) -> float:
 
 def horizon(chances: Chances, kept: int) -> float:
     """Steps after which a row that was not asked for leaves a cache of so many, the least recently used first [Che]."""
+    if kept >= len(chances):
+        return float("inf")
     low, high = 0.0, 1.0
     while inside(chances, high) < kept:
         high *= 2
@@ -47,7 +49,7 @@ def inside(chances: Chances, steps: float) -> float:
 
 def lru_misses(chances: Chances, steps: float) -> float:
     """Rows a step that were not asked for in so many steps."""
-    return float((chances * np.exp(-steps * chances)).sum())
+    return 0.0 if np.isinf(steps) else float((chances * np.exp(-steps * chances)).sum())
 
 
 def tail(n_rows: int, exponent: float, kept: int) -> Chances:

@@ -2,8 +2,8 @@
 
     hpcrec run -n 1 -- benchmarks/tiers_parts/run_rank.py FOLDER
 
-FOLDER/job.json has the configuration and its settings. Command k is FOLDER/command-k, answered in FOLDER/answer-k; ranks
-look for it by themselves, so that nobody spins while another run has its turn. Knows sessions and ``settled``.
+FOLDER/job.json has the configuration and its settings. Command k is FOLDER/command-k, answered in FOLDER/answer-k;
+ranks look for it by themselves, so that nobody spins while another run has its turn. Knows sessions and ``settled``.
 """
 
 import json
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tiers_parts import settled  # noqa: E402
+from tiers_parts import settled
 
-import hpcrec  # noqa: E402
-from hpcrec.comm.start import start  # noqa: E402
+import hpcrec
+from hpcrec.comm.start import start
 
 LOOK_EVERY_S = 0.005
 COUNTED = ("disk_rows_read", "disk_pages_read", "disk_bytes_written")

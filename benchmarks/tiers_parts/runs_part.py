@@ -20,7 +20,7 @@ from _report import available_bytes, claim, finish, interval, spread
 from speed_parts import hpcrec_data, workload
 from speed_parts.launch import PARTS as CONFIGS
 from tiers_parts import fio, laws, limits, settled
-from tiers_parts.arm import Arm, Ended
+from tiers_parts.arm import Arm, EndedError
 from tiers_parts.shown import said
 
 LAWS = {"w1-own": (1.05, 1.2), "w2-1m": (1.05, 1.2), "w1-few": (1.05,)}
@@ -31,7 +31,7 @@ FIO_DEPTH = 64
 FIO_BYTES = 4 << 30  # of its file, at most
 DISK_SPARE = 1.7  # times the bytes of rows: what the disk may have of a run's
 SPARE_STEPS = 2  # that are routed ahead at the end, beside those of ``exchange.prefetch``
-AT_ONCE = 1 << 16  # rows that the cache is filled with at once, at most
+AT_ONCE = 1 << 14  # rows that the cache is filled with at once, at most: as many as a step of W1 wants
 
 Row = dict[str, Any]
 
@@ -46,7 +46,8 @@ class Size:
 
 
 SIZES = {"w1-own": Size(turns=30, steps=20), "w2-1m": Size(turns=12, steps=5), "w1-few": Size(turns=5, steps=8)}
-QUICK = Size(turns=4, steps=6, fio_s=0.5)
+QUICK = Size(turns=3, steps=4, fio_s=0.5)
+QUICK_SLACK_MB = 64  # what a run takes beside rows weighs much where they are few
 
 
 @dataclass
@@ -86,10 +87,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="w1-own,w2-1m", help="part runs: workloads (w1-own,w2-1m)")
     parser.add_argument("--laws", help="part runs: exponents (1.05,1.2)")
     parser.add_argument("--budgets", default="8", help="part runs: the memory is 1/n of rows and states, n (8)")
-    parser.add_argument("--ahead", default="0,1,2,4", help="part runs: exchange.prefetch (0,1,2,4)")
+    parser.add_argument("--ahead", help="part runs: exchange.prefetch (0,1,2,4)")
     parser.add_argument("--ranks", type=int, default=1, help="part runs: fused ranks (1)")
     parser.add_argument("--turns", type=int, help="part runs: of each run (30 of w1-own, 12 of w2-1m)")
     parser.add_argument("--at-once", type=int, default=2, help="part runs: runs with store disk that take turns (2)")
+    parser.add_argument("--slack", type=float, default=0.0, metavar="MB", help="part runs: more than the limit (0)")
     parser.add_argument("--data", type=Path, default=Path("~/.cache/hpcrec/speed").expanduser(), help="where data are")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="part runs: for all runs")
 
@@ -121,7 +123,8 @@ class Case:
         self.size = QUICK if arguments.quick else SIZES[name]
         self.turns = arguments.turns or self.size.turns
         self.ranks, self.at_once, self.more = arguments.ranks, arguments.at_once, arguments.set
-        ahead = [int(n) for n in arguments.ahead.split(",")]
+        self.slack_bytes = round(1e6 * (arguments.slack + (QUICK_SLACK_MB if arguments.quick else 0)))
+        ahead = [int(n) for n in (arguments.ahead or ("1" if arguments.quick else "0,1,2,4")).split(",")]
         self.arms = [(int(budget), n) for budget in arguments.budgets.split(",") for n in ahead]
         self.lead = max(ahead) + 1
         needed = self.turns * (self.lead + self.size.steps) + self.lead + SPARE_STEPS + max(ahead)
@@ -164,7 +167,7 @@ class Case:
             for budget, ahead in arms:
                 try:
                     arm, about = self._settled(stack, memory, budget, ahead)
-                except Ended as error:
+                except EndedError as error:
                     yield self.skipped(f"1/{budget}, {ahead} ahead: {error}")
                     continue
                 begun[budget, ahead], facts[budget, ahead] = arm, about
@@ -176,21 +179,25 @@ class Case:
                     rates.append(fio.fio(self.folder, min(self.rows_bytes, FIO_BYTES), FIO_DEPTH, self.size.fio_s))
                 for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
                     found[name].add(everybody[name].ask("steps", lead=self.lead, steps=self.size.steps))
-            for of in begun:
+            for of, arm in begun.items():
                 same_losses(found["dram"], found[of])
-                about = {**facts[of], "limit_mb": begun[of].limit_bytes / 1e6, "most_mb": begun[of].most_bytes / 1e6}
-                yield self._row(found["dram"], found[of], rates, about)
+                about = {"limit_mb": (arm.limit_bytes or 0) / 1e6, "most_mb": arm.most_bytes / 1e6}
+                about["dram_most_mb"] = memory.most_bytes / 1e6
+                yield self._row(found["dram"], found[of], rates, {**facts[of], **about})
 
     def _settled(self, stack: ExitStack, memory: Arm, budget: int, ahead: int) -> tuple[Arm, Row]:
         """A run whose rows lie as after a long time, and what is to be said of it."""
         free = shutil.disk_usage(self.folder).free
         if free < DISK_SPARE * self.rows_bytes:
-            raise Ended(f"{free / 1e9:.0f} GB of disk are free, {DISK_SPARE * self.rows_bytes / 1e9:.0f} are needed")
+            raise EndedError(
+                f"{free / 1e9:.0f} GB of disk are free, {DISK_SPARE * self.rows_bytes / 1e9:.0f} are needed"
+            )
         share = self.rows_bytes // budget
         name = f"disk-{budget}-{ahead}"
         settings = ["store.name=disk", f"store.path={self.folder / name / 'rows'}", f"exchange.prefetch={ahead}"]
         settings += [f"store.memory_bytes={share // self.ranks}"]
-        arm = self._begin(stack, name, settings, 1, memory.most_bytes - self.rows_bytes + share)
+        limit = memory.most_bytes - self.rows_bytes + share + self.slack_bytes
+        arm = self._begin(stack, name, settings, 1, limit)
         opened = arm.ask("open")
         cached = sum(rank["cached_rows"] for rank in opened)
         gone, inside = settled.drawn(self.chances, self._rows_of(), cached, 1)
@@ -201,8 +208,15 @@ class Case:
             order.tofile(file)
             arm.ask(what, order=str(file), tables=tables, at_once=max(1, min(AT_ONCE, cached // 4)))
             file.unlink()
+        settled_mb = arm.most_bytes / 1e6
         arm.ask("steps", lead=self.lead, steps=1)
-        return arm, {"budget": f"1/{budget}", "ahead": ahead, "cached_rows": cached, "whole_rows": share}
+        return arm, {
+            "settled_mb": settled_mb,
+            "budget": f"1/{budget}",
+            "ahead": ahead,
+            "cached_rows": cached,
+            "whole_rows": share,
+        }
 
     def _rows_of(self) -> list[np.ndarray]:
         """Of each table the row of each rank, as ``workload.generate`` has it."""
@@ -210,7 +224,7 @@ class Case:
 
     def _row(self, memory: Turns, disk: Turns, rates: Sequence[float], about: Row) -> Row:
         """One line of the table."""
-        steps, whole = self.size.steps, about.pop("whole_rows") // (4 * (self.w.width + 1))
+        steps, whole = self.size.steps, len(self.chances) // int(about["budget"].removeprefix("1/"))
         cached = min(about["cached_rows"], len(self.chances))
         of = [one / steps for one in disk.step_s]
         in_memory = [one / steps for one in memory.step_s[-len(of) :]]
@@ -227,24 +241,29 @@ class Case:
             **about,
             "step_ms": spread([1e3 * one for one in of]),
             "dram_ms": spread([1e3 * one for one in in_memory]),
-            "speed": statistics.median(ratios),
-            "speed_interval": list(interval(ratios)),
-            "of_bound": statistics.median(shares) if shares else None,
-            "of_bound_interval": list(interval(shares)) if shares else None,
+            **middle("speed", ratios),
+            **middle("of_bound", shares),
             "fio_per_s": spread(rates) if rates else None,
+            "per_s_for_0.9": 0.9 * best / statistics.median(in_memory),
             "cpu_ms": 1e3 * statistics.median(disk.total("cpu_s")) / steps,
             "dram_cpu_ms": 1e3 * statistics.median(memory.total("cpu_s")) / steps,
             "reads": statistics.mean(reads),
             "best_fixed_cached": laws.misses(self.chances, cached),
             "best_fixed_budget": best,
-            "lru_cached": laws.lru_misses(self.chances, laws.horizon(self.chances, cached))
-            if cached < len(self.chances)
-            else 0.0,
+            "lru_cached": laws.lru_misses(self.chances, laws.horizon(self.chances, cached)),
             "hit_share": 1 - statistics.mean(reads) / self.chances.sum(),
             "miss_drift": statistics.mean(reads[half:]) / max(statistics.mean(reads[:half]), 1e-9),
             "pages_read": statistics.mean(disk.total("disk_pages_read")) / steps,
             "written_kb": statistics.mean(disk.total("disk_bytes_written")) / steps / 1e3,
         }
+
+
+def middle(name: str, values: Sequence[float]) -> Row:
+    """Median and interval under this name; None where there are none."""
+    if not values:
+        return {name: None}
+    low, high = interval(values)
+    return {name: statistics.median(values), f"{name}_low": low, f"{name}_high": high}
 
 
 def same_losses(memory: Turns, disk: Turns) -> None:
@@ -269,8 +288,8 @@ def claims_of(rows: Sequence[Row], reason: str | None) -> list[Row]:
             if ran:
                 best = max(ran, key=lambda row: row[key])
                 unit += f", {best['budget']}, {best['ahead']} ahead"
-                low, high = best[f"{key}_interval"]
-                claims.append(claim(f"tiers.{name}.{exponent:g}", best[key], unit, goal, sure=(low, high)))
+                sure = best[f"{key}_low"], best[f"{key}_high"]
+                claims.append(claim(f"tiers.{name}.{exponent:g}", best[key], unit, goal, sure=sure))
             else:
                 why = reason or next((row["reason"] for row in of if "reason" in row), "not among those that ran")
                 claims.append(claim(f"tiers.{name}.{exponent:g}", None, unit, goal, reason=why))

@@ -18,7 +18,7 @@ from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.blocks import Block
 from hpcrec.types import Ints
 
-AT_ONCE = 1 << 16  # rows
+AT_ONCE = 1 << 13  # rows: what they take beside a store is little
 FACTOR = 2_654_435_761  # of the order in which rows are written first; a prime that no number of rows here has
 
 Numbers = NDArray[np.int32]
@@ -40,10 +40,9 @@ def drawn(chances: laws.Chances, rows_of: Sequence[Ints], kept: int, seed: int) 
     rng = np.random.default_rng(seed)
     first = np.cumsum([0, *map(len, rows_of)])
     row_of = np.concatenate([of.astype(np.int32) + np.int32(at) for of, at in zip(rows_of, first[:-1], strict=True)])
-    steps = laws.horizon(chances, kept) if kept < len(chances) else np.inf
-    leaving = np.cumsum(chances * np.exp(-min(steps, 1e300) * chances))
-    gone = row_of
-    if leaving[-1] > 0:
+    steps, gone = laws.horizon(chances, kept), rng.permutation(row_of)
+    if np.isfinite(steps):
+        leaving = np.cumsum(chances * np.exp(-steps * chances))
         gone = row_of[np.searchsorted(leaving, rng.random(len(chances)) * leaving[-1]).clip(max=len(chances) - 1)]
     last_used = rng.exponential(1.0, len(chances)) / chances  # steps ago
     inside = np.flatnonzero(last_used < steps)
