@@ -113,30 +113,35 @@ class Worker:
 
     def ask(self, command: str) -> Row:
         """What it says of a command."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         found = ""
         with suppress(BrokenPipeError):
             self._process.stdin.write(command + "\n")
             self._process.stdin.flush()
             found = self._process.stdout.readline()
         if not found:
-            code = self._process.wait()
-            sys.exit(f"{' '.join(self._line)} ended with {code} at: {command}")
+            sys.exit(f"{' '.join(self._line)} ended with {self._over()} at: {command}")
         answer: Row = json.loads(found)
         return answer
 
     def end(self) -> None:
         """Closes the store."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        if self._process.wait():
-            sys.exit(f"{' '.join(self._line)} ended with {self._process.returncode}")
+        code = self._over()
+        if code:
+            sys.exit(f"{' '.join(self._line)} ended with {code}")
 
     def kill(self) -> None:
         """Where something else has failed."""
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
+        self._over()
+
+    def _over(self) -> int:
+        """Its exit code, once it has seen that nobody asks any more."""
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        code = self._process.wait()
+        self._process.stdout.close()
+        return code
 
 
 def measured(folder: Path, programs: dict[str, list[str]], width: int, size: Size) -> dict[tuple[str, int], list[Row]]:
