@@ -40,10 +40,12 @@ def drawn(chances: laws.Chances, rows_of: Sequence[Ints], kept: int, seed: int) 
     rng = np.random.default_rng(seed)
     first = np.cumsum([0, *map(len, rows_of)])
     row_of = np.concatenate([of.astype(np.int32) + np.int32(at) for of, at in zip(rows_of, first[:-1], strict=True)])
-    steps, gone = laws.horizon(chances, kept), rng.permutation(row_of)
+    steps, gone = laws.horizon(chances, kept), row_of
     if np.isfinite(steps):
         leaving = np.cumsum(chances * np.exp(-steps * chances))
-        gone = row_of[np.searchsorted(leaving, rng.random(len(chances)) * leaving[-1]).clip(max=len(chances) - 1)]
+        at = np.sort(rng.random(len(chances))) * leaving[-1]  # of draws that rise, by far faster
+        gone = row_of[np.searchsorted(leaving, at).clip(max=len(chances) - 1)]
+    gone = rng.permutation(gone)
     last_used = rng.exponential(1.0, len(chances)) / chances  # steps ago
     inside = np.flatnonzero(last_used < steps)
     return gone, row_of[inside[np.argsort(-last_used[inside])]]
