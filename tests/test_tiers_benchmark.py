@@ -76,7 +76,7 @@ def test_settled_rows_have_their_first_values_and_lie_on_the_disk(tmp_path: Path
     rng = np.random.default_rng(2)
     chances = laws.in_a_step(ROWS, 1.05, 50)
     gone, inside = settled.drawn(chances, [rng.permutation(n) for n in ROWS], 5000, 3)
-    assert len(gone) == sum(ROWS) and abs(len(inside) - 5000) < 200 and len(np.unique(inside)) == len(inside)
+    assert len(gone) == sum(ROWS) and abs(len(inside) - 7500) < 200 and len(np.unique(inside)) == len(inside)
     settled.write_all(disk)
     assert disk.figures()["disk_alive_bytes"] / 20 >= sum(ROWS)
     before = disk.figures()["disk_bytes_written"]
@@ -106,7 +106,9 @@ def test_as_many_rows_leave_a_cache_as_there_are_by_their_chances() -> None:
     steps = laws.horizon(chances, 600)
     leaving = chances * np.exp(-steps * chances)
     assert (gone < 100).mean() == pytest.approx(leaving[:100].sum() / leaving.sum(), abs=0.01)
-    assert len(inside) == pytest.approx(600, rel=0.1) and (inside < 100).sum() > 95
+    assert len(inside) == pytest.approx(900, rel=0.1) and (inside < 100).sum() > 95
+    of_last = 100 * -np.expm1(-0.5 * laws.horizon(chances, 200))
+    assert (inside[-200:] < 100).sum() == pytest.approx(of_last, abs=15)  # by when they were used last
 
 
 # Stores.

@@ -19,13 +19,16 @@ from hpcrec.embedding.blocks import Block
 from hpcrec.types import Ints
 
 AT_ONCE = 1 << 13  # rows: what they take beside a store is little
+MORE = 1.5  # times the rows that a cache has are asked for: it has them in sets, all of which are to be full
 FACTOR = 2_654_435_761  # of the order in which rows are written first; a prime that no number of rows here has
 
 Numbers = NDArray[np.int32]
 
 
 def drawn(chances: laws.Chances, rows_of: Sequence[Ints], kept: int, seed: int) -> tuple[Numbers, Numbers]:
-    """As many rows as there are, as they leave a cache of ``kept``; and what it has then, the last used one last.
+    """As many rows as there are, as they leave a cache of ``kept``; and what was used last, ``MORE`` than fits into it.
+
+    Of these the last used one comes last.
 
     Parameters
     ----------
@@ -47,7 +50,7 @@ def drawn(chances: laws.Chances, rows_of: Sequence[Ints], kept: int, seed: int) 
         gone = row_of[np.searchsorted(leaving, at).clip(max=len(chances) - 1)]
     gone = rng.permutation(gone)
     last_used = rng.exponential(1.0, len(chances)) / chances  # steps ago
-    inside = np.flatnonzero(last_used < steps)
+    inside = np.flatnonzero(last_used < laws.horizon(chances, round(MORE * kept)))
     return gone, row_of[inside[np.argsort(-last_used[inside])]]
 
 
