@@ -16,7 +16,7 @@ from hpcrec.types import Feature, Lookup, OptimizerSpec, TableSpec
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS)]
-from tiers_parts import laws, limits, runs_part, settled, stores_part  # noqa: E402 - of the benchmark, no package
+from tiers_parts import drift_part, laws, limits, runs_part, settled, stores_part  # noqa: E402 - of the benchmark, no package
 
 del sys.path[:1]
 ROWS = (7000, 13000)
@@ -86,7 +86,7 @@ def test_settled_rows_have_their_first_values_and_lie_on_the_disk(tmp_path: Path
         if number == 0:
             settled.write_over(disk, tmp_path / "order", tables)
         else:
-            settled.ask_for(disk, tmp_path / "order", tables, 1000)
+            settled.ask_for(disk, tmp_path / "order", tables, 1000, -1)
     assert disk.figures()["disk_bytes_written"] > before
     assert disk.figures()["cache_hits"] == 0.0  # each row of the second order came once
     for table, n in zip(tables, ROWS, strict=True):
@@ -197,3 +197,11 @@ def test_claims_of_runs_are_of_the_first_budget_and_the_best_number_of_steps() -
     assert claims["tiers.of_bound.w2_1m.1.2"]["reason"] == "killed"
     assert claims["tiers.reads_over_best"]["value"] == 1.1 and claims["tiers.reads_over_best"]["holds"] is True
     assert claims["tiers.speed.w1_own.1.2"]["reason"] == "not among those that ran"
+
+
+def test_drift_is_of_turns_in_which_cache_and_disk_were_full() -> None:
+    filling = [{"reads": 9.0, "disk_of_alive": 1.4, "reads_of_fio": 0.9}] * 3
+    steady = [{"reads": 5.0, "disk_of_alive": 1.5, "reads_of_fio": share} for share in (0.5, 0.5, 0.4, 0.4, 0.45, 0.45)]
+    found = drift_part.claimed([*filling, *steady], drift_part.QUICK, None)
+    assert found["value"] == pytest.approx(0.9) and found["holds"] is False
+    assert drift_part.claimed(steady[:3], drift_part.QUICK, None)["reason"] == "too few turns"

@@ -92,6 +92,7 @@ _W1_OWN = {**_W1, "rows": CRITEO_KAGGLE_ROWS, "batch": 2048, "n_batches": 900}
 _W2 = {"width": 64, "ids": 20, "batch": 2048, "bottom": (512, 256, 64), "top": (512, 256, 1)}
 _W2_1M = {**_W2, "rows": (1_000_000,) * 26, "n_batches": 130}
 _FEW = {**_W1, "rows": tuple(min(rows, 200_000) for rows in CRITEO_KAGGLE_ROWS), "batch": 2048, "n_batches": 120}
+_WIDE = {"width": 64, "ids": 1, "batch": 2048, "n_batches": 4, "bottom": (512, 256, 64), "top": (512, 256, 1)}
 _MULTIHOT = {"rows": (1_000_000,) * 30, "width": 16, "ids": 20, "batch": 4096, "n_batches": 12}
 WORKLOADS = {
     "w1": Workload(**_W1, batch=2048),
@@ -103,6 +104,8 @@ WORKLOADS = {
     "w2-1m": Workload(**_W2_1M),
     "w2-1m-1.2": Workload(**_W2_1M, exponent=1.2),
     "w1-few": Workload(**_FEW),
+    "drift": Workload(**_WIDE, rows=(4_000_000,) * 26),
+    "drift-few": Workload(**_WIDE, rows=(40_000,) * 26),
     "des-onehot": Workload(**_ONEHOT),
     "des-onehot-1.2": Workload(**_ONEHOT, exponent=1.2),
     "des-multihot": Workload(**_MULTIHOT),

@@ -68,7 +68,9 @@ def done(session: Any, run: Iterator[Any], command: dict[str, Any]) -> dict[str,
         case "write over":
             settled.write_over(store, Path(command["order"]), command["tables"])
         case "ask for":
-            settled.ask_for(store, Path(command["order"]), command["tables"], command["at_once"])
+            began_s = time.perf_counter()
+            settled.ask_for(store, Path(command["order"]), command["tables"], command["at_once"], command["first"])
+            return {**store.figures(), "seconds": time.perf_counter() - began_s}
         case "steps":
             return turn(session, run, command["lead"], command["steps"])
     return {}

@@ -209,7 +209,7 @@ class Case:
         for what, order in (("write over", gone), ("ask for", inside)):
             file = self.folder / name / "order"
             order.tofile(file)
-            arm.ask(what, order=str(file), tables=tables, at_once=max(1, min(AT_ONCE, cached // 4)))
+            arm.ask(what, order=str(file), tables=tables, at_once=max(1, min(AT_ONCE, cached // 4)), first=-1)
             file.unlink()
         settled_mb = arm.most_bytes / 1e6
         arm.ask("steps", lead=self.lead, steps=1)

@@ -73,10 +73,13 @@ def write_over(store: Any, order: Path, tables: Mapping[str, int]) -> None:
                 store.held[number].write_back(rows, first_values(store, block, rows))
 
 
-def ask_for(store: Any, order: Path, tables: Mapping[str, int], at_once: int) -> None:
-    """Steps that want these rows, and learn nothing from them: zero gradients, after which rows count as changed."""
+def ask_for(store: Any, order: Path, tables: Mapping[str, int], at_once: int, first: int) -> None:
+    """Steps that want these rows, and learn nothing from them: zero gradients, after which rows count as changed.
+
+    The ``first`` of them has this number, below zero, as training steps have not; the others follow downwards.
+    """
     nothing = np.zeros(max(block.width for block in store.blocks), store.dtype)
-    for step, some in enumerate(chunks(order, at_once), start=1):
+    for step, some in enumerate(chunks(order, at_once), start=-first):
         asked = [_asked(rows_of_block(block, some, tables) if not block.kind else _NONE) for block in store.blocks]
         store.prefetch(-step, asked)
         store.gather(-step, asked, nothing)
