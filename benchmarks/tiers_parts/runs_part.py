@@ -89,7 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budgets", default="8", help="part runs: the memory is 1/n of rows and states, n (8)")
     parser.add_argument("--ahead", help="part runs: exchange.prefetch (0,1,2,4)")
     parser.add_argument("--ranks", type=int, default=1, help="part runs: fused ranks (1)")
-    parser.add_argument("--turns", type=int, help="part runs: of each run (30 of w1-own, 12 of w2-1m)")
+    parser.add_argument("--turns", type=int, help="parts stores and runs: of each (8; 30 of w1-own, 12 of w2-1m)")
     parser.add_argument("--at-once", type=int, default=2, help="part runs: runs with store disk that take turns (2)")
     parser.add_argument("--slack", type=float, default=0.0, metavar="MB", help="part runs: more than the limit (0)")
     parser.add_argument("--data", type=Path, default=Path("~/.cache/hpcrec/speed").expanduser(), help="where data are")

@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ def stores(folder: Path, path: Path | None, arguments: argparse.Namespace) -> No
         finish("tiers", [], [claim(name, None, "times", ">= 2", reason=reason) for name in RATIOS], path)
         return
     size = QUICK if arguments.quick else FULL
+    size = replace(size, rounds=arguments.turns or size.rounds)
     programs, lacking = compiled(folder, arguments.stores.split(","))
     rows, turns = [], {}
     for width in size.rows:
