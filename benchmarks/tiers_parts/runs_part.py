@@ -127,7 +127,7 @@ class Case:
         ahead = [int(n) for n in (arguments.ahead or ("1" if arguments.quick else "0,1,2,4")).split(",")]
         self.arms = [(int(budget), n) for budget in arguments.budgets.split(",") for n in ahead]
         self.lead = max(ahead) + 1
-        needed = self.turns * (self.lead + self.size.steps) + self.lead + SPARE_STEPS + max(ahead)
+        needed = (self.turns + 1) * (self.lead + self.size.steps) + self.lead + SPARE_STEPS
         if needed > self.w.n_batches:
             sys.exit(f"{self.of}: {needed} steps, but {self.w.n_batches} batches; lower --turns or --ahead")
         self.data = hpcrec_data.prepare(self.of, arguments.data)
@@ -155,7 +155,7 @@ class Case:
         return {"workload": self.name, "exponent": self.exponent, "status": "skipped", "reason": reason}
 
     def _begin(self, stack: ExitStack, name: str, settings: Sequence[str], groups: int, limit: int | None) -> Arm:
-        steps = (groups * self.turns + 1) * (self.lead + self.size.steps) + SPARE_STEPS + self.lead
+        steps = (groups * self.turns + 1) * (self.lead + self.size.steps) + self.lead + SPARE_STEPS
         every = [f"data.train={self.data}", f"train.steps={steps}", *self.more, *settings]
         arm = Arm(self.folder / name, CONFIGS / f"{CONFIG[self.name]}.toml", every, self.ranks, limit)
         stack.callback(arm.end)
