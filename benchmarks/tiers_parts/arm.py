@@ -42,7 +42,8 @@ class Arm:
     ) -> None:
         folder.mkdir(parents=True)
         self._folder, self._asked = folder, 0
-        (folder / "job.json").write_text(json.dumps({"config": str(config), "settings": [*SETTINGS, *settings]}))
+        job = {"config": str(config), "settings": [*SETTINGS, *settings], "asker": os.getpid()}
+        (folder / "job.json").write_text(json.dumps(job))
         self.group, self.limit_bytes, self.most_bytes = Group(folder.name), limit_bytes, 0
         if limit_bytes is not None:
             self.group.limit(limit_bytes)

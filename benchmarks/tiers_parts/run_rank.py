@@ -29,20 +29,22 @@ def main(name: str) -> None:
     job = json.loads((folder / "job.json").read_text())
     with hpcrec.open_session(job["config"], job["settings"]) as session:
         run = session.steps()
-        for number, command in enumerate(commands(folder)):
+        for number, command in enumerate(commands(folder, job["asker"])):
             said = done(session, run, command)
             everyone = session.parts.world.main.allgather(said)
             if rank == 0:
                 write(folder / f"answer-{number}", everyone)
 
 
-def commands(folder: Path) -> Iterator[dict[str, Any]]:
-    """As they come, until one says that it is the last."""
+def commands(folder: Path, asker: int) -> Iterator[dict[str, Any]]:
+    """As they come, until one says that it is the last, or the process that asks is no more."""
     number = 0
     while True:
         path = folder / f"command-{number}"
         while not path.exists():
             time.sleep(LOOK_EVERY_S)
+            if not Path(f"/proc/{asker}").exists():
+                sys.exit("whoever asked is gone")
         command = json.loads(path.read_text())
         if command["do"] == "end":
             return
