@@ -26,7 +26,7 @@ from tiers_parts.shown import said
 LAWS = {"w1-own": (1.05, 1.2), "w2-1m": (1.05, 1.2), "w1-few": (1.05,)}
 CONFIG = {"w1-own": "w1", "w2-1m": "w2", "w1-few": "w1"}
 SPEED = {1.05: ">= 0.9", 1.2: ">= 0.95"}
-OF_BOUND, OVER_BEST = ">= 0.85", "<= 1.15"
+OF_BOUND = ">= 0.85"
 FIO_DEPTH = 64
 FIO_BYTES = 4 << 30  # of its file, at most
 DISK_SPARE = 1.7  # times the bytes of rows: what the disk may have of a run's
@@ -280,7 +280,7 @@ def same_losses(memory: Turns, disk: Turns) -> None:
 
 def claims_of(rows: Sequence[Row], reason: str | None) -> list[Row]:
     """By exponent, of the first budget: the best number of steps ahead."""
-    claims, over_best = [], []
+    claims = []
     for name, workload_name, key in (("speed.w1_own", "w1-own", "speed"), ("of_bound.w2_1m", "w2-1m", "of_bound")):
         for exponent in LAWS[workload_name]:
             of = [row for row in rows if (row["workload"], row["exponent"]) == (workload_name, exponent)]
@@ -290,7 +290,6 @@ def claims_of(rows: Sequence[Row], reason: str | None) -> list[Row]:
             unit = "of the samples/s in memory" if key == "speed" else "of the bound's speed"
             if ran:
                 best = max(ran, key=lambda row: row[key])
-                over_best.append(best["reads_over_best"])
                 unit += f", {best['budget']}, {best['ahead']} ahead"
                 sure = best[f"{key}_low"], best[f"{key}_high"]
                 claims.append(claim(f"tiers.{name}.{exponent:g}", best[key], unit, goal, sure=sure))
@@ -298,6 +297,4 @@ def claims_of(rows: Sequence[Row], reason: str | None) -> list[Row]:
                 why = reason or next((row["reason"] for row in of if "reason" in row), None)
                 why = why or (fio.why_none() if of else None) or "not among those that ran"
                 claims.append(claim(f"tiers.{name}.{exponent:g}", None, unit, goal, reason=why))
-    unit, none = "of the best fixed set's of as many rows", None if over_best else reason or "none ran"
-    claims.append(claim("tiers.reads_over_best", max(over_best, default=None), unit, OVER_BEST, reason=none))
     return claims
