@@ -201,6 +201,7 @@ class Case:
         arm = self._begin(stack, name, settings, 1, limit)
         opened = arm.ask("open")
         cached = sum(rank["cached_rows"] for rank in opened)
+        assert cached > 0, "run_rank.cached_rows does not find the caches"
         if cached not in self._orders:
             self._orders = {cached: settled.drawn(self.chances, self._rows_of(), cached, 1)}
         gone, inside = self._orders[cached]
