@@ -80,7 +80,10 @@ def done(session: Any, run: Iterator[Any], command: dict[str, Any]) -> dict[str,
 
 def cached_rows(store: Any) -> int:
     """Rows that have a place in memory, of those that are on the disk."""
-    return sum(len(cache.rows) for cache in getattr(store, "_caches", {}).values())
+    if hasattr(store, "_caches"):
+        return sum(len(cache.rows) for cache in store._caches.values())
+    cache = getattr(store, "_cache", ())
+    return sum(cache.slots(block) for block in cache)
 
 
 def turn(session: Any, run: Iterator[Any], lead: int, steps: int) -> dict[str, Any]:
