@@ -88,11 +88,24 @@ _W1_ROWS = tuple(min(rows, 1_000_000) for rows in CRITEO_KAGGLE_ROWS)
 _W1 = {"rows": _W1_ROWS, "width": 16, "ids": 1, "bottom": (512, 256, 64, 16), "top": (512, 256, 1)}
 _FM = {"n_dense": 0, "lr_rows": 2e-4, "init_scale": 1e-3}
 _ONEHOT = {"rows": _W1_ROWS, "width": 16, "ids": 1, "batch": 4096, "n_batches": 12}
+_W1_OWN = {**_W1, "rows": CRITEO_KAGGLE_ROWS, "batch": 2048, "n_batches": 900}
+_W2 = {"width": 64, "ids": 20, "batch": 2048, "bottom": (512, 256, 64), "top": (512, 256, 1)}
+_W2_1M = {**_W2, "rows": (1_000_000,) * 26, "n_batches": 150}
+_FEW = {**_W1, "rows": tuple(min(rows, 200_000) for rows in CRITEO_KAGGLE_ROWS), "batch": 2048, "n_batches": 120}
+_WIDE = {"width": 64, "ids": 1, "batch": 2048, "n_batches": 4, "bottom": (512, 256, 64), "top": (512, 256, 1)}
 _MULTIHOT = {"rows": (1_000_000,) * 30, "width": 16, "ids": 20, "batch": 4096, "n_batches": 12}
 WORKLOADS = {
     "w1": Workload(**_W1, batch=2048),
     "w1-16k": Workload(**_W1, batch=16384, n_batches=20),
-    "w2": Workload(rows=(100_000,) * 26, width=64, ids=20, batch=2048, bottom=(512, 256, 64), top=(512, 256, 1)),
+    "w2": Workload(**_W2, rows=(100_000,) * 26),
+    # Of benchmarks/tiers.py: enough batches that none comes twice.
+    "w1-own": Workload(**_W1_OWN),
+    "w1-own-1.2": Workload(**_W1_OWN, exponent=1.2),
+    "w2-1m": Workload(**_W2_1M),
+    "w2-1m-1.2": Workload(**_W2_1M, exponent=1.2),
+    "w1-few": Workload(**_FEW),
+    "drift": Workload(**_WIDE, rows=(4_000_000,) * 26),
+    "drift-few": Workload(**_WIDE, rows=(40_000,) * 26),
     "des-onehot": Workload(**_ONEHOT),
     "des-onehot-1.2": Workload(**_ONEHOT, exponent=1.2),
     "des-multihot": Workload(**_MULTIHOT),

@@ -11,11 +11,14 @@ slots that the step does not use are foreseen, else of none. A run is as long as
 many rows as there are slots 13 times; reads count from the 9th to the 12th.
 """
 
+import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import claim
+from _report import claim, finish
 from _workloads import CRITEO, SEED, W1
+from tiers_parts.shown import said
 
 from hpcrec import kernels
 
@@ -29,14 +32,10 @@ FULL = [(1.05, 8, 1)]
 QUICK = [(1.05, 8, 100)]
 
 
-def measure(*, quick: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows and claims."""
-    rows = []
-    for law, share, part in QUICK if quick else CELLS + FULL:
-        rows.append(cell(law, share, part, windows=(law, share, part) == CELLS[1]))
-        print(
-            "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in rows[-1].items()), flush=True
-        )
+def stays(folder: Path, path: Path | None, arguments: argparse.Namespace) -> None:  # noqa: ARG001
+    """The part; writes its JSON to ``path``."""
+    cells = QUICK if arguments.quick else CELLS + FULL
+    rows = [said(cell(*of, windows=of == CELLS[1])) for of in cells]
     most = {key: max(row[key] for row in rows) for key in ("over_best", "known_over_best", "over_optimum")}
     claims = [
         claim("tiers.reads_over_best", most["over_best"], "of the reads of the best fixed set", "<= 1.15"),
@@ -45,7 +44,7 @@ def measure(*, quick: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
         ),
         claim("tiers.reads_over_optimum", most["over_optimum"], "of Belady's, with the next steps known", "<= 1.1"),
     ]  # fmt: skip
-    return rows, claims
+    finish("tiers", rows, claims, path)
 
 
 def cell(law: float, share: int, part: int, *, windows: bool) -> dict[str, Any]:
