@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 
@@ -249,11 +249,11 @@ class OwnerSide:
         return [np.concatenate([cells.rows(cells.those(*of)) for of in both]) for both in streams_B]
 
     def look(self, coming: Iterator[GlobalIds], reader: IdReader, sets: Sequence[int]) -> None:
-        """Tells the store which rows training steps to come will ask for, as many of these as it wants to know of."""
+        """Tells the store which rows steps to come will ask for: two more, where it wants to know of any."""
         if coming is not self._coming:  # those after the step that was read last
             self._coming = coming
             self.store.look_anew()
-        while self.store.looks_further and (ids := next(coming, None)) is not None:
+        for ids in islice(coming, 2 if self.store.looks_further else 0):
             received = reader.received(ids)
             sets_P = np.array([sets[r] for r in received.senders.tolist()], np.int64)
             self.store.look(self._known_rows(received, self._cells_of(received), sets_P))

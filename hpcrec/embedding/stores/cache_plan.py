@@ -15,7 +15,7 @@ from hpcrec import kernels
 from hpcrec.types import Ints
 
 _NONE = np.zeros(0, np.int64)
-_SEEN = 0.9  # of the slots: beyond, rows that come late are as good as those that come soon
+_SEEN = 0.92  # of the slots that no step uses now: beyond, rows that come late are as good as those that come soon
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class CachePlan:
 
     def sees_little(self) -> bool:
         """Whether to look at more of them would help to choose who goes."""
-        return self._map.foreseen < _SEEN * self.n_slots
+        return self._map.foreseen < _SEEN
 
     def admit(self, step: int, rows: Any, clock: int | None) -> tuple[Some, Some]:
         """Gives slots to a step's distinct rows [U]; only finds them where it has no clock.
