@@ -343,9 +343,9 @@ class StoreConfig:
     """How the disk is read: by io_uring; by threads, each with one request at a time; where files are mapped, for
     memory that keeps what is in it; auto: the first where the system lets it be had, else threads. Only with disk."""
     window: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 0
-    """Steps to come whose ids owners read, at most, to keep rows that come soon: two more in each step, until their rows
-    fill nine tenths of the memory. Worth it where the disk is what a step waits for: ids are read twice. Changes no result. Only
-    with disk, and exchange.ids = "read"."""
+    """Steps to come whose ids owners read, at most, to keep rows that come soon: two more in each step, until their
+    rows fill nine tenths of the memory. Worth it where the disk is what a step waits for: ids are read twice. Changes
+    no result. Only with disk, and exchange.ids = "read"."""
 
 
 @dataclass(frozen=True, kw_only=True)
