@@ -334,6 +334,8 @@ class RowLog:
         span = slice(piece.page, piece.page + n)
         segment.footer.stamps[span] = self.common.stamp + np.arange(n)
         segment.footer.records[span] = np.minimum(of.per_page, piece.records - of.per_page * np.arange(n))
+        sums = piece.memory[: n * of.page_bytes].reshape(n, of.page_bytes)[:, :4]
+        segment.contents = pages.crc32c(np.ascontiguousarray(sums).reshape(-1), segment.contents)
         self.common.stamp += n
         self._written[end.slot] = self.common.stamp
         segment.pages += n
