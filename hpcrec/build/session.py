@@ -123,6 +123,7 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
         save_failed=threading.Event(),
         teaches_from=_teaches_from(config),
         affinity=affinity,
+        links_rows=config.checkpoint.links_rows(config.store.name),
         close=partial(_close, part, splits, world),
     )
     if not reading:

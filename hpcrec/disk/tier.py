@@ -104,11 +104,14 @@ class Generation:
     ----------
     number : int
     files : tuple of Path
-        Its segments, and the file that names them: what a checkpoint links to.
+        The file that names its segments, and these: what a checkpoint links to.
+    seals : tuple of int
+        Of the segments: what tells each from any other one.
     """
 
     number: int
     files: tuple[Path, ...]
+    seals: tuple[int, ...]
 
 
 class Reading:
@@ -296,7 +299,8 @@ class Tier:
                 self._hold(number, segments)
         if flush:
             self.settle(number)
-        return Generation(number, (self.folder / list_name(number), *(s.path for s in segments)))
+        files = (self.folder / list_name(number), *(s.path for s in segments))
+        return Generation(number, files, tuple(s.seal_sum for s in segments))
 
     def settle(self, number: int) -> None:
         """Flushes the files of a generation and their names to the disk, and has a file that lists them.

@@ -6,6 +6,7 @@ tables are in memory. Knows blocks and a budget; how rows lie on a disk is for `
 ``cached``. Source: [MTRAINS].
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
 from hpcrec.embedding.blocks import Block, blocks_of
 from hpcrec.embedding.frozen import Values
 from hpcrec.embedding.held_rows import HeldRows
+from hpcrec.embedding.linked import LinkedRows, facts_of
 from hpcrec.embedding.room import MAP_BYTES_A_SLOT, bytes_of, slots_for
 from hpcrec.embedding.stores.cached import CachedStore
 from hpcrec.errors import ConfigError
@@ -46,6 +48,7 @@ class DiskRows(HeldRows):
     def __init__(self, block: Block, arrays: Values, tier: Tier, number: int, first: FirstValues) -> None:
         super().__init__(block, arrays[""], {name: of for name, of in arrays.items() if name})
         self._tier, self._number, self._first = tier, number, first
+        self._nonfinite: set[int] = set()  # rows, as they are on the disk
 
     def fetch(self, numbers: Ints) -> Values:
         """See ``HeldRows``."""
@@ -57,6 +60,24 @@ class DiskRows(HeldRows):
                 found[name][new] = values
         return found
 
+    def finite(self, span: tuple[int, int]) -> bool:
+        """Whether all values of these rows that were written are finite."""
+        return not any(span[0] <= row < span[1] for row in self._nonfinite)
+
+    def forget(self) -> None:
+        """Rows are those of another generation, which are finite."""
+        self._nonfinite.clear()
+
+    def _note(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
+        """Remembers rows with values that are not finite: a checkpoint that links them does not read them."""
+        if not self._nonfinite and all(math.isfinite(float(values.sum())) for values in columns.values()):
+            return
+        wrong = np.zeros(len(numbers), bool)
+        for values in columns.values():
+            wrong |= ~np.isfinite(values).reshape(len(numbers), -1).all(axis=1)
+        self._nonfinite.difference_update(numbers[~wrong].tolist())
+        self._nonfinite.update(numbers[wrong].tolist())
+
     def write_back(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
         """See ``HeldRows``."""
         if len(numbers):
@@ -65,6 +86,7 @@ class DiskRows(HeldRows):
 
     def _write(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
         whole = {name: np.ascontiguousarray(columns[name], of.dtype) for name, of in self.columns.items()}
+        self._note(numbers, whole)
         self._tier.write({self._number: Wanted(numbers, whole)})
 
     def put(self, where: Ints, rows: Floats | float, states: Mapping[str, float]) -> None:
@@ -117,6 +139,7 @@ class DiskStore(CachedStore):
         own = [block for block in blocks_of(tables, families, more["rank"]) if block.kind != "replicate"]
         self._numbers = {id_of(block): number for number, block in enumerate(own)}
         self._own_bytes = sum(self._bytes_of(block) for block in own)
+        self._kept: KeptRows | None = None  # what a checkpoint links, or has linked
         self._last: dict[str, float] | None = None  # what the tier says, once it is closed
         rows = [BlockRows(block.rows, self._geometry(block)) for block in own]
         self._tier = Tier(folder, rows, self.of_tier)
@@ -185,6 +208,47 @@ class DiskStore(CachedStore):
         its_bytes = self._cache_bytes * self._bytes_of(of) // self._own_bytes
         return slots_for(of.rows, self._bytes_of(of), its_bytes)
 
+    # Checkpoints.
+
+    def linked_facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """See ``Store``."""
+        return {
+            part.table: facts_of(
+                block, number, part, seed=self._seed, start=self._starts[part.table], dtype=self.dtype
+            )
+            for block in self.blocks
+            if (number := self._numbers.get(id_of(block))) is not None
+            for part in block.parts
+        }
+
+    def keep(self) -> LinkedRows | None:
+        """See ``Store``. What has changed in memory is written, and that is all: ``settle`` flushes it."""
+        if not self._numbers:
+            return None
+        if self._kept is not None:  # of a checkpoint that came to nothing
+            self._kept.drop()
+        nonfinite: set[str] = set()
+        for b, (block, held) in enumerate(zip(self.blocks, self.held, strict=True)):
+            if isinstance(held, DiskRows):
+                self._settled(b)
+                nonfinite |= {part.table for part in block.parts if not held.finite((part.base, part.end))}
+        self._kept = KeptRows(self._tier, self.linked_facts(), frozenset(nonfinite))
+        return self._kept
+
+    def takes(self, folder: Path, generation: int) -> bool:
+        """See ``Store``."""
+        return bool(self._numbers) and self._tier.fits(folder, generation)
+
+    def take(self, folder: Path, generation: int) -> None:
+        """See ``Store``. Where the folder is on another file system its files are copied; no page is read."""
+        if self._kept is not None:
+            self._kept.drop()
+        for b, held in enumerate(self.held):
+            if isinstance(held, DiskRows):
+                self._cleared(b)
+                held.forget()
+        self._tier.take(folder, generation)
+
     def figures(self) -> dict[str, float]:
         """See ``Store``; and what the disk has, and was asked for."""
         return {**super().figures(), **(self._tier.figures() if self._last is None else self._last)}
@@ -198,6 +262,34 @@ class DiskStore(CachedStore):
         if self._last is None:
             self._last = self._tier.figures()
         self._tier.remove()
+
+
+class KeptRows:
+    """See ``LinkedRows``: a generation of a tier."""
+
+    def __init__(self, tier: Tier, facts: Mapping[str, Mapping[str, Any]], nonfinite: frozenset[str]) -> None:
+        self._tier, self.nonfinite = tier, nonfinite
+        kept = tier.keep(flush=False)
+        self._number: int | None = kept.number
+        self.facts = {table: {**of, "generation": kept.number} for table, of in facts.items()}
+        self.list_file, *segments = kept.files
+        self.segments = tuple(segments)
+        self._seals = dict(zip(segments, kept.seals, strict=True))
+
+    def settle(self) -> None:
+        """See ``LinkedRows``."""
+        assert self._number is not None, "it was dropped"
+        self._tier.settle(self._number)
+
+    def seal(self, segment: Path) -> int:
+        """See ``LinkedRows``."""
+        return self._seals[segment]
+
+    def drop(self) -> None:
+        """See ``LinkedRows``."""
+        number, self._number = self._number, None
+        if number is not None:
+            self._tier.drop(number)
 
 
 def id_of(block: Block) -> tuple[str, ...]:
