@@ -5,10 +5,10 @@ A part whose rows are linked says where they are: which folder, generation and b
 (seed, table, id). Knows parts and links; how segments are laid out is for ``disk.snapshot``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -164,12 +164,6 @@ class Reader:
         except CheckpointError as error:
             yield str(error)
 
-    def close(self) -> None:
-        """Of the segments that are open."""
-        if self._snapshot is not None:
-            self._snapshot.close()
-        self._snapshot, self._of = None, None
-
     def _linked(self, path: Path) -> Linked:
         if path not in self._parts:
             self._parts[path] = Linked.of(path)
@@ -178,7 +172,7 @@ class Reader:
     def _opened(self, linked: Linked) -> Snapshot:
         key = linked.folder, linked.generation, linked.block
         if self._of != key or self._snapshot is None:
-            self.close()
+            self._snapshot, self._of = None, None  # its memory is needed
             self._snapshot, self._of = Snapshot(*key), key
         return self._snapshot
 
@@ -205,11 +199,16 @@ class Reader:
     def _anew(self, read: Callable[[], T]) -> T:
         try:
             return read()
-        except OSError as error:  # the next try has descriptors of its own
-            self.close()
+        except OSError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise CheckpointError(f"{error}".removesuffix(AGAIN).rstrip()) from None
             raise
+
+
+def linked_row_bytes(facts: Mapping[str, Any]) -> int:
+    """Of a row with its states, by what its part says."""
+    item = np.dtype(facts["dtype"]).itemsize
+    return item * sum(int(np.prod(shape, dtype=np.int64)) for _, shape in facts["record"])
 
 
 def linked_ids(path: Path) -> tuple[Ints, Ints]:

@@ -116,7 +116,9 @@ class Checkpoint:
             No such table.
         """
         for stretch in self.stretches(table):
-            yield self.block(stretch)
+            block = self.block(stretch)
+            if stretch.piece is None or len(block.ids):  # pages may have rows of other tables alone
+                yield block
 
     def whole_table(self, table: str, rows: int, width: int) -> Iterator[TableBlock]:
         """The same of a table that is not dynamic, of this shape.

@@ -14,6 +14,7 @@ written in their order. Knows one file; not what of it is still needed.
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -260,6 +261,37 @@ class Segment:
         if crc32c(data[:n]) != wanted:
             raise TierError(f"{self.path}: the checksum of its footer at byte {at} is wrong. {AGAIN}")
         return Footer.read(data[:n], self.pages, self.layout.per_page)
+
+    def read_pages(self, first: int, n: int) -> Bytes:
+        """Pages [first, first + n) as they are.
+
+        Raises
+        ------
+        TierError
+            They cannot be read.
+        """
+        try:
+            return self._read(first * self.layout.page_bytes, n * self.layout.page_bytes)
+        except OSError as error:
+            raise TierError(f"{self.path}: pages from {first} on cannot be read ({error.strerror}).") from error
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator["Segment"]:
+        """One that was closed, open for reading meanwhile, by way of the page cache.
+
+        Raises
+        ------
+        TierError
+            It cannot be opened.
+        """
+        try:
+            self.file = _opened(self.path, os.O_RDONLY, direct=False)
+        except OSError as error:
+            raise TierError(f"{self.path}: cannot be read ({error.strerror}). {AGAIN}") from error
+        try:
+            yield self
+        finally:
+            self.close()
 
     def _read(self, offset: int, n_bytes: int) -> Bytes:
         memory = aligned(n_bytes)

@@ -5,14 +5,13 @@ is found from the footers alone, some millions of rows at a time, and is a bit a
 nobody writes; knows no ids.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcrec.disk import pages
-from hpcrec.disk.layout import Layout, Outcome, Wrong, aligned
+from hpcrec.disk.layout import Layout, Outcome, Wrong
 from hpcrec.disk.lists import list_name, open_segments, read_list
 from hpcrec.disk.segment import AGAIN, Footer, unreadable
 from hpcrec.errors import TierError
@@ -52,15 +51,12 @@ class Snapshot:
         self.rows, *sizes, _ = said["blocks"][block]
         self.layout = Layout(*sizes)
         self._segments = open_segments(folder, said, block, self.layout, direct=False)
+        for segment in self._segments:  # each is opened when it is read
+            segment.close()
         self.pages = [segment.pages for segment in self._segments]
         self._newest: list[Any] | None = None  # by segment: bits, of places in it
         self._written = np.zeros(0, np.uint8)  # bits, of rows
         self._footer: tuple[int, Footer] | None = None
-
-    def close(self) -> None:
-        """Of its files."""
-        for segment in self._segments:
-            segment.close()
 
     # What there is.
 
@@ -96,7 +92,8 @@ class Snapshot:
         found = []
         for number, segment in enumerate(self._segments):
             try:
-                segment.read_footer()
+                with segment.opened():
+                    segment.read_footer()
                 self._check(number)
             except TierError as error:
                 found.append(str(error).removesuffix(AGAIN).rstrip())
@@ -156,7 +153,8 @@ class Snapshot:
 
     def _footer_of(self, segment: int) -> Footer:
         if self._footer is None or self._footer[0] != segment:
-            footer = self._segments[segment].read_footer()
+            with self._segments[segment].opened() as file:
+                footer = file.read_footer()
             if footer.rows.size and int(footer.rows.max()) >= self.rows:
                 raise TierError(f"{self._segments[segment].path}: has row {footer.rows.max()} of {self.rows}.")
             self._footer = segment, footer
@@ -164,16 +162,9 @@ class Snapshot:
 
     def _pages(self, segment: int, first: int, n: int) -> Any:
         """Pages [first, first + n), each checked."""
-        of, file = self.layout, self._segments[segment]
-        memory, done = aligned(n * of.page_bytes), 0
-        while done < len(memory):
-            try:
-                got = os.preadv(file.file, [memory[done:].data], first * of.page_bytes + done)
-            except OSError as error:
-                raise TierError(f"{file.path}: cannot be read ({error.strerror}).") from error
-            if not got:
-                raise TierError(f"{file.path}: ends within page {first + done // of.page_bytes}.")
-            done += got
+        of = self.layout
+        with self._segments[segment].opened() as file:
+            memory = file.read_pages(first, n)
         wrong, page = pages.check_pages(of, memory, n, file.number, first)
         if wrong:
             raise unreadable(file.path, first + page, Outcome(Wrong(wrong)), "")
