@@ -90,7 +90,11 @@ def load_dynamic(session: Session, checkpoint: Checkpoint, taken: Collection[str
         error = caught
     agree(main, error)
     dealt_to: dict[str, float] = {}  # ids, by family
-    dynamic = {name: spec.width for name, spec in session.parts.tables.items() if spec.dynamic is not None and name not in taken}
+    dynamic = {
+        name: spec.width
+        for name, spec in session.parts.tables.items()
+        if spec.dynamic is not None and name not in taken
+    }
     for table in sorted(
         dynamic, key=lambda name: -dynamic[name]
     ):  # of a family the one that it is named by comes first

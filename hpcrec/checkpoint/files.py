@@ -54,7 +54,11 @@ LONGEST_NAME = 255  # bytes of a file's or a folder's, on Linux
 def quoted(name: str) -> str:
     """A name of a table, parameter or state as one HDF5 or file name: ``%``, ``/`` and a leading dot as ``%xx``."""
     name = name.replace("%", "%25").replace("/", "%2F")
-    if name.startswith((".", RESIDUALS, DENSE_GROUP, SNAPSHOT)) or is_folder_of_links(name) or name in (MANIFEST, DENSE, STATE):
+    if (
+        name.startswith((".", RESIDUALS, DENSE_GROUP, SNAPSHOT))
+        or is_folder_of_links(name)
+        or name in (MANIFEST, DENSE, STATE)
+    ):
         name = name.replace(".", "%2E")
     return name
 

@@ -15,8 +15,8 @@ from hpcrec.checkpoint import files
 from hpcrec.checkpoint.checkpoint import CheckpointWriter
 from hpcrec.checkpoint.dynamic_state import admission_of, named
 from hpcrec.checkpoint.residual_state import unsent_of
-from hpcrec.dense.optimizer import optimizer_state
 from hpcrec.comm.failure import agree
+from hpcrec.dense.optimizer import optimizer_state
 from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.held_rows import Picked
 from hpcrec.embedding.linked import LinkedRows

@@ -1,4 +1,4 @@
-"""Rows that are links to a store's files, taken over by stores of the same geometry: files get other names, none is read.
+"""Rows that are links to a store's files, taken over by stores of the same geometry: files get names, none is read.
 
 Either all owners take theirs over, or none does, and rows are read and dealt as any. Knows a session and a checkpoint.
 """

@@ -894,14 +894,18 @@ def _links_conflicts(config: Config) -> Iterator[tuple[str, str]]:
     if checkpoint.rows == "links" and config.store.name != "disk":
         yield (
             "checkpoint.rows",
-            f"is 'links', but store.name is {config.store.name!r}, whose rows are in no files. Set it to 'auto' or "
-            "'hdf5', or store.name = 'disk'.",
+            (
+                f"is 'links', but store.name is {config.store.name!r}, whose rows are in no files. Set it to 'auto' or "
+                "'hdf5', or store.name = 'disk'."
+            ),
         )
     elif checkpoint.rows == "links" and checkpoint.full_every > 1:
         yield (
             "checkpoint.full_every",
-            f"is {checkpoint.full_every}, but checkpoint.rows is 'links', by which every checkpoint has all rows and "
-            "writes only what changed. Remove one of them.",
+            (
+                f"is {checkpoint.full_every}, but checkpoint.rows is 'links', by which every checkpoint has all rows "
+                "and writes only what changed. Remove one of them."
+            ),
         )
 
 

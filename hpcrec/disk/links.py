@@ -1,4 +1,4 @@
-"""Another name for a file that never changes, or a copy of it where file systems do not let it have one. Knows files."""
+"""Another name for a file that never changes, or a copy of it where file systems let it have none. Knows files."""
 
 import contextlib
 import errno

@@ -5,8 +5,8 @@
 
 A file grows until it is *sealed*; then it gets its footer, and never changes again, so that others may link to it. From
 the footers alone it is known which row is where. The trailer, at the very end of the file, says what there is
-and has checksums of itself, of the footer and of the pages' own checksums: its own checksum, the segment's *seal*, tells
-it from any other one, also of the same number in another run. The footer has a page's rows as
+and has checksums of itself, of the footer and of the pages' own checksums: the first, the segment's *seal*, tells it
+from any other one, also of the same number in another run. The footer has a page's rows as
 the first one and the steps from row to row: in two bytes where none of the page is longer, as in most, for rows are
 written in their order. Knows one file; not what of it is still needed.
 """

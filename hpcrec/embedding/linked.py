@@ -17,19 +17,27 @@ from hpcrec.embedding.blocks import Block, Part, ids_of_rows
 from hpcrec.embedding.shards import table_seed
 from hpcrec.types import Floats, Ints
 
-Start = tuple[float | None, float | None]  # a table's ``init_scale`` and ``init_decay``
+Start = tuple[float, float]  # a table's ``init_scale`` and ``init_decay``
 
 
 class LinkedRows(Protocol):
     """Rows of a store as they were at one moment, in files that never change until ``drop``."""
 
-    facts: Mapping[str, Mapping[str, Any]]
-    """By table: ``facts_of`` its part, and ``generation``."""
-    nonfinite: frozenset[str]
-    """Tables that have values that are not finite."""
-    list_file: Path
-    """The small file that names the segments."""
-    segments: tuple[Path, ...]
+    @property
+    def facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """By table: ``facts_of`` its part, and ``generation``."""
+
+    @property
+    def nonfinite(self) -> frozenset[str]:
+        """Tables that have values that are not finite."""
+
+    @property
+    def list_file(self) -> Path:
+        """The small file that names the segments."""
+
+    @property
+    def segments(self) -> tuple[Path, ...]:
+        """Files that never change."""
 
     def settle(self) -> None:
         """Flushes all of it to the disk; called before any link is made, perhaps by another thread than the steps'."""
@@ -52,9 +60,7 @@ def first_rows(
     """Columns [start, stop) of the first values of rows, from (seed, table, id) alone; computed where the ids are."""
     first, stop = columns
     scale, decay = start
-    rows = kernels.init_rows(
-        table_seed(seed, table), ids, stop - first, column_start=first, scale=scale, dtype=dtype
-    )
+    rows = kernels.init_rows(table_seed(seed, table), ids, stop - first, column_start=first, scale=scale, dtype=dtype)
     if decay:
         rows *= (np.arange(first + 1, stop + 1) ** -decay).astype(dtype)  # may be 0; its inverse overflow
     return rows
@@ -101,7 +107,7 @@ class RecordPart:
         numbers = [facts["block"], facts["base"], facts["rows"]]
         if any(type(n) is not int or n < 0 for n in numbers) or facts["dtype"] not in ("float32", "float64"):
             raise ValueError(f"block, base and rows are {numbers}, dtype {facts['dtype']!r}")
-        if [""] != [name for name, _ in facts["record"]][:1] or any(
+        if [name for name, _ in facts["record"]][:1] != [""] or any(
             shape not in ([], [width]) for _, shape in facts["record"]
         ):
             raise ValueError(f"a record is {facts['record']}, for {width} columns")
@@ -141,9 +147,7 @@ class RecordPart:
     def first(self, ids: Ints) -> tuple[Floats, dict[str, Floats]]:
         """What rows of these ids start from, which were never written."""
         start = self.facts["start"]
-        rows = first_rows(
-            start["seed"], self.table, ids, self.columns, (start["scale"], start["decay"]), self.dtype
-        )
+        rows = first_rows(start["seed"], self.table, ids, self.columns, (start["scale"], start["decay"]), self.dtype)
         shapes = {name: shape for name, shape in self.facts["record"] if name}
         states = {n: np.full((len(ids), *shape), start["states"][n], self.dtype) for n, shape in shapes.items()}
         return rows, states

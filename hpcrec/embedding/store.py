@@ -17,8 +17,8 @@ from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.blocks import Block, Part, blocks_of
 from hpcrec.embedding.dynamic import DynamicRows
 from hpcrec.embedding.held_rows import HeldRows, Mask, Picked
-from hpcrec.embedding.room import bytes_of, fresh_room, spare_room
 from hpcrec.embedding.linked import LinkedRows, first_rows
+from hpcrec.embedding.room import bytes_of, fresh_room, spare_room
 from hpcrec.embedding.shards import Family
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
@@ -142,7 +142,7 @@ class Store(Protocol):
         """Which rows of this rank's part of ``table`` have changed since ``track``."""
 
     def linked_facts(self) -> Mapping[str, Mapping[str, Any]]:
-        """By table whose rows are in files that ``keep`` can keep: what is needed to read them (``embedding.linked``)."""
+        """By table whose rows are in files, which ``keep`` keeps: what is needed to read them; ``embedding.linked``."""
 
     def keep(self) -> LinkedRows | None:
         """The rows of these tables as they are now, in files to be linked; None where there are none. Between steps."""

@@ -157,8 +157,9 @@ class IdMap(RowMap):
     def load(self, state: IdState, *, keep_rows: bool = False) -> None:
         """Goes on from ``save``, of this map or of several joined: ids get the rows 0, 1, ... in the order of the list.
 
-        With ``keep_rows`` they get the rows that the state has, each of 0, 1, ... once. Of a new map only. Lists that its rules have no use for (counts and clocks without eviction, pending ids where
-        everyone is let in) are left out.
+        With ``keep_rows`` they get the rows that the state has, each of 0, 1, ... once. Of a new map only. Lists that
+        its rules have no use for (counts and clocks without eviction, pending ids where everyone is let in) are left
+        out.
 
         Raises
         ------

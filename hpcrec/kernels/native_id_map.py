@@ -83,4 +83,12 @@ class IdMap(NativeRowMap):
     def load(self, state: IdState, *, keep_rows: bool = False) -> None:
         """See the reference."""
         pending = state.pending_ids, state.pending_counts, state.pending_clocks
-        self._map.load(state.rows if keep_rows else None, state.ids, state.counts, state.clocks, *pending, state.clock, state.evicted)
+        self._map.load(
+            state.rows if keep_rows else None,
+            state.ids,
+            state.counts,
+            state.clocks,
+            *pending,
+            state.clock,
+            state.evicted,
+        )

@@ -62,7 +62,8 @@ void load_list(const char* name, IdIndex& index, IdOrder* order, const ConstIdCo
       refuse("clocks", k, from.clocks[k], "; allowed are 0 to the clock, " + std::to_string(clock));
     if (order) order->reserve(index.size() + 1);
     const auto row = static_cast<uint32_t>(index.insert(from.ids[k]));
-    if (order && !in_rows) order->add(row, static_cast<uint32_t>(from.counts[k]), static_cast<uint32_t>(from.clocks[k]));
+    if (order && !in_rows)
+      order->add(row, static_cast<uint32_t>(from.counts[k]), static_cast<uint32_t>(from.clocks[k]));
   }
   for (int64_t k = 0; in_rows && k < from.n; ++k)
     order->add(static_cast<uint32_t>(from.rows[k]), static_cast<uint32_t>(from.counts[k]),

@@ -1,7 +1,9 @@
 """Checkpoints that link a store's files: whoever goes on from one, on whatever owners and store, has the same bits."""
 
+import errno
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,15 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build.session import open_session
-from hpcrec.checkpoint import state
+from hpcrec.checkpoint import checkpoint, state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.checkpoint.tools.diff import diff
+from hpcrec.checkpoint.tools.verify import verify
+from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.disk.common import Settings
 from hpcrec.embedding.stores.disk import DiskStore
+from hpcrec.errors import ConfigError
 from tests.checkpoint.test_dynamic_resume import finish
 from tests.together import on_every_rank
 from tests.training.dynamic_runs import TABLES, dynamic_config
@@ -60,9 +66,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.usefixtures("few_places")
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-def test_links_go_on_as_hdf5_does_and_as_if_nothing_had_stopped(
-    folder: Path, optimizer: str, taken: list[int]
-) -> None:
+def test_links_go_on_as_hdf5_does_and_as_if_nothing_had_stopped(folder: Path, optimizer: str, taken: list[int]) -> None:
     write_data(folder / "data.h5")
     sections: dict[str, Any] = {"embedding": {"optimizer": {"name": optimizer, "lr": 0.1}}}
     whole = finish(config_of(folder, "whole", **sections))
@@ -132,7 +136,7 @@ def test_other_owners_and_other_stores_read_the_rows_from_the_links(
             train = {"batch_size": 13, "dtype": "float32", "steps": STEPS}
             sections |= {"embedding": {**tables, "optimizer": optimizer}, "train": train}
             return dynamic_config(folder, rules, topology=topology, run={"folder": str(folder / run)}, **sections)
-        sections["embedding"] = {"optimizer": optimizer, "tables": {"user": {"shard": "row"}, "item": {"shard": "column"}}}
+        sections["embedding"] = {"optimizer": optimizer, "tables": {"user": {"shard": "row"}}}
         return config_of(folder, run, topology=topology, **sections)
 
     for rows in ("links", "hdf5"):
@@ -143,9 +147,129 @@ def test_other_owners_and_other_stores_read_the_rows_from_the_links(
         if topology is None:
             continue
         found = {}
-        for rows in ("links", "hdf5"):
+        for rows in ("links", "hdf5"):  # a run that goes on writes no checkpoint here
             section = stored(folder) if store == "disk" else {}
             found[rows] = finish(made(rows, topology, store=section), resume=True)
         with on_every_rank():
             assert taken[0] == 0
             assert found["links"] == found["hdf5"], (topology, store)
+
+
+def segments_in(folder: Path) -> dict[str, Path]:
+    return {str(p.relative_to(folder)): p for p in sorted(folder.glob("rows-*.tier/segment-*"))}
+
+
+def command_of(folder: Path, run: str, **checkpoint: Any) -> Config:
+    return config_of(
+        folder,
+        run,
+        train={"steps": 12},
+        data={"train": str(folder / "data.h5"), "validation": str(folder / "data.h5")},
+        store=stored(folder),
+        checkpoint={"every": 3, "keep": 99, "keep_best": False, **checkpoint},
+    )
+
+
+@pytest.mark.parallel([1, 2])
+@pytest.mark.usefixtures("few_places")
+@pytest.mark.parametrize("links", ["links", "copies"])
+def test_beside_steps_each_checkpoint_is_what_there_was(
+    folder: Path, links: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where links cannot be had of the store's files, what an earlier checkpoint has is linked, and the rest copied."""
+    write_data(folder / "data.h5")
+    copied, link, copy = [0], os.link, checkpoint.copied
+
+    def far(source: Path, target: Path) -> None:
+        if links == "copies" and "checkpoints" not in Path(source).parts:
+            raise OSError(errno.EXDEV, "of another file system")
+        link(source, target)
+
+    def counted(*given: Any) -> int:
+        copied[0] += copy(*given)
+        return 0
+
+    monkeypatch.setattr(os, "link", far)
+    monkeypatch.setattr(checkpoint, "copied", counted)
+    assert commands.train(command_of(folder, "links")) == 0
+    monkeypatch.undo()
+    assert commands.train(command_of(folder, "hdf5", rows="hdf5")) == 0
+    with on_every_rank():
+        folders = [folder / f"links/checkpoints/step-{n}" for n in (3, 6, 9, 12)]
+        for mine in folders:
+            found = diff(mine, folder / "hdf5/checkpoints" / mine.name)
+            assert found["equal"], found
+            assert verify(mine).problems == []
+            assert not list(mine.glob("kept*"))
+        inodes = {path.stat().st_ino: path.stat().st_size for mine in folders for path in segments_in(mine).values()}
+        own = {p.stat().st_ino for p in segments_in(folders[-1]).values() if f"rows-{COMM.rank}." in str(p)}
+        assert len(own) > 1
+        total = sum(inodes.values())
+        if COMM.size == 1:
+            assert copied[0] == (total if links == "copies" else 0), "each segment once"
+        both = set(segments_in(folders[-2])) & set(segments_in(folders[-1]))
+        assert both, "some stay from one checkpoint to the next"
+        for name in both:
+            assert (folders[-2] / name).samefile(folders[-1] / name)
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.usefixtures("few_places")
+def test_what_is_kept_no_longer_frees_its_space(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    assert commands.train(command_of(folder, "run", keep=1)) == 0
+    with on_every_rank():
+        assert [p.name for p in (folder / "run/checkpoints").glob("step-*")] == ["step-12"]
+        found = segments_in(folder / "run/checkpoints/step-12")
+        assert {path.stat().st_nlink for path in found.values()} == {1}, "the store's own names have gone with the run"
+        told = json.loads((folder / "run/summary.json").read_text())
+        assert told["steps"] == 12
+    assert commands.evaluate(command_of(folder, "run"), checkpoint="last")["auc"] > 0
+
+
+@pytest.mark.parallel([1, 2])
+@pytest.mark.usefixtures("few_places")
+def test_values_that_are_not_finite_are_known_of_links_too(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    config = config_of(folder, "run", store=stored(folder))
+    with open_session(config) as session:
+        store, main = session.parts.store, session.parts.world.main
+        for number, value in ((1, np.nan), (2, 1.0)):
+            if store is not None:
+                held = next(of for of in store.held if of.block.kind != "replicate")
+                held.put(np.array([0, 1]), value, dict.fromkeys(held.states, 0.0))
+            session.step = number
+            state.save(session, folder / "run", {})
+            found = find_checkpoint(folder / "run", "last", main)
+            with on_every_rank():
+                assert bool(found.nonfinite) == (number == 1), found.nonfinite
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"checkpoint": {"rows": "links"}}, r"checkpoint.rows is 'links', but store.name is 'dram', whose rows are in"),
+        (
+            {
+                "checkpoint": {"rows": "links", "full_every": 2},
+                "store": {"name": "disk", "path": "x", "memory_bytes": 1},
+            },
+            r"checkpoint.full_every is 2, but checkpoint.rows is 'links'",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused(sections: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        config_for(Path("/nowhere"), **sections)
+
+
+def test_how_rows_are_saved_is_chosen_by_the_store() -> None:
+    on_disk = {"name": "disk", "path": "x", "memory_bytes": 1}
+    for store, more, wanted in (
+        ({}, {}, False),
+        (on_disk, {}, True),
+        (on_disk, {"full_every": 2}, False),
+        (on_disk, {"rows": "hdf5"}, False),
+    ):
+        config = config_for(Path("/nowhere"), store=store, checkpoint=more)
+        assert config.checkpoint.links_rows(config.store.name) == wanted

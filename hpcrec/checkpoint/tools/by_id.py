@@ -10,6 +10,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -127,16 +128,16 @@ def in_order(checkpoint: Checkpoint, facts: TableFacts, scratch: Path | None = N
             continue
         _, ids = linked_ids(path)
         rising = np.argsort(ids)
-        found = _at_places(checkpoint, stretches, ids, rising)
+        blocks = partial(_at_places, checkpoint, stretches, ids, rising)
         n_ranges = max(1, -(-len(ids) * facts.row_bytes // RANGE_BYTES))
         edges = np.array([len(ids) * k // n_ranges for k in range(1, n_ranges)], np.int64)
         start = 0
-        for pieces, stop in zip(in_ranges(lambda of=found: of, edges, scratch), [*edges, len(ids)], strict=True):
+        for pieces, stop in zip(in_ranges(blocks, edges, scratch), [*edges, len(ids)], strict=True):
             block = together(pieces, facts, None, None).block
             if not np.array_equal(block.ids, np.arange(start, stop)):
                 raise CheckpointError(
-                    f"{path}: table {facts.name!r} has {len(block.ids)} rows for {stop - start} ids. 'hpcrec checkpoint "
-                    "verify' lists all that is wrong."
+                    f"{path}: table {facts.name!r} has {len(block.ids)} rows for {stop - start} ids. 'hpcrec "
+                    "checkpoint verify' lists all that is wrong."
                 )
             if stop > start:
                 yield replace(block, ids=ids[start:stop])

@@ -213,9 +213,7 @@ class DiskStore(CachedStore):
     def linked_facts(self) -> Mapping[str, Mapping[str, Any]]:
         """See ``Store``."""
         return {
-            part.table: facts_of(
-                block, number, part, seed=self._seed, start=self._starts[part.table], dtype=self.dtype
-            )
+            part.table: facts_of(block, number, part, seed=self._seed, start=self._starts[part.table], dtype=self.dtype)
             for block in self.blocks
             if (number := self._numbers.get(id_of(block))) is not None
             for part in block.parts

@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -91,7 +90,10 @@ def test_converted_they_are_the_same_with_ids_in_their_order(runs: Path) -> None
     assert json.loads((outs["links"] / "manifest.json").read_text())["version"] == 3
     assert diff(outs["links"], outs["hdf5"])["equal"]
     for part in (0, 1):
-        with h5py.File(outs["links"] / f"user/part-{part}.h5") as a, h5py.File(outs["hdf5"] / f"user/part-{part}.h5") as b:
+        with (
+            h5py.File(outs["links"] / f"user/part-{part}.h5") as a,
+            h5py.File(outs["hdf5"] / f"user/part-{part}.h5") as b,
+        ):
             for name in ("ids", "rows", "state/exp_avg", "admission/counts", "admission/clocks"):
                 np.testing.assert_array_equal(a[name][()], b[name][()])
     assert not list(outs["links"].glob("rows-*"))
