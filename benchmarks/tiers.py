@@ -1,6 +1,6 @@
 """Measures rows on a disk alone: reads against fio's, bytes written for those handed over, and memory beside the rows.
 
-    python benchmarks/tiers.py [--quick] [--json FILE] [--parts disk] [--folder DIR]
+    python benchmarks/tiers.py [--quick] [--json FILE] [--parts disk,checkpoint] [--folder DIR]
 
 Part ``disk``: ``hpcrec.disk`` without a cache. Rows of 64 floats with row-wise Adagrad, 260 bytes, lie in random order;
 batches of rows at random are read past the page cache, a page of 4 KiB for nearly each, with its checksum. fio reads 4
@@ -20,6 +20,13 @@ are handed over more alike, which takes more cleaning. Laws of 0.8 and 0 (all ro
 
 ``tiers.memory_per_row`` is bytes of memory by rows of the table, as the process has them (RssAnon, all rows
 written) and the tier counts them, the larger one.
+
+Part ``checkpoint`` (``tiers_parts/checkpoint_part.py``): store ``disk`` in an eighth of the rows' bytes.
+``tiers.checkpoint_bytes`` is what a checkpoint by links writes, what is dirty in memory and its own files, by the bytes
+of rows and states; beside it, what it would copy where links cannot be had. ``tiers.resume_ratio`` is the time from an
+open session to the end of the first step, from links by that from HDF5: medians of rounds that take turns, with nothing
+of either checkpoint in the page cache. How long steps stand still for a checkpoint is shown for links, for HDF5 and for
+rows that are all in memory.
 """
 
 import argparse
@@ -36,12 +43,13 @@ from typing import Any
 
 import numpy as np
 from _report import asked, claim, finish, options, spread
+from tiers_parts import checkpoint_part
 
 from hpcrec.disk.pages import page_io
 from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
 from hpcrec.errors import ConfigError
 
-PARTS = ("disk",)
+PARTS = ("disk", "checkpoint")
 DEPTHS = (16, 32, 64, 128)
 WIDTH = 64
 PAGE_BYTES = 4096  # of rows of this width
@@ -60,8 +68,12 @@ def main() -> None:
         if arguments.memory_of is not None:
             print(json.dumps(memory(Path(name), arguments.memory_of)))
             return
-        for _, path in asked(parser, arguments, PARTS):
-            disk(Path(name), path, quick=arguments.quick)
+        for part, path in asked(parser, arguments, PARTS):
+            if part == "disk":
+                disk(Path(name), path, quick=arguments.quick)
+            else:
+                rows, claims = checkpoint_part.measure(Path(name), quick=arguments.quick)
+                finish(f"tiers_{part}", [said(row) for row in rows], claims, path)
 
 
 def disk(folder: Path, path: Path | None, *, quick: bool) -> None:

@@ -506,7 +506,7 @@ class CheckpointConfig:
     change meanwhile (docs/checkpoint.md), and MPI_THREAD_MULTIPLE."""
     full_every: Positive = 1
     """Every so many-th checkpoint has all rows; those between have the rows that have changed since, and need that one
-    besides. Dynamic tables are always whole. With store.name = disk and rows that are linked every one is whole."""
+    besides. Dynamic tables are always whole."""
     rows: Literal["auto", "links", "hdf5"] = "auto"
     """How rows of store.name = disk are in a checkpoint. links: as links to the store's files, or copies of those that
     no earlier checkpoint has where run.folder is on another file system than store.path. hdf5: read and written out, as

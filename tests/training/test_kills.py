@@ -341,19 +341,18 @@ def test_killed_at_a_place_and_at_a_time_and_resumed_equals_uninterrupted(tmp_pa
     assert chain(tmp_path, "killed", "split", whole, 0, random.Random(0), "incremental") == 0
 
 
-def test_killed_while_files_are_linked_flushed_and_taken_over(tmp_path: Path) -> None:
+def test_killed_while_files_are_linked_and_while_they_are_taken_over(tmp_path: Path) -> None:
     data_in(tmp_path)
     whole = whole_run(tmp_path, "fused", "linked")
     wanted = config(tmp_path, "killed", "fused", 2, "linked")
-    places = (("os:link", 8), ("hpcrec.disk.tier:Tier.settle", 3), ("hpcrec.disk.tier:Tier.take", 1))
     steps = []
-    for rank, (place, call) in zip((0, 1, 2), places, strict=True):
+    for rank, place, call in ((0, "os:link", 8), (2, "hpcrec.disk.tier:Tier.take", 1)):
         job = launch(tmp_path / "job", wanted, Fault(rank, place, call, "kill"))
         assert job.end(limit_s=30).code in KILLED, place
         steps.append(steps_in(tmp_path / "killed"))
         check_left(tmp_path / "killed", whole)
         assert len(steps[-1]) >= 1 and list((tmp_path / "killed/checkpoints").glob("step-*/rows-1.tier/segment-*"))
-    assert steps[0] < steps[1] == steps[2], "the second went on from where the first had saved, the third did not"
+    assert steps[0] == steps[1], "the second was killed as it went on from where the first had saved"
     assert chain(tmp_path, "killed", "fused", whole, 0, random.Random(0), "linked") == 0
     assert not list((tmp_path / "killed-rows").glob("*/*")), "the store's own files go with the run"
 
