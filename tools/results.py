@@ -36,6 +36,8 @@ PARTS = {
     **{f"cached_{part}": f"{part} --data DIR" for part in ("history", "dealt")},
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
+    "tiers": "disk",
+    "tiers_checkpoint": "checkpoint",
 }
 # what the committed figures were run with
 EXTRA = {

@@ -73,10 +73,7 @@ def written(by: dict[str, Config], steps: int) -> dict[str, Any]:
         n_bytes, tier = filled(session), session.parts.store._tier
         coming = session.steps()
         runs = {name: Path(f"{one.run.folder}-{name}") for name, one in by.items()}
-        savers = {
-            name: Saver(session, runs[name], background=True, full_every=1)
-            for name in by
-        }
+        savers = {name: Saver(session, runs[name], background=True, full_every=1) for name in by}
         found: dict[str, Any] = {"bytes": n_bytes}
         before: set[int] = set()
         for turn in range(2):

@@ -14,7 +14,7 @@ Knows rows by block and number; no tables, no ids, no steps. Source: [MTRAINS], 
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
@@ -242,10 +242,7 @@ class Tier:
         """
         with self._lock:
             self._check_whole()
-            checked = [(block, *self._checked(block, asked)) for block, asked in given.items()]
-            for block, _, rows, _ in checked:
-                if (np.diff(rows) <= 0).any() and len(np.unique(rows)) < len(rows):
-                    raise ValueError(f"block {block}: a row is written twice in one call; give each once")
+            checked = [(block, *_rising(block, *self._checked(block, asked))) for block, asked in given.items()]
             with self._whole():
                 for block, columns, rows, at in checked:
                     self._logs[block].write(rows, at, columns)
@@ -265,6 +262,16 @@ class Tier:
                     log.flush()
 
     # Generations.
+
+    @contextlib.contextmanager
+    def in_haste(self) -> Iterator[None]:
+        """What is written meanwhile waits for no space to be taken back: the next write does that."""
+        with self._lock:
+            self._common.cleans = False
+            try:
+                yield
+            finally:
+                self._common.cleans = True
 
     def keep(self, *, flush: bool = True) -> Generation:
         """Makes a generation of the rows as they are; its files and their names are flushed to the disk.
@@ -546,6 +553,16 @@ class _Whole:
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         if error is not None:
             self._tier._broken = f"{type(error).__name__}: {error}"
+
+
+def _rising(block: int, columns: list[Bytes], rows: Ints, at: Ints | None) -> tuple[list[Bytes], Ints, Ints | None]:
+    """The same in the order of rows, which is that of a footer."""
+    if (np.diff(rows) <= 0).any():
+        order = np.argsort(rows)
+        rows, at = rows[order], order if at is None else at[order]
+        if (np.diff(rows) == 0).any():
+            raise ValueError(f"block {block}: a row is written twice in one call; give each once")
+    return columns, rows, at
 
 
 def _check(settings: Settings) -> None:

@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build.session import open_session
-from hpcrec.checkpoint import checkpoint, state
+from hpcrec.checkpoint import checkpoint, files, state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.checkpoint.tools.diff import diff
 from hpcrec.checkpoint.tools.verify import verify
@@ -273,3 +273,51 @@ def test_how_rows_are_saved_is_chosen_by_the_store() -> None:
     ):
         config = config_for(Path("/nowhere"), store=store, checkpoint=more)
         assert config.checkpoint.links_rows(config.store.name) == wanted
+
+
+@pytest.mark.parallel([1])
+@pytest.mark.usefixtures("few_places")
+def test_what_is_linked_is_flushed_first_and_its_names_before_the_manifest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a checkpoint that has its name is whole whenever power goes."""
+    write_data(folder / "data.h5")
+    events: list[tuple[str, Any]] = []
+    known = set[int]()  # of the checkpoint before
+    sync, link, manifest = os.fsync, os.link, files.write_manifest
+
+    def synced(file: int) -> None:
+        sync(file)
+        events.append(("flushed", os.fstat(file).st_ino))
+
+    def linked(source: Path, target: Path) -> None:
+        link(source, target)
+        events.append(("linked", target))
+
+    def listed(where: Path, *given: Any) -> None:
+        events.append(("listed", [(p.parent.stat().st_ino, p.stat().st_ino) for p in segments_in(where).values()]))
+        manifest(where, *given)
+
+    with open_session(config_of(folder, "run", store=stored(folder))) as session:
+        for step in session.steps():
+            step.run()
+            if session.step not in (2, 4, 6):
+                continue
+            events.clear()
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fsync", synced)
+                patched.setattr(os, "link", linked)
+                patched.setattr(files, "write_manifest", listed)
+                path = state.save(session, folder / "run", {})
+            at = {event: number for number, event in reversed(list(enumerate(events))) if event[0] != "listed"}
+            (end,) = (number for number, event in enumerate(events) if event[0] == "listed")
+            made = events[end][1]
+            assert len(made) == len(segments_in(path)) >= 1
+            links = [number for number, event in enumerate(events) if event[0] == "linked"]
+            assert len(links) == len(made)
+            for parent, inode in made:
+                assert inode in known or at["flushed", inode] < links[0]
+                last = max(n for n, event in enumerate(events) if event == ("flushed", parent))
+                assert links[-1] < last < end
+            known = {inode for _, inode in made}
+    assert len(known) > 1

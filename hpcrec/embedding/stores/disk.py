@@ -226,10 +226,11 @@ class DiskStore(CachedStore):
         if self._kept is not None:  # of a checkpoint that came to nothing
             self._kept.drop()
         nonfinite: set[str] = set()
-        for b, (block, held) in enumerate(zip(self.blocks, self.held, strict=True)):
-            if isinstance(held, DiskRows):
-                self._settled(b)
-                nonfinite |= {part.table for part in block.parts if not held.finite((part.base, part.end))}
+        with self._tier.in_haste():  # steps stand still
+            for b, (block, held) in enumerate(zip(self.blocks, self.held, strict=True)):
+                if isinstance(held, DiskRows):
+                    self._settled(b)
+                    nonfinite |= {part.table for part in block.parts if not held.finite((part.base, part.end))}
         self._kept = KeptRows(self._tier, self.linked_facts(), frozenset(nonfinite))
         return self._kept
 
