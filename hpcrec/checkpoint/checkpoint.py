@@ -190,6 +190,7 @@ class CheckpointWriter:
         with self._failing(self.hidden / name) as folder:
             rows.settle()
             folder.mkdir()
+            rows.linked_in(files.checkpoints_in(self.folder), name)
             data = rows.list_file.read_bytes()
             n_bytes, crc32 = _write_bytes(folder / rows.list_file.name, data)
             self._written[f"{name}/{rows.list_file.name}"] = files.entry_of(n_bytes, crc32)

@@ -45,6 +45,9 @@ class LinkedRows(Protocol):
     def seal(self, segment: Path) -> int:
         """What tells a segment from any other one."""
 
+    def linked_in(self, checkpoints: Path, name: str) -> None:
+        """Links are made in a folder of this name in each of these checkpoints."""
+
     def drop(self) -> None:
         """It is needed no longer. May be called several times."""
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.build import memory
+from hpcrec.build.memory import memory_report
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import checkpoint, files, state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
@@ -207,6 +209,10 @@ def test_beside_steps_each_checkpoint_is_what_there_was(
         total = sum(inodes.values())
         if COMM.size == 1:
             assert copied[0] == (total if links == "copies" else 0), "each segment once"
+        told = json.loads((folder / "links/summary.json").read_text())
+        live = sum(owner["disk_bytes"] for owner in told["owners"].values()) if links == "links" else 0
+        held = sum(owner["disk_bytes_of_checkpoints"] for owner in told["owners"].values())
+        assert held == total - live > 0
         both = set(segments_in(folders[-2])) & set(segments_in(folders[-1]))
         assert both, "some stay from one checkpoint to the next"
         for name in both:
@@ -224,6 +230,10 @@ def test_what_is_kept_no_longer_frees_its_space(folder: Path) -> None:
         assert {path.stat().st_nlink for path in found.values()} == {1}, "the store's own names have gone with the run"
         told = json.loads((folder / "run/summary.json").read_text())
         assert told["steps"] == 12
+        sizes = sum(path.stat().st_size for path in found.values())
+        held = [owner["disk_bytes_of_checkpoints"] for owner in told["owners"].values()]
+        assert held == [0, 0], "of the last checkpoint the store has all files, when it ends"
+        assert sizes == sum(owner["disk_bytes"] for owner in told["owners"].values())
     assert commands.evaluate(command_of(folder, "run"), checkpoint="last")["auc"] > 0
 
 
@@ -321,3 +331,39 @@ def test_what_is_linked_is_flushed_first_and_its_names_before_the_manifest(
                 assert links[-1] < last < end
             known = {inode for _, inode in made}
     assert len(known) > 1
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.usefixtures("few_places")
+def test_a_link_that_the_system_refuses_fails_that_checkpoint_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_data(folder / "data.h5")
+    link, refused = os.link, [0]
+
+    def full(source: Path, target: Path) -> None:
+        if "step-3." in str(target) and COMM.rank == 1:
+            refused[0] += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", full)
+    assert commands.train(command_of(folder, "run")) == 0
+    monkeypatch.undo()
+    with on_every_rank():
+        assert refused[0] == (1 if COMM.rank == 1 else 0)
+        there = sorted(p.name for p in (folder / "run/checkpoints").glob("step-*"))
+        assert "step-3" not in there and "step-12" in there and len(there) >= 3, there
+        assert verify(folder / "run/checkpoints/step-12").problems == []
+        assert "No space left" in (folder / "run/attempts.jsonl").read_text()
+
+
+@pytest.mark.parallel([1])
+def test_it_is_said_where_the_rows_of_checkpoints_will_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    config = config_of(folder, "run", store=stored(folder))
+    assert "on one file system here. If that is a node's own disk" in memory_report(config, 1)[-1]
+    monkeypatch.setattr(memory, "_file_system", lambda path: len(str(path)))
+    assert memory_report(config, 1)[-1].endswith("files that no earlier one has are copied.")
+    in_memory = config_of(folder, "run")
+    assert "checkpoints have" not in memory_report(in_memory, 1)[-1]

@@ -1,5 +1,6 @@
 """Whether a checkpoint is whole and sound: files, structure, values. Lists all that is wrong, not the first of it."""
 
+import contextlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -111,7 +112,7 @@ def _links(checkpoint: Checkpoint, damaged: dict[str, str]) -> Iterator[str]:
     """
     seen = set()
     for path in (path for table in checkpoint.tables for path in checkpoint.part_paths(table)):
-        if str(path.relative_to(checkpoint.folder)) in damaged or (said := part_facts(path)["linked"]) is None:
+        if str(path.relative_to(checkpoint.folder)) in damaged or (said := _linked_of(path)) is None:
             continue
         key = said["folder"], said["generation"], said["block"]
         if key in seen or any(name.startswith(f"{said['folder']}/") for name in damaged):
@@ -121,6 +122,14 @@ def _links(checkpoint: Checkpoint, damaged: dict[str, str]) -> Iterator[str]:
         if found:
             damaged[f"{said['folder']}/"] = found[0]
         yield from found
+
+
+def _linked_of(path: Path) -> dict[str, Any] | None:
+    """What a part says of its rows where they are links; None where they are not, or where it cannot be read."""
+    with contextlib.suppress(CheckpointError):  # which is said of the part
+        linked: dict[str, Any] | None = part_facts(path)["linked"]
+        return linked
+    return None
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -134,9 +143,9 @@ def _table(
     broken = {name.partition("/")[0] for name in damaged}
     for path in paths:
         found += _part(checkpoint, path, table, broken)
-    if any((said := part_facts(p)["linked"]) is not None and said["folder"] in broken for p in paths):
-        return
     yield from found
+    if any((said := _linked_of(path)) is not None and said["folder"] in broken for path in paths):
+        return
     if found or len(paths) < len(checkpoint.part_paths(table)):
         return  # what is in no part, or in two, would follow from that
     try:

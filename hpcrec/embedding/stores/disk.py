@@ -6,8 +6,9 @@ tables are in memory. Knows blocks and a budget; how rows lie on a disk is for `
 ``cached``. Source: [MTRAINS].
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -140,6 +141,7 @@ class DiskStore(CachedStore):
         self._numbers = {id_of(block): number for number, block in enumerate(own)}
         self._own_bytes = sum(self._bytes_of(block) for block in own)
         self._kept: KeptRows | None = None  # what a checkpoint links, or has linked
+        self._links: set[tuple[Path, str]] = set()  # folders of checkpoints, and of this rank's links in each of them
         self._last: dict[str, float] | None = None  # what the tier says, once it is closed
         rows = [BlockRows(block.rows, self._geometry(block)) for block in own]
         self._tier = Tier(folder, rows, self.of_tier)
@@ -231,7 +233,7 @@ class DiskStore(CachedStore):
                 if isinstance(held, DiskRows):
                     self._settled(b)
                     nonfinite |= {part.table for part in block.parts if not held.finite((part.base, part.end))}
-        self._kept = KeptRows(self._tier, self.linked_facts(), frozenset(nonfinite))
+        self._kept = KeptRows(self._tier, self.linked_facts(), frozenset(nonfinite), self._links)
         return self._kept
 
     def takes(self, folder: Path, generation: int) -> bool:
@@ -250,7 +252,25 @@ class DiskStore(CachedStore):
 
     def figures(self) -> dict[str, float]:
         """See ``Store``; and what the disk has, and was asked for."""
-        return {**super().figures(), **(self._tier.figures() if self._last is None else self._last)}
+        return {**super().figures(), **(self._of_disk() if self._last is None else self._last)}
+
+    def _of_disk(self) -> dict[str, float]:
+        return {**self._tier.figures(), "disk_bytes_of_checkpoints": self._only_in_checkpoints()}
+
+    def _only_in_checkpoints(self) -> int:
+        """Bytes of segments that checkpoints have, and this store has not, each once."""
+
+        def found(paths: Iterable[Path]) -> dict[tuple[int, int], int]:
+            sizes = {}
+            for path in paths:
+                with contextlib.suppress(OSError):  # it goes, or is on a server that cannot be reached
+                    of = path.stat()
+                    sizes[of.st_dev, of.st_ino] = of.st_size
+            return sizes
+
+        there = found(p for folder, name in self._links for p in folder.glob(f"step-*/{name}/segment-*"))
+        mine = found(self._tier.folder.glob("segment-*"))
+        return sum(size for file, size in there.items() if file not in mine)
 
     def close(self) -> None:
         """See ``Store``. Its files go: what a run goes on from is its checkpoint."""
@@ -259,15 +279,21 @@ class DiskStore(CachedStore):
 
     def _gone(self) -> None:
         if self._last is None:
-            self._last = self._tier.figures()
+            self._last = self._of_disk()
         self._tier.remove()
 
 
 class KeptRows:
     """See ``LinkedRows``: a generation of a tier."""
 
-    def __init__(self, tier: Tier, facts: Mapping[str, Mapping[str, Any]], nonfinite: frozenset[str]) -> None:
-        self._tier, self.nonfinite = tier, nonfinite
+    def __init__(
+        self,
+        tier: Tier,
+        facts: Mapping[str, Mapping[str, Any]],
+        nonfinite: frozenset[str],
+        links: set[tuple[Path, str]],
+    ) -> None:
+        self._tier, self.nonfinite, self._links = tier, nonfinite, links
         kept = tier.keep(flush=False)
         self._number: int | None = kept.number
         self.facts = {table: {**of, "generation": kept.number} for table, of in facts.items()}
@@ -283,6 +309,10 @@ class KeptRows:
     def seal(self, segment: Path) -> int:
         """See ``LinkedRows``."""
         return self._seals[segment]
+
+    def linked_in(self, checkpoints: Path, name: str) -> None:
+        """See ``LinkedRows``."""
+        self._links.add((checkpoints, name))
 
     def drop(self) -> None:
         """See ``LinkedRows``."""
