@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from hpcrec.config import Config
 from hpcrec.disk.common import Settings
 from hpcrec.embedding.stores.disk import DiskStore
 from hpcrec.errors import ConfigError
+from hpcrec.training import loop
 from tests.checkpoint.test_dynamic_resume import finish
 from tests.together import on_every_rank
 from tests.training.dynamic_runs import TABLES, dynamic_config
@@ -367,3 +369,22 @@ def test_it_is_said_where_the_rows_of_checkpoints_will_be(folder: Path, monkeypa
     assert memory_report(config, 1)[-1].endswith("files that no earlier one has are copied.")
     in_memory = config_of(folder, "run")
     assert "checkpoints have" not in memory_report(in_memory, 1)[-1]
+
+
+@pytest.mark.parallel([1, 3])
+@pytest.mark.usefixtures("few_places")
+def test_the_best_checkpoint_is_evaluated_at_the_end(folder: Path, taken: list[int]) -> None:
+    """Its files are taken over in place of those of the last step."""
+    write_data(folder / "data.h5")
+    told = {}
+    for rows in ("links", "hdf5"):
+        config = command_of(folder, rows, rows=rows, keep_best=True)
+        config = replace(config, train=replace(config.train, eval_every=3, early_stop=None))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setitem(loop.RISES, "auc", False)  # the first is the best, or one of the next
+            assert commands.train(config) == 0
+        told[rows] = json.loads((folder / rows / "summary.json").read_text())["eval"]
+        assert commands.evaluate(config, checkpoint="best")["auc"] == pytest.approx(told[rows]["auc"], abs=1e-12)
+    with on_every_rank():
+        assert told["links"] == told["hdf5"]
+        assert taken[0] == (told["links"]["step"] < 12)
