@@ -482,6 +482,10 @@ class RowLog:
         self._segments[slot] = None
         segment.remove()
 
+    def sealed(self) -> list[Segment]:
+        """Segments that never change any more."""
+        return [segment for segment in self._segments if segment is not None and segment.footer is None]
+
     def verify(self) -> int:
         """Reads all pages of sealed segments and their footers; returns how many pages.
 
@@ -491,7 +495,7 @@ class RowLog:
             One cannot be read, or is not what was written.
         """
         total = 0
-        for segment in [s for s in self._segments if s is not None and s.footer is None]:
+        for segment in self.sealed():
             segment.read_footer()
             for first in range(0, segment.pages, self._piece_pages):
                 n = min(self._piece_pages, segment.pages - first)

@@ -5,15 +5,16 @@ is found from the footers alone, some millions of rows at a time, and is a bit a
 nobody writes; knows no ids.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcrec.disk import pages
-from hpcrec.disk.layout import Layout, Outcome, Wrong
+from hpcrec.disk.layout import Bytes, Layout, Outcome, Wrong
 from hpcrec.disk.lists import list_name, open_segments, read_list
-from hpcrec.disk.segment import AGAIN, Footer, unreadable
+from hpcrec.disk.segment import AGAIN, Footer, Segment, unreadable
 from hpcrec.errors import TierError
 from hpcrec.types import Ints
 
@@ -90,24 +91,14 @@ class Snapshot:
     def wrong(self) -> list[str]:
         """All that is wrong: each page, footer and seal is read. Of a segment, the first page that is."""
         found = []
-        for number, segment in enumerate(self._segments):
+        for segment in self._segments:
             try:
                 with segment.opened():
                     segment.read_footer()
-                self._check(number)
+                    check_segment(segment)
             except TierError as error:
                 found.append(str(error).removesuffix(AGAIN).rstrip())
         return found
-
-    def _check(self, number: int) -> None:
-        of, segment = self.layout, self._segments[number]
-        step, contents = max(1, _PIECE_BYTES // of.page_bytes), 0
-        for first in range(0, segment.pages, step):
-            n = min(step, segment.pages - first)
-            sums = self._pages(number, first, n).reshape(n, of.page_bytes)[:, :4]
-            contents = pages.crc32c(np.ascontiguousarray(sums).reshape(-1), contents)
-        if contents != segment.contents:
-            raise TierError(f"{segment.path}: has pages of another segment of this number.")
 
     # The newest version of each row.
 
@@ -160,15 +151,37 @@ class Snapshot:
             self._footer = segment, footer
         return self._footer[1]
 
-    def _pages(self, segment: int, first: int, n: int) -> Any:
-        """Pages [first, first + n), each checked."""
-        of = self.layout
+    def _pages(self, segment: int, first: int, n: int) -> Bytes:
         with self._segments[segment].opened() as file:
-            memory = file.read_pages(first, n)
-        wrong, page = pages.check_pages(of, memory, n, file.number, first)
-        if wrong:
-            raise unreadable(file.path, first + page, Outcome(Wrong(wrong)), "")
-        return memory
+            return _checked(file, first, n)
+
+
+def check_segment(segment: Segment, each: Callable[[], None] = lambda: None) -> None:
+    """Reads all pages of an open segment; ``each`` is called after some of them.
+
+    Raises
+    ------
+    TierError
+        One cannot be read, or is not what was written.
+    """
+    of, contents = segment.layout, 0
+    step = max(1, _PIECE_BYTES // of.page_bytes)
+    for first in range(0, segment.pages, step):
+        n = min(step, segment.pages - first)
+        sums = _checked(segment, first, n).reshape(n, of.page_bytes)[:, :4]
+        contents = pages.crc32c(np.ascontiguousarray(sums).reshape(-1), contents)
+        each()
+    if contents != segment.contents:
+        raise TierError(f"{segment.path}: has pages of another segment of this number.")
+
+
+def _checked(segment: Segment, first: int, n: int) -> Bytes:
+    """Pages [first, first + n) of an open segment, each checked."""
+    memory = segment.read_pages(first, n)
+    wrong, page = pages.check_pages(segment.layout, memory, n, segment.number, first)
+    if wrong:
+        raise unreadable(segment.path, first + page, Outcome(Wrong(wrong)), "")
+    return memory
 
 
 def _bits(packed: Any, start: int, stop: int) -> Any:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from hpcrec.disk import pages
+from hpcrec.disk.beside import Pass
 from hpcrec.disk.common import Common, Counts, Settings
 from hpcrec.disk.folder import locked
 from hpcrec.disk.layout import Bytes, Layout
@@ -509,6 +510,12 @@ class Tier:
                 self._begin(said, generation)
                 self.drop(generation)
                 return n_bytes
+
+    def looked_at(self) -> Pass:
+        """Begins to read all pages that are sealed now, beside what is read and written meanwhile."""
+        with self._lock:
+            self._check_whole()
+            return Pass([segment for log in self._logs for segment in log.sealed()])
 
     @staticmethod
     def _put(source: Path, target: Path) -> int:

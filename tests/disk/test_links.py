@@ -129,3 +129,23 @@ def test_pages_of_another_segment_are_found_by_the_seal(kept):
         file.write(data[4096:] + data[:4096])
     assert [problem for problem in of.wrong() if "holds another page" in problem], "by its number in the segment"
     assert first.path.name not in str(of.wrong())
+
+
+def test_a_pass_beside_finds_what_is_damaged(kept, tmp_path):
+    folder, number, _ = kept
+    with Tier(tmp_path / "other", BLOCKS, settings()) as tier:
+        tier.take(folder, number)
+        whole = tier.looked_at()
+        whole.wait()
+        assert whole.wrong is None
+        path = max(folder.glob("segment-*"), key=lambda p: p.stat().st_size)
+        data = path.read_bytes()
+        path.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])  # of both names
+        found = tier.looked_at()
+        found.wait()
+        assert found.wrong is not None and f"{path.name}: page 1 has a wrong checksum." in found.wrong
+        (tier.folder / path.name).unlink()  # as cleaning does
+        rest = tier.looked_at()
+        rest.wait()
+        assert rest.wrong is None
+        tier.looked_at().stop()

@@ -23,7 +23,7 @@ from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.disk.common import Settings
 from hpcrec.embedding.stores.disk import DiskStore
-from hpcrec.errors import ConfigError
+from hpcrec.errors import ConfigError, TierError
 from hpcrec.training import loop
 from tests.checkpoint.test_dynamic_resume import finish
 from tests.together import on_every_rank
@@ -388,3 +388,19 @@ def test_the_best_checkpoint_is_evaluated_at_the_end(folder: Path, taken: list[i
     with on_every_rank():
         assert told["links"] == told["hdf5"]
         assert taken[0] == (told["links"]["step"] < 12)
+
+
+@pytest.mark.parallel([1])
+@pytest.mark.usefixtures("few_places")
+def test_damage_that_is_found_beside_the_steps_ends_the_run(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    config = config_of(folder, "run", store=stored(folder))
+    finish(config, stop_at=SAVED)
+    for path in (folder / "run").glob("checkpoints/step-4/rows-0.tier/segment-*"):
+        data = path.read_bytes()
+        path.write_bytes(data[:4000] + bytes([data[4000] ^ 1]) + data[4001:])
+    with open_session(config) as session:
+        state.load(session, find_checkpoint(folder / "run", "last"), resume=True)
+        session.parts.store._looking.wait()
+        with pytest.raises(TierError, match=r"page 0 has a wrong checksum. The run went on from .*step-4, which"):
+            next(session.steps()).run()

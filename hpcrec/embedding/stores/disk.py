@@ -16,14 +16,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.disk.beside import Pass
 from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
+from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.blocks import Block, blocks_of
 from hpcrec.embedding.frozen import Values
 from hpcrec.embedding.held_rows import HeldRows
 from hpcrec.embedding.linked import LinkedRows, facts_of
 from hpcrec.embedding.room import MAP_BYTES_A_SLOT, bytes_of, slots_for
 from hpcrec.embedding.stores.cached import CachedStore
-from hpcrec.errors import ConfigError
+from hpcrec.errors import ConfigError, TierError
 from hpcrec.plan.memory import Elsewhere, to_disk
 from hpcrec.types import Floats, Ints
 
@@ -141,6 +143,8 @@ class DiskStore(CachedStore):
         self._numbers = {id_of(block): number for number, block in enumerate(own)}
         self._own_bytes = sum(self._bytes_of(block) for block in own)
         self._kept: KeptRows | None = None  # what a checkpoint links, or has linked
+        self._looking: Pass | None = None  # at the files that were taken over from a checkpoint
+        self._came_from = folder
         self._links: set[tuple[Path, str]] = set()  # folders of checkpoints, and of this rank's links in each of them
         self._last: dict[str, float] | None = None  # what the tier says, once it is closed
         rows = [BlockRows(block.rows, self._geometry(block)) for block in own]
@@ -249,6 +253,22 @@ class DiskStore(CachedStore):
                 self._cleared(b)
                 held.forget()
         self._tier.take(folder, generation)
+        self._stop_looking()
+        self._looking, self._came_from = self._tier.looked_at(), folder.parent
+
+    def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
+        """See ``Store``; raises what was found meanwhile of the files that were taken over."""
+        if self._looking is not None and self._looking.wrong is not None:
+            raise TierError(
+                f"{self._looking.wrong} The run went on from {self._came_from}, which has the same file. Go back to a "
+                "checkpoint that has not, by checkpoint.resume; 'hpcrec checkpoint verify' says which are whole."
+            )
+        super().gather(step, asked, values)
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            self._looking.stop()
+            self._looking = None
 
     def figures(self) -> dict[str, float]:
         """See ``Store``; and what the disk has, and was asked for."""
@@ -274,6 +294,7 @@ class DiskStore(CachedStore):
 
     def close(self) -> None:
         """See ``Store``. Its files go: what a run goes on from is its checkpoint."""
+        self._stop_looking()
         super().close()
         self._gone()
 
