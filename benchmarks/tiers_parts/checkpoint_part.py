@@ -74,6 +74,8 @@ def measure(folder: Path, *, quick: bool) -> tuple[list[dict[str, Any]], list[di
         "stopped_dram_ms": 1e3 * found["dram"]["stopped_s"],
         "whole_after_s": links["whole_s"],
         "whole_after_hdf5_s": hdf5["whole_s"],
+        "loaded_s": spread([one["loaded_s"] for one in found["resumed"]["links"]]),
+        "loaded_hdf5_s": spread([one["loaded_s"] for one in found["resumed"]["hdf5"]]),
         "resumed_s": spread(resumed["links"]),
         "resumed_hdf5_s": spread(resumed["hdf5"]),
     }

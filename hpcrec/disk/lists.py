@@ -9,7 +9,9 @@ Blocks are in their order; of each the numbers of its segments, and their seals.
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ import numpy as np
 
 from hpcrec.disk import pages
 from hpcrec.disk.layout import Layout
-from hpcrec.disk.segment import AGAIN, Segment, not_written
+from hpcrec.disk.segment import AGAIN, Footer, Segment, not_written
 from hpcrec.errors import TierError
 
+_READERS = 8  # reads of seals and footers under way
 NAME = re.compile(r"(segment|generation)-(\d{8})(\.part)?")
 
 
@@ -86,19 +89,45 @@ def open_segments(
     TierError
         One is not there, or was written by another run, or by this one at another time.
     """
+
+    def opened(number: int) -> Segment:
+        return Segment.sealed(folder / segment_name(number), number, block, layout, direct=direct)
+
     found: list[Segment] = []
+    coming: list[Future[Segment]] = []
     try:
-        for number, seal in zip(said["segments"][block], said["seals"][block], strict=True):
-            path = folder / segment_name(number)
-            found.append(Segment.sealed(path, number, block, layout, direct=direct))
+        with ThreadPoolExecutor(_READERS) as pool:
+            coming = [pool.submit(opened, number) for number in said["segments"][block]]
+        for one, seal in zip(coming, said["seals"][block], strict=True):
+            found.append(one.result())
             if found[-1].seal_sum != seal:
                 raise TierError(
-                    f"{path}: is another segment than the one that its generation has: its seal is "
+                    f"{found[-1].path}: is another segment than the one that its generation has: its seal is "
                     f"{found[-1].seal_sum:08x}, and {seal:08x} is listed. It was put there from elsewhere, or is of "
                     "another run."
                 )
     except BaseException:
-        for segment in found:
-            segment.close()
+        for one in coming:
+            if one.exception() is None:
+                one.result().close()
         raise
     return found
+
+
+def read_footers(segments: Iterable[Segment]) -> Iterator[tuple[Segment, Footer]]:
+    """Each with its footer, of which some are read ahead by threads.
+
+    Raises
+    ------
+    TierError
+        One cannot be read, or is not what was written.
+    """
+    with ThreadPoolExecutor(_READERS) as pool:
+        coming: deque[tuple[Segment, Future[Footer]]] = deque()
+        for segment in segments:
+            coming.append((segment, pool.submit(segment.read_footer)))
+            if len(coming) > _READERS:
+                first, footer = coming.popleft()
+                yield first, footer.result()
+        for first, footer in coming:
+            yield first, footer.result()

@@ -41,6 +41,7 @@ import numpy as np
 from hpcrec.disk import pages
 from hpcrec.disk.common import Common
 from hpcrec.disk.layout import Bytes, Layout, Outcome, Wrong, aligned
+from hpcrec.disk.lists import read_footers
 from hpcrec.disk.segment import AGAIN, Footer, Segment, not_written, unreadable
 from hpcrec.errors import TierError
 from hpcrec.types import Ints
@@ -514,8 +515,8 @@ class RowLog:
             A footer is damaged, or has what cannot be.
         """
         stamps = np.zeros((len(segments) + 1, self.segment_pages), np.uint64)  # by slot, of each page
-        for segment in segments:
-            footer, slot = segment.read_footer(), self._slot(segment)
+        for segment, footer in read_footers(segments):
+            slot = self._slot(segment)
             of, rows = self.layout, footer.rows.astype(np.int64)
             if segment.pages > self.segment_pages or (rows.size and rows.max() >= self.rows):
                 raise TierError(
