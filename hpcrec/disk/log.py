@@ -529,7 +529,7 @@ class RowLog:
             if (footer.records < of.per_page).any():
                 here = np.flatnonzero(np.arange(of.per_page) < footer.records[:, None])
                 numbers, place = numbers[here], place[here]
-            before = self._index[numbers]
+            before = self._index.take(numbers)  # it and ``put`` are faster than brackets
             if before.any():
                 old = np.flatnonzero(before)
                 page = place[old] // of.per_page - slot * self.segment_pages
@@ -537,7 +537,7 @@ class RowLog:
                 is_older = np.zeros(len(numbers), bool)
                 is_older[old] = footer.stamps[page] < stamps[old_slot, old_page]
                 numbers, place = numbers[~is_older], place[~is_older]
-            self._index[numbers] = place  # of a row that comes twice the later one, which is the newer
+            np.put(self._index, numbers, place)  # of a row that comes twice the later one, which is the newer
             self._written[slot] = int(footer.stamps.max(initial=0)) + 1
         self._alive = np.zeros(len(self._segments), np.int64)
         for start in range(0, self.rows, _COUNTED):
