@@ -1,6 +1,6 @@
 """Rows on a disk: the tier alone beside fio, existing stores beside the tier, and runs beside the same runs in memory.
 
-    python benchmarks/tiers.py [--quick] [--json FILE] [--parts disk,stays,stores,runs] [--folder DIR]
+    python benchmarks/tiers.py [--quick] [--json FILE] [--parts disk,stays,checkpoint,stores,runs] [--folder DIR]
 
 Part ``disk`` (``tiers_parts/disk_part.py``): ``hpcrec.disk`` without a cache. Rows of 64 floats with row-wise Adagrad,
 260 bytes, lie in random order; batches of rows at random are read past the page cache, a page of 4 KiB for nearly each,
@@ -25,6 +25,13 @@ Part ``stays``: what a cache of rows above the disk keeps, by count (``tiers_par
 ``tiers.reads_over_best`` is reads a step by those of the best fixed set of as many rows, the highest over exponents of
 1.05 and 1.2 and caches of 1/4, 1/8 and 1/16 of the rows; ``tiers.reads_over_optimum`` is the same by Belady's optimum,
 where the next steps are known. Counts are the same in every run.
+
+Part ``checkpoint`` (``tiers_parts/checkpoint_part.py``): store ``disk`` in an eighth of the rows' bytes.
+``tiers.checkpoint_bytes`` is what a checkpoint by links writes, what is dirty in memory and its own files, by the bytes
+of rows and states; beside it, what it would copy where links cannot be had. ``tiers.resume_ratio`` is the time from an
+open session to the end of the first step, from links by that from HDF5: medians of rounds that take turns, with nothing
+of either checkpoint in the page cache. How long steps stand still for a checkpoint is shown for links, for HDF5 and for
+rows that are all in memory.
 
 Part ``stores`` (``tiers_parts/stores_part.py``, JSON in <FILE>_stores): a mapped file, LMDB and RocksDB (from C++;
 apt-get install liblmdb-dev librocksdb-dev) beside the tier, each in a memory group of its own that kills, all with the
@@ -65,16 +72,17 @@ import tempfile
 from pathlib import Path
 
 from _report import asked, options
-from tiers_parts import disk_part, drift_part, runs_part, stays, stores_part
+from tiers_parts import checkpoint_part, disk_part, drift_part, runs_part, stays, stores_part
 
 PARTS = {
     "disk": disk_part.disk,
     "stays": stays.stays,
+    "checkpoint": checkpoint_part.checkpoints,
     "stores": stores_part.stores,
     "runs": runs_part.runs,
     "drift": drift_part.drift,
 }
-SHORT = ("disk", "stays", "stores", "runs")  # minutes each
+SHORT = ("disk", "stays", "checkpoint", "stores", "runs")  # minutes each
 
 
 def main() -> None:

@@ -39,7 +39,8 @@ ALLOWED = {
     "config": "toml policy exchange",  # policy, exchange: names, and what forms say of themselves
     "systems": "config",
     "training": "again exchange policy dense data models embedding comm",
-    "checkpoint": "again training dense data embedding comm",  # a session's parts are saved, so it knows them
+    # A session's parts are saved, so it knows them; disk: rows that are links to a store's files are read from these.
+    "checkpoint": "again training dense data embedding disk comm",
     "checkpoint.tools": "again checkpoint dense data comm",  # checkpoints without a session
     # What in training knows checkpoints too: the loop, its lines of metrics, and what it says of thresholding.
     "training.compression": "training checkpoint dense",

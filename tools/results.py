@@ -37,7 +37,7 @@ PARTS = {
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
     "tiers": "disk",
-    **{f"tiers_{part}": part for part in ("stays", "stores", "runs", "drift")},
+    **{f"tiers_{part}": part for part in ("stays", "stores", "runs", "drift", "checkpoint")},
 }
 # what the committed figures were run with
 EXTRA = {

@@ -377,4 +377,25 @@ def memory_report(config: Config, ranks: int | None) -> list[str]:
         "" if ranks or ranks_asked_for(config) else " (-n N for another number)"
     )
     lines = memory_lines(predict_memory(config, [0] * size), topology_of(config, [0] * size))
-    return [f"memory a rank, with {asked}:", *(f"  {line}" for line in lines)]
+    return [f"memory a rank, with {asked}:", *(f"  {line}" for line in lines), *_links_lines(config)]
+
+
+def _links_lines(config: Config) -> list[str]:
+    """Where the rows of checkpoints will be, if they are to be linked."""
+    if not config.checkpoint.links_rows(config.store.name) or config.store.path is None:
+        return []
+    run, rows = (_file_system(Path(path)) for path in (config.run.folder, config.store.path))
+    if run != rows:
+        said = "run.folder and store.path are on different file systems here: files that no earlier one has are copied"
+    else:
+        said = (
+            "run.folder and store.path are on one file system here. If that is a node's own disk, they are gone with "
+            "the node: then set run.folder to a shared file system, to which they are copied"
+        )
+    return [f"checkpoints have the store's files: {said}."]
+
+
+def _file_system(path: Path) -> int:
+    """Number of the one that a path is on, or will be."""
+    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    return there.stat().st_dev

@@ -123,6 +123,7 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
         save_failed=threading.Event(),
         teaches_from=_teaches_from(config),
         affinity=affinity,
+        links_rows=config.checkpoint.links_rows(config.store.name),
         close=partial(_close, part, splits, world),
     )
     if not reading:
@@ -262,7 +263,7 @@ def _make_store(
         seed=config.train.seed,
         dtype=DTYPES[config.train.dtype][0],
         device=make_device(config, topology),
-        **{name: given[name] for name in store.takes},
+        **{name: given[name] for name in store.keys},
     )
 
 

@@ -39,9 +39,12 @@ from hpcrec.data import checksum
 from hpcrec.data.files import remove_folder, sync, synced
 from hpcrec.data.hdf5_out import Output
 from hpcrec.dense.finite import all_finite
+from hpcrec.disk.links import copied, linked
+from hpcrec.embedding.linked import LinkedRows
 from hpcrec.errors import CheckpointError, HpcrecError
 from hpcrec.training.claim import UNCLAIMED, Claim, Unclaimed
 from hpcrec.training.ranks import on_root
+from hpcrec.types import Ints
 
 __all__ = [
     "Checkpoint",
@@ -86,6 +89,8 @@ class CheckpointWriter:
     ----------
     hidden : Path
         Where files are until they are a checkpoint; made by ``begin``.
+    copied_bytes : int
+        Of a store's files that could not be linked.
     """
 
     def __init__(
@@ -105,6 +110,8 @@ class CheckpointWriter:
         self._claim = claim
         self.hidden = files.hidden_folder(self.folder, step, token=claim.token)
         self._written: dict[str, dict[str, Any]] = {}
+        self._segments: dict[str, dict[str, Any]] = {}
+        self.copied_bytes = 0
         self._failure: str | None = None
         self._finite = True  # what the file under way has been given so far
 
@@ -172,6 +179,78 @@ class CheckpointWriter:
 
         self._write(f"{files.quoted(table)}/part-{part}.h5", write)
 
+    def write_links(self, name: str, rows: LinkedRows) -> None:
+        """Makes links to a store's files in a folder of this name, before the parts that they are of.
+
+        Where these are different file systems, what an earlier checkpoint of the run has is linked from there, and the
+        rest copied.
+        """
+        if self._failure is not None:
+            return
+        with self._failing(self.hidden / name) as folder:
+            rows.settle()
+            folder.mkdir()
+            rows.linked_in(files.checkpoints_in(self.folder), name)
+            data = rows.list_file.read_bytes()
+            n_bytes, crc32 = _write_bytes(folder / rows.list_file.name, data)
+            self._written[f"{name}/{rows.list_file.name}"] = files.entry_of(n_bytes, crc32)
+            earlier: dict[tuple[int, int], Path] | None = None
+            for source in rows.segments:
+                self._comes_on()
+                entry = {"bytes": source.stat().st_size, "seal": rows.seal(source)}
+                target = folder / source.name
+                self._segments[f"{name}/{source.name}"] = entry
+                if linked(source, target):
+                    continue
+                if earlier is None:
+                    found = files.linked_before(self.folder, name)
+                    earlier = {(of["bytes"], of["seal"]): path for path, of in found}
+                same = earlier.get((entry["bytes"], entry["seal"]))
+                if same is None or files.segment_damage(same, entry) or not linked(same, target):
+                    self.copied_bytes += copied(source, target, self._comes_on)
+
+    def write_linked_part(
+        self,
+        table: str,
+        part: int,
+        facts: Mapping[str, Any],
+        *,
+        rows: int,
+        width: int,
+        columns: tuple[int, int],
+        dynamic: bool = False,
+        hashed: bool | None = False,
+        finite: bool = True,
+        held: tuple[Ints, Ints] | None = None,
+        admission: Admission | None = None,
+    ) -> None:
+        """Writes what is to be known of a part whose rows are links, see ``write_table_part``.
+
+        Parameters
+        ----------
+        facts : dict
+            Where they are, and what records mean: ``embedding.linked``, and ``folder`` and ``generation``.
+        finite : bool
+            Whether all their values are.
+        held : (int64 [U], int64 [U]), optional
+            Of a dynamic table: ids, and the rows of the part that they have.
+        """
+        said = {"table": table, "rows": rows, "width": width, "column_start": columns[0], "column_stop": columns[1]}
+        said |= {"dynamic": True} if dynamic else {} if hashed is None else {"hashed": hashed}
+
+        def fill(file: h5py.File) -> None:
+            file.attrs.update({**said, "linked": json.dumps(facts)})
+            if held is not None:
+                file["ids"], file["linked_rows"] = held
+            if admission is not None:
+                write_admission(file, admission)
+
+        name = f"{files.quoted(table)}/part-{part}.h5"
+        if self._failure is None:
+            with self._failing((self.hidden / name).parent) as folder:
+                folder.mkdir(exist_ok=True)
+        self._write_file(name, fill, [] if finite else [np.nan])
+
     def write_dense(
         self,
         parameters: Mapping[str, Any],
@@ -218,8 +297,8 @@ class CheckpointWriter:
         """
         ranks = ranks or self._ranks
         self._sync_names()
-        parts = ranks.allgather((self._written, self._failure))
-        failure = next((f"rank {i}: {text}" for i, (_, text) in enumerate(parts) if text), None)
+        parts = ranks.allgather((self._written, self._segments, self._failure))
+        failure = next((f"rank {i}: {text}" for i, (*_, text) in enumerate(parts) if text), None)
         if failure is not None:
             on_root(ranks, self._claim.check)  # who took the run over has removed the files: that is what is to be told
             if ranks.rank == 0:
@@ -227,16 +306,18 @@ class CheckpointWriter:
                     remove_folder(self.hidden, ranks.comes_on)
             raise CheckpointError(f"the checkpoint of step {self.step} could not be written: {failure}")
         everything: dict[str, dict[str, Any]] = {}
-        for written, _ in parts:
+        segments: dict[str, dict[str, Any]] = {}
+        for written, links, _ in parts:
             twice = sorted(set(written) & set(everything))
             assert not twice, f"two ranks wrote {twice}"
             everything.update(written)
+            segments.update(links)
         assert files.STATE in everything, "write_state() was not called on any rank"
 
         def finish() -> None:
             self._claim.check()
             base = None if self._base is None else files.named_base(self.folder, self._base)
-            files.write_manifest(self.hidden, self.step, everything, base)
+            files.write_manifest(self.hidden, self.step, everything, base, segments)
             files.publish(self.folder, self.step, self._claim, ranks.comes_on)
 
         on_root(ranks, finish)

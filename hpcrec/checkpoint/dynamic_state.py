@@ -5,7 +5,7 @@ Every owner takes the ids that are dealt to it, whoever saved them. Knows the st
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import h5py
 import numpy as np
@@ -70,8 +70,10 @@ def admission_of(held: DynamicRows, known: IdState) -> Admission:
     )
 
 
-def load_dynamic(session: Session, checkpoint: Checkpoint) -> None:
+def load_dynamic(session: Session, checkpoint: Checkpoint, taken: Collection[str] = ()) -> None:
     """Takes over the rows of dynamic tables, and goes on from what was known of their ids; collective.
+
+    But for those that are ``taken`` already.
 
     Raises
     ------
@@ -80,7 +82,7 @@ def load_dynamic(session: Session, checkpoint: Checkpoint) -> None:
         rank.
     """
     store, main, error = session.parts.store, session.parts.world.main, None
-    held = {} if store is None else store.dynamic
+    held = {} if store is None else {f: of for f, of in store.dynamic.items() if of.family.tables[0] not in taken}
     try:
         for of in held.values():
             of.load(*_joined(checkpoint, _named(session, of), of))
@@ -88,7 +90,11 @@ def load_dynamic(session: Session, checkpoint: Checkpoint) -> None:
         error = caught
     agree(main, error)
     dealt_to: dict[str, float] = {}  # ids, by family
-    dynamic = {name: spec.width for name, spec in session.parts.tables.items() if spec.dynamic is not None}
+    dynamic = {
+        name: spec.width
+        for name, spec in session.parts.tables.items()
+        if spec.dynamic is not None and name not in taken
+    }
     for table in sorted(
         dynamic, key=lambda name: -dynamic[name]
     ):  # of a family the one that it is named by comes first

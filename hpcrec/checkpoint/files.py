@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -23,6 +23,7 @@ from hpcrec.comm.failure import agree
 from hpcrec.comm.ranks import Ranks
 from hpcrec.data import checksum
 from hpcrec.data.files import remove_folder, sync, write_text
+from hpcrec.disk.segment import seal_of
 from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.training.claim import UNCLAIMED, Claim, Unclaimed
 
@@ -30,9 +31,11 @@ ComesOn = Callable[[], None]  # called again and again during long work, for who
 
 FORMAT = "hpcrec checkpoint"
 FORMAT_VERSION = 3
+LINKED_VERSION = 4  # of one with rows that are links to a store's files, which who knows only 3 cannot read
 MANIFEST = "manifest.json"
 DENSE = "dense.h5"
 RESIDUALS = "residuals-"  # and the number of a dense rank
+ROWS, ROWS_END = "rows-", ".tier"  # between them the number of the rank whose store's files are linked there
 DENSE_GROUP, SNAPSHOT = "dense-group-", "snapshot-"  # and the number of a group of dense ranks
 STATE = "state.json"
 BEST = "best.json"
@@ -51,9 +54,23 @@ LONGEST_NAME = 255  # bytes of a file's or a folder's, on Linux
 def quoted(name: str) -> str:
     """A name of a table, parameter or state as one HDF5 or file name: ``%``, ``/`` and a leading dot as ``%xx``."""
     name = name.replace("%", "%25").replace("/", "%2F")
-    if name.startswith((".", RESIDUALS, DENSE_GROUP, SNAPSHOT)) or name in (MANIFEST, DENSE, STATE):
+    if (
+        name.startswith((".", RESIDUALS, DENSE_GROUP, SNAPSHOT))
+        or is_folder_of_links(name)
+        or name in (MANIFEST, DENSE, STATE)
+    ):
         name = name.replace(".", "%2E")
     return name
+
+
+def folder_of_links(rank: int) -> str:
+    """In a checkpoint: links to the files of a rank's store."""
+    return f"{ROWS}{rank}{ROWS_END}"
+
+
+def is_folder_of_links(name: str) -> bool:
+    """Whether a folder of a checkpoint is one of links, and not of a table."""
+    return name.startswith(ROWS) and name.endswith(ROWS_END)
 
 
 def unquoted(name: str) -> str:
@@ -107,10 +124,20 @@ def entry_of(n_bytes: int, crc32: int, *, finite: bool = True) -> dict[str, Any]
 
 
 def write_manifest(
-    folder: Path, step: int, files: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any] | None = None
+    folder: Path,
+    step: int,
+    files: Mapping[str, Mapping[str, Any]],
+    base: Mapping[str, Any] | None = None,
+    segments: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Makes a folder a checkpoint: lists every file in it, and names the ``base`` that it needs besides."""
-    manifest = {"format": FORMAT, "version": FORMAT_VERSION, "step": step, "files": dict(sorted(files.items()))}
+    """Makes a folder a checkpoint: lists every file in it, and names the ``base`` that it needs besides.
+
+    ``segments`` are links to a store's files, with their bytes and seals.
+    """
+    version = LINKED_VERSION if segments else FORMAT_VERSION
+    manifest = {"format": FORMAT, "version": version, "step": step, "files": dict(sorted(files.items()))}
+    if segments:
+        manifest["segments"] = dict(sorted(segments.items()))
     if base is not None:
         manifest["base"] = base
     write_text(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
@@ -152,13 +179,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(read_again(path, path.read_bytes))
         found = (manifest["format"], manifest["version"])
-        if found != (FORMAT, FORMAT_VERSION):
+        if found not in ((FORMAT, FORMAT_VERSION), (FORMAT, LINKED_VERSION)):
             raise CheckpointError(
-                f"{path}: format {found[0]!r}, version {found[1]!r}. Allowed: {FORMAT!r}, version {FORMAT_VERSION}. "
-                "Read it with the hpcrec that wrote it."
+                f"{path}: format {found[0]!r}, version {found[1]!r}. Allowed: {FORMAT!r}, version {FORMAT_VERSION} or "
+                f"{LINKED_VERSION}. Read it with the hpcrec that wrote it."
             )
         files = {str(name): (int(entry["bytes"]), int(entry["crc32"])) for name, entry in manifest["files"].items()}
-        for name in files:
+        segments = {name: (int(of["bytes"]), int(of["seal"])) for name, of in manifest.get("segments", {}).items()}
+        for name in (*files, *segments):
             if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
                 raise ValueError(f"file {name!r}, which is not one of its folder")
         base = manifest.get("base")
@@ -203,12 +231,12 @@ def damage(folder: Path, manifest: Mapping[str, Any], ranks: Ranks) -> str | Non
     UnreadableError
         One cannot be read just now; on every rank.
     """
-    mine = list(manifest["files"].items())[ranks.rank :: ranks.size]
+    mine, linked = (list(manifest.get(of, {}).items())[ranks.rank :: ranks.size] for of in ("files", "segments"))
     found, unread = None, None
     try:
         found = next(
             (text for name, entry in mine if (text := file_damage(folder / name, entry, ranks.comes_on))), None
-        )
+        ) or next((text for name, entry in linked if (text := segment_damage(folder / name, entry))), None)
     except UnreadableError as error:
         unread = error
     agree(ranks, unread)
@@ -234,6 +262,45 @@ def file_damage(path: Path, entry: Mapping[str, Any], comes_on: ComesOn = nothin
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     return None
+
+
+def segment_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
+    """What is wrong with a link to a store's file, held to its entry in the manifest, or None: its size, its seal.
+
+    Its pages have checksums of their own, which are looked at when they are read.
+
+    Raises
+    ------
+    UnreadableError
+        It cannot be read just now.
+    """
+
+    def read() -> tuple[int, int]:
+        return path.stat().st_size, seal_of(path)
+
+    try:
+        n_bytes, seal = read_again(path, read)
+    except UnreadableError:
+        raise
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror})"
+    if n_bytes != entry["bytes"]:
+        return f"{path} has {n_bytes} bytes, its manifest says {entry['bytes']}"
+    if seal != entry["seal"]:
+        return f"{path} is another segment than its manifest means: its seal is {seal:08x}, not {entry['seal']:08x}"
+    return None
+
+
+def linked_before(run: Path, folder: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Links of a folder in the checkpoints of a run, the newest first: each with its entry in the manifest."""
+    for step in reversed(steps_in(run)):
+        try:
+            manifest = read_manifest(step_folder(run, step))
+        except CheckpointError:  # whoever reads it says so
+            continue
+        for name, entry in manifest.get("segments", {}).items():
+            if name.startswith(f"{folder}/"):
+                yield step_folder(run, step) / name, entry
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------

@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 
+from hpcrec.checkpoint import files
 from hpcrec.checkpoint.checkpoint import CheckpointWriter
 from hpcrec.checkpoint.dynamic_state import admission_of, named
 from hpcrec.checkpoint.residual_state import unsent_of
+from hpcrec.comm.failure import agree
 from hpcrec.dense.optimizer import optimizer_state
 from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.held_rows import Picked
+from hpcrec.embedding.linked import LinkedRows
 from hpcrec.embedding.store import Store
+from hpcrec.errors import OutputError, TierError
 from hpcrec.training.parts import Parts
 from hpcrec.training.session import Session
 
@@ -45,12 +49,15 @@ def frozen_parts_of(
 
 
 def _tables(parts: Parts, writer: CheckpointWriter | None, *, some: bool) -> list[Write]:
-    """Of the rows; frozen, where there is a writer."""
-    store = parts.store
+    """Of the rows; frozen, where there is a writer, or in files that are to be linked. Collective."""
+    store, kept = parts.store, _kept(parts)
     if store is None:
         return []
     held = {family: (rows, rows.save()) for family, rows in store.dynamic.items()}
     writes: list[Write] = []
+    name = files.folder_of_links(parts.world.topology.rank)
+    if kept is not None:
+        writes.append(partial(_write_links, name, kept))
     tables: dict[str, Picked] = {}
     for table in store.tables:
         part = store.part(table)
@@ -61,11 +68,7 @@ def _tables(parts: Parts, writer: CheckpointWriter | None, *, some: bool) -> lis
         if part.family.dynamic is not None:
             rows, known = held[part.family.name]
             admission = admission_of(rows, known) if table == named(store, rows) else None
-        mask = store.changed(table) if known is None and some else None
-        picked: Picked = known if mask is None else mask
-        tables[table] = picked
-        facts: dict[str, Any] = {
-            "n_ids": len(known.ids) if known is not None else part.rows if mask is None else int(mask.sum()),
+        shape = {
             "rows": parts.tables[table].rows,
             "width": part.width,
             "columns": part.columns,
@@ -73,10 +76,43 @@ def _tables(parts: Parts, writer: CheckpointWriter | None, *, some: bool) -> lis
             "hashed": part.family.hashed,
             "admission": admission,
         }
-        writes.append(partial(_write_table, store, part, picked, facts))
+        if kept is not None and table in kept.facts:
+            facts = {**kept.facts[table], "folder": name}
+            shape["held"] = None if known is None else (known.ids, known.rows)
+            shape["finite"] = table not in kept.nonfinite
+            writes.append(partial(_write_linked, table, part.number, facts, shape))
+            continue
+        mask = store.changed(table) if known is None and some else None
+        picked: Picked = known if mask is None else mask
+        tables[table] = picked
+        n_ids = len(known.ids) if known is not None else part.rows if mask is None else int(mask.sum())
+        writes.append(partial(_write_table, store, part, picked, {**shape, "n_ids": n_ids}))
     if writer is not None:
         store.freeze(tables, writer.hidden / f"kept-{parts.world.topology.rank}")
     return writes
+
+
+def _kept(parts: Parts) -> LinkedRows | None:
+    """Rows of this rank that are to be linked; collective: what one rank cannot write, all learn of."""
+    kept, error = None, None
+    if parts.links_rows:
+        try:
+            kept = None if parts.store is None else parts.store.keep()
+        except (OutputError, TierError) as caught:
+            error = caught
+        agree(parts.world.main, error)
+    return kept
+
+
+def _write_links(name: str, kept: LinkedRows, writer: CheckpointWriter) -> None:
+    try:
+        writer.write_links(name, kept)
+    finally:
+        kept.drop()
+
+
+def _write_linked(table: str, part: int, facts: Any, shape: dict[str, Any], writer: CheckpointWriter) -> None:
+    writer.write_linked_part(table, part, facts, **shape)
 
 
 def _write_table(store: Store, part: Part, picked: Picked, facts: dict[str, Any], writer: CheckpointWriter) -> None:

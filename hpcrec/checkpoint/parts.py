@@ -7,6 +7,7 @@ Legend: ``U`` ids in a part or block, ``D`` its columns, ``P`` ids that wait for
 
 import contextlib
 import errno
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +140,12 @@ def check_block(block: TableBlock, rows: int | None) -> None:
             raise ValueError(f"{name} is {values.dtype} {list(values.shape)} for {n} ids, not float {list(wanted)}")
 
 
+def found_facts(file: h5py.File) -> dict[str, Any] | None:
+    """What a part says of its rows where these are links to a store's files; None where they are in it."""
+    said = found_in(file.attrs, "linked")
+    return None if said is None else dict(json.loads(said))
+
+
 def is_dynamic(file: h5py.File) -> bool:
     """Whether the ids of a part's table have their rows as they came."""
     return bool(found_in(file.attrs, "dynamic", False))
@@ -162,7 +169,11 @@ def part_facts(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: has not all columns, which each part of a dynamic table has.")
         hashed = found_in(file.attrs, "hashed")
         facts["hashed"] = None if hashed is None else bool(hashed)
-        facts["n_ids"] = n_ids_in(file)
+        facts["n_ids"], facts["linked"] = n_ids_in(file), found_facts(file)
+        if (linked := facts["linked"]) is not None:
+            facts["n_ids"] = facts["n_ids"] if facts["dynamic"] else int(linked["rows"])
+            facts["states"] = {state_said(n, 1 + len(shape)) for n, shape in linked["record"] if n}
+            return facts
         facts["states"] = {state_said(files.unquoted(n), s.ndim) for n, s in items_in(file, "state")}
         return facts
 

@@ -65,7 +65,7 @@ class Checkpoint:
         self._newer = Newer()
         for name in manifest["files"]:
             table, slash, _ = name.rpartition("/")
-            if slash:
+            if slash and not files.is_folder_of_links(table):
                 self._parts.setdefault(files.unquoted(table), []).append(self.folder / name)
 
     @property
@@ -116,7 +116,9 @@ class Checkpoint:
             No such table.
         """
         for stretch in self.stretches(table):
-            yield self.block(stretch)
+            block = self.block(stretch)
+            if stretch.piece is None or len(block.ids):  # pages may have rows of other tables alone
+                yield block
 
     def whole_table(self, table: str, rows: int, width: int) -> Iterator[TableBlock]:
         """The same of a table that is not dynamic, of this shape.
@@ -141,9 +143,13 @@ class Checkpoint:
         CheckpointError
             No such table.
         """
-        step, found = rows or BLOCK_ROWS, []
+        step, found = rows or BLOCK_ROWS, list[Stretch]()
         for path in self._paths(table):
-            n_ids = part_facts(path)["n_ids"]
+            facts = part_facts(path)
+            if facts["linked"] is not None:
+                found += [Stretch(path, p.start, p.stop, piece=p) for p in self._newer.linked.pieces(path, step)]
+                continue
+            n_ids = facts["n_ids"]
             found += [Stretch(path, at, min(at + step, n_ids)) for at in range(0, n_ids, step)]
         base = self.holder(table)
         if base is self:
@@ -177,6 +183,14 @@ class Checkpoint:
     def ids(self, stretch: Stretch) -> Ints:
         """The ids of ``block``."""
         return self._newer.ids(stretch)
+
+    def linked(self, table: str) -> bool:
+        """Whether rows of a table are links to a store's files."""
+        return any(part_facts(path)["linked"] is not None for path in self._paths(table))
+
+    def wrong_links(self, path: Path) -> Iterator[str]:
+        """All that is wrong with the files in which a part's rows are."""
+        return self._newer.linked.verify(path)
 
     def holder(self, table: str) -> "Checkpoint":
         """Whose parts together have each row of a table once: the base, or this one."""

@@ -18,6 +18,7 @@ from hpcrec.checkpoint.dense import check_values
 from hpcrec.checkpoint.dynamic_state import load_dynamic
 from hpcrec.checkpoint.image import parts_of
 from hpcrec.checkpoint.residual_state import load_residuals
+from hpcrec.checkpoint.taken import taken_over
 from hpcrec.comm.failure import agree
 from hpcrec.dense.optimizer import load_optimizer_state
 from hpcrec.embedding.sets import name_in
@@ -195,14 +196,14 @@ def _snapshots(session: Session, checkpoint: Checkpoint) -> dict[int, Mapping[st
 
 def _load_rows(session: Session, checkpoint: Checkpoint) -> None:
     """Takes over what this rank holds; collective."""
-    store = session.parts.store
+    store, taken = session.parts.store, taken_over(session, checkpoint)
     for table, spec in session.parts.tables.items():
-        if spec.dynamic is None:
+        if spec.dynamic is None and table not in taken:
             for dealt in dealt_rows(session, checkpoint, table):
                 assert store is not None, "rows are dealt to those that hold them"
                 store.load(table, dealt.ids, dealt.rows, dealt.states, dealt.columns)
                 del dealt  # else its memory would be there while the next is read
-    load_dynamic(session, checkpoint)
+    load_dynamic(session, checkpoint, taken)
 
 
 def _load_dense(parts: Parts, checkpoint: Checkpoint) -> None:

@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 
 from hpcrec.checkpoint import files
+from hpcrec.checkpoint.linked import Piece, Reader
 from hpcrec.checkpoint.parts import TableBlock, check_block, is_dynamic, n_ids_in, read_hdf5
 from hpcrec.data.direct import readable
 from hpcrec.data.hdf5_lookup import items_in
@@ -24,12 +25,16 @@ BLOCK_ROWS = 1 << 16  # rows read at once: bounds the memory beside the rows
 
 @dataclass(frozen=True)
 class Stretch:
-    """Ids ``[start, stop)`` of a table's part; without those of the part ``newer``, where there is one."""
+    """Ids ``[start, stop)`` of a table's part; without those of the part ``newer``, where there is one.
+
+    Where the part's rows are linked, it is a ``piece`` of them.
+    """
 
     path: Path
     start: int
     stop: int
     newer: Path | None = None
+    piece: Piece | None = None
 
 
 class Newer:
@@ -38,6 +43,7 @@ class Newer:
     def __init__(self) -> None:
         self._path: Path | None = None
         self._rising = np.zeros(0, np.int64)
+        self.linked = Reader()
 
     def block(self, stretch: Stretch) -> TableBlock:
         """What a stretch holds.
@@ -49,6 +55,8 @@ class Newer:
         UnreadableError
             It cannot be read just now.
         """
+        if stretch.piece is not None:
+            return self.linked.block(stretch.piece)
         here = slice(stretch.start, stretch.stop)
 
         def read(file: h5py.File) -> TableBlock:
@@ -68,6 +76,8 @@ class Newer:
 
     def ids(self, stretch: Stretch) -> Ints:
         """The ids of ``block``, int64 [U]; raises as it does."""
+        if stretch.piece is not None:
+            return self.linked.ids(stretch.piece)
         ids = read_hdf5(stretch.path, lambda file: np.asarray(file["ids"][stretch.start : stretch.stop], np.int64))
         return ids if stretch.newer is None else ids[self._left(stretch.newer, ids)]
 

@@ -222,6 +222,8 @@ def _page(found: dict[str, Any]) -> Iterable[str]:
         f"{found['path']}: step {found['step']:,}{samples}, {found['files']} files, {format_bytes(found['bytes'])}"
         f"{', best of its run' if found['best'] else ''}"
     )
+    if found["linked_bytes"]:
+        yield f"rows are links to a store's files, {format_bytes(found['linked_bytes'])} of it"
     if found["base"] is not None:
         yield f"what changed since step {found['base']:,}, whose checkpoint has to be beside it"
     told = {name: found[name] for name in ("seed", "batch_size", "dtype", "shuffle", "skipped_steps") if name in found}

@@ -517,6 +517,10 @@ class CheckpointConfig:
     full_every: Positive = 1
     """Every so many-th checkpoint has all rows; those between have the rows that have changed since, and need that one
     besides. Dynamic tables are always whole."""
+    rows: Literal["auto", "links", "hdf5"] = "auto"
+    """How rows of store.name = disk are in a checkpoint. links: as links to the store's files, or copies of those that
+    no earlier checkpoint has where run.folder is on another file system than store.path. hdf5: read and written out, as
+    those of other stores. auto: links, unless full_every is above 1."""
     keep: Positive = 2
     """Newest checkpoints that are kept, and what they need."""
     keep_best: Flag | None = None
@@ -524,6 +528,10 @@ class CheckpointConfig:
     resume: Place = "auto"
     """auto: from the run folder's newest checkpoint, if there is one. never: from the start. Else: path of a
     checkpoint folder to start from. A job that Slurm has requeued goes on from what it has saved, under all of them."""
+
+    def links_rows(self, store: str) -> bool:
+        """Whether rows of a store of this name are linked."""
+        return self.rows == "links" or (self.rows == "auto" and store == "disk" and self.full_every == 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -892,6 +900,27 @@ def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "store.window",
             f"is {config.store.window}, but exchange.ids is {config.exchange.ids!r}. Set that to 'read', or remove it.",
+        )
+    yield from _links_conflicts(config)
+
+
+def _links_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    checkpoint = config.checkpoint
+    if checkpoint.rows == "links" and config.store.name != "disk":
+        yield (
+            "checkpoint.rows",
+            (
+                f"is 'links', but store.name is {config.store.name!r}, whose rows are in no files. Set it to 'auto' or "
+                "'hdf5', or store.name = 'disk'."
+            ),
+        )
+    elif checkpoint.rows == "links" and checkpoint.full_every > 1:
+        yield (
+            "checkpoint.full_every",
+            (
+                f"is {checkpoint.full_every}, but checkpoint.rows is 'links', by which every checkpoint has all rows "
+                "and writes only what changed. Remove one of them."
+            ),
         )
 
 

@@ -54,6 +54,7 @@ class Common:
     counts: Counts = field(default_factory=Counts)
     numbers: Any = field(default_factory=lambda: itertools.count(1))  # of segments
     stamp: int = 1  # of the next page
+    cleans: bool = True
 
     def path(self, number: int) -> Path:
         """Of a segment."""

@@ -41,6 +41,7 @@ import numpy as np
 from hpcrec.disk import pages
 from hpcrec.disk.common import Common
 from hpcrec.disk.layout import Bytes, Layout, Outcome, Wrong, aligned
+from hpcrec.disk.lists import read_footers
 from hpcrec.disk.segment import AGAIN, Footer, Segment, not_written, unreadable
 from hpcrec.errors import TierError
 from hpcrec.types import Ints
@@ -52,6 +53,7 @@ _SEGMENTS = 256  # of all rows of a block, about
 _MORE_SEGMENTS = 12  # on disk than what is alive takes: below, cleaning would win little and never end
 _LIVES = 16  # segments of which the mean life is taken
 _MOST_MOVED = 4  # segments' worth of rows, for each one that is begun: the limit of space gives way, time does not
+_COUNTED = 1 << 20  # rows at once: bounds the memory
 _FULL = 0.85  # alive, of a segment that is not worth cleaning
 
 
@@ -226,11 +228,8 @@ class RowLog:
     # Writing.
 
     def write(self, rows: Ints, at: Ints | None, columns: Sequence[Bytes]) -> None:
-        """Takes distinct rows [U], from rows ``at`` of the columns (None: i)."""
+        """Takes distinct rows [U], rising, from rows ``at`` of the columns (None: i)."""
         self.common.counts.handed_bytes += len(rows) * self.layout.record_bytes
-        if (np.diff(rows) < 0).any():  # in their order, so that a footer takes few bytes
-            order = np.argsort(rows)
-            rows, at = rows[order], order if at is None else at[order]
         soon = self._dies_soon(rows)
         if soon.all() or not soon.any():
             self._put(self._soon if soon.all() else self._later, rows, at, columns)
@@ -285,7 +284,7 @@ class RowLog:
         """The piece that is being filled, of a segment that has room."""
         if end.piece is None:
             if end.segment is None:
-                if end not in self._cleaned:
+                if self.common.cleans and end not in self._cleaned:
                     self._clean()
                 self._begin_segment(end)
             assert end.segment is not None
@@ -334,6 +333,8 @@ class RowLog:
         span = slice(piece.page, piece.page + n)
         segment.footer.stamps[span] = self.common.stamp + np.arange(n)
         segment.footer.records[span] = np.minimum(of.per_page, piece.records - of.per_page * np.arange(n))
+        sums = piece.memory[: n * of.page_bytes].reshape(n, of.page_bytes)[:, :4]
+        segment.contents = pages.crc32c(np.ascontiguousarray(sums).reshape(-1), segment.contents)
         self.common.stamp += n
         self._written[end.slot] = self.common.stamp
         segment.pages += n
@@ -482,6 +483,10 @@ class RowLog:
         self._segments[slot] = None
         segment.remove()
 
+    def sealed(self) -> list[Segment]:
+        """Segments that never change any more."""
+        return [segment for segment in self._segments if segment is not None and segment.footer is None]
+
     def verify(self) -> int:
         """Reads all pages of sealed segments and their footers; returns how many pages.
 
@@ -491,7 +496,7 @@ class RowLog:
             One cannot be read, or is not what was written.
         """
         total = 0
-        for segment in [s for s in self._segments if s is not None and s.footer is None]:
+        for segment in self.sealed():
             segment.read_footer()
             for first in range(0, segment.pages, self._piece_pages):
                 n = min(self._piece_pages, segment.pages - first)
@@ -510,8 +515,8 @@ class RowLog:
             A footer is damaged, or has what cannot be.
         """
         stamps = np.zeros((len(segments) + 1, self.segment_pages), np.uint64)  # by slot, of each page
-        for segment in segments:
-            footer, slot = segment.read_footer(), self._slot(segment)
+        for segment, footer in read_footers(segments):
+            slot = self._slot(segment)
             of, rows = self.layout, footer.rows.astype(np.int64)
             if segment.pages > self.segment_pages or (rows.size and rows.max() >= self.rows):
                 raise TierError(
@@ -519,16 +524,27 @@ class RowLog:
                     f"block {self.block} has {self.segment_pages} pages a segment and {self.rows} rows. {AGAIN}"
                 )
             stamps[slot, : segment.pages] = footer.stamps
-            here = np.arange(of.per_page) < footer.records[:, None]
-            numbers, page = rows[here], np.nonzero(here)[0]
-            place = slot * self.segment_records + np.flatnonzero(here)
-            old_slot, old_page = np.divmod(self._index[numbers].astype(np.int64) // of.per_page, self.segment_pages)
-            newer = footer.stamps[page] > stamps[old_slot, old_page]
-            self._index[numbers[newer]] = place[newer]  # of a row that comes twice the later one, which is the newer
+            first, numbers = slot * self.segment_records, rows.reshape(-1)
+            place = np.arange(first, first + len(numbers), dtype=np.uint32)
+            if (footer.records < of.per_page).any():
+                here = np.flatnonzero(np.arange(of.per_page) < footer.records[:, None])
+                numbers, place = numbers[here], place[here]
+            before = self._index.take(numbers)  # it and ``put`` are faster than brackets
+            if before.any():
+                old = np.flatnonzero(before)
+                page = place[old] // of.per_page - slot * self.segment_pages
+                old_slot, old_page = np.divmod(before[old] // of.per_page, self.segment_pages)
+                is_older = np.zeros(len(numbers), bool)
+                is_older[old] = footer.stamps[page] < stamps[old_slot, old_page]
+                numbers, place = numbers[~is_older], place[~is_older]
+            np.put(self._index, numbers, place)  # of a row that comes twice the later one, which is the newer
             self._written[slot] = int(footer.stamps.max(initial=0)) + 1
-        used = self._index[self._index != 0] // np.uint32(self.segment_records)
-        self._alive = np.bincount(used, minlength=len(self._segments)).astype(np.int64)
-        self.n_alive = len(used)
+        self._alive = np.zeros(len(self._segments), np.int64)
+        for start in range(0, self.rows, _COUNTED):
+            slots = self._index[start : start + _COUNTED] // np.uint32(self.segment_records)
+            self._alive += np.bincount(slots, minlength=len(self._segments))
+        self._alive[0] = 0  # rows that were never written
+        self.n_alive = int(self._alive.sum())
 
     def close(self) -> None:
         """Closes files; nothing is written."""

@@ -5,7 +5,8 @@
 
 A file grows until it is *sealed*; then it gets its footer, and never changes again, so that others may link to it. From
 the footers alone it is known which row is where. The trailer, at the very end of the file, says what there is
-and has checksums of itself and of the footer. The footer has a page's rows as
+and has checksums of itself, of the footer and of the pages' own checksums: the first, the segment's *seal*, tells it
+from any other one, also of the same number in another run. The footer has a page's rows as
 the first one and the steps from row to row: in two bytes where none of the page is longer, as in most, for rows are
 written in their order. Knows one file; not what of it is still needed.
 """
@@ -13,6 +14,7 @@ written in their order. Knows one file; not what of it is still needed.
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,7 @@ _TRAILER = np.dtype(
         ("pages", "<u4"),
         ("footer_bytes", "<u4"),
         ("footer", "<u4"),
+        ("contents", "<u4"),
         ("checksum", "<u4"),
     ]
 )
@@ -110,6 +113,12 @@ class Segment:
         Of the disk.
     footer : Footer or None
         Until it is sealed.
+    contents : int
+        CRC32C of the checksums of its pages, so far.
+    seal_sum : int
+        The checksum of its trailer, once it is sealed.
+    is_flushed : bool
+        Whether it stays even if power fails, for all that is known here.
     readers, pins : int
         Batches that read it now, and generations that it belongs to: while there are any it is neither closed, nor
         taken to be cleaned.
@@ -118,6 +127,8 @@ class Segment:
     def __init__(self, path: Path, number: int, block: int, layout: Layout) -> None:
         self.path, self.number, self.block, self.layout = path, number, block, layout
         self.pages = self.n_bytes = self.readers = self.pins = self._footer_bytes = 0
+        self.contents = self.seal_sum = 0
+        self.is_flushed = False
         self.footer: Footer | None = None
         self.file = -1
         self._removed = False
@@ -183,18 +194,19 @@ class Segment:
             os.fsync(self.file)
         except OSError as error:
             raise not_written(self.path, error.errno, "all of it") from error
+        self.is_flushed = True
 
     def _trailer(self, footer_bytes: int, footer: int) -> Bytes:
         of = self.layout
         trailer = np.zeros(1, _TRAILER)
-        trailer[0] = (MAGIC, self.number, self.block, *of.sizes, self.pages, footer_bytes, footer, 0)
+        trailer[0] = (MAGIC, self.number, self.block, *of.sizes, self.pages, footer_bytes, footer, self.contents, 0)
         found = trailer.view(np.uint8)
-        trailer["checksum"] = crc32c(found[:-4])
+        trailer["checksum"] = self.seal_sum = crc32c(found[:-4])
         return found
 
     @classmethod
-    def sealed(cls, path: Path, number: int, block: int, layout: Layout) -> "Segment":
-        """One that is there, as its trailer says.
+    def sealed(cls, path: Path, number: int, block: int, layout: Layout, *, direct: bool = True) -> "Segment":
+        """One that is there, as its trailer says; ``direct``: to be read past the page cache.
 
         Raises
         ------
@@ -203,7 +215,16 @@ class Segment:
         """
         self = cls(path, number, block, layout)
         try:
-            self.file = _opened(path, os.O_RDONLY)
+            self._open_sealed(direct=direct)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _open_sealed(self, *, direct: bool) -> None:
+        path, number, block, layout = self.path, self.number, self.block, self.layout
+        try:
+            self.file = _opened(path, os.O_RDONLY, direct=direct)
             self.n_bytes = os.fstat(self.file).st_size
             last = self._read(self.n_bytes - SECTOR_BYTES, SECTOR_BYTES) if self.n_bytes >= SECTOR_BYTES else None
         except OSError as error:
@@ -213,7 +234,7 @@ class Segment:
         if end is None or said is None or said["magic"] != MAGIC:
             raise TierError(f"{path}: has no trailer at its end: it was never finished, or cut off. {AGAIN}")
         self.pages = int(said["pages"])
-        self._footer_bytes = int(said["footer_bytes"])
+        self._footer_bytes, self.contents = int(said["footer_bytes"]), int(said["contents"])
         if bytes(self._trailer(self._footer_bytes, int(said["footer"]))) != bytes(end):
             raise TierError(
                 f"{path}: its trailer is damaged, or of another segment: it says {said.item()}, and wanted are "
@@ -221,7 +242,6 @@ class Segment:
             )
         if self.n_bytes != self.pages * layout.page_bytes + rounded(self._footer_bytes + _TRAILER.itemsize):
             raise TierError(f"{path}: has {self.n_bytes} bytes, which {self.pages} pages and a footer are not. {AGAIN}")
-        return self
 
     def read_footer(self) -> Footer:
         """Of a sealed one.
@@ -241,6 +261,37 @@ class Segment:
         if crc32c(data[:n]) != wanted:
             raise TierError(f"{self.path}: the checksum of its footer at byte {at} is wrong. {AGAIN}")
         return Footer.read(data[:n], self.pages, self.layout.per_page)
+
+    def read_pages(self, first: int, n: int) -> Bytes:
+        """Pages [first, first + n) as they are.
+
+        Raises
+        ------
+        TierError
+            They cannot be read.
+        """
+        try:
+            return self._read(first * self.layout.page_bytes, n * self.layout.page_bytes)
+        except OSError as error:
+            raise TierError(f"{self.path}: pages from {first} on cannot be read ({error.strerror}).") from error
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator["Segment"]:
+        """One that was closed, open for reading meanwhile, by way of the page cache.
+
+        Raises
+        ------
+        TierError
+            It cannot be opened.
+        """
+        try:
+            self.file = _opened(self.path, os.O_RDONLY, direct=False)
+        except OSError as error:
+            raise TierError(f"{self.path}: cannot be read ({error.strerror}). {AGAIN}") from error
+        try:
+            yield self
+        finally:
+            self.close()
 
     def _read(self, offset: int, n_bytes: int) -> Bytes:
         memory = aligned(n_bytes)
@@ -298,8 +349,21 @@ def unreadable(path: Path, page: int, outcome: Outcome, more: str) -> TierError:
     return TierError(f"{path}: page {page} {said}.{more} {AGAIN}")
 
 
-def _opened(path: Path, flags: int) -> int:
-    return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o644)
+def seal_of(path: Path) -> int:
+    """What the file at ``path`` says that its seal is; whether that is so is found as it is opened.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, or is shorter than a seal.
+    """
+    with path.open("rb", buffering=0) as file:
+        file.seek(-4, os.SEEK_END)
+        return int.from_bytes(file.read(4), "little")
+
+
+def _opened(path: Path, flags: int, *, direct: bool = True) -> int:
+    return os.open(path, flags | (os.O_DIRECT if direct else 0) | os.O_CLOEXEC, 0o644)
 
 
 def _write_all(file: int, memory: Bytes, offset: int) -> None:

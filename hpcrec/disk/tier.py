@@ -13,22 +13,22 @@ Knows rows by block and number; no tables, no ids, no steps. Source: [MTRAINS], 
 """
 
 import contextlib
-import fcntl
 import itertools
-import json
-import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from hpcrec.disk import pages
+from hpcrec.disk.beside import Pass
 from hpcrec.disk.common import Common, Counts, Settings
+from hpcrec.disk.folder import locked
 from hpcrec.disk.layout import Bytes, Layout
+from hpcrec.disk.links import copied, linked
+from hpcrec.disk.lists import NAME, list_name, open_segments, read_list, segment_name, write_list
 from hpcrec.disk.log import RowLog, Ticket
 from hpcrec.disk.segment import AGAIN, Segment, not_written
 from hpcrec.errors import ConfigError, TierError
@@ -37,8 +37,6 @@ from hpcrec.types import Ints
 __all__ = ["BlockRows", "Counts", "Generation", "Reading", "Settings", "Tier", "Wanted"]
 
 Columns = Mapping[str, np.ndarray]
-_TRIES = 100  # to get the folder, which others that end may remove
-_NAME = re.compile(r"(segment|generation)-(\d{8})(\.part)?")
 
 
 @dataclass(frozen=True)
@@ -107,11 +105,14 @@ class Generation:
     ----------
     number : int
     files : tuple of Path
-        Its segments, and the file that names them: what a checkpoint links to.
+        The file that names its segments, and these: what a checkpoint links to.
+    seals : tuple of int
+        Of the segments: what tells each from any other one.
     """
 
     number: int
     files: tuple[Path, ...]
+    seals: tuple[int, ...]
 
 
 class Reading:
@@ -176,15 +177,16 @@ class Tier:
         self._lock = RLock()
         self._broken: str | None = None
         self._held: dict[int, list[Segment]] = {}
+        self._unsettled: dict[int, dict[str, Any]] = {}  # by generation: what its file will say
         self._last = 0  # generation
-        self._lock_file = _locked(folder)
+        self._lock_file = locked(folder)
         largest = max((Layout.of(of.record_bytes).page_bytes for of in blocks), default=4096)
         self._io: Any = None
         try:
             self._io, self.io_way = pages.page_io(settings.io, largest, settings.depth)
             self._common = Common(folder, self._io, settings)
-            self._logs = [RowLog(self._common, b, of.rows, of.record_bytes) for b, of in enumerate(blocks)]
-            said = None if generation is None else self._manifest(generation)
+            self._logs = self._empty()
+            said = None if generation is None else self._listed(folder, generation)
             self._begin(said, generation)
         except BaseException:
             self.close()
@@ -241,10 +243,7 @@ class Tier:
         """
         with self._lock:
             self._check_whole()
-            checked = [(block, *self._checked(block, asked)) for block, asked in given.items()]
-            for block, _, rows, _ in checked:
-                if (np.diff(rows) <= 0).any() and len(np.unique(rows)) < len(rows):
-                    raise ValueError(f"block {block}: a row is written twice in one call; give each once")
+            checked = [(block, *_rising(block, *self._checked(block, asked))) for block, asked in given.items()]
             with self._whole():
                 for block, columns, rows, at in checked:
                     self._logs[block].write(rows, at, columns)
@@ -265,12 +264,27 @@ class Tier:
 
     # Generations.
 
-    def keep(self) -> Generation:
+    @contextlib.contextmanager
+    def in_haste(self) -> Iterator[None]:
+        """What is written meanwhile waits for no space to be taken back: the next write does that."""
+        with self._lock:
+            self._common.cleans = False
+            try:
+                yield
+            finally:
+                self._common.cleans = True
+
+    def keep(self, *, flush: bool = True) -> Generation:
         """Makes a generation of the rows as they are; its files and their names are flushed to the disk.
 
         Its segments are not cleaned until ``drop``: what of them dies meanwhile takes space beyond the limit. So a
         checkpoint makes links to its files and drops it at once; the next one has the same segments, as far as they
         are still there.
+
+        Parameters
+        ----------
+        flush : bool
+            False: all is written, and ``settle`` flushes it, which takes longer, and which another thread may call.
 
         Raises
         ------
@@ -283,18 +297,39 @@ class Tier:
                 number = max(self._held, default=self._last) + 1
                 self._last = number
                 by_block = [log.seal() for log in self._logs]
-                for segment in (s for of in by_block for s in of if not s.pins):  # the others were part of one before
-                    segment.sync()
-                path = self.folder / f"generation-{number:08d}"
-                said = {
+                self._unsettled[number] = {
                     "blocks": [_geometry(log) for log in self._logs],
                     "segments": [[s.number for s in segments] for segments in by_block],
+                    "seals": [[s.seal_sum for s in segments] for segments in by_block],
                     "stamp": self._common.stamp,
                 }
-                _write_whole(path, said)
                 segments = [s for of in by_block for s in of]
                 self._hold(number, segments)
-                return Generation(number, (path, *(s.path for s in segments)))
+        if flush:
+            self.settle(number)
+        files = (self.folder / list_name(number), *(s.path for s in segments))
+        return Generation(number, files, tuple(s.seal_sum for s in segments))
+
+    def settle(self, number: int) -> None:
+        """Flushes the files of a generation and their names to the disk, and has a file that lists them.
+
+        Steps go on meanwhile; the generation is not dropped before it ends.
+
+        Raises
+        ------
+        OutputError, TierError
+            As ``write``.
+        """
+        with self._lock:
+            self._check_whole()
+            segments, said = self._held[number], self._unsettled.pop(number, None)
+        if said is None:
+            return
+        with self._whole():
+            for segment in segments:
+                if not segment.is_flushed:
+                    segment.sync()
+            write_list(self.folder / list_name(number), said)
 
     def _hold(self, number: int, segments: list[Segment]) -> None:
         for segment in segments:
@@ -312,7 +347,8 @@ class Tier:
         with self._lock:
             if number not in self._held:
                 raise ValueError(f"generation {number} is not kept; those that are: {sorted(self._held)}")
-            (self.folder / f"generation-{number:08d}").unlink(missing_ok=True)
+            self._unsettled.pop(number, None)
+            (self.folder / list_name(number)).unlink(missing_ok=True)
             for segment in self._held.pop(number):
                 segment.pins -= 1
 
@@ -390,7 +426,7 @@ class Tier:
         """
         with self._lock, contextlib.suppress(OSError):  # what cannot be removed now is by whoever has the folder next
             for path in self.folder.iterdir():
-                if _NAME.fullmatch(path.name):
+                if NAME.fullmatch(path.name):
                     path.unlink()
             (self.folder / "lock").unlink()
             self.folder.rmdir()
@@ -404,10 +440,12 @@ class Tier:
 
     # Opening.
 
-    def _manifest(self, generation: int) -> dict[str, Any]:
-        path = self.folder / f"generation-{generation:08d}"
-        said = _read_whole(path)
-        here = [_geometry(log) for log in self._logs]
+    def _empty(self) -> list[RowLog]:
+        return [RowLog(self._common, b, of.rows, of.record_bytes) for b, of in enumerate(self.blocks)]
+
+    def _listed(self, folder: Path, generation: int) -> dict[str, Any]:
+        path = folder / list_name(generation)
+        said, here = read_list(path), [_geometry(log) for log in self._logs]
         if said["blocks"] != here:
             raise TierError(f"{path}: has blocks {said['blocks']}; wanted are {here}. Open it as it was written.")
         return said
@@ -415,15 +453,14 @@ class Tier:
     def _begin(self, said: Mapping[str, Any] | None, generation: int | None) -> None:
         """Takes the segments of a generation, and removes what else there is."""
         segments = []
-        for block, numbers in enumerate(said["segments"] if said else ()):
-            log, paths = self._logs[block], self._common.path
-            mine = [Segment.sealed(paths(number), number, block, log.layout) for number in numbers]
-            log.take(mine)
+        for block, log in enumerate(self._logs if said is not None else ()):
+            mine = open_segments(self.folder, said or {}, block, log.layout)
             segments += mine
-        wanted = {segment.path.name for segment in segments} | {f"generation-{generation:08d}" if said else ""}
+            log.take(mine)
+        wanted = {segment.path.name for segment in segments} | {list_name(generation or 0) if said else ""}
         last = 0
         for path in sorted(self.folder.iterdir()):
-            if (named := _NAME.fullmatch(path.name)) is not None:
+            if (named := NAME.fullmatch(path.name)) is not None:
                 last = max(last, int(named[2]) if named[1] == "segment" else 0)
                 if path.name not in wanted:
                     path.unlink()
@@ -432,6 +469,60 @@ class Tier:
         self._last = generation or 0
         if said and generation is not None:
             self._hold(generation, segments)
+
+    def fits(self, folder: Path, generation: int) -> bool:
+        """Whether a generation in another folder is of blocks like these, so that ``take`` takes it.
+
+        Raises
+        ------
+        TierError
+            Its list cannot be read.
+        """
+        return bool(read_list(folder / list_name(generation))["blocks"] == [_geometry(log) for log in self._logs])
+
+    def take(self, folder: Path, generation: int) -> int:
+        """The rows become those of a generation in another folder; returns bytes that had to be copied.
+
+        Its segments get names here too, or are copied where these are different file systems, and footers are read, no
+        page is. Nothing is being read or written, and no generation is kept.
+
+        Raises
+        ------
+        OutputError, TierError
+            As of a tier that is opened; nothing can be read or written from then on.
+        ValueError
+            A generation is kept.
+        """
+        with self._lock:
+            self._check_whole()
+            if self._held:
+                raise ValueError(f"generations {sorted(self._held)} are kept; drop them first")
+            with self._whole():
+                said, n_bytes = self._listed(folder, generation), 0
+                for log in self._logs:
+                    log.close()
+                for path in self.folder.iterdir():
+                    if NAME.fullmatch(path.name):
+                        path.unlink()
+                for name in (segment_name(number) for numbers in said["segments"] for number in numbers):
+                    n_bytes += self._put(folder / name, self.folder / name)
+                self._logs = self._empty()
+                self._begin(said, generation)
+                self.drop(generation)
+                return n_bytes
+
+    def looked_at(self) -> Pass:
+        """Begins to read all pages that are sealed now, beside what is read and written meanwhile."""
+        with self._lock:
+            self._check_whole()
+            return Pass([segment for log in self._logs for segment in log.sealed()])
+
+    @staticmethod
+    def _put(source: Path, target: Path) -> int:
+        try:
+            return 0 if linked(source, target) else copied(source, target)
+        except OSError as error:
+            raise not_written(target, error.errno, f"a copy of {source}") from error
 
     def _checked(self, block: int, asked: Wanted) -> tuple[list[Bytes], Ints, Ints | None]:
         if not 0 <= block < len(self.blocks):
@@ -471,6 +562,16 @@ class _Whole:
             self._tier._broken = f"{type(error).__name__}: {error}"
 
 
+def _rising(block: int, columns: list[Bytes], rows: Ints, at: Ints | None) -> tuple[list[Bytes], Ints, Ints | None]:
+    """The same in the order of rows, which is that of a footer."""
+    if (np.diff(rows) <= 0).any():
+        order = np.argsort(rows)
+        rows, at = rows[order], order if at is None else at[order]
+        if (np.diff(rows) == 0).any():
+            raise ValueError(f"block {block}: a row is written twice in one call; give each once")
+    return columns, rows, at
+
+
 def _check(settings: Settings) -> None:
     if not 1.1 < settings.spare <= 100:
         raise ConfigError(f"store.spare is {settings.spare}; allowed are more than 1.1 to 100 times the rows")
@@ -487,78 +588,3 @@ def _require_below(name: str, values: Ints, limit: int) -> None:
 
 def _geometry(log: RowLog) -> list[int]:
     return [log.rows, *log.layout.sizes, log.segment_pages]
-
-
-def _locked(folder: Path) -> IO[str]:
-    """The folder, made and held by this process."""
-    path = folder / "lock"
-    for left in reversed(range(_TRIES)):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = path.open("a+")
-        except OSError as error:
-            if left and isinstance(error, FileNotFoundError):
-                continue  # who had the folder has just removed it
-            raise not_written(path, error.errno, "the lock of the folder") from error
-        if _held(lock, path):
-            return lock
-        lock.close()
-    raise ConfigError(f"{folder}: others take this folder and remove it all the time. Give another store.path.")
-
-
-def _held(lock: IO[str], path: Path) -> bool:
-    """Whether this process holds it now; not where it is of a folder that was removed meanwhile."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            there = path.stat()
-        except FileNotFoundError:
-            return False
-        if not os.path.samestat(there, os.fstat(lock.fileno())):
-            return False
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-    except BlockingIOError:
-        lock.seek(0)
-        by = lock.read().strip() or "unknown"
-        lock.close()
-        raise ConfigError(
-            f"{path.parent}: another process (pid {by}) has its rows in this folder now. Wait for its end, or give "
-            "another store.path."
-        ) from None
-    except OSError as error:
-        lock.close()
-        raise not_written(path, error.errno, "the lock of the folder") from error
-    return True
-
-
-def _write_whole(path: Path, said: Mapping[str, Any]) -> None:
-    """JSON and its checksum; with its name only once it is on the disk."""
-    text = json.dumps(said).encode()
-    part = path.with_suffix(".part")
-    try:
-        with part.open("wb") as file:
-            file.write(text + b"\n%08x\n" % pages.crc32c(np.frombuffer(text, np.uint8)))
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise not_written(path, error.errno, "the list of its segments") from error
-
-
-def _read_whole(path: Path) -> dict[str, Any]:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TierError(f"{path}: cannot be read ({error.strerror}). {AGAIN}") from error
-    text, _, sum_ = data.rstrip(b"\n").rpartition(b"\n")
-    if sum_ != b"%08x" % pages.crc32c(np.frombuffer(text, np.uint8)):
-        raise TierError(f"{path}: its checksum is wrong. {AGAIN}")
-    found: dict[str, Any] = json.loads(text)
-    return found

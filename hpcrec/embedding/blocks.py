@@ -34,10 +34,15 @@ class Part:
 
     def ids(self, local: Ints) -> Ints:
         """Row numbers in the whole table of these rows of this part; not of a dynamic table."""
-        if self.family.kind != "row":
-            return local
-        dealt = local * self.family.row_parts + self.number
-        return kernels.unpermute(dealt, self.family.rows, 0)
+        family = self.family
+        return ids_of_rows(
+            local, dealt=family.kind == "row", parts=family.row_parts, number=self.number, table_rows=family.rows
+        )
+
+
+def ids_of_rows(local: Ints, *, dealt: bool, parts: int, number: int, table_rows: int) -> Ints:
+    """Row numbers in the whole table of rows of part ``number``: the same, or as rows are dealt to so many parts."""
+    return kernels.unpermute(local * parts + number, table_rows, 0) if dealt else local
 
 
 @dataclass(frozen=True, kw_only=True)

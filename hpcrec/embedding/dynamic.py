@@ -144,12 +144,12 @@ class DynamicRows:
         own: np.ndarray = self.family.deal(ids)[0] == self.number
         return own
 
-    def load(self, state: IdState, refused: int) -> None:
+    def load(self, state: IdState, refused: int, *, keep_rows: bool = False) -> None:
         """Goes on from a state whose ids are all this part's: those that were saved by one part, or by several, joined.
 
         Lists come in any order and are sorted as the rules sort them. Of more ids than there is room for, those that
         would go first lose their rows, as if evicted; of more pending ones, those that were asked for least recently
-        are forgotten.
+        are forgotten. With ``keep_rows`` ids have the rows that the state has.
 
         Raises
         ------
@@ -173,6 +173,7 @@ class DynamicRows:
         waiting = np.argsort(state.pending_clocks, kind="stable")
         waiting = waiting[max(0, len(waiting) - max(1, rules.pending // self.family.row_parts)) :]
         taken = state._replace(
+            rows=np.ascontiguousarray(state.rows[order]),
             ids=np.ascontiguousarray(state.ids[order]),
             counts=state.counts[order],
             clocks=state.clocks[order],
@@ -183,7 +184,7 @@ class DynamicRows:
         )
         anew = self._new()
         try:
-            anew.load(taken)
+            anew.load(taken, keep_rows=keep_rows)
         except ValueError as error:
             raise CheckpointError(f"table {self.family.name!r}: ids cannot have their rows again: {error}.") from None
         self._map, self.refused = anew, refused

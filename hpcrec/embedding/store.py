@@ -8,7 +8,7 @@ and what a step does with them is for ``embedding.stores``. Knows rows; does not
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.blocks import Block, Part, blocks_of
 from hpcrec.embedding.dynamic import DynamicRows
 from hpcrec.embedding.held_rows import HeldRows, Mask, Picked
+from hpcrec.embedding.linked import LinkedRows, first_rows
 from hpcrec.embedding.room import bytes_of, fresh_room, spare_room
-from hpcrec.embedding.shards import Family, table_seed
+from hpcrec.embedding.shards import Family
 from hpcrec.errors import CheckpointError
 from hpcrec.types import Floats, Ints, OptimizerSpec, TableSpec
 from hpcrec.units import MiB
@@ -164,6 +165,18 @@ class Store(Protocol):
     def changed(self, table: str) -> Mask:
         """Which rows of this rank's part of ``table`` have changed since ``track``."""
 
+    def linked_facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """By table whose rows are in files, which ``keep`` keeps: what is needed to read them; ``embedding.linked``."""
+
+    def keep(self) -> LinkedRows | None:
+        """The rows of these tables as they are now, in files to be linked; None where there are none. Between steps."""
+
+    def takes(self, folder: Path, generation: int) -> bool:
+        """Whether a generation in a folder of links is of the same blocks as this store's files."""
+
+    def take(self, folder: Path, generation: int) -> None:
+        """Then the rows of these tables become its rows."""
+
     def figures(self) -> dict[str, float]:
         """What ``summary.json`` says of it: rows in use and their bytes, and what else it counts."""
 
@@ -246,19 +259,9 @@ class RowStore:
 
     def _initial(self, part: Part, ids: Ints, device: kernels.Device | None = None) -> Floats:
         """First values; computed where rows are, but for those that decay by column."""
-        start, stop = part.columns
         scale, decay = self._starts[part.table]
-        rows = kernels.init_rows(
-            table_seed(self._seed, part.table),
-            ids if device is None or decay or not scale else device.array(ids),
-            stop - start,
-            column_start=start,
-            scale=scale,
-            dtype=self.dtype,
-        )
-        if decay:
-            rows *= (np.arange(start + 1, stop + 1) ** -decay).astype(self.dtype)  # may be 0; its inverse overflow
-        return rows
+        where = ids if device is None or decay or not scale else device.array(ids)
+        return first_rows(self._seed, part.table, where, part.columns, (scale, decay), self.dtype)
 
     # Where a row may be beside ``held``: in a cache.
 
@@ -354,6 +357,22 @@ class RowStore:
         """See ``Store``."""
 
     # Checkpoints.
+
+    def linked_facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """See ``Store``: rows are in arrays."""
+        return {}
+
+    def keep(self) -> LinkedRows | None:
+        """See ``Store``."""
+        return None
+
+    def takes(self, folder: Path, generation: int) -> bool:  # noqa: ARG002
+        """See ``Store``."""
+        return False
+
+    def take(self, folder: Path, generation: int) -> None:
+        """See ``Store``."""
+        raise AssertionError(f"{folder} was refused, with generation {generation}: rows are in arrays")
 
     def export(self, table: str, picked: Picked = None) -> Iterator[tuple[Ints, Floats, dict[str, Floats]]]:
         """See ``Store``."""

@@ -154,11 +154,12 @@ class IdMap(RowMap):
         self._refuse_light("save")
         return self._map.save()
 
-    def load(self, state: IdState) -> None:
+    def load(self, state: IdState, *, keep_rows: bool = False) -> None:
         """Goes on from ``save``, of this map or of several joined: ids get the rows 0, 1, ... in the order of the list.
 
-        Of a new map only. Lists that its rules have no use for (counts and clocks without eviction, pending ids where
-        everyone is let in) are left out.
+        With ``keep_rows`` they get the rows that the state has, each of 0, 1, ... once. Of a new map only. Lists that
+        its rules have no use for (counts and clocks without eviction, pending ids where everyone is let in) are left
+        out.
 
         Raises
         ------
@@ -169,12 +170,13 @@ class IdMap(RowMap):
         self._refuse_light("load")
         n, n_pending = (len(checks.ints(key, getattr(state, key))) for key in ("ids", "pending_ids"))
         wanted = {"counts": n, "clocks": n} if self._evict else {}
+        wanted |= {"rows": n} if keep_rows else {}
         wanted |= {"pending_counts": n_pending, "pending_clocks": n_pending} if self._counts else {}
         for key, size in wanted.items():
             checks.ints(key, getattr(state, key), size)
         checks.whole("clock", state.clock, 0, MOST_BATCHES)
         checks.whole("evicted", state.evicted, 0, checks.LARGEST)
-        self._map.load(state)
+        self._map.load(state, keep_rows=keep_rows)
 
     def _refuse_light(self, call: str) -> None:
         if self._evict == "lightlfu":

@@ -80,7 +80,15 @@ class IdMap(NativeRowMap):
         rows, ids, counts, clocks, _, pending_ids, pending_counts, pending_clocks = lists
         return IdState(rows, ids, counts, clocks, pending_ids, pending_counts, pending_clocks, self.clock, self.evicted)
 
-    def load(self, state: IdState) -> None:
+    def load(self, state: IdState, *, keep_rows: bool = False) -> None:
         """See the reference."""
         pending = state.pending_ids, state.pending_counts, state.pending_clocks
-        self._map.load(state.ids, state.counts, state.clocks, *pending, state.clock, state.evicted)
+        self._map.load(
+            state.rows if keep_rows else None,
+            state.ids,
+            state.counts,
+            state.clocks,
+            *pending,
+            state.clock,
+            state.evicted,
+        )

@@ -225,12 +225,15 @@ class IdMap(ReferenceRowMap):
             evicted=self.evicted,
         )
 
-    def load(self, state: IdState) -> None:
-        """Into an empty map; ids get rows in the order of the list."""
+    def load(self, state: IdState, *, keep_rows: bool = False) -> None:
+        """Into an empty map; ids get rows in the order of the list, or those that the list has."""
         if self.clock or self._row_of:
             raise ValueError("load: the map is in use; only a new one can be loaded")
         self._take("", self._order, state.ids, state.counts, state.clocks, self._capacity, state.clock)
-        self._row_of = {i: row for row, i in enumerate(state.ids.tolist())}
+        rows = state.rows.tolist() if keep_rows else range(len(state.ids))
+        if sorted(rows) != list(range(len(state.ids))):
+            raise ValueError(f"rows are not each of 0 to {len(state.ids) - 1}, each once")
+        self._row_of = dict(sorted(zip(state.ids.tolist(), rows, strict=True), key=lambda pair: pair[1]))
         if self._admit_from > 1:
             lists = state.pending_ids, state.pending_counts, state.pending_clocks
             self._take("pending_", self._pending, *lists, self._most_pending, state.clock)

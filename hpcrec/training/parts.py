@@ -88,7 +88,8 @@ class Parts:
     ``save_failed`` is set where a checkpoint could not be written beside steps, until that is dealt with. ``chosen`` is
     what form ``auto`` chose; None where no form was to be chosen. ``teaches_from`` is the step from which on other
     groups' tables are read in training; None where they are not. ``affinity`` is by what training batches are dealt to
-    dense ranks; None where the order of samples says it.
+    dense ranks; None where the order of samples says it. ``links_rows``: checkpoints link a store's files where
+    it has rows in such.
     """
 
     world: World
@@ -114,6 +115,7 @@ class Parts:
     save_failed: threading.Event
     teaches_from: int | None
     affinity: Affinity | None
+    links_rows: bool
     close: Callable[[], None]
 
     @property

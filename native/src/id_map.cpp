@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "hpcrec/parallel.h"
 
@@ -43,7 +44,17 @@ void load_list(const char* name, IdIndex& index, IdOrder* order, const ConstIdCo
   if (from.n > room)
     throw std::invalid_argument(std::string(name) + "ids are " + std::to_string(from.n) + "; there is room for " +
                                 std::to_string(room));
-  for (int64_t k = 0; k < from.n; ++k) {
+  constexpr int64_t none = -1;
+  std::vector<int64_t> in_row(from.rows ? from.n : 0, none);  // by row: which of the ids has it
+  for (int64_t k = 0; k < static_cast<int64_t>(in_row.size()); ++k) {
+    const int64_t row = from.rows[k];
+    if (row < 0 || row >= from.n || in_row[row] != none)
+      refuse("rows", k, row, "; allowed are 0 to " + std::to_string(from.n - 1) + ", each once");
+    in_row[row] = k;
+  }
+  const bool in_rows = order && from.rows;  // then the order comes when all have their rows
+  for (int64_t at = 0; at < from.n; ++at) {
+    const int64_t k = from.rows ? in_row[at] : at;
     if (index.find(from.ids[k]) >= 0) refuse("ids", k, from.ids[k], ", which is there twice");
     if (order && (from.counts[k] < 0 || from.counts[k] > most_count))
       refuse("counts", k, from.counts[k], "; allowed are 0 to " + std::to_string(most_count));
@@ -51,8 +62,12 @@ void load_list(const char* name, IdIndex& index, IdOrder* order, const ConstIdCo
       refuse("clocks", k, from.clocks[k], "; allowed are 0 to the clock, " + std::to_string(clock));
     if (order) order->reserve(index.size() + 1);
     const auto row = static_cast<uint32_t>(index.insert(from.ids[k]));
-    if (order) order->add(row, static_cast<uint32_t>(from.counts[k]), static_cast<uint32_t>(from.clocks[k]));
+    if (order && !in_rows)
+      order->add(row, static_cast<uint32_t>(from.counts[k]), static_cast<uint32_t>(from.clocks[k]));
   }
+  for (int64_t k = 0; in_rows && k < from.n; ++k)
+    order->add(static_cast<uint32_t>(from.rows[k]), static_cast<uint32_t>(from.counts[k]),
+               static_cast<uint32_t>(from.clocks[k]));
 }
 }  // namespace
 

@@ -643,16 +643,16 @@ void bind_id_map(nb::module_& m) {
           "pending_clocks"_a.noconvert())
       .def(
           "load",
-          [](hpcrec::IdMap& self, Ids ids, Ids counts, Ids clocks, Ids pending_ids, Ids pending_counts,
-             Ids pending_clocks, int64_t clock, int64_t evicted) {
+          [](hpcrec::IdMap& self, std::optional<Ids> rows, Ids ids, Ids counts, Ids clocks, Ids pending_ids,
+             Ids pending_counts, Ids pending_clocks, int64_t clock, int64_t evicted) {
             without_gil([&] {
-              self.load({ids.data(), counts.data(), clocks.data(), size(ids)},
+              self.load({ids.data(), counts.data(), clocks.data(), size(ids), rows ? rows->data() : nullptr},
                         {pending_ids.data(), pending_counts.data(), pending_clocks.data(), size(pending_ids)}, clock,
                         evicted);
             });
           },
-          "ids"_a, "counts"_a, "clocks"_a, "pending_ids"_a, "pending_counts"_a, "pending_clocks"_a, "clock"_a,
-          "evicted"_a);
+          "rows"_a.none(), "ids"_a, "counts"_a, "clocks"_a, "pending_ids"_a, "pending_counts"_a, "pending_clocks"_a,
+          "clock"_a, "evicted"_a);
 }
 
 void bind_known_map(nb::module_& m) {

@@ -162,7 +162,7 @@ def test_ranks_write_their_own_parts_and_one_failure_is_everybodys(tmp_path):
         n_ids = len(range(rank, ROWS, 2))
         writer.write_table_part("user", rank, data, n_ids=n_ids, rows=ROWS, width=WIDTH, columns=(0, WIDTH))
     writers[1].write_state({})
-    together = [(w._written, w._failure) for w in writers]
+    together = [(w._written, w._segments, w._failure) for w in writers]
     for writer in writers:
         writer._ranks.things = together
     assert [writer.commit() for writer in writers] == [tmp_path / "checkpoints/step-5"] * 2
@@ -175,7 +175,7 @@ def test_ranks_write_their_own_parts_and_one_failure_is_everybodys(tmp_path):
     data = blocks(rows, states, np.arange(9), (0, 6))
     writers[1].write_table_part("user", 1, data, n_ids=9, rows=9, width=6, columns=(0, 6))
     writers[1].write_state({})
-    together = [(w._written, w._failure) for w in writers]
+    together = [(w._written, w._segments, w._failure) for w in writers]
     for writer in writers:
         writer._ranks.things = together
         with pytest.raises(CheckpointError, match=r"step 6 could not be written: rank 1: .*part-1.h5"):

@@ -1,5 +1,6 @@
 """A tier on disk holds what was written last, whatever is cleaned meanwhile; and what it takes of disk and memory."""
 
+import fcntl
 import hashlib
 import os
 import random
@@ -8,7 +9,6 @@ import numpy as np
 import pytest
 
 from hpcrec.disk import native, pages, reference, segment
-from hpcrec.disk import tier as tier_module
 from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
 from hpcrec.errors import ConfigError
 from hpcrec.kernels.native_module import available
@@ -205,7 +205,7 @@ def test_a_folder_is_removed_by_who_holds_it_and_nothing_of_another_goes(tmp_pat
 
 def test_a_lock_of_a_folder_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
     """Another process opens the lock, and takes it only when the folder has gone and was made anew."""
-    folder, flock, late = tmp_path / "rank-0", tier_module.fcntl.flock, []
+    folder, flock, late = tmp_path / "rank-0", fcntl.flock, []
     first = tier_of(folder)
 
     def takes(lock, how):
@@ -214,7 +214,7 @@ def test_a_lock_of_a_folder_that_was_removed_meanwhile_is_none(tmp_path, monkeyp
             first.remove()
         flock(lock, how)
 
-    monkeypatch.setattr(tier_module.fcntl, "flock", takes)
+    monkeypatch.setattr(fcntl, "flock", takes)
     with tier_of(folder) as second:
         monkeypatch.undo()
         assert late[0].closed

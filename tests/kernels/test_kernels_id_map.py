@@ -382,3 +382,26 @@ def test_lists_that_are_refused(backend):
         with pytest.raises(ValueError, match="ids is int32"):
             call(np.array([1], np.int32))
     kernels.IdMap(**rules).load(state)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("evict", [None, "lru", "lfu"])
+def test_ids_keep_the_rows_that_a_state_has(backend, evict):
+    """And go on as the map that was saved."""
+    kernels.use(backend)
+    rules = {"capacity": 6, "evict": evict}
+    rng = np.random.default_rng(0)
+    m = kernels.IdMap(**rules)
+    for _ in range(20):
+        m.admit(rng.integers(0, 12, 4))
+    state = m.save()
+    again = kernels.IdMap(**rules)
+    again.load(state, keep_rows=True)
+    np.testing.assert_array_equal(again.find(np.arange(12)), m.find(np.arange(12)))
+    assert evict is None or state.rows.tolist() != sorted(state.rows.tolist()), "or nothing would be shown"
+    for _ in range(20):
+        batch = rng.integers(0, 12, 4)
+        np.testing.assert_array_equal(again.admit(batch).rows, m.admit(batch).rows)
+    for rows in (state.rows[:-1], np.zeros_like(state.rows), state.rows + 1, state.rows - 1):
+        with pytest.raises(ValueError, match="rows"):
+            kernels.IdMap(**rules).load(state._replace(rows=rows), keep_rows=True)

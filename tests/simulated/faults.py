@@ -8,8 +8,8 @@ from tests.faults.seeded import Fault
 FAULTS: dict[str, Fault] = {
     "a manifest before all ranks have written": Fault(
         "hpcrec/checkpoint/checkpoint.py",
-        "        parts = ranks.allgather((self._written, self._failure))\n",
-        "        parts = [(self._written, self._failure)]\n",
+        "        parts = ranks.allgather((self._written, self._segments, self._failure))\n",
+        "        parts = [(self._written, self._segments, self._failure)]\n",
         "commit",
     ),
     "a commit that returns before the checkpoint has its name": Fault(

@@ -55,6 +55,11 @@ WAYS_TO_SAVE: dict[str, dict[str, Any]] = {
     "plain": {},
     "incremental": {"full_every": 3},
     "waiting": {"background": False, "full_every": 2},
+    "linked": {"rows": "links"},
+}
+LINKED_PLACES = {  # besides, of store disk
+    0: [("os:link", 60), ("hpcrec.disk.tier:Tier.settle", 10), ("hpcrec.disk.tier:Tier.drop", 10)],
+    1: [("os:link", 60), ("hpcrec.disk.lists:write_list", 10), ("hpcrec.disk.tier:Tier.take", 1)],
 }
 KILLS = 3  # of a test of the soak, of which there are enough for 100 (a test may take 4 minutes)
 KILLED = (128 + 9, 9)  # by Open MPI's launcher, by MPICH's
@@ -87,6 +92,7 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
 
 def config(folder: Path, run: str, mode: str, keep: int, saving: str = "plain") -> Config:
     data = {name: str(folder / f"{name}.h5") for name in ("train", "validation")}
+    on_disk = {"name": "disk", "path": str(folder / f"{run}-rows"), "memory_bytes": 5_000_000}
     return config_for(
         folder,
         data=data,
@@ -97,6 +103,7 @@ def config(folder: Path, run: str, mode: str, keep: int, saving: str = "plain") 
         schedule={"kind": "cosine", "warmup_steps": 5},
         train={"dtype": "float32", "steps": STEPS, "eval_every": 9, "log_every": 5, "early_stop": {"patience": 50}},
         checkpoint={"every": EVERY, "keep": keep, **WAYS_TO_SAVE[saving]},
+        store=on_disk if saving == "linked" else {},
         run={"folder": str(folder / run), "tensorboard": False, "progress": False},
     )
 
@@ -119,7 +126,8 @@ def was_killed(job: Job) -> bool:
 
 def kill_at_a_place(folder: Path, wanted: Config, choice: random.Random) -> bool:
     rank = choice.choice([0, 1, 2])
-    place, calls = choice.choice(PLACES[min(rank, 1)])
+    more = LINKED_PLACES if wanted.store.name == "disk" else {0: [], 1: []}
+    place, calls = choice.choice(PLACES[min(rank, 1)] + more[min(rank, 1)])
     return was_killed(launch(folder, wanted, Fault(rank, place, choice.randint(1, calls), "kill")))
 
 
@@ -331,6 +339,22 @@ def test_killed_at_a_place_and_at_a_time_and_resumed_equals_uninterrupted(tmp_pa
     job = launch(tmp_path / "job", wanted, Fault(2, "hpcrec.training.session:Session.run_step", 10, "kill"))
     assert job.end(limit_s=5.0).code in KILLED
     assert chain(tmp_path, "killed", "split", whole, 0, random.Random(0), "incremental") == 0
+
+
+def test_killed_while_files_are_linked_and_while_they_are_taken_over(tmp_path: Path) -> None:
+    data_in(tmp_path)
+    whole = whole_run(tmp_path, "fused", "linked")
+    wanted = config(tmp_path, "killed", "fused", 2, "linked")
+    steps = []
+    for rank, place, call in ((0, "os:link", 8), (2, "hpcrec.disk.tier:Tier.take", 1)):
+        job = launch(tmp_path / "job", wanted, Fault(rank, place, call, "kill"))
+        assert job.end(limit_s=30).code in KILLED, place
+        steps.append(steps_in(tmp_path / "killed"))
+        check_left(tmp_path / "killed", whole)
+        assert len(steps[-1]) >= 1 and list((tmp_path / "killed/checkpoints").glob("step-*/rows-1.tier/segment-*"))
+    assert steps[0] == steps[1], "the second was killed as it went on from where the first had saved"
+    assert chain(tmp_path, "killed", "fused", whole, 0, random.Random(0), "linked") == 0
+    assert not list((tmp_path / "killed-rows").glob("*/*")), "the store's own files go with the run"
 
 
 @soaked

@@ -9,15 +9,18 @@ Legend: ``U`` ids in a block or range, ``D`` its columns, ``W`` width of the tab
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from hpcrec.checkpoint import files
-from hpcrec.checkpoint.parts import TableBlock
+from hpcrec.checkpoint.linked import linked_ids
+from hpcrec.checkpoint.parts import TableBlock, part_facts
 from hpcrec.checkpoint.reader import Checkpoint
+from hpcrec.checkpoint.stretch import Stretch
 from hpcrec.checkpoint.tools.tables import TableFacts, ids_in
 from hpcrec.data.files import writing
 from hpcrec.errors import CheckpointError
@@ -108,6 +111,45 @@ def ranges_of(
 ) -> Iterator[IdRange]:
     """``by_id`` with ranges of about so many bytes."""
     return by_id(checkpoint, facts, edges_of(facts, lambda: ids_in(checkpoint, facts.name), range_bytes), scratch)
+
+
+def in_order(checkpoint: Checkpoint, facts: TableFacts, scratch: Path | None = None) -> Iterator[TableBlock]:
+    """Rows of a dynamic table in the order of its ids in its parts, also where they are linked, in another order.
+
+    Raises
+    ------
+    CheckpointError
+        An id has no row, or two.
+    """
+    for path in checkpoint.part_paths(facts.name):
+        stretches = [s for s in checkpoint.stretches(facts.name) if s.path == path]
+        if part_facts(path)["linked"] is None:
+            yield from map(checkpoint.block, stretches)
+            continue
+        _, ids = linked_ids(path)
+        rising = np.argsort(ids)
+        blocks = partial(_at_places, checkpoint, stretches, ids, rising)
+        n_ranges = max(1, -(-len(ids) * facts.row_bytes // RANGE_BYTES))
+        edges = np.array([len(ids) * k // n_ranges for k in range(1, n_ranges)], np.int64)
+        start = 0
+        for pieces, stop in zip(in_ranges(blocks, edges, scratch), [*edges, len(ids)], strict=True):
+            block = together(pieces, facts, None, None).block
+            if not np.array_equal(block.ids, np.arange(start, stop)):
+                raise CheckpointError(
+                    f"{path}: table {facts.name!r} has {len(block.ids)} rows for {stop - start} ids. 'hpcrec "
+                    "checkpoint verify' lists all that is wrong."
+                )
+            if stop > start:
+                yield replace(block, ids=ids[start:stop])
+            start = int(stop)
+
+
+def _at_places(checkpoint: Checkpoint, stretches: list[Stretch], ids: Ints, rising: Ints) -> Iterator[TableBlock]:
+    """Blocks whose ids are places in a list, which ``rising`` puts in order."""
+    in_order_of_ids = ids[rising]
+    for stretch in stretches:
+        block = checkpoint.block(stretch)
+        yield replace(block, ids=rising[np.searchsorted(in_order_of_ids, block.ids)])
 
 
 def together(pieces: list[TableBlock], facts: TableFacts, start: int | None, stop: int | None) -> IdRange:

@@ -20,7 +20,7 @@ from hpcrec.checkpoint.find import problem_of
 from hpcrec.checkpoint.parts import PENDING, Admission, TableBlock, n_ids_in, opened, read_admission
 from hpcrec.checkpoint.reader import Checkpoint
 from hpcrec.checkpoint.residuals import Unsent
-from hpcrec.checkpoint.tools.by_id import ranges_of, whole
+from hpcrec.checkpoint.tools.by_id import in_order, ranges_of, whole
 from hpcrec.checkpoint.tools.look import checkpoint_at
 from hpcrec.checkpoint.tools.tables import TableFacts, table_facts
 from hpcrec.comm.ranks import Alone
@@ -139,8 +139,8 @@ def _write_table(
 def _whole_rows(source: Checkpoint, facts: TableFacts, scratch: Path) -> Iterator[TableBlock]:
     """Rows with all columns: in the order of the parts where these have them, else by id."""
     if facts.columns <= 1:
-        name = facts.name
-        yield from source.table_parts(name) if facts.dynamic else source.whole_table(name, facts.rows, facts.width)
+        whole_of = source.whole_table(facts.name, facts.rows, facts.width)
+        yield from in_order(source, facts, scratch) if facts.dynamic else whole_of
         return
     for found in ranges_of(source, facts, scratch):
         yield whole(found, source, facts.name)

@@ -64,6 +64,7 @@ def look(path: Path) -> dict[str, Any]:
     checkpoint = reader_of(checkpoint_at(path))
     state, folder = checkpoint.state, checkpoint.folder
     manifest = files.read_manifest(folder)
+    found = manifest["files"], manifest.get("segments", {})
     progress = state.get("progress") or {}
     best = files.read_best(folder.parent.parent) if folder.parent.name == "checkpoints" else None
     groups = state.get("groups", 1)
@@ -74,8 +75,9 @@ def look(path: Path) -> dict[str, Any]:
         "base": None if checkpoint.base is None else checkpoint.base.step,
         "samples": progress.get("samples"),
         "best": None if best is None else best["step"] == checkpoint.step,
-        "bytes": sum(int(entry["bytes"]) for entry in manifest["files"].values()),
-        "files": len(manifest["files"]),
+        "bytes": sum(int(entry["bytes"]) for of in found for entry in of.values()),
+        "files": sum(map(len, found)),
+        "linked_bytes": sum(int(entry["bytes"]) for entry in found[1].values()),
         **{name: state[name] for name in _SAID if name in state},
         "groups": groups,
         "tables": {name: _table(checkpoint, name) for name in checkpoint.tables},

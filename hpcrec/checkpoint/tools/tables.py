@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcrec.checkpoint import files
+from hpcrec.checkpoint.linked import linked_row_bytes
 from hpcrec.checkpoint.parts import TableBlock, opened, part_facts, read_admission, state_said
 from hpcrec.checkpoint.reader import Checkpoint
 from hpcrec.data.hdf5_lookup import found_in, items_in
@@ -31,7 +32,9 @@ class TableFacts:
     states : dict of str to int
         Optimizer states, and their dimensions: 1 is a number a row, 2 one a value.
     parts, ids, n_bytes : int
-        Parts, ids that have rows, and bytes of the files.
+        Parts, ids that have rows, and bytes of the files; of rows that are links to a store's files, their own bytes.
+    linked : bool
+        Whether they are.
     columns : int
         Pieces that rows are cut into.
     """
@@ -47,6 +50,7 @@ class TableFacts:
     ids: int
     columns: int
     n_bytes: int
+    linked: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -78,6 +82,10 @@ def table_facts(checkpoint: Checkpoint, table: str) -> TableFacts:
     values = sum(f["n_ids"] * (f["column_stop"] - f["column_start"]) for f in found)
     dtype, states = "float32", {}
     for path, some in zip(paths, found, strict=True):
+        if some["n_ids"] and some["linked"] is not None:
+            dtype = some["linked"]["dtype"]
+            states = {name: 1 + len(shape) for name, shape in some["linked"]["record"] if name}
+            break
         if some["n_ids"]:
             with opened(path) as file:
                 dtype = str(file["rows"].dtype)
@@ -98,7 +106,9 @@ def table_facts(checkpoint: Checkpoint, table: str) -> TableFacts:
         parts=len(paths),
         ids=values // max(first["width"], 1),
         columns=len({(f["column_start"], f["column_stop"]) for f in found if f["n_ids"]}),
-        n_bytes=sum(path.stat().st_size for path in {*own, *paths}),
+        n_bytes=sum(path.stat().st_size for path in {*own, *paths})
+        + sum(f["n_ids"] * linked_row_bytes(f["linked"]) for f in found if f["linked"] is not None),
+        linked=any(f["linked"] is not None for f in found),
     )
 
 

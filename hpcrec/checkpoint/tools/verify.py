@@ -1,7 +1,8 @@
 """Whether a checkpoint is whole and sound: files, structure, values. Lists all that is wrong, not the first of it."""
 
+import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def verify(path: Path, scratch: Path | None = None) -> Verdict:
     except CheckpointError as error:
         verdict.problems.append(str(error))
         return verdict
-    verdict.files, verdict.n_bytes = len(manifest["files"]), sum(e["bytes"] for e in manifest["files"].values())
+    both = manifest["files"] | manifest.get("segments", {})
+    verdict.files, verdict.n_bytes = len(both), sum(entry["bytes"] for entry in both.values())
     damaged = _damaged(folder, manifest)
     verdict.problems += damaged.values()
     base = files.base_of(folder, manifest)
@@ -84,6 +86,7 @@ def verify(path: Path, scratch: Path | None = None) -> Verdict:
         )
     if checkpoint.base is not None:
         verdict.problems += verify(checkpoint.base.folder, scratch).problems
+    verdict.problems += _links(checkpoint, damaged)
     for table in checkpoint.tables:
         verdict.tables += 1
         verdict.problems += _table(checkpoint, table, damaged, verdict, scratch)
@@ -93,11 +96,40 @@ def verify(path: Path, scratch: Path | None = None) -> Verdict:
 
 def _damaged(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
     """Files that are not as the manifest says, and those that it does not list, by name."""
-    listed = dict(manifest["files"])
+    listed, links = dict(manifest["files"]), dict(manifest.get("segments", {}))
     found = {name: text for name, entry in listed.items() if (text := files.file_damage(folder / name, entry))}
+    found |= {name: text for name, entry in links.items() if (text := files.segment_damage(folder / name, entry))}
+    listed |= links
     there = (str(p.relative_to(folder)) for p in sorted(folder.rglob("*")) if p.is_file())
     stray = {n: f"{folder / n} is not in the manifest, which lists every file" for n in there if n not in listed}
     return found | {name: text for name, text in stray.items() if name != files.MANIFEST}
+
+
+def _links(checkpoint: Checkpoint, damaged: dict[str, str]) -> Iterator[str]:
+    """What is wrong in a store's files that are linked, but for those that are ``damaged``; they are, after that.
+
+    Each block is read once, whatever the number of tables in it.
+    """
+    seen = set()
+    for path in (path for table in checkpoint.tables for path in checkpoint.part_paths(table)):
+        if str(path.relative_to(checkpoint.folder)) in damaged or (said := _linked_of(path)) is None:
+            continue
+        key = said["folder"], said["generation"], said["block"]
+        if key in seen or any(name.startswith(f"{said['folder']}/") for name in damaged):
+            continue
+        seen.add(key)
+        found = list(checkpoint.wrong_links(path))
+        if found:
+            damaged[f"{said['folder']}/"] = found[0]
+        yield from found
+
+
+def _linked_of(path: Path) -> dict[str, Any] | None:
+    """What a part says of its rows where they are links; None where they are not, or where it cannot be read."""
+    with contextlib.suppress(CheckpointError):  # which is said of the part
+        linked: dict[str, Any] | None = part_facts(path)["linked"]
+        return linked
+    return None
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -108,9 +140,12 @@ def _table(
 ) -> Iterator[str]:
     paths = [p for p in checkpoint.part_paths(table) if str(p.relative_to(checkpoint.folder)) not in damaged]
     found: list[str] = []
+    broken = {name.partition("/")[0] for name in damaged}
     for path in paths:
-        found += _part(path, table)
+        found += _part(checkpoint, path, table, broken)
     yield from found
+    if any((said := _linked_of(path)) is not None and said["folder"] in broken for path in paths):
+        return
     if found or len(paths) < len(checkpoint.part_paths(table)):
         return  # what is in no part, or in two, would follow from that
     try:
@@ -121,7 +156,7 @@ def _table(
         yield str(error)
 
 
-def _part(path: Path, table: str) -> Iterator[str]:
+def _part(checkpoint: Checkpoint, path: Path, table: str, broken: Collection[str]) -> Iterator[str]:
     """What is wrong with a part by itself: its structure, and values that are not finite."""
     wrong: dict[str, int] = {}
     try:
@@ -129,6 +164,10 @@ def _part(path: Path, table: str) -> Iterator[str]:
         start, stop, width = facts["column_start"], facts["column_stop"], facts["width"]
         if not 0 <= start < stop <= width:
             yield f"{path}: has columns {start} to {stop} of a table of width {width}"
+            return
+        if facts["linked"] is not None:
+            if facts["linked"]["folder"] not in broken:
+                yield from _linked_part(checkpoint, path, table, facts["n_ids"])
             return
         with opened(path) as file:
             if str(file.attrs["table"]) != table:
@@ -152,6 +191,30 @@ def _part(path: Path, table: str) -> Iterator[str]:
                 yield from _admission(path, read_admission(file))
     except CheckpointError as error:
         yield str(error)
+    for name, bad in wrong.items():
+        yield f"{path}: {bad} values of {name} are not finite"
+
+
+def _linked_part(checkpoint: Checkpoint, path: Path, table: str, n_ids: int) -> Iterator[str]:
+    """The same of one whose rows are in a store's files."""
+    wrong: dict[str, int] = {}
+    n_found = 0
+    with opened(path) as file:
+        if str(file.attrs["table"]) != table:
+            yield f"{path}: is of table {str(file.attrs['table'])!r}, but in the folder of {table!r}"
+            return
+        if found_in(file, "admission") is not None:
+            yield from _admission(path, read_admission(file))
+    for stretch in checkpoint.stretches(table):
+        if stretch.path != path:
+            continue
+        block = checkpoint.block(stretch)
+        n_found += len(block.ids)
+        for name, numbers in {"rows": block.rows, **block.states}.items():
+            if bad := int(numbers.size - np.isfinite(numbers).sum()):
+                wrong[name] = wrong.get(name, 0) + bad
+    if n_found != n_ids:
+        yield f"{path}: has {n_found} rows for {n_ids} ids"
     for name, bad in wrong.items():
         yield f"{path}: {bad} values of {name} are not finite"
 

@@ -31,7 +31,7 @@ class DeviceStore(CachedStore):
         super().__init__(tables, families, **more)
 
     on_device = True
-    takes = ("room_bytes",)
+    keys = ("room_bytes",)
 
     @staticmethod
     def memory(memory_bytes: int | None) -> Elsewhere:

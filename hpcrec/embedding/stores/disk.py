@@ -6,7 +6,9 @@ tables are in memory, and so are tables that are to be whole. Knows blocks and a
 ``hpcrec.disk``, how they come and go for ``cached``. Source: [MTRAINS].
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +17,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.disk.beside import Pass
 from hpcrec.disk.pages import Way
 from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
+from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.blocks import Block, blocks_of
 from hpcrec.embedding.frozen import Values
 from hpcrec.embedding.held_rows import HeldRows
+from hpcrec.embedding.linked import LinkedRows, facts_of
 from hpcrec.embedding.room import bytes_of, slots_for
 from hpcrec.embedding.stores.cache import Backing, Moved
 from hpcrec.embedding.stores.cached import CachedStore
-from hpcrec.errors import ConfigError
+from hpcrec.errors import ConfigError, TierError
 from hpcrec.plan.memory import Elsewhere, to_disk
 from hpcrec.plan.placement import SLOT_BYTES
 from hpcrec.types import Floats, Ints
@@ -50,6 +55,7 @@ class DiskRows(HeldRows):
     def __init__(self, block: Block, arrays: Values, tier: Tier, number: int, first: FirstValues) -> None:
         super().__init__(block, arrays[""], {name: of for name, of in arrays.items() if name})
         self._tier, self.number, self.first = tier, number, first
+        self._nonfinite: set[int] = set()  # rows, as they are on the disk
 
     def fetch(self, numbers: Ints) -> Values:
         """See ``HeldRows``."""
@@ -61,6 +67,24 @@ class DiskRows(HeldRows):
                 found[name][new] = values
         return found
 
+    def finite(self, span: tuple[int, int]) -> bool:
+        """Whether all values of these rows that were written are finite."""
+        return not any(span[0] <= row < span[1] for row in self._nonfinite)
+
+    def forget(self) -> None:
+        """Rows are those of another generation, which are finite."""
+        self._nonfinite.clear()
+
+    def note(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
+        """Remembers rows with values that are not finite: a checkpoint that links them does not read them."""
+        if not self._nonfinite and all(math.isfinite(float(values.sum())) for values in columns.values()):
+            return
+        wrong = np.zeros(len(numbers), bool)
+        for values in columns.values():
+            wrong |= ~np.isfinite(values).reshape(len(numbers), -1).all(axis=1)
+        self._nonfinite.difference_update(numbers[~wrong].tolist())
+        self._nonfinite.update(numbers[wrong].tolist())
+
     def write_back(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
         """See ``HeldRows``."""
         if len(numbers):
@@ -69,6 +93,7 @@ class DiskRows(HeldRows):
 
     def _write(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
         whole = {name: np.ascontiguousarray(columns[name], of.dtype) for name, of in self.columns.items()}
+        self.note(numbers, whole)
         self._tier.write({self.number: Wanted(numbers, whole)})
 
     def put(self, where: Ints, rows: Floats | float, states: Mapping[str, float]) -> None:
@@ -128,6 +153,7 @@ class TierBacking:
         """See ``Backing``."""
         for b, of in moved.items():
             self._rows[b].will_change(of.rows)
+            self._rows[b].note(of.rows, {name: array[of.places] for name, array in of.columns.items()})
         self._tier.write({self._rows[b].number: Wanted(of.rows, of.columns, of.places) for b, of in moved.items()})
 
 
@@ -168,6 +194,10 @@ class DiskStore(CachedStore):
         self._whole_bytes = sum(self._bytes_of(block) for block in all_of_them if block.whole)
         self._numbers = {id_of(block): number for number, block in enumerate(own)}
         self._own_bytes = sum(self._bytes_of(block) for block in own)
+        self._kept: KeptRows | None = None  # what a checkpoint links, or has linked
+        self._looking: Pass | None = None  # at the files that were taken over from a checkpoint
+        self._came_from = folder
+        self._links: set[tuple[Path, str]] = set()  # folders of checkpoints, and of this rank's links in each of them
         self._last: dict[str, float] | None = None  # what the tier says, once it is closed
         self._steps, self._learned = 0, -1  # how many were learned, and the last one's number
         rows = [BlockRows(block.rows, self._geometry(block)) for block in own]
@@ -180,7 +210,7 @@ class DiskStore(CachedStore):
             raise
 
     on_device = False
-    takes = ("room_bytes", "folder", "whole", "io", "window")
+    keys = ("room_bytes", "folder", "whole", "io", "window")
     of_tier: ClassVar[Settings] = Settings()
 
     @staticmethod
@@ -245,20 +275,133 @@ class DiskStore(CachedStore):
         self._steps, self._learned = self._steps + (number != self._learned), number
         super().learn(step, *args, number=number, **kwargs)
 
+    # Checkpoints.
+
+    def linked_facts(self) -> Mapping[str, Mapping[str, Any]]:
+        """See ``Store``."""
+        return {
+            part.table: facts_of(block, number, part, seed=self._seed, start=self._starts[part.table], dtype=self.dtype)
+            for block in self.blocks
+            if (number := self._numbers.get(id_of(block))) is not None
+            for part in block.parts
+        }
+
+    def keep(self) -> LinkedRows | None:
+        """See ``Store``. What has changed in memory is written, and that is all: ``settle`` flushes it."""
+        if not self._numbers:
+            return None
+        if self._kept is not None:  # of a checkpoint that came to nothing
+            self._kept.drop()
+        nonfinite: set[str] = set()
+        with self._tier.in_haste():  # steps stand still
+            for b, (block, held) in enumerate(zip(self.blocks, self.held, strict=True)):
+                if isinstance(held, DiskRows):
+                    self._settled(b)
+                    nonfinite |= {part.table for part in block.parts if not held.finite((part.base, part.end))}
+        self._kept = KeptRows(self._tier, self.linked_facts(), frozenset(nonfinite), self._links)
+        return self._kept
+
+    def takes(self, folder: Path, generation: int) -> bool:
+        """See ``Store``."""
+        return bool(self._numbers) and self._tier.fits(folder, generation)
+
+    def take(self, folder: Path, generation: int) -> None:
+        """See ``Store``. Where the folder is on another file system its files are copied; no page is read."""
+        if self._kept is not None:
+            self._kept.drop()
+        for b, held in enumerate(self.held):
+            if isinstance(held, DiskRows):
+                self._cleared(b)
+                held.forget()
+        self._tier.take(folder, generation)
+        self._stop_looking()
+        self._looking, self._came_from = self._tier.looked_at(), folder.parent
+
+    def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
+        """See ``Store``; raises what was found meanwhile of the files that were taken over."""
+        if self._looking is not None and self._looking.wrong is not None:
+            raise TierError(
+                f"{self._looking.wrong} The run went on from {self._came_from}, which has the same file. Go back to a "
+                "checkpoint that has not, by checkpoint.resume; 'hpcrec checkpoint verify' says which are whole."
+            )
+        super().gather(step, asked, values)
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            self._looking.stop()
+            self._looking = None
+
     def figures(self) -> dict[str, float]:
         """See ``Store``; and what the disk has, and was asked for: by steps, and evaluations, that learned here too."""
         steps = {"disk_steps": self._steps, "disk_reads_a_step": self._below.fetched / max(self._steps, 1)}
-        return {**super().figures(), **(self._tier.figures() if self._last is None else self._last), **steps}
+        return {**super().figures(), **(self._of_disk() if self._last is None else self._last), **steps}
+
+    def _of_disk(self) -> dict[str, float]:
+        return {**self._tier.figures(), "disk_bytes_of_checkpoints": self._only_in_checkpoints()}
+
+    def _only_in_checkpoints(self) -> int:
+        """Bytes of segments that checkpoints have, and this store has not, each once."""
+
+        def found(paths: Iterable[Path]) -> dict[tuple[int, int], int]:
+            sizes = {}
+            for path in paths:
+                with contextlib.suppress(OSError):  # it goes, or is on a server that cannot be reached
+                    of = path.stat()
+                    sizes[of.st_dev, of.st_ino] = of.st_size
+            return sizes
+
+        there = found(p for folder, name in self._links for p in folder.glob(f"step-*/{name}/segment-*"))
+        mine = found(self._tier.folder.glob("segment-*"))
+        return sum(size for file, size in there.items() if file not in mine)
 
     def close(self) -> None:
         """See ``Store``. Its files go: what a run goes on from is its checkpoint."""
+        self._stop_looking()
         super().close()
         self._gone()
 
     def _gone(self) -> None:
         if self._last is None:
-            self._last = self._tier.figures()
+            self._last = self._of_disk()
         self._tier.remove()
+
+
+class KeptRows:
+    """See ``LinkedRows``: a generation of a tier."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        facts: Mapping[str, Mapping[str, Any]],
+        nonfinite: frozenset[str],
+        links: set[tuple[Path, str]],
+    ) -> None:
+        self._tier, self.nonfinite, self._links = tier, nonfinite, links
+        kept = tier.keep(flush=False)
+        self._number: int | None = kept.number
+        self.facts = {table: {**of, "generation": kept.number} for table, of in facts.items()}
+        self.list_file, *segments = kept.files
+        self.segments = tuple(segments)
+        self._seals = dict(zip(segments, kept.seals, strict=True))
+
+    def settle(self) -> None:
+        """See ``LinkedRows``."""
+        assert self._number is not None, "it was dropped"
+        self._tier.settle(self._number)
+
+    def seal(self, segment: Path) -> int:
+        """See ``LinkedRows``."""
+        return self._seals[segment]
+
+    def linked_in(self, checkpoints: Path, name: str) -> None:
+        """See ``LinkedRows``."""
+        self._links.add((checkpoints, name))
+
+    def drop(self) -> None:
+        """See ``LinkedRows``."""
+        number, self._number = self._number, None
+        if number is not None:
+            self._tier.drop(number)
 
 
 def id_of(block: Block) -> tuple[str, ...]:

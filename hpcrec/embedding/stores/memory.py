@@ -51,7 +51,7 @@ class MemoryStore(RowStore):
     on_device: ClassVar[bool] = False
     """Whether the steps' arrays are those of ``store.device``."""
 
-    takes: ClassVar[tuple[str, ...]] = ()
+    keys: ClassVar[tuple[str, ...]] = ()
     """Arguments of its own, from the ``[store]`` section and a rank's folder below its path."""
 
     @staticmethod

@@ -33,6 +33,7 @@ struct IdColumns {
 struct ConstIdColumns {
   const int64_t *ids, *counts, *clocks;
   int64_t n;
+  const int64_t* rows = nullptr;  // each of 0 to n - 1; without: in the order of the ids
 };
 
 // Calls may come from any thread, and wait for each other.
