@@ -121,7 +121,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             dense_optimizer=config.dense.optimizer.name,
             elsewhere=STORES[config.store.name].memory(config.store.memory_bytes),
             saves=config.checkpoint.every + config.train.eval_every > 0 if config.checkpoint.background else None,
-            marks=1 if config.checkpoint.full_every == 1 else 3,
+            marks=_marks(config),
             in_flight=make_policy(config).in_flight,
             dealt_bytes=_dealt_bytes(config, dataset, layout, affinity, rank, dense=rank in topology.dense),
         )
@@ -229,6 +229,13 @@ def _dealt_bytes(
     ids = samples * sum(dataset.feature(f).mean_ids for f in looked)
     sample_bytes = _sample_bytes(dataset, tuple(dict.fromkeys((*layout.form_of, *looked))))
     return times * dealing_bytes(samples, ids, affinity.parts, sample_bytes, PLACE_BYTES)
+
+
+def _marks(config: Config) -> int:
+    """Bytes a row of what a checkpoint has to know of it."""
+    if config.checkpoint.links_rows(config.store.name):
+        return 0
+    return 1 if config.checkpoint.full_every == 1 else 3
 
 
 def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int, looked: tuple[str, ...]) -> float:

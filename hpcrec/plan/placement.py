@@ -18,7 +18,7 @@ import numpy as np
 from hpcrec.plan.curves import Curve, share
 from hpcrec.units import KiB
 
-INDEX_BYTES, MARK_BYTES = 4, 1  # a row: where it lies on the disk, whether it has changed
+INDEX_BYTES = 4  # a row: where it lies on the disk
 SLOT_BYTES = 21  # beside a cached row: which it is, when and how often it was asked for, whether it has changed
 PIECES, PIECE_BYTES = 7, 128 * KiB  # of a block
 PAGES_UNDER_WAY = 128
@@ -86,10 +86,10 @@ class Expected:
 
 
 def beside_bytes(parts: Sequence[TierPart]) -> int:
-    """What memory has beside rows, of parts that are on a disk: their index and marks, and pages under way."""
+    """What memory has beside rows, of parts that are on a disk: their index, and pages under way."""
     if not parts:
         return 0
-    known = (INDEX_BYTES + MARK_BYTES) * sum(part.rows for part in parts)
+    known = INDEX_BYTES * sum(part.rows for part in parts)
     pages = PAGES_UNDER_WAY * max(part.page_bytes for part in parts)
     return known + pages + len({part.block for part in parts}) * PIECES * PIECE_BYTES
 
@@ -154,7 +154,7 @@ def memory_for(owners: Sequence[Sequence[TierPart]], reads: float, whole: Iterab
 
 def options_of(part: TierPart, read_s: float) -> list[Option]:
     """Of one part: all of its rows on the disk, with caches of several sizes, and last whole in memory."""
-    known = (INDEX_BYTES + MARK_BYTES) * part.rows
+    known = INDEX_BYTES * part.rows
     sizes = np.interp(np.linspace(0, 1, _POINTS), np.linspace(0, 1, len(part.curve.held)), part.curve.held)
     found = [(known + held * (part.row_bytes + SLOT_BYTES), part.curve.reads(held) * read_s) for held in sizes.tolist()]
     return [*found, (part.n_bytes, 0.0)]
@@ -220,7 +220,7 @@ def place(owners: Sequence[Sequence[TierPart]], memory_bytes: float, read_s: Map
     wanted: dict[str, list[bool]] = {}
     for parts in owners:
         options = [options_of(part, read_s[part.page_bytes]) for part in parts]
-        rest = beside_bytes(parts) - (INDEX_BYTES + MARK_BYTES) * sum(part.rows for part in parts)
+        rest = beside_bytes(parts) - INDEX_BYTES * sum(part.rows for part in parts)
         picks = choose(options, memory_bytes - rest)
         for n, part in enumerate(parts):
             wanted.setdefault(part.table, []).append(picks is not None and picks[n] == len(options[n]) - 1)

@@ -114,7 +114,7 @@ def test_a_table_is_whole_on_all_owners_or_on_none(parts: list[TierPart]) -> Non
 def test_what_a_budget_is_expected_to_do() -> None:
     curve = curve_of(10_000, 0.8, 500, 7)
     mine = part("a", 10_000, 260, curve)
-    beside = 10_000 * 5 + 128 * 4096 + 7 * 128 * 1024
+    beside = 10_000 * 4 + 128 * 4096 + 7 * 128 * 1024
     assert beside_bytes([mine]) == beside
     assert least_bytes([mine]) == beside + WAYS * 272
     assert expect([mine], least_bytes([mine]) - 1) is None

@@ -220,8 +220,8 @@ class DiskStore(CachedStore):
         return partial(to_disk, memory_bytes=memory_bytes)
 
     def _left_for_rows(self, own: Sequence[Block]) -> int:
-        """Of the budget, without whole tables, what the tier takes and a mark for each row that may have changed."""
-        beside = self._tier.n_bytes + sum(block.rows + PIECES * self.of_tier.piece_bytes for block in own)
+        """Of the budget, without whole tables and what the tier takes."""
+        beside = self._tier.n_bytes + len(own) * PIECES * self.of_tier.piece_bytes
         least = sum(kernels.WAYS * (self._bytes_of(block) // block.rows + SLOT_BYTES) for block in own)
         wanted = beside + least + self._whole_bytes
         if self._room_bytes < wanted:
