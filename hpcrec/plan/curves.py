@@ -128,3 +128,14 @@ def summed(curves: Sequence[Curve]) -> Curve:
     fixed = np.append(np.cumsum(less[often][::-1])[::-1], 0.0)
     values: dict[str, Any] = {**sums, **rows, "within": within, "top": top, "fixed": fixed}
     return Curve(steps=max(of.steps for of in curves), epochs=curves[0].epochs, **values)
+
+
+def by_last_use(curves: Sequence[Curve], rows: float) -> float:
+    """Rows read a step of tables that share a memory for so many rows, where those stay that were used last.
+
+    They have in common in how many steps what is held was asked for.
+    """
+    within = np.unique(np.concatenate([of.within for of in curves]))
+    held = np.sum([np.interp(within, of.within, of.held) for of in curves], axis=0)
+    last = np.interp(rows, held, within)
+    return float(sum(np.interp(last, of.within, of.lru) for of in curves))

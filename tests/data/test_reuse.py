@@ -13,7 +13,7 @@ from conftest import cut, write
 from hpcrec.cli.data import data as command
 from hpcrec.data import reuse as module
 from hpcrec.data.reuse import ReuseTimes, reuse
-from hpcrec.plan.curves import Curve, summed
+from hpcrec.plan.curves import Curve, by_last_use, summed
 from hpcrec.preparation.schema import Columns, write_index
 from hpcrec.types import Ints
 
@@ -106,6 +106,16 @@ def test_memory_is_bounded() -> None:
     assert peak < 2_000_000
     curve = times.curve()
     assert curve.distinct == pytest.approx(2_000_000, rel=0.04) and curve.reads(0) == 0
+
+
+def test_tables_that_share_a_memory() -> None:
+    """One of few frequent rows, one of many: against the simulation of both in one memory."""
+    one, other = trace(2_000, 400, 300, 1.1, seed=4), trace(30_000, 400, 100, 1.0, seed=5)
+    both = [np.concatenate([a * 2, b * 2 + 1]) for a, b in zip(one, other, strict=True)]
+    curves = [counted(one), counted(other)]
+    for places in (600, 2_000, 8_000):
+        assert by_last_use(curves, places) == pytest.approx(lru(both, places)[0], rel=0.015)
+    assert by_last_use(curves, 1e9) == 0
 
 
 def test_a_part_of_rows_that_are_dealt() -> None:

@@ -1,5 +1,7 @@
 """What is expected of counts that age, against the product's own map: laws, sizes, epochs, tables in one memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,11 +16,15 @@ from hpcrec.types import Floats, Ints
 STEPS = 120
 
 
+def ranks_of(rows: int, law: float, ids: int, seed: int, steps: int) -> Ints:
+    """By a power law, [steps, ids]."""
+    chance = np.cumsum(np.arange(1, rows + 1) ** -law)
+    return np.searchsorted(chance, np.random.default_rng(seed).random((steps, ids)) * chance[-1])
+
+
 def trace(rows: int, law: float, ids: int, seed: int, steps: int = STEPS) -> Ints:
     """Ids [steps, ids]."""
-    random = np.random.default_rng(seed)
-    chance = np.cumsum(np.arange(1, rows + 1) ** -law)
-    return random.permutation(rows)[np.searchsorted(chance, random.random((steps, ids)) * chance[-1])]
+    return np.random.default_rng(seed + 1000).permutation(rows)[ranks_of(rows, law, ids, seed, steps)]
 
 
 def curve_of(ids: Ints) -> Curve:
@@ -71,6 +77,20 @@ def test_tables_share_by_how_often_rows_are_asked_for() -> None:
         assert found.held[0] / 2_000 > 5 * found.held[1] / 60_000
     assert kept(curves, 70_000).reads == (0.0, 0.0)
     assert kept([], 32).reads == ()
+
+
+@pytest.mark.parametrize("part", [4, 8, 16])
+def test_rows_that_come_in_waves(part: int) -> None:
+    """Four times other rows are frequent; or ever new ones are: between what came most often and what came last."""
+    waves = np.concatenate([trace(40_000, 1.05, 800, seed, steps=50) for seed in range(4)])
+    new = np.arange(200)[:, None] * 40 + 40_000 - ranks_of(40_000, 1.0, 800, 9, steps=200)
+    for asked in (waves, new):
+        curve = curve_of(asked)
+        slots = int(curve.distinct / part) // kernels.WAYS * kernels.WAYS
+        wanted, found = counted([asked], slots, 1)[0], kept([curve], slots).reads[0]
+        assert found == pytest.approx(wanted, rel=0.2), curve.reads(slots)
+        without = kept([replace(curve, lru=curve.lru * 10)], slots).reads[0]
+        assert found < 0.95 * without, "of steps in any order it is more"
 
 
 def test_rows_brought_ahead_take_places() -> None:
