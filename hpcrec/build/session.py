@@ -255,6 +255,7 @@ def _make_store(
         "whole": whole_tables(config, topology),
         "io": said.io,
         "window": said.window,
+        "daily_bytes": said.daily_bytes,
     }
     return store(
         tables,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcrec.build.memory import ranks_asked_for
 from hpcrec.build.tiers import Tiers, disk_bytes, tiers_of
-from hpcrec.config import Config, load_config
+from hpcrec.config import Config, StoreConfig, load_config
 from hpcrec.disk.rate import RandomReads
 from hpcrec.errors import HpcrecError
 from hpcrec.plan.placement import Expected, TierPart, expect, least_bytes, memory_for, place
@@ -102,7 +102,7 @@ def tier_report(
         return [f"rows on the disk: not predicted, for {tiers}"]
     if not tiers.parts:
         return ["rows on the disk: none, for all tables are copies"]
-    assert config.store.path is not None and config.store.memory_bytes is not None, "config.keys asks for both"
+    assert config.store.path is not None, "config.keys asks for it"
     sizes = sorted({part.page_bytes for parts in tiers.parts.values() for part in parts})
     if reads_per_s is None:
         disk = measured(Path(config.store.path), sizes)
@@ -112,19 +112,20 @@ def tier_report(
     plural = "s" * (len(tiers.parts) > 1)
     return [
         f"rows on the disk, with {len(tiers.parts)} owner{plural} on one host:",
-        *(
-            f"  {line}"
-            for line in _lines(tiers, Path(config.store.path), config.store.memory_bytes, disk, step_s, said)
-        ),
+        *(f"  {line}" for line in _lines(tiers, config.store, disk, step_s, said)),
     ]
 
 
-def _lines(tiers: Tiers, path: Path, memory_bytes: int, disk: Disk | str, step_s: float | None, said: str) -> list[str]:
+def _lines(tiers: Tiers, store: StoreConfig, disk: Disk | str, step_s: float | None, said: str) -> list[str]:
+    assert store.path is not None and store.memory_bytes is not None, "config.keys asks for both"
+    path, memory_bytes = Path(store.path), store.memory_bytes
     found = {rank: expect(parts, memory_bytes, tiers.whole) for rank, parts in tiers.parts.items()}
     lines = []
     if all(of is not None for of in found.values()):
         expected = {rank: of for rank, of in found.items() if of is not None}
         lines += _read_lines(tiers, expected)
+        if store.window:
+            lines.append(f"store.window = {store.window}: reads, and what follows from them, are at most so many")
         reads_s = None
         if isinstance(disk, str):
             lines.append(f"disk: not measured ({disk}); give --reads-per-s")
@@ -134,6 +135,8 @@ def _lines(tiers: Tiers, path: Path, memory_bytes: int, disk: Disk | str, step_s
             lines.append(f"disk: {rates} ({disk.said}): {1e3 * reads_s:,.1f} ms a step for all owners")
         lines += _speed_lines(tiers, expected, memory_bytes, reads_s, step_s, said)
         lines += _written_lines(expected, path, step_s, reads_s)
+        if store.daily_bytes is not None:
+            lines.append(_budget_line(expected, store.daily_bytes, step_s, reads_s))
     lines += _space_lines(tiers, path)
     lines += _least_lines(tiers, memory_bytes)
     lines += _place_lines(tiers, memory_bytes, disk)
@@ -199,6 +202,25 @@ def _written_lines(
         size = room.f_blocks * room.f_frsize
         line += f", {format_bytes(a_day)} a day, {a_day / size:.2f} times what {nearest(path)} has"
     return [line]
+
+
+def _budget_line(
+    expected: Mapping[int, Expected], daily_bytes: int, step_s: float | None, reads_s: float | None
+) -> str:
+    """Of the owner that writes most."""
+    worst = max(expected, key=lambda rank: expected[rank].handed_bytes)
+    a_step = WRITTEN_OF_HANDED * expected[worst].handed_bytes
+    least_s = a_step * _DAY_S / daily_bytes
+    line = f"budget: store.daily_bytes = {daily_bytes:,} lets rank {worst} begin a step every {1e3 * least_s:,.1f} ms"
+    if step_s is None:
+        return line
+    usual_s = max(step_s, reads_s or 0.0)
+    if least_s <= usual_s:
+        return f"{line}, and steps take {1e3 * usual_s:,.1f}: they do not wait for it"
+    return (
+        f"{line}, {least_s / usual_s:.1f} times what steps take: they wait for it; for none to wait it takes "
+        f"{a_step * _DAY_S / usual_s:,.0f}"
+    )
 
 
 def _space_lines(tiers: Tiers, path: Path) -> list[str]:

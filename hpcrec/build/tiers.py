@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcrec import kernels
 from hpcrec.build.memory import topology_of
-from hpcrec.build.tables import DTYPES, make_model, make_offers, whole_tables
+from hpcrec.build.tables import DTYPES, make_model, make_offers, make_policy, whole_tables
 from hpcrec.config import Config
 from hpcrec.data.reader import DataSet
 from hpcrec.data.reuse import reuse
@@ -85,6 +85,7 @@ def tiers_of(config: Config, host_of: Sequence[int], counted: Path | None = None
     curves = _counted(config, families, looked) if counted is None else _read(config, families, counted)
     dtype = DTYPES[config.train.dtype][0]
     later = max(1 - samples / max(config.train.batch_size * steps, 1), 0.0)  # share of steps after the first epoch
+    ahead = config.exchange.prefetch + make_policy(config).in_flight - 1
     parts: dict[int, list[TierPart]] = {}
     for rank in topology.owners:
         for block in blocks_of(tables, [f for f in families if rank in f.holders], rank):
@@ -101,6 +102,7 @@ def tiers_of(config: Config, host_of: Sequence[int], counted: Path | None = None
                         row_bytes=row_bytes,
                         page_bytes=page_bytes,
                         curve=curves[part.family.name].part(1 / part.family.row_parts).later(later),
+                        ahead=ahead,
                     )
                 )
     maps = {rank: sum(_map_bytes(f, rank) for f in families if rank in f.holders) for rank in parts}

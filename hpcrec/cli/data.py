@@ -68,9 +68,11 @@ def reuse(file: Path, batch_size: int, samples: int | None, features: Sequence[s
     """Print, for each feature of FILE, how many distinct rows a step asks for, and how many of them memory would lack.
 
     FILE is a data set file or an index file. Columns '1/8' are of memory that holds an eighth of the rows that are
-    asked for at all: first where it keeps those that were used last (LRU), then of the best fixed set. Rows that no
-    step has asked for before are not among these, since a store that has rows on a disk makes them anew; 'new' says how
-    many come a step. One pass, each feature as if it had a table of its own; memory is bounded (docs/tiers.md).
+    asked for at all: first where it keeps those that were used last (LRU), as a GPU's cache does, then of the best
+    fixed set, which store.name = "disk" follows: it reads some more, as long as it does not know yet which rows come
+    often, and hpcrec config check says how many. Rows that no step has asked for before are not among these, since a
+    store that has rows on a disk makes them anew; 'new' says how many come a step. One pass, each feature as if it had
+    a table of its own; memory is bounded (docs/tiers.md).
     """
     from hpcrec.data.reuse import reuse as count
 
@@ -82,6 +84,7 @@ def reuse(file: Path, batch_size: int, samples: int | None, features: Sequence[s
     parts = [f"1/{n} {rule}" for n in _PARTS for rule in ("lru", "fixed")]
     rows = [(name, *_reuse_row(curve)) for name, curve in curves.items()]
     click.echo("\n".join(_table([(*_REUSE_HEADS, *parts), *rows])))
+    click.echo('\nstore.name = "disk" follows the columns fixed; lru is where rows stay that were used last.')
 
 
 @data.command(

@@ -346,6 +346,10 @@ class StoreConfig:
     """Steps to come whose ids owners read, at most, to keep rows that come soon: two more in each step, until their
     rows fill nine tenths of the memory. Worth it where the disk is what a step waits for: ids are read twice. Changes
     no result. Only with disk, and exchange.ids = "read"."""
+    daily_bytes: Positive | None = None
+    """Bytes that each owner may write to its disk in a day, so that the drive lasts; by default as many as come. Where
+    it writes more, rows wait, and steps for them: no result changes. Five minutes' worth may be written at once. Only
+    with disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -942,6 +946,7 @@ _KEYS_OF_STORES = (
     ("whole", ("disk",), ()),
     ("io", ("disk",), "auto"),
     ("window", ("disk",), 0),
+    ("daily_bytes", ("disk",), None),
 )
 
 

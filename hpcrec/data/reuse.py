@@ -172,7 +172,8 @@ class ReuseTimes:
         again = (len(epoch) - np.searchsorted(epoch, within, side="right")) / (n * self.rate)
         often = np.sort(self._asked - 1)[::-1] / (n * self.rate)  # reads a step that a row costs which is not held
         left = np.append(np.cumsum(often[::-1])[::-1], 0.0)
-        sizes = np.unique(np.concatenate([[0], np.geomspace(1, len(left), _SIZES).astype(np.int64) - 1]))
+        apart = len(left) - 1 - np.searchsorted(often[::-1], (np.arange(1, _EXACT + 1) - 0.5) / (n * self.rate))
+        sizes = np.unique(np.concatenate([[0], np.geomspace(1, len(left), _SIZES).astype(np.int64) - 1, apart]))
         top, fixed = sizes / self.rate, left[sizes]
         return Curve(distinct, n, asked, distinct / n, within.astype(float), held, more / n, again, top, fixed)
 

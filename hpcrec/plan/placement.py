@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcrec.plan.curves import Curve, share
+from hpcrec.plan.aging import kept
+from hpcrec.plan.curves import Curve
 from hpcrec.units import KiB
 
 INDEX_BYTES = 4  # a row: where it lies on the disk
@@ -46,6 +47,8 @@ class TierPart:
         That a read of a row takes.
     curve : Curve
         Of its own rows.
+    ahead : int
+        Steps whose rows are brought before they are used.
     """
 
     table: str
@@ -54,6 +57,7 @@ class TierPart:
     row_bytes: int
     page_bytes: int
     curve: Curve
+    ahead: int = 0
 
     @property
     def n_bytes(self) -> int:
@@ -105,7 +109,7 @@ def least_bytes(parts: Sequence[TierPart], whole: Iterable[str] = ()) -> int:
 def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] = ()) -> Expected | None:
     """What an owner reads a step; None where the memory is less than the least.
 
-    Blocks share what is left of it by their rows' bytes, tables of a block by how lately their rows were used.
+    Blocks share what is left of it by their rows' bytes, tables of a block by how often their rows are asked for.
     """
     named = set(whole)
     if memory_bytes < least_bytes(parts, named):
@@ -118,7 +122,7 @@ def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] 
         mine = [part for part in on_disk if part.block == block]
         its_bytes = left * sum(part.n_bytes for part in mine) / total
         places = min(its_bytes / (mine[0].row_bytes + SLOT_BYTES), sum(part.rows for part in mine) + WAYS - 1)
-        found = share([part.curve for part in mine], max(places // WAYS, 1) * WAYS, WAYS)
+        found = kept([part.curve for part in mine], max(places // WAYS, 1) * WAYS, mine[0].ahead)
         for part, rows, n in zip(mine, found.held, found.reads, strict=True):
             held[part.table], reads[part.table], new[part.table] = rows, n, part.curve.new
             full = rows < part.curve.distinct
@@ -130,7 +134,7 @@ def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] 
 def memory_for(owners: Sequence[Sequence[TierPart]], reads: float, whole: Iterable[str] = ()) -> int | None:
     """The smallest budget of each owner with which all of them together read at most so many rows a step.
 
-    None: they read more with caches for all rows, of which some find no place in their sets.
+    None: they read more with caches for all rows.
     """
     named = set(whole)
 
@@ -155,8 +159,8 @@ def memory_for(owners: Sequence[Sequence[TierPart]], reads: float, whole: Iterab
 def options_of(part: TierPart, read_s: float) -> list[Option]:
     """Of one part: all of its rows on the disk, with caches of several sizes, and last whole in memory."""
     known = INDEX_BYTES * part.rows
-    sizes = np.interp(np.linspace(0, 1, _POINTS), np.linspace(0, 1, len(part.curve.held)), part.curve.held)
-    found = [(known + held * (part.row_bytes + SLOT_BYTES), part.curve.reads(held) * read_s) for held in sizes.tolist()]
+    sizes = np.interp(np.linspace(0, 1, _POINTS), np.linspace(0, 1, len(part.curve.top)), part.curve.top)
+    found = [(known + held * (part.row_bytes + SLOT_BYTES), part.curve.best(held) * read_s) for held in sizes.tolist()]
     return [*found, (part.n_bytes, 0.0)]
 
 

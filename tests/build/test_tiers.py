@@ -142,6 +142,32 @@ def test_what_is_said(file: Path, tmp_path: Path) -> None:
     assert "large (" not in lines.get("keep in memory (store.whole) tables of which a step asks for a tenth", "")
 
 
+def test_a_budget_of_writes_is_compared_with_what_is_expected(file: Path, tmp_path: Path) -> None:
+    found = tiers_of(config_of(file, tmp_path, 1), [0])
+    assert not isinstance(found, str)
+    memory_bytes = least_bytes(found.parts[0]) + 300_000
+    expected = expect(found.parts[0], memory_bytes)
+    assert expected is not None
+    a_day = 2 * expected.handed_bytes * 86_400  # with a step a second
+    more: dict[str, Any] = {"samples_per_s": float(BATCH), "reads_per_s": 1e9}
+    for budget, times in ((round(a_day * 2), 0.5), (round(a_day / 3), 3)):
+        line = told(config_of(file, tmp_path, memory_bytes, store={"daily_bytes": budget}), **more)["budget"]
+        assert numbers(line)[:3] == [budget, 0, pytest.approx(1000 * times, abs=0.2)]
+        if times < 1:
+            assert line.endswith("and steps take 1,000.0: they do not wait for it")
+        else:
+            assert "3.0 times what steps take: they wait" in line
+            assert numbers(line)[-1] == pytest.approx(a_day, abs=1)
+    unknown = told(config_of(file, tmp_path, memory_bytes, store={"daily_bytes": 9}), samples_per_s=None)["budget"]
+    assert unknown.endswith("ms")
+    assert "budget" not in told(config_of(file, tmp_path, memory_bytes))
+
+
+def test_steps_to_come_make_it_a_bound(file: Path, tmp_path: Path) -> None:
+    config = config_of(file, tmp_path, 3_000_000, store={"window": 8}, exchange={"ids": "read"})
+    assert "store.window = 8" in told(config)["store.window = 8"] and "at most" in told(config)["store.window = 8"]
+
+
 def test_a_table_of_which_a_step_asks_much_is_told_to_stay(file: Path, tmp_path: Path) -> None:
     whole = told(config_of(file, tmp_path, 3_000_000, train={"batch_size": 500}))
     (line,) = [line for name, line in whole.items() if name.startswith("keep in memory")]

@@ -13,7 +13,7 @@ from conftest import cut, write
 from hpcrec.cli.data import data as command
 from hpcrec.data import reuse as module
 from hpcrec.data.reuse import ReuseTimes, reuse
-from hpcrec.plan.curves import Curve, share
+from hpcrec.plan.curves import Curve, by_last_use, summed
 from hpcrec.preparation.schema import Columns, write_index
 from hpcrec.types import Ints
 
@@ -114,12 +114,8 @@ def test_tables_that_share_a_memory() -> None:
     both = [np.concatenate([a * 2, b * 2 + 1]) for a, b in zip(one, other, strict=True)]
     curves = [counted(one), counted(other)]
     for places in (600, 2_000, 8_000):
-        reads, left = lru(both, places)
-        found = share(curves, places)
-        assert sum(found.reads) == pytest.approx(reads, rel=0.015)
-        assert sum(found.held) == pytest.approx(places, rel=1e-6)
-        assert found.held[0] == pytest.approx(sum(row % 2 == 0 for row in left), rel=0.1)
-    assert share(curves, 1e9).reads == (0.0, 0.0)
+        assert by_last_use(curves, places) == pytest.approx(lru(both, places)[0], rel=0.015)
+    assert by_last_use(curves, 1e9) == 0
 
 
 def test_a_part_of_rows_that_are_dealt() -> None:
@@ -128,6 +124,21 @@ def test_a_part_of_rows_that_are_dealt() -> None:
     part, wanted = whole.part(1 / 3), counted(mine)
     for places in (500, 1_000, 2_000):
         assert part.reads(places) == pytest.approx(wanted.reads(places), rel=0.06)
+
+
+def test_how_often_rows_are_asked_for() -> None:
+    """Numbers of uses: exact where they are few, and of all rows together; also of tables that are one, and later."""
+    steps = trace(20_000, 300, 600, 1.05)
+    curve = counted(steps)
+    wanted = np.unique(np.concatenate(steps), return_counts=True)[1]
+    for of, share in ((curve, 1), (curve.later(0.5), 1), (summed([curve, curve]), 2), (curve.part(0.25), 0.25)):
+        times, rows = of.uses()
+        for n in range(1, 8):
+            assert rows[np.isclose(times, n)].sum() == pytest.approx(share * np.count_nonzero(wanted == n)), (n, share)
+        assert times @ rows == pytest.approx(share * wanted.sum())
+        assert of.top[-1] == pytest.approx(share * len(wanted)) and of.fixed[-1] == pytest.approx(0)
+    both = summed([curve, curve])
+    assert both.best(2_000) == pytest.approx(2 * curve.best(1_000))
 
 
 def test_the_command_reads_files(
@@ -164,5 +175,6 @@ def test_the_command_reads_files(
     shown = run.invoke(
         command, ["reuse", str(data_file), "--batch-size", "64", "--feature", name, "--samples", "640"]
     ).stdout.splitlines()
-    assert len(shown) == 3 and shown[1].split()[:3] == ["feature", "rows", "a"] and shown[2].split()[0] == name
+    assert len(shown) == 5 and shown[1].split()[:3] == ["feature", "rows", "a"] and shown[2].split()[0] == name
+    assert shown[4].startswith('store.name = "disk" follows the columns fixed')
     assert run.invoke(command, ["reuse", str(data_file), "--batch-size", "0"]).exit_code == 2

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -14,6 +15,7 @@ from hpcrec.build.session import open_session
 from hpcrec.cli import train as commands
 from hpcrec.config import Config, validate
 from hpcrec.disk.common import Settings
+from hpcrec.embedding.stores import write_budget
 from hpcrec.embedding.stores.disk import DiskStore
 from hpcrec.errors import ConfigError
 from tests.together import on_every_rank
@@ -90,6 +92,29 @@ def test_every_run_gives_the_bits_of_main_memory(turns: int, folder: Path) -> No
             same(found, wanted)
     with on_every_rank():
         assert not list((folder / "rows").glob("*/*")), "files of a run go with it"
+
+
+@pytest.mark.parallel([1, 2])
+@pytest.mark.usefixtures("few_places")
+@pytest.mark.filterwarnings("ignore:store.daily_bytes")
+def test_a_budget_of_writes_changes_no_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten megabytes a second, and not a moment's more: whoever has written waits."""
+    write_data(folder / "data.h5")
+    monkeypatch.setattr(write_budget, "BURST_S", 0.0)
+    waited, found = [], []
+    for daily_bytes in (None, 86_400 * 10_000_000):
+        store = {} if daily_bytes is None else {"daily_bytes": daily_bytes}
+        config = config_of(folder, on_disk=True, topology={"mode": "fused"}, store=store)
+        with open_session(config) as session:
+            for step in session.steps():
+                step.run()
+            session.parts.pipeline.settle()
+            waited.append(session.parts.store.figures().get("disk_budget_waited_s"))
+            found.append(gather_tables(session))
+    with on_every_rank():
+        for name, rows in found[0].items():
+            np.testing.assert_array_equal(found[1][name], rows, err_msg=name)
+        assert waited[0] is None and 0 < waited[1] < 60, waited
 
 
 @pytest.mark.parallel([1, 3])

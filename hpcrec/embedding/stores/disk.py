@@ -28,6 +28,7 @@ from hpcrec.embedding.linked import LinkedRows, facts_of
 from hpcrec.embedding.room import bytes_of, slots_for
 from hpcrec.embedding.stores.cache import Backing, Moved
 from hpcrec.embedding.stores.cached import CachedStore
+from hpcrec.embedding.stores.write_budget import WriteBudget
 from hpcrec.errors import ConfigError, TierError
 from hpcrec.plan.memory import Elsewhere, to_disk
 from hpcrec.plan.placement import SLOT_BYTES
@@ -126,10 +127,15 @@ class DiskRows(HeldRows):
 
 
 class TierBacking:
-    """A cache's rows are those of ``DiskRows``: all blocks in one batch, from and to their places there."""
+    """A cache's rows are those of ``DiskRows``: all blocks in one batch, from and to their places there.
 
-    def __init__(self, tier: Tier, rows: Mapping[int, DiskRows]) -> None:
-        self._tier, self._rows = tier, rows
+    Where there is a budget, all that the tier has written so far is taken out of it, cleaning included, once rows are
+    handed over: they are safe then, and who asks for the next ones waits.
+    """
+
+    def __init__(self, tier: Tier, rows: Mapping[int, DiskRows], budget: WriteBudget | None = None) -> None:
+        self._tier, self._rows, self._budget = tier, rows, budget
+        self._spent = 0  # bytes, of the budget
         self.fetched = 0  # rows that were read from the disk for the cache, and not for checkpoints
 
     def columns(self, block: int) -> Mapping[str, Floats]:
@@ -155,6 +161,9 @@ class TierBacking:
             self._rows[b].will_change(of.rows)
             self._rows[b].note(of.rows, {name: array[of.places] for name, array in of.columns.items()})
         self._tier.write({self._rows[b].number: Wanted(of.rows, of.columns, of.places) for b, of in moved.items()})
+        if self._budget is not None:
+            more, self._spent = self._tier.counts.written_bytes - self._spent, self._tier.counts.written_bytes
+            self._budget.spend(more)
 
 
 class DiskStore(CachedStore):
@@ -170,6 +179,8 @@ class DiskStore(CachedStore):
         Tables whose rows are all in that memory, and not on the disk.
     io : str
         See ``page_io``.
+    daily_bytes : int, optional
+        That may be written to the folder in a day.
 
     Raises
     ------
@@ -186,8 +197,10 @@ class DiskStore(CachedStore):
         room_bytes: int,
         whole: Collection[str] = (),
         io: Way = "auto",
+        daily_bytes: int | None = None,
         **more: Any,
     ) -> None:
+        self._budget = None if daily_bytes is None else WriteBudget(daily_bytes)
         self._dtype, self._room_bytes, self._whole = np.dtype(more["dtype"]), room_bytes, frozenset(whole)
         all_of_them = [b for b in blocks_of(tables, families, more["rank"], self._whole) if b.kind != "replicate"]
         own = [block for block in all_of_them if not block.whole]
@@ -210,7 +223,7 @@ class DiskStore(CachedStore):
             raise
 
     on_device = False
-    keys = ("room_bytes", "folder", "whole", "io", "window")
+    keys = ("room_bytes", "folder", "whole", "io", "window", "daily_bytes")
     of_tier: ClassVar[Settings] = Settings()
 
     @staticmethod
@@ -247,7 +260,7 @@ class DiskStore(CachedStore):
 
     def _backing(self) -> Backing:
         rows = {b: held for b, held in enumerate(self.held) if isinstance(held, DiskRows)}
-        self._below = TierBacking(self._tier, rows)
+        self._below = TierBacking(self._tier, rows, self._budget)
         return self._below
 
     def _start_of(self, block: Block, numbers: Ints) -> Values:
@@ -334,6 +347,8 @@ class DiskStore(CachedStore):
     def figures(self) -> dict[str, float]:
         """See ``Store``; and what the disk has, and was asked for: by steps, and evaluations, that learned here too."""
         steps = {"disk_steps": self._steps, "disk_reads_a_step": self._below.fetched / max(self._steps, 1)}
+        if self._budget is not None:
+            steps["disk_budget_waited_s"] = self._budget.waited_s
         return {**super().figures(), **(self._of_disk() if self._last is None else self._last), **steps}
 
     def _of_disk(self) -> dict[str, float]:
