@@ -148,5 +148,5 @@ def test_memory_for_so_many_reads(parts: list[TierPart]) -> None:
 
 def test_options_of_a_table_end_with_the_whole(parts: list[TierPart]) -> None:
     options = options_of(parts[0], READ_S[4096])
-    assert options[0] == (pytest.approx(250_000), pytest.approx(parts[0].curve.best(0) / 50_000))
+    assert options[0] == (pytest.approx(200_000), pytest.approx(parts[0].curve.best(0) / 50_000))
     assert options[-1] == (13_000_000, 0.0)
