@@ -194,7 +194,7 @@ class CheckpointWriter:
             data = rows.list_file.read_bytes()
             n_bytes, crc32 = _write_bytes(folder / rows.list_file.name, data)
             self._written[f"{name}/{rows.list_file.name}"] = files.entry_of(n_bytes, crc32)
-            earlier: dict[tuple[int, int], Path] | None = None
+            earlier: dict[tuple[str, int, int], Path] | None = None
             for source in rows.segments:
                 self._comes_on()
                 entry = {"bytes": source.stat().st_size, "seal": rows.seal(source)}
@@ -204,8 +204,8 @@ class CheckpointWriter:
                     continue
                 if earlier is None:
                     found = files.linked_before(self.folder, name)
-                    earlier = {(of["bytes"], of["seal"]): path for path, of in found}
-                same = earlier.get((entry["bytes"], entry["seal"]))
+                    earlier = {(path.name, of["bytes"], of["seal"]): path for path, of in found}
+                same = earlier.get((source.name, entry["bytes"], entry["seal"]))
                 if same is None or files.segment_damage(same, entry) or not linked(same, target):
                     self.copied_bytes += copied(source, target, self._comes_on)
 

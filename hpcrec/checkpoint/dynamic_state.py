@@ -12,9 +12,10 @@ import numpy as np
 
 from hpcrec.checkpoint.checkpoint import Checkpoint
 from hpcrec.checkpoint.deal import dealt_rows
-from hpcrec.checkpoint.parts import PENDING, Admission, n_ids_in, read_admission, read_hdf5
+from hpcrec.checkpoint.parts import PENDING, Admission, found_facts, n_ids_in, read_admission, read_hdf5
 from hpcrec.comm.failure import agree
 from hpcrec.embedding.dynamic import DynamicFigures, DynamicRows, IdState
+from hpcrec.embedding.linked import RecordPart
 from hpcrec.embedding.store import BLOCK_ROWS, Store
 from hpcrec.errors import CheckpointError
 from hpcrec.training.session import Session
@@ -169,10 +170,16 @@ def _mine(file: h5py.File, held: DynamicRows) -> tuple[dict[str, list[Ints]], Ad
 
 def _used(file: h5py.File, known: Admission) -> Iterator[tuple[Ints, Ints, Ints]]:
     """Ids of a part, steps that have used them, and the last of them; zeros where nothing is said of that."""
-    n_ids = n_ids_in(file)
+    said = None if "ids" in file else found_facts(file)  # linked rows of a declared table: each has its id
+    columns = int(file.attrs["column_start"]), int(file.attrs["column_stop"])
+    part = None if said is None else RecordPart(str(file.attrs["table"]), int(file.attrs["rows"]), columns, said)
+    n_ids = n_ids_in(file) if part is None else part.facts["rows"]
     for start in range(0, n_ids, BLOCK_ROWS):
         here = slice(start, min(start + BLOCK_ROWS, n_ids))
-        ids = np.asarray(file["ids"][here], np.int64)
+        if part is None:
+            ids = np.asarray(file["ids"][here], np.int64)
+        else:
+            ids = part.ids(part.span[0] + np.arange(here.start, here.stop))
         zeros = np.zeros(len(ids), np.int64)
         yield (
             ids,

@@ -21,7 +21,6 @@ from hpcrec.embedding.blocks import Part
 from hpcrec.embedding.held_rows import Picked
 from hpcrec.embedding.linked import LinkedRows
 from hpcrec.embedding.store import Store
-from hpcrec.errors import OutputError, TierError
 from hpcrec.training.parts import Parts
 from hpcrec.training.session import Session
 
@@ -98,7 +97,7 @@ def _kept(parts: Parts) -> LinkedRows | None:
     if parts.links_rows:
         try:
             kept = None if parts.store is None else parts.store.keep()
-        except (OutputError, TierError) as caught:
+        except Exception as caught:
             error = caught
         agree(parts.world.main, error)
     return kept

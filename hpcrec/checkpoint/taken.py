@@ -22,11 +22,12 @@ _PLACE = ("folder", "generation")  # of facts: where rows are, not what they are
 
 @dataclass(frozen=True)
 class _Mine:
-    """The files of this rank's rows, and how many parts they are of."""
+    """The files of this rank's rows, how many parts they are of, and tables with values that are not finite."""
 
     folder: str
     generation: int
     parts: int
+    nonfinite: frozenset[str] = frozenset()
 
 
 def taken_over(session: Session, checkpoint: Checkpoint) -> frozenset[str]:
@@ -58,9 +59,10 @@ def taken_over(session: Session, checkpoint: Checkpoint) -> frozenset[str]:
         return frozenset()
     try:
         if store is not None and mine is not None and mine.parts:
-            store.take(checkpoint.folder / mine.folder, mine.generation)
+            store.take(checkpoint.folder / mine.folder, mine.generation, mine.nonfinite)
             for held in store.dynamic.values():
-                _take_ids(session, checkpoint, held)
+                if held.family.tables[0] in linked:
+                    _take_ids(session, checkpoint, held)
     except Exception as caught:
         error = caught
     agree(main, error)
@@ -78,9 +80,11 @@ def _mine(session: Session, checkpoint: Checkpoint, linked: Mapping[str, int]) -
     store = session.parts.store
     if store is None:
         return _Mine("", 0, 0)
-    wanted, places = store.linked_facts(), set[tuple[str, int]]()
+    wanted, places, nonfinite = store.linked_facts(), set[tuple[str, int]](), set[str]()
     if any(table in linked and table not in wanted for table in store.tables):
         return None
+    if any(len({table in linked for table in held.family.tables}) > 1 for held in store.dynamic.values()):
+        return None  # an id has the same row in all of them, and those that are not linked give rows anew
     for table, facts in wanted.items():
         part = store.part(table)
         assert part is not None, "it says what its part is"
@@ -90,9 +94,10 @@ def _mine(session: Session, checkpoint: Checkpoint, linked: Mapping[str, int]) -
         if said is None or {n: v for n, v in said.items() if n not in _PLACE} != facts:
             return None
         places.add((str(said["folder"]), int(said["generation"])))
+        nonfinite |= {table} if str(path) in checkpoint.nonfinite else set()
     if len(places) > 1:
         return None
-    return _Mine(*places.pop(), len(wanted)) if places else _Mine("", 0, 0)
+    return _Mine(*places.pop(), len(wanted), frozenset(nonfinite)) if places else _Mine("", 0, 0)
 
 
 def _take_ids(session: Session, checkpoint: Checkpoint, held: DynamicRows) -> None:

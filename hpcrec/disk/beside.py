@@ -4,6 +4,7 @@ Who opens a generation reads its footers. What is damaged in a page that nobody 
 cleaned, or never: so this looks at all of them once.
 """
 
+import atexit
 import threading
 import time
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ class Pass:
         self._at_s = time.monotonic()
         self._thread = threading.Thread(target=self._look, name="rows looked at", daemon=True)
         self._thread.start()
+        atexit.register(self.stop)  # a thread that waits for Python's lock as it goes ends the process
 
     def _look(self) -> None:
         for closed in self._segments:
@@ -70,6 +72,7 @@ class Pass:
 
     def stop(self) -> None:
         """Ends it."""
+        atexit.unregister(self.stop)
         self._stopped.set()
         self._thread.join()
 

@@ -546,6 +546,11 @@ class RowLog:
         self._alive[0] = 0  # rows that were never written
         self.n_alive = int(self._alive.sum())
 
+    def rest(self) -> None:
+        """What is on its way has come, or failed, which nobody wants to know."""
+        while self._writing:
+            self.common.io.wait(self._writing.popleft().ticket)
+
     def close(self) -> None:
         """Closes files; nothing is written."""
         for segment in self._segments:

@@ -78,7 +78,7 @@ class PageIo:
     def wait(self, ticket: int) -> Outcome:
         """See the reference."""
         wrong, error, place = self._io.wait(ticket)
-        del self._kept[ticket]
+        self._kept.pop(ticket, None)
         return Outcome(Wrong(wrong), error, place)
 
     def fail(self, writes: bool, after: int, error: int) -> None:
@@ -86,6 +86,8 @@ class PageIo:
         self._io.fail(writes, after, error)
 
     def close(self) -> None:
-        """Ends its threads, once all that was submitted is done."""
+        """Ends its threads, once all that was submitted is done, and nobody waits for it any more.
+
+        Memory of batches stays until then, for as long as this is there.
+        """
         self._io = None
-        self._kept.clear()

@@ -266,13 +266,20 @@ class Tier:
 
     @contextlib.contextmanager
     def in_haste(self) -> Iterator[None]:
-        """What is written meanwhile waits for no space to be taken back: the next write does that."""
-        with self._lock:
-            self._common.cleans = False
-            try:
-                yield
-            finally:
-                self._common.cleans = True
+        """What is written meanwhile waits for no space to be taken back: the next write does that.
+
+        Nothing is locked: a thread that brings rows may hold what a caller waits for, and wait for this.
+        """
+        self._common.cleans = False
+        try:
+            yield
+        finally:
+            self._common.cleans = True
+
+    @property
+    def is_in_haste(self) -> bool:
+        """See ``in_haste``."""
+        return not self._common.cleans
 
     def keep(self, *, flush: bool = True) -> Generation:
         """Makes a generation of the rows as they are; its files and their names are flushed to the disk.
@@ -322,14 +329,15 @@ class Tier:
         """
         with self._lock:
             self._check_whole()
-            segments, said = self._held[number], self._unsettled.pop(number, None)
+            segments, said = self._held[number], self._unsettled.get(number)
         if said is None:
             return
         with self._whole():
             for segment in segments:
                 if not segment.is_flushed:
                     segment.sync()
-            write_list(self.folder / list_name(number), said)
+        write_list(self.folder / list_name(number), said)  # where that fails rows are still known
+        self._unsettled.pop(number, None)
 
     def _hold(self, number: int, segments: list[Segment]) -> None:
         for segment in segments:
@@ -348,9 +356,9 @@ class Tier:
             if number not in self._held:
                 raise ValueError(f"generation {number} is not kept; those that are: {sorted(self._held)}")
             self._unsettled.pop(number, None)
-            (self.folder / list_name(number)).unlink(missing_ok=True)
             for segment in self._held.pop(number):
                 segment.pins -= 1
+            (self.folder / list_name(number)).unlink(missing_ok=True)
 
     def verify(self) -> int:
         """Reads every page that is sealed, and its footer; returns how many pages.
@@ -500,6 +508,7 @@ class Tier:
             with self._whole():
                 said, n_bytes = self._listed(folder, generation), 0
                 for log in self._logs:
+                    log.rest()  # what is on its way has a descriptor's number alone, which others are given once closed
                     log.close()
                 for path in self.folder.iterdir():
                     if NAME.fullmatch(path.name):

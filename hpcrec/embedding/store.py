@@ -174,8 +174,8 @@ class Store(Protocol):
     def takes(self, folder: Path, generation: int) -> bool:
         """Whether a generation in a folder of links is of the same blocks as this store's files."""
 
-    def take(self, folder: Path, generation: int) -> None:
-        """Then the rows of these tables become its rows."""
+    def take(self, folder: Path, generation: int, nonfinite: Collection[str] = ()) -> None:
+        """Then the rows of these tables become its rows; ``nonfinite``: tables with values that are not finite."""
 
     def figures(self) -> dict[str, float]:
         """What ``summary.json`` says of it: rows in use and their bytes, and what else it counts."""
@@ -370,7 +370,7 @@ class RowStore:
         """See ``Store``."""
         return False
 
-    def take(self, folder: Path, generation: int) -> None:
+    def take(self, folder: Path, generation: int, nonfinite: Collection[str] = ()) -> None:  # noqa: ARG002
         """See ``Store``."""
         raise AssertionError(f"{folder} was refused, with generation {generation}: rows are in arrays")
 

@@ -57,7 +57,11 @@ PageIo::PageIo(Way way, int depth, int64_t page_bytes)
       throw std::system_error(error, std::generic_category(), "io_uring");
     }
   } else {
-    for (int i = 0; i < depth; ++i) threads_.emplace_back([this, i] { by_threads(static_cast<size_t>(i)); });
+    try {
+      for (int i = 0; i < depth; ++i) threads_.emplace_back([this, i] { by_threads(static_cast<size_t>(i)); });
+    } catch (const std::system_error&) {  // no more threads can be had: those that there are do the work
+      if (threads_.empty()) throw;
+    }
   }
 }
 

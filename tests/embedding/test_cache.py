@@ -263,6 +263,26 @@ class Slow(HeldBacking):
         super().write_back(moved)
 
 
+def test_rows_that_are_set_and_find_no_place_are_written_before_they_can_be_read() -> None:
+    block = Block(width=3, total_width=3, spec=OptimizerSpec(name="sgd"), kind="", parts=())
+    held = [HeldRows(block, np.zeros((400, 3)), {})]
+    seen = []
+
+    class Looking(HeldBacking):
+        def write_back(self, moved: dict[int, Any]) -> None:
+            with ThreadPoolExecutor(1) as other:
+                seen.append(other.submit(cache._planning.acquire, blocking=False).result())
+            super().write_back(moved)
+
+    cache = Cache(None, Looking(held), {0: (400, 64)})
+    cache.admit(0, {0: np.arange(200)}, 1)  # has all places
+    cache.load(0)
+    rows = np.arange(250, 300)
+    cache.put(0, rows, {"": np.full((50, 3), 7.0)})
+    assert seen and not any(seen), "another thread might decide to read them meanwhile"
+    np.testing.assert_array_equal(held[0].rows[rows], 7.0)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 @pytest.mark.parametrize("slots", [32, 320])

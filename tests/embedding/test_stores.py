@@ -1,7 +1,9 @@
 """One suite over every store: the same steps leave the same bits as in the host's memory."""
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ from hpcrec.embedding.asked import Asked
 from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.embedding.store import Store
 from hpcrec.embedding.stores.device import DeviceStore
-from hpcrec.embedding.stores.disk import DiskStore
+from hpcrec.embedding.stores.disk import DiskStore, TierBacking
 from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.errors import ConfigError
 from hpcrec.types import Dynamic, Feature, Lookup, OptimizerSpec, TableSpec
@@ -256,6 +258,29 @@ def test_steps_are_foreseen_before_ids_have_rows(name: str, ahead: int) -> None:
         s.learn()
     s.same()
     assert s.pair[0].dynamic["d"].figures().evicted > 20
+
+
+def test_a_checkpoint_is_made_while_rows_are_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk: steps to come are always being read when rows are kept; neither waits for the other for good."""
+    fetch = TierBacking.fetch
+
+    def slow(self: TierBacking, moved: Any) -> None:
+        time.sleep(0.01)
+        fetch(self, moved)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(TierBacking, "fetch", slow)
+    s = Steps(on_disk, "adagrad", seed=2)
+    with ThreadPoolExecutor(1) as apart:
+        for _ in range(10):
+            for _ in range(3):
+                s.foresee(*s.draw())
+            s.read(train=True)
+            s.learn()
+            kept = apart.submit(s.pair[1].keep).result(timeout=30)
+            kept.settle()
+            kept.drop()
+    s.same()
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -27,7 +27,7 @@ from hpcrec.errors import ConfigError, TierError
 from hpcrec.training import loop
 from tests.checkpoint.test_dynamic_resume import finish
 from tests.together import on_every_rank
-from tests.training.dynamic_runs import TABLES, dynamic_config
+from tests.training.dynamic_runs import TABLES, dynamic_config, learned
 from tests.training.dynamic_runs import write_data as write_dynamic
 from tests.training.runs import config_for, write_data
 from tests.training.test_equivalence import roles_for
@@ -120,6 +120,54 @@ def test_ids_of_dynamic_tables_keep_their_rows(folder: Path, rules: dict[str, An
             assert first["losses"] + again["losses"] == whole["losses"], rows
             for what in ("rows", "states", "figures"):
                 assert again[what] == whole[what], (rows, what)
+
+
+@pytest.mark.parallel([1, 2])
+@pytest.mark.usefixtures("few_places")
+def test_families_of_which_some_tables_are_whole(folder: Path) -> None:
+    """Their ids have one row number in all of them: either all tables keep theirs, or all are dealt anew."""
+    write_dynamic(folder / "data.h5")
+    rules = {"capacity": 24, "evict": "lru"}
+    more: dict[str, Any] = {
+        "model": {"name": "deepfm"},
+        "embedding": {
+            "tables": {t: {"dynamic": rules} for t in TABLES},
+            "share": {"history": "item"},
+            "optimizer": {"name": "adam", "lr": 0.1},
+        },
+        "train": {"batch_size": 13, "dtype": "float32", "steps": STEPS},
+    }
+    wanted = finish(dynamic_config(folder, rules, **more, run={"folder": str(folder / "all")}))
+    for number, names in enumerate((["user.wide"], ["user"], ["user", "user.wide"])):
+        store = {**stored(folder), "whole": names}
+        config = dynamic_config(folder, rules, **more, store=store, run={"folder": str(folder / f"some-{number}")})
+        first = finish(config, stop_at=SAVED)
+        again = finish(config, resume=True)
+        with on_every_rank():
+            assert first["losses"] + again["losses"] == wanted["losses"], names
+            assert again["rows"] == wanted["rows"] and again["states"] == wanted["states"], names
+
+
+@pytest.mark.parallel([1, 2])
+@pytest.mark.usefixtures("few_places")
+def test_declared_tables_go_on_as_dynamic_ones(folder: Path) -> None:
+    """From links as from HDF5: each row that a part has is an id's."""
+    write_data(folder / "data.h5")
+    found = []
+    for rows in ("hdf5", "links"):
+        store, tables = stored(folder), {t: {"shard": "table"} for t in TABLES}
+        config = config_of(folder, rows, store=store, checkpoint={"rows": rows}, embedding={"tables": tables})
+        finish(config, stop_at=SAVED)
+        tables = {t: {"dynamic": {"capacity": 900}} for t in TABLES}
+        with open_session(config_of(folder, rows, embedding={"tables": tables})) as session:
+            state.load(session, find_checkpoint(folder / rows, "last", session.parts.world.main), resume=True)
+            found.append({t: dict(of) for t, of in learned(session).items()})
+    with on_every_rank():
+        assert sum(map(len, found[0].values())) > 0
+        assert found[0].keys() == found[1].keys()
+        for table, of in found[0].items():
+            assert of.keys() == found[1][table].keys(), table
+            assert all((found[1][table][i] == row).all() for i, row in of.items()), table
 
 
 @pytest.mark.parallel([1, 2, 3])

@@ -210,8 +210,8 @@ class Cache:
         with self._alone():
             self._load({block: self._plans[block].find(rows)})
 
-    def put(self, block: int, rows: Ints, columns: Mapping[str, Any]) -> Ints:
-        """Sets distinct rows anew, in places that they have or are given; returns which found none, int64 [M].
+    def put(self, block: int, rows: Ints, columns: Mapping[str, Any]) -> None:
+        """Sets distinct rows anew: in places that they have or are given, or, of those that find none, below.
 
         Parameters
         ----------
@@ -225,10 +225,14 @@ class Cache:
             if np.isin(places, self._coming.get(block, NOTHING).places).any():
                 with self._moving:  # what is read there would come after this
                     pass
-            here = places >= 0
+            here, left = places >= 0, np.flatnonzero(places < 0)
+            below: dict[str, Any] = {}
             for name, array in self._there[block].items():
-                array[places[here]] = columns[name][here] if np.ndim(columns[name]) else columns[name]
-            return np.flatnonzero(~here)
+                values = np.broadcast_to(np.asarray(columns[name], array.dtype), (len(rows), *array.shape[1:]))
+                array[places[here]] = values[here]
+                below[name] = values[left]
+            if len(left):  # before anyone may decide to read them
+                self._backing.write_back({block: Moved(rows[left], np.arange(len(left)), below)})
 
     def clear(self, block: int) -> None:
         """Takes all rows out as they are, those too that were admitted for steps to come."""

@@ -7,9 +7,9 @@ are gathered. Knows a cache and what steps ask of blocks; knows no messages and 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Condition
 from typing import Any
@@ -111,6 +111,7 @@ class CachedStore(MemoryStore):
         self._gathered: set[int] = set()  # of those that have places, for as long
         self._running: Future[None] | None = None
         self._runs = False  # and will look for another step before it ends
+        self._stilled = 0  # callers that want no rows to be brought
         self._failure: BaseException | None = None
         self._waited_s = 0.0
         self._told = self._seen = 0  # number of the training step that was noted last, and that was looked at last
@@ -191,6 +192,8 @@ class CachedStore(MemoryStore):
         if not self._cache:
             return
         waits = step not in self._gathered
+        if waits:
+            self._give_up_before(step)
         self._taken_over(step)
         noted = self._noted[step]
         noted.asks({b: kernels.dedup(asked[b].index) for b in self._cache})
@@ -229,6 +232,8 @@ class CachedStore(MemoryStore):
         """See ``Store``."""
         super().release(step)
         if self._cache:
+            if step not in self._gathered:
+                self._taken_over(step)
             self._rest()
             self._cache.release(step)
             self._gathered.discard(step)
@@ -312,7 +317,7 @@ class CachedStore(MemoryStore):
 
     def _coming(self) -> _Noted | None:
         """The step whose rows are to be brought next; None: there is none, or they have to wait for room."""
-        if self._bringing is not None:
+        if self._bringing is not None or self._stilled:
             return None
         ahead = [self._noted[s] for s in self._admitted]
         coming = next(
@@ -321,6 +326,23 @@ class CachedStore(MemoryStore):
         if coming is None or (ahead and (self.device is not None or not self._leaves_room([*ahead, coming]))):
             return None
         return coming
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """No rows are brought: those below are set anew. Steps that have lost theirs get them in their turn."""
+        with self._changed:
+            self._stilled += 1
+            self._changed.wait_for(lambda: self._bringing is None)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._stilled -= 1
+
+    def load(self, *args: Any, **more: Any) -> int:
+        """See ``Store``."""
+        with self._still():
+            return super().load(*args, **more)
 
     def _leaves_room(self, ahead: Sequence[_Noted]) -> bool:
         """Whether rows of these steps leave enough slots of every block to those under way."""
@@ -380,9 +402,7 @@ class CachedStore(MemoryStore):
 
     def _put(self, block: int, where: Ints, rows: Floats | float, states: Mapping[str, float]) -> None:
         if block in self._cache and self.device is None:  # a device's places are given between two steps alone
-            left = self._cache.put(block, where, {"": rows, **states})
-            if len(left):
-                self.held[block].put(where[left], rows[left] if isinstance(rows, np.ndarray) else rows, states)
+            self._cache.put(block, where, {"": rows, **states})
         else:
             super()._put(block, where, rows, states)
 

@@ -27,7 +27,7 @@ from hpcrec.embedding.held_rows import HeldRows
 from hpcrec.embedding.linked import LinkedRows, facts_of
 from hpcrec.embedding.room import bytes_of, slots_for
 from hpcrec.embedding.stores.cache import Backing, Moved
-from hpcrec.embedding.stores.cached import CachedStore
+from hpcrec.embedding.stores.cached import PIECE_ROWS, CachedStore
 from hpcrec.embedding.stores.write_budget import WriteBudget
 from hpcrec.errors import ConfigError, TierError
 from hpcrec.plan.memory import Elsewhere, to_disk
@@ -158,12 +158,14 @@ class TierBacking:
     def write_back(self, moved: Mapping[int, Moved]) -> None:
         """See ``Backing``."""
         for b, of in moved.items():
-            self._rows[b].will_change(of.rows)
-            self._rows[b].note(of.rows, {name: array[of.places] for name, array in of.columns.items()})
+            for start in range(0, len(of.rows), PIECE_ROWS):
+                some = slice(start, start + PIECE_ROWS)
+                self._rows[b].will_change(of.rows[some])
+                self._rows[b].note(of.rows[some], {name: a[of.places[some]] for name, a in of.columns.items()})
         self._tier.write({self._rows[b].number: Wanted(of.rows, of.columns, of.places) for b, of in moved.items()})
         if self._budget is not None:
             more, self._spent = self._tier.counts.written_bytes - self._spent, self._tier.counts.written_bytes
-            self._budget.spend(more)
+            self._budget.spend(more, waits=not self._tier.is_in_haste)
 
 
 class DiskStore(CachedStore):
@@ -207,6 +209,7 @@ class DiskStore(CachedStore):
         self._whole_bytes = sum(self._bytes_of(block) for block in all_of_them if block.whole)
         self._numbers = {id_of(block): number for number, block in enumerate(own)}
         self._own_bytes = sum(self._bytes_of(block) for block in own)
+        self._nonfinite: frozenset[str] = frozenset()  # tables with such values in a checkpoint that was taken over
         self._kept: KeptRows | None = None  # what a checkpoint links, or has linked
         self._looking: Pass | None = None  # at the files that were taken over from a checkpoint
         self._came_from = folder
@@ -305,7 +308,7 @@ class DiskStore(CachedStore):
             return None
         if self._kept is not None:  # of a checkpoint that came to nothing
             self._kept.drop()
-        nonfinite: set[str] = set()
+        nonfinite = set(self._nonfinite)
         with self._tier.in_haste():  # steps stand still
             for b, (block, held) in enumerate(zip(self.blocks, self.held, strict=True)):
                 if isinstance(held, DiskRows):
@@ -318,15 +321,17 @@ class DiskStore(CachedStore):
         """See ``Store``."""
         return bool(self._numbers) and self._tier.fits(folder, generation)
 
-    def take(self, folder: Path, generation: int) -> None:
+    def take(self, folder: Path, generation: int, nonfinite: Collection[str] = ()) -> None:
         """See ``Store``. Where the folder is on another file system its files are copied; no page is read."""
         if self._kept is not None:
             self._kept.drop()
-        for b, held in enumerate(self.held):
-            if isinstance(held, DiskRows):
-                self._cleared(b)
-                held.forget()
-        self._tier.take(folder, generation)
+        with self._still():
+            for b, held in enumerate(self.held):
+                if isinstance(held, DiskRows):
+                    self._cleared(b)
+                    held.forget()
+            self._nonfinite = frozenset(nonfinite)  # which of their rows is not known: so they stay
+            self._tier.take(folder, generation)
         self._stop_looking()
         self._looking, self._came_from = self._tier.looked_at(), folder.parent
 
@@ -365,7 +370,7 @@ class DiskStore(CachedStore):
                     sizes[of.st_dev, of.st_ino] = of.st_size
             return sizes
 
-        there = found(p for folder, name in self._links for p in folder.glob(f"step-*/{name}/segment-*"))
+        there = found(p for folder, name in list(self._links) for p in folder.glob(f"step-*/{name}/segment-*"))
         mine = found(self._tier.folder.glob("segment-*"))
         return sum(size for file, size in there.items() if file not in mine)
 

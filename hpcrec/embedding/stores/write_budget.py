@@ -42,11 +42,14 @@ class WriteBudget:
         self._then, self._warned = now(), False
         self.waited_s = 0.0
 
-    def spend(self, n_bytes: int) -> None:
-        """So many were written: returns when the budget allows them; warns the first time that it has to wait."""
+    def spend(self, n_bytes: int, *, waits: bool = True) -> None:
+        """So many were written: returns when the budget allows them; warns the first time that it has to wait.
+
+        Without ``waits``, as where steps stand still for a checkpoint, whoever writes next waits for them.
+        """
         self._fill()
         self._left -= n_bytes
-        if self._left >= 0:
+        if self._left >= 0 or not waits:
             return
         if not self._warned:
             self._warned = True
