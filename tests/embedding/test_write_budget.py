@@ -73,7 +73,7 @@ def test_what_the_disk_has_written_is_paid_for_once_rows_are_safe(tmp_path: Path
     """All of it, cleaning too, by whoever writes rows back; rows are as without."""
     with Tier(tmp_path / "rows", [BlockRows(4_000, {"": (np.dtype("f4"), (16,))})], Settings(io="threads")) as tier:
         held = DiskRows.__new__(DiskRows)  # what a backing asks of it
-        held.number, held.will_change = 0, lambda rows: None  # type: ignore[method-assign]
+        held.number, held.will_change, held.note = 0, lambda rows: None, lambda *_: None  # type: ignore[method-assign]
         budget, clock = budget_of(10_000)
         backing = TierBacking(tier, {7: held}, budget)
         values = np.random.default_rng(2).random((4_000, 16)).astype("f4")
