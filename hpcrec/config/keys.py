@@ -334,8 +334,9 @@ class StoreConfig:
     """cuda: a GPU. emulated: the same kernels on the host, for tests; a hundred times slower. Only with gpu."""
     memory_bytes: Positive | None = None
     """Memory for rows and optimizer state: of a rank's GPU, or of an owner whose rows are on a disk. Where they take
-    more, they are in main memory, or on the disk, and those that were used last are cached. With gpu by default all of
-    them have to fit; disk needs it. What is known of rows on a disk is counted in it. Only with gpu and disk."""
+    more, they are in main memory, or on the disk, and some are cached: with gpu those that were used last, with disk
+    those that are asked for most often. With gpu by default all of them have to fit; disk needs it. What is known of
+    rows on a disk is counted in it. Only with gpu and disk."""
     whole: tuple[Text, ...] = ()
     """Tables whose rows are all in that memory, and never on the disk; others have what is left of it. hpcrec config
     check says which ones should be. Only with disk."""

@@ -150,7 +150,8 @@ class CachedStore(MemoryStore):
     @property
     def looks_further(self) -> bool:
         """See ``Store``."""
-        return self._seen - self._told < self._window and bool(self._cache) and self._cache.sees_little()
+        wanted = 0 < self._window > self._seen - self._told
+        return wanted and bool(self._cache) and self._cache.sees_little()
 
     def look(self, rows: Sequence[Ints]) -> None:
         """See ``Store``."""

@@ -73,7 +73,7 @@ class DiskRows(HeldRows):
         return not any(span[0] <= row < span[1] for row in self._nonfinite)
 
     def forget(self) -> None:
-        """Rows are those of another generation, which are finite."""
+        """Rows are those of another generation: what is known of its values the store is told by table."""
         self._nonfinite.clear()
 
     def note(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
