@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from hpcrec.again import is_folder, is_there, read_again
+from hpcrec.checkpoint.space import Held
 from hpcrec.comm.failure import agree
 from hpcrec.comm.ranks import Ranks
 from hpcrec.data import checksum
@@ -396,12 +397,15 @@ def prune(
     protect: Iterable[int] = (),
     claim: Claim | Unclaimed = UNCLAIMED,
     comes_on: ComesOn = nothing,
+    keep_bytes: int | None = None,
 ) -> list[int]:
     """Removes what is not to be kept; returns the steps removed. On one rank.
 
     Kept are the newest ``keep`` whose values are finite, the newest of the others, those to protect, the one that is
-    noted as best, and what these need. Where it cannot be read which these are, or the disk does not let one be
-    removed, nothing more is removed this time, and that is said: it is no reason to end a run.
+    noted as best, and what these need. Of the newest ``keep`` only the very newest is, where more of them would hold
+    more than ``keep_bytes`` of the disk, the others included (``space``). Where it cannot be read which these are, or
+    the disk does not let one be removed, nothing more is removed this time, and that is said: it is no reason to end a
+    run.
     """
     removed: list[int] = []
     try:
@@ -409,7 +413,13 @@ def prune(
         bases = {step: _base_step(run, step) for step in steps}
         good = [step for step in steps if is_finite(run, step)]
         others = [step for step in steps if step not in good]
-        kept = {*good[max(len(good) - keep, 0) :], *others[-1:], *protect, *_noted_best(run)} & set(steps)
+        newest, stay = good[max(len(good) - keep, 0) :], {*good[-1:], *others[-1:], *protect, *_noted_best(run)}
+        kept = {*newest, *stay} & set(steps)
+        if keep_bytes is not None:
+            held = Held({step: step_folder(run, step) for step in steps}, bases)
+            kept = held.within(kept, [step for step in newest if step not in stay], keep_bytes)
+            if (n_bytes := held.n_bytes(kept)) > keep_bytes:
+                warnings.warn(_too_few_bytes(kept, n_bytes, keep_bytes), stacklevel=2)
         kept |= {base for step in kept if (base := bases[step]) is not None}
         for step in sorted(set(steps) - kept, reverse=True):  # a base goes after those that need it
             hidden = hidden_folder(run, step, token=claim.token)
@@ -419,6 +429,13 @@ def prune(
     except OSError as error:
         warnings.warn(f"no more old checkpoints are removed this time: {error}", stacklevel=2)
     return sorted(removed)
+
+
+def _too_few_bytes(kept: Iterable[int], n_bytes: int, keep_bytes: int) -> str:
+    return (
+        f"checkpoints of steps {sorted(kept)} hold {n_bytes} bytes of the disk, and checkpoint.keep_bytes is "
+        f"{keep_bytes}: no other is kept. Set it to as much, or see that the disk has it."
+    )
 
 
 def _base_step(run: Path, step: int) -> int | None:

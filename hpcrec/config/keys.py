@@ -331,7 +331,8 @@ class StoreConfig:
     """A folder on each host's own disk, which its ranks share: each has one of its own in it, which goes when the run
     ends. Only with disk, which needs it."""
     device: Literal["cuda", "emulated"] = "cuda"
-    """cuda: a GPU. emulated: the same kernels on the host, for tests; a hundred times slower. Only with gpu."""
+    """cuda: a GPU. emulated: the same kernels on the host, for tests; a hundred times slower. Only with gpu, or
+    gpu_bytes."""
     memory_bytes: Positive | None = None
     """Memory for rows and optimizer state: of a rank's GPU, or of an owner whose rows are on a disk. Where they take
     more, they are in main memory, or on the disk, and some are cached: with gpu those that were used last, with disk
@@ -351,6 +352,14 @@ class StoreConfig:
     """Bytes that each owner may write to its disk in a day, so that the drive lasts; by default as many as come. Where
     it writes more, rows wait, and steps for them: no result changes. Five minutes' worth may be written at once. Only
     with disk."""
+    gpu_bytes: Positive | None = None
+    """Memory of a rank's GPU for the rows that steps work on: those that were used last, of those that memory_bytes
+    keeps in main memory, so that there are three tiers. By default steps work in main memory. Only with disk."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether steps work on rows in a GPU's memory."""
+        return self.name == "gpu" or self.gpu_bytes is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -528,6 +537,9 @@ class CheckpointConfig:
     those of other stores. auto: links, unless full_every is above 1."""
     keep: Positive = 2
     """Newest checkpoints that are kept, and what they need."""
+    keep_bytes: Positive | None = None
+    """Bytes that the run's checkpoints may hold of the disk, without files that its rows still have (store.name =
+    "disk"): where those of keep would hold more, older ones go sooner. The newest stays, and the best."""
     keep_best: Flag | None = None
     """Whether the checkpoint with the best validation is kept besides; by default where there is validation data."""
     resume: Place = "auto"
@@ -892,7 +904,7 @@ def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:
         )
     if config.dense.autocast != "none" and config.dense.device == "emulated":
         yield "dense.autocast", "is set, but dense.device is 'emulated', which has no autocast. Remove one of them."
-    on_gpus = config.store.name == "gpu" or config.dense.device != "cpu"
+    on_gpus = config.store.on_gpu or config.dense.device != "cpu"
     if config.exchange.gpu_messages == "on" and not on_gpus:
         yield "exchange.gpu_messages", "is 'on', but neither rows (store.name) nor model (dense.device) are on GPUs."
     if config.exchange.gpu_messages == "on" and config.exchange.codec == "dct":
@@ -932,7 +944,7 @@ def _links_conflicts(config: Config) -> Iterator[tuple[str, str]]:
 def _store_conflicts(store: StoreConfig) -> Iterator[tuple[str, str]]:
     for key, stores, default in _KEYS_OF_STORES:
         value = getattr(store, key)
-        if store.name not in stores and value != default:
+        if store.name not in stores and value != default and not (key == "device" and store.on_gpu):
             yield f"store.{key}", f"is {value!r}, but store.name is {store.name!r}. Remove one of them."
     if store.name == "disk" and store.path is None:
         yield "store.path", "is not set, but store.name is 'disk'. Set it to a folder on each host's own disk."
@@ -948,6 +960,7 @@ _KEYS_OF_STORES = (
     ("io", ("disk",), "auto"),
     ("window", ("disk",), 0),
     ("daily_bytes", ("disk",), None),
+    ("gpu_bytes", ("disk",), None),
 )
 
 

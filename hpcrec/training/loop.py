@@ -441,7 +441,7 @@ class Loop:
             again = self._unnoted is not None and self._unnoted[0] == best
             if kept.keep_best and best is not None and value is not None and (best == step or again):
                 self._note(best, value)
-            prune(self._folder, kept.keep, [] if best is None else [best], self._claim, comes_on)
+            prune(self._folder, kept.keep, [] if best is None else [best], self._claim, comes_on, kept.keep_bytes)
             self._stop_time.saved(step, time.monotonic() - self._saver.began_s)
 
         return do
