@@ -101,8 +101,16 @@ def counted(config: Config) -> float:
 
 
 def config_of(folder: Path, model: dict[str, Any], memory_bytes: int, whole: tuple[str, ...], steps: int) -> Config:
+    """Of a run of two epochs of so many steps."""
+    return validate(mapping_of(folder, model, memory_bytes, whole, steps), "placement")
+
+
+def mapping_of(
+    folder: Path, model: dict[str, Any], memory_bytes: int, whole: tuple[str, ...], steps: int
+) -> dict[str, Any]:
+    """The same, as it is written."""
     towers = {"dlrm": {"bottom": [16], "top": [16]}, "deepfm": {"hidden": [16]}}
-    mapping: dict[str, Any] = {
+    return {
         "data": {"train": str(folder / "train.h5"), "shuffle": False},
         "model": {**model, "options": towers[model["name"]]},
         "exchange": {"replicate_rows": 0},
@@ -111,7 +119,6 @@ def config_of(folder: Path, model: dict[str, Any], memory_bytes: int, whole: tup
         "train": {"batch_size": BATCH, "steps": 2 * steps},
         "run": {"folder": str(folder / "run"), "tensorboard": False, "progress": False},
     }
-    return validate(mapping, "placement")
 
 
 def write(path: Path, features: list[tuple[int, float, int]], samples: int, seed: int) -> None:

@@ -64,6 +64,10 @@ million rows of 64 floats, 27 GB, in 2 GB of memory, all of them written; steps 
 with one id a table by a power law of 1.05, until as many rows have come and gone as there are. fio reads behind each
 turn. ``tiers.drift`` is rows read a second by fio's rate, of the last turns by those of the first ones in which the
 cache was full, and of the disk as much was taken as at the end.
+
+Part ``clock`` (``tiers_parts/clock_part.py``, JSON in <FILE>_clock; a quarter of an hour): five mixes of tables on the
+disk as it is and with 20,000 and 5,000 reads a second. ``tiers.prediction_error`` is the largest part by which the
+time of a step that ``hpcrec config check`` would predict differs from the clock's.
 """
 
 import argparse
@@ -72,7 +76,7 @@ import tempfile
 from pathlib import Path
 
 from _report import asked, options
-from tiers_parts import checkpoint_part, disk_part, drift_part, runs_part, stays, stores_part
+from tiers_parts import checkpoint_part, clock_part, disk_part, drift_part, runs_part, stays, stores_part
 
 PARTS = {
     "disk": disk_part.disk,
@@ -81,6 +85,7 @@ PARTS = {
     "stores": stores_part.stores,
     "runs": runs_part.runs,
     "drift": drift_part.drift,
+    "clock": clock_part.clock,
 }
 SHORT = ("disk", "stays", "checkpoint", "stores", "runs")  # minutes each
 

@@ -1,4 +1,4 @@
-"""Memory groups of the kernel (cgroup v1): processes in one are killed where they take more than its limit.
+"""Groups of the kernel (cgroup v1): of memory, of which processes over the limit are killed; and of reads of a disk.
 
 Memory of files that a process reads is the group's too, but for pages that another group had read before: ``dropped``
 takes files out of the page cache first. Knows processes by number.
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-MEMORY = Path("/sys/fs/cgroup/memory")
+MEMORY, BLOCKS = (Path(f"/sys/fs/cgroup/{name}") for name in ("memory", "blkio"))
 TRIES = 100  # to remove a group whose last process is about to be gone
 
 
@@ -42,7 +42,7 @@ class Group:
 
     def inside(self, line: Sequence[str]) -> list[str]:
         """The command, run inside."""
-        return ["/bin/sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh", *line]
+        return _inside(self.path, line)
 
     @property
     def taken_bytes(self) -> int:
@@ -64,11 +64,60 @@ class Group:
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        for _try in range(TRIES):
-            with contextlib.suppress(OSError):
-                self.path.rmdir()
-                return
-            time.sleep(0.1)
+        _gone(self.path)
+
+
+class SlowDisk:
+    """A disk that gives its processes so many reads a second, at most.
+
+    Parameters
+    ----------
+    name : str
+        Of the group.
+    folder : Path
+        On that disk.
+    reads_per_s : int, optional
+        Default: as many as it has.
+    """
+
+    def __init__(self, name: str, folder: Path, reads_per_s: int | None) -> None:
+        self.path = BLOCKS / f"hpcrec-{os.getpid()}-{name}"
+        self.path.mkdir()
+        device = folder.stat().st_dev
+        if reads_per_s is not None:
+            limit = f"{os.major(device)}:{os.minor(device)} {reads_per_s}"
+            (self.path / "blkio.throttle.read_iops_device").write_text(limit)
+
+    def inside(self, line: Sequence[str]) -> list[str]:
+        """The command, run inside."""
+        return _inside(self.path, line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        _gone(self.path)
+
+
+def why_no_slow_disk(folder: Path) -> str | None:
+    """Why the disk of a folder cannot be had slower, if it cannot."""
+    if not os.access(BLOCKS / "blkio.throttle.read_iops_device", os.F_OK) or not os.access(BLOCKS, os.W_OK):
+        return f"{BLOCKS} has no controller of reads (cgroup v1) that can be written"
+    if os.major(folder.stat().st_dev) == 0:
+        return f"{folder} is on no block device"
+    return None
+
+
+def _inside(group: Path, line: Sequence[str]) -> list[str]:
+    return ["/bin/sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *line]
+
+
+def _gone(group: Path) -> None:
+    for _try in range(TRIES):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.1)
 
 
 def dropped(folder: Path) -> None:

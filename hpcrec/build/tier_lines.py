@@ -43,8 +43,8 @@ class Disk:
 
     def seconds(self, parts: Sequence[TierPart], found: Expected) -> float:
         """Of reads, a step."""
-        pages = {part.table: part.page_bytes for part in parts}
-        return sum(n / self.reads_per_s[pages[table]] for table, n in found.reads.items())
+        sizes = {part.table: part.page_bytes for part in parts}
+        return sum(n / self.reads_per_s[sizes[table]] for table, n in found.pages.items())
 
 
 def nearest(path: Path) -> Path:
@@ -64,6 +64,11 @@ def measured(path: Path, sizes: Sequence[int]) -> Disk | str:
     except (HpcrecError, OSError) as error:
         return str(error)
     return Disk(found, f"measured just now in {folder} by {way}")
+
+
+def predicted_step(step_s: float, reads_s: float) -> float:
+    """Seconds of a step, of which so many are in memory, and so many the disk's beside it."""
+    return max(step_s, reads_s)
 
 
 def step_in_memory(config: Config, samples_per_s: float | None) -> tuple[float | None, str]:
@@ -167,24 +172,24 @@ def _speed_lines(
 ) -> list[str]:
     if step_s is None:
         return ["speed: not predicted; give --samples-per-s, of this run with all rows in memory"]
-    allowed_s, rows = step_s / WANTED, sum(of.rows_read for of in expected.values())
+    allowed_s, pages = step_s / WANTED, sum(of.pages_read for of in expected.values())
     lines = []
     if reads_s is not None:
         lines.append(
-            f"speed: {step_s / max(step_s, reads_s):.2f} of that in memory, where a step takes {1e3 * step_s:,.1f} ms "
-            f"({said}) and reads beside it {1e3 * reads_s:,.1f}"
+            f"speed: {step_s / predicted_step(step_s, reads_s):.2f} of that in memory, where a step takes "
+            f"{1e3 * step_s:,.1f} ms ({said}) and reads beside it {1e3 * reads_s:,.1f}"
         )
         if reads_s > allowed_s:
-            lines.append(f"{WANTED} of it takes a disk of {rows / allowed_s:,.0f} reads/s, or")
+            lines.append(f"{WANTED} of it takes a disk of {pages / allowed_s:,.0f} reads/s, or")
         if reads_s > 0:
-            lines.append(f"{WANTED} of it {_memory_text(tiers, memory_bytes, rows * allowed_s / reads_s)}")
+            lines.append(f"{WANTED} of it {_memory_text(tiers, memory_bytes, pages * allowed_s / reads_s)}")
     return lines
 
 
-def _memory_text(tiers: Tiers, memory_bytes: int, reads: float) -> str:
-    """The memory with which owners read so many rows a step."""
+def _memory_text(tiers: Tiers, memory_bytes: int, pages: float) -> str:
+    """The memory with which owners read so many pages a step."""
     total = max(sum(part.n_bytes for part in parts) for parts in tiers.parts.values())
-    enough = memory_for(list(tiers.parts.values()), reads, tiers.whole)
+    enough = memory_for(list(tiers.parts.values()), pages, tiers.whole)
     if enough is None or enough >= total:
         return 'takes as much memory as the rows: store.name = "dram"'
     less = "" if enough > memory_bytes else f"; there are {memory_bytes:,}"

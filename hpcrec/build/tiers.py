@@ -157,7 +157,7 @@ def reads_of(tiers: Tiers, ranks: Sequence[int], memory_bytes: int) -> dict[int,
         if expected is None:
             return None
         pages = {part.table: part.page_bytes for part in tiers.parts[rank]}
-        for table, n in expected.reads.items():
+        for table, n in expected.pages.items():
             found[pages[table]] = found.get(pages[table], 0.0) + n
     return found
 

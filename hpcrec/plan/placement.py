@@ -24,6 +24,7 @@ SLOT_BYTES = 21  # beside a cached row: which it is, when and how often it was a
 PIECES, PIECE_BYTES = 7, 128 * KiB  # of a block
 PAGES_UNDER_WAY = 128
 WAYS = 32  # places that a row may have in a cache, of which each block has one such set at least
+_SPACE = 1.25  # of the disk, by what its rows alone would fill: it is between that and 1.5 times that
 _POINTS = 40  # sizes of a cache that are looked at
 _UNITS = 4000  # parts of a budget
 _ROUNDS = 50  # of changes of one table, at most
@@ -71,13 +72,15 @@ class Expected:
 
     Attributes
     ----------
-    reads, new, held : dict of str to float
-        By table that is not whole: rows read from the disk, rows that come for the first time, rows that memory holds.
+    reads, pages, new, held : dict of str to float
+        By table that is not whole: rows read from the disk, pages that these lie in, rows that come for the first time,
+        rows that memory holds.
     read_bytes, handed_bytes : float
         Of pages that are read, and of rows that leave the memory changed once it is full: what comes in leaves so.
     """
 
     reads: Mapping[str, float]
+    pages: Mapping[str, float]
     new: Mapping[str, float]
     held: Mapping[str, float]
     read_bytes: float
@@ -87,6 +90,11 @@ class Expected:
     def rows_read(self) -> float:
         """All in all."""
         return sum(self.reads.values())
+
+    @property
+    def pages_read(self) -> float:
+        """Likewise: what takes the disk's time."""
+        return sum(self.pages.values())
 
 
 def beside_bytes(parts: Sequence[TierPart]) -> int:
@@ -117,22 +125,31 @@ def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] 
     on_disk = [part for part in parts if part.table not in named]
     left = memory_bytes - beside_bytes(on_disk) - sum(part.n_bytes for part in parts if part.table in named)
     total = sum(part.n_bytes for part in on_disk)
-    reads, new, held, read_bytes, handed_bytes = dict[str, float](), dict[str, float](), dict[str, float](), 0.0, 0.0
+    reads, pages, new, held = (dict[str, float]() for _ in range(4))
+    read_bytes, handed_bytes = 0.0, 0.0
     for block in dict.fromkeys(part.block for part in on_disk):
         mine = [part for part in on_disk if part.block == block]
         its_bytes = left * sum(part.n_bytes for part in mine) / total
         places = min(its_bytes / (mine[0].row_bytes + SLOT_BYTES), sum(part.rows for part in mine) + WAYS - 1)
         found = kept([part.curve for part in mine], max(places // WAYS, 1) * WAYS, mine[0].ahead)
+        shared = _pages(sum(found.reads), sum(part.rows for part in mine), mine[0]) / max(sum(found.reads), 1e-9)
         for part, rows, n in zip(mine, found.held, found.reads, strict=True):
+            pages[part.table] = n * shared
             held[part.table], reads[part.table], new[part.table] = rows, n, part.curve.new
             full = rows < part.curve.distinct
-            read_bytes += n * part.page_bytes
+            read_bytes += pages[part.table] * part.page_bytes
             handed_bytes += (n + full * part.curve.new) * part.row_bytes
-    return Expected(reads, new, held, read_bytes, handed_bytes)
+    return Expected(reads, pages, new, held, read_bytes, handed_bytes)
 
 
-def memory_for(owners: Sequence[Sequence[TierPart]], reads: float, whole: Iterable[str] = ()) -> int | None:
-    """The smallest budget of each owner with which all of them together read at most so many rows a step.
+def _pages(reads: float, rows: int, part: TierPart) -> float:
+    """Distinct pages of so many rows of a block, which lie anywhere in those that its rows fill."""
+    pages = max(rows * part.row_bytes * _SPACE / part.page_bytes, 1.0)
+    return -pages * math.expm1(reads * math.log1p(-1 / max(pages, 1.0 + 1e-9)))
+
+
+def memory_for(owners: Sequence[Sequence[TierPart]], pages: float, whole: Iterable[str] = ()) -> int | None:
+    """The smallest budget of each owner with which all of them together read at most so many pages a step.
 
     None: they read more with caches for all rows.
     """
@@ -140,7 +157,7 @@ def memory_for(owners: Sequence[Sequence[TierPart]], reads: float, whole: Iterab
 
     def enough(memory_bytes: int) -> bool:
         found = [expect(parts, memory_bytes, named) for parts in owners]
-        return all(of is not None for of in found) and sum(of.rows_read for of in found if of is not None) <= reads
+        return all(of is not None for of in found) and sum(of.pages_read for of in found if of is not None) <= pages
 
     low = max(least_bytes(parts, named) for parts in owners)
     if enough(low):
@@ -256,5 +273,5 @@ def _seconds(
     found = expect(parts, memory_bytes, whole)
     if found is None:
         return float("inf")
-    pages = {part.table: part.page_bytes for part in parts}
-    return sum(n * read_s[pages[table]] for table, n in found.reads.items())
+    sizes = {part.table: part.page_bytes for part in parts}
+    return sum(n * read_s[sizes[table]] for table, n in found.pages.items())

@@ -127,14 +127,14 @@ def test_what_is_said(file: Path, tmp_path: Path) -> None:
     assert expected is not None
     lines = told(config_of(file, tmp_path, memory_bytes))
     assert numbers(lines["reads (rank 0)"])[1] == pytest.approx(expected.rows_read, abs=0.06)
-    step_ms, reads_ms = 1e3 * BATCH / 20_000, 1e3 * expected.rows_read / 10_000
+    step_ms, reads_ms = 1e3 * BATCH / 20_000, 1e3 * expected.pages_read / 10_000
     assert numbers(lines["disk"])[:2] == [10_000, 4] and numbers(lines["disk"])[2] == pytest.approx(reads_ms, abs=0.06)
     assert numbers(lines["speed"])[:2] == [pytest.approx(step_ms / reads_ms, abs=0.006), step_ms]
     by_disk = next(line for line in lines if line.startswith("0.9 of it takes a disk"))
-    assert numbers(by_disk)[1] == pytest.approx(expected.rows_read / (step_ms / 0.9 / 1e3), rel=0.01)
+    assert numbers(by_disk)[1] == pytest.approx(expected.pages_read / (step_ms / 0.9 / 1e3), rel=0.01)
     by_memory = next(line for line in lines if line.startswith("0.9 of it takes store.memory_bytes"))
     enough = expect(found.parts[0], numbers(by_memory)[1])
-    assert enough is not None and 1e3 * enough.rows_read / 10_000 == pytest.approx(step_ms / 0.9, rel=0.02)
+    assert enough is not None and 1e3 * enough.pages_read / 10_000 == pytest.approx(step_ms / 0.9, rel=0.02)
     a_day = 2 * expected.handed_bytes * 86_400 / (reads_ms / 1e3)
     assert numbers(lines["writes"])[1] == pytest.approx(a_day / 1e9, abs=0.006)
     # Rows of 68 bytes take 72 on the disk; of a block as small as this, six mebibytes more than they take.

@@ -124,7 +124,10 @@ def test_what_a_budget_is_expected_to_do() -> None:
     assert found is not None
     assert found.held == {"a": pytest.approx(2_016, rel=0.1)}
     assert curve.best(2_016) < found.reads["a"] < curve.reads(2_016)
-    assert found.read_bytes == pytest.approx(4096 * found.reads["a"])
+    assert found.read_bytes == pytest.approx(4096 * found.pages["a"])
+    lies, pages = np.random.default_rng(8), round(10_000 * 260 * 1.25 / 4096)
+    drawn = [len(np.unique(lies.integers(0, pages, round(found.reads["a"])))) for _ in range(200)]
+    assert found.pages["a"] == pytest.approx(np.mean(drawn), rel=0.01) and found.pages["a"] < 0.95 * found.reads["a"]
     assert found.handed_bytes == pytest.approx(260 * (found.reads["a"] + curve.new))
     everything = expect([mine], 2_600_000, {"a"})
     assert everything is not None and everything.rows_read == 0 and least_bytes([mine], {"a"}) == 2_600_000
@@ -135,8 +138,8 @@ def test_memory_for_so_many_reads(parts: list[TierPart]) -> None:
         budget = memory_for([parts], wanted)
         assert budget is not None
         found, less = expect(parts, budget), expect(parts, int(budget * 0.99))
-        assert found is not None and found.rows_read <= wanted
-        assert less is not None and less.rows_read > wanted
+        assert found is not None and found.pages_read <= wanted
+        assert less is not None and less.pages_read > wanted
     assert memory_for([parts], 1e9) == least_bytes(parts)
     everything = memory_for([parts], 0.0)
     assert everything is not None
