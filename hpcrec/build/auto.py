@@ -193,7 +193,7 @@ def make_exchange(
     if layout.way:
         _refuse_way(config, layout, direct=direct)
     reduction = _reduction(config, layout, world.topology)
-    on_devices = config.store.name == "gpu" or config.dense.device != "cpu"
+    on_devices = config.store.on_gpu or config.dense.device != "cpu"
     apart = several > 1 and not (parts or layout.way or reduction.inside or reduction.across or on_devices)
     return Exchange(
         world,
@@ -267,8 +267,8 @@ def _refuse_optimizer(config: Config, layout: Layout, table: str, said: str) -> 
     why = None
     if name not in ("sgd", *ADAGRADS):
         why = f"has the optimizer {name!r}, for which it is not settled what that means. Take sgd or an Adagrad"
-    elif name != "sgd" and config.store.name != "dram":
-        why = f"learns by {name!r} in store {config.store.name!r}, which does not learn from such sums. Take 'dram'"
+    elif name != "sgd" and config.store.on_gpu:
+        why = f"learns by {name!r} on a GPU, which does not learn from such sums. Take 'dram' or 'disk'"
     elif name != "sgd" and own:
         why = f"learns by {name!r} and is read by {', '.join(own)} in another form. Give all its features one form"
     if why is not None:

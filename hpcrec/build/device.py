@@ -3,12 +3,12 @@
 import torch
 
 from hpcrec import kernels
+from hpcrec.build.tables import store_class
 from hpcrec.comm.gpu import takes_gpu_memory
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.dense.place import Place, emulated
-from hpcrec.embedding.stores import STORES
 from hpcrec.errors import MissingError
 
 
@@ -20,11 +20,13 @@ def make_device(config: Config, topology: Topology) -> kernels.Device | None:
     MissingError
         There is no GPU, or the kernels were not built.
     """
-    if not STORES[config.store.name].on_device:
+    if not store_class(config).on_device:
         return None
     try:
         device = kernels.device(config.store.device)
     except MissingError as error:
+        if config.store.gpu_bytes is not None:
+            raise MissingError(f"store.gpu_bytes is set, but {error}. Or remove it") from None
         raise MissingError(f"store.name is 'gpu', but {error}. Or set store.name = 'dram'") from None
     device.select(_turn(config, topology, device.count))
     return device
@@ -61,7 +63,7 @@ def make_place(config: Config, topology: Topology) -> Place:
 
 def crosses_directly(config: Config, world: World, place: Place) -> bool:
     """Whether messages cross from GPU to GPU by MPI; collective, the same on every rank."""
-    here = STORES[config.store.name].on_device or place.assembler is not None
+    here = store_class(config).on_device or place.assembler is not None
     known = world.main.allgather((here, takes_gpu_memory()))
     wanted = config.exchange.gpu_messages
     possible = wanted == "on" or (wanted == "auto" and all(takes for _, takes in known))
@@ -70,7 +72,7 @@ def crosses_directly(config: Config, world: World, place: Place) -> bool:
 
 def _turn(config: Config, topology: Topology, devices: int) -> int:
     """Ranks of a host take its devices in turn: first those that surely use one, then those that may have copies."""
-    rows = topology.owners if STORES[config.store.name].on_device else ()
+    rows = topology.owners if store_class(config).on_device else ()
     models = topology.dense if config.dense.device == "cuda" else ()
     use = [rank for rank in topology.host_ranks if rank in rows or rank in models]
     may = [rank for rank in topology.host_ranks if rank not in use]

@@ -18,6 +18,7 @@ from hpcrec.build.tables import (
     make_policy,
     make_roles,
     make_thresholding,
+    store_class,
     whole_tables,
 )
 from hpcrec.comm.topology import Topology
@@ -25,7 +26,6 @@ from hpcrec.config import Config, DenseConfig
 from hpcrec.data.affinity import PLACE_BYTES, Affinity
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.shards import Family
-from hpcrec.embedding.stores import STORES
 from hpcrec.exchange.codec import wire_item_bytes
 from hpcrec.exchange.exact import check_bytes
 from hpcrec.exchange.forms import FORMS
@@ -119,7 +119,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             else 0.0,
             wholes=wholes if topology.groups == 1 else 0,
             dense_optimizer=config.dense.optimizer.name,
-            elsewhere=STORES[config.store.name].memory(config.store.memory_bytes),
+            elsewhere=store_class(config).memory(config.store.memory_bytes, config.store.gpu_bytes),
             saves=config.checkpoint.every + config.train.eval_every > 0 if config.checkpoint.background else None,
             marks=_marks(config),
             in_flight=make_policy(config).in_flight,

@@ -18,7 +18,16 @@ from hpcrec.build.auto import choose, make_exchange, make_pipeline
 from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
-from hpcrec.build.tables import DTYPES, describe_policy, make_model, make_offers, make_policy, make_roles, whole_tables
+from hpcrec.build.tables import (
+    DTYPES,
+    describe_policy,
+    make_model,
+    make_offers,
+    make_policy,
+    make_roles,
+    store_class,
+    whole_tables,
+)
 from hpcrec.comm.failure import agree, unwatch, watch
 from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
@@ -31,7 +40,6 @@ from hpcrec.data.reader import DataSet
 from hpcrec.dense.codistillation import Other
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
-from hpcrec.embedding.stores import STORES
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.policy.flight import GRADIENTS, VALUES
 from hpcrec.training.compression import advise
@@ -248,7 +256,7 @@ def _make_store(
     held = [family for family in families if topology.rank in family.holders]
     if not held:
         return None
-    store, said = STORES[config.store.name], config.store
+    store, said = store_class(config), config.store
     given = {
         "room_bytes": said.memory_bytes,
         "folder": None if said.path is None else Path(said.path) / f"rank-{topology.rank}",
@@ -256,6 +264,7 @@ def _make_store(
         "io": said.io,
         "window": said.window,
         "daily_bytes": said.daily_bytes,
+        "gpu_bytes": said.gpu_bytes,
     }
     return store(
         tables,

@@ -20,6 +20,8 @@ from hpcrec.data.reader import DataSet
 from hpcrec.embedding.place import row_elements
 from hpcrec.embedding.sets import families_in, name_in, tables_in
 from hpcrec.embedding.shards import Family, Placement, build_families
+from hpcrec.embedding.stores import ON_GPU, STORES
+from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms import FORMS, offered
 from hpcrec.exchange.forms.conditional import Keeping
@@ -258,6 +260,11 @@ def make_offers(
     every = tables_in(sets, tables)
     _check_names(every)
     return every, families_in(sets, families), offers
+
+
+def store_class(config: Config) -> type[MemoryStore]:
+    """The one that ``[store]`` asks for."""
+    return (STORES if config.store.gpu_bytes is None else ON_GPU)[config.store.name]
 
 
 def whole_tables(config: Config, topology: Topology) -> frozenset[str]:

@@ -182,7 +182,7 @@ def _gpus(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Finding]:
 
 
 def _wants_gpus(config: Config) -> bool:
-    return config.dense.device == "cuda" or (config.store.name == "gpu" and config.store.device == "cuda")
+    return config.dense.device == "cuda" or (config.store.on_gpu and config.store.device == "cuda")
 
 
 def _left_s(job: Mapping[str, str], given: Mapping[str, str], now_s: float) -> float | None:

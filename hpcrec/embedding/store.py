@@ -85,8 +85,8 @@ class Store(Protocol):
         A view; the last is of the row that ids without one are answered with.
         """
 
-    def accumulators(self, block: int, rows: Ints) -> Floats:
-        """Of rows of a block in the host's memory that learns by an Adagrad: what they have added up, float [N].
+    def accumulators(self, step: int, block: int, rows: Ints) -> Floats:
+        """Of rows that a step has gathered, of a block that learns by an Adagrad: what they have added up, float [N].
 
         The mean over the columns that are here, where each has its own.
         """
@@ -338,10 +338,14 @@ class RowStore:
         assert self.blocks[block].kind == "replicate", "rows of others are the store's own"
         return self.held[block].rows
 
-    def accumulators(self, block: int, rows: Ints) -> Floats:
+    def accumulators(self, step: int, block: int, rows: Ints) -> Floats:
         """See ``Store``."""
-        found = self.held[block].states["accumulator"][rows]
+        found = self._state_of(step, block, "accumulator", rows)
         return found if found.ndim == 1 else np.asarray(found.mean(axis=1))
+
+    def _state_of(self, step: int, block: int, name: str, rows: Ints) -> Floats:  # noqa: ARG002
+        """Of rows [N] that a step has gathered, the host's."""
+        return np.asarray(self.held[block].states[name][rows])
 
     def figures(self) -> dict[str, float]:
         """See ``Store``: rows in use (of dynamic tables those that ids have), bytes with states and maps of ids."""

@@ -228,7 +228,7 @@ class Served:
     ticks_K : int64 [K]
         Of how many steps the pushed gradients are.
     accumulators : float, flat, or None
-        Messages of those of the rows that are sent, as these are.
+        Those of the rows that are sent, peer by peer and stream by stream.
     picked : int64 [picked]
         Which are sent to be compared with copies.
     """

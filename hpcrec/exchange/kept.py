@@ -175,10 +175,6 @@ class KeptRows:
         has_K = self._messages.bits(_peers(wanted), has_K, _peers(apart))
         if apart is not None and self._rules is not None:
             self._rules.answer(apart, has_K, train=route.train)
-            if self._accumulates:
-                v = self._rules.accumulators.vectors(apart, np.flatnonzero(apart.follows_K))
-                apart.accumulators = self._messages.room(v.bytes_R)
-                self._rules.write_accumulators(apart, v, apart.accumulators)
         none = Served(_NONE, _NONE, _NONE) if apart is None else apart
         follows_K = self._messages.bits(_peers(apart), none.follows_K, _peers(wanted))
         rowless_K = np.zeros(len(follows_K), bool)
@@ -276,8 +272,9 @@ class KeptRows:
         apart, message = None if route.served is None else route.served.apart, None
         sent_R, due_R = self._none_R.copy(), self._none_R.copy()
         if apart is not None and self._rules is not None:
-            sent_R = self._rules.accumulators.vectors(apart, np.flatnonzero(apart.follows_K)).bytes_R
-            message, apart.accumulators = apart.accumulators, None
+            v = self._rules.accumulators.vectors(apart, np.flatnonzero(apart.follows_K))
+            sent_R, message = v.bytes_R, self._messages.room(v.bytes_R)
+            message[v.start], apart.accumulators = apart.accumulators, None
         if wanted is not None and self._copies is not None:
             due_R = self._copies.accumulators.vectors(wanted, np.flatnonzero(wanted.follows_K)).bytes_R
         return self._messages.as_they_are(message, sent_R, due_R, "values")

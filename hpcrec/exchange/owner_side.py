@@ -449,8 +449,9 @@ class OwnerSide:
             if n_apart:
                 there[at:] = 0.0  # padding crosses too, and may scale what is beside it
             self.store.gather(served.number, works, there)
-            if apart is not None:
+            if apart is not None and served.apart is not None and self.rules is not None:
                 copied = np.asarray(there[at : at + n_apart])
+                self.rules.note_accumulators(served.apart, served.number)
             if self._substitute is not None and served.partials is not None:
                 train = all(w.grouping is not None for w in served.works)
                 self._substitute.forward(served.partials, there, train=train)

@@ -151,12 +151,17 @@ class OwnerRules:
         """Those of some of the rows."""
         return self._streams.vectors(served.peer_K, served.entry_K, rows)
 
-    def write_accumulators(self, served: Served, v: Vectors, message: Floats) -> None:
-        """Those of rows that are sent, into the messages."""
+    def note_accumulators(self, served: Served, step: int) -> None:
+        """Fills in ``served.accumulators``: those of rows that are sent, of a step that is gathered."""
+        if not len(self.accumulators.of_S):
+            served.accumulators = np.zeros(0, self._store.dtype)
+            return
+        v = self.accumulators.vectors(served, np.flatnonzero(served.follows_K))
+        served.accumulators = np.zeros(len(v.start), self._store.dtype)
         for s in self.accumulators.of_S.tolist():
             mine = np.flatnonzero(v.stream == s)
             rows = served.row_K[v.row[mine]] + self._base_S[s]
-            message[v.start[mine]] = self._store.accumulators(int(self._block_S[s]), rows)
+            served.accumulators[mine] = self._store.accumulators(step, int(self._block_S[s]), rows)
 
     def found(self, pushed: Served) -> None:
         """Rows in place of ids, of dynamic tables; gradients of ids that have none are dropped, and counted."""

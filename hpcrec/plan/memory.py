@@ -201,15 +201,17 @@ def to_gpu(
     item_bytes: int,
     *,
     gpu_bytes: int | None,
+    cached: bool = False,
 ) -> dict[str, float]:
     """Takes what is in a GPU's memory, or copied through pinned memory, out of the host's terms, or adds it there.
 
-    See ``Elsewhere``; ``gpu_bytes`` is what rows may have of it: where they take more, they are cached there.
+    See ``Elsewhere``; ``gpu_bytes`` is what rows may have of it: where they take more, they are cached there, and with
+    ``cached`` in any case.
     """
     routes, in_flight = flying
     copies = [h for h in held if h.copied]  # are not cached
     own_bytes = sum(h.rows * row_bytes(h.width, h.optimizer, item_bytes) for h in held if not h.copied)
-    if gpu_bytes is not None and own_bytes > gpu_bytes:
+    if gpu_bytes is not None and (cached or own_bytes > gpu_bytes):
         copied = sum(h.rows * h.width for h in copies) * item_bytes, sum(state_bytes(h, item_bytes) for h in copies)
         gpu: dict[str, float] = {"cached rows": gpu_bytes, "copies": sum(copied)}
         for name, n_bytes in zip(_HELD, copied, strict=True):
@@ -251,6 +253,24 @@ def to_disk(
     terms["cached rows"] = memory_bytes - whole
     terms["places"] = routes * _PLACE_BYTES_AN_ID * traffic.ids + (1 + in_flight) * a_row * traffic.ids
     return {}
+
+
+def to_gpu_over_disk(
+    terms: dict[str, float],
+    held: Sequence[HeldRows],
+    traffic: HolderTraffic,
+    flying: tuple[int, int],
+    item_bytes: int,
+    *,
+    gpu_bytes: int | None,
+    memory_bytes: int,
+) -> dict[str, float]:
+    """Both: rows are on a disk, and cached in the host's memory and in a GPU's."""
+    gpu = to_gpu(terms, held, traffic, flying, item_bytes, gpu_bytes=gpu_bytes, cached=True)
+    places = terms["places"]
+    to_disk(terms, held, traffic, flying, item_bytes, memory_bytes=memory_bytes)
+    terms["places"] += places
+    return gpu
 
 
 def _dense_terms(dense: DenseRank, item_bytes: int, routes: int, lookups: int, in_flight: int) -> dict[str, float]:

@@ -12,11 +12,12 @@ deferred initialisation                     -> a row that was never written star
 byte-addressable storage                    -> ``store.io = "mapped"``
 placement of tables by reuse and bandwidth  -> ``store.whole``, ``hpcrec data reuse``, ``plan.placement``
 HBM over DRAM                               -> ``store.name = "gpu"`` with ``store.memory_bytes``: the same cache
+HBM over DRAM over block storage            -> ``store.gpu_bytes`` beside ``store.name = "disk"``
 
 Departures from the paper: the tier is a log of our own in place of RocksDB, for rows change once for every read; a row
 has one place whatever steps want it, so that an update lands there without pointers that are rewritten; an evaluation
-takes no slot from training; ids of dynamic tables are foreseen as far as they have rows. Not there yet: three tiers in
-a chain (a device over memory over a disk).
+takes no slot from training; ids of dynamic tables are foreseen as far as they have rows; main memory has the rows that
+a device has above it too.
 """
 
 from typing import Any

@@ -7,16 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hpcrec import kernels
-from hpcrec.embedding.asked import Asked
+from hpcrec.embedding.asked import Asked, with_rows
 from hpcrec.embedding.shards import Placement, build_families
 from hpcrec.embedding.store import Store
+from hpcrec.embedding.stores.ahead import Ahead
+from hpcrec.embedding.stores.cache import Cache
+from hpcrec.embedding.stores.cache_plan import CachePlan
 from hpcrec.embedding.stores.device import DeviceStore
+from hpcrec.embedding.stores.device_disk import DeviceDiskStore
 from hpcrec.embedding.stores.disk import DiskStore, TierBacking
 from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.errors import ConfigError
@@ -33,14 +38,24 @@ def on_device(name: str, room_bytes: int | None) -> Make:
     return lambda *args, **more: DeviceStore(*args, device=device_or_skip(name), room_bytes=room_bytes, **more)
 
 
-def on_disk(*args: Any, **more: Any) -> Store:
+def on_disk(*args: Any, kind: Make = DiskStore, **more: Any) -> Store:
     """With the smallest caches, as the error says that asks for them."""
-    make = partial(DiskStore, *args, folder=Path(tempfile.mkdtemp(prefix="hpcrec-test-")), **more)
+    make = partial(kind, *args, folder=Path(tempfile.mkdtemp(prefix="hpcrec-test-")), **more)
     with pytest.raises(ConfigError, match=r"store\.memory_bytes is 1, but .* or more") as caught:
         make(room_bytes=1)
     made = make(room_bytes=int(str(caught.value).split()[-3]))
     OPEN.callback(made.close)
     return made
+
+
+def over_disk(name: str, gpu_bytes: int) -> Make:
+    """Three tiers."""
+
+    def make(*args: Any, **more: Any) -> Store:
+        kind = partial(DeviceDiskStore, device=device_or_skip(name), gpu_bytes=gpu_bytes)
+        return on_disk(*args, kind=kind, **more)
+
+    return make
 
 
 STORES: dict[str, Make] = {
@@ -50,6 +65,8 @@ STORES: dict[str, Make] = {
     "emulated cached": on_device("emulated", 4000),
     "file": FileStore,
     "disk": on_disk,
+    "emulated over disk": over_disk("emulated", 4000),
+    "gpu over disk": over_disk("cuda", 4000),
 }
 OPEN = ExitStack()  # stores that have files
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
@@ -156,6 +173,27 @@ class Steps:
             for store in self.pair:
                 store.release(number)
 
+    @property
+    def pieces(self) -> bool:
+        """Whether the second store has fewer slots than rows."""
+        cache = getattr(self.pair[1], "_cache", ())
+        return any(cache.slots(b) < self.pair[1].blocks[b].rows // 2 for b in cache)
+
+    def push(self, share: float) -> None:
+        """The step that was read last learns this part of all declared rows besides, each like a bag of its own."""
+        number, both, size, values = self.under_way.pop()
+        rng, at = np.random.default_rng(number), size
+        for block in self.pair[0].blocks:
+            rows = np.flatnonzero(rng.random(block.rows) < share) if block.kind != "dynamic" else np.zeros(0, int)
+            start = at + np.arange(len(rows)) * block.width
+            at += len(rows) * block.width
+            for store, asked in zip(self.pair, both, strict=True):
+                b = self.pair[0].blocks.index(block)
+                asked[b] = with_rows(asked[b], rows, start, train=True, device=store.device)
+        for store, asked in zip(self.pair, both, strict=True):
+            store.extend(number, asked)
+        self.under_way.append((number, both, at, values))
+
     def asked(self, store: Store, block: Any, index: Any, lengths: Any, at: int, *, train: bool) -> tuple[Asked, int]:
         there = (lambda a: a) if store.device is None else store.device.array
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -260,7 +298,8 @@ def test_steps_are_foreseen_before_ids_have_rows(name: str, ahead: int) -> None:
     assert s.pair[0].dynamic["d"].figures().evicted > 20
 
 
-def test_a_checkpoint_is_made_while_rows_are_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["disk", "emulated over disk"])
+def test_a_checkpoint_is_made_while_rows_are_brought(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk: steps to come are always being read when rows are kept; neither waits for the other for good."""
     fetch = TierBacking.fetch
 
@@ -270,7 +309,7 @@ def test_a_checkpoint_is_made_while_rows_are_brought(monkeypatch: pytest.MonkeyP
         time.sleep(0.01)
 
     monkeypatch.setattr(TierBacking, "fetch", slow)
-    s = Steps(on_disk, "adagrad", seed=2)
+    s = Steps(STORES[name], "adagrad", seed=2)
     with ThreadPoolExecutor(1) as apart:
         for _ in range(10):
             for _ in range(3):
@@ -281,6 +320,48 @@ def test_a_checkpoint_is_made_while_rows_are_brought(monkeypatch: pytest.MonkeyP
             kept.settle()
             kept.drop()
     s.same()
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_tiers_that_are_late_at_random_leave_the_same_bits(
+    ahead: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two threads, of the disk and of the device, may be anywhere when a step needs its rows."""
+    random = Random(seed)
+
+    def late(run: Callable[..., None]) -> Callable[..., None]:
+        def delayed(*args: Any) -> None:
+            time.sleep(random.choice((0.0, 0.0, 0.001, 0.004)))
+            run(*args)
+
+        return delayed
+
+    moves = ("fetch", "write_back")
+    for kind, names in ((TierBacking, moves), (Cache, (*moves, "admit")), (Ahead, ("_admit", "_run"))):
+        for name in names:
+            monkeypatch.setattr(kind, name, late(getattr(kind, name)))
+    s = Steps(STORES["emulated over disk"], "rowwise_adagrad", seed=seed)
+    noted = [s.note(train=True) for _ in range(ahead)]
+    for step in range(25):
+        noted.append(s.note(train=True))
+        s.gather(noted.pop(0), train=True)
+        if step % 5 == 3:
+            s.read(train=False)
+        if step % 9 == 5:
+            s.gather(noted[-1], train=True)  # those before it have been given up
+            noted = []
+        if len(s.under_way) >= 2:
+            s.learn(left_out=step % 11 == 10)
+        if step % 8 == 7:
+            s.same()
+        while len(noted) < ahead:
+            noted.append(s.note(train=True))
+    while s.under_way:
+        s.learn()
+    s.same()
+    told = s.pair[1].figures()
+    assert told["memory_hits"] > 0 and told["cache_hits"] > 0 and told["disk_rows_read"] > 100, told
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -316,6 +397,32 @@ def rows_by_id(store: Store) -> Iterator[tuple[int, np.ndarray]]:
     for ids, rows, states in store.export("d"):
         for i, number in enumerate(ids.tolist()):
             yield number, np.concatenate([rows[i], *(np.ravel(of[i]) for of in states.values())])
+
+
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+def test_rows_that_are_pushed_are_learned_however_many_they_are(
+    name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step pushes most rows of every table, as a drain does; where a cache has not as many slots, in pieces."""
+    behind: list[int] = []
+    late = CachePlan.late
+    monkeypatch.setattr(CachePlan, "late", lambda self, step: (found := late(self, step), behind.append(len(found)))[0])
+    s = Steps(STORES[name], optimizer, seed=6)
+    for step in range(12):
+        noted = s.note(train=True)
+        s.gather(noted, train=True)
+        if step % 4 == 3:
+            s.push(0.9)
+            behind.clear()
+        s.learn()
+        assert not s.pieces or max(behind, default=0) <= kernels.WAYS, "of a piece"
+        behind.clear()
+        if step % 5 == 4:
+            s.read(train=False)
+        behind.clear()
+    s.same()
+    assert s.pieces == (s.pair[1].figures().get("pushed_in_pieces", 0) > 0)
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -29,7 +29,9 @@ from hpcrec.plan.memory import (
     ROW_STATES,
     rank_memory,
     row_bytes,
+    to_disk,
     to_gpu,
+    to_gpu_over_disk,
 )
 from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
 from hpcrec.plan.written import Written, written_terms
@@ -91,6 +93,11 @@ def test_terms_by_hand():
         "vectors": there.gpu_terms["vectors"],
     }
     assert cached.held_bytes == found.held_bytes + 64_000
+    chain = partial(to_gpu_over_disk, gpu_bytes=10**9, memory_bytes=10**7)  # cached, though the GPU had room for all
+    three = rank_memory([*held, copy], traffic, None, elsewhere=chain, **some)
+    disk = rank_memory(held, traffic, None, elsewhere=partial(to_disk, memory_bytes=10**7), **some)
+    assert three.terms == {**disk.terms, "pinned memory": 48 << 20, "places": disk.terms["places"] + 48 * 3000}
+    assert three.gpu_terms == {**cached.gpu_terms, "cached rows": 10**9}
     # copies are not cached, so they do not count towards what may be
     assert "rows" in rank_memory([copy], traffic, None, elsewhere=partial(to_gpu, gpu_bytes=10), **some).gpu_terms
     shared = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.75, base_bytes=7)

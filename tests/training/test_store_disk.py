@@ -28,6 +28,7 @@ from tests.training.test_store_gpu import same, tables_of
 COMM = MPI.COMM_WORLD
 BYTES = 20_000_000
 STEPS = 5
+THREE = {"gpu_bytes": 6000, "device": "emulated"}
 CASES: dict[str, dict[str, Any]] = {
     **EVERYWHERE,
     "copies": {"exchange": {"form": "auto", "replicate_rows": 400}},
@@ -36,6 +37,14 @@ CASES: dict[str, dict[str, Any]] = {
     "cached": {
         "policy": {"name": "cached", "staleness": 2, "capacity": 9},
         "embedding": {"optimizer": {"name": "sgd", "lr": 0.1}},
+    },
+    "cached, of a state that grows": {
+        "policy": {"name": "cached", "staleness": 2, "capacity": 9},
+        "embedding": {"optimizer": {"name": "rowwise_adagrad", "lr": 0.1}},
+    },
+    "cached, of states by column": {
+        "policy": {"name": "cached", "staleness": 3, "capacity": 20, "lookahead": 1},
+        "embedding": {"optimizer": {"name": "adagrad", "lr": 0.1}},
     },
     "ids that owners read": {"exchange": {"ids": "read"}},
     "steps that owners look at": {"exchange": {"ids": "read", "prefetch": 2}, "store": {"window": 3}},
@@ -48,6 +57,14 @@ CASES: dict[str, dict[str, Any]] = {
     "left out": {"train": {"nonfinite": "skip"}},
     "whole tables": {"model": {"name": "deepfm"}, "store": {"whole": ["user", "item"]}},
     "dynamic and whole": {**EVERYWHERE["dynamic"], "store": {"whole": ["user"]}},
+    "three tiers": {"store": THREE},
+    "three tiers, of several steps under way": {"store": THREE, "policy": {"name": "hybrid", "staleness": 1}},
+    "three tiers, ids that owners read": {
+        "exchange": {"ids": "read", "prefetch": 2},
+        "store": {**THREE, "gpu_bytes": 1, "window": 3},
+    },
+    "three tiers, dynamic": {**EVERYWHERE["dynamic"], "store": THREE},
+    "three tiers and whole tables": {"model": {"name": "deepfm"}, "store": {**THREE, "whole": ["user"]}},
 }
 
 
@@ -252,6 +269,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(folder: Path) -> None:
         ({"path": "x"}, r"store.path is 'x', but store.name is 'dram'"),
         ({"whole": ["user"]}, r"store.whole is \('user',\), but store.name is 'dram'"),
         ({"name": "disk", "path": "x", "memory_bytes": 1, "device": "emulated"}, r"store.device is 'emulated', but"),
+        ({"name": "gpu", "gpu_bytes": 1}, r"store.gpu_bytes is 1, but store.name is 'gpu'"),
     ],
 )
 def test_what_a_configuration_may_not_ask_for(store: dict[str, Any], why: str) -> None:

@@ -151,3 +151,6 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     except pytest.skip.Exception:
         with pytest.raises(MissingError, match=r"store\.name is 'gpu', but .*\. Or set store\.name = 'dram'"):
             open_session(config_of(tmp_path, "cuda"))
+        over = {"name": "disk", "path": str(tmp_path), "memory_bytes": 10**7, "gpu_bytes": 1}
+        with pytest.raises(MissingError, match=r"store\.gpu_bytes is set, but .*\. Or remove it"):
+            open_session(config_for(tmp_path, store=over))

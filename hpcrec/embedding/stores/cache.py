@@ -12,7 +12,7 @@ on while rows of one before are read, and whoever has read its rows knows that t
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Lock, RLock
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from hpcrec.errors import HpcrecError
 from hpcrec.types import Floats, Ints
 
 Columns = Mapping[str, Any]  # rows, under "", and states, by place
+PIECE_ROWS = 1 << 16  # rows that are copied at once: bounds the memory beside them
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,17 @@ class Moved:
     rows: Ints
     places: Ints
     columns: Columns
+
+    def values(self) -> dict[str, Any]:
+        """Copies of what is at the places, the host's."""
+        return {name: np.asarray(array[self.places]) for name, array in self.columns.items()}
+
+
+def pieces(moved: Mapping[int, Moved]) -> Iterator[dict[int, Moved]]:
+    """The same, at most ``PIECE_ROWS`` of each block at once."""
+    for start in range(0, max((len(of.rows) for of in moved.values()), default=0), PIECE_ROWS):
+        some = slice(start, start + PIECE_ROWS)
+        yield {b: Moved(of.rows[some], of.places[some], of.columns) for b, of in moved.items() if start < len(of.rows)}
 
 
 class Backing(Protocol):
@@ -75,7 +87,7 @@ class Cache:
     """
 
     def __init__(self, device: kernels.Device | None, backing: Backing, blocks: Mapping[int, tuple[int, int]]) -> None:
-        self._device, self._backing = device, backing
+        self.device, self._backing = device, backing
         self._plans = {b: CachePlan(slots, device) for b, (_, slots) in blocks.items()}
         # the host's memory is had as it is used, so there is room for any number of rows behind the slots
         self._there = {b: self._empty(b, slots + (n if device is None else 0)) for b, (n, slots) in blocks.items()}
@@ -89,11 +101,11 @@ class Cache:
         return {name: self._array((n, *of.shape[1:]), of.dtype) for name, of in like.items()}
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        return kernels.reserved_zeros(shape, dtype) if self._device is None else self._device.empty(shape, dtype)
+        return kernels.reserved_zeros(shape, dtype) if self.device is None else self.device.empty(shape, dtype)
 
     def _wait(self) -> None:
-        if self._device is not None:
-            self._device.wait()  # others go on in streams of their own
+        if self.device is not None:
+            self.device.wait()  # others go on in streams of their own
 
     def __contains__(self, block: int) -> bool:
         return block in self._plans
@@ -121,7 +133,7 @@ class Cache:
         """Of the memory that has the cached rows, and of their maps."""
         n_bytes = sum(plan.map_bytes for plan in self._plans.values())
         for b, there in self._there.items():
-            n = len(there[""]) if self._device is not None else self._plans[b].n_places
+            n = len(there[""]) if self.device is not None else self._plans[b].n_places
             n_bytes += sum(n * array.nbytes // max(len(array), 1) for array in there.values())
         return n_bytes
 
@@ -222,17 +234,31 @@ class Cache:
             self._check_whole()
             gone, places = self._plans[block].put(rows)
             self._store({block: gone})
-            if np.isin(places, self._coming.get(block, NOTHING).places).any():
-                with self._moving:  # what is read there would come after this
-                    pass
-            here, left = places >= 0, np.flatnonzero(places < 0)
-            below: dict[str, Any] = {}
-            for name, array in self._there[block].items():
-                values = np.broadcast_to(np.asarray(columns[name], array.dtype), (len(rows), *array.shape[1:]))
-                array[places[here]] = values[here]
-                below[name] = values[left]
-            if len(left):  # before anyone may decide to read them
-                self._backing.write_back({block: Moved(rows[left], np.arange(len(left)), below)})
+            here = self._there[block]
+            self._set(
+                block,
+                Some(rows, places),
+                {
+                    name: np.broadcast_to(np.asarray(columns[name], of.dtype), (len(rows), *of.shape[1:]))
+                    for name, of in here.items()
+                },
+            )
+
+    def _set(self, block: int, of: Some, values: Mapping[str, Any]) -> None:
+        """Rows are these from now on: at their places, below where they have none (-1)."""
+        if self._is_read(block, of.places):
+            with self._moving:  # what is read there would come after this
+                pass
+        here, left = of.places >= 0, np.flatnonzero(of.places < 0)
+        for name, array in self._there[block].items():
+            array[of.places[here]] = values[name][here]
+        if len(left):  # before anyone may decide to read them
+            below = {name: array[left] for name, array in values.items()}
+            self._backing.write_back({block: Moved(of.rows[left], np.arange(len(left)), below)})
+
+    def _is_read(self, block: int, places: Ints) -> bool:
+        """Whether any of these places may be read into now."""
+        return bool(np.isin(places, self._coming.get(block, NOTHING).places).any())
 
     def clear(self, block: int) -> None:
         """Takes all rows out as they are, those too that were admitted for steps to come."""
@@ -263,6 +289,44 @@ class Cache:
                 "rows could not be brought into the cache of store.memory_bytes (see the first error), so those "
                 "that are there are not known any more. Go on from the last checkpoint."
             )
+
+    # Another cache's rows, of one that lies over this one.
+
+    def columns(self, block: int) -> Mapping[str, Floats]:
+        """See ``Backing``."""
+        return self._backing.columns(block)
+
+    def fetch(self, moved: Mapping[int, Moved]) -> None:
+        """See ``Backing``. Rows that have no place here are read from below, and get none."""
+        for some in pieces(moved):
+            found, below = dict[int, dict[str, Any]](), dict[int, Moved]()
+            with self._or_broken(), self._planning:
+                self._check_whole()
+                places = {b: self._plans[b].where(of.rows) for b, of in some.items()}
+                waits = any((at < 0).any() or self._is_read(b, at) for b, at in places.items())
+                with self._moving if waits else nullcontext():
+                    for b, of in some.items():
+                        there, here = self._there[b], np.flatnonzero(places[b] >= 0)
+                        found[b] = {name: np.empty((len(of.rows), *a.shape[1:]), a.dtype) for name, a in there.items()}
+                        for name, array in there.items():
+                            found[b][name][here] = array[places[b][here]]
+                        if len(here) < len(of.rows):
+                            left = np.flatnonzero(places[b] < 0)
+                            below[b] = Moved(of.rows[left], left, found[b])
+                    if below:
+                        self._backing.fetch(below)
+            for b, of in some.items():
+                for name, values in found[b].items():
+                    of.columns[name][of.places] = values
+
+    def write_back(self, moved: Mapping[int, Moved]) -> None:
+        """See ``Backing``. Rows that have no place here go below."""
+        for some in pieces(moved):
+            values = {b: of.values() for b, of in some.items()}
+            with self._or_broken(), self._planning:
+                self._check_whole()
+                for b, of in some.items():
+                    self._set(b, Some(of.rows, self._plans[b].rewritten(of.rows)), values[b])
 
     # Copies.
 

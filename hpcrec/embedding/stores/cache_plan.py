@@ -280,10 +280,20 @@ class CachePlan:
         self._dirty[places[places >= 0]] = True
         return gone, places
 
+    def where(self, rows: Ints) -> Ints:
+        """Places of distinct rows [U], -1 where a row has none."""
+        places = np.asarray(self._map.find(np.ascontiguousarray(rows)))
+        return np.where(places < 0, self._behind.find(rows), places)
+
+    def rewritten(self, rows: Ints) -> Ints:
+        """The same of rows that are set anew where they have a place, and so have changed."""
+        places = self.where(rows)
+        self._dirty[places[places >= 0]] = True
+        return places
+
     def find(self, rows: Ints) -> Some:
         """Those of these rows that have a place; they are taken to have not changed."""
-        places = np.asarray(self._map.find(np.ascontiguousarray(rows)))
-        places = np.where(places < 0, self._behind.find(rows), places)
+        places = self.where(rows)
         here = places >= 0
         self._dirty[places[here]] = False
         return Some(rows[here], places[here])

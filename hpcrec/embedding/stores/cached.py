@@ -1,63 +1,29 @@
 """Rows of a store, cached in faster memory: those of steps to come are brought while the ones before are under way.
 
-``prefetch`` notes which rows a step wants; a thread gives them places in the cache and reads what is missing, step
-after step, as far ahead as steps are noted and their rows leave half of the slots to others. ``gather`` waits for its
-step's rows, or brings them where the thread has not come to that. Evaluations come between, in the order in which they
-are gathered. Knows a cache and what steps ask of blocks; knows no messages and no MPI. Source: [MTRAINS].
+``prefetch`` notes which rows a step wants, which ``Ahead`` brings; ``gather`` waits for them. Evaluations come between,
+in the order in which they are gathered. Knows a cache and what steps ask of blocks; knows no messages and no MPI.
+Source: [MTRAINS].
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from threading import Condition
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.asked import Asked
+from hpcrec.embedding.asked import Asked, some_rows, without_any
 from hpcrec.embedding.held_rows import HeldRows
-from hpcrec.embedding.stores.cache import Backing, Cache, Moved
+from hpcrec.embedding.store import NormSum
+from hpcrec.embedding.stores.ahead import Ahead
+from hpcrec.embedding.stores.cache import Backing, Cache, Moved, pieces
 from hpcrec.embedding.stores.memory import MemoryStore, Worked
 from hpcrec.errors import ConfigError
 from hpcrec.types import Floats, Ints
 
-PIECE_ROWS = 1 << 16  # rows that are copied at once: bounds the memory beside them
-_SHARE_AHEAD = 2  # rows of steps to come have one in so many slots
-
-
-@dataclass(eq=False)
-class _Noted:
-    """A step whose rows are known, or most of them.
-
-    Attributes
-    ----------
-    step : int
-    trains : bool
-    rows : dict of int to int64 [U]
-        Distinct ones, by cached block.
-    clock : int
-        How many steps that are learned from were noted, with this one.
-    inverse : dict of int to int64 [K]
-        The place of each row asked among these; empty as long as the step is only foreseen.
-    placed : dict of int to int64 [U] or None
-        Rows that were given places: others than ``rows``, where it asks for others than was foreseen.
-    """
-
-    step: int
-    trains: bool
-    rows: dict[int, Any]
-    clock: int
-    inverse: dict[int, Any] = field(default_factory=dict)
-    placed: dict[int, Any] | None = None
-
-    def asks(self, distinct: Mapping[int, tuple[Any, Any]]) -> None:
-        """It is known what it asks for."""
-        self.inverse = {b: inverse for b, (_, inverse) in distinct.items()}
-        if not all(np.array_equal(np.asarray(self.rows[b]), np.asarray(rows)) for b, (rows, _) in distinct.items()):
-            self.rows = {b: rows for b, (rows, _) in distinct.items()}
+_SHARE_OF_A_STEP, _SHARE_OF_A_PIECE = 4, 16  # rows that are pushed have one in so many slots, or come in pieces of that
 
 
 class HeldBacking:
@@ -72,19 +38,16 @@ class HeldBacking:
 
     def fetch(self, moved: Mapping[int, Moved]) -> None:
         """See ``Backing``."""
-        for b, of in moved.items():
-            for start in range(0, len(of.rows), PIECE_ROWS):
-                some = slice(start, start + PIECE_ROWS)
-                for name, found in self._held[b].fetch(of.rows[some]).items():
-                    of.columns[name][of.places[some]] = found
+        for some in pieces(moved):
+            for b, of in some.items():
+                for name, found in self._held[b].fetch(of.rows).items():
+                    of.columns[name][of.places] = found
 
     def write_back(self, moved: Mapping[int, Moved]) -> None:
         """See ``Backing``."""
-        for b, of in moved.items():
-            for start in range(0, len(of.rows), PIECE_ROWS):
-                some = slice(start, start + PIECE_ROWS)
-                columns = {name: np.asarray(array[of.places[some]]) for name, array in of.columns.items()}
-                self._held[b].write_back(of.rows[some], columns)
+        for some in pieces(moved):
+            for b, of in some.items():
+                self._held[b].write_back(of.rows, of.values())
 
 
 class CachedStore(MemoryStore):
@@ -96,27 +59,17 @@ class CachedStore(MemoryStore):
     def __init__(self, *args: Any, window: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._window = window
-        found = {b: slots for b in range(len(self.blocks)) if (slots := self._slots(b)) is not None}
-        self._cache = self._made_cache({b: (self.blocks[b].rows, slots) for b, slots in found.items()})
+        self._ahead = self._made_ahead()
+        self._cache = self._ahead.cache
         self._apart = [b in self._cache for b in range(len(self.blocks))]
         self._spares: list[list[int]] = [[] for _ in self.blocks]
         for family, rows in self.dynamic.items():
             for b, part in self._parts_of(family):
                 self._spares[b].append(part.base + rows.spare)
-        self._noted: dict[int, _Noted] = {}  # in the order in which steps will be gathered
-        self._waiting: list[int] = []  # of those, what was not gathered yet
-        self._admitted: list[int] = []  # of these, what has places
-        self._bringing: int | None = None  # the one that is given them now
-        self._changed = Condition()  # of all these: another thread routes, and one brings rows
-        self._gathered: set[int] = set()  # of those that have places, for as long
-        self._running: Future[None] | None = None
-        self._runs = False  # and will look for another step before it ends
-        self._stilled = 0  # callers that want no rows to be brought
-        self._failure: BaseException | None = None
+        self._crowded = set[int]()  # steps that push more rows than there is room for, and are learned in pieces
+        self._n_pieces = 0
         self._waited_s = 0.0
-        self._told = self._seen = 0  # number of the training step that was noted last, and that was looked at last
-        threads = kernels.get_threads()
-        self._pool = ThreadPoolExecutor(1, "rows ahead", lambda: kernels.set_threads(threads)) if self._cache else None
+        self._seen = 0  # number of the training step that was looked at last
 
     def _slots(self, block: int) -> int | None:
         """Slots of a block's cache; None where it is not cached."""
@@ -126,13 +79,20 @@ class CachedStore(MemoryStore):
         """What the cache lies over."""
         return HeldBacking(self.held)
 
-    def _made_cache(self, blocks: dict[int, tuple[int, int]]) -> Cache:
+    def _made_ahead(self) -> Ahead:
+        """Of the cache in which steps work."""
+        return Ahead(self._made_cache(self.device, self._backing(), self._all_slots(), "memory_bytes"), self.device)
+
+    def _all_slots(self) -> dict[int, int]:
+        return {b: n for b in range(len(self.blocks)) if (n := self._slots(b)) is not None}
+
+    def _made_cache(self, device: kernels.Device | None, backing: Backing, slots: Mapping[int, int], key: str) -> Cache:
         try:
-            return Cache(self.device, self._backing(), blocks)
+            return Cache(device, backing, {b: (self.blocks[b].rows, n) for b, n in slots.items()})
         except MemoryError as error:
             raise ConfigError(
-                f"store.memory_bytes asks for caches of {[slots for _, slots in blocks.values()]} rows, which this "
-                f"rank's {'GPU' if self.on_device else 'host'} has no memory for: {error}. Lower it."
+                f"store.{key} asks for caches of {list(slots.values())} rows, which this rank's "
+                f"{'host' if device is None else 'GPU'} has no memory for: {error}. Lower it."
             ) from None
 
     # Steps.
@@ -140,7 +100,7 @@ class CachedStore(MemoryStore):
     @property
     def looks_ahead(self) -> bool:
         """See ``Store``."""
-        return bool(self._cache) and self.device is None
+        return bool(self._cache) and (self.device is None or self._ahead.below is not None)
 
     @property
     def window(self) -> int:
@@ -150,103 +110,109 @@ class CachedStore(MemoryStore):
     @property
     def looks_further(self) -> bool:
         """See ``Store``."""
-        wanted = 0 < self._window > self._seen - self._told
-        return wanted and bool(self._cache) and self._cache.sees_little()
+        lowest = self._ahead.lowest
+        wanted = 0 < self._window > self._seen - lowest.told
+        return wanted and bool(lowest.cache) and lowest.cache.sees_little()
 
     def look(self, rows: Sequence[Ints]) -> None:
         """See ``Store``."""
         self._seen += 1
-        self._cache.look({b: rows[b] for b in self._cache}, self._seen)
+        cache = self._ahead.lowest.cache
+        cache.look({b: rows[b] for b in cache}, self._seen)
 
     def look_anew(self) -> None:
         """See ``Store``."""
-        self._seen = self._told
+        self._seen = self._ahead.lowest.told
 
     def foresee(self, step: int, rows: Sequence[Ints]) -> None:
         """See ``Store``. Spare rows do not count: who has one now gets a row in the step."""
         spares = [np.array(self._spares[b], np.int64) for b in range(len(self.blocks))]
-        known = {b: kernels.dedup(rows[b][~np.isin(rows[b], spares[b])])[0] for b in self._cache}
-        with self._changed:
-            self._note(step, known, trains=True)
-        self._ahead()
+        known = {b: kernels.dedup(rows[b][~np.isin(rows[b], spares[b])])[0] for b in self._ahead.lowest.cache}
+        self._ahead.foresee(step, known)
 
     def prefetch(self, step: int, asked: Sequence[Asked]) -> None:
         """See ``Store``."""
-        if not self._cache:
-            return
-        distinct = {b: kernels.dedup(asked[b].index) for b in self._cache}
-        trains = all(wanted.grouping is not None for wanted in asked)
-        with self._changed:
-            if step not in self._noted:
-                self._note(step, {b: rows for b, (rows, _) in distinct.items()}, trains=trains)
-            self._noted[step].asks(distinct)
-        if self.device is None:  # a device's rows are brought between ``gather`` and ``learn``
-            self._ahead()
+        if self._cache:
+            trains = all(wanted.grouping is not None for wanted in asked)
+            self._ahead.note(step, *self._distinct(asked), trains=trains)
 
-    def _note(self, step: int, rows: dict[int, Any], *, trains: bool) -> None:
-        self._told += trains
-        self._noted[step] = _Noted(step, trains, rows, self._told)
-        self._waiting.append(step)
+    def _distinct(self, asked: Sequence[Asked]) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Rows [U], and the place of each that is asked among these [K], by cached block."""
+        found = {b: kernels.dedup(asked[b].index) for b in self._cache}
+        return {b: rows for b, (rows, _) in found.items()}, {b: inverse for b, (_, inverse) in found.items()}
 
     def extend(self, step: int, asked: Sequence[Asked]) -> None:
-        """See ``Store``. Rows that it had keep their slots, unless they have to make room."""
+        """See ``Store``. Where that is more rows than the cache may have of a step, ``learn`` has them in pieces."""
         if not self._cache:
             return
-        waits = step not in self._gathered
-        if waits:
-            self._give_up_before(step)
-        self._taken_over(step)
-        noted = self._noted[step]
-        noted.asks({b: kernels.dedup(asked[b].index) for b in self._cache})
-        self._cache.release(step)
-        noted.placed = None
-        if waits:
-            with self._changed:
-                self._waiting.insert(0, step)
+        rows, inverse = self._distinct(asked)
+        if self._ahead.needs(step) and self._is_crowded(rows, asked):
+            self._crowded.add(step)
         else:
-            self._brought(noted)
+            self._ahead.note_anew(step, rows, inverse)
+
+    def _is_crowded(self, rows: Mapping[int, Any], asked: Sequence[Asked]) -> bool:
+        whole = any(block.needs_norms for block in self.blocks) or any(of.maxima is not None for of in asked)
+        return not whole and any(len(of) > self._cache.slots(b) // _SHARE_OF_A_STEP for b, of in rows.items())
 
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """See ``Store``."""
-        if self._cache and step not in self._gathered:
+        if self._cache and not self._ahead.needs(step):
             began_s = time.perf_counter()
-            self._gathered.add(step)
-            self._give_up_before(step)
-            self._taken_over(step)
-            noted = self._noted[step]
-            if noted.placed is noted.rows and self._cache.waits(step):
-                self._cache.load(step)
-            else:
-                self._cache.release(step)
-                self._brought(noted)
-            if noted.trains:
+            self._ahead.need(step)
+            if self._ahead.noted(step).trains:
                 self._waited_s += time.perf_counter() - began_s
         super().gather(step, asked, values)
-        self._ahead()
+        self._ahead.start()
 
-    def learn(self, step: int, *args: Any, **kwargs: Any) -> None:
+    def learn(
+        self, step: int, asked: Sequence[Asked], gradients: Floats, norms: NormSum, *, number: int, lr_scale: float
+    ) -> None:
         """See ``Store``."""
-        super().learn(step, *args, **kwargs)
-        self._rest()
+        if step in self._crowded:
+            norms({})  # no block needs any, and all ranks have to call it once
+            for some, rows in self._pieces(asked):
+                self._learn_piece(step, some, rows, gradients, number=number, lr_scale=lr_scale)
+        else:
+            super().learn(step, asked, gradients, norms, number=number, lr_scale=lr_scale)
+        self._ahead.rest()
+
+    def _pieces(self, asked: Sequence[Asked]) -> Iterator[tuple[list[Asked], dict[int, Any]]]:
+        """What is asked, some rows of each cached block at once; and these rows. Other blocks' come with the first."""
+        unique = {b: np.asarray(_grouping(asked[b]).unique) for b in self._cache}
+        sizes = {b: max(self._cache.slots(b) // _SHARE_OF_A_PIECE, kernels.WAYS) for b in unique}
+        for n in range(max(-(-len(rows) // sizes[b]) for b, rows in unique.items())):
+            some, found = [of if not n else without_any(of) for of in asked], dict[int, Any]()
+            for b, rows in unique.items():
+                keep = np.zeros(len(rows), bool)
+                keep[n * sizes[b] : (n + 1) * sizes[b]] = True
+                piece = some_rows(asked[b], keep, self.device)
+                found[b] = _grouping(piece).unique
+                some[b] = replace(piece, index=found[b])
+            yield some, found
+
+    def _learn_piece(
+        self, step: int, some: Sequence[Asked], rows: dict[int, Any], gradients: Floats, *, number: int, lr_scale: float
+    ) -> None:
+        self._n_pieces += 1
+        piece = -self._n_pieces  # no step has such a number
+        with self._ahead.beside(piece, rows, {b: self._there(np.arange(len(of))) for b, of in rows.items()}):
+            if step in self._given:
+                self._given[piece] = self._given[step]
+            super().learn(piece, some, gradients, lambda own: own, number=number, lr_scale=lr_scale)
+            self._given.pop(piece, None)
 
     def release(self, step: int) -> None:
         """See ``Store``."""
         super().release(step)
+        self._crowded.discard(step)
         if self._cache:
-            if step not in self._gathered:
-                self._taken_over(step)
-            self._rest()
-            self._cache.release(step)
-            self._gathered.discard(step)
-            with self._changed:
-                self._noted.pop(step, None)
-            if self.device is None:
-                self._ahead()  # there may be room now
+            self._ahead.release(step)
 
     def _worked(self, step: int, block: int, asked: Asked) -> Worked:
         if block not in self._cache:
             return super()._worked(step, block, asked)
-        noted = self._noted[step]
+        noted = self._ahead.noted(step)
         unique, inverse = noted.rows[block], noted.inverse[block]
         places = self._cache.places(step, block)
         if len(asked.index) != len(inverse):  # a part of the bags
@@ -263,6 +229,12 @@ class CachedStore(MemoryStore):
         at_places = replace(asked, index=index, grouping=grouping, maxima=maxima)
         return Worked(at_places, self._cache.rows(block), self._cache.states(block), unique)
 
+    def _state_of(self, step: int, block: int, name: str, rows: Ints) -> Floats:
+        if block not in self._cache:
+            return super()._state_of(step, block, name, rows)
+        at = np.searchsorted(np.asarray(self._ahead.noted(step).rows[block]), rows)
+        return np.asarray(self._cache.states(block)[name][self._cache.places(step, block)[at]])
+
     def _there(self, array: Ints) -> Any:
         return array if self.device is None else self.device.array(array)
 
@@ -273,145 +245,57 @@ class CachedStore(MemoryStore):
             elif len(work.asked.index):
                 held.will_change(work.unique)
 
-    def _give_up_before(self, step: int) -> None:
-        """Takes steps out that this one shows to have been given up.
-
-        One that is only read may come before others that were routed earlier, and shows nothing of them. One that is
-        learned from comes after all that were: what of them still waits, as of an evaluation cut short, never comes.
-        """
-        with self._changed:
-            if not self._noted[step].trains or step not in self._waiting:
-                return
-            at = self._waiting.index(step)
-            over, self._waiting = self._waiting[:at], self._waiting[at:]
-        for other in over:
-            self._taken_over(other)
-            self._cache.release(other)
-            with self._changed:
-                del self._noted[other]
-
-    def _taken_over(self, step: int) -> None:
-        """The step does not wait any more, and is not brought by the thread."""
-        with self._changed:
-            self._waiting = [s for s in self._waiting if s != step]
-            self._changed.wait_for(lambda: self._bringing != step)
-            self._admitted = [s for s in self._admitted if s != step]
-            if self._failure is not None:
-                raise self._failure
-        self._rest()
-
-    def _brought(self, noted: _Noted) -> None:
-        """Every row of the step has its place."""
-        with self._aside():
-            self._cache.admit(noted.step, noted.rows, noted.clock if noted.trains else None)
-        self._cache.load(noted.step)
-        noted.placed = noted.rows
-
-    def _ahead(self) -> None:
-        """Begins to bring rows of steps that come, if any are known by now."""
-        if self._pool is None:
-            return
-        with self._changed:
-            if not self._runs and self._failure is None and self._coming() is not None:
-                self._runs = True
-                self._running = self._pool.submit(self._bring)
-
-    def _coming(self) -> _Noted | None:
-        """The step whose rows are to be brought next; None: there is none, or they have to wait for room."""
-        if self._bringing is not None or self._stilled:
-            return None
-        ahead = [self._noted[s] for s in self._admitted]
-        coming = next(
-            (self._noted[s] for s in self._waiting if self._noted[s].trains and s not in self._admitted), None
-        )
-        if coming is None or (ahead and (self.device is not None or not self._leaves_room([*ahead, coming]))):
-            return None
-        return coming
-
-    @contextmanager
-    def _still(self) -> Iterator[None]:
-        """No rows are brought: those below are set anew. Steps that have lost theirs get them in their turn."""
-        with self._changed:
-            self._stilled += 1
-            self._changed.wait_for(lambda: self._bringing is None)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._stilled -= 1
-
     def load(self, *args: Any, **more: Any) -> int:
         """See ``Store``."""
-        with self._still():
+        with self._ahead.still():
             return super().load(*args, **more)
-
-    def _leaves_room(self, ahead: Sequence[_Noted]) -> bool:
-        """Whether rows of these steps leave enough slots of every block to those under way."""
-        slots = {b: self._cache.slots(b) // _SHARE_AHEAD for b in self._cache}
-        return all(sum(len(of.rows[b]) for of in ahead) <= n for b, n in slots.items())
-
-    def _bring(self) -> None:
-        """Brings rows of steps to come, one after the other, until there is none or they have to wait."""
-        while True:
-            with self._changed:
-                if self._failure is not None or (noted := self._coming()) is None:
-                    self._runs = False
-                    return
-                self._bringing, rows = noted.step, noted.rows
-            try:
-                with self._aside():
-                    self._cache.admit(noted.step, rows, noted.clock)
-            except BaseException as error:  # said by the step
-                self._failure = error
-            with self._changed:
-                noted.placed = rows
-                self._admitted.append(noted.step)
-                self._bringing = None
-                self._changed.notify_all()
-
-    def _aside(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.device is None else self.device.aside()
-
-    def _rest(self) -> None:
-        """On a device rows are not brought while others change, or go."""
-        if self.device is not None:
-            self._wait()
-
-    def _wait(self) -> None:
-        """Nothing is being brought any more."""
-        if self._running is not None:
-            running, self._running = self._running, None
-            running.result()
 
     def close(self) -> None:
         """See ``Store``."""
-        if self._pool is not None:
-            with self._changed:
-                self._waiting.clear()
-            self._wait()
-            self._pool.shutdown()
+        self._ahead.close()
 
     # The rows below.
 
+    @property
+    def _caches(self) -> list[Cache]:
+        """The one in which steps work, and those below."""
+        found, ahead = list[Cache](), cast("Ahead | None", self._ahead)
+        while ahead is not None:
+            found, ahead = [*found, ahead.cache], ahead.below
+        return found
+
     def _settled(self, block: int) -> None:
-        if block in self._cache:
-            self._cache.flush(block)
+        for cache in self._caches:
+            if block in cache:
+                cache.flush(block)
 
     def _cleared(self, block: int) -> None:
-        if block in self._cache:
-            self._cache.clear(block)
+        for cache in self._caches:
+            if block in cache:
+                cache.clear(block)
 
     def _put(self, block: int, where: Ints, rows: Floats | float, states: Mapping[str, float]) -> None:
-        if block in self._cache and self.device is None:  # a device's places are given between two steps alone
-            self._cache.put(block, where, {"": rows, **states})
-        else:
-            super()._put(block, where, rows, states)
+        *above, lowest = self._caches
+        with nullcontext() if self.device is None else self._ahead.still_here():
+            if block not in lowest or lowest.device is not None:  # its places are given between two steps alone
+                super()._put(block, where, rows, states)
+                return
+            lowest.put(block, where, {"": rows, **states})
+            for cache in reversed(above):
+                cache.refresh(block, where)
 
     def _refreshed(self, block: int, rows: Ints) -> None:
-        if block in self._cache:
-            self._cache.refresh(block, rows)
+        for cache in reversed(self._caches):
+            if block in cache:
+                cache.refresh(block, rows)
 
     def figures(self) -> dict[str, float]:
         """See ``Store``; how often rows were in the cache, and for how long steps have waited for the others."""
         mine = {**self._cache.counts.figures(), "rows_waited_s": self._waited_s} if self._cache else {}
-        return {**super().figures(), **mine}
+        pieces = {"pushed_in_pieces": self._n_pieces} if self._n_pieces else {}
+        return {**super().figures(), **mine, **pieces}
+
+
+def _grouping(asked: Asked) -> kernels.Grouping:
+    assert asked.grouping is not None, "it is learned from"
+    return asked.grouping

@@ -34,7 +34,7 @@ class DeviceStore(CachedStore):
     keys = ("room_bytes",)
 
     @staticmethod
-    def memory(memory_bytes: int | None) -> Elsewhere:
+    def memory(memory_bytes: int | None, gpu_bytes: int | None = None) -> Elsewhere:  # noqa: ARG004
         """See ``MemoryStore``."""
         return partial(to_gpu, gpu_bytes=memory_bytes)
 

@@ -26,8 +26,8 @@ from hpcrec.embedding.frozen import Values
 from hpcrec.embedding.held_rows import HeldRows
 from hpcrec.embedding.linked import LinkedRows, facts_of
 from hpcrec.embedding.room import bytes_of, slots_for
-from hpcrec.embedding.stores.cache import Backing, Moved
-from hpcrec.embedding.stores.cached import PIECE_ROWS, CachedStore
+from hpcrec.embedding.stores.cache import Backing, Moved, pieces
+from hpcrec.embedding.stores.cached import CachedStore
 from hpcrec.embedding.stores.write_budget import WriteBudget
 from hpcrec.errors import ConfigError, TierError
 from hpcrec.plan.memory import Elsewhere, to_disk
@@ -137,6 +137,7 @@ class TierBacking:
         self._tier, self._rows, self._budget = tier, rows, budget
         self._spent = 0  # bytes, of the budget
         self.fetched = 0  # rows that were read from the disk for the cache, and not for checkpoints
+        self.pushed = 0  # of these, for rows that were pushed and are no step's
 
     def columns(self, block: int) -> Mapping[str, Floats]:
         """See ``Backing``."""
@@ -157,11 +158,10 @@ class TierBacking:
 
     def write_back(self, moved: Mapping[int, Moved]) -> None:
         """See ``Backing``."""
-        for b, of in moved.items():
-            for start in range(0, len(of.rows), PIECE_ROWS):
-                some = slice(start, start + PIECE_ROWS)
-                self._rows[b].will_change(of.rows[some])
-                self._rows[b].note(of.rows[some], {name: a[of.places[some]] for name, a in of.columns.items()})
+        for some in pieces(moved):
+            for b, of in some.items():
+                self._rows[b].will_change(of.rows)
+                self._rows[b].note(of.rows, of.values())
         self._tier.write({self._rows[b].number: Wanted(of.rows, of.columns, of.places) for b, of in moved.items()})
         if self._budget is not None:
             more, self._spent = self._tier.counts.written_bytes - self._spent, self._tier.counts.written_bytes
@@ -226,11 +226,11 @@ class DiskStore(CachedStore):
             raise
 
     on_device = False
-    keys = ("room_bytes", "folder", "whole", "io", "window", "daily_bytes")
+    keys: ClassVar[tuple[str, ...]] = ("room_bytes", "folder", "whole", "io", "window", "daily_bytes")
     of_tier: ClassVar[Settings] = Settings()
 
     @staticmethod
-    def memory(memory_bytes: int | None) -> Elsewhere:
+    def memory(memory_bytes: int | None, gpu_bytes: int | None = None) -> Elsewhere:  # noqa: ARG004
         """See ``MemoryStore``."""
         assert memory_bytes is not None, "config.keys asks for it"
         return partial(to_disk, memory_bytes=memory_bytes)
@@ -291,6 +291,11 @@ class DiskStore(CachedStore):
         self._steps, self._learned = self._steps + (number != self._learned), number
         super().learn(step, *args, number=number, **kwargs)
 
+    def _learn_piece(self, *args: Any, **kwargs: Any) -> None:
+        before = self._below.fetched
+        super()._learn_piece(*args, **kwargs)
+        self._below.pushed += self._below.fetched - before  # nothing is brought beside it
+
     # Checkpoints.
 
     def linked_facts(self) -> Mapping[str, Mapping[str, Any]]:
@@ -325,7 +330,7 @@ class DiskStore(CachedStore):
         """See ``Store``. Where the folder is on another file system its files are copied; no page is read."""
         if self._kept is not None:
             self._kept.drop()
-        with self._still():
+        with self._ahead.still():
             for b, held in enumerate(self.held):
                 if isinstance(held, DiskRows):
                     self._cleared(b)
@@ -351,7 +356,10 @@ class DiskStore(CachedStore):
 
     def figures(self) -> dict[str, float]:
         """See ``Store``; and what the disk has, and was asked for: by steps, and evaluations, that learned here too."""
-        steps = {"disk_steps": self._steps, "disk_reads_a_step": self._below.fetched / max(self._steps, 1)}
+        fetched, pushed = self._below.fetched, self._below.pushed
+        steps = {"disk_steps": self._steps, "disk_reads_a_step": (fetched - pushed) / max(self._steps, 1)}
+        if pushed:
+            steps["disk_rows_read_in_pieces"] = pushed
         if self._budget is not None:
             steps["disk_budget_waited_s"] = self._budget.waited_s
         return {**super().figures(), **(self._of_disk() if self._last is None else self._last), **steps}

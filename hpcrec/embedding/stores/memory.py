@@ -55,7 +55,7 @@ class MemoryStore(RowStore):
     """Arguments of its own, from the ``[store]`` section and a rank's folder below its path."""
 
     @staticmethod
-    def memory(memory_bytes: int | None) -> Elsewhere | None:  # noqa: ARG004
+    def memory(memory_bytes: int | None, gpu_bytes: int | None = None) -> Elsewhere | None:  # noqa: ARG004
         """What it changes of the formula of a rank's memory, by that section: nothing."""
         return None
 
