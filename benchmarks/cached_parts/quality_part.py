@@ -1,7 +1,8 @@
 """AUC of ``cached`` by staleness, beside that of ``sync`` (``hybrid_parts.auc_part``, whose settings are tuned for it).
 
 Learning rates fall to 0 along a line. 4 dense ranks, which share a batch, and a copy of every row that a rank has met,
-so that rows lack the most that they may: with less room rows that go come back fresh. The largest staleness of
+so that rows lack the most that they may: with less room rows that go come back fresh. One process computes what the ranks would, the same up to
+the order of sums, and sooner (``on_ranks.one_process``; a run over ranks is beside it). The largest staleness of
 ``LADDER`` that holds is sought, and what it saves is counted by the ledger in a run of as many steps with room for
 ``CAPACITY`` of the rows, copies that begin empty included, beside ``sync`` with deduplicated rows on as many ranks.
 ``hot_sgd`` is the bad case: few large steps, in which every rank meets the hottest rows, and no claim. Knows settings;
@@ -20,7 +21,7 @@ from hybrid_parts import auc_part
 from hpcrec.comm.ledger import TAGS
 
 RANKS, CAPACITY, CACHE = 4, 0.1, "lfu"
-STALENESS, LADDER = (10, 100), (1, 3, 10, 30, 100, 300)
+STALENESS, LADDER, CHECKED = (10, 100), (1, 3, 10, 30, 100, 300), 100
 GOAL_SAVED = 0.75
 NAMES = {  # of parts: data, and the optimizer of rows
     **{f"{data}_{optimizer}": (data, optimizer) for data in auc_part.DECIDES for optimizer in auc_part.BOTH},
@@ -38,6 +39,7 @@ def measure(cache: Path, files: Path, name: str, *, quick: bool) -> tuple[list[R
         claimed=STALENESS,
         claim="het.auc_interval.{data}.{optimizer}.s{staleness}",
         ranks=RANKS,
+        by_one=True,
         ladder=LADDER if decides else (),
         optimizers=(optimizer,),
         schedule="linear" if data in auc_part.DECIDES else "constant",
@@ -46,6 +48,7 @@ def measure(cache: Path, files: Path, name: str, *, quick: bool) -> tuple[list[R
     if not rows or not decides:
         return rows, claims
     largest = auc_part.held(rows)
+    rows.append(_over_ranks(cache, files, next(row for row in rows if row["staleness"] == CHECKED)))
     claims.append(claim(f"het.largest_s.{data}.{optimizer}", largest, "the AUC that holds"))
     if largest is not None:
         saved = _saved(cache, files, rows[0], largest)
@@ -58,6 +61,15 @@ def measure(cache: Path, files: Path, name: str, *, quick: bool) -> tuple[list[R
 def _settings(staleness: int, capacity: float = 1.0) -> list[str]:
     room = f"policy.capacity={capacity}"
     return ["policy.name=cached", f"policy.staleness={staleness}", room, f"policy.cache={CACHE}"]
+
+
+def _over_ranks(cache: Path, files: Path, own: Row) -> Row:
+    """The first seed's run, on ranks that exchange rows, beside what one process found."""
+    (found,) = auc_part.again(cache, files, own, [_settings(own["staleness"])], RANKS)
+    about = {name: own[name] for name in ("data", "optimizer", "lr", "steps", "schedule", "staleness")}
+    row = {"part": "over ranks", **about, "auc": found["auc"], "auc_by_one": own["auc"][0]}
+    show(row)
+    return row
 
 
 def _saved(cache: Path, files: Path, tuned: Row, staleness: int) -> Row:

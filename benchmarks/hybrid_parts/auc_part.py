@@ -63,7 +63,8 @@ DECIDES = ("synthetic", "movielens")
 class Arms:
     """The policy that is held to ``sync``.
 
-    ``settings`` are of each staleness, on so many ranks; of those that are ``claimed`` an interval is a claim, named by
+    ``settings`` are of each staleness, on so many ranks, or ``by_one`` that computes what these would, under ``cached``
+    with room for all rows (``on_ranks.one_process``); of those that are ``claimed`` an interval is a claim, named by
     ``claim`` with the data, the staleness and, where it asks for it, the optimizer in it. ``ladder``: those among which
     the largest that holds is sought besides. ``optimizers``: of these alone. ``schedule`` of learning rates, with
     ``sync`` too: with rates that stay, where a run happens to end is worth more AUC than what is looked for.
@@ -74,6 +75,7 @@ class Arms:
     claimed: tuple[int, ...]
     claim: str
     ranks: int = 1
+    by_one: bool = False
     ladder: tuple[int, ...] = ()
     optimizers: tuple[str, ...] = BOTH
     schedule: str = "constant"
@@ -151,13 +153,29 @@ def of(case: Case, train: Path, optimizer: str, arms: Arms, *, quick: bool) -> l
     rows, waiting = list[Row](), list(arms.staleness)
     while waiting:
         staleness = waiting.pop(0)
-        found = _found([job(rate, arms.settings(staleness), seed) for seed in seeds], arms.ranks)
+        found = _found(
+            [_of_arm(job(rate, arms.settings(staleness), seed), arms, staleness) for seed in seeds],
+            1 if arms.by_one else arms.ranks,
+        )
         row = {**about, "staleness": staleness, "sync_auc": statistics.mean(sync)}
         rows.append({**row, **_gap([of["auc"] for of in found], sync)})
         show(rows[-1])
         if not waiting and (more := _next(arms.ladder, rows)) is not None:
             waiting.append(more)
     return rows
+
+
+def _of_arm(job: Row, arms: Arms, staleness: int) -> Row:
+    if not arms.by_one:
+        return job
+    settings = [setting for setting in job["settings"] if not setting.startswith("policy.")]
+    return {
+        "kind": "one process",
+        "config": job["config"],
+        "settings": settings,
+        "ranks": arms.ranks,
+        "staleness": staleness,
+    }
 
 
 def _gap(auc: Sequence[float], sync: Sequence[float]) -> Row:

@@ -19,6 +19,7 @@ from typing import Any
 import curves
 import links
 import numpy as np
+import one_process
 import settle
 import timeline
 import ways
@@ -31,7 +32,6 @@ from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.start import start
 from hpcrec.comm.world import World
-from hpcrec.errors import HpcrecError
 from hpcrec.training.session import Session
 from hpcrec.training.update import update_dense
 from hpcrec.types import Ints
@@ -136,12 +136,7 @@ def train(
         row["drains"], row["drained_s"] = pipeline.drains
         row["drained_s"] = max(main.allgather(row["drained_s"]))
         if evaluate:
-            try:
-                row["auc"] = session.evaluate("validation")["auc"]
-            except HpcrecError as error:
-                if "not finite" not in str(error):
-                    raise
-                row["auc"] = 0.0  # the model has diverged
+            row |= one_process.evaluated(session)
         if again_from:
             row |= saved_and_loaded(session)
         if again:
@@ -279,8 +274,15 @@ def turn(session: Session, run: Iterator[Any], steps: int) -> float:
     return (time.perf_counter() - began_s) / steps
 
 
+def in_one_process(config: str, settings: Sequence[str], ranks: int, staleness: int) -> Any:
+    """A run of policy ``cached`` on so many dense ranks, computed by this one; ``auc`` of the validation data."""
+    with hpcrec.open_session(config, [*settings, "policy.name=sync", "exchange.form=rows"]) as session:
+        return one_process.run(session, ranks, staleness)
+
+
 KINDS = {
     "train": train,
+    "one process": in_one_process,
     "counted": counted,
     "sought": sought,
     "dense alone": dense_alone,
