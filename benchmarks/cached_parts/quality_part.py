@@ -1,12 +1,12 @@
 """AUC of ``cached`` by staleness, beside that of ``sync`` (``hybrid_parts.auc_part``, whose settings are tuned for it).
 
 Learning rates fall to 0 along a line. 4 dense ranks, which share a batch, and a copy of every row that a rank has met,
-so that rows lack the most that they may: with less room rows that go come back fresh. One process computes what they would, the same up to
-the order of sums, and sooner (``on_ranks.one_process``; a run over ranks is beside it). The largest staleness of
-``LADDER`` that holds is sought, and what it saves is counted by the ledger in a run of as many steps with room for
-``CAPACITY`` of the rows, copies that begin empty included, beside ``sync`` with deduplicated rows on as many ranks.
-``hot_sgd`` is the bad case: few large steps, in which every rank meets the hottest rows, and no claim. Knows settings;
-starts nothing.
+so that rows lack the most that they may: with less room rows that go come back fresh. One process computes what the
+ranks would, the same up to the order of sums, and sooner (``on_ranks.one_process``; a run over ranks is beside it). The
+largest staleness of ``LADDER`` that holds is sought, and what it saves is counted by the ledger in a run of as many
+steps with room for ``CAPACITY`` of the rows, copies that begin empty included, beside ``sync`` with deduplicated rows
+on as many ranks. ``hot_sgd`` is the bad case: few large steps, in which every rank meets the hottest rows, and no
+claim. Knows settings; starts nothing.
 """
 
 from pathlib import Path
