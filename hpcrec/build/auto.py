@@ -268,7 +268,7 @@ def _refuse_optimizer(config: Config, layout: Layout, table: str, said: str) -> 
     if name not in ("sgd", *ADAGRADS):
         why = f"has the optimizer {name!r}, for which it is not settled what that means. Take sgd or an Adagrad"
     elif name != "sgd" and config.store.on_gpu:
-        why = f"learns by {name!r} on a GPU, which does not learn from such sums. Take 'dram' or 'disk'"
+        why = f"learns by {name!r} on a GPU, which does not learn from such sums. Take 'dram', or no store.gpu_bytes"
     elif name != "sgd" and own:
         why = f"learns by {name!r} and is read by {', '.join(own)} in another form. Give all its features one form"
     if why is not None:

@@ -281,4 +281,4 @@ def _place_lines(tiers: Tiers, memory_bytes: int, disk: Disk | str) -> list[str]
 
 def _reads(owners: Sequence[Sequence[TierPart]], memory_bytes: int, whole: Collection[str]) -> float | None:
     found = [expect(parts, memory_bytes, whole) for parts in owners]
-    return None if any(of is None for of in found) else sum(of.rows_read for of in found if of is not None)
+    return None if any(of is None for of in found) else sum(of.pages_read for of in found if of is not None)

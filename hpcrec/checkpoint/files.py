@@ -418,8 +418,12 @@ def prune(
         if keep_bytes is not None:
             held = Held({step: step_folder(run, step) for step in steps}, bases)
             kept = held.within(kept, [step for step in newest if step not in stay], keep_bytes)
-            if (n_bytes := held.n_bytes(kept)) > keep_bytes:
-                warnings.warn(_too_few_bytes(kept, n_bytes, keep_bytes), stacklevel=2)
+            if held.n_bytes(kept) > keep_bytes:
+                warnings.warn(
+                    f"the checkpoints that stay in any case hold more than checkpoint.keep_bytes = {keep_bytes}. Set "
+                    "it higher, or see that the disk has room for them.",
+                    stacklevel=2,
+                )
         kept |= {base for step in kept if (base := bases[step]) is not None}
         for step in sorted(set(steps) - kept, reverse=True):  # a base goes after those that need it
             hidden = hidden_folder(run, step, token=claim.token)
@@ -429,13 +433,6 @@ def prune(
     except OSError as error:
         warnings.warn(f"no more old checkpoints are removed this time: {error}", stacklevel=2)
     return sorted(removed)
-
-
-def _too_few_bytes(kept: Iterable[int], n_bytes: int, keep_bytes: int) -> str:
-    return (
-        f"checkpoints of steps {sorted(kept)} hold {n_bytes} bytes of the disk, and checkpoint.keep_bytes is "
-        f"{keep_bytes}: no other is kept. Set it to as much, or see that the disk has it."
-    )
 
 
 def _base_step(run: Path, step: int) -> int | None:

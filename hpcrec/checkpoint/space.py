@@ -1,7 +1,7 @@
 """How many bytes of a disk a run's checkpoints hold, and which of them go so that it is no more than a limit.
 
-Files may be links: what several checkpoints have counts once, and what the run's rows have beside them (a store's own
-files, ``hpcrec.disk``) does not count, for it would be there without them. Knows folders; removes nothing.
+Files may be links: what several checkpoints have counts once. What the run's rows have too (a store's own files,
+``hpcrec.disk``) counts as well: it is the checkpoints' alone once the run has ended. Knows folders; removes nothing.
 """
 
 import os
@@ -29,22 +29,19 @@ class Held:
         self._bases = {step: base for step, base in bases.items() if base in folders}
         self._sizes: dict[tuple[int, int], int] = {}
         self._files: dict[int, set[tuple[int, int]]] = {}
-        links, names = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
         for step, folder in folders.items():
             mine = self._files.setdefault(step, set())
             for root, _, files in os.walk(folder, onerror=_raised):
                 for file in files:
                     of = (Path(root) / file).lstat()
                     which = of.st_dev, of.st_ino
-                    self._sizes[which], links[which] = of.st_size, of.st_nlink
-                    names[which] = names.get(which, 0) + 1
+                    self._sizes[which] = of.st_size
                     mine.add(which)
-        self._elsewhere = {which for which, n in links.items() if n > names[which]}
 
     def n_bytes(self, steps: Collection[int]) -> int:
-        """What would be gone with these checkpoints, and with those that they need, if there were no others."""
+        """Of these checkpoints, and those that they need."""
         needed = {base for step in steps if (base := self._bases.get(step)) is not None}
-        files = set[tuple[int, int]]().union(*(self._files[step] for step in {*steps, *needed})) - self._elsewhere
+        files = set[tuple[int, int]]().union(*(self._files[step] for step in {*steps, *needed}))
         return sum(self._sizes[which] for which in files)
 
     def within(self, kept: Collection[int], droppable: Sequence[int], most_bytes: int) -> set[int]:

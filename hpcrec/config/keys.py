@@ -538,8 +538,9 @@ class CheckpointConfig:
     keep: Positive = 2
     """Newest checkpoints that are kept, and what they need."""
     keep_bytes: Positive | None = None
-    """Bytes that the run's checkpoints may hold of the disk, without files that its rows still have (store.name =
-    "disk"): where those of keep would hold more, older ones go sooner. The newest stays, and the best."""
+    """Bytes that the run's checkpoints may hold of the disk: where those of keep would hold more, older ones go sooner.
+    Files that several have (links of store.name = "disk") count once, and also where the rows have them too. The newest
+    stays, and the best."""
     keep_best: Flag | None = None
     """Whether the checkpoint with the best validation is kept besides; by default where there is validation data."""
     resume: Place = "auto"
@@ -906,7 +907,10 @@ def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield "dense.autocast", "is set, but dense.device is 'emulated', which has no autocast. Remove one of them."
     on_gpus = config.store.on_gpu or config.dense.device != "cpu"
     if config.exchange.gpu_messages == "on" and not on_gpus:
-        yield "exchange.gpu_messages", "is 'on', but neither rows (store.name) nor model (dense.device) are on GPUs."
+        yield (
+            "exchange.gpu_messages",
+            "is 'on', but neither rows (store.name, store.gpu_bytes) nor model (dense.device) are on GPUs.",
+        )
     if config.exchange.gpu_messages == "on" and config.exchange.codec == "dct":
         yield (
             "exchange.gpu_messages",

@@ -177,7 +177,7 @@ def _gpus(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Finding]:
         yield warn(
             "gpus",
             f"the run is to use GPUs, and Slurm gave none to {site.who(without)}",
-            "ask for them (--gpus-per-node), or set store.name and dense.device to what is there",
+            "ask for them (--gpus-per-node), or set store.name, store.gpu_bytes and dense.device to what is there",
         )
 
 

@@ -205,6 +205,26 @@ def some_rows(asked: Asked, keep_U: np.ndarray, device: kernels.Device | None) -
     return replace(asked, grouping=picked(asked.grouping, keep_U, device), sums=sums)
 
 
+def rows_between(asked: Asked, rows: Ints, ends: Ints, first: int, device: kernels.Device | None) -> Asked:
+    """Some distinct rows next to each other, to learn from; all that is asked of them lies between their ends.
+
+    Parameters
+    ----------
+    rows : int64 [M]
+        They, the host's; ``index`` too of what is returned.
+    ends : int64 [M + 1]
+        Of the grouping's segments those of these rows; the host's.
+    first : int
+        The number of the first of them among the distinct rows.
+    """
+    assert asked.grouping is not None, "it is learned from"
+    segments, order = ends - ends[0], asked.grouping.order[int(ends[0]) : int(ends[-1])]
+    grouping = kernels.Grouping(rows, segments if device is None else device.array(segments), order)
+    ticks = None if asked.sums is None else asked.sums.ticks[first : first + len(rows)]
+    sums = None if asked.sums is None else replace(asked.sums, ticks=ticks)
+    return replace(asked, index=rows, grouping=grouping, sums=sums)
+
+
 def picked(grouping: kernels.Grouping, keep: np.ndarray, device: kernels.Device | None) -> kernels.Grouping:
     """Some of its rows, bool [U], with all their occurrences."""
     ends: Ints = np.asarray(grouping.segments)

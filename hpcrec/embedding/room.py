@@ -44,9 +44,9 @@ def fresh_room(
         made = {name: device.empty(shape, dtype) for name, shape in shapes.items()}
     except MemoryError as error:
         raise ConfigError(
-            f"store.name is 'gpu', but {n_rows} rows of width {width} and their states do not fit into the "
-            f"memory of this rank's GPU: {error}. Use more owners, or set store.memory_bytes, so that they are cached "
-            "there, or store.name = 'dram'."
+            f"rows are to be on GPUs (store.name, store.gpu_bytes), but {n_rows} rows of width {width} and their "
+            f"states do not fit into the memory of this rank's GPU: {error}. Use more owners, or, where store.name is "
+            "'gpu', set store.memory_bytes, so that they are cached there, or store.name = 'dram'."
         ) from None
     for name, value in kernels.state_values(spec).items():
         made[name].fill(value)

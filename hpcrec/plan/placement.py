@@ -145,7 +145,7 @@ def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] 
 def _pages(reads: float, rows: int, part: TierPart) -> float:
     """Distinct pages of so many rows of a block, which lie anywhere in those that its rows fill."""
     pages = max(rows * part.row_bytes * _SPACE / part.page_bytes, 1.0)
-    return -pages * math.expm1(reads * math.log1p(-1 / max(pages, 1.0 + 1e-9)))
+    return min(-pages * math.expm1(reads * math.log1p(-1 / max(pages, 1.0 + 1e-9))), reads)
 
 
 def memory_for(owners: Sequence[Sequence[TierPart]], pages: float, whole: Iterable[str] = ()) -> int | None:

@@ -187,7 +187,7 @@ def test_a_better_placement_can_be_pasted(file: Path, tmp_path: Path) -> None:
     then, now = numbers(line.split("]")[1])
     placed, alike = expect(found.parts[0], memory_bytes, whole), expect(found.parts[0], memory_bytes)
     assert placed is not None and alike is not None
-    assert (then, now) == (pytest.approx(placed.rows_read, abs=0.06), pytest.approx(alike.rows_read, abs=0.06))
+    assert (then, now) == (pytest.approx(placed.pages_read, abs=0.06), pytest.approx(alike.pages_read, abs=0.06))
     assert then < now
     assert "better" not in told(config_of(file, tmp_path, memory_bytes, store={"whole": whole}))
 

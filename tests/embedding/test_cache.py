@@ -232,7 +232,7 @@ def test_rows_that_could_not_be_brought_are_not_taken_for_others(monkeypatch: py
         patched.setattr(s.cache, "_load", fails)
         with pytest.raises(MemoryError, match="no more"):
             s.admit(np.arange(100, 160))
-    with pytest.raises(HpcrecError, match="could not be brought into the cache"):
+    with pytest.raises(HpcrecError, match="could not be brought into a cache"):
         s.cache.flush(0)
     with pytest.raises(HpcrecError, match="Go on from the last checkpoint"):
         s.admit(np.arange(3))

@@ -400,6 +400,41 @@ def rows_by_id(store: Store) -> Iterator[tuple[int, np.ndarray]]:
 
 
 @pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_steps_ask_for_more_before_they_are_read(name: str, seed: int) -> None:
+    """As under ``cached``, some steps ahead, of which the next one is being brought."""
+    s = Steps(STORES[name], "adagrad", seed)
+    noted = [s.note(train=True) for _ in range(3)]
+    for step in range(20):
+        noted.append(s.note(train=True))
+        number, both, size = noted.pop(0)
+        rows = [s.rng.choice(block.rows, min(9, block.rows), replace=False) for block in s.pair[0].blocks]
+        at, values = size, []
+        starts = []
+        for block, some in zip(s.pair[0].blocks, rows, strict=True):
+            starts.append(at + np.arange(len(some)) * block.width)
+            at += len(some) * block.width
+        for store, asked in zip(s.pair, both, strict=True):
+            more = [
+                of
+                if block.kind in ("dynamic", "replicate")
+                else with_rows(of, r, start, train=False, device=store.device)
+                for of, block, r, start in zip(asked, store.blocks, rows, starts, strict=True)
+            ]
+            store.extend(number, more)
+            values.append(s.gathered(store, number, more, at))
+        np.testing.assert_array_equal(*values)
+        s.under_way.append((number, both, size, values))
+        if step % 3 == 1:
+            s.read(train=False)
+        if len(s.under_way) == 2:
+            s.learn(left_out=step % 7 == 6)
+    while s.under_way:
+        s.learn()
+    s.same()
+
+
+@pytest.mark.parametrize("name", STORES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_rows_that_are_pushed_are_learned_however_many_they_are(
     name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch

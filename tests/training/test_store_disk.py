@@ -64,6 +64,12 @@ CASES: dict[str, dict[str, Any]] = {
         "store": {**THREE, "gpu_bytes": 1, "window": 3},
     },
     "three tiers, dynamic": {**EVERYWHERE["dynamic"], "store": THREE},
+    "three tiers, cached": {
+        "store": THREE,
+        "policy": {"name": "cached", "staleness": 2, "capacity": 9, "lookahead": 1},
+        "embedding": {"optimizer": {"name": "sgd", "lr": 0.1}},
+    },
+    "three tiers, in two parts": {"store": THREE, "policy": {"name": "ahead"}, "exchange": {"form": "rows"}},
     "three tiers and whole tables": {"model": {"name": "deepfm"}, "store": {**THREE, "whole": ["user"]}},
 }
 

@@ -115,7 +115,10 @@ class Ahead:
     def note(self, step: int, rows: dict[int, Any], inverse: Mapping[int, Any], *, trains: bool) -> None:
         """A step, and its distinct rows [U]; ``inverse``: see ``Noted``."""
         if self.below is not None and trains:
+            foreseen = step in self.below._noted
             self.below.note(step, self.below.here(rows), {}, trains=True)
+            if foreseen:  # then it is read at once, and what was foreseen before and has not come never does
+                self.below._give_up_before(step)
         with self._changed:
             if step not in self._noted:
                 self._note(step, rows, trains=trains)
@@ -136,9 +139,9 @@ class Ahead:
 
     def _note_anew(self, step: int, rows: dict[int, Any], inverse: Mapping[int, Any]) -> None:
         noted, waits = self._noted[step], step not in self._read
+        self._taken_over(step)  # and its thread is not below
         if self.below is not None and noted.trains:
             self.below._note_anew(step, self.below.here(rows), {})
-        self._taken_over(step)
         noted.asks(rows, inverse)
         self.cache.release(step)
         noted.placed = None

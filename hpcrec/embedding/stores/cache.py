@@ -286,7 +286,7 @@ class Cache:
     def _check_whole(self) -> None:
         if self._broken:
             raise HpcrecError(
-                "rows could not be brought into the cache of store.memory_bytes (see the first error), so those "
+                "rows could not be brought into a cache of [store] (see the first error), so those "
                 "that are there are not known any more. Go on from the last checkpoint."
             )
 

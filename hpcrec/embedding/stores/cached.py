@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from hpcrec import kernels
-from hpcrec.embedding.asked import Asked, some_rows, without_any
+from hpcrec.embedding.asked import Asked, rows_between, without_any
 from hpcrec.embedding.held_rows import HeldRows
 from hpcrec.embedding.store import NormSum
 from hpcrec.embedding.stores.ahead import Ahead
@@ -153,7 +153,10 @@ class CachedStore(MemoryStore):
 
     def _is_crowded(self, rows: Mapping[int, Any], asked: Sequence[Asked]) -> bool:
         whole = any(block.needs_norms for block in self.blocks) or any(of.maxima is not None for of in asked)
-        return not whole and any(len(of) > self._cache.slots(b) // _SHARE_OF_A_STEP for b, of in rows.items())
+        return not whole and any(
+            len(of) > self._cache.slots(b) // _SHARE_OF_A_STEP and self._cache.slots(b) < self.blocks[b].rows
+            for b, of in rows.items()
+        )
 
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """See ``Store``."""
@@ -171,28 +174,38 @@ class CachedStore(MemoryStore):
         """See ``Store``."""
         if step in self._crowded:
             norms({})  # no block needs any, and all ranks have to call it once
-            for some, rows in self._pieces(asked):
-                self._learn_piece(step, some, rows, gradients, number=number, lr_scale=lr_scale)
+            with self._ahead.still():
+                self._in_pieces = True
+                for some, rows in self._pieces(asked):
+                    self._learn_piece(step, some, rows, gradients, number=number, lr_scale=lr_scale)
+                self._in_pieces, self._squared = False, None
         else:
             super().learn(step, asked, gradients, norms, number=number, lr_scale=lr_scale)
         self._ahead.rest()
 
-    def _pieces(self, asked: Sequence[Asked]) -> Iterator[tuple[list[Asked], dict[int, Any]]]:
+    def _pieces(self, asked: Sequence[Asked]) -> Iterator[tuple[list[Asked], dict[int, Ints]]]:
         """What is asked, some rows of each cached block at once; and these rows. Other blocks' come with the first."""
         unique = {b: np.asarray(_grouping(asked[b]).unique) for b in self._cache}
+        ends = {b: np.asarray(_grouping(asked[b]).segments) for b in self._cache}
         sizes = {b: max(self._cache.slots(b) // _SHARE_OF_A_PIECE, kernels.WAYS) for b in unique}
         for n in range(max(-(-len(rows) // sizes[b]) for b, rows in unique.items())):
-            some, found = [of if not n else without_any(of) for of in asked], dict[int, Any]()
+            some, found = [of if not n else without_any(of) for of in asked], dict[int, Ints]()
             for b, rows in unique.items():
-                keep = np.zeros(len(rows), bool)
-                keep[n * sizes[b] : (n + 1) * sizes[b]] = True
-                piece = some_rows(asked[b], keep, self.device)
-                found[b] = _grouping(piece).unique
-                some[b] = replace(piece, index=found[b])
+                first = min(n * sizes[b], len(rows))
+                found[b] = np.ascontiguousarray(rows[first : first + sizes[b]])
+                of = ends[b][first : first + len(found[b]) + 1]
+                some[b] = rows_between(asked[b], found[b], of, first, self.device)
             yield some, found
 
     def _learn_piece(
-        self, step: int, some: Sequence[Asked], rows: dict[int, Any], gradients: Floats, *, number: int, lr_scale: float
+        self,
+        step: int,
+        some: Sequence[Asked],
+        rows: dict[int, Ints],
+        gradients: Floats,
+        *,
+        number: int,
+        lr_scale: float,
     ) -> None:
         self._n_pieces += 1
         piece = -self._n_pieces  # no step has such a number
