@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 RANK = str(Path(__file__).resolve().parent / "rank.py")
@@ -49,11 +50,12 @@ def on_hosts(
     *,
     hosts: int = HOSTS,
     burst: str | None = None,
+    library: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[dict[str, Any]]:
     """The same with so many ranks on each of some emulated hosts, which are there for as long as it takes.
 
     ``rate`` is of their links, both ways, and ``burst`` what passes unshaped, as ``tc`` writes it (None: as the scripts
-    have it).
+    have it). ``library``: variables of the MPI library's.
     """
     scripts = cluster.resolve() / "hosts"
     # Ranks that wait give way to others of their session alone (Linux's autogroup), and a daemon would begin one.
@@ -62,7 +64,8 @@ def on_hosts(
         shaping = environment if burst is None else {**environment, "BURST": burst}
         subprocess.run([str(scripts / "up.sh"), str(hosts), rate], check=True, stdout=subprocess.DEVNULL, env=shaping)
         ranks = [str(hosts * ranks_per_host), str(ranks_per_host)]
-        yield from _rows([str(scripts / "run.sh"), *ranks, sys.executable, "-u", RANK], jobs, environment)
+        line = [str(scripts / "run.sh"), *ranks, sys.executable, "-u", RANK]
+        yield from _rows(line, jobs, {**environment, **library})
     finally:
         subprocess.run([str(scripts / "down.sh")], check=False)
 

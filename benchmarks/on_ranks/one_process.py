@@ -148,8 +148,8 @@ class OneProcess:
     def __init__(self, session: Session, ranks: int, staleness: int) -> None:
         assert session.parts.dense is not None and session.topology.size == 1
         self._session, self._ranks = session, ranks
-        self._model = session.parts.dense.model
-        operators = self._model.operators
+        self._model: Any = session.parts.dense.model
+        operators: Mapping[str, Any] = self._model.operators
         wide = {lookup.feature: lookup.table for lookup in operators["wide"].lookups}
         deep = operators["fm2"].lookups
         assert set(operators) == {"wide", "fm2", "first"} and set(wide) == {of.feature for of in deep}, "a DeepFM"

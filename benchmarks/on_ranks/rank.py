@@ -290,6 +290,7 @@ KINDS = {
     "links": links.measured,
     "sums": ways.summed,
     "messages": ways.exchanged,
+    "levels": ways.levelled,
     "curve": curves.curve,
     "timeline": timeline.recorded,
 }

@@ -65,7 +65,7 @@ def crosses_directly(config: Config, world: World, place: Place) -> bool:
     """Whether messages cross from GPU to GPU by MPI; collective, the same on every rank."""
     here = store_class(config).on_device or place.assembler is not None
     known = world.main.allgather((here, takes_gpu_memory()))
-    wanted = config.exchange.gpu_messages
+    wanted = "off" if world.by_levels else config.exchange.gpu_messages
     possible = wanted == "on" or (wanted == "auto" and all(takes for _, takes in known))
     return possible and any(there for there, _ in known) and config.exchange.codec != "dct"
 

@@ -21,6 +21,7 @@ from hpcrec.build.tables import (
     store_class,
     whole_tables,
 )
+from hpcrec.comm.levels import pairs_of
 from hpcrec.comm.topology import Topology
 from hpcrec.config import Config, DenseConfig
 from hpcrec.data.affinity import PLACE_BYTES, Affinity
@@ -117,6 +118,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             shared=(topology.host_of.count(topology.host_of[rank]) - 1) / topology.size
             if config.exchange.windows
             else 0.0,
+            relayed=_relayed(config, topology, rank),
             wholes=wholes if topology.groups == 1 else 0,
             dense_optimizer=config.dense.optimizer.name,
             elsewhere=store_class(config).memory(config.store.memory_bytes, config.store.gpu_bytes),
@@ -127,6 +129,14 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         )
         for rank in range(topology.size)
     ]
+
+
+def _relayed(config: Config, topology: Topology, rank: int) -> float:
+    """What passes a rank between hosts, for others of its host too, as a part of its own messages."""
+    if config.exchange.path != "levels" or not 1 < topology.n_hosts < topology.size:
+        return 0.0
+    pairs, here = pairs_of(topology.host_of, rank), topology.host_of.count(topology.host_of[rank])
+    return sum(len(pair.there) for pair in pairs if pair.gate == rank) * here / topology.size
 
 
 def _auto(config: Config, dataset: DataSet, offers: Offers) -> dict[str, float]:

@@ -160,6 +160,7 @@ def make_world(config: Config) -> World:
         groups=wanted.groups,
         own_tables=not wanted.share_embeddings,
         piece_bytes=config.exchange.piece_bytes,
+        levels=config.exchange.path == "levels",
         lanes=() if make_policy(config).in_flight == 1 else (VALUES, GRADIENTS),
     )
 

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.levels import Levels, pairs_of
 from hpcrec.comm.pieces import Messages, Pieces, alltoallv_in_pieces
 from hpcrec.comm.progress import Lane
 from hpcrec.comm.sizes import UNIT_BYTES, clear_padding
@@ -73,6 +74,9 @@ class Collectives:
         Whether messages between ranks of one host go through shared memory, where the system lets them.
     pieces : Pieces, optional
         Those in which messages of ``alltoallv`` go through MPI; by default they go whole.
+    host_of : sequence of int, optional
+        Host of each rank of ``comm``, where messages between hosts go by way of one rank of each (``comm.levels``), for
+        which windows are needed; then whole. By default each rank sends its own.
 
     Attributes
     ----------
@@ -89,6 +93,7 @@ class Collectives:
         *,
         windows: bool = False,
         pieces: Pieces | None = None,
+        host_of: Sequence[int] | None = None,
     ) -> None:
         self.comm, self._pieces = comm, pieces or Pieces(0)
         self.ranks = tuple(ranks)
@@ -100,14 +105,36 @@ class Collectives:
         self._unit = MPI.BYTE.Create_contiguous(UNIT_BYTES).Commit()
         self._in_window: NDArray[Any] | None = None  # what ``message`` gave last, where that lies in the window
         self._windows: Windows | None = None
+        self._levels: Levels | None = None
+        self._small_windows: Windows | None = None  # for numbers, which are sent between two messages
         self.without_windows = "" if windows else "not asked for"
         if windows and comm.size > 1:
             here = [rank for rank, same in enumerate(ledger.same_host(ranks)) if same]
-            self._windows, self.without_windows = open_windows(comm, here)
+            levels = host_of is not None and 1 < len(set(host_of)) < comm.size
+            self._windows, self.without_windows = open_windows(comm, here, relays=levels)
+            if levels and host_of is not None and self._windows is not None:
+                self._small_windows, self.without_windows = open_windows(comm, here, relays=True)
+                if self._small_windows is not None:
+                    pairs = pairs_of(host_of, comm.rank)
+                    self._levels = Levels(comm, self._windows, pairs, self._unit)
+                    self._small_levels = Levels(comm, self._small_windows, pairs)
+
+    @property
+    def by_levels(self) -> bool:
+        """Whether messages between hosts go by way of one rank of each."""
+        return self._levels is not None
 
     def alltoall(self, send_RM: Ints, tag: str) -> Ints:
         """Row ``i`` of int64 [R, M] goes to rank ``i``; returns what came from each."""
-        recv_RM = np.empty_like(send_RM)
+        recv_RM = np.empty(send_RM.shape, send_RM.dtype)
+        if self._small_windows is not None:
+            bytes_R = np.full(self.size, send_RM[0].nbytes, np.int64)
+            at_R = np.cumsum(bytes_R) - bytes_R
+            self._small_windows.room(send_RM.nbytes)[:] = np.ascontiguousarray(send_RM).view(np.uint8).reshape(-1)
+            with self.lane.inside(tag):
+                messages_R = self._small_levels.swap(recv_RM.view(np.uint8).reshape(-1), at_R, bytes_R, at_R, bytes_R)
+            self.ledger.add(tag, self._ranks_R, bytes_R, messages_R)
+            return recv_RM
         self.ledger.add(tag, self.ranks, np.full(self.size, send_RM[0].nbytes, np.int64))
         with self.lane.inside(tag):
             self.comm.Alltoall(send_RM, recv_RM)
@@ -140,7 +167,8 @@ class Collectives:
         """
         sent_at_R = self._places(send_bytes_R, "send")
         recv_at_R = self._places(recv_bytes_R, "receive")
-        self.ledger.add(tag, self._ranks_R, send_bytes_R)
+        if self._levels is None:
+            self.ledger.add(tag, self._ranks_R, send_bytes_R)
         windows, in_window, self._in_window = self._windows, self._in_window, None
         total = int(recv_bytes_R.sum()) + behind_bytes
         if self.size == 1 and send.nbytes >= total:
@@ -149,6 +177,11 @@ class Collectives:
         if windows is not None and send is not in_window:
             given, send = send, windows.room(send.nbytes).view(send.dtype)
             send[:] = given
+        if self._levels is not None:
+            with self.lane.inside(tag):
+                messages_R = self._levels.swap(recv, sent_at_R, send_bytes_R, recv_at_R, recv_bytes_R)
+            self.ledger.add(tag, self._ranks_R, send_bytes_R, messages_R)
+            return recv.view(send.dtype)
         with self.lane.inside(tag):
             if windows is None or len(windows.local_L) < self.size:
                 sizes_R, recv_sizes_R = send_bytes_R // UNIT_BYTES, recv_bytes_R // UNIT_BYTES
@@ -282,9 +315,10 @@ class Collectives:
 
     def close(self) -> None:
         """Frees the communicator; collective."""
-        if self._windows is not None:
-            self._windows.close()
-            self._windows = self._in_window = None
+        for windows in (self._windows, self._small_windows):
+            if windows is not None:
+                windows.close()
+        self._windows = self._small_windows = self._levels = self._in_window = None
         self._unit.Free()
         self.comm.Free()
 

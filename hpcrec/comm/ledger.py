@@ -1,7 +1,8 @@
 """The ledger: bytes and messages that a rank sends, by tag, split into same-host and cross-host.
 
 Counts payload for point-to-point and all-to-all traffic, where a message is whatever is sent to one other rank and is
-not empty; and the ring algorithm's formulas for reductions and gathers, Horovod's included. What a rank sends to itself
+not empty (where ranks of a host put theirs together, bytes count at who they are from, and messages at who sends them);
+and the ring algorithm's formulas for reductions and gathers, Horovod's included. What a rank sends to itself
 is not counted: it crosses nothing. Knows host numbers, not MPI.
 """
 

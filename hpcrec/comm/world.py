@@ -73,6 +73,8 @@ class World:
         Threads that need all ranks' collectives of their own, by name; see ``lane``.
     piece_bytes : int
         Of a piece of their messages, at most, between hosts; 0: they cross whole.
+    levels : bool
+        Whether messages of all ranks go between hosts by way of one rank of each (``comm.levels``).
     inside : optional
         For ``among`` alone, which makes worlds of groups.
 
@@ -113,8 +115,10 @@ class World:
         own_tables: bool = False,
         lanes: Sequence[str] = (),
         piece_bytes: int = 0,
+        levels: bool = False,
         inside: _Inside | None = None,
     ) -> None:
+        self._levels = levels
         self._closed, self._inside, self._within = False, inside, dict[str, World | None]()
         comm = MPI.COMM_WORLD if comm is None else comm
         self._comm = comm
@@ -272,7 +276,8 @@ class World:
         if not inside or not isinstance(part, MPI.Intracomm):
             return None
         lane = self.progress.lane(self._named(name), self._outer(ranks))
-        return Collectives(part, ranks, self.ledger, lane, windows=windows, pieces=pieces)
+        host_of = [self.topology.host_of[rank] for rank in ranks] if self._levels else None
+        return Collectives(part, ranks, self.ledger, lane, windows=windows, pieces=pieces, host_of=host_of)
 
     def lane(self, name: str) -> Collectives:
         """All ranks: the collectives of the thread of that name, which must not mix with others'."""
@@ -285,12 +290,19 @@ class World:
         """Whether MPI lets two threads of a rank communicate at once."""
         return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
 
+    @property
+    def by_levels(self) -> bool:
+        """Whether messages of all ranks between hosts go by way of one rank of each."""
+        lanes = [lane for lane in self._lanes.values() if lane is not None]
+        return all(of.by_levels for of in (self.main, self.route, *lanes))
+
     def describe(self) -> dict[str, object]:
         """What ``summary.json`` says of it: the ranks, and whether those of a host share memory, or why not."""
         shared = self.topology.n_hosts < self.topology.size
         return {
             **self.topology.describe(),
             "windows": self.main.without_windows or self.route.without_windows or shared,
+            "path": "levels" if self.by_levels else "flat",
         }
 
     def total_wire_bytes(self) -> np.ndarray:

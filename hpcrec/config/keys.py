@@ -263,6 +263,11 @@ class ExchangeConfig:
     """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
     windows: Flag = True
     """Ranks of one host pass ids and vectors through shared memory; false sends messages. Changes no result."""
+    path: Literal["flat", "levels"] = "flat"
+    """How messages cross between hosts. flat: each rank sends its own to every rank of the others. levels: ranks of a
+    host put theirs together, so that between two hosts one message crosses each way, by ranks that share the other
+    hosts among them; for many ranks and small messages (docs/exchange.md). It needs exchange.windows. Changes no
+    result."""
     piece_bytes: Count = 128 << 10
     """Values and gradients cross between hosts in pieces of so many bytes, 6 under way at once of a rank, so that sums
     of dense gradients need not wait behind all of them; 0: in whole messages. Only where steps are in flight: with
@@ -916,6 +921,7 @@ def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:
             "exchange.gpu_messages",
             "is 'on', but the host writes exchange.codec = 'dct'. Remove one of them.",
         )
+    yield from _path_conflicts(config.exchange)
     yield from _store_conflicts(config.store)
     if config.store.window and config.exchange.ids != "read":
         yield (
@@ -923,6 +929,15 @@ def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:
             f"is {config.store.window}, but exchange.ids is {config.exchange.ids!r}. Set that to 'read', or remove it.",
         )
     yield from _links_conflicts(config)
+
+
+def _path_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
+    if exchange.path != "levels":
+        return
+    if not exchange.windows:
+        yield "exchange.path", "is 'levels', for which the ranks of a host share memory, but exchange.windows is false."
+    if exchange.gpu_messages == "on":
+        yield "exchange.path", "is 'levels', but exchange.gpu_messages is 'on', by which each rank sends its own."
 
 
 def _links_conflicts(config: Config) -> Iterator[tuple[str, str]]:

@@ -220,8 +220,7 @@ def rows_between(asked: Asked, rows: Ints, ends: Ints, first: int, device: kerne
     assert asked.grouping is not None, "it is learned from"
     segments, order = ends - ends[0], asked.grouping.order[int(ends[0]) : int(ends[-1])]
     grouping = kernels.Grouping(rows, segments if device is None else device.array(segments), order)
-    ticks = None if asked.sums is None else asked.sums.ticks[first : first + len(rows)]
-    sums = None if asked.sums is None else replace(asked.sums, ticks=ticks)
+    sums = asked.sums and replace(asked.sums, ticks=asked.sums.ticks[first : first + len(rows)])
     return replace(asked, index=rows, grouping=grouping, sums=sums)
 
 

@@ -81,6 +81,7 @@ def rank_memory(
     item_bytes: int,
     ahead: int,
     shared: float,
+    relayed: float = 0.0,
     written: Written | None = None,
     read_bytes: float = 0.0,
     added_elements: float = 0.0,
@@ -110,6 +111,8 @@ def rank_memory(
         4 for float32, 8 for float64; ``exchange.prefetch``.
     shared : float
         The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
+    relayed : float
+        The part that crosses between hosts by way of one rank of each (``exchange.path``).
     written : Written, optional
         How values and gradients cross, where not as they are (``exchange.codec``).
     read_bytes : float
@@ -164,15 +167,27 @@ def rank_memory(
     if maxima_bytes:
         terms["max pooling"] = in_flight * maxima_bytes
     terms |= _dense_terms(dense, item_bytes, routes, lookups, in_flight) if dense else {}
-    if shared:  # who writes a message and who reads it have its pages, and keep them, on both sides
-        ids_bytes = shared * _message_bytes(traffic) + (0 if dense is None else _message_bytes(dense))
-        wire = written or Written(item_bytes=item_bytes)
-        both = wire.wire_bytes(*held_elements), wire.wire_bytes(*asked_elements)
-        wire_bytes = max(both) if in_flight == 1 else sum(both)  # values and gradients, in turn or each in its own
-        terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
+    wire = written or Written(item_bytes=item_bytes)
+    both = wire.wire_bytes(*held_elements), wire.wire_bytes(*asked_elements)
+    wire_bytes = max(both) if in_flight == 1 else sum(both)  # values and gradients, in turn or each in its own
+    terms |= _message_terms(traffic, dense, wire_bytes, shared=shared, relayed=relayed)
     flying = routes * lookups, in_flight
     gpu_terms = elsewhere(terms, held, traffic, flying, item_bytes) if elsewhere is not None and held else {}
     return RankMemory(*({name: round(n) for name, n in where.items()} for where in (terms, gpu_terms)))
+
+
+def _message_terms(
+    traffic: HolderTraffic, dense: DenseRank | None, wire_bytes: float, *, shared: float, relayed: float
+) -> dict[str, float]:
+    """Shared memory of messages, and what passes a rank for others."""
+    terms = {}
+    asked_bytes = 0 if dense is None else _message_bytes(dense)
+    if relayed:  # what it receives for others of its host, and puts together of theirs: as much as its own
+        terms["messages for others"] = 2 * relayed * (_message_bytes(traffic) + asked_bytes + wire_bytes)
+    if shared:  # who writes a message and who reads it have its pages, and keep them, on both sides
+        ids_bytes = shared * _message_bytes(traffic) + asked_bytes
+        terms["message windows"] = _WINDOW_SIDES * (ids_bytes + (1 + shared) * wire_bytes)
+    return terms
 
 
 def _times(n: int, elements: tuple[float, float]) -> tuple[float, float]:

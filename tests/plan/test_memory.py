@@ -100,6 +100,8 @@ def test_terms_by_hand():
     assert three.gpu_terms == {**cached.gpu_terms, "cached rows": 10**9}
     # copies are not cached, so they do not count towards what may be
     assert "rows" in rank_memory([copy], traffic, None, elsewhere=partial(to_gpu, gpu_bytes=10), **some).gpu_terms
+    relayed = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.0, relayed=0.5, base_bytes=7)
+    assert relayed.terms == {**found.terms, "messages for others": 4 * 3000 + 1000 + 4 * 16_000}
     shared = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.75, base_bytes=7)
     assert shared.total_bytes - found.total_bytes == shared.terms["message windows"]
     assert shared.terms["message windows"] == 2 * 0.75 * (4 * 3000 + 1000) + 2 * 1.75 * 4 * 16_000

@@ -1,0 +1,137 @@
+"""Messages by way of one rank of each host change no bit of a run, whatever is trained on whichever hosts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi4py import MPI
+
+from hpcrec.build.session import open_session
+from hpcrec.comm import world as world_module
+from hpcrec.comm.ledger import TAGS
+from hpcrec.config import Config
+from hpcrec.errors import ConfigError
+from tests.together import on_every_rank
+from tests.training.runs import config_for, finished, gather_tables, train, write_data
+from tests.training.test_equivalence import roles_for
+from tests.training.test_nonfinite import spoil
+from tests.training.test_store_gpu import CASES as FORMS
+from tests.training.test_store_gpu import same, tables_of
+
+COMM = MPI.COMM_WORLD
+HOSTS = {3: ((0, 0, 1), (0, 1, 0)), 4: ((0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 1), (0, 1, 2, 2))}
+EVERY_RANK = {"mode": "fused"}
+CASES: dict[str, dict[str, Any]] = {
+    **FORMS,
+    "hybrid": {"policy": {"name": "hybrid", "staleness": 1}},
+    "ahead": {"policy": {"name": "ahead"}, "exchange": {"form": "rows"}},
+    "cached": {"policy": {"name": "cached", "staleness": 2, "capacity": 9}},
+    "cached ahead": {"policy": {"name": "cached", "staleness": 2, "lookahead": 1}},
+    "ids that owners read": {"exchange": {"ids": "read"}},
+    "sums among owners": {
+        "model": {"name": "fm"},
+        "exchange": {"form": "partial", "reduce": "owners"},
+        "topology": EVERY_RANK,
+    },
+    "sums at the host": {
+        "model": {"name": "fm"},
+        "exchange": {"form": "partial", "reduce": "host"},
+        "topology": EVERY_RANK,
+    },
+    "groups": {
+        "dense": {"codistillation": {"groups": 2, "weight": 0.5, "burn_in_steps": 1}},
+        "topology": EVERY_RANK,
+        "train": {"batch_size": 14},
+    },
+    "one after the other": {"exchange": {"prefetch": 0}},
+}
+
+
+def config_of(folder: Path, path: str, **sections: dict[str, Any]) -> Config:
+    wanted = {**sections, "exchange": {**sections.get("exchange", {}), "path": path}}
+    return config_for(folder, **{**wanted, "train": {"steps": 5, **sections.get("train", {})}})
+
+
+@pytest.mark.parallel([3, 4])
+def test_every_run_has_the_bits_of_the_flat_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    hosts, roles = HOSTS[COMM.size], list(roles_for(COMM.size))
+    for number, (name, sections) in enumerate(CASES.items()):
+        own = hosts[number % len(hosts)]
+        monkeypatch.setattr(world_module, "hosts_of", lambda comm, own=own: own)
+        if name == "groups" and COMM.size % 2:
+            continue
+        given = {"topology": roles[number % len(roles)], **sections}
+        run = tables_of if name == "dynamic" else train
+        wanted, found = (run(config_of(folder, path, **given)) for path in ("flat", "levels"))
+        if name == "dynamic":
+            assert found == wanted, name
+        else:
+            same(found, wanted)
+
+
+@pytest.mark.parallel([3, 4])
+def test_evaluations_and_steps_that_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    monkeypatch.setattr(world_module, "hosts_of", lambda comm: (0, 0, 1, 1)[: comm.size])
+    data = {name: str(folder / "data.h5") for name in ("train", "validation")}
+    seen = []
+    for path in ("flat", "levels"):
+        config = config_of(folder, path, data=data, train={"nonfinite": "skip"}, topology=EVERY_RANK)
+        with open_session(config) as session:
+            assert session.parts.world.by_levels == (path == "levels")
+            for step in session.steps():
+                if step.number == 2:
+                    spoil(session, step)
+                step.run()
+            assert session.guard.skipped == 1
+            seen.append((session.evaluate("validation"), {n: r.tobytes() for n, r in gather_tables(session).items()}))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parallel([4])
+def test_fewer_messages_cross_and_as_many_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two hosts of two ranks each phase has one message each way, where flat there are four; by the ledger."""
+    write_data(folder / "data.h5")
+    monkeypatch.setattr(world_module, "hosts_of", lambda comm: (0, 0, 1, 1))
+    told = {}
+    for path in ("flat", "levels"):
+        with open_session(config_of(folder, path, topology={"mode": "fused"})) as session:
+            assert session.parts.world.describe()["path"] == path
+            for step in session.steps():
+                step.run()
+            session.parts.pipeline.settle()
+            ledger = session.parts.world.ledger
+            told[path] = [COMM.allreduce(of[:, 1]) for of in (ledger.snapshot(), ledger.messages())]
+    with on_every_rank():
+        for tag in ("ids", "values", "gradients"):
+            at = TAGS.index(tag)
+            assert told["flat"][0][at] == told["levels"][0][at] > 0, tag
+            assert told["flat"][1][at] == 4 * told["levels"][1][at] > 0, tag
+
+
+@pytest.mark.parallel([3, 4])
+def test_goes_on_from_a_checkpoint_by_the_other_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    monkeypatch.setattr(world_module, "hosts_of", lambda comm: (0, 0, 1, 1)[: comm.size])
+    keep: dict[str, Any] = {
+        "checkpoint": {"every": 2},
+        "data": {"train": str(folder / "data.h5"), "chunk": 8, "window": 3},
+    }
+    wanted = finished(config_of(folder / "whole", "flat", **keep), gather_tables)
+    for first, second in (("levels", "flat"), ("flat", "levels")):
+        run = folder / first
+        finished(config_of(run, first, **keep), gather_tables, stop_at=2)
+        found = finished(config_of(run, second, **keep), gather_tables, resume=True)
+        with on_every_rank():
+            assert all((found[table] == rows).all() for table, rows in wanted.items()), first
+
+
+@pytest.mark.parametrize(
+    ("exchange", "why"),
+    [({"windows": False}, r"exchange.windows is false"), ({"gpu_messages": "on"}, r"exchange.gpu_messages is 'on'")],
+)
+def test_what_does_not_go_with_it_is_refused(exchange: dict[str, Any], why: str) -> None:
+    more = {"store": {"name": "gpu"}} if "gpu_messages" in exchange else {}
+    with pytest.raises(ConfigError, match=rf"exchange.path is 'levels', .*{why}"):
+        config_for(Path("/nowhere"), exchange={"path": "levels", **exchange}, **more)
