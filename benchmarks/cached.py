@@ -56,7 +56,7 @@
             AUC beside that of ``sync`` (``cached_parts/quality_part.py``): ``het.auc_interval.<data>.<optimizer>.s10``
             and ``.s100``, the largest staleness that holds (``het.largest_s.<data>.<optimizer>``), and what it saves of
             the bytes of deduplicated rows (``het.bytes_saved_at_auc.<data>.<optimizer>``). ``hot_sgd`` is a bad case,
-            without claims
+            without claims; ``movielens_long_rowwise_adagrad`` is one of five times the steps, without claims too
 
 Shares of bytes are counts, the same in every run. The JSON of each part but the first lies beside it, as
 <FILE>_<part>.

@@ -19,6 +19,11 @@ named; machines that are shared are noisy, so they are medians where several run
 measured in the same run. What a claim counts is said by the docstring of its benchmark.
 """
 CACHED = ("bags", "counts", "everywhere", "known", "lookups", "predicted", "thresholded", "time")
+QUALITY = (
+    *(f"{data}_{optimizer}" for data in ("synthetic", "movielens") for optimizer in ("sgd", "rowwise_adagrad")),
+    "hot_sgd",
+    "movielens_long_rowwise_adagrad",
+)
 HYBRID = ("one", "speed", "rows", "bound", "drains", "synthetic", "movielens", "criteo", "hot", "capacity")
 PARTS = {
     "des": "bytes",
@@ -33,7 +38,7 @@ PARTS = {
     "kernels_messages": "messages",
     "cached_affinity": "affinity --data DIR",
     **{f"cached_{part}": part for part in CACHED},
-    **{f"cached_{part}": f"{part} --data DIR" for part in ("history", "dealt")},
+    **{f"cached_{part}": f"{part} --data DIR" for part in ("history", "dealt", *QUALITY)},
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
     "tiers": "disk",

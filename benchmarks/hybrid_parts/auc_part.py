@@ -56,6 +56,7 @@ CASES = (
     Case("criteo", "criteo", 200, 128, BOTH, scale=0.1),
     Case("hot", "synthetic", 1200, 1024, BOTH[:1], scale=0.3),
 )
+LONG = Case("movielens_long", "movielens", 5 * STEPS, 128, BOTH)  # what is left where a row has as many ticks more
 DECIDES = ("synthetic", "movielens")
 
 
@@ -83,7 +84,7 @@ class Arms:
 
 def measure(cache: Path, files: Path, name: str, arms: Arms, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Rows of the table, of the case of this name, and claims."""
-    case = next(case for case in CASES if case.name == name)
+    case = _case(name)
     train = _train(case, cache, files)
     if train is None:
         return [], []
@@ -94,11 +95,15 @@ def measure(cache: Path, files: Path, name: str, arms: Arms, *, quick: bool) -> 
 
 def again(cache: Path, files: Path, tuned: Row, policies: Sequence[list[str]], ranks: int) -> list[Row]:
     """Runs with the first seed and the settings of a row, by policies: what each says."""
-    case = next(case for case in CASES if case.name == tuned["data"])
+    case = _case(tuned["data"])
     train = _train(case, cache, files)
     assert train is not None, "the row is of these data"
     job = partial(_job, case, train, tuned["optimizer"], tuned["steps"], tuned["schedule"], tuned["lr"])
     return _found([job(policy, SEEDS[0]) for policy in policies], ranks)
+
+
+def _case(name: str) -> Case:
+    return next(case for case in (*CASES, LONG) if case.name == name)
 
 
 def _train(case: Case, cache: Path, files: Path) -> Path | None:
