@@ -78,18 +78,18 @@ class Copies:
         self._value[of] = self._shown(of, scale)
         return self._value[copy_U]
 
-    def learn(self, copy_U: Ints, gradients_UD: Floats, scale: float) -> None:
-        """What a step adds to the copies that it has read; what has more than it may is pushed."""
+    def learn(self, copy_U: Ints, gradients_UD: Floats, scale: float, *, drains: bool) -> None:
+        """What a step adds to the copies that it has read; what has more than it may is pushed, or all that is held."""
         held = (self._ticks[copy_U] > 0)[:, None]
         self._held[copy_U] = np.where(held, self._held[copy_U] + gradients_UD, gradients_UD)
         squares = self._mean_squares(gradients_UD)
         self._squares[copy_U] = np.where(held, self._squares[copy_U] + squares, squares)
         self._ticks[copy_U] += 1
         self._value[copy_U] = self._shown(copy_U, scale)
-        self._push(copy_U[self._ticks[copy_U] > self._staleness], scale)
+        self._push(np.flatnonzero(self._ticks) if drains else copy_U[self._ticks[copy_U] > self._staleness], scale)
 
     def drain(self, scale: float) -> None:
-        """All that is held back is pushed."""
+        """All that is held back is pushed, by a step that adds nothing."""
         self._push(np.flatnonzero(self._ticks), scale)
 
     def _push(self, of: Ints, scale: float) -> None:
@@ -183,13 +183,12 @@ class OneProcess:
             for step, batch in enumerate(batches):
                 scale = parts.schedule.multiplier(step)
                 row_scale = scale if parts.scale_embeddings else 1.0
-                losses.append(self._step(batch, step, before, row_scale, scale))
+                losses.append(self._step(batch, before, row_scale, scale, step=step, last=step == steps - 1))
                 before = row_scale
-        self.copies.drain(before)
         self._give_back()
         return losses
 
-    def _step(self, batch: Batch, step: int, before: float, row_scale: float, scale: float) -> float:
+    def _step(self, batch: Batch, before: float, row_scale: float, scale: float, *, step: int, last: bool) -> float:
         dense = self._session.parts.dense
         assert dense is not None and batch.weight is None
         copy_K, offsets_FB = self._copies_of(batch)
@@ -210,9 +209,11 @@ class OneProcess:
         assert values.grad is not None
         if bool(loss.isfinite()) and bool(values.grad.isfinite().all()):
             update_dense(self._session.parts, step, scale)
-            self.copies.learn(copy_U, values.grad.numpy(), row_scale)
+            self.copies.learn(copy_U, values.grad.numpy(), row_scale, drains=last)
         else:  # the step is left out
             dense.reducer.cancel()
+            if last:
+                self.copies.drain(row_scale)
         return float(loss.detach())
 
     def _copies_of(self, batch: Batch) -> tuple[Ints, Ints]:

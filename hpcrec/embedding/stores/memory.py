@@ -44,8 +44,8 @@ class MemoryStore(RowStore):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._apart = [False] * len(self.blocks)  # whether a step finds a block's rows elsewhere than their numbers say
-        self._squared: tuple[Floats, Floats] | None = None  # gradients of a step, and their squares
         self._in_pieces = False  # the same gradients will come again
+        self._squared: Floats | None = None  # then, of these
         self._dynamic = [b for b, block in enumerate(self.blocks) if block.kind == "dynamic"]
         # of steps that were gathered and not released: by family, rows that other ids were given since
         self._given: dict[int, dict[str, list[Ints]]] = {}
@@ -186,7 +186,6 @@ class MemoryStore(RowStore):
                     step=number,
                     beside=narrow,
                 )
-        self._squared = None if not self._in_pieces else self._squared
         self.clear_spares()
 
     def _learn_sums(
@@ -200,9 +199,9 @@ class MemoryStore(RowStore):
         grouping, squares_S = picked(asked.grouping, several, self.device), asked.sums.squares
         merged = kernels.merge(grouping, gradients, asked.source_start, width, weights=asked.weights)
         if spec.name == "adagrad":
-            if self._squared is None or self._squared[0] is not gradients:
-                self._squared = gradients, gradients * gradients
-            squares = kernels.merge(grouping, self._squared[1], asked.source_start, width, weights=squares_S)
+            squared = gradients * gradients if self._squared is None else self._squared
+            self._squared = squared if self._in_pieces else None
+            squares = kernels.merge(grouping, squared, asked.source_start, width, weights=squares_S)
         else:
             squares = kernels.merge(grouping, squares_S, np.arange(len(squares_S)), 1)[:, 0]
         ticks = asked.sums.ticks[several]
