@@ -42,7 +42,7 @@ PARTS = {
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
     "tiers": "disk",
-    **{f"tiers_{part}": part for part in ("stays", "stores", "runs", "drift", "checkpoint")},
+    **{f"tiers_{part}": part for part in ("stays", "stores", "runs", "drift", "checkpoint", "clock")},
 }
 # what the committed figures were run with
 EXTRA = {

@@ -24,13 +24,14 @@ def main() -> None:
 
 
 def _run(config: Config, first: int) -> dict[str, Any]:
-    began_s = cpu_s = reads = 0.0
+    began_s = cpu_s = reads = pages = 0.0
     with open_session(config) as session:
         store = session.parts.store
         assert store is not None
         for step in session.steps():
             if step.number == first:
                 began_s, cpu_s, reads = time.perf_counter(), time.process_time(), _reads(store.figures())
+                pages = store.figures().get("disk_pages_read", 0.0)
             step.run()
         steps = config.train.steps or 0
         wall_s, cpu_s, reads = (
@@ -38,8 +39,9 @@ def _run(config: Config, first: int) -> dict[str, Any]:
             time.process_time() - cpu_s,
             _reads(store.figures()) - reads,
         )
+        pages = store.figures().get("disk_pages_read", 0.0) - pages
     n = steps - first
-    return {"step_s": wall_s / n, "cpu_s": cpu_s / n, "reads": reads / n}
+    return {"step_s": wall_s / n, "cpu_s": cpu_s / n, "reads": reads / n, "pages": pages / n}
 
 
 def _reads(figures: dict[str, float]) -> float:

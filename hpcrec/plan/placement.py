@@ -132,7 +132,8 @@ def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] 
         its_bytes = left * sum(part.n_bytes for part in mine) / total
         places = min(its_bytes / (mine[0].row_bytes + SLOT_BYTES), sum(part.rows for part in mine) + WAYS - 1)
         found = kept([part.curve for part in mine], max(places // WAYS, 1) * WAYS, mine[0].ahead)
-        shared = _pages(sum(found.reads), sum(part.rows for part in mine), mine[0]) / max(sum(found.reads), 1e-9)
+        written = sum(min(part.rows, part.curve.distinct) for part in mine)
+        shared = _pages(sum(found.reads), written, mine[0]) / max(sum(found.reads), 1e-9)
         for part, rows, n in zip(mine, found.held, found.reads, strict=True):
             pages[part.table] = n * shared
             held[part.table], reads[part.table], new[part.table] = rows, n, part.curve.new
@@ -142,7 +143,7 @@ def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] 
     return Expected(reads, pages, new, held, read_bytes, handed_bytes)
 
 
-def _pages(reads: float, rows: int, part: TierPart) -> float:
+def _pages(reads: float, rows: float, part: TierPart) -> float:
     """Distinct pages of so many rows of a block, which lie anywhere in those that its rows fill."""
     pages = max(rows * part.row_bytes * _SPACE / part.page_bytes, 1.0)
     return min(-pages * math.expm1(reads * math.log1p(-1 / max(pages, 1.0 + 1e-9))), reads)

@@ -125,7 +125,7 @@ def test_what_a_budget_is_expected_to_do() -> None:
     assert found.held == {"a": pytest.approx(2_016, rel=0.1)}
     assert curve.best(2_016) < found.reads["a"] < curve.reads(2_016)
     assert found.read_bytes == pytest.approx(4096 * found.pages["a"])
-    lies, pages = np.random.default_rng(8), round(10_000 * 260 * 1.25 / 4096)
+    lies, pages = np.random.default_rng(8), round(curve.distinct * 260 * 1.25 / 4096)
     drawn = [len(np.unique(lies.integers(0, pages, round(found.reads["a"])))) for _ in range(200)]
     assert found.pages["a"] == pytest.approx(np.mean(drawn), rel=0.01) and found.pages["a"] < 0.95 * found.reads["a"]
     assert found.handed_bytes == pytest.approx(260 * (found.reads["a"] + curve.new))
