@@ -6,6 +6,7 @@ wrong is raised on all of them together (``comm.failure.agree``), before any dat
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,8 @@ def open_session(
 
 def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
     world = make_world(config)
+    if (why := _why_flat(config, world)) and world.topology.rank == 0:
+        warnings.warn(why, stacklevel=3)
     agreed = partial(_together, world)
     splits = agreed(lambda: _open_splits(config, deal))
     agreed(lambda: _check_same_data(splits, world))
@@ -163,6 +166,14 @@ def make_world(config: Config) -> World:
         levels=config.exchange.path == "levels",
         lanes=() if make_policy(config).in_flight == 1 else (VALUES, GRADIENTS),
     )
+
+
+def _why_flat(config: Config, world: World) -> str:
+    """Why messages do not cross by levels, where that was asked for and hosts have several ranks; else empty."""
+    if config.exchange.path != "levels" or world.by_levels or not 1 < world.topology.n_hosts < world.topology.size:
+        return ""
+    reason = world.main.without_windows or world.route.without_windows
+    return f"exchange.path is 'levels', but the ranks of a host cannot share memory ({reason}): the path is flat."
 
 
 def _teaches_from(config: Config) -> int | None:

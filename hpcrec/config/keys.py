@@ -271,7 +271,7 @@ class ExchangeConfig:
     piece_bytes: Count = 128 << 10
     """Values and gradients cross between hosts in pieces of so many bytes, 6 under way at once of a rank, so that sums
     of dense gradients need not wait behind all of them; 0: in whole messages. Only where steps are in flight: with
-    policy.name hybrid or ahead."""
+    policy.name hybrid or ahead; and not with exchange.path = "levels", by which messages go whole."""
     gpu_messages: Literal["auto", "on", "off"] = "auto"
     """Whether values and gradients cross from GPU to GPU by MPI, or are copied to and from the host's memory. auto:
     where the MPI library says that it takes a GPU's memory. on: without asking it. Not with codec dct. Changes no

@@ -1,5 +1,6 @@
 """Messages by way of one rank of each host change no bit of a run, whatever is trained on whichever hosts."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build.session import open_session
+from hpcrec.comm import window
 from hpcrec.comm import world as world_module
 from hpcrec.comm.ledger import TAGS
 from hpcrec.config import Config
@@ -125,6 +127,21 @@ def test_goes_on_from_a_checkpoint_by_the_other_path(folder: Path, monkeypatch: 
         found = finished(config_of(run, second, **keep), gather_tables, resume=True)
         with on_every_rank():
             assert all((found[table] == rows).all() for table, rows in wanted.items()), first
+
+
+@pytest.mark.parallel([3])
+def test_it_says_so_where_memory_cannot_be_shared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    monkeypatch.setattr(world_module, "hosts_of", lambda comm: (0, 0, 1))
+    monkeypatch.setattr(window.Windows, "open_theirs", _refused)
+    config = config_of(folder, "levels")
+    told = pytest.warns(UserWarning, match=r"cannot share memory \(.*not allowed.*\): the path is flat")
+    with told if COMM.rank == 0 else nullcontext(), open_session(config) as session:
+        assert session.parts.world.describe()["path"] == "flat"
+
+
+def _refused(*_: Any) -> None:
+    raise OSError("not allowed")
 
 
 @pytest.mark.parametrize(
