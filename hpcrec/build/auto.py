@@ -194,7 +194,9 @@ def make_exchange(
         _refuse_way(config, layout, direct=direct)
     reduction = _reduction(config, layout, world.topology)
     on_devices = config.store.on_gpu or config.dense.device != "cpu"
-    apart = several > 1 and not (parts or layout.way or reduction.inside or reduction.across or on_devices)
+    apart = several > 1 and not (
+        parts or layout.way or layout.added or reduction.inside or reduction.across or on_devices
+    )
     return Exchange(
         world,
         layout,

@@ -96,7 +96,8 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
     _check_same_deal(agreed(lambda: _dealt(splits, world.topology)), world)
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset, world.topology.group))
-    tables, _, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology, reading=reading))
+    how = {"reading": reading, "levels": world.by_levels}
+    tables, _, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology, **how))
     agreed(lambda: offers.layout({}))  # refuses what cannot be had, before anything is counted or made
     agreed(lambda: _check_threads(config, world))
     place, others = agreed(lambda: make_place(config, world.topology)), _other_groups(config, dataset, world.topology)

@@ -191,11 +191,18 @@ def make_model(config: Config, dataset: DataSet, group: int = 0) -> tuple[nn.Mod
 
 
 def make_offers(
-    config: Config, dataset: DataSet, operators: dict[str, Operator], topology: Topology, *, reading: bool = False
+    config: Config,
+    dataset: DataSet,
+    operators: dict[str, Operator],
+    topology: Topology,
+    *,
+    reading: bool = False,
+    levels: bool | None = None,
 ) -> tuple[dict[str, TableSpec], tuple[Family, ...], Offers]:
     """Tables of all sets, where their parts are, and what messages may hold; ``reading`` as of ``build.open_session``.
 
-    A message is read to one set: offers know of the tables of one.
+    A message is read to one set: offers know of the tables of one. ``levels``: whether messages between hosts go by way
+    of one rank of each; by default as it is configured.
 
     Raises
     ------
@@ -212,14 +219,7 @@ def make_offers(
                 f"Allowed for it: 'sum', 'mean'. Set model.pooling.{lookup.feature} to one of them."
             )
     beside = {k.table: config.embedding.table_of(k.feature) for k in lookups}
-    for name in config.embedding.tables:
-        if name not in widths and name not in beside.values():
-            known = ", ".join(dict.fromkeys((*beside.values(), *widths)))
-            raise ConfigError(f"embedding.tables.{name} is set, but the model reads no such table. It reads: {known}.")
-    for name in config.store.whole:
-        if name not in widths:
-            known = ", ".join(widths)
-            raise ConfigError(f"store.whole has {name!r}, but the model reads no such table. It reads: {known}.")
+    _check_read(config, widths, beside.values())
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
     placements = {name: _placement(config, name, beside[name]) for name in widths}
     thresholded = config.exchange.codec == "dct"
@@ -237,18 +237,16 @@ def make_offers(
     )
     rows = {name: family.rows for family in families for name in family.tables}
     tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
-    item_bytes, sets = DTYPES[config.train.dtype][0].itemsize, topology.table_sets
-    replicable = {
-        family.name: sets * item_bytes * sum(family.rows * row_elements(tables[t]) for t in family.tables)
-        for family in families
-        if family.dynamic is None and all(placements[t] == Placement() for t in family.tables)
-    }
+    sets, copied = topology.table_sets, [f for f in families if all(placements[t] == Placement() for t in f.tables)]
+    replicable = _bytes_of_copies(config, tables, copied, sets)
+    one_hot = {f.name for f in dataset.features if not dataset.jagged(f.name)}
+    by_levels = config.exchange.path == "levels" if levels is None else levels
     offers = Offers(
         tables,
         families,
         lookups,
         operators,
-        {f.name for f in dataset.features if not dataset.jagged(f.name)},
+        one_hot,
         forms=config.exchange.forms,
         default_form=_default_form(config),
         replicable={name: n for name, n in replicable.items() if n <= config.exchange.auto_copies},
@@ -256,10 +254,51 @@ def make_offers(
         thresholded=thresholded,
         learned=topology.groups == 1,
         kept=_kept_form(config),
+        added=frozenset() if reading or not by_levels else _added(config, families, topology) - one_hot,
     )
     every = tables_in(sets, tables)
     _check_names(every)
     return every, families_in(sets, families), offers
+
+
+def _check_read(config: Config, tables: Iterable[str], beside: Iterable[str]) -> None:
+    """Refuses settings of tables that the model does not read."""
+    known = list(dict.fromkeys((*beside, *tables)))
+    for name in config.embedding.tables:
+        if name not in known:
+            raise ConfigError(
+                f"embedding.tables.{name} is set, but the model reads no such table. It reads: {', '.join(known)}."
+            )
+    for name in config.store.whole:
+        if name not in tables:
+            raise ConfigError(
+                f"store.whole has {name!r}, but the model reads no such table. It reads: {', '.join(tables)}."
+            )
+
+
+def _bytes_of_copies(
+    config: Config, tables: Mapping[str, TableSpec], families: Iterable[Family], sets: int
+) -> dict[str, int]:
+    """By family: of all sets' rows on one rank, those of dynamic tables left out."""
+    item_bytes = DTYPES[config.train.dtype][0].itemsize
+    return {
+        family.name: sets * item_bytes * sum(family.rows * row_elements(tables[t]) for t in family.tables)
+        for family in families
+        if family.dynamic is None
+    }
+
+
+def _added(config: Config, families: Sequence[Family], topology: Topology) -> frozenset[str]:
+    """Features of which the owners of a host may add what they have of a bag, for dense ranks of other hosts."""
+    parts = getattr(make_policy(config), "parts", False)  # of a step, which cross apart
+    if config.exchange.reduce == "dense" or config.exchange.codec == "dct" or parts or topology.n_hosts == 1:
+        return frozenset()
+    found = set[str]()
+    for family in families:
+        hosts = [topology.host_of[rank] for rank in family.holders]
+        if family.kind == "row" and len(set(hosts)) < len(hosts):
+            found |= set(family.features)
+    return frozenset(found)
 
 
 def store_class(config: Config) -> type[MemoryStore]:

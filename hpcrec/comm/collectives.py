@@ -192,6 +192,32 @@ class Collectives:
                 windows.swap(recv, sent_at_R, recv_at_R, recv_bytes_R)
         return recv.view(send.dtype)
 
+    def alltoallv_told(self, send: NDArray[Any], send_bytes_R: Ints, tag: str) -> list[NDArray[np.uint8]]:
+        """The same between ranks of which each knows just what it sends; returns what came from each, to be read soon.
+
+        Through shared memory that is what lies in the others' windows, until this rank's next message.
+
+        Raises
+        ------
+        HpcrecError
+            As of ``alltoallv``.
+        """
+        windows = self._windows
+        if windows is None or len(windows.local_L) < self.size or self._levels is not None:
+            sizes_R = self.alltoall(send_bytes_R[:, None], tag)[:, 0]
+            came = self.alltoallv(send, send_bytes_R, sizes_R, tag).view(np.uint8)
+            return np.split(came[: int(sizes_R.sum())], np.cumsum(sizes_R)[:-1])
+        sent_at_R = self._places(send_bytes_R, "send")
+        self.ledger.add(tag, self._ranks_R, send_bytes_R)
+        if send is not self._in_window:
+            given, send = send, windows.room(send.nbytes).view(send.dtype)
+            send[:] = given
+        self._in_window = None
+        with self.lane.inside(tag):
+            turn = windows.begin(sent_at_R, send_bytes_R, np.zeros(self.size, np.int64))
+        sizes = [int(windows.sizes(rank, turn)[self.rank]) for rank in range(self.size)]
+        return [windows.part(rank, turn, self.rank, n_bytes) for rank, n_bytes in enumerate(sizes)]
+
     def _through_mpi(
         self, send: NDArray[Any], sizes_R: Ints, at_R: Ints, recv: NDArray[Any], recv_sizes_R: Ints, recv_at_R: Ints
     ) -> None:

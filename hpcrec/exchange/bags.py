@@ -8,7 +8,7 @@ Legend: ``E`` entries of all owners, ``K`` ids, ``V`` bags, ``N`` cells (entries
 ranks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,6 +158,9 @@ class Splitter:
     forms : list of Form
         Each with a bundle of its own, in the order of the layout's entries.
     entries : Entries
+    answers : callable
+        Requests -> the same with ``bag`` and ``bags_E`` of the vectors that answer them: by default one a bag that is
+        asked for.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class Splitter:
         self._features = [f for f in layout.form_of if f in features]
         self.forms = [form for form in layout.bundled() if features.issuperset(form.features)]
         self.entries = Entries(layout, [form.features for form in self.forms], weighted, only=only)
+        self.answers: Callable[[Requests], Requests] = lambda requests: requests
 
     def columns(self, bags: Bags, n_samples: int, samples: slice) -> dict[str, Column]:
         """The bags of some of ``n_samples`` samples, feature by feature.

@@ -414,6 +414,7 @@ class DenseSide:
         message, id_bytes_R = np.empty(0, np.uint8), np.zeros(self._size, np.int64)
         if room is not None:
             message, id_bytes_R = self._written(requests, room)
+        requests = self._splitter.answers(requests)
         value_S, gradient_S, value_R, gradient_R, partials, inside_N = self._places(requests, n_samples)
         first_E = cumulative(requests.bags_E)
         kept, wanted = ((), None) if self.copies is None else self.copies.kept(self._of_copies(dealt))

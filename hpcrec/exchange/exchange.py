@@ -45,7 +45,7 @@ from functools import partial
 import numpy as np
 
 from hpcrec.comm.collectives import Collectives
-from hpcrec.comm.sizes import UNIT_BYTES, padded_bytes
+from hpcrec.comm.sizes import UNIT_BYTES
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
 from hpcrec.embedding.load import Load
@@ -55,8 +55,8 @@ from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.codec import Codec, Elementwise, Kept
 from hpcrec.exchange.codecs import codec_for
-from hpcrec.exchange.dense_side import DenseSide
 from hpcrec.exchange.forms.conditional import Conditional, Keeping
+from hpcrec.exchange.host_sums import HostSums
 from hpcrec.exchange.id_reader import IdReader
 from hpcrec.exchange.in_parts import InParts
 from hpcrec.exchange.inputs import Gradients, Inputs
@@ -64,13 +64,14 @@ from hpcrec.exchange.kept import KeptRows
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Thresholding, make_masks
 from hpcrec.exchange.norms import ColumnNorms
-from hpcrec.exchange.owner_side import OwnerSide
+from hpcrec.exchange.passage import Passage, Passing
 from hpcrec.exchange.record import CopiesRecord
 from hpcrec.exchange.reduction import Reduction
 from hpcrec.exchange.route import Reading, Route
+from hpcrec.exchange.sides import Sides
 from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.tensors import Here, Where
-from hpcrec.exchange.way import Passage, Way, make_way
+from hpcrec.exchange.way import Way, make_way
 from hpcrec.operators.base import Operator
 from hpcrec.types import Batch, Floats, GlobalIds
 
@@ -177,26 +178,27 @@ class Exchange:
         teller_of = verdict.tellers(layout.legs, topology.owners, topology.dense)
         self._teller = teller_of.get(rank, -1)
         self._due_R = UNIT_BYTES * (np.arange(self._size) == self._teller)  # of gradients, where nothing is held
+        sides = Sides(topology, layout, self.reduction, keeps, parts, self._keeping)
         if store is not None and leg is not None:
-            self._owner_side = self._serving(store, weighted, load, keeps=keeps, parts=parts)
+            self._owner_side = sides.owner(store, operators, weighted, load, self._teller)
             self.masks = None if thresholding is None else make_masks(leg, thresholding, topology.table_sets)
         self.features = layout.visible if reads_ids else tuple(layout.form_of)
         self.held = layout.held(topology.rank) if reads_ids else ()
         split = partial(Splitter, layout, seed=seed, weighted=weighted, dtype=dtype)
         if topology.is_dense:
             tells = [r for r, by in teller_of.items() if by == rank]
-            self._dense_side = self._asking(split(set(self.features)), tells, parts=parts)
+            self._dense_side = sides.dense(split(set(self.features)), store, tells, self._where.assembler)
         self._reads_ids = reads_ids
         if self.held:
             self._reader = IdReader(split(set(self.held), only=rank), topology.dense)
         self._norms = ColumnNorms(world, layout, self.dtype)
         self._codec = self._codec_on(lane or world.main, codec, direct=direct)
+        self._sums = HostSums(world, layout, self.dtype, self._codec, self._teller) if layout.added else None
         self._back = self._codec if back is None else self._codec_on(back, codec, direct=direct)  # of gradients
-        among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
-        self._among = None if among.idle else among
+        self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
         self._left = {name: layout.left.get(name, operator) for name, operator in operators.items()}
         entries = None if self._dense_side is None else self._dense_side.entries
-        self._way = make_way(world, layout, operators, entries, self.dtype, codec, lane)
+        self._way: Passing | None = make_way(world, layout, operators, entries, self.dtype, codec, lane) or self._sums
         self._in_parts = self._parted() if parts else None
         self.copies = self._kept_rows(lane or world.main, back) if layout.conditional else None
 
@@ -218,41 +220,6 @@ class Exchange:
     def two_lanes(self) -> bool:
         """Whether ``learn`` is called by another thread than ``read``."""
         return self._back is not self._codec
-
-    def _serving(self, store: Store, weighted: set[str], load: Load | None, *, keeps: bool, parts: bool) -> OwnerSide:
-        topology = self._world.topology
-        return OwnerSide(
-            store,
-            self.layout,
-            topology.rank,
-            self._operators,
-            weighted=weighted,
-            size=self._size,
-            pad=padded_bytes,
-            load=load,
-            sent=partial(self.reduction.sent, topology.rank),
-            sets=topology.table_sets,
-            teller=self._teller,
-            keeps=keeps,
-            parts=parts,
-            keeping=self._keeping,
-        )
-
-    def _asking(self, splitter: Splitter, tells: list[int], *, parts: bool) -> DenseSide:
-        topology = self._world.topology
-        return DenseSide(
-            splitter,
-            self.layout,
-            replicas=self.store,
-            size=self._size,
-            pad=padded_bytes,
-            far=topology.far,
-            sent=lambda holder: self.reduction.sent(holder, topology.rank),
-            tells=tells,
-            parts=parts,
-            device=self._where.assembler,
-            keeping=self._keeping,
-        )
 
     @property
     def holds_back(self) -> bool:
@@ -337,22 +304,26 @@ class Exchange:
             control_R["id_bytes"] = asked.id_bytes_R
         words_RM = control_R.view(np.int64).reshape(self._size, -1)
         heard_R = route.alltoall(words_RM, "control").view(_CONTROL).reshape(self._size)
-        served, owner_side, bytes_R = None, self._owner_side, np.ascontiguousarray(heard_R["id_bytes"])
+        received, served, owner_side, bytes_R = None, None, self._owner_side, np.ascontiguousarray(heard_R["id_bytes"])
         if not self._reads_ids:
             sent_R = self._zeros_R if asked is None else asked.id_bytes_R
             came = route.alltoallv(message, sent_R.copy(), bytes_R, "ids")
-            if owner_side is not None:
-                served = owner_side.read(owner_side.decoded(came, bytes_R, train=train), reading.sets, train=train)
-        elif self._reader is not None and owner_side is not None:
+            received = None if owner_side is None else owner_side.decoded(came, bytes_R, train=train)
+        elif self._reader is not None:
             assert ids is not None, "an owner that reads ids was given none"
-            served = owner_side.read(self._reader.received(ids), reading.sets, train=train)
-            if ids.coming is not None:
+            received = self._reader.received(ids)
+        if owner_side is not None and received is not None:
+            some = received if self._sums is None else self._sums.without_empty(received)
+            served = owner_side.read(some, reading.sets, train=train)
+            if self._reader is not None and ids is not None and ids.coming is not None:
                 owner_side.look(ids.coming, self._reader, reading.sets)
         weights_R = np.ascontiguousarray(heard_R["weight"])
         total, stop = float(weights_R.sum()), bool(heard_R["stop"].any())
         save_failed = bool(heard_R["save_failed"].any())
-        passage = None
-        if self._way is not None:
+        passage: Passage | None = None
+        if self._sums is not None:
+            passage = self._sums.passage(asked, served, received)
+        elif isinstance(self._way, Way):
             sizes = (self._zeros_R, self._due_R)
             if served is not None:
                 sizes = served.value_bytes_R, served.gradient_bytes_R
@@ -402,19 +373,19 @@ class Exchange:
                 if asked is not None and self._keeps and (way is not None or self.two_lanes):
                     asked = asked.take_copies()  # steps before may be learned until they are assembled
         with self._timer("values"), self._counting(route.counted):
-            if self._among is not None:
+            if not self._among.idle:
                 self._among.forward(None if served is None else served.partials, train=route.train)
             if self._owner_side is not None and served is not None:
                 self._owner_side.write(served, sent)
             if way is not None and passage is not None:
                 passage.flat = way.forward(passage, sent, way.ahead, train=route.train)
                 route.asked = asked
-                return
-            spans = None if served is None else served.spans
-            received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)
+            else:
+                spans = None if served is None else served.spans
+                received, route.kept = self._codec.values(sent, sent_R, wanted_R, spans, train=route.train)
             if self.copies is not None:
                 self.copies.bring(route, apart, copied)
-        if asked is not None:
+        if asked is not None and way is None:
             with self._timer("assemble"):
                 route.arrived = asked.assemble(self._where.assembler, received, self.layout.groups)
 
@@ -480,7 +451,7 @@ class Exchange:
         (leaves, partials), route.arrived = route.arrived, None
         return Inputs(leaves, partials, self.layout, self._left, train=route.train, where=self._where)
 
-    def _arrive(self, route: Route, passage: Passage, way: Way) -> None:
+    def _arrive(self, route: Route, passage: Passage, way: Passing) -> None:
         flat, passage.flat = passage.flat, None
         assert flat is not None, "inputs follow a read, once"
         with self._timer("values"), self._counting(route.counted):
@@ -573,7 +544,7 @@ class Exchange:
             if learned:
                 if self._owner_side is not None and served is not None:
                     self._owner_side.read_gradients(served, received)
-                if self._among is not None:
+                if not self._among.idle:
                     self._among.backward(None if served is None else served.partials)
             pushed = None if self.copies is None else self.copies.push(route, self.dtype)
         with rows:

@@ -38,7 +38,8 @@ class Entry:
     """Ids that travel together to one holder.
 
     ``features`` is one feature unless the form is ``bundled``; ``part`` is the holder's part of the family.
-    ``every_bag``: empty bags are sent too, because the holder has to know which sample a bag is of.
+    ``every_bag``: empty bags are sent too, because the holder has to know which sample a bag is of: it computes
+    operators of them, or adds their vectors to those of other holders (``host_sums``).
     """
 
     family: Family
@@ -117,6 +118,8 @@ class Layout:
         Every vector stays that can, also where more crosses so (``stay``).
     learned : bool
         Whether operators with dense parameters may be computed at holders.
+    added : set of str
+        Features of which the owners of a host may add the parts of a bag.
 
     Raises
     ------
@@ -136,6 +139,8 @@ class Layout:
         Operator -> those of its lookups that it is computed of where their rows are.
     way : tuple of type of Stage
         What all messages pass between holders and dense ranks.
+    added : frozenset of str
+        Features of which they do: whose vectors are sums of parts, and travel.
     left : dict of str to Operator
         Operators of which stages leave something else for dense ranks to compute: that.
     staged : tuple of nn.Parameter
@@ -156,6 +161,7 @@ class Layout:
         one_hot: AbstractSet[str] = frozenset(),
         most_stay: bool = False,
         learned: bool = True,
+        added: AbstractSet[str] = frozenset(),
     ) -> None:
         check_pooled(operators)
         self.tables = dict(tables)
@@ -181,6 +187,8 @@ class Layout:
         folded = (w for name, some in self.substituted.items() for w in weights_of(operators[name], some))
         self.away = (*folded, *self.staged)
         self.groups, self.place = _leaves(tables, [k for k in lookups if k not in hidden])
+        stays = {k.feature for k in hidden}
+        self.added = frozenset(f for f in added if f not in stays and self._adds(f)) if not self.way else frozenset()
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
 
@@ -201,6 +209,12 @@ class Layout:
                 f"({self.family_of[feature].kind}). Set embedding.tables.<table>.shard = 'replicate' instead."
             )
         return form
+
+    def _adds(self, feature: str) -> bool:
+        """Whether the vectors that answer a bag of a feature are added up, one from each part of its tables' rows."""
+        form, family = FORMS[self.form_of[feature]], self.family_of[feature]
+        sums = form.meets(family) and form.answers == 1 and not form.conditional
+        return sums and family.kind == "row" and self.pooling[feature] != "max"
 
     def _way(self) -> tuple[type[Stage], ...]:
         ways = {FORMS[form].stages: feature for feature, form in self.form_of.items() if FORMS[form].stages}
@@ -278,7 +292,7 @@ class Layout:
                 stay = [
                     (s, lookups[entry.features[0], s.table]) for s in own if (entry.features[0], s.table) in lookups
                 ]
-                kept.append(replace(entry, every_bag=bool(stay)))
+                kept.append(replace(entry, every_bag=bool(stay) or entry.features[0] in self.added))
                 if entry.form.conditional:
                     apart += own
                     continue

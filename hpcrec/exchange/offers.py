@@ -43,6 +43,8 @@ class Offers:
         Whether operators with dense parameters may be computed at holders, who then train these for all dense ranks.
     kept : str, optional
         The form under which dense ranks keep rows, where the policy has one: what features have that do not leave it.
+    added : set of str
+        As of ``Layout``.
 
     Attributes
     ----------
@@ -70,6 +72,7 @@ class Offers:
         thresholded: bool = False,
         learned: bool = True,
         kept: str | None = None,
+        added: AbstractSet[str] = frozenset(),
     ) -> None:
         self.forms = offered(thresholded=thresholded)
         self.kept = kept
@@ -78,6 +81,7 @@ class Offers:
         self._forms = dict(forms)
         self._default_form = default_form
         self._parts = tables, lookups, operators, one_hot
+        self._added = added
         self.operators = dict(operators)
         self.dense = tuple(dense)
         sharded = [f for family in families if family.kind != "replicate" for f in family.features]
@@ -126,6 +130,7 @@ class Offers:
             one_hot=one_hot,
             most_stay=most_stay,
             learned=self.learned,
+            added=self._added,
         )
 
     def single(self, form: str) -> dict[str, str]:

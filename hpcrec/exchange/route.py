@@ -11,7 +11,7 @@ from hpcrec.exchange.copies import Came, Wanted
 from hpcrec.exchange.dense_side import Arrived, Asked
 from hpcrec.exchange.forms.conditional import Asked as AskedRows
 from hpcrec.exchange.forms.conditional import Push
-from hpcrec.exchange.way import Passage
+from hpcrec.exchange.passage import Passage
 from hpcrec.exchange.work import Served
 from hpcrec.types import Floats, Ints
 

@@ -31,6 +31,8 @@ from hpcrec.exchange.bags import Entries, cumulative, ranges
 from hpcrec.exchange.codec import Bundles, Elementwise, make_codec
 from hpcrec.exchange.dense_side import Asked
 from hpcrec.exchange.layout import Layout, Stream
+from hpcrec.exchange.passage import Passage
+from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.stages.stage import Stage, Vectors
 from hpcrec.operators.base import Operator
 from hpcrec.types import Floats, Ints
@@ -38,9 +40,9 @@ from hpcrec.types import Floats, Ints
 _NUMBERS = 8  # a unit of messages has so many
 
 
-@dataclass
-class Passage:
-    """One step's messages on their way.
+@dataclass(kw_only=True)
+class StagedPassage(Passage):
+    """One step's messages past stages.
 
     Attributes
     ----------
@@ -50,14 +52,11 @@ class Passage:
         Of each stage: bags of each entry of its messages here.
     kept : dict of int to object
         What each stage wants to know on the way back.
-    flat : float or None
-        The messages, where they wait for the step.
     """
 
     bytes_of: dict[str, list[Ints]]
     bags: list[Ints]
     kept: dict[int, Any] = field(default_factory=dict)
-    flat: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,12 @@ class Transfer:
         self._number, self._codec = number, codec
         self._near, self._far = near, far
 
-    def forward(self, passage: Passage, flat: Floats) -> Floats:
+    def forward(self, passage: StagedPassage, flat: Floats) -> Floats:
         """Values that leave this rank -> those that arrive here."""
         bytes_P, p = passage.bytes_of["values"], self._number
         return _cross(flat, (bytes_P[p], self._near), (bytes_P[p + 1], self._far), self._codec, "values", 0)
 
-    def backward(self, passage: Passage, flat: Floats, behind_bytes: int) -> Floats:
+    def backward(self, passage: StagedPassage, flat: Floats, behind_bytes: int) -> Floats:
         """Gradients of what arrived here -> those of what left, with room behind them."""
         bytes_P, p = passage.bytes_of["gradients"], self._number
         far, near = (bytes_P[p + 1], self._far), (bytes_P[p], self._near)
@@ -143,8 +142,9 @@ class Way:
         for p, stage in enumerate((None, *stages)):
             near, far = self._end(p, self._rank_PM[p + 1]), self._end(p + 1, self._rank_PM[p])
             hops.append((p, stage, Transfer(p, near, far, codec if p < n_ahead else codec_of_step)))
-        self.slices = [own for stage in stages for own in stage.slices]
-        self.ahead, self.current = hops[:n_ahead], hops[n_ahead:]
+        self.slices: Sequence[Slice] = [own for stage in stages for own in stage.slices]
+        self.ahead: Sequence[Hop] = hops[:n_ahead]
+        self.current: Sequence[Hop] = hops[n_ahead:]
         self._streams = self._passing(layout)
         self._tell(layout, entries)
 
@@ -181,7 +181,9 @@ class Way:
         self._heard_bytes_R = np.bincount(of, minlength=self._size) * self._width * _NUMBERS
         self._heard_ends = cumulative(np.array([len(self._here[p]) for p in between], np.int64))
 
-    def passage(self, route: Collectives, asked: Asked | None, value_bytes_R: Ints, gradient_bytes_R: Ints) -> Passage:
+    def passage(
+        self, route: Collectives, asked: Asked | None, value_bytes_R: Ints, gradient_bytes_R: Ints
+    ) -> StagedPassage:
         """Sizes of this step's messages at all places; collective.
 
         Parameters
@@ -209,7 +211,7 @@ class Way:
             tag: [sent_R[first], *(rows[:, i] for rows in middle), got_R[last]]
             for i, (tag, (sent_R, got_R)) in enumerate(zip(("values", "gradients"), ends, strict=True))
         }
-        return Passage(bytes_of, [rows[:, 2:] for rows in middle])
+        return StagedPassage(bytes_of=bytes_of, bags=[rows[:, 2:] for rows in middle])
 
     def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
         """Where messages of these sizes are written, and room behind them; memory that nobody uses again."""
@@ -217,7 +219,7 @@ class Way:
         clear_padding(room, bytes_R)
         return room.view(self._dtype)
 
-    def forward(self, passage: Passage, flat: Floats, hops: Sequence[Hop], *, train: bool) -> Floats:
+    def forward(self, passage: StagedPassage, flat: Floats, hops: Sequence[Hop], *, train: bool) -> Floats:
         """Values on one part of the way."""
         for place, stage, transfer in hops:
             if stage is not None:
@@ -226,7 +228,7 @@ class Way:
             flat = transfer.forward(passage, flat)
         return flat
 
-    def backward(self, passage: Passage, flat: Floats, hops: Sequence[Hop], behind_bytes: int = 0) -> Floats:
+    def backward(self, passage: StagedPassage, flat: Floats, hops: Sequence[Hop], behind_bytes: int = 0) -> Floats:
         """Gradients, the other way; with room behind what comes to an owner."""
         for place, stage, transfer in reversed(hops):
             flat = transfer.backward(passage, flat, 0 if place else behind_bytes)
@@ -234,7 +236,7 @@ class Way:
                 self._back(stage, list(self._vectors(passage, place, "gradients", flat)), passage.kept.pop(place))
         return flat
 
-    def _vectors(self, passage: Passage, place: int, tag: str, flat: Floats) -> Iterator[Vectors]:
+    def _vectors(self, passage: StagedPassage, place: int, tag: str, flat: Floats) -> Iterator[Vectors]:
         """Those of all messages here that stages are given; empty ones are left out."""
         here, bags_NE = self._here[place], passage.bags[place - 1]
         begins = cumulative(passage.bytes_of[tag][place]) // self._dtype.itemsize

@@ -30,16 +30,6 @@ CASES: dict[str, dict[str, Any]] = {
     "cached": {"policy": {"name": "cached", "staleness": 2, "capacity": 9}},
     "cached ahead": {"policy": {"name": "cached", "staleness": 2, "lookahead": 1}},
     "ids that owners read": {"exchange": {"ids": "read"}},
-    "sums among owners": {
-        "model": {"name": "fm"},
-        "exchange": {"form": "partial", "reduce": "owners"},
-        "topology": EVERY_RANK,
-    },
-    "sums at the host": {
-        "model": {"name": "fm"},
-        "exchange": {"form": "partial", "reduce": "host"},
-        "topology": EVERY_RANK,
-    },
     "groups": {
         "dense": {"codistillation": {"groups": 2, "weight": 0.5, "burn_in_steps": 1}},
         "topology": EVERY_RANK,
@@ -50,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def config_of(folder: Path, path: str, **sections: dict[str, Any]) -> Config:
-    wanted = {**sections, "exchange": {**sections.get("exchange", {}), "path": path}}
+    wanted = {**sections, "exchange": {"reduce": "dense", **sections.get("exchange", {}), "path": path}}
     return config_for(folder, **{**wanted, "train": {"steps": 5, **sections.get("train", {})}})
 
 

@@ -1,0 +1,96 @@
+"""Which owner of a host sends the sums of bags' parts that its owners have: planned alike by every rank.
+
+Rows of a table may be dealt over several owners of a host, each of which has a part of a bag. For a dense rank on
+another host they add these parts before they cross (``host_sums``): one of them, the *root*, sends the sums, of all
+bags of which any of them has a part, and is sent their gradients. Who it is goes by turns over dense ranks and
+features. For a dense rank of their own host they add nothing: no byte across hosts is saved.
+
+Knows the layout, roles, hosts, and how many bags entries have; knows no MPI and no vectors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hpcrec.exchange.bags import Entries, Requests, cumulative, ranges
+from hpcrec.exchange.layout import Layout
+
+
+class Roots:
+    """Those of one layout.
+
+    Parameters
+    ----------
+    layout : Layout
+    dense : sequence of int
+        World ranks that are sent vectors.
+    host_of : sequence of int
+        Host of each world rank.
+    """
+
+    def __init__(self, layout: Layout, dense: Sequence[int], host_of: Sequence[int]) -> None:
+        self._turn, self._host_of = {rank: i for i, rank in enumerate(dense)}, tuple(host_of)
+        self._dense_hosts = {self._host_of[rank] for rank in dense}
+        self._members: dict[tuple[tuple[str, ...], int], list[int]] = {}
+        self._number = {form.features: b for b, form in enumerate(layout.bundled())}
+        for holder, leg in sorted(layout.legs.items()):
+            for entry in leg.entries:
+                if entry.features[0] in layout.added:
+                    self._members.setdefault((entry.features, self._host_of[holder]), []).append(holder)
+
+    def on_host(self, rank: int) -> bool:
+        """Whether anything is added on a rank's host."""
+        host = self._host_of[rank]
+        several = any(len(ranks) > 1 for (_, at), ranks in self._members.items() if at == host)
+        return several and bool(self._dense_hosts - {host})
+
+    def members(self, features: tuple[str, ...], rank: int) -> list[int]:
+        """The holders on a rank's host that have parts of a bundle's bags, ascending: the order of the sum."""
+        return self._members.get((features, self._host_of[rank]), [])
+
+    def adds(self, features: tuple[str, ...], holder: int, dense: int) -> bool:
+        """Whether what a holder has of a bundle for a dense rank is added to what others of its host have."""
+        return len(self.members(features, holder)) > 1 and self._host_of[holder] != self._host_of[dense]
+
+    def of(self, features: tuple[str, ...], holder: int, dense: int) -> int:
+        """Who sends what a holder has of a bundle for a dense rank: itself, where nothing is added."""
+        if not self.adds(features, holder, dense):
+            return holder
+        members = self.members(features, holder)
+        return members[(self._turn[dense] + self._number[features]) % len(members)]
+
+
+class Answered:
+    """What a dense rank is sent for what it asks.
+
+    Parameters
+    ----------
+    entries : Entries
+        Of all owners.
+    layout : Layout
+    roots : Roots
+    dense : int
+        This rank.
+    """
+
+    def __init__(self, entries: Entries, layout: Layout, roots: Roots, dense: int) -> None:
+        at = {name: e for e, name in enumerate(entries.names())}
+        self._adds_E = np.array([features[0] in layout.added for _, features in at], bool)
+        root_E = [at[roots.of(features, holder, dense), features] for holder, features in at]
+        self._root_E = np.array(root_E, np.int64)
+
+    def __call__(self, requests: Requests) -> Requests:
+        """``bag`` and ``bags_E`` of the vectors that come: of bags that are not empty, from their root, in order."""
+        bags_E, adds_E = requests.bags_E, self._adds_E
+        first_E = cumulative(bags_E)[:-1]
+        mine = np.flatnonzero(adds_E & (bags_E > 0))
+        at = ranges(first_E[mine], bags_E[mine])
+        some = requests.lengths[at] > 0
+        sent_ES = np.zeros((len(bags_E), int(bags_E[mine].max()) if len(mine) else 0), bool)
+        sent_ES[np.repeat(self._root_E[mine], bags_E[mine])[some], requests.bag[at][some]] = True
+        sent_E = np.where(adds_E, sent_ES.sum(axis=1), bags_E)
+        bag, begins_E = np.empty(int(sent_E.sum()), np.int64), cumulative(sent_E)[:-1]
+        bag[ranges(begins_E[adds_E], sent_E[adds_E])] = np.nonzero(sent_ES)[1]
+        bag[ranges(begins_E[~adds_E], sent_E[~adds_E])] = requests.bag[ranges(first_E[~adds_E], bags_E[~adds_E])]
+        return replace(requests, bag=bag, bags_E=sent_E)

@@ -1,0 +1,195 @@
+"""Parts of bags are added among the owners of a host before they cross: the same sums, in fewer bytes."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.comm import world as world_module
+from hpcrec.comm.ledger import TAGS
+from hpcrec.config import Config
+from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.roots import Roots
+from hpcrec.training.session import Session
+from tests.reference import GlobalBatch
+from tests.together import on_every_rank
+from tests.training.runs import config_for, finished, gather_tables, global_batches, write_data
+from tests.training.test_equivalence import roles_for
+from tests.training.test_levels import CASES as LEVELS
+from tests.training.test_nonfinite import spoil
+
+COMM = MPI.COMM_WORLD
+EVERY_RANK = {"mode": "fused"}
+ROWS = {"embedding": {"tables": {name: {"shard": "row"} for name in ("user", "item", "tag")}}}
+HOSTS = {
+    2: ((0, 0), (0, 1)),
+    3: ((0, 0, 1), (0, 1, 0), (0, 1, 1)),
+    4: ((0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 1), (0, 1, 2, 2)),
+}
+CASES: dict[str, dict[str, Any]] = {
+    **LEVELS,
+    "rows and sums": {"exchange": {"forms": {"item": "rows", "user": "rows"}}},
+    "bf16": {"exchange": {"codec": "bf16"}, "train": {"dtype": "float32"}},
+    **{
+        f"partial results added by {way}": {
+            "model": {"name": "fm"},
+            "exchange": {"form": "partial", "reduce": way},
+            "topology": EVERY_RANK,
+        }
+        for way in ("host", "owners")
+    },
+    "wide tables beside": {"model": {"name": "wide_deep"}},
+    "hybrid, copies, sums": {
+        "policy": {"name": "cached", "staleness": 2, "lookahead": 1},
+        "exchange": {"forms": {"history": "pooled", "tag": "pooled"}},
+        "embedding": {"share": {}},
+    },
+}
+NOTHING_ADDED = {"rows", "thresholds", "ahead", "cached", "cached ahead"}
+
+
+def config_of(folder: Path, path: str, **sections: dict[str, Any]) -> Config:
+    wanted = {**sections, "exchange": {**sections.get("exchange", {}), "path": path}}
+    return config_for(folder, **{**wanted, "train": {"steps": 5, **sections.get("train", {})}})
+
+
+def on_hosts(monkeypatch: pytest.MonkeyPatch, hosts: tuple[int, ...]) -> None:
+    monkeypatch.setattr(world_module, "hosts_of", lambda comm: hosts)
+
+
+def close(found: Any, wanted: Any, about: object, most: float = 1e-12) -> None:
+    """Losses, rows and dense parameters, but for the order of sums."""
+    with on_every_rank():
+        np.testing.assert_allclose(found[0], wanted[0], rtol=0, atol=most, err_msg=f"{about}")
+        for of, those in zip(found[1:], wanted[1:], strict=True):
+            assert of.keys() == those.keys()
+            for name, rows in those.items():
+                np.testing.assert_allclose(of[name], rows, rtol=0, atol=most, err_msg=f"{name}: {about}")
+
+
+def dynamic_of(session: Session) -> dict[str, np.ndarray]:
+    """Of dynamic tables which ids this rank has, and their rows."""
+    store = session.parts.store
+    found = {}
+    for table in [] if store is None else store.tables:
+        for n, (ids, rows, _) in enumerate(store.export(table)):
+            found[f"{table} {n}"] = np.column_stack([ids, rows])
+    return found
+
+
+def ran(config: Config) -> tuple[Any, frozenset[str]]:
+    with open_session(config) as session:
+        main = session.parts.world.main
+        losses = [float(main.allreduce(np.array([step.run()]))[0]) for step in session.steps()]
+        session.parts.pipeline.settle()
+        held = dynamic_of(session)
+        return (losses, held), session.parts.exchange.layout.added
+
+
+@pytest.mark.parallel([3, 4])
+def test_every_run_is_the_flat_one_but_for_the_order_of_sums(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    roles, hosts, added = itertools.cycle(roles_for(COMM.size)), itertools.cycle(HOSTS[COMM.size]), set[str]()
+    for name, sections in CASES.items():
+        if name == "groups" and COMM.size % 2:
+            continue
+        on_hosts(monkeypatch, next(hosts))
+        rows = {} if "embedding" in sections else ROWS
+        given = {"topology": next(roles), **rows, **sections}
+        (wanted, none), (found, of) = (ran(config_of(folder, path, **given)) for path in ("flat", "levels"))
+        assert not none
+        added |= {name} if of else set()
+        # a difference in the last bit is rounded to another half, or grows where a gradient is divided by its own size
+        close(found, wanted, (name, given), {"adam": 1e-9, "halves": 1e-3, "bf16": 5e-3}.get(name, 1e-12))
+    with on_every_rank():
+        assert not added & NOTHING_ADDED, added
+        assert len(added) >= len(CASES) // 3, added
+
+
+@pytest.mark.parallel([3, 4])
+def test_evaluations_and_steps_that_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    on_hosts(monkeypatch, (0, 0, 1, 1)[: COMM.size])
+    data = {name: str(folder / "data.h5") for name in ("train", "validation")}
+    for policy in ({}, {"policy": {"name": "hybrid", "staleness": 2}}):
+        seen = []
+        for path in ("flat", "levels"):
+            more = {"data": data, "train": {"nonfinite": "skip"}, "topology": EVERY_RANK, **ROWS, **policy}
+            with open_session(config_of(folder, path, **more)) as session:
+                for step in session.steps():
+                    if step.number == 2:
+                        spoil(session, step)
+                    step.run()
+                assert session.guard.skipped == 1
+                seen.append(([session.evaluate("validation")["logloss"]], gather_tables(session)))
+        close(seen[1], seen[0], policy)
+
+
+@pytest.mark.parallel([3, 4])
+def test_goes_on_with_its_bits_and_on_other_hosts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    keep: dict[str, Any] = {"checkpoint": {"every": 2}, "topology": EVERY_RANK, **ROWS}
+    keep["data"] = {"train": str(folder / "data.h5"), "chunk": 8, "window": 3}
+    on_hosts(monkeypatch, (0, 0, 1, 1)[: COMM.size])
+    wanted = finished(config_of(folder / "whole", "levels", **keep), gather_tables)
+    for name, hosts in (("the same", (0, 0, 1, 1)), ("others", (0, 1, 1, 0)), ("one", (0, 0, 0, 0))):
+        on_hosts(monkeypatch, (0, 0, 1, 1)[: COMM.size])
+        config = config_of(folder / name, "levels", **keep)
+        finished(config, gather_tables, stop_at=2)
+        assert find_checkpoint(config.run.folder) is not None
+        on_hosts(monkeypatch, hosts[: COMM.size])
+        found = finished(config, gather_tables, resume=True)
+        close(([], found), ([], wanted), name, 0.0 if name == "the same" else 1e-12)
+
+
+def vectors(layout: Layout, roots: Roots, session: Session, batch: GlobalBatch) -> Iterator[tuple[int, int, int]]:
+    """Of a batch: elements of pooled vectors by who sends them and to whom, counted one bag at a time."""
+    topology, widths = session.topology, {name: spec.width for name, spec in session.parts.tables.items()}
+    cuts = session.parts.splits["train"].order.deal(len(batch.label), len(topology.dense))
+    for part, dense in enumerate(topology.dense):
+        for feature, family in layout.family_of.items():
+            ids, offsets = batch.bags[feature].ids, batch.bags[feature].offsets
+            sent = set()
+            for sample in range(int(cuts[part]), int(cuts[part + 1])):
+                mine = np.asarray(ids[offsets[sample] : offsets[sample + 1]])
+                for of in family.deal(mine)[0] if len(mine) else ():
+                    holder = family.holders[int(of)]
+                    sent.add((roots.of((feature,), holder, dense) if feature in layout.added else holder, sample))
+            for sender, _ in sent:
+                yield sender, dense, sum(widths[t] for t in layout.tables_of[feature])
+
+
+@pytest.mark.parallel([3, 4])
+def test_what_crosses_is_a_vector_for_each_bag_and_host(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    hosts = (0, 0, 1, 1)[: COMM.size]
+    on_hosts(monkeypatch, hosts)
+    shard = {"embedding": {"share": {}, "tables": {f: {"shard": "row"} for f in ("user", "item", "history", "tag")}}}
+    crossed = {}
+    for path in ("flat", "levels"):
+        with open_session(config_of(folder, path, topology=EVERY_RANK, **shard)) as session:
+            layout, topology = session.parts.exchange.layout, session.topology
+            roots, expected = Roots(layout, topology.dense, topology.host_of), 0
+            for batch in global_batches(session, session.total_steps):
+                elements = Counter[tuple[int, int]]()
+                for sender, dense, n in vectors(layout, roots, session, batch):
+                    elements[sender, dense] += n
+                messages = [8 * n for (a, b), n in elements.items() if hosts[a] != hosts[b]]
+                expected += sum(-(-n // 64) * 64 for n in messages)
+            for step in session.steps():
+                step.run()
+            session.parts.pipeline.settle()
+            crossed[path] = COMM.allreduce(session.parts.world.ledger.snapshot())[:, 1]
+            with on_every_rank():
+                assert layout.added == (frozenset() if path == "flat" else {"history", "tag"})
+                assert crossed[path][TAGS.index("values")] == expected, path
+    with on_every_rank():
+        for tag in ("values", "gradients"):
+            assert crossed["levels"][TAGS.index(tag)] < crossed["flat"][TAGS.index(tag)], tag
