@@ -223,6 +223,7 @@ def make_offers(
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
     placements = {name: _placement(config, name, beside[name]) for name in widths}
     thresholded = config.exchange.codec == "dct"
+    adds = not reading and _hosts_add(config, topology, levels)
     families = build_families(
         tables,
         dataset.features,
@@ -234,13 +235,14 @@ def make_offers(
         reading=reading,
         # thresholded in parts, vectors would keep one element at least of each part, however small it is
         whole_rows=thresholded and config.exchange.dct.density < 1,
+        hosts=[topology.host_of[rank] for rank in topology.owners],
+        within=adds,
     )
     rows = {name: family.rows for family in families for name in family.tables}
     tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
     sets, copied = topology.table_sets, [f for f in families if all(placements[t] == Placement() for t in f.tables)]
     replicable = _bytes_of_copies(config, tables, copied, sets)
     one_hot = {f.name for f in dataset.features if not dataset.jagged(f.name)}
-    by_levels = config.exchange.path == "levels" if levels is None else levels
     offers = Offers(
         tables,
         families,
@@ -254,7 +256,7 @@ def make_offers(
         thresholded=thresholded,
         learned=topology.groups == 1,
         kept=_kept_form(config),
-        added=frozenset() if reading or not by_levels else _added(config, families, topology) - one_hot,
+        added=_added(families, topology) - one_hot if adds else frozenset(),
     )
     every = tables_in(sets, tables)
     _check_names(every)
@@ -288,11 +290,16 @@ def _bytes_of_copies(
     }
 
 
-def _added(config: Config, families: Sequence[Family], topology: Topology) -> frozenset[str]:
-    """Features of which the owners of a host may add what they have of a bag, for dense ranks of other hosts."""
+def _hosts_add(config: Config, topology: Topology, levels: bool | None) -> bool:
+    """Whether owners of a host may add what they have of a bag, for dense ranks of other hosts."""
     parts = getattr(make_policy(config), "parts", False)  # of a step, which cross apart
-    if config.exchange.reduce == "dense" or config.exchange.codec == "dct" or parts or topology.n_hosts == 1:
-        return frozenset()
+    if not (config.exchange.path == "levels" if levels is None else levels):
+        return False
+    return config.exchange.reduce != "dense" and config.exchange.codec != "dct" and not parts and topology.n_hosts > 1
+
+
+def _added(families: Sequence[Family], topology: Topology) -> frozenset[str]:
+    """Features of which several owners of a host may have parts of a bag."""
     found = set[str]()
     for family in families:
         hosts = [topology.host_of[rank] for rank in family.holders]

@@ -145,9 +145,10 @@ class TableConfig:
     """This table's own; embedding.init_scale by default."""
     init_decay: Amount | None = None
     """This table's own; embedding.init_decay by default."""
-    shard: Literal["auto", "table", "row", "column", "replicate"] = "auto"
-    """One owner holds it whole (table), rows or columns are dealt to owners, or every dense rank holds it whole
-    (replicate). auto weighs rows and lookups against an owner's fair share."""
+    shard: Literal["auto", "table", "row", "host", "column", "replicate"] = "auto"
+    """One owner holds it whole (table), rows or columns are dealt to owners, rows to those of one host (host), or every
+    dense rank holds it whole (replicate). auto weighs rows and lookups against an owner's fair share; with
+    exchange.path = "levels" it deals rows within a host, as far as owners have no more than their shares then."""
     owners: tuple[Count, ...] | None = None
     """Numbers of the owners (counted among owners, from 0) that hold it. Only with shard table, row or column."""
     parts: Positive | None = None
@@ -1016,7 +1017,7 @@ def _dynamic_conflicts(key: str, table: TableConfig, dynamic: DynamicConfig) -> 
     if table.shard in ("column", "replicate"):
         yield (
             f"{key}.shard",
-            f"is {table.shard!r}, but {key}.dynamic takes whole rows at one owner. Allowed: auto, row, table.",
+            f"is {table.shard!r}, but {key}.dynamic takes whole rows at one owner. Allowed: auto, row, host, table.",
         )
     if dynamic.admit_from == 1 and dynamic.pending != DynamicConfig.pending:
         yield (

@@ -35,7 +35,8 @@ class Movable:
     ----------
     cost : Cost
     kind : str
-        ``table``, ``row`` or ``column``; ``auto`` where it is chosen here.
+        ``table``, ``row``, ``column``, or ``host``: rows, dealt to the owners of one host; ``auto`` where it is chosen
+        here.
     owners : tuple of int or None
         Owner numbers that must hold it, in order of parts.
     parts : int or None
@@ -43,6 +44,8 @@ class Movable:
     way : str or None
         How it may be split evenly where ``kind`` is ``auto``: ``row`` or ``column``; ``table`` where it is to stay
         whole; None where it cannot be, evenly.
+    anywhere : bool
+        Where its rows are dealt, to whom is left open.
     """
 
     cost: Cost
@@ -50,6 +53,7 @@ class Movable:
     owners: tuple[int, ...] | None = None
     parts: int | None = None
     way: str | None = None
+    anywhere: bool = False
 
 
 def cost_of(specs: Sequence[TableSpec], mean_ids: float) -> Cost:
@@ -80,13 +84,16 @@ def way_to_split(specs: Sequence[TableSpec], owners: int, *, whole_rows: bool = 
     return "column" if fits else None
 
 
-def place(families: Mapping[str, Movable], n_owners: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+def place(
+    families: Mapping[str, Movable], n_owners: int, hosts: Sequence[int] = (), *, within: bool = False
+) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Kind and owner numbers of each family, in order of parts.
 
     One that alone exceeds an owner's fair share of memory or time is split over all owners, unless it is to stay whole.
     The others go whole, dearest first, to the owner that is then the least loaded in what it has most of. While an
     owner would have more than ``BALANCE`` of the mean of either, less a margin, the dearest that are still whole are
-    split too.
+    split too. ``hosts``: that of each owner. ``within``: rows that may be dealt to anybody are dealt to the owners of
+    one host, as many families as leave owners with no more than otherwise, or than that, the cheapest first.
     """
     memory = sum(f.cost.memory for f in families.values()) or 1.0
     time = sum(f.cost.time for f in families.values()) or 1.0
@@ -94,12 +101,20 @@ def place(families: Mapping[str, Movable], n_owners: int) -> dict[str, tuple[str
     order = sorted(families, key=lambda n: (-sum(share[n]), n))
     free = [n for n in order if families[n].kind == "auto"]
     split = {n: families[n].way or "row" for n in free if n_owners > 1 and max(share[n]) > 1 / n_owners}
+    of_host = hosts or (0,) * n_owners
     while True:
-        placed, fullest = _placed(families, order, share, split, n_owners)
+        placed, fullest = _placed(families, order, share, split, of_host)
         left = [n for n in free if n not in split and families[n].way not in (None, "table")]
         if not left or fullest * n_owners <= _AIM:
-            return placed
+            break
         split |= {n: families[n].way or "row" for n in left[: 1 + len(left) // _SPLIT_AT_ONCE]}
+    dealt = [n for n in order if split.get(n) == "row" or (families[n].anywhere and families[n].kind == "row")]
+    while within and len(set(of_host)) > 1 and dealt:
+        found, full = _placed(families, order, share, {**split, **dict.fromkeys(dealt, "host")}, of_host)
+        if full * n_owners <= max(_AIM, fullest * n_owners):
+            return found
+        dealt = dealt[1 + len(dealt) // _SPLIT_AT_ONCE :]
+    return placed
 
 
 def _placed(
@@ -107,10 +122,12 @@ def _placed(
     order: Sequence[str],
     share: Mapping[str, tuple[float, float]],
     split: Mapping[str, str],
-    n_owners: int,
+    of_host: Sequence[int],
 ) -> tuple[dict[str, tuple[str, tuple[int, ...]]], float]:
     """Families placed with these split, and the largest share of memory or time that an owner has then."""
+    n_owners = len(of_host)
     load = [(0.0, 0.0)] * n_owners
+    owners_of = {host: [o for o, at in enumerate(of_host) if at == host] for host in dict.fromkeys(of_host)}
     placed: dict[str, tuple[str, tuple[int, ...]]] = {}
     dealt = 0
     whole_last = sorted(order, key=lambda n: families[n].kind == "auto" and n not in split)
@@ -125,10 +142,22 @@ def _placed(
 
             n_parts = 1 if kind == "table" else family.parts or n_owners
             chosen = sorted(sorted(range(n_owners), key=with_it)[:n_parts])
-            first = dealt % n_parts if kind == "row" else 0
+            if kind == "host":
+                kind, chosen = "row", min(owners_of.values(), key=lambda some: _fullest(some, load, memory, time))
+            first = dealt % len(chosen) if kind == "row" else 0
             dealt += kind == "row"
             numbers = tuple(chosen[first:] + chosen[:first])
         for o in numbers:
             load[o] = (load[o][0] + memory / len(numbers), load[o][1] + time / len(numbers))
         placed[name] = (kind, numbers)
     return placed, max(max(both) for both in load)
+
+
+def _fullest(
+    owners: Sequence[int], load: Sequence[tuple[float, float]], memory: float, time: float
+) -> tuple[float, float, int]:
+    """How much the fullest of some owners has if a family is dealt to them; then by what they have, and who."""
+    some = [load[o] for o in owners]
+    n = len(owners)
+    most = max(max(had[0] + memory / n, had[1] + time / n) for had in some)
+    return most, sum(map(sum, some)) / n, owners[0]

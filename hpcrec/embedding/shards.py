@@ -6,7 +6,8 @@ is placed in one of four ways:
 ``table``      one owner holds it whole
 ``row``        rows are dealt to owners in turn, by a fixed permutation of the row numbers: never by ranges, so frequent
                rows spread whatever order the data set numbered them in. Which owner comes first differs by family, so
-               the same frequent id of several tables does not meet at one owner
+               the same frequent id of several tables does not meet at one owner. Asked for as ``host``, to the owners
+               of one host
 ``column``     each owner holds some columns of every row
 ``replicate``  every dense rank holds it whole
 
@@ -33,8 +34,8 @@ KINDS = ("table", "row", "column", "replicate")
 class Placement:
     """What a configuration may ask of a table's family.
 
-    ``kind`` is one of ``KINDS`` or ``auto``; ``owners`` are owner numbers (not world ranks); ``parts`` is how many
-    owners a ``row`` or ``column`` placement uses (all of them when None).
+    ``kind`` is one of ``KINDS``, ``host`` or ``auto``; ``owners`` are owner numbers (not world ranks); ``parts`` is how
+    many owners a ``row`` or ``column`` placement uses (all of them when None).
     """
 
     kind: str = "auto"
@@ -112,13 +113,15 @@ def build_families(
     replicate_rows: int,
     reading: bool = False,
     whole_rows: bool = False,
+    hosts: Sequence[int] = (),
+    within: bool = False,
 ) -> tuple[Family, ...]:
     """Places every table that a lookup reads.
 
     A family costs its owners memory (rows and optimizer state) and time (lookups, and the columns that each moves); of
     lookups the mean number of ids a sample is known, not their skew. See ``place.place``. ``reading``: each
     owner of a dynamic family has room for all of its rows. ``whole_rows``: none is split by columns that does not ask
-    for it.
+    for it. ``hosts``, of owners, and ``within`` as of ``place.place``.
 
     Raises
     ------
@@ -130,9 +133,10 @@ def build_families(
     placed: dict[str, tuple[str, tuple[int, ...]]] = {}
     movable: dict[str, Movable] = {}
     for name, (names, feats) in groups.items():
-        want, specs = _wanted(names, placements), [tables[t] for t in names]
+        want, specs, anywhere = _wanted(names, placements), [tables[t] for t in names], False
         if specs[0].dynamic is not None:
             setting = min((t for t in names if placements.get(t) == want), key=len, default=name)
+            anywhere = want.kind == "auto"
             want = _dynamic_placement(specs[0], want, setting, len(owners), reading=reading)
         elif want.kind == "replicate" or (want.kind == "auto" and tables[name].rows <= replicate_rows):
             placed[name] = ("replicate", tuple(dense))
@@ -141,8 +145,8 @@ def build_families(
         kind = "table" if want.kind == "auto" and want.owners is not None else want.kind
         cost = cost_of(specs, sum(mean_ids[f] for f in feats))
         way = way_to_split(specs, len(owners), whole_rows=whole_rows)
-        movable[name] = Movable(cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way)
-    for name, (kind, numbers) in place(movable, len(owners)).items():
+        movable[name] = Movable(cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way, anywhere=anywhere)
+    for name, (kind, numbers) in place(movable, len(owners), hosts, within=within).items():
         placed[name] = (kind, tuple(owners[n] for n in numbers))
     families = tuple(
         Family(
@@ -224,7 +228,7 @@ def _dynamic_placement(spec: TableSpec, want: Placement, placed: str, n_owners: 
     if want.kind in ("column", "replicate"):
         raise ConfigError(
             f"embedding.tables.{placed}.shard is {want.kind!r}, but the table is dynamic: an owner gives and takes "
-            "whole rows. Allowed: 'auto', 'row', 'table'."
+            "whole rows. Allowed: 'auto', 'row', 'host', 'table'."
         )
     if want.kind == "auto":
         want = replace(want, kind="table" if n_owners == 1 else "row")
@@ -243,8 +247,8 @@ def _dynamic_placement(spec: TableSpec, want: Placement, placed: str, n_owners: 
 
 
 def _check_placement(where: str, want: Placement, n_owners: int) -> None:
-    if want.kind not in (*KINDS, "auto"):
-        raise ConfigError(f"{where}.shard is {want.kind!r}. Allowed: auto, {', '.join(KINDS)}.")
+    if want.kind not in (*KINDS, "auto", "host"):
+        raise ConfigError(f"{where}.shard is {want.kind!r}. Allowed: auto, host, {', '.join(KINDS)}.")
     if want.owners is not None:
         bad = [o for o in want.owners if not 0 <= o < n_owners]
         if bad or not want.owners or len(set(want.owners)) != len(want.owners):
