@@ -314,12 +314,13 @@ def watch(process: subprocess.Popen[str], folder: Path, run: Run) -> None:
             why = f"{now_s - moved_s:.0f} s in one test (limit {limits.test_s:.0f} s)"
             if now_s - began_s > limits.run_s:
                 why = f"still running after {limits.run_s:.0f} s"
-            run.show(f"\n=== {why}: the stacks of every rank follow, then the run is ended")
-            for rank in range(len(list(folder.glob("outcomes-*")))):
-                for word, pid in lines_of(folder, rank):
-                    if word == "pid":  # not by mpirun, which may not hand it on
-                        signal_one(int(pid), signal.SIGUSR2)
-            time.sleep(STACKS_S)
+            run.show(f"\n=== {why}: the stacks of every rank follow, twice, then the run is ended")
+            for _ in range(2):  # the same ones where ranks wait for each other; others where they are slow
+                for rank in range(len(list(folder.glob("outcomes-*")))):
+                    for word, pid in lines_of(folder, rank):
+                        if word == "pid":  # not by mpirun, which may not hand it on
+                            signal_one(int(pid), signal.SIGUSR2)
+                time.sleep(STACKS_S)
             end_session(process)
             return
         time.sleep(0.5)

@@ -6,7 +6,7 @@ be built; bytes are for ``exchange.measure``, the choice for ``exchange.choose``
 """
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes, kept_bytes
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
+from hpcrec.exchange.roots import Roots
 from hpcrec.exchange.thresholds import thresholded_bytes
 from hpcrec.operators.base import Operator
 from hpcrec.policy.flight import GRADIENTS, VALUES
@@ -100,15 +101,18 @@ def _choice(config: Config, world: World, train: Split, offers: Offers, dense: D
 def _counted(config: Config, train: Split, offers: Offers, topology: Topology) -> Counter:
     """What this rank asks in the first steps under each form: nothing, where it is not dense."""
     layouts = offers.counted()
-    splitter: Callable[[Layout, set[str]], Splitter] = partial(
-        Splitter,
-        seed=config.train.seed,
-        weighted=_weighted(train),
-        dtype=DTYPES[config.train.dtype][0],
-    )
+    seed, weighted, dtype = config.train.seed, _weighted(train), DTYPES[config.train.dtype][0]
+
+    def split(layout: Layout, features: set[str]) -> Splitter:
+        splitter = Splitter(layout, features, seed=seed, weighted=weighted, dtype=dtype)
+        if layout.added and topology.is_dense:
+            roots = Roots(layout, topology.dense, topology.host_of)
+            splitter.add_up(layout.added, partial(roots.of, dense=topology.rank))
+        return splitter
+
     counter = Counter(
         layouts,
-        splitter,
+        split,
         reads_ids=config.exchange.ids == "read",
         rank=topology.rank,
         dense=topology.dense,
@@ -357,7 +361,8 @@ def _item_bytes(config: Config) -> ItemBytes:
     """Bytes of an element on the wire, by what it is of; of thresholded ones as many as their density asks for."""
     how, kind = make_thresholding(config), _written_as(config)
     thresholded = None if how is None else partial(thresholded_bytes, how, kind=kind)
-    return ItemBytes(wire_item_bytes(kind, DTYPES[config.train.dtype][0]), thresholded)
+    dtype = DTYPES[config.train.dtype][0]
+    return ItemBytes(wire_item_bytes(kind, dtype), thresholded, held=dtype.itemsize)
 
 
 def _reduction(config: Config, layout: Layout, topology: Topology) -> Reduction:

@@ -35,6 +35,7 @@ from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
+from hpcrec.exchange.roots import Roots
 from hpcrec.operators.base import weights_of
 from hpcrec.plan.lines import lines_of
 from hpcrec.plan.memory import RankMemory, dealing_bytes, rank_memory
@@ -111,7 +112,8 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             ahead=config.exchange.prefetch,
             written=_written(config, wire_bytes),
             read_bytes=_read_bytes(config, dataset, layout, rank, looked),
-            added_elements=samples * reduction.elements_at(rank),
+            added_elements=samples * reduction.elements_at(rank)
+            + _added_elements(config, layout, rank, mean_ids, topology),
             auto=auto if rank in topology.dense else None,
             held_ids=_held_ids(families, rank),
             lookups=topology.table_sets,
@@ -129,6 +131,22 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         )
         for rank in range(topology.size)
     ]
+
+
+def _added_elements(config: Config, layout: Layout, rank: int, mean_ids: dict[str, float], topology: Topology) -> float:
+    """Of vectors that a rank gives to others of its host, is given to add, or has of its own in what it adds."""
+    if rank not in layout.legs or not layout.added:
+        return 0.0
+    roots, leg, found = Roots(layout, topology.dense, topology.host_of), layout.legs[rank], 0.0
+    batch = config.train.batch_size / len(topology.dense)
+    for e, entry in enumerate(leg.entries):
+        members, width = roots.members(entry.features, rank), sum(s.width for s in leg.streams if s.entry == e)
+        ids = batch * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
+        for dense in topology.dense if entry.added else ():
+            if roots.adds(entry.features, rank, dense):
+                parts = len(members) if roots.of(entry.features, rank, dense) == rank else 1
+                found += parts * width * entry.form.vectors(ids, batch)
+    return found
 
 
 def _relayed(config: Config, topology: Topology, rank: int) -> float:
@@ -191,11 +209,13 @@ def _traffic(
     leg, batch = layout.legs.get(rank), config.train.batch_size
     if leg is None:
         return HolderTraffic()
-    ids_E, bags_E = [], []
+    ids_E, bags_E, asked = [], [], 0.0
     for entry in leg.entries:
         ids = batch * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
         ids_E.append(ids)
-        bags_E.append(batch if entry.every_bag else entry.form.vectors(ids, batch))
+        answered = entry.form.vectors(ids, batch)
+        bags_E.append(batch if entry.every_bag and not entry.added else answered)
+        asked += batch if entry.every_bag else answered
     elements = sum(bags_E[s.entry] * s.width for s in (*leg.streams, *leg.hidden, *leg.apart))
     partials = batch * sum(p.elements for p in leg.partials)
     how = make_thresholding(config)
@@ -213,7 +233,7 @@ def _traffic(
         weights=weights,
         weighed_elements=batch * columns,
         ids=sum(ids_E),
-        bags=sum(bags_E),
+        bags=asked,
         elements=elements + partials,
         kept=kept,
         lag_bytes=lags,

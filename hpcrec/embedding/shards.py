@@ -232,7 +232,7 @@ def _dynamic_placement(spec: TableSpec, want: Placement, placed: str, n_owners: 
         )
     if want.kind == "auto":
         want = replace(want, kind="table" if n_owners == 1 else "row")
-    parts = 1 if want.kind == "table" else len(want.owners or ()) or want.parts or n_owners
+    parts = 1 if want.kind in ("table", "host") else len(want.owners or ()) or want.parts or n_owners
     if capacity < parts and not reading:
         raise ConfigError(
             f"{where}.dynamic.capacity is {capacity}, but the table is dealt to {parts} owners. Allowed: a row for "
@@ -249,6 +249,11 @@ def _dynamic_placement(spec: TableSpec, want: Placement, placed: str, n_owners: 
 def _check_placement(where: str, want: Placement, n_owners: int) -> None:
     if want.kind not in (*KINDS, "auto", "host"):
         raise ConfigError(f"{where}.shard is {want.kind!r}. Allowed: auto, host, {', '.join(KINDS)}.")
+    if want.kind == "host" and (want.owners is not None or want.parts is not None):
+        raise ConfigError(
+            f"{where}.shard is 'host', which takes all owners of a host that is chosen. Remove owners and parts, or "
+            "set shard = 'row' with the owners that you want."
+        )
     if want.owners is not None:
         bad = [o for o in want.owners if not 0 <= o < n_owners]
         if bad or not want.owners or len(set(want.owners)) != len(want.owners):

@@ -9,9 +9,11 @@ ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcrec import kernels
 from hpcrec.embedding.shards import table_seed
@@ -137,6 +139,51 @@ def _bytes_of(dealt: Dealt, dtype: np.dtype) -> np.ndarray:
     return dealt.weights.astype(dtype, copy=False).view(np.uint8)
 
 
+class Sums:
+    """Vectors that a dense rank is sent for what it asks, where owners of a host add theirs (``roots``).
+
+    Parameters
+    ----------
+    entries : Entries
+        Of all owners.
+    added : set of str
+        Features of which they do.
+    root : callable
+        A bundle and who has a part of its bags -> who sends that, added up, to this dense rank.
+    """
+
+    def __init__(self, entries: Entries, added: AbstractSet[str], root: Callable[[tuple[str, ...], int], int]) -> None:
+        at = {name: e for e, name in enumerate(entries.names())}
+        self._adds_E = np.array([features[0] in added for _, features in at], bool)
+        self._root_E = np.array([at[root(features, holder), features] for holder, features in at], np.int64)
+        self._gives_E = self._root_E != np.arange(len(at))
+
+    def answers(self, requests: Requests) -> Requests:
+        """``bag`` and ``bags_E`` of the vectors that come: of bags that are not empty, from their root, in order."""
+        bags_E, adds_E = requests.bags_E, self._adds_E
+        mine, bag_V, some_V = self._some(requests)
+        sent_ES = np.zeros((len(bags_E), int(bags_E[mine].max()) if len(mine) else 0), bool)
+        sent_ES[np.repeat(self._root_E[mine], bags_E[mine])[some_V], bag_V[some_V]] = True
+        sent_E = np.where(adds_E, sent_ES.sum(axis=1), bags_E)
+        bag, begins_E = np.empty(int(sent_E.sum()), np.int64), cumulative(sent_E)[:-1]
+        bag[ranges(begins_E[adds_E], sent_E[adds_E])] = np.nonzero(sent_ES)[1]
+        others, first_E = ~adds_E, cumulative(bags_E)[:-1]
+        bag[ranges(begins_E[others], sent_E[others])] = requests.bag[ranges(first_E[others], bags_E[others])]
+        return replace(requests, bag=bag, bags_E=sent_E)
+
+    def given(self, requests: Requests) -> Ints:
+        """Vectors that each entry's owner gives to another one to be added, int64 [E]."""
+        mine, _, some_V = self._some(requests)
+        number_V = np.repeat(mine, requests.bags_E[mine])
+        return np.bincount(number_V[some_V], minlength=len(self._gives_E)) * self._gives_E
+
+    def _some(self, requests: Requests) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+        """Entries of what is added that are asked for bags; these; and which of them are not empty."""
+        mine = np.flatnonzero(self._adds_E & (requests.bags_E > 0))
+        at = ranges(cumulative(requests.bags_E)[mine], requests.bags_E[mine])
+        return mine, requests.bag[at], requests.lengths[at] > 0
+
+
 class Splitter:
     """From bags to what each owner is asked for.
 
@@ -158,9 +205,6 @@ class Splitter:
     forms : list of Form
         Each with a bundle of its own, in the order of the layout's entries.
     entries : Entries
-    answers : callable
-        Requests -> the same with ``bag`` and ``bags_E`` of the vectors that answer them: by default one a bag that is
-        asked for.
     """
 
     def __init__(
@@ -180,7 +224,7 @@ class Splitter:
         self._features = [f for f in layout.form_of if f in features]
         self.forms = [form for form in layout.bundled() if features.issuperset(form.features)]
         self.entries = Entries(layout, [form.features for form in self.forms], weighted, only=only)
-        self.answers: Callable[[Requests], Requests] = lambda requests: requests
+        self._sums: Sums | None = None
 
     def columns(self, bags: Bags, n_samples: int, samples: slice) -> dict[str, Column]:
         """The bags of some of ``n_samples`` samples, feature by feature.
@@ -195,6 +239,18 @@ class Splitter:
     def requests(self, columns: Mapping[str, Column]) -> Requests:
         """What is asked of the owners."""
         return self.asked([form.ask(columns)[0] for form in self.forms])
+
+    def add_up(self, added: AbstractSet[str], root: Callable[[tuple[str, ...], int], int]) -> None:
+        """Owners of a host add vectors; arguments as of ``Sums``."""
+        self._sums = Sums(self.entries, added, root)
+
+    def answers(self, requests: Requests) -> Requests:
+        """The same with ``bag`` and ``bags_E`` of the vectors that answer them: one a bag, or ``Sums.answers``."""
+        return requests if self._sums is None else self._sums.answers(requests)
+
+    def given(self, requests: Requests) -> Ints:
+        """See ``Sums.given``."""
+        return np.zeros(len(self.entries), np.int64) if self._sums is None else self._sums.given(requests)
 
     def asked(self, dealt: Sequence[Dealt]) -> Requests:
         """The same, of what each form has dealt."""

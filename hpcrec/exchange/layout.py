@@ -39,7 +39,7 @@ class Entry:
 
     ``features`` is one feature unless the form is ``bundled``; ``part`` is the holder's part of the family.
     ``every_bag``: empty bags are sent too, because the holder has to know which sample a bag is of: it computes
-    operators of them, or adds their vectors to those of other holders (``host_sums``).
+    operators of them, or adds their vectors to those of other holders (``host_sums``): ``added``.
     """
 
     family: Family
@@ -47,6 +47,7 @@ class Entry:
     features: tuple[str, ...]
     part: int
     every_bag: bool = False
+    added: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,8 @@ class Layout:
                 stay = [
                     (s, lookups[entry.features[0], s.table]) for s in own if (entry.features[0], s.table) in lookups
                 ]
-                kept.append(replace(entry, every_bag=bool(stay) or entry.features[0] in self.added))
+                adds = entry.features[0] in self.added
+                kept.append(replace(entry, every_bag=bool(stay) or adds, added=adds))
                 if entry.form.conditional:
                     apart += own
                     continue

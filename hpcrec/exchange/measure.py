@@ -21,13 +21,13 @@ from hpcrec.exchange.reduction import Reduction, Transfer
 from hpcrec.exchange.verdict import tellers
 from hpcrec.types import Bags, Floats
 
-Key = tuple[tuple[str, bool], tuple[str, ...]]
-"""What is sent (``Form.sends``, and whether empty bags are), and of which features."""
+Key = tuple[tuple[str, bool, bool], tuple[str, ...]]
+"""What is sent (``Form.sends``, whether empty bags are, and vectors are added), and of which features."""
 
 
 def key_of(entry: Entry) -> Key:
     """What is sent for an entry."""
-    return (entry.form.sends, entry.every_bag), entry.features
+    return (entry.form.sends, entry.every_bag, entry.added), entry.features
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,13 @@ class ItemBytes:
         Of what crosses whole: partial results, and vectors of width 1.
     thresholded : callable or None
         Width of vectors -> that of their elements, and of their gradients; None where nothing is thresholded.
+    held : float or None
+        Of what no codec writes; None: as ``whole``.
     """
 
     whole: float
     thresholded: Callable[[int], tuple[float, float]] | None = None
+    held: float | None = None
 
     def of(self, width: int) -> tuple[float, float]:
         """Of vectors of a width, and of their gradients."""
@@ -59,7 +62,9 @@ class Asks:
     samples : mapping of int to float
         By holder.
     entries : mapping of Key to mapping of int to (float, float)
-        By holder: bytes of ids (0 where holders read them), and bags.
+        By holder: bytes of ids (0 where holders read them), and bags that are answered.
+    given : mapping of Key to mapping of int to float
+        By holder: bags whose vectors it gives to another holder of its host, to be added.
     own_samples : mapping of int to float
         By dense rank: those of its own part of a batch.
     far : Asks or None
@@ -71,6 +76,7 @@ class Asks:
     samples: Mapping[int, float]
     entries: Mapping[Key, Mapping[int, tuple[float, float]]]
     own_samples: Mapping[int, float]
+    given: Mapping[Key, Mapping[int, float]]
     far: "Asks | None" = None
     forecast: Forecast | None = None
 
@@ -140,7 +146,7 @@ class Counter:
                 for entry in leg.entries:
                     key = key_of(entry)
                     if holder not in self._sums.setdefault(key, {}):
-                        self._sums[key][holder] = np.zeros(2)
+                        self._sums[key][holder] = np.zeros(3)
                         wanted[holder, entry.features] = key
             if wanted:
                 split = splitter(layout, {f for key in wanted.values() for f in key[1]})
@@ -159,8 +165,9 @@ class Counter:
         for splitter, wanted in self._work:
             requests = splitter.requests(splitter.columns(bags, samples, slice(0, samples)))
             bytes_E = splitter.entries.bytes_of(requests, self._far_R, splitter.dtype.itemsize)
+            bags_E, given_E = splitter.answers(requests).bags_E, splitter.given(requests)
             for e, holder, key in wanted:
-                self._sums[key][holder] += 0 if self._reads_ids else bytes_E[e], requests.bags_E[e]
+                self._sums[key][holder] += 0 if self._reads_ids else bytes_E[e], bags_E[e], given_E[e]
 
     def totals(self) -> Floats:
         """Means over batches, flat float64, to be summed over dense ranks; zeros where nothing was counted."""
@@ -182,16 +189,20 @@ class Counter:
         found: list[Asks] = []
         for _ in range(2):
             samples = {h: next(numbers) for h in self._holders()}
-            entries = {
-                key: {h: (next(numbers), next(numbers)) for h in by_holder} for key, by_holder in self._sums.items()
+            counted = {
+                key: {h: (next(numbers), next(numbers), next(numbers)) for h in by_holder}
+                for key, by_holder in self._sums.items()
             }
-            found.append(Asks(samples, entries, own_samples))
+            entries = {key: {h: n[:2] for h, n in by_holder.items()} for key, by_holder in counted.items()}
+            given = {key: {h: n[2] for h, n in by_holder.items()} for key, by_holder in counted.items()}
+            found.append(Asks(samples, entries, own_samples, given))
         return replace(found[0], far=found[1])
 
     def _holders(self) -> list[int]:
         return list({h: None for by_holder in self._sums.values() for h in by_holder})
 
 
+BAG_BYTES = 4  # by which who gives vectors to be added says which bag each is of
 FLOPS_A_WEIGHT = 6  # a multiplication and an addition for the result, the vectors' gradient and the weight's
 
 
@@ -224,8 +235,12 @@ def step_bytes(
     partials = sum(asks.samples[h] * p.elements for h, leg in layout.legs.items() for p in leg.partials)
     reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
     told = [1 for holder, teller in _verdicts(layout, asks) if teller != holder]
+    by_tag = _by_tag(layout, asks, partials, len(told), _pairs(asks, _differ), item_bytes)
+    bags, elements = _given(layout, asks)
+    held = elements * (item_bytes.whole if item_bytes.held is None else item_bytes.held)
+    by_tag["values"], by_tag["gradients"] = by_tag["values"] + held + BAG_BYTES * bags, by_tag["gradients"] + held
     return {
-        **_by_tag(layout, asks, partials, len(told), _pairs(asks, _differ), item_bytes),
+        **by_tag,
         "dense": 2.0 * (dense_ranks - groups) * dense_item_bytes * reduced,
     }
 
@@ -240,6 +255,17 @@ def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_b
 
     told = [1 for holder, teller in _verdicts(layout, asks) if crosses(teller, holder)]
     return _by_tag(layout, asks.far, partials, len(told), _pairs(asks, crosses), item_bytes)
+
+
+def _given(layout: Layout, asks: Asks) -> tuple[float, float]:
+    """Bags, and elements of their vectors, that holders give to others of their hosts."""
+    bags, elements = 0.0, 0.0
+    for holder, leg in layout.legs.items():
+        for e, entry in enumerate(leg.entries):
+            if entry.added:
+                n = asks.given[key_of(entry)][holder]
+                bags, elements = bags + n, elements + n * sum(s.width for s in leg.streams if s.entry == e)
+    return bags, elements
 
 
 def _verdicts(layout: Layout, asks: Asks) -> list[tuple[int, int]]:

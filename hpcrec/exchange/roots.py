@@ -5,15 +5,11 @@ another host they add these parts before they cross (``host_sums``): one of them
 bags of which any of them has a part, and is sent their gradients. Who it is goes by turns over dense ranks and
 features. For a dense rank of their own host they add nothing: no byte across hosts is saved.
 
-Knows the layout, roles, hosts, and how many bags entries have; knows no MPI and no vectors.
+Knows the layout, roles and hosts; knows no MPI and no batch.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import numpy as np
-
-from hpcrec.exchange.bags import Entries, Requests, cumulative, ranges
 from hpcrec.exchange.layout import Layout
 
 
@@ -59,38 +55,3 @@ class Roots:
             return holder
         members = self.members(features, holder)
         return members[(self._turn[dense] + self._number[features]) % len(members)]
-
-
-class Answered:
-    """What a dense rank is sent for what it asks.
-
-    Parameters
-    ----------
-    entries : Entries
-        Of all owners.
-    layout : Layout
-    roots : Roots
-    dense : int
-        This rank.
-    """
-
-    def __init__(self, entries: Entries, layout: Layout, roots: Roots, dense: int) -> None:
-        at = {name: e for e, name in enumerate(entries.names())}
-        self._adds_E = np.array([features[0] in layout.added for _, features in at], bool)
-        root_E = [at[roots.of(features, holder, dense), features] for holder, features in at]
-        self._root_E = np.array(root_E, np.int64)
-
-    def __call__(self, requests: Requests) -> Requests:
-        """``bag`` and ``bags_E`` of the vectors that come: of bags that are not empty, from their root, in order."""
-        bags_E, adds_E = requests.bags_E, self._adds_E
-        first_E = cumulative(bags_E)[:-1]
-        mine = np.flatnonzero(adds_E & (bags_E > 0))
-        at = ranges(first_E[mine], bags_E[mine])
-        some = requests.lengths[at] > 0
-        sent_ES = np.zeros((len(bags_E), int(bags_E[mine].max()) if len(mine) else 0), bool)
-        sent_ES[np.repeat(self._root_E[mine], bags_E[mine])[some], requests.bag[at][some]] = True
-        sent_E = np.where(adds_E, sent_ES.sum(axis=1), bags_E)
-        bag, begins_E = np.empty(int(sent_E.sum()), np.int64), cumulative(sent_E)[:-1]
-        bag[ranges(begins_E[adds_E], sent_E[adds_E])] = np.nonzero(sent_ES)[1]
-        bag[ranges(begins_E[~adds_E], sent_E[~adds_E])] = requests.bag[ranges(first_E[~adds_E], bags_E[~adds_E])]
-        return replace(requests, bag=bag, bags_E=sent_E)

@@ -14,7 +14,7 @@ from hpcrec.exchange.forms.conditional import Keeping
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.owner_side import OwnerSide
 from hpcrec.exchange.reduction import Reduction
-from hpcrec.exchange.roots import Answered, Roots
+from hpcrec.exchange.roots import Roots
 from hpcrec.kernels import Device
 from hpcrec.operators.base import Operator
 
@@ -58,7 +58,7 @@ class Sides:
         layout, topology = self.layout, self.topology
         if layout.added:
             roots = Roots(layout, topology.dense, topology.host_of)
-            splitter.answers = Answered(splitter.entries, layout, roots, topology.rank)
+            splitter.add_up(layout.added, partial(roots.of, dense=topology.rank))
         return DenseSide(
             splitter,
             layout,

@@ -63,17 +63,20 @@ class Faulty(Probe):
         with super().meeting(other_host) as meeting:
             pair, last = {self.host_of[self.rank], other_host}, max(self.host_of)
             slow = {"link": 0 if pair == {0, last} else None, "host": last}.get(self.fault)
-            yield meeting if meeting is None else _Slowed(meeting, slow)
+            yield _Slowed(meeting, slow) if meeting is not None and self.fault in ("link", "host") else meeting
 
 
 class _Slowed:
-    """A meeting of two hosts of which one sends a hundred times slower."""
+    """A meeting of two hosts of which one sends a hundred times slower; no clock is read, for cores are shared."""
+
+    GBS = 2.0
 
     def __init__(self, meeting, slow):
         self.meeting, self.slow, self.links = meeting, slow, meeting.links
 
     def send_s(self, source_host, to_each_bytes):
-        return self.meeting.send_s(source_host, to_each_bytes) * (100 if source_host == self.slow else 1)
+        self.meeting.send_s(source_host, 64)
+        return 1e-9 * to_each_bytes * self.links() / self.GBS * (100 if source_host == self.slow else 1)
 
 
 def shared(path: Path) -> Path:

@@ -22,7 +22,9 @@ def specs(rows: dict[str, int], width: int = 8) -> tuple[dict, list, list]:
     return tables, [Feature(name=n, cardinality=r) for n, r in rows.items()], [Lookup(feature=n, table=n) for n in rows]
 
 
-def place(rows: dict[str, int], placements: dict | None = None, owners: int = 3, replicate_rows: int = 0) -> dict:
+def place(
+    rows: dict[str, int], placements: dict | None = None, owners: int = 3, replicate_rows: int = 0, **more: object
+) -> dict:
     tables, features, lookups = specs(rows)
     families = build_families(
         tables,
@@ -32,6 +34,7 @@ def place(rows: dict[str, int], placements: dict | None = None, owners: int = 3,
         owners=tuple(range(10, 10 + owners)),
         dense=(20, 21),
         replicate_rows=replicate_rows,
+        **more,
     )
     return {f.name: f for f in families}
 
@@ -59,11 +62,41 @@ def test_overrides() -> None:
         (Placement(kind="row", owners=(3,)), "owner numbers 0 to 2"),
         (Placement(kind="row", parts=4), "Allowed: 1 to 3"),
         (Placement(kind="diagonal"), "Allowed: auto"),
+        (Placement(kind="host", owners=(0, 1)), "takes all owners of a host"),
+        (Placement(kind="host", parts=2), "takes all owners of a host"),
     ],
 )
 def test_refusals(placement: Placement, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         place({"a": 100}, {"a": placement})
+
+
+HOSTS = (0, 0, 1, 1, 1)
+OF_HOST = ({10, 11}, {12, 13, 14})
+
+
+def test_rows_within_a_host() -> None:
+    """Where it is asked for; and each to the host whose owners have the least."""
+    names = [f"t{i}" for i in range(5)]
+    found = place(dict.fromkeys(names, 90), dict.fromkeys(names, Placement(kind="host")), owners=5, hosts=HOSTS)
+    assert all(family.kind == "row" and set(family.holders) in OF_HOST for family in found.values())
+    here = [set(family.holders) == OF_HOST[0] for family in found.values()]
+    assert sum(here) == 2, "two of five owners"
+    alone = place({"a": 90}, {"a": Placement(kind="host")}, owners=3)
+    assert alone["a"].kind == "row" and len(alone["a"].holders) == 3, "one host"
+
+
+def test_rows_that_anybody_may_have_are_dealt_within_hosts_where_that_is_even() -> None:
+    hosts, rows = (0, 0, 1, 1), {f"t{i}": 50_000 for i in range(2)}
+    flat, found = (place(rows, owners=4, hosts=hosts, within=within) for within in (False, True))
+    assert all(len(family.holders) == 4 for family in flat.values())
+    assert sorted(sorted(family.holders) for family in found.values()) == [[10, 11], [12, 13]]
+    one = place({"huge": 100_000, "small": 500}, owners=4, hosts=hosts, within=True)["huge"]
+    assert one.kind == "row" and len(one.holders) == 4, "a host would have all of it"
+    three = place({f"t{i}": 50_000 for i in range(3)}, owners=4, hosts=hosts, within=True)
+    assert sorted(sorted(family.holders) for family in three.values()) == [[10, 11], [10, 11, 12, 13], [12, 13]]
+    asked = place(rows, dict.fromkeys(rows, Placement(kind="row")), owners=4, hosts=hosts, within=True)
+    assert all(len(family.holders) == 4 for family in asked.values()), "asked for"
 
 
 def test_tables_of_one_feature_must_agree() -> None:
@@ -254,7 +287,9 @@ def test_imbalance_of_owners() -> None:
 # Dynamic tables.
 
 
-def dynamic(capacity: int, kind: str = "auto", owners: int = 3, replicate_rows: int = 0, **rules) -> dict:
+def dynamic(
+    capacity: int, kind: str = "auto", owners: int = 3, replicate_rows: int = 0, hosts: tuple = (), **rules
+) -> Family:
     tables = {"a": TableSpec(name="a", rows=capacity, width=4, dynamic=Dynamic(**rules))}
     families = build_families(
         tables,
@@ -264,8 +299,14 @@ def dynamic(capacity: int, kind: str = "auto", owners: int = 3, replicate_rows: 
         owners=tuple(range(owners)),
         dense=(9,),
         replicate_rows=replicate_rows,
+        hosts=hosts,
     )
     return families[0]
+
+
+def test_dynamic_tables_may_be_dealt_within_a_host() -> None:
+    found = dynamic(40, "host", owners=5, hosts=(0, 0, 1, 1, 1))
+    assert found.kind == "row" and set(found.holders) == {2, 3, 4}, "the host that has more owners for it"
 
 
 def test_dynamic_tables_are_dealt_by_a_hash_of_any_ids() -> None:

@@ -344,15 +344,22 @@ def test_what_a_folded_layer_adds(tmp_path):
 
 
 def write_run(
-    folder: Path, rows: int, *, model: str = 'name = "dlrm"\nwidth = 32', topology: str = "", samples: int = 12_000
+    folder: Path,
+    rows: int,
+    *,
+    model: str = 'name = "dlrm"\nwidth = 32',
+    topology: str = "",
+    samples: int = 12_000,
+    ids: int = 1,
 ) -> Path:
     """A data set of 4 features over tables of ``rows``, and a configuration of a short run."""
     rng = np.random.default_rng(1)
-    features = tuple(Feature(name=f"f{i}", cardinality=rows) for i in range(4))
-    columns = {f.name: Column(rng.integers(0, rows, samples)) for f in features}
+    features = tuple(Feature(name=f"f{i}", cardinality=rows, mean_ids=float(ids)) for i in range(4))
+    offsets, jagged = (np.arange(0, ids * samples + 1, ids), [f.name for f in features]) if ids > 1 else (None, ())
+    columns = {f.name: Column(rng.integers(0, rows, ids * samples), offsets) for f in features}
     label = rng.integers(0, 2, samples).astype(np.float32)
     dense = rng.standard_normal((samples, 4)).astype(np.float32)
-    with Writer(folder / "data.h5", features, n_dense=4, n_labels=1, jagged=(), optional=()) as writer:
+    with Writer(folder / "data.h5", features, n_dense=4, n_labels=1, jagged=jagged, optional=()) as writer:
         writer.append(Columns(label=label, dense=dense, sparse=columns))
     config = folder / "config.toml"
     config.write_text(
@@ -413,6 +420,17 @@ def test_what_owners_add_among_them_takes_memory(tmp_path):
         added = [m.get("sums among owners", 0) for m in found]
         assert sorted(added) == [0, *sorted(4 * 4 * 100 * n for n in terms)], way
         assert found[2]["leaves"] == 6 * 4 * 100 * received, way
+
+
+def test_what_hosts_add_takes_memory(tmp_path):
+    """Of 4 features 2 owners of a host have parts; each adds 2 for a dense rank elsewhere, and gives 2 to the other."""
+    config = write_run(tmp_path, 2000, topology=SPLIT, ids=4)
+    wanted = ["train.batch_size=100", "exchange.form='pooled'", "exchange.path='levels'"]
+    wanted += [f"embedding.tables.f{i}.{key}" for i in range(4) for key in ("shard='row'", "owners=[0,1]")]
+    for reduce, hosts, vectors in (("auto", [0, 0, 1], 2 * 2 + 2), ("dense", [0, 0, 1], 0), ("auto", [0, 1, 1], 0)):
+        found = predict_memory(load_config(config, [*wanted, f"exchange.reduce='{reduce}'"]), hosts)
+        added = [m.terms.get("sums among owners", 0) for m in found]
+        assert added == [4 * 4 * 100 * 32 * vectors] * 2 + [0], (reduce, hosts)
 
 
 @pytest.mark.parametrize(
