@@ -1,6 +1,6 @@
 """Messages by way of one rank of each host (``exchange.path = "levels"``) beside those that each rank sends itself.
 
-    python benchmarks/levels.py [--quick] [--json FILE] [--cluster DIR]
+    python benchmarks/levels.py [--parts messages,dealt] [--quick] [--json FILE] [--cluster DIR]
 
 As many bytes from each rank to each other one, on 4 emulated hosts of 8 ranks and of 2: the MPI library's alltoallv by
 each of its algorithms, the product's flat exchange (MPI between hosts, shared memory inside), and by levels. A repeat
@@ -11,12 +11,14 @@ it. ``levels.messages_per_rank`` is what the rank that sends most sends to other
 ledger, of larger clusters by the same function without MPI. Hosts here share the machine's cores.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from _report import ROOT, claim, finish, options
 from des_parts.cells import Row, show
+from levels_parts import dealt_part
 from on_ranks import launch
 
 from hpcrec.comm.levels import pairs_of
@@ -32,10 +34,23 @@ LARGE = {"8x8": (8, 8), "128x8": (128, 8), "1250x8": (1250, 8)}
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
+    parser.add_argument("--cache", type=Path, default=ROOT / "build" / "levels", help="folder of its data sets")
+    parser.add_argument("--parts", default="messages", help="messages, dealt; by commas")
     arguments = parser.parse_args()
-    rows, claims = small_messages(arguments.cluster, quick=arguments.quick)
-    more_rows, more_claims = counted()
-    finish("levels", [*rows, *more_rows], [*claims, *more_claims], arguments.json)
+    parts: dict[str, Callable[[], tuple[list[Row], list[Row]]]] = {
+        "messages": lambda: small_messages(arguments.cluster, quick=arguments.quick),
+        "dealt": lambda: dealt_part.measure(arguments.cache, arguments.cluster, quick=arguments.quick),
+    }
+    rows, claims = list[Row](), list[Row]()
+    for name in arguments.parts.split(","):
+        if name not in parts:
+            parser.error(f"--parts has {name!r}; allowed are {', '.join(parts)}")
+        found = parts[name]()
+        rows, claims = [*rows, *found[0]], [*claims, *found[1]]
+        if name == "messages":
+            found = counted()
+            rows, claims = [*rows, *found[0]], [*claims, *found[1]]
+    finish("levels", rows, claims, arguments.json)
 
 
 def small_messages(cluster: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:

@@ -1,0 +1,130 @@
+"""A model of dynamic tables with bags of 20 ids: vectors added in their owners' host, and tables within one.
+
+``TABLES`` tables of 64 columns without declared rows, which are dealt over all owners by default, 20 ids a bag by
+P(rank k) ~ (k + 1)^-1.05, 4 emulated hosts of 2 ranks, each an owner and a dense rank. Runs take turns in one launch,
+steps are timed from barrier to barrier in their midst, and a ratio is that of two runs of a turn.
+``levels.speed.dealt`` is what the product does by itself with levels (tables within hosts) over the best that it does
+without: each form, and the form that ``auto`` takes; beside it stand levels with tables over all hosts, and tables
+within hosts without levels. ``levels.cross_ratio`` is of the bytes of values and gradients that cross hosts, by the
+ledger, over those of pooled vectors that nobody adds. The hosts share 2 cores: what is computed takes more here than on
+as many machines.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from _report import claim, interval
+from _workloads import zipf_ids
+from des_parts.cells import Row, show
+from hybrid_parts import runs
+from on_ranks import launch
+
+from hpcrec.data.layout import Column, Columns
+from hpcrec.preparation.writer import Writer
+from hpcrec.types import Feature
+
+CONFIG = Path(__file__).resolve().parent / "levels.toml"
+TABLES, IDS, ROWS, CAPACITY, BATCH, N_DENSE = 8, 20, 60_000, 64_000, 512, 4
+RANKS, WARMUP, COOLDOWN, STEPS, REPEATS, SEED = 2, 4, 2, 10, 5, 11
+BURST = "8kb"
+RATES = ("1gbit", "100mbit", "unshaped")
+UNSHAPED = "40gbit"  # more than 2 cores carry
+GOALS = {"1gbit": 1.7, "100mbit": 4.0}
+WITHIN, OVER_ALL = (
+    tuple(f"embedding.tables.f{t}.shard={kind}" for t in range(TABLES)) for kind in ("host", "row")
+)  # fmt: skip
+ARMS = {
+    "pooled": ("exchange.form=pooled",),
+    "rows": ("exchange.form=rows",),
+    "auto": ("exchange.form=auto",),
+    "within hosts, flat": ("exchange.form=pooled", *WITHIN),
+    "over all, levels": ("exchange.form=pooled", "exchange.path=levels", *OVER_ALL),
+    "levels": ("exchange.form=pooled", "exchange.path=levels"),
+}
+BEFORE = ("pooled", "rows", "auto")
+
+
+def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
+    """Rows of the table, and claims."""
+    if (reason := launch.why_no_hosts(cluster)) is not None:
+        return [{"part": "dealt", "result": reason}], []
+    rows, claims = list[Row](), list[Row]()
+    steps, repeats = (4, 1) if quick else (STEPS, REPEATS)
+    data = prepared(cache, BATCH * (STEPS + WARMUP + COOLDOWN))
+    for rate in RATES[: 1 if quick else None]:
+        shaped = UNSHAPED if rate == "unshaped" else rate
+
+        def there(jobs: Sequence[Mapping[str, object]], rate: str = shaped) -> object:
+            return launch.on_hosts(jobs, cluster, rate, RANKS, burst=BURST)
+
+        found = runs.in_turn(there, {name: job(data, own, steps) for name, own in ARMS.items()}, repeats)
+        best = min(BEFORE, key=lambda name: statistics.median(row["step_s"] for row in found[name]))
+        rows += [line(found, name, best, rate) for name in ARMS]
+        ratios = [b["step_s"] / a["step_s"] for a, b in zip(found["levels"], found[best], strict=True)]
+        goal = f">= {GOALS[rate]}" if rate in GOALS else None
+        claims.append(
+            claim(
+                f"levels.speed.dealt.{rate}",
+                statistics.median(ratios),
+                f"times the samples/s of {best}, the best without levels",
+                goal,
+                sure=interval(ratios),
+            )
+        )
+        if rate == RATES[0]:
+            flat = crossing(found["pooled"][0])
+            for name, arm, most in (("dealt", "over all, levels", 0.55), ("within", "levels", 0.15)):
+                share = crossing(found[arm][0]) / flat
+                unit = "of the bytes of values and gradients across hosts"
+                claims.append(claim(f"levels.cross_ratio.{name}", share, unit, f"<= {most}"))
+    return rows, claims
+
+
+def job(data: Path, own: Sequence[str], steps: int) -> Row:
+    """A run."""
+    dynamic = [f"embedding.tables.f{t}.dynamic.capacity={CAPACITY}" for t in range(TABLES)]
+    settings = [f"data.train={data}", f"train.steps={WARMUP + steps + COOLDOWN}", *dynamic, *own]
+    return {"kind": "train", "config": str(CONFIG), "settings": settings, "warmup": WARMUP, "cooldown": COOLDOWN}
+
+
+def line(found: Mapping[str, Sequence[Row]], name: str, best: str, rate: str) -> Row:
+    """Of the table: how many times as fast as the best without levels, and what crosses in a step."""
+    faster, low, high = runs.faster(found, name, best)
+    row: Row = {"part": "dealt", "rate": rate, "arm": name, "runs": len(found[name])}
+    row |= {f"{key}_ms": 1e3 * statistics.median(of[f"{key}_s"] for of in found[name]) for key in ("step", "cpu")}
+    row |= {"faster": faster, "low": low, "high": high, "crossing_kb": 1e-3 * crossing(found[name][0])}
+    row["crossing_all_kb"] = 1e-3 * crossing(found[name][0], every_tag=True)
+    show(row)
+    return row
+
+
+def crossing(row: Row, *, every_tag: bool = False) -> float:
+    """Bytes a step from host to host: of values and gradients, or of all."""
+    from hpcrec.comm.ledger import TAGS
+
+    bytes_TRR = np.array(row["bytes_TRR"])
+    host_R = np.arange(bytes_TRR.shape[1]) // RANKS
+    far_RR = host_R[:, None] != host_R[None, :]
+    tags = [t for t, tag in enumerate(TAGS) if every_tag or tag in ("values", "gradients")]
+    return float((bytes_TRR[tags].sum(axis=0) * far_RR).sum())
+
+
+def prepared(cache: Path, samples: int) -> Path:
+    """The data set, in a file that is made unless it is there."""
+    path = cache / f"levels-{samples}.h5"
+    if path.exists():
+        return path
+    cache.mkdir(parents=True, exist_ok=True)
+    features = [Feature(name=f"f{t}", cardinality=ROWS, mean_ids=float(IDS)) for t in range(TABLES)]
+    hidden, rng = path.with_suffix(".tmp"), np.random.default_rng(SEED)
+    hidden.unlink(missing_ok=True)
+    with Writer(hidden, features, n_dense=N_DENSE, jagged=tuple(f.name for f in features)) as writer:
+        offsets = np.arange(0, IDS * samples + 1, IDS)
+        ids = {f.name: Column(zipf_ids(ROWS, IDS * samples, (SEED, t)), offsets) for t, f in enumerate(features)}
+        label = (rng.random(samples) < 0.25).astype(np.float32)
+        dense = rng.standard_normal((samples, N_DENSE)).astype(np.float32)
+        writer.append(Columns(label=label, dense=dense, sparse=ids))
+    hidden.rename(path)
+    return path
