@@ -39,6 +39,7 @@ PARTS = {
     "cached_affinity": "affinity --data DIR",
     **{f"cached_{part}": part for part in CACHED},
     **{f"cached_{part}": f"{part} --data DIR" for part in ("history", "dealt", *QUALITY)},
+    "levels_dealt": "dealt",
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
     "tiers": "disk",

@@ -12,6 +12,7 @@ as many machines.
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from des_parts.cells import Row, show
 from hybrid_parts import runs
 from on_ranks import launch
 
+from hpcrec.comm.ledger import TAGS
 from hpcrec.data.layout import Column, Columns
 from hpcrec.preparation.writer import Writer
 from hpcrec.types import Feature
@@ -54,11 +56,8 @@ def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list
     steps, repeats = (4, 1) if quick else (STEPS, REPEATS)
     data = prepared(cache, BATCH * (STEPS + WARMUP + COOLDOWN))
     for rate in RATES[: 1 if quick else None]:
-        shaped = UNSHAPED if rate == "unshaped" else rate
-
-        def there(jobs: Sequence[Mapping[str, object]], rate: str = shaped) -> object:
-            return launch.on_hosts(jobs, cluster, rate, RANKS, burst=BURST)
-
+        link = UNSHAPED if rate == "unshaped" else rate
+        there = partial(launch.on_hosts, cluster=cluster, rate=link, ranks_per_host=RANKS, burst=BURST)
         found = runs.in_turn(there, {name: job(data, own, steps) for name, own in ARMS.items()}, repeats)
         best = min(BEFORE, key=lambda name: statistics.median(row["step_s"] for row in found[name]))
         rows += [line(found, name, best, rate) for name in ARMS]
@@ -102,8 +101,6 @@ def line(found: Mapping[str, Sequence[Row]], name: str, best: str, rate: str) ->
 
 def crossing(row: Row, *, every_tag: bool = False) -> float:
     """Bytes a step from host to host: of values and gradients, or of all."""
-    from hpcrec.comm.ledger import TAGS
-
     bytes_TRR = np.array(row["bytes_TRR"])
     host_R = np.arange(bytes_TRR.shape[1]) // RANKS
     far_RR = host_R[:, None] != host_R[None, :]

@@ -253,7 +253,8 @@ class ExchangeConfig:
     reduce: Literal["auto", "dense", "host", "owners"] = "auto"
     """Who adds partial results (form partial) that cross to another host. dense: the dense rank that wants them. host:
     the owners of a host first, so that one message leaves it. owners: then one of them, of all hosts. auto: the
-    cheapest by formula (docs/exchange.md). Changes no result beyond the order of sums."""
+    cheapest by formula (docs/exchange.md). With path levels all but dense also have the owners of a host add vectors of
+    bags that are dealt by rows. Changes no result beyond the order of sums."""
     replicate_rows: Count = 0
     """Tables of at most so many rows, with shard auto, are replicated on every dense rank; 0: none."""
     auto_steps: Positive = 4
@@ -267,8 +268,8 @@ class ExchangeConfig:
     path: Literal["flat", "levels"] = "flat"
     """How messages cross between hosts. flat: each rank sends its own to every rank of the others. levels: ranks of a
     host put theirs together, so that between two hosts one message crosses each way, by ranks that share the other
-    hosts among them; for many ranks and small messages (docs/exchange.md). It needs exchange.windows. Changes no
-    result."""
+    hosts among them; vectors of bags are added before they cross, and tables dealt within hosts (docs/exchange.md). It
+    needs exchange.windows. Changes no result beyond the order of sums."""
     piece_bytes: Count = 128 << 10
     """Values and gradients cross between hosts in pieces of so many bytes, 6 under way at once of a rank, so that sums
     of dense gradients need not wait behind all of them; 0: in whole messages. Only where steps are in flight: with

@@ -194,3 +194,29 @@ def test_what_crosses_is_a_vector_for_each_bag_and_host(folder: Path, monkeypatc
     with on_every_rank():
         for tag in ("values", "gradients"):
             assert crossed["levels"][TAGS.index(tag)] < crossed["flat"][TAGS.index(tag)], tag
+
+
+@pytest.mark.parallel([4])
+def test_bytes_are_as_counted_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that auto counts with, what owners give each other to add among them; but for padding, and heads."""
+    write_data(folder / "data.h5", samples=800)
+    on_hosts(monkeypatch, (0, 0, 1, 1))
+    tables = {name: {"shard": "row"} for name in ("history", "tag")} | {"user": {"shard": "table"}}
+    sections = {"embedding": {"share": {}, "tables": tables}, "model": {"width": 64}, "topology": EVERY_RANK}
+    wanted = {"exchange": {"form": "auto", "forms": {"history": "pooled", "tag": "pooled"}, "auto_steps": 2}}
+    with open_session(
+        config_of(folder, "levels", **sections, **wanted, train={"batch_size": 400, "steps": 2})
+    ) as session:
+        assert session.parts.exchange.layout.added == {"history", "tag"}
+        assert session.parts.chosen is not None
+        told = session.parts.chosen.found
+        for step in session.steps():
+            step.run()
+        session.parts.pipeline.settle()
+        ledger = COMM.allreduce(session.parts.world.ledger.snapshot()) / 2
+    with on_every_rank():
+        for tag in ("values", "gradients"):
+            both = ledger[TAGS.index(tag)].sum(), told["predicted_bytes_per_step"][tag]
+            assert abs(both[0] / both[1] - 1) < 0.03, (tag, both)
+            far = ledger[TAGS.index(tag), 1], told["predicted_cross_host_bytes_per_step"][tag]
+            assert abs(far[0] / far[1] - 1) < 0.03, (tag, far)
