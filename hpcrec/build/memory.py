@@ -43,6 +43,8 @@ from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
 from hpcrec.plan.written import Written
 from hpcrec.types import TableSpec
 
+_PLACE_ELEMENTS = 2  # of vectors that hosts add: 32 bytes a bag in float32, for its sample, its place, and masks
+
 
 def topology_of(config: Config, host_of: Sequence[int], rank: int = 0) -> Topology:
     """Roles of so many ranks on these hosts, as ``[topology]`` asks for.
@@ -102,6 +104,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         looked = () if affinity is None else affinity.features
         dense = _dense_rank(config, dataset, model, layout, mean_ids, topology, reduction, looked)
         auto = _auto(config, dataset, offers)
+    roots = Roots(layout, topology.dense, topology.host_of)
     wholes = sum(w.numel() for o in operators.values() for w in weights_of(o, o.lookups))
     return [
         rank_memory(
@@ -113,7 +116,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             written=_written(config, wire_bytes),
             read_bytes=_read_bytes(config, dataset, layout, rank, looked),
             added_elements=samples * reduction.elements_at(rank)
-            + _added_elements(config, layout, rank, mean_ids, topology),
+            + _added_elements(config, layout, rank, mean_ids, roots),
             auto=auto if rank in topology.dense else None,
             held_ids=_held_ids(families, rank),
             lookups=topology.table_sets,
@@ -133,19 +136,21 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
     ]
 
 
-def _added_elements(config: Config, layout: Layout, rank: int, mean_ids: dict[str, float], topology: Topology) -> float:
-    """Of vectors that a rank gives to others of its host, is given to add, or has of its own in what it adds."""
+def _added_elements(config: Config, layout: Layout, rank: int, mean_ids: dict[str, float], roots: Roots) -> float:
+    """Of vectors that a rank gives to others of its host, is given to add, or has of its own in what it adds.
+
+    With what says which bags they are of, and where in the sums, as so many elements more.
+    """
     if rank not in layout.legs or not layout.added:
         return 0.0
-    roots, leg, found = Roots(layout, topology.dense, topology.host_of), layout.legs[rank], 0.0
-    batch = config.train.batch_size / len(topology.dense)
+    leg, found, batch = layout.legs[rank], 0.0, config.train.batch_size / roots.n_dense
     for e, entry in enumerate(leg.entries):
-        members, width = roots.members(entry.features, rank), sum(s.width for s in leg.streams if s.entry == e)
-        ids = batch * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
-        for dense in topology.dense if entry.added else ():
-            if roots.adds(entry.features, rank, dense):
-                parts = len(members) if roots.of(entry.features, rank, dense) == rank else 1
-                found += parts * width * entry.form.vectors(ids, batch)
+        members = len(roots.members(entry.features, rank))
+        if members > 1:
+            ids = batch * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
+            width = sum(s.width for s in leg.streams if s.entry == e) + _PLACE_ELEMENTS
+            # of each dense rank elsewhere one of the members is the root, which has all parts
+            found += roots.n_far(rank) * (2 - 1 / members) * width * entry.form.vectors(ids, batch)
     return found
 
 

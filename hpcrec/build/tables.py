@@ -293,17 +293,18 @@ def _bytes_of_copies(
 def _hosts_add(config: Config, topology: Topology, levels: bool | None) -> bool:
     """Whether owners of a host may add what they have of a bag, for dense ranks of other hosts."""
     parts = getattr(make_policy(config), "parts", False)  # of a step, which cross apart
-    if not (config.exchange.path == "levels" if levels is None else levels):
+    by_levels = config.exchange.path == "levels" if levels is None else levels
+    if not by_levels or parts or not 1 < topology.n_hosts < topology.size:
         return False
-    return config.exchange.reduce != "dense" and config.exchange.codec != "dct" and not parts and topology.n_hosts > 1
+    return config.exchange.reduce != "dense" and config.exchange.codec != "dct"
 
 
 def _added(families: Sequence[Family], topology: Topology) -> frozenset[str]:
-    """Features of which several owners of a host may have parts of a bag."""
-    found = set[str]()
+    """Features of which several owners of a host may have parts of a bag for a dense rank of another one."""
+    found, dense_on = set[str](), {topology.host_of[rank] for rank in topology.dense}
     for family in families:
         hosts = [topology.host_of[rank] for rank in family.holders]
-        if family.kind == "row" and len(set(hosts)) < len(hosts):
+        if family.kind == "row" and any(hosts.count(host) > 1 and dense_on - {host} for host in set(hosts)):
             found |= set(family.features)
     return frozenset(found)
 

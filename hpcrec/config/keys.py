@@ -147,8 +147,8 @@ class TableConfig:
     """This table's own; embedding.init_decay by default."""
     shard: Literal["auto", "table", "row", "host", "column", "replicate"] = "auto"
     """One owner holds it whole (table), rows or columns are dealt to owners, rows to those of one host (host), or every
-    dense rank holds it whole (replicate). auto weighs rows and lookups against an owner's fair share; with
-    exchange.path = "levels" it deals rows within a host, as far as owners have no more than their shares then."""
+    dense rank holds it whole (replicate). auto weighs rows and lookups against an owner's fair share; where hosts add
+    vectors (exchange.path, exchange.reduce) it deals rows within a host, as far as that is even."""
     owners: tuple[Count, ...] | None = None
     """Numbers of the owners (counted among owners, from 0) that hold it. Only with shard table, row or column."""
     parts: Positive | None = None
@@ -269,7 +269,8 @@ class ExchangeConfig:
     """How messages cross between hosts. flat: each rank sends its own to every rank of the others. levels: ranks of a
     host put theirs together, so that between two hosts one message crosses each way, by ranks that share the other
     hosts among them; vectors of bags are added before they cross, and tables dealt within hosts (docs/exchange.md). It
-    needs exchange.windows. Changes no result beyond the order of sums."""
+    needs exchange.windows. Changes no result beyond the order of sums; but a dynamic table that becomes full has other
+    ids, where it is dealt to fewer owners."""
     piece_bytes: Count = 128 << 10
     """Values and gradients cross between hosts in pieces of so many bytes, 6 under way at once of a rank, so that sums
     of dense gradients need not wait behind all of them; 0: in whole messages. Only where steps are in flight: with

@@ -143,7 +143,8 @@ def _placed(
             n_parts = 1 if kind == "table" else family.parts or n_owners
             chosen = sorted(sorted(range(n_owners), key=with_it)[:n_parts])
             if kind == "host":
-                kind, chosen = "row", min(owners_of.values(), key=lambda some: _fullest(some, load, memory, time))
+                chosen = min(owners_of.values(), key=lambda some: _fullest(some, load, memory, time))
+                kind = "row" if len(chosen) > 1 else "table"
             first = dealt % len(chosen) if kind == "row" else 0
             dealt += kind == "row"
             numbers = tuple(chosen[first:] + chosen[:first])

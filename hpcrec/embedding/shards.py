@@ -136,8 +136,8 @@ def build_families(
         want, specs, anywhere = _wanted(names, placements), [tables[t] for t in names], False
         if specs[0].dynamic is not None:
             setting = min((t for t in names if placements.get(t) == want), key=len, default=name)
-            anywhere = want.kind == "auto"
-            want = _dynamic_placement(specs[0], want, setting, len(owners), reading=reading)
+            anywhere = want == Placement()
+            want = _dynamic_placement(want, setting, len(owners))
         elif want.kind == "replicate" or (want.kind == "auto" and tables[name].rows <= replicate_rows):
             placed[name] = ("replicate", tuple(dense))
             continue
@@ -161,6 +161,9 @@ def build_families(
         )
         for name, (names, feats) in groups.items()
     )
+    for family in families if not reading else ():
+        if family.dynamic is not None:
+            _check_capacity(family, tables[family.name])
     return tuple(_for_all_rows(family) if reading else family for family in families)
 
 
@@ -221,10 +224,8 @@ def _dealt_by(dynamic: Dynamic | None, family: str) -> Dynamic | None:
     return None if dynamic is None else replace(dynamic, seed=table_seed(dynamic.seed, family))
 
 
-def _dynamic_placement(spec: TableSpec, want: Placement, placed: str, n_owners: int, *, reading: bool) -> Placement:
-    """Dealt to all owners unless it is asked for otherwise, at table ``placed``; each has to have room for a row."""
-    assert spec.dynamic is not None
-    where, capacity = f"embedding.tables.{spec.dynamic.named or spec.name}", spec.rows
+def _dynamic_placement(want: Placement, placed: str, n_owners: int) -> Placement:
+    """Dealt to all owners unless it is asked for otherwise, at table ``placed``."""
     if want.kind in ("column", "replicate"):
         raise ConfigError(
             f"embedding.tables.{placed}.shard is {want.kind!r}, but the table is dynamic: an owner gives and takes "
@@ -232,18 +233,23 @@ def _dynamic_placement(spec: TableSpec, want: Placement, placed: str, n_owners: 
         )
     if want.kind == "auto":
         want = replace(want, kind="table" if n_owners == 1 else "row")
-    parts = 1 if want.kind in ("table", "host") else len(want.owners or ()) or want.parts or n_owners
-    if capacity < parts and not reading:
+    return want
+
+
+def _check_capacity(family: Family, spec: TableSpec) -> None:
+    """Each owner of a dynamic table has to have room for a row, and not for more than it may have."""
+    assert spec.dynamic is not None
+    where, capacity, parts = f"embedding.tables.{spec.dynamic.named or spec.name}", spec.rows, len(family.holders)
+    if capacity < parts:
         raise ConfigError(
             f"{where}.dynamic.capacity is {capacity}, but the table is dealt to {parts} owners. Allowed: a row for "
             f"each at least. Raise it, or set {where}.shard = 'table'."
         )
-    if capacity > parts * kernels.MOST_ROWS and not reading:
+    if capacity > parts * kernels.MOST_ROWS:
         raise ConfigError(
             f"{where}.dynamic.capacity is {capacity}, dealt to {parts} owners. Allowed: up to {kernels.MOST_ROWS} rows "
             "for each. Lower it, or use more owners."
         )
-    return want
 
 
 def _check_placement(where: str, want: Placement, n_owners: int) -> None:

@@ -9,8 +9,9 @@
     push: what stages of the step send back                                    likewise
     learn      --- gradients ----------->  apply: merge by row, step           phase "gradients"
 
-Messages may pass other ranks on the way (``way``), rows may be kept on dense ranks (``kept``), and a step may be read
-and learned in two parts (``in_parts``): ``read_part`` twice, ``learn_first``, ``learn_rest``.
+Messages may pass other ranks on the way (``way``), hosts may add vectors before they cross (``host_sums``), rows may be
+kept on dense ranks (``kept``), and a step may be read and learned in two parts (``in_parts``): ``read_part`` twice,
+``learn_first``, ``learn_rest``.
 
 Where operators are substituted (form ``partial``, [DES]) the holder computes their partial results from the vectors it
 gathers, and sends those instead; the gradients that come back are theirs. Before they are sent, owners of other hosts

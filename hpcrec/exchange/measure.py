@@ -235,12 +235,8 @@ def step_bytes(
     partials = sum(asks.samples[h] * p.elements for h, leg in layout.legs.items() for p in leg.partials)
     reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
     told = [1 for holder, teller in _verdicts(layout, asks) if teller != holder]
-    by_tag = _by_tag(layout, asks, partials, len(told), _pairs(asks, _differ), item_bytes)
-    bags, elements = _given(layout, asks)
-    held = elements * (item_bytes.whole if item_bytes.held is None else item_bytes.held)
-    by_tag["values"], by_tag["gradients"] = by_tag["values"] + held + BAG_BYTES * bags, by_tag["gradients"] + held
     return {
-        **by_tag,
+        **_by_tag(layout, asks, partials, len(told), _pairs(asks, _differ), item_bytes),
         "dense": 2.0 * (dense_ranks - groups) * dense_item_bytes * reduced,
     }
 
@@ -254,18 +250,7 @@ def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_b
         return reduction.crosses(Transfer(one, other, one, 1))
 
     told = [1 for holder, teller in _verdicts(layout, asks) if crosses(teller, holder)]
-    return _by_tag(layout, asks.far, partials, len(told), _pairs(asks, crosses), item_bytes)
-
-
-def _given(layout: Layout, asks: Asks) -> tuple[float, float]:
-    """Bags, and elements of their vectors, that holders give to others of their hosts."""
-    bags, elements = 0.0, 0.0
-    for holder, leg in layout.legs.items():
-        for e, entry in enumerate(leg.entries):
-            if entry.added:
-                n = asks.given[key_of(entry)][holder]
-                bags, elements = bags + n, elements + n * sum(s.width for s in leg.streams if s.entry == e)
-    return bags, elements
+    return _by_tag(layout, asks.far, partials, len(told), _pairs(asks, crosses), item_bytes, inside=False)
 
 
 def _verdicts(layout: Layout, asks: Asks) -> list[tuple[int, int]]:
@@ -274,15 +259,22 @@ def _verdicts(layout: Layout, asks: Asks) -> list[tuple[int, int]]:
 
 
 def _by_tag(
-    layout: Layout, asks: Asks, partials: float, verdicts: int, pairs: tuple[int, int], item_bytes: ItemBytes
+    layout: Layout,
+    asks: Asks,
+    partials: float,
+    verdicts: int,
+    pairs: tuple[int, int],
+    item_bytes: ItemBytes,
+    *,
+    inside: bool = True,
 ) -> dict[str, float]:
     """Bytes of what is asked, and of so many elements of partial results, and of verdicts beside the gradients.
 
-    ``pairs`` as of ``_pairs``.
+    ``pairs`` as of ``_pairs``, ``inside`` of ``entry_bytes``.
     """
     elements = partials, partials + verdicts
     totals = {"ids": 0.0, "values": item_bytes.whole * elements[0], "gradients": item_bytes.whole * elements[1]}
-    for _, tags in entry_bytes(layout, asks, item_bytes):
+    for _, tags in entry_bytes(layout, asks, item_bytes, inside=inside):
         for tag, n_bytes in tags.items():
             totals[tag] += n_bytes
     if layout.conditional:
@@ -320,8 +312,14 @@ def _forecast(asks: Asks) -> Forecast:
     return asks.forecast
 
 
-def entry_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> Iterator[tuple[Entry, dict[str, float]]]:
-    """Bytes by tag of each entry of each holder, by the formula of its form."""
+def entry_bytes(
+    layout: Layout, asks: Asks, item_bytes: ItemBytes, *, inside: bool = True
+) -> Iterator[tuple[Entry, dict[str, float]]]:
+    """Bytes by tag of each entry of each holder, by the formula of its form.
+
+    ``inside``: with those that it gives to another holder of its host, to be added.
+    """
+    held = item_bytes.whole if item_bytes.held is None else item_bytes.held
     for holder, leg in layout.legs.items():
         widths: list[list[int]] = [[] for _ in leg.entries]
         for stream in leg.streams:
@@ -331,7 +329,13 @@ def entry_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> Iterator[t
             if entry.form.conditional:
                 yield entry, _forecast(asks).entry(layout, leg, entry, counted, item_bytes.whole)
             else:
-                yield entry, entry.form.wire_bytes(*counted, columns, item_bytes.of)
+                tags = entry.form.wire_bytes(*counted, columns, item_bytes.of)
+                if entry.added and inside:
+                    bags = asks.given[key_of(entry)][holder]
+                    vectors = held * bags * sum(columns)
+                    tags["values"] += vectors + BAG_BYTES * bags
+                    tags["gradients"] += vectors
+                yield entry, tags
 
 
 def owner_flops(layout: Layout, samples: int) -> dict[int, float]:

@@ -23,11 +23,16 @@ class Roots:
         World ranks that are sent vectors.
     host_of : sequence of int
         Host of each world rank.
+
+    Attributes
+    ----------
+    n_dense : int
+        How many there are.
     """
 
     def __init__(self, layout: Layout, dense: Sequence[int], host_of: Sequence[int]) -> None:
-        self._turn, self._host_of = {rank: i for i, rank in enumerate(dense)}, tuple(host_of)
-        self._dense_hosts = {self._host_of[rank] for rank in dense}
+        self._host_of, self.n_dense = tuple(host_of), len(dense)
+        self._far = {h: {d: i for i, d in enumerate(d for d in dense if host_of[d] != h)} for h in set(host_of)}
         self._members: dict[tuple[tuple[str, ...], int], list[int]] = {}
         self._number = {form.features: b for b, form in enumerate(layout.bundled())}
         for holder, leg in sorted(layout.legs.items()):
@@ -39,7 +44,11 @@ class Roots:
         """Whether anything is added on a rank's host."""
         host = self._host_of[rank]
         several = any(len(ranks) > 1 for (_, at), ranks in self._members.items() if at == host)
-        return several and bool(self._dense_hosts - {host})
+        return several and self.n_far(rank) > 0
+
+    def n_far(self, rank: int) -> int:
+        """Dense ranks of other hosts than a rank's."""
+        return len(self._far[self._host_of[rank]])
 
     def members(self, features: tuple[str, ...], rank: int) -> list[int]:
         """The holders on a rank's host that have parts of a bundle's bags, ascending: the order of the sum."""
@@ -54,4 +63,5 @@ class Roots:
         if not self.adds(features, holder, dense):
             return holder
         members = self.members(features, holder)
-        return members[(self._turn[dense] + self._number[features]) % len(members)]
+        turn = self._far[self._host_of[holder]][dense]
+        return members[(turn + self._number[features]) % len(members)]

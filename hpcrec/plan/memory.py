@@ -118,7 +118,8 @@ def rank_memory(
     read_bytes : float
         What it reads of ids as a holder (``exchange.ids = "read"``): windows of the data set, and batches ahead.
     added_elements : float
-        Of partial results that it gives to other owners, is given by them, or adds to theirs (``exchange.reduce``).
+        Of partial results, and vectors of bags, that it gives to other owners, is given by them, or adds to theirs
+        (``exchange.reduce``, ``exchange.path``).
     auto : mapping of str to float, optional
         What form ``auto`` may take besides: term -> bytes.
     held_ids : sequence of HeldIds

@@ -307,6 +307,10 @@ def dynamic(
 def test_dynamic_tables_may_be_dealt_within_a_host() -> None:
     found = dynamic(40, "host", owners=5, hosts=(0, 0, 1, 1, 1))
     assert found.kind == "row" and set(found.holders) == {2, 3, 4}, "the host that has more owners for it"
+    alone = dynamic(1, "host", owners=2, hosts=(0, 1))
+    assert alone.kind == "table" and len(alone.holders) == 1, "a host with one owner"
+    with pytest.raises(ConfigError, match=r"capacity is 2, but the table is dealt to 3 owners"):
+        dynamic(2, "host", owners=5, hosts=(0, 0, 1, 1, 1))
 
 
 def test_dynamic_tables_are_dealt_by_a_hash_of_any_ids() -> None:

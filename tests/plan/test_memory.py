@@ -430,7 +430,10 @@ def test_what_hosts_add_takes_memory(tmp_path):
     for reduce, hosts, vectors in (("auto", [0, 0, 1], 2 * 2 + 2), ("dense", [0, 0, 1], 0), ("auto", [0, 1, 1], 0)):
         found = predict_memory(load_config(config, [*wanted, f"exchange.reduce='{reduce}'"]), hosts)
         added = [m.terms.get("sums among owners", 0) for m in found]
-        assert added == [4 * 4 * 100 * 32 * vectors] * 2 + [0], (reduce, hosts)
+        assert added == [4 * 4 * 100 * (32 + 2) * vectors] * 2 + [0], (reduce, hosts)
+    free = ["exchange.path='levels'", *(f"embedding.tables.f{i}.dynamic.capacity=2000" for i in range(4))]
+    alone = [predict_memory(load_config(config, own), [0, 1, 2]) for own in (free, free[1:])]
+    assert [m.terms for m in alone[0]] == [m.terms for m in alone[1]], "a rank a host: nothing is dealt otherwise"
 
 
 @pytest.mark.parametrize(

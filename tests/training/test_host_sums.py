@@ -45,6 +45,23 @@ CASES: dict[str, dict[str, Any]] = {
         }
         for way in ("host", "owners")
     },
+    "dynamic bags": {
+        "embedding": {"share": {}, "tables": {"history": {"dynamic": {"capacity": 64}, "shard": "row"}}},
+    },
+    "dynamic bags, evicted": {
+        "embedding": {
+            "share": {},
+            "tables": {"history": {"dynamic": {"capacity": 16, "evict": "lru"}, "shard": "row"}},
+        },
+    },
+    "tables of each group": {
+        "dense": {
+            "codistillation": {"groups": 2, "weight": 0.5, "burn_in_steps": 1, "share_embeddings": False},
+        },
+        "topology": EVERY_RANK,
+        "train": {"batch_size": 14},
+        "embedding": {"tables": ROWS["embedding"]["tables"]},
+    },
     "wide tables beside": {"model": {"name": "wide_deep"}},
     # copies of all rows: which of those used alike goes first depends on where rows are
     "hybrid, copies, sums": {
@@ -91,7 +108,7 @@ def ran(config: Config, name: str) -> tuple[Any, frozenset[str]]:
         main, added = session.parts.world.main, session.parts.exchange.layout.added
         losses = [float(main.allreduce(np.array([step.run()]))[0]) for step in session.steps()]
         session.parts.pipeline.settle()
-        return (losses, dynamic_of(session) if name == "dynamic" else gather_tables(session)), added
+        return (losses, dynamic_of(session) if name.startswith("dynamic") else gather_tables(session)), added
 
 
 @pytest.mark.parallel([3, 4])
@@ -99,7 +116,7 @@ def test_every_run_is_the_flat_one_but_for_the_order_of_sums(folder: Path, monke
     write_data(folder / "data.h5")
     roles, hosts, added = itertools.cycle(roles_for(COMM.size)), itertools.cycle(HOSTS[COMM.size]), set[str]()
     for name, sections in CASES.items():
-        if name == "groups" and COMM.size % 2:
+        if "group" in name and COMM.size % 2:
             continue
         on_hosts(monkeypatch, next(hosts))
         rows = {} if "embedding" in sections else ROWS
@@ -119,10 +136,14 @@ def test_evaluations_and_steps_that_are_left_out(folder: Path, monkeypatch: pyte
     write_data(folder / "data.h5")
     on_hosts(monkeypatch, (0, 0, 1, 1)[: COMM.size])
     data = {name: str(folder / "data.h5") for name in ("train", "validation")}
-    for policy in ({}, {"policy": {"name": "hybrid", "staleness": 2}}):
-        seen = []
+    copies = {"policy": {"name": "cached", "staleness": 1, "capacity": 1000}}
+    copies["exchange"] = {"forms": {"history": "pooled", "tag": "pooled"}}
+    copies["embedding"] = {**ROWS["embedding"], "share": {}}
+    roles = itertools.cycle(roles_for(COMM.size))
+    for policy in ({}, {"policy": {"name": "hybrid", "staleness": 2}}, {}, copies):
+        seen, topology = [], next(roles)
         for path in ("flat", "levels"):
-            more = {"data": data, "train": {"nonfinite": "skip"}, "topology": EVERY_RANK, **ROWS, **policy}
+            more = {"data": data, "train": {"nonfinite": "skip"}, "topology": topology, **ROWS, **policy}
             with open_session(config_of(folder, path, **more)) as session:
                 for step in session.steps():
                     if step.number == 2:
