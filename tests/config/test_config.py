@@ -240,7 +240,7 @@ WRONG = {
     ),
     "dynamic columns": (
         "[embedding.tables.a]\nshard = 'column'\ndynamic = {capacity = 9}",
-        ["embedding.tables.a.shard is 'column'", "Allowed: auto, row, table"],
+        ["embedding.tables.a.shard is 'column'", "Allowed: auto, row, host, table"],
     ),
     "pending without waiting": (
         "[embedding.tables.a.dynamic]\ncapacity = 9\npending = 5",
