@@ -4,10 +4,11 @@
 P(rank k) ~ (k + 1)^-1.05, 4 emulated hosts of 2 ranks, each an owner and a dense rank. Runs take turns in one launch,
 steps are timed from barrier to barrier in their midst, and a ratio is that of two runs of a turn.
 ``levels.speed.dealt`` is what the product does by itself with levels (tables within hosts) over the best that it does
-without: each form, and the form that ``auto`` takes; beside it stand levels with tables over all hosts, and tables
-within hosts without levels. ``levels.cross_ratio`` is of the bytes of values and gradients that cross hosts, by the
-ledger, over those of pooled vectors that nobody adds. The hosts share 2 cores: what is computed takes more here than on
-as many machines.
+without: forms ``pooled``, ``rows``, and what ``auto`` takes of all; beside it stand levels with tables over all hosts,
+and tables within hosts without levels. ``levels.cross_ratio`` is of the bytes of values and gradients that cross hosts,
+by the ledger, over those of pooled vectors that nobody adds. The hosts share 2 cores: hosts of n cores have the same
+balance at a link 2 n times as fast. ``BURST``, which passes unshaped, is at most a twentieth of what a host sends in a
+phase of values or gradients; ids, ``control`` and dense gradients stay below that.
 """
 
 import statistics

@@ -37,7 +37,7 @@ from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes, kept_bytes
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
-from hpcrec.exchange.roots import Roots
+from hpcrec.exchange.roots import tell_sums
 from hpcrec.exchange.thresholds import thresholded_bytes
 from hpcrec.operators.base import Operator
 from hpcrec.policy.flight import GRADIENTS, VALUES
@@ -105,9 +105,7 @@ def _counted(config: Config, train: Split, offers: Offers, topology: Topology) -
 
     def split(layout: Layout, features: set[str]) -> Splitter:
         splitter = Splitter(layout, features, seed=seed, weighted=weighted, dtype=dtype)
-        if layout.added and topology.is_dense:
-            roots = Roots(layout, topology.dense, topology.host_of)
-            splitter.add_up(layout.added, partial(roots.of, dense=topology.rank))
+        tell_sums(splitter, layout, topology)
         return splitter
 
     counter = Counter(

@@ -323,7 +323,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "imbalance": {},
         "copies": {},
         "dynamic_tables": {},
-        "topology": {**session.parts.world.describe(), "reduce": session.parts.exchange.reduction.way},
+        "topology": _topology(session),
         "versions": software,
     }
 
@@ -365,7 +365,7 @@ def _summary(
         "imbalance": imbalance(list(owners.values())),
         "copies": _copies(session),
         "dynamic_tables": outcome.dynamic,
-        "topology": {**session.parts.world.describe(), "reduce": session.parts.exchange.reduction.way},
+        "topology": _topology(session),
         "versions": software,
     }
 
@@ -393,3 +393,10 @@ def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, flo
         for name in sorted({n for seconds in phases for n in seconds}):
             out[prefix + name] = sum(s.get(name, 0.0) for s in phases) / len(phases)
     return out
+
+
+def _topology(session: Session) -> dict[str, Any]:
+    """What the records of a run say of its ranks, and of what owners add before it crosses."""
+    exchange = session.parts.exchange
+    adds = {"reduce": exchange.reduction.way, "added": sorted(exchange.layout.added)}
+    return {**session.parts.world.describe(), **adds}

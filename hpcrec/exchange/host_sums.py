@@ -195,7 +195,9 @@ class HostSums:
             for d in topology.dense:
                 if roots.adds(entry.features, topology.rank, d):
                     self._root_RE[d, e] = roots.of(entry.features, topology.rank, d)
-        self._members_E = [set(roots.members(entry.features, topology.rank)) for entry in entries]
+        owners = () if self._owners is None else self._owners.ranks
+        members_E = [roots.members(entry.features, topology.rank) for entry in entries]
+        self._member_LE = np.array([[rank in of for of in members_E] for rank in owners], bool)
 
     def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
         """See ``way.Way``."""
@@ -343,8 +345,8 @@ class HostSums:
         assert self._owners is not None
         own = passage.cells.some(passage.root_C == self._rank)
         found: list[tuple[int, Ints, _Cells]] = []
-        for rank, piece in zip(self._owners.ranks, came, strict=True):
-            keep_C = np.array([rank in self._members_E[e] for e in own.entry_C.tolist()], bool)
+        for rank, piece, member_E in zip(self._owners.ranks, came, self._member_LE, strict=True):
+            keep_C = member_E[own.entry_C]
             number_C, n = np.flatnonzero(keep_C), int(keep_C.sum())
             if rank == self._rank:
                 found.append((rank, number_C, own))

@@ -9,7 +9,10 @@ Knows the layout, roles and hosts; knows no MPI and no batch.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
+from hpcrec.comm.topology import Topology
+from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.layout import Layout
 
 
@@ -65,3 +68,10 @@ class Roots:
         members = self.members(features, holder)
         turn = self._far[self._host_of[holder]][dense]
         return members[(turn + self._number[features]) % len(members)]
+
+
+def tell_sums(splitter: Splitter, layout: Layout, topology: Topology) -> None:
+    """Has a dense rank's splitter know what it is sent where hosts add vectors."""
+    if layout.added and topology.is_dense:
+        roots = Roots(layout, topology.dense, topology.host_of)
+        splitter.add_up(layout.added, partial(roots.of, dense=topology.rank))

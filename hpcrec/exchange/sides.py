@@ -14,7 +14,7 @@ from hpcrec.exchange.forms.conditional import Keeping
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.owner_side import OwnerSide
 from hpcrec.exchange.reduction import Reduction
-from hpcrec.exchange.roots import Roots
+from hpcrec.exchange.roots import tell_sums
 from hpcrec.kernels import Device
 from hpcrec.operators.base import Operator
 
@@ -56,9 +56,7 @@ class Sides:
     ) -> DenseSide:
         """See ``DenseSide``."""
         layout, topology = self.layout, self.topology
-        if layout.added:
-            roots = Roots(layout, topology.dense, topology.host_of)
-            splitter.add_up(layout.added, partial(roots.of, dense=topology.rank))
+        tell_sums(splitter, layout, topology)
         return DenseSide(
             splitter,
             layout,

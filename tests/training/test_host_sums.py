@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.cli import train as commands
 from hpcrec.comm import world as world_module
 from hpcrec.comm.ledger import TAGS
 from hpcrec.config import Config
@@ -208,9 +209,11 @@ def test_what_crosses_is_a_vector_for_each_bag_and_host(folder: Path, monkeypatc
             for step in session.steps():
                 step.run()
             session.parts.pipeline.settle()
+            told = commands._topology(session)["added"]
             crossed[path] = COMM.allreduce(session.parts.world.ledger.snapshot())[:, 1]
             with on_every_rank():
                 assert layout.added == (frozenset() if path == "flat" else {"history", "tag"})
+                assert told == sorted(layout.added)
                 assert crossed[path][TAGS.index("values")] == expected, path
     with on_every_rank():
         for tag in ("values", "gradients"):
