@@ -33,6 +33,7 @@ from hpcrec.exchange.choose_kept import choose_kept
 from hpcrec.exchange.codec import wire_item_bytes
 from hpcrec.exchange.exchange import Exchange, Timer
 from hpcrec.exchange.forms.conditional import ADAGRADS
+from hpcrec.exchange.host_rows import make_host_asks
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes, kept_bytes
 from hpcrec.exchange.offers import Offers
@@ -76,12 +77,13 @@ def choose(
 def _choice(config: Config, world: World, train: Split, offers: Offers, dense: DenseSide) -> tuple[Choice, Asks]:
     error, counter, rows = None, None, None
     try:
-        counter = _counted(config, train, offers, world.topology)
+        counter = _counted(config, train, offers, world)
         rows = None if offers.kept is None else count_rates(config, train, offers, world.topology)
     except Exception as caught:
         error = caught
     agree(world.main, error)
     assert counter is not None, "no rank has failed"
+    counter.meet()
     asks = counter.asks(world.main.allreduce(counter.totals()))
     if offers.kept is not None:
         asks = asks.with_forecast(make_forecast(config, offers, world.main.allgather(rows)))
@@ -98,9 +100,9 @@ def _choice(config: Config, world: World, train: Split, offers: Offers, dense: D
     return (chooser(offers).choose() if offers.kept is None else choose_kept(offers, chooser)), asks
 
 
-def _counted(config: Config, train: Split, offers: Offers, topology: Topology) -> Counter:
+def _counted(config: Config, train: Split, offers: Offers, world: World) -> Counter:
     """What this rank asks in the first steps under each form: nothing, where it is not dense."""
-    layouts = offers.counted()
+    layouts, topology = offers.counted(), world.topology
     seed, weighted, dtype = config.train.seed, _weighted(train), DTYPES[config.train.dtype][0]
 
     def split(layout: Layout, features: set[str]) -> Splitter:
@@ -115,6 +117,7 @@ def _counted(config: Config, train: Split, offers: Offers, topology: Topology) -
         rank=topology.rank,
         dense=topology.dense,
         far=topology.far,
+        together=partial(make_host_asks, world),
     )
     if topology.is_dense:
         loader = Loader(
@@ -197,7 +200,7 @@ def make_exchange(
     reduction = _reduction(config, layout, world.topology)
     on_devices = config.store.on_gpu or config.dense.device != "cpu"
     apart = several > 1 and not (
-        parts or layout.way or layout.added or reduction.inside or reduction.across or on_devices
+        parts or layout.way or layout.added or layout.merged or reduction.inside or reduction.across or on_devices
     )
     return Exchange(
         world,

@@ -257,6 +257,7 @@ def make_offers(
         learned=topology.groups == 1,
         kept=_kept_form(config),
         added=_added(families, topology) - one_hot if adds else frozenset(),
+        merged=_merged(families, topology) if adds and topology.table_sets == 1 else frozenset(),
     )
     every = tables_in(sets, tables)
     _check_names(every)
@@ -291,7 +292,7 @@ def _bytes_of_copies(
 
 
 def _hosts_add(config: Config, topology: Topology, levels: bool | None) -> bool:
-    """Whether owners of a host may add what they have of a bag, for dense ranks of other hosts."""
+    """Whether ranks of a host may add what they have for another host: owners of a bag, dense ranks of a row."""
     parts = getattr(make_policy(config), "parts", False)  # of a step, which cross apart
     by_levels = config.exchange.path == "levels" if levels is None else levels
     if not by_levels or parts or not 1 < topology.n_hosts < topology.size:
@@ -305,6 +306,16 @@ def _added(families: Sequence[Family], topology: Topology) -> frozenset[str]:
     for family in families:
         hosts = [topology.host_of[rank] for rank in family.holders]
         if family.kind == "row" and any(hosts.count(host) > 1 and dense_on - {host} for host in set(hosts)):
+            found |= set(family.features)
+    return frozenset(found)
+
+
+def _merged(families: Sequence[Family], topology: Topology) -> frozenset[str]:
+    """Features of which several dense ranks of a host may want the same rows of an owner on another one."""
+    found, dense_on = set[str](), [topology.host_of[rank] for rank in topology.dense]
+    several = {host for host in dense_on if dense_on.count(host) > 1}
+    for family in families:
+        if any(several - {topology.host_of[rank]} for rank in family.holders):
             found |= set(family.features)
     return frozenset(found)
 

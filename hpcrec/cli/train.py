@@ -399,4 +399,5 @@ def _topology(session: Session) -> dict[str, Any]:
     """What the records of a run say of its ranks, and of what owners add before it crosses."""
     exchange = session.parts.exchange
     adds = {"reduce": exchange.reduction.way, "added": sorted(exchange.layout.added)}
+    adds["merged"] = sorted(exchange.layout.merged)
     return {**session.parts.world.describe(), **adds}

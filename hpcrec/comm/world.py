@@ -102,6 +102,8 @@ class World:
         The dense ranks that have this one's place in each group, in the order of groups; None where there is one group.
     host_owners : Collectives or None
         Owners of this rank's host, on those; None where all ranks are on one host, or the host has one owner.
+    host_dense, host_route : Collectives or None
+        Likewise the dense ranks, where messages go by ``levels``; the second is the routing thread's.
     """
 
     def __init__(
@@ -150,7 +152,11 @@ class World:
         }
         members |= dict.fromkeys(lanes, members["main"])
         self.aside = self._beside(comm, members) if inside is None and self.threads_may_communicate else None
-        self.host_owners = self._per_host(comm, owners, members, windows=windows)
+        self.host_owners = self._per_host(comm, "owners of host", owners, members, windows=windows)
+        self.host_dense, self.host_route = (
+            self._per_host(comm, name, dense if levels else (), members, windows=windows)
+            for name in ("dense ranks of host", "route: dense ranks of host")
+        )
         self.group, self.across = self._grouped(comm, members) if groups > 1 else (self.dense, None)
         watched = stall is not None and comm.size > 1 and (stall.report_s or stall.abort_s)
         self._members = {self._named(name): self._outer(ranks) for name, ranks in members.items()}
@@ -240,14 +246,20 @@ class World:
         return Aside(comm, self.progress.lane(ASIDE, members[ASIDE]))
 
     def _per_host(
-        self, comm: MPI.Intracomm, owners: tuple[int, ...], members: dict[str, tuple[int, ...]], *, windows: bool
+        self,
+        comm: MPI.Intracomm,
+        called: str,
+        of: tuple[int, ...],
+        members: dict[str, tuple[int, ...]],
+        *,
+        windows: bool,
     ) -> Collectives | None:
-        """The owners of each host that has several, who are added to ``members``; none where there is one host."""
+        """These ranks of each host that has several, who are added to ``members``; none where there is one host."""
         host_of = self.topology.host_of
         if self.topology.n_hosts == 1:
             return None
-        by_host = {h: tuple(r for r in owners if host_of[r] == h) for h in sorted(set(host_of))}
-        named = {f"owners of host {host}": ranks for host, ranks in by_host.items() if len(ranks) > 1}
+        by_host = {h: tuple(r for r in of if host_of[r] == h) for h in sorted(set(host_of))}
+        named = {f"{called} {host}": ranks for host, ranks in by_host.items() if len(ranks) > 1}
         members |= named
         name, ranks = next((item for item in named.items() if comm.rank in item[1]), ("", ()))
         return self._part(comm, name, ranks, windows=windows) if named else None
@@ -352,7 +364,7 @@ class World:
         if self._watch is not None:
             self._watch.close()
         group = self.group if self.topology.groups > 1 else None
-        roles = self.across, group, self.host_owners, self.dense, self.owners
+        roles = self.across, group, self.host_route, self.host_dense, self.host_owners, self.dense, self.owners
         for part in (*roles, *self._lanes.values(), self.route, self.main):
             if part is not None:
                 part.close()

@@ -22,9 +22,11 @@ from hpcrec.exchange import verdict
 from hpcrec.exchange.bags import Entries, Requests, Splitter, cumulative
 from hpcrec.exchange.columns import Column, Dealing, Dealt
 from hpcrec.exchange.copies import DenseCopies, Kept, Wanted
+from hpcrec.exchange.dense_places import MessagePlaces, Streams, Tails, places
 from hpcrec.exchange.foresight import Foreseen
 from hpcrec.exchange.forms.conditional import Asked as AskedRows
 from hpcrec.exchange.forms.conditional import Keeping
+from hpcrec.exchange.host_rows import HostRows, Together
 from hpcrec.exchange.inputs import Gradients
 from hpcrec.exchange.layout import Layout, LeafGroup, Partial
 from hpcrec.exchange.moves import CopyMove, Crossing, MaxMove, Move, PartialMove, PoolMove
@@ -68,6 +70,8 @@ class Asked:
         in two parts.
     bags_E : int64 [E]
         Bags of each entry of all owners.
+    together : Together or None
+        What ranks of this host ask for together.
     """
 
     id_bytes_R: Ints
@@ -86,6 +90,13 @@ class Asked:
     places: Places | None = None
     back: Places | None = None
     bags_R: Ints | None = None
+    together: Together | None = None
+
+    @property
+    def crossing_bytes_R(self) -> tuple[Ints, Ints]:
+        """``value_bytes_R`` and ``gradient_bytes_R`` of messages as they cross, where hosts ask together."""
+        at = None if self.together is None else self.together.crossing
+        return (self.value_bytes_R, self.gradient_bytes_R) if at is None else (at.value_bytes_R, at.gradient_bytes_R)
 
     def take_copies(self) -> "Asked":
         """The same with rows of replicated tables as they are now, whatever their copies learn before ``assemble``."""
@@ -133,25 +144,6 @@ class Asked:
         with nullcontext() if device is None else device.together():
             for move in self.kept_moves:
                 move.backward(found.leaves, found.leaves[move.group].reshape(-1))
-
-
-@dataclass(frozen=True)
-class _Streams:
-    """Streams of all owners that reach this rank, owner after owner, in the order of their messages.
-
-    ``group_S`` and ``place_S`` are the leaf and the lookup in it; ``bundle_S`` the number of the form that asks.
-    """
-
-    owner_S: Ints
-    entry_S: Ints
-    width_S: Ints
-    valued_S: np.ndarray
-    column_S: Ints
-    group_S: Ints
-    place_S: Ints
-    bundle_S: Ints
-    tables: tuple[str, ...]
-    begins_S: Ints  # the first stream of the same owner
 
 
 @dataclass(frozen=True)
@@ -257,6 +249,12 @@ class DenseSide:
         Whose kernels assemble what comes: positions are brought there as ids are asked for, ahead of the step.
     keeping : Keeping, optional
         By what conditional forms keep rows.
+
+    Attributes
+    ----------
+    streams : Streams
+    rows : HostRows or None
+        By what ranks of its host ask together; who has one sets it.
     """
 
     def __init__(
@@ -286,9 +284,10 @@ class DenseSide:
             for owner, leg in layout.legs.items()
             if leg.partials
         }
-        self._streams = self._laid_out()
+        self.streams = self._laid_out()
         self._copies, self._pools = self._kinds()
         self.copies = None
+        self.rows: HostRows | None = None
         if layout.conditional:
             self.copies = DenseCopies(layout, splitter.forms, keeping or Keeping(), size=size, dtype=self._dtype)
 
@@ -297,7 +296,7 @@ class DenseSide:
         """Of all owners."""
         return self._splitter.entries
 
-    def _laid_out(self) -> _Streams:
+    def _laid_out(self) -> Streams:
         """The static part of every step."""
         layout, entries = self._layout, self._splitter.entries
         named = zip(entries.owner_E.tolist(), entries.bundle_E.tolist(), strict=True)
@@ -318,11 +317,11 @@ class DenseSide:
                     tables.append(stream.table)
         of: list[Ints] = list(np.array(rows, np.int64).reshape(len(rows), 8).T)
         begins: Ints = np.searchsorted(of[0], of[0]).astype(np.int64)
-        return _Streams(*of[:3], of[3].astype(bool), *of[4:], tuple(tables), begins)  # type: ignore[call-arg, arg-type]
+        return Streams(*of[:3], of[3].astype(bool), *of[4:], tuple(tables), begins)  # type: ignore[call-arg, arg-type]
 
     def _kinds(self) -> tuple[dict[tuple[int, int, str], Ints], list[_Pool]]:
         """Streams whose vectors are moved alike: by leaf group, width and how answers of a bag meet; and pools."""
-        s, layout = self._streams, self._layout
+        s, layout = self.streams, self._layout
         part_S = self._splitter.entries.part_E[s.entry_S]
         copies: dict[tuple[int, int, str], list[int]] = {}
         for i, b in enumerate(s.bundle_S.tolist()):
@@ -348,7 +347,7 @@ class DenseSide:
         return in_order, [self._pool(*key, parts) for key, parts in pools.items()]
 
     def _pool(self, group: int, block: int, largest: bool, parts: list[tuple[int, str]]) -> _Pool:
-        number, s = {part: i for i, part in enumerate(parts)}, self._streams
+        number, s = {part: i for i, part in enumerate(parts)}, self.streams
         part_S = np.array(
             [number.get((b, t), -1) for b, t in zip(s.bundle_S.tolist(), s.tables, strict=True)], np.int64
         )
@@ -412,13 +411,18 @@ class DenseSide:
         columns, dealt = dealing.columns, dealing.dealt
         requests = self._splitter.asked([of for of, _ in dealt])
         message, id_bytes_R = np.empty(0, np.uint8), np.zeros(self._size, np.int64)
+        asks, together = (requests, None) if self.rows is None else self.rows.asks.merge(requests)
         if room is not None:
-            message, id_bytes_R = self._written(requests, room)
+            message, id_bytes_R = self._written(asks, room)
         requests = self._splitter.answers(requests)
-        value_S, gradient_S, value_R, gradient_R, partials, inside_N = self._places(requests, n_samples)
+        tails = self._tails(n_samples)
+        at = self._places(requests.bags_E, tails)
+        if self.rows is not None and together is not None:
+            crossing = self._places(self.rows.asks.sent_E(together, requests.bags_E), tails)
+            together = replace(together, bags_E=requests.bags_E, whole=at, crossing=crossing, tails=tails)
         first_E = cumulative(requests.bags_E)
         kept, wanted = ((), None) if self.copies is None else self.copies.kept(self._of_copies(dealt))
-        step = _Step(columns, dealt, requests, first_E, value_S, gradient_S, n_samples, tables_of, train, kept)
+        step = _Step(columns, dealt, requests, first_E, at.value_S, at.gradient_S, n_samples, tables_of, train, kept)
         pool_moves, groups = [self._pool_move(step, pool) for pool in self._pools], self._layout.groups
         kept_moves = [move for move in pool_moves if move.kept]
         moves: list[Move] = [*self._copy_moves(step), *(move for move in pool_moves if not move.kept)]
@@ -427,20 +431,31 @@ class DenseSide:
         if self._device is not None:
             with self._device.aside():
                 moves = [Mover(self._device).move(m) for m in moves]
-        verdicts = cumulative(gradient_R)[self._tells] // self._item + inside_N
+        verdicts = at.gradient_tail_R[self._tells] + tails.partial_R[self._tells]
+        inside_N = verdicts - cumulative(at.gradient_bytes_R)[self._tells] // self._item
         told = dict(zip(self._tells.tolist(), inside_N.tolist(), strict=True))
-        places, back, bags_R = self._parted(step) if self._parts and train else (None, None, None)
         asked = Asked(
-            id_bytes_R, value_R, gradient_R, moves, partials, n_samples, filled, verdicts, told, requests.bags_E
+            id_bytes_R,
+            at.value_bytes_R,
+            at.gradient_bytes_R,
+            moves,
+            self._partial_moves(at, n_samples),
+            n_samples,
+            filled,
+            verdicts,
+            told,
+            requests.bags_E,
+            together=together,
         )
         if self.copies is not None or self._parts:
+            there, back, bags_R = self._parted(step) if self._parts and train else (None, None, None)
             asked = replace(asked, kept=kept, kept_moves=kept_moves, wanted=wanted)
-            asked = replace(asked, places=places, back=back, bags_R=bags_R)
+            asked = replace(asked, places=there, back=back, bags_R=bags_R)
         return asked, message
 
     def _parted(self, step: _Step) -> tuple[Places, Places, Ints]:
         """Where the vectors are that may come in two parts, and their gradients; bags that each rank is asked for."""
-        s = self._streams
+        s = self.streams
 
         def crossing(streams: Ints, start_S: Ints) -> Places:
             entry = s.entry_S[streams]
@@ -475,41 +490,30 @@ class DenseSide:
         kernels.write_requests(plan, r.ids, r.lengths, r.cells, weights, self._weighted, item, message, at_R)
         return message, padded_R
 
-    def _places(self, requests: Requests, n_samples: int) -> tuple[Ints, Ints, Ints, Ints, list[PartialMove], Ints]:
-        """First element of each stream in the values and the gradients; sizes of both; where partial results are.
+    def _places(self, bags_E: Ints, tails: Tails) -> MessagePlaces:
+        return places(self.streams, bags_E, tails, self._pad, self._item)
 
-        And where the verdicts are in the messages of those that are told.
-        """
-        s, size, item = self._streams, self._size, self._item
-        counts_S = requests.bags_E[s.entry_S] * s.width_S
-        inside_S = np.cumsum(counts_S) - counts_S  # values come before gradients that have none
-        inside_S -= inside_S[s.begins_S] if len(inside_S) else 0
-        value_R = np.bincount(s.owner_S, counts_S * s.valued_S, size).astype(np.int64)
-        gradient_R = np.bincount(s.owner_S, counts_S, size).astype(np.int64)
-        ends_R, partials = (value_R.copy(), gradient_R.copy()), list[PartialMove]()
+    def _tails(self, n_samples: int) -> Tails:
+        """What is behind the streams of each owner's messages."""
+        partial_R, told_R = np.zeros(self._size, np.int64), np.zeros(self._size, np.int64)
         for owner, some in self._partials.items():
-            elements = n_samples * sum(p.elements for p in some)
-            value_R[owner] += elements
-            gradient_R[owner] += elements
-        inside_N = gradient_R[self._tells]
-        gradient_R[self._tells] += 1
-        value_R, gradient_R = self._pad(value_R * item), self._pad(gradient_R * item)
-        value_at, gradient_at = cumulative(value_R) // item, cumulative(gradient_R) // item
+            partial_R[owner] = n_samples * sum(p.elements for p in some)
+        told_R[self._tells] = 1
+        return Tails(partial_R, told_R)
+
+    def _partial_moves(self, at: MessagePlaces, n_samples: int) -> list[PartialMove]:
+        moves = list[PartialMove]()
         for owner, some in self._partials.items():
-            value_from, gradient_from = (
-                int(value_at[owner] + ends_R[0][owner]),
-                int(gradient_at[owner] + ends_R[1][owner]),
-            )
+            value_from, gradient_from = int(at.value_tail_R[owner]), int(at.gradient_tail_R[owner])
             for p in some:
-                partials.append(PartialMove(p, n_samples, value_from, gradient_from))
+                moves.append(PartialMove(p, n_samples, value_from, gradient_from))
                 value_from += n_samples * p.elements
                 gradient_from += n_samples * p.elements
-        value_S, gradient_S = value_at[s.owner_S] + inside_S, gradient_at[s.owner_S] + inside_S
-        return value_S, gradient_S, value_R, gradient_R, partials, inside_N
+        return moves
 
     def _copy_moves(self, step: _Step) -> list[Move]:
         """Of vectors of bags: one move for all streams that are moved alike."""
-        s, moves = self._streams, list[Move]()
+        s, moves = self.streams, list[Move]()
         scales = [form.scale(step.columns) for form in self._splitter.forms]
         for (group, width, meets), streams in self._copies.items():
             v = step.vectors(s.entry_S[streams])
@@ -538,7 +542,7 @@ class DenseSide:
 
     def _pool_move(self, step: _Step, pool: _Pool) -> PoolMove:
         """Of rows that come, or are here."""
-        leaf, s, dealt = self._layout.groups[pool.group], self._streams, step.dealt
+        leaf, s, dealt = self._layout.groups[pool.group], self.streams, step.dealt
         base = cumulative(np.array([len(dealt[b][0].rows) for b, _ in pool.parts], np.int64))
         crossings = []
         for width, (streams, part) in pool.widths.items():

@@ -9,9 +9,9 @@
     push: what stages of the step send back                                    likewise
     learn      --- gradients ----------->  apply: merge by row, step           phase "gradients"
 
-Messages may pass other ranks on the way (``way``), hosts may add vectors before they cross (``host_sums``), rows may be
-kept on dense ranks (``kept``), and a step may be read and learned in two parts (``in_parts``): ``read_part`` twice,
-``learn_first``, ``learn_rest``.
+Messages may pass other ranks on the way (``way``), hosts may add vectors and gradients before they cross, and ask for
+rows together (``between_hosts``), rows may be kept on dense ranks (``kept``), and a step may be read and learned in two
+parts (``in_parts``): ``read_part`` twice, ``learn_first``, ``learn_rest``.
 
 Where operators are substituted (form ``partial``, [DES]) the holder computes their partial results from the vectors it
 gathers, and sends those instead; the gradients that come back are theirs. Before they are sent, owners of other hosts
@@ -54,11 +54,12 @@ from hpcrec.embedding.store import Store
 from hpcrec.exchange import verdict
 from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.bags import Splitter
+from hpcrec.exchange.between_hosts import BetweenHosts
 from hpcrec.exchange.codec import Codec, Elementwise, Kept
 from hpcrec.exchange.codecs import codec_for
 from hpcrec.exchange.forms.conditional import Conditional, Keeping
-from hpcrec.exchange.host_sums import HostSums
-from hpcrec.exchange.id_reader import IdReader
+from hpcrec.exchange.host_rows import make_host_rows
+from hpcrec.exchange.id_reader import IdReader, runners_of
 from hpcrec.exchange.in_parts import InParts
 from hpcrec.exchange.inputs import Gradients, Inputs
 from hpcrec.exchange.kept import KeptRows
@@ -191,17 +192,23 @@ class Exchange:
             self._dense_side = sides.dense(split(set(self.features)), store, tells, self._where.assembler)
         self._reads_ids = reads_ids
         if self.held:
-            self._reader = IdReader(split(set(self.held), only=rank), topology.dense)
+            self._reader = IdReader(split(set(self.held), only=rank), topology.dense, runners_of(layout, topology))
         self._norms = ColumnNorms(world, layout, self.dtype)
         self._codec = self._codec_on(lane or world.main, codec, direct=direct)
-        self._sums = HostSums(world, layout, self.dtype, self._codec, self._teller) if layout.added else None
+        self._hosts = self._between(world) if layout.added or layout.merged else None
         self._back = self._codec if back is None else self._codec_on(back, codec, direct=direct)  # of gradients
         self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
         self._left = {name: layout.left.get(name, operator) for name, operator in operators.items()}
         entries = None if self._dense_side is None else self._dense_side.entries
-        self._way: Passing | None = make_way(world, layout, operators, entries, self.dtype, codec, lane) or self._sums
+        self._way: Passing | None = make_way(world, layout, operators, entries, self.dtype, codec, lane) or self._hosts
         self._in_parts = self._parted() if parts else None
         self.copies = self._kept_rows(lane or world.main, back) if layout.conditional else None
+
+    def _between(self, world: World) -> BetweenHosts:
+        side, rows = self._dense_side, None
+        if side is not None and self.layout.merged:
+            rows = side.rows = make_host_rows(world, self.layout, side.entries, side.streams, self.dtype)
+        return BetweenHosts(world, self.layout, self.dtype, self._codec, self._teller, rows)
 
     def _kept_rows(self, lane: Collectives, back: Collectives | None) -> KeptRows:
         of = lane, self._codec, self.layout, self._owner_side, self._dense_side, self._keeping, self.dtype
@@ -314,7 +321,7 @@ class Exchange:
             assert ids is not None, "an owner that reads ids was given none"
             received = self._reader.received(ids)
         if owner_side is not None and received is not None:
-            some = received if self._sums is None else self._sums.without_empty(received)
+            some = received if self._hosts is None else self._hosts.without_empty(received)
             served = owner_side.read(some, reading.sets, train=train)
             if self._reader is not None and ids is not None and ids.coming is not None:
                 owner_side.look(ids.coming, self._reader, reading.sets)
@@ -322,8 +329,8 @@ class Exchange:
         total, stop = float(weights_R.sum()), bool(heard_R["stop"].any())
         save_failed = bool(heard_R["save_failed"].any())
         passage: Passage | None = None
-        if self._sums is not None:
-            passage = self._sums.passage(asked, served, received)
+        if self._hosts is not None:
+            passage = self._hosts.passage(asked, served, received)
         elif isinstance(self._way, Way):
             sizes = (self._zeros_R, self._due_R)
             if served is not None:

@@ -9,30 +9,27 @@
 An owner gathers its messages as if it sent them itself. From them come what it gives to roots, through its host's
 windows, and the messages that cross: those hold sums, where this owner is their root, and nothing where another one is.
 Gradients take the same way back. So vectors are whole when they are added, and a codec writes each message that crosses
-once. Which bags a member has parts of it says with them; how many a root sends, dense ranks know by themselves. It is a
-way of messages with one transfer (as ``way``). Knows places of vectors in messages; does not know where they come from.
+once. Which bags a member has parts of it says with them; how many a root sends, dense ranks know by themselves. This is
+the owners' half of ``between_hosts``. Knows places of vectors in messages; does not know where they come from.
 
 Legend: ``P`` dense ranks that ask, ``E`` entries of this owner, ``S`` its streams, ``C`` cells (what a dense rank asks
 of an entry) whose vectors are added, ``Q`` streams of cells, ``V`` vectors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrec import kernels
-from hpcrec.comm.sizes import UNIT_BYTES, clear_padding, padded_bytes
+from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.world import World
 from hpcrec.exchange.bags import Received, cumulative, ranges
 from hpcrec.exchange.codec import Codec, Elementwise
-from hpcrec.exchange.dense_side import Asked
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.passage import Passage
 from hpcrec.exchange.roots import Roots
-from hpcrec.exchange.slices import Slice
+from hpcrec.exchange.vectors import move_vectors
 from hpcrec.exchange.work import Served
 from hpcrec.types import Floats, Ints
 
@@ -74,12 +71,11 @@ class _Given:
 
 
 @dataclass(kw_only=True)
-class AddedPassage(Passage):
-    """One step's messages, some of which are added.
+class Added:
+    """One step's bags that are added, as an owner has them.
 
     Attributes
     ----------
-    asked : Asked or None
     served : Served or None
     cells : _Cells
         Those whose vectors are added, with the bags that this owner has parts of.
@@ -93,7 +89,6 @@ class AddedPassage(Passage):
         Of each member of the sums of which this owner is the root, itself among them.
     """
 
-    asked: Asked | None
     served: Served | None
     cells: _Cells
     root_C: Ints
@@ -109,7 +104,7 @@ class AddedPassage(Passage):
 
 
 @dataclass(frozen=True)
-class _Places:
+class Places:
     """Where streams are in messages to, or from, dense ranks.
 
     Attributes
@@ -163,16 +158,7 @@ class HostSums:
         Of what crosses.
     teller : int
         The dense rank that tells this one the verdict (``verdict``); -1 for none.
-
-    Attributes
-    ----------
-    ahead, current, slices
-        See ``way.Way``: all of it may run ahead of the step.
     """
-
-    ahead: Sequence[Any] = (None,)
-    current: Sequence[Any] = ()
-    slices: Sequence[Slice] = ()
 
     def __init__(self, world: World, layout: Layout, dtype: np.dtype[Any], codec: Codec, teller: int) -> None:
         topology, leg = world.topology, layout.legs.get(world.topology.rank)
@@ -199,12 +185,6 @@ class HostSums:
         members_E = [roots.members(entry.features, topology.rank) for entry in entries]
         self._member_LE = np.array([[rank in of for of in members_E] for rank in owners], bool)
 
-    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
-        """See ``way.Way``."""
-        room = np.empty(int(bytes_R.sum()) + behind_bytes, np.uint8)
-        clear_padding(room, bytes_R)
-        return room.view(self._dtype)
-
     def without_empty(self, received: Received) -> Received:
         """What an owner was asked, but for empty bags of what is added, which are answered by nothing."""
         left_V, number_V = self._empty(received)
@@ -219,15 +199,13 @@ class HostSums:
         left_V = np.repeat(adds_N, cells[:, 3]) & (np.diff(received.offsets) == 0)
         return left_V, np.repeat(np.arange(len(cells)), cells[:, 3])
 
-    def passage(self, asked: Asked | None, served: Served | None, received: Received | None) -> AddedPassage:
+    def added(self, served: Served | None, received: Received | None) -> Added:
         """One step's; ``received`` as it came, with empty bags; None where nothing is held."""
         none = np.zeros(0, np.int64)
         if received is None:
             table = none.reshape(0, len(self._adds_E))
             cells = _Cells(none, none, none, none)
-            return AddedPassage(
-                asked=asked, served=served, cells=cells, root_C=none, samples=0, bags_PE=table, sent_PE=table
-            )
+            return Added(served=served, cells=cells, root_C=none, samples=0, bags_PE=table, sent_PE=table)
         asked_N4, (left_V, number_V) = received.cells, self._empty(received)
         entry_N = self._entry_B[asked_N4[:, 1]]
         bags_PE = np.zeros((len(received.senders), len(self._adds_E)), np.int64)
@@ -239,8 +217,7 @@ class HostSums:
         mine = _Cells(asked_N4[adds_N, 0], entry_N[adds_N], bags_N[adds_N], bag_V[~left_V & adds_N[number_V]])
         samples = int(asked_N4[adds_N, 3].max()) if adds_N.any() else 0
         sent_PE = np.where(self._root_RE[received.senders] >= 0, 0, bags_PE)
-        return AddedPassage(
-            asked=asked,
+        return Added(
             served=served,
             cells=mine,
             root_C=root_N[adds_N],
@@ -249,39 +226,29 @@ class HostSums:
             sent_PE=sent_PE,
         )
 
-    def forward(self, passage: AddedPassage, flat: Floats, hops: Sequence[Any], *, train: bool) -> Floats:
-        """Values of this owner's messages -> those that come to this rank."""
-        if not hops:
-            return flat
-        asked, served = passage.asked, passage.served
-        sent_R = np.zeros(self._size, np.int64) if served is None else served.value_bytes_R
-        message = flat[: int(sent_R.sum()) // flat.itemsize]
-        if self._owners is not None:
-            came = self._give(passage, flat)
-            if passage.adds:
-                self._meet(passage, came)
-                message, sent_R = self._summed(passage, flat, came)
-        if not train:
-            passage.given = []
-        due_R = np.zeros(self._size, np.int64) if asked is None else asked.value_bytes_R
-        return self._codec.alltoallv(message, sent_R.copy(), due_R.copy(), "values")
+    def sum(self, added: Added, flat: Floats, *, train: bool) -> tuple[Floats, Ints] | None:
+        """Values of this owner's messages -> of those that it sends, and their sizes; collective in the host.
 
-    def backward(self, passage: AddedPassage, flat: Floats, hops: Sequence[Any], behind_bytes: int = 0) -> Floats:
-        """Gradients of a dense rank's messages -> those of this owner's, with room behind them."""
-        if not hops:
-            return flat
-        asked, served, adds = passage.asked, passage.served, passage.adds
-        sent_R = np.zeros(self._size, np.int64) if asked is None else asked.gradient_bytes_R
-        if adds:
-            crossing = self._places(passage, passage.sent_PE, gradients=True)
-            due_R = crossing.bytes_R
-        elif served is not None:
-            due_R = served.gradient_bytes_R
-        else:
-            due_R = UNIT_BYTES * (np.arange(self._size) == self._teller)
-        came = self._codec.alltoallv(flat, sent_R.copy(), due_R.copy(), "gradients", 0 if adds else behind_bytes)
-        if adds:
-            return self._parted(passage, came, crossing, behind_bytes)
+        None where it sends them as they are.
+        """
+        if self._owners is None:
+            return None
+        came, found = self._give(added, flat), None
+        if added.adds:
+            self._meet(added, came)
+            found = self._summed(added, flat, came)
+        if not train:
+            added.given = []
+        return found
+
+    def crossing(self, added: Added) -> Places | None:
+        """Where the gradients are that come for what it has sent; None where they are those of its messages."""
+        return self._places(added, added.sent_PE, gradients=True) if added.adds else None
+
+    def part(self, added: Added, came: Floats, crossing: Places | None, room: Callable[[Ints], Floats]) -> Floats:
+        """Gradients that came -> of this owner's messages, in ``room`` of their sizes; collective in the host."""
+        if crossing is not None:
+            return self._parted(added, came, crossing, room)
         if self._owners is not None:
             self._owners.alltoallv(*self._nothing(), "gradients")
         return came
@@ -299,10 +266,10 @@ class HostSums:
         bag_Q = cumulative(cells.bags_C)[:-1][cell_Q]
         return _Streams(cell_Q, stream_Q, self._width_S[stream_Q], cells.bags_C[cell_Q], bag_Q)
 
-    def _places(self, passage: AddedPassage, bags_PE: Ints, *, gradients: bool) -> _Places:
+    def _places(self, added: Added, bags_PE: Ints, *, gradients: bool) -> Places:
         """Of messages with so many vectors; partial results follow them, and the verdict."""
-        assert passage.served is not None, "it is asked for something"
-        spans, item, n = passage.served.spans, self._dtype.itemsize, None if gradients else self._n_valued
+        assert added.served is not None, "it is asked for something"
+        spans, item, n = added.served.spans, self._dtype.itemsize, None if gradients else self._n_valued
         counts_PS = bags_PE[:, self._entry_S[:n]] * self._width_S[:n]
         tail_P = spans.end_P - spans.at_P - spans.elements_PS.sum(axis=1)
         elements_R = np.zeros(self._size, np.int64)
@@ -313,17 +280,17 @@ class HostSums:
         bytes_R = padded_bytes(elements_R * item)
         at_R = cumulative(bytes_R) // item
         start_PS = at_R[spans.ranks_P][:, None] + np.cumsum(counts_PS, axis=1) - counts_PS
-        return _Places(
+        return Places(
             start_PS, at_R[spans.ranks_P] + counts_PS.sum(axis=1), bytes_R, int(at_R[self._teller]) + verdict_in
         )
 
-    def _give(self, passage: AddedPassage, flat: Floats) -> list[NDArray[np.uint8]]:
+    def _give(self, added: Added, flat: Floats) -> list[NDArray[np.uint8]]:
         """Vectors that other owners of this host add, and which bags they are of, cross to these; what came of each."""
         assert self._owners is not None
         pieces, bytes_L = [], np.zeros(self._owners.size, np.int64)
-        places = self._places(passage, passage.bags_PE, gradients=False) if passage.adds else None
+        places = self._places(added, added.bags_PE, gradients=False) if added.adds else None
         for place, rank in enumerate(self._owners.ranks):
-            cells = passage.cells.some(passage.root_C == rank)
+            cells = added.cells.some(added.root_C == rank)
             if rank != self._rank and len(cells.bags_C):
                 streams = self._streams(cells)
                 head = np.concatenate([cells.bags_C, cells.bag]).astype(_HEAD)
@@ -340,10 +307,10 @@ class HostSums:
             at += len(room)
         return self._owners.alltoallv_told(message, bytes_L, "values")
 
-    def _meet(self, passage: AddedPassage, came: Sequence[NDArray[np.uint8]]) -> None:
+    def _meet(self, added: Added, came: Sequence[NDArray[np.uint8]]) -> None:
         """Which bags the members of this owner's sums have parts of, and where these are among those of each sum."""
         assert self._owners is not None
-        own = passage.cells.some(passage.root_C == self._rank)
+        own = added.cells.some(added.root_C == self._rank)
         found: list[tuple[int, Ints, _Cells]] = []
         for rank, piece, member_E in zip(self._owners.ranks, came, self._member_LE, strict=True):
             keep_C = member_E[own.entry_C]
@@ -355,26 +322,26 @@ class HostSums:
                 words = piece[: (n + int(bags_C.sum())) * _HEAD.itemsize].view(_HEAD)
                 cells = _Cells(own.sender_C[keep_C], own.entry_C[keep_C], bags_C, words[n:].astype(np.int64))
                 found.append((rank, number_C, cells))
-        some_CB = np.zeros((len(own.bags_C), passage.samples), bool)
+        some_CB = np.zeros((len(own.bags_C), added.samples), bool)
         for _, number_C, cells in found:
             some_CB[np.repeat(number_C, cells.bags_C), cells.bag] = True
         slot_CB = np.cumsum(some_CB, axis=1) - 1
-        passage.sent_PE[own.sender_C, own.entry_C] = some_CB.sum(axis=1)
-        passage.given = [
+        added.sent_PE[own.sender_C, own.entry_C] = some_CB.sum(axis=1)
+        added.given = [
             _Given(rank, cells, slot_CB[np.repeat(number_C, cells.bags_C), cells.bag])
             for rank, number_C, cells in found
         ]
 
-    def _summed(self, passage: AddedPassage, flat: Floats, came: Sequence[NDArray[np.uint8]]) -> tuple[Floats, Ints]:
+    def _summed(self, added: Added, flat: Floats, came: Sequence[NDArray[np.uint8]]) -> tuple[Floats, Ints]:
         """The messages that cross, and their sizes."""
-        assert self._owners is not None and passage.served is not None
-        whole = self._places(passage, passage.bags_PE, gradients=False)
-        crossing = self._places(passage, passage.sent_PE, gradients=False)
+        assert self._owners is not None and added.served is not None
+        whole = self._places(added, added.bags_PE, gradients=False)
+        crossing = self._places(added, added.sent_PE, gradients=False)
         message = self._codec.message(crossing.bytes_R)
         message[:] = 0.0  # sums begin with it
-        self._pass_on(passage, (flat, whole), (message, crossing))
+        self._pass_on(added, (flat, whole), (message, crossing))
         by_rank = dict(zip(self._owners.ranks, came, strict=True))
-        for given in passage.given:
+        for given in added.given:
             streams, source = self._streams(given.cells), flat
             at = given.cells.sender_C[streams.cell_Q], streams.stream_Q
             from_Q = whole.start_PS[at]
@@ -385,29 +352,29 @@ class HostSums:
             _move(source, message, streams, from_Q, crossing.start_PS[at], to_slot=given.slot, accumulate=True)
         return message, crossing.bytes_R
 
-    def _pass_on(self, passage: AddedPassage, source: tuple[Floats, _Places], target: tuple[Floats, _Places]) -> None:
+    def _pass_on(self, added: Added, source: tuple[Floats, Places], target: tuple[Floats, Places]) -> None:
         """What is not added, from messages to messages: vectors, and what follows them."""
-        assert passage.served is not None
+        assert added.served is not None
         (here, from_), (there, to) = source, target
-        spans, n = passage.served.spans, from_.start_PS.shape[1]
+        spans, n = added.served.spans, from_.start_PS.shape[1]
         as_they_are_PE = self._root_RE[spans.ranks_P] < 0
         p_Q, stream_Q = np.nonzero(as_they_are_PE[:, self._entry_S[:n]])
-        n_Q = passage.bags_PE[p_Q, self._entry_S[stream_Q]]
+        n_Q = added.bags_PE[p_Q, self._entry_S[stream_Q]]
         streams = _Streams(p_Q, stream_Q, self._width_S[stream_Q], n_Q, cumulative(n_Q)[:-1])
         _move(here, there, streams, from_.start_PS[p_Q, stream_Q], to.start_PS[p_Q, stream_Q])
         tails = spans.end_P - spans.at_P - spans.elements_PS.sum(axis=1)
         for at, to_at, size in zip(from_.tail_P.tolist(), to.tail_P.tolist(), tails.tolist(), strict=True):
             there[to_at : to_at + size] = here[at : at + size]
 
-    def _parted(self, passage: AddedPassage, came: Floats, crossing: _Places, behind_bytes: int) -> Floats:
+    def _parted(self, added: Added, came: Floats, crossing: Places, room: Callable[[Ints], Floats]) -> Floats:
         """Gradients of messages as they cross -> of messages as this owner has them."""
-        assert self._owners is not None and passage.served is not None
-        whole = self._places(passage, passage.bags_PE, gradients=True)
-        out = self.message(whole.bytes_R, behind_bytes)
-        self._pass_on(passage, (came, crossing), (out, whole))
+        assert self._owners is not None and added.served is not None
+        whole = self._places(added, added.bags_PE, gradients=True)
+        out = room(whole.bytes_R)
+        self._pass_on(added, (came, crossing), (out, whole))
         out[whole.verdict] = came[crossing.verdict]
-        given = {g.member: (g, self._streams(g.cells)) for g in passage.given}
-        asked = {rank: passage.cells.some(passage.root_C == rank) for rank in self._owners.ranks if rank != self._rank}
+        given = {g.member: (g, self._streams(g.cells)) for g in added.given}
+        asked = {rank: added.cells.some(added.root_C == rank) for rank in self._owners.ranks if rank != self._rank}
         mine = {rank: (cells, self._streams(cells)) for rank, cells in asked.items()}  # that other owners add
         bytes_L, due_L = np.zeros(self._owners.size, np.int64), np.zeros(self._owners.size, np.int64)
         for place, rank in enumerate(self._owners.ranks):
@@ -427,7 +394,7 @@ class HostSums:
         for rank, (cells, streams) in mine.items():
             to_Q = whole.start_PS[cells.sender_C[streams.cell_Q], streams.stream_Q]
             _move(got, out, streams, at_L[rank] + streams.packed_Q, to_Q)
-        passage.given = []
+        added.given = []
         return out
 
 
@@ -451,14 +418,5 @@ def _move(
     accumulate: bool = False,
 ) -> None:
     """Vectors of streams, which begin there; slots: the place of each bag among a stream's vectors, else its number."""
-    for width in np.unique(streams.width_Q).tolist():
-        q = np.flatnonzero(streams.width_Q == width)
-        n_Q = streams.n_Q[q]
-        number, bag = ranges(np.zeros(len(q), np.int64), n_Q), ranges(streams.bag_Q[q], n_Q)
-        starts = [
-            np.repeat(first_Q[q], n_Q) + width * (number if slot is None else slot[bag])
-            for first_Q, slot in ((from_Q, from_slot), (to_Q, to_slot))
-        ]
-        kernels.copy_vectors(
-            source, target, width, source_start=starts[0], target_start=starts[1], accumulate=accumulate
-        )  # fmt: skip
+    slots = {"bag_Q": streams.bag_Q, "from_slot": from_slot, "to_slot": to_slot}
+    move_vectors(source, target, streams.width_Q, streams.n_Q, from_Q, to_Q, **slots, accumulate=accumulate)

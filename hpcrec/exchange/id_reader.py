@@ -8,8 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from hpcrec.exchange.bags import Received, Splitter, cumulative, weights_by_id
-from hpcrec.types import GlobalIds
+from hpcrec.comm.topology import Topology
+from hpcrec.exchange.bags import Received, Splitter, cumulative, ranges, weights_by_id
+from hpcrec.exchange.host_rows import union_of
+from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.runners import Runners
+from hpcrec.types import GlobalIds, Ints
 
 
 class IdReader:
@@ -23,10 +27,12 @@ class IdReader:
         Of this owner alone, of the features that it holds.
     dense : sequence of int
         Dense ranks, in the order of their parts of a batch.
+    runner_RB : int64 [R, B], optional
+        As of ``runners_of``; default: each asks by itself.
     """
 
-    def __init__(self, splitter: Splitter, dense: Sequence[int]) -> None:
-        self._splitter = splitter
+    def __init__(self, splitter: Splitter, dense: Sequence[int], runner_RB: Ints | None = None) -> None:
+        self._splitter, self._runner_RB = splitter, runner_RB
         self._dense = np.array(dense, np.int64)
 
     def received(self, ids: GlobalIds) -> Received:
@@ -49,10 +55,62 @@ class IdReader:
         cells_N4 = np.concatenate([none.reshape(0, 4), *cells])
         weights = np.concatenate([np.zeros(0, np.uint8), *(r.weights for r in asked)])
         entries = splitter.entries
-        return Received(
+        received = Received(
             self._dense[asking],
             np.concatenate([none, *(r.ids for r in asked)]),
             cumulative(np.concatenate([none, *(r.lengths for r in asked)])),
             cells_N4,
             weights_by_id(cells_N4, entries.weighted, weights, splitter.dtype) if entries.carries_weights else None,
         )
+        return received if self._runner_RB is None else asked_together(received, self._runner_RB)
+
+
+def runners_of(layout: Layout, topology: Topology) -> Ints | None:
+    """Who asks this rank for what each rank wants of each bundle, where that is asked together; elsewhere -1.
+
+    int64 [R, B]; None where nothing is.
+    """
+    forms, owner = layout.bundled(), topology.rank
+    if not layout.merged or owner not in layout.legs:
+        return None
+    runners = Runners(layout, topology.dense, topology.host_of)
+    runner_RB = np.full((topology.size, len(forms)), -1, np.int64)
+    for dense in topology.dense:
+        for b, form in enumerate(forms):
+            if runners.merges(form.features, owner, dense):
+                runner_RB[dense, b] = runners.of(form.features, owner, dense)
+    return runner_RB
+
+
+def asked_together(received: Received, runner_RB: Ints) -> Received:
+    """The same as runners ask it, for their hosts."""
+    sender_N, bundle_N = received.senders[received.cells[:, 0]], received.cells[:, 1]
+    ids_N, bags_N = received.cells[:, 2], received.cells[:, 3]
+    runner_N = runner_RB[sender_N, bundle_N]
+    joint, alone = np.flatnonzero(runner_N >= 0), np.flatnonzero(runner_N < 0)
+    if not len(joint):
+        return received
+    at_N, bag_at_N = cumulative(ids_N), cumulative(bags_N)
+    asking, number = np.unique(np.column_stack([runner_N, bundle_N])[joint], axis=0, return_inverse=True)
+    wanted = received.ids[ranges(at_N[joint], ids_N[joint])]
+    union, union_M, _ = union_of(np.repeat(number.reshape(-1), ids_N[joint]), wanted, len(asking))
+    cells = np.concatenate(
+        [
+            np.column_stack([sender_N, bundle_N, ids_N, bags_N])[alone],
+            np.column_stack([asking, union_M, union_M]),
+        ]
+    )
+    order = np.lexsort((cells[:, 1], cells[:, 0]))
+    alone_K = ranges(at_N[alone], ids_N[alone])
+    ids = np.concatenate([received.ids[alone_K], union])
+    lengths = np.diff(received.offsets)[ranges(bag_at_N[alone], bags_N[alone])]
+    lengths = np.concatenate([lengths, np.ones(len(union), np.int64)])
+    new_K = ranges(cumulative(cells[:, 2])[:-1][order], cells[order, 2])
+    new_V = ranges(cumulative(cells[:, 3])[:-1][order], cells[order, 3])
+    weights = received.weights
+    if weights is not None:
+        weights = np.concatenate([weights[alone_K], np.ones(len(union), weights.dtype)])[new_K]
+    cells = cells[order]
+    senders = np.unique(cells[:, 0])
+    cells[:, 0] = np.searchsorted(senders, cells[:, 0])
+    return Received(senders, ids[new_K], cumulative(lengths[new_V]), cells, weights)

@@ -39,7 +39,8 @@ class Entry:
 
     ``features`` is one feature unless the form is ``bundled``; ``part`` is the holder's part of the family.
     ``every_bag``: empty bags are sent too, because the holder has to know which sample a bag is of: it computes
-    operators of them, or adds their vectors to those of other holders (``host_sums``): ``added``.
+    operators of them, or adds their vectors to those of other holders (``host_sums``): ``added``. ``merged``: dense
+    ranks of a host ask together for rows of it that are on other hosts (``host_rows``).
     """
 
     family: Family
@@ -48,6 +49,7 @@ class Entry:
     part: int
     every_bag: bool = False
     added: bool = False
+    merged: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Layout:
         Whether operators with dense parameters may be computed at holders.
     added : set of str
         Features of which the owners of a host may add the parts of a bag.
+    merged : set of str
+        Features of which dense ranks of a host may ask together for rows.
 
     Raises
     ------
@@ -142,6 +146,8 @@ class Layout:
         What all messages pass between holders and dense ranks.
     added : frozenset of str
         Features of which they do: whose vectors are sums of parts, and travel.
+    merged : frozenset of str
+        Features of which they do: whose rows travel.
     left : dict of str to Operator
         Operators of which stages leave something else for dense ranks to compute: that.
     staged : tuple of nn.Parameter
@@ -163,6 +169,7 @@ class Layout:
         most_stay: bool = False,
         learned: bool = True,
         added: AbstractSet[str] = frozenset(),
+        merged: AbstractSet[str] = frozenset(),
     ) -> None:
         check_pooled(operators)
         self.tables = dict(tables)
@@ -190,6 +197,7 @@ class Layout:
         self.groups, self.place = _leaves(tables, [k for k in lookups if k not in hidden])
         stays = {k.feature for k in hidden}
         self.added = frozenset(f for f in added if f not in stays and self._adds(f)) if not self.way else frozenset()
+        self.merged = frozenset(f for f in merged if self._asks_rows(f)) if not self.way else frozenset()
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
 
@@ -216,6 +224,11 @@ class Layout:
         form, family = FORMS[self.form_of[feature]], self.family_of[feature]
         sums = form.meets(family) and form.answers == 1 and not form.conditional
         return sums and family.kind == "row" and self.pooling[feature] != "max"
+
+    def _asks_rows(self, feature: str) -> bool:
+        """Whether rows of a feature cross, for whoever asks."""
+        form = FORMS[self.form_of[feature]]
+        return form.pools and not form.local and not form.conditional
 
     def _way(self) -> tuple[type[Stage], ...]:
         ways = {FORMS[form].stages: feature for feature, form in self.form_of.items() if FORMS[form].stages}
@@ -294,7 +307,8 @@ class Layout:
                     (s, lookups[entry.features[0], s.table]) for s in own if (entry.features[0], s.table) in lookups
                 ]
                 adds = entry.features[0] in self.added
-                kept.append(replace(entry, every_bag=bool(stay) or adds, added=adds))
+                merged = entry.features[0] in self.merged
+                kept.append(replace(entry, every_bag=bool(stay) or adds, added=adds, merged=merged))
                 if entry.form.conditional:
                     apart += own
                     continue

@@ -4,30 +4,31 @@ Each dense rank splits its part of some batches as each form would, and keeps fo
 bytes of its ids and its bags. From sums over dense ranks follow the bytes of a step for any layout (``step_bytes``), by
 the formula of ``exchange.exchange``, but for the padding of messages and the norms of column shards, and to within 2
 bytes of ids an entry, since entries of a message share some; and those of them that cross hosts (``cross_host_bytes``).
-Knows layouts and batches; knows no MPI and chooses nothing.
+What ranks of a host ask together they tell each other by ``HostAsks``. Knows layouts and batches; chooses nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
 
-from hpcrec.exchange.bags import Splitter
+from hpcrec.exchange.bags import Entries, Requests, Splitter
 from hpcrec.exchange.forecast import Forecast
+from hpcrec.exchange.host_rows import HostAsks
 from hpcrec.exchange.layout import Entry, Layout
 from hpcrec.exchange.reduction import Reduction, Transfer
 from hpcrec.exchange.verdict import tellers
-from hpcrec.types import Bags, Floats
+from hpcrec.types import Bags, Floats, Ints
 
-Key = tuple[tuple[str, bool, bool], tuple[str, ...]]
-"""What is sent (``Form.sends``, whether empty bags are, and vectors are added), and of which features."""
+Key = tuple[tuple[str, bool, bool, bool], tuple[str, ...]]
+"""What is sent (``Form.sends``; whether empty bags are, vectors are added, rows asked for together); and features."""
 
 
 def key_of(entry: Entry) -> Key:
     """What is sent for an entry."""
-    return (entry.form.sends, entry.every_bag, entry.added), entry.features
+    return (entry.form.sends, entry.every_bag, entry.added, entry.merged), entry.features
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,9 @@ class Asks:
     ----------
     samples : mapping of int to float
         By holder.
-    entries : mapping of Key to mapping of int to (float, float)
-        By holder: bytes of ids (0 where holders read them), and bags that are answered.
-    given : mapping of Key to mapping of int to float
-        By holder: bags whose vectors it gives to another holder of its host, to be added.
+    entries : mapping of Key to mapping of int to (float, float, float)
+        By holder: bytes of ids (0 where holders read them), bags that are answered, and those whose vectors cross
+        inside a host besides: to another holder, to be added, or from the dense rank that has asked for them.
     own_samples : mapping of int to float
         By dense rank: those of its own part of a batch.
     far : Asks or None
@@ -74,9 +74,8 @@ class Asks:
     """
 
     samples: Mapping[int, float]
-    entries: Mapping[Key, Mapping[int, tuple[float, float]]]
+    entries: Mapping[Key, Mapping[int, tuple[float, float, float]]]
     own_samples: Mapping[int, float]
-    given: Mapping[Key, Mapping[int, float]]
     far: "Asks | None" = None
     forecast: Forecast | None = None
 
@@ -85,8 +84,8 @@ class Asks:
         far = None if self.far is None else replace(self.far, forecast=forecast)
         return replace(self, forecast=forecast, far=far)
 
-    def of(self, entry: Entry, holder: int) -> tuple[float, float]:
-        """Bytes of ids and bags of an entry; at most so many where just wider ones, or its features, were counted.
+    def of(self, entry: Entry, holder: int) -> tuple[float, float, float]:
+        """What is counted of an entry; at most so many where just wider ones, or its features, were counted.
 
         Of the bytes about so many: fewer ids that rise are further apart, which can take a bit more of each.
         """
@@ -98,8 +97,18 @@ class Asks:
         bounds = [min(wider, key=lambda n: n[1])]
         if all((kind, (f,)) in self.entries for f in features):
             alone = [self.entries[kind, (f,)][holder] for f in features]
-            bounds.append((sum(n for n, _ in alone), sum(n for _, n in alone)))
+            bounds.append((sum(n for n, _, _ in alone), sum(n for _, n, _ in alone), sum(n for _, _, n in alone)))
         return min(bounds, key=lambda n: n[1])
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is counted by one splitter: number of each entry, holder, and key; and what waits for others of the host."""
+
+    splitter: Splitter
+    wanted: list[tuple[int, int, Key]]
+    asks: HostAsks | None
+    waiting: list[Requests] = field(default_factory=list)
 
 
 class Counter:
@@ -119,6 +128,8 @@ class Counter:
         World ranks of all that count.
     far : set of int
         World ranks on other hosts.
+    together : callable, optional
+        ``together(layout, entries)``: how dense ranks of this one's host ask together, or None.
     """
 
     def __init__(
@@ -130,6 +141,7 @@ class Counter:
         rank: int,
         dense: Sequence[int],
         far: AbstractSet[int] = frozenset(),
+        together: Callable[[Layout, Entries], HostAsks | None] = lambda *_: None,
     ) -> None:
         self._reads_ids = reads_ids
         self._rank = rank
@@ -137,7 +149,7 @@ class Counter:
         self._far = far
         self._sums: dict[Key, dict[int, np.ndarray]] = {}
         self._samples: list[int] = []
-        self._work: list[tuple[Splitter, list[tuple[int, int, Key]]]] = []
+        self._work: list[_Work] = []
         self._far_R = np.zeros(1 + max((holder for layout in layouts for holder in layout.legs), default=0), bool)
         self._far_R[[holder for holder in far if holder < len(self._far_R)]] = True
         for layout in layouts:
@@ -151,7 +163,8 @@ class Counter:
             if wanted:
                 split = splitter(layout, {f for key in wanted.values() for f in key[1]})
                 named = enumerate(split.entries.names())
-                self._work.append((split, [(e, at[0], wanted[at]) for e, at in named if at in wanted]))
+                mine = [(e, at[0], wanted[at]) for e, at in named if at in wanted]
+                self._work.append(_Work(split, mine, together(layout, split.entries)))
 
     def add(self, bags: Bags, samples: int) -> None:
         """Counts one batch.
@@ -162,12 +175,27 @@ class Counter:
             An id outside its table.
         """
         self._samples.append(samples)
-        for splitter, wanted in self._work:
-            requests = splitter.requests(splitter.columns(bags, samples, slice(0, samples)))
-            bytes_E = splitter.entries.bytes_of(requests, self._far_R, splitter.dtype.itemsize)
-            bags_E, given_E = splitter.answers(requests).bags_E, splitter.given(requests)
-            for e, holder, key in wanted:
-                self._sums[key][holder] += 0 if self._reads_ids else bytes_E[e], bags_E[e], given_E[e]
+        for work in self._work:
+            requests = work.splitter.requests(work.splitter.columns(bags, samples, slice(0, samples)))
+            if work.asks is None:
+                self._count(work, requests, work.splitter.answers(requests).bags_E, work.splitter.given(requests))
+            else:
+                work.waiting.append(requests)
+
+    def meet(self) -> None:
+        """Counts what dense ranks of a host ask together; collective among these, once no rank has failed."""
+        for work in self._work:
+            for wanted in work.waiting if work.asks is not None else ():
+                assert work.asks is not None, "looked at above"
+                asked, together = work.asks.merge(wanted)
+                answers_E = work.asks.sent_E(together, work.splitter.answers(wanted).bags_E)
+                self._count(work, asked, answers_E, work.splitter.given(wanted) + work.asks.handed(wanted))
+            work.waiting.clear()
+
+    def _count(self, work: "_Work", asked: Requests, answers_E: Ints, beside_E: Ints) -> None:
+        bytes_E = work.splitter.entries.bytes_of(asked, self._far_R, work.splitter.dtype.itemsize)
+        for e, holder, key in work.wanted:
+            self._sums[key][holder] += 0 if self._reads_ids else bytes_E[e], answers_E[e], beside_E[e]
 
     def totals(self) -> Floats:
         """Means over batches, flat float64, to be summed over dense ranks; zeros where nothing was counted."""
@@ -189,13 +217,11 @@ class Counter:
         found: list[Asks] = []
         for _ in range(2):
             samples = {h: next(numbers) for h in self._holders()}
-            counted = {
+            entries = {
                 key: {h: (next(numbers), next(numbers), next(numbers)) for h in by_holder}
                 for key, by_holder in self._sums.items()
             }
-            entries = {key: {h: n[:2] for h, n in by_holder.items()} for key, by_holder in counted.items()}
-            given = {key: {h: n[2] for h, n in by_holder.items()} for key, by_holder in counted.items()}
-            found.append(Asks(samples, entries, own_samples, given))
+            found.append(Asks(samples, entries, own_samples))
         return replace(found[0], far=found[1])
 
     def _holders(self) -> list[int]:
@@ -203,6 +229,7 @@ class Counter:
 
 
 BAG_BYTES = 4  # by which who gives vectors to be added says which bag each is of
+ROW_BYTES = 8  # by which who is given rows has said which
 FLOPS_A_WEIGHT = 6  # a multiplication and an addition for the result, the vectors' gradient and the weight's
 
 
@@ -298,7 +325,7 @@ def kept_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> float:
     for holder, leg in layout.legs.items():
         for entry in leg.entries:
             if entry.form.conditional:
-                _, asked = asks.of(entry, holder)
+                _, asked, _ = asks.of(entry, holder)
                 total += sum(_forecast(asks).entry(layout, leg, entry, (0.0, asked), item_bytes.whole).values())
     return total
 
@@ -317,7 +344,7 @@ def entry_bytes(
 ) -> Iterator[tuple[Entry, dict[str, float]]]:
     """Bytes by tag of each entry of each holder, by the formula of its form.
 
-    ``inside``: with those that it gives to another holder of its host, to be added.
+    ``inside``: with those that cross inside a host besides.
     """
     held = item_bytes.whole if item_bytes.held is None else item_bytes.held
     for holder, leg in layout.legs.items():
@@ -325,16 +352,15 @@ def entry_bytes(
         for stream in leg.streams:
             widths[stream.entry].append(stream.width)
         for entry, columns in zip(leg.entries, widths, strict=True):
-            counted = asks.of(entry, holder)
+            id_bytes, bags, beside = asks.of(entry, holder)
             if entry.form.conditional:
-                yield entry, _forecast(asks).entry(layout, leg, entry, counted, item_bytes.whole)
+                yield entry, _forecast(asks).entry(layout, leg, entry, (id_bytes, bags), item_bytes.whole)
             else:
-                tags = entry.form.wire_bytes(*counted, columns, item_bytes.of)
-                if entry.added and inside:
-                    bags = asks.given[key_of(entry)][holder]
-                    vectors = held * bags * sum(columns)
-                    tags["values"] += vectors + BAG_BYTES * bags
-                    tags["gradients"] += vectors
+                tags = entry.form.wire_bytes(id_bytes, bags, columns, item_bytes.of)
+                if inside:
+                    tags["values"] += held * beside * sum(columns) + BAG_BYTES * beside * entry.added
+                    tags["gradients"] += held * beside * sum(columns)
+                    tags["ids"] += ROW_BYTES * beside * entry.merged
                 yield entry, tags
 
 

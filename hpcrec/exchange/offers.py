@@ -43,7 +43,7 @@ class Offers:
         Whether operators with dense parameters may be computed at holders, who then train these for all dense ranks.
     kept : str, optional
         The form under which dense ranks keep rows, where the policy has one: what features have that do not leave it.
-    added : set of str
+    added, merged : set of str
         As of ``Layout``.
 
     Attributes
@@ -73,6 +73,7 @@ class Offers:
         learned: bool = True,
         kept: str | None = None,
         added: AbstractSet[str] = frozenset(),
+        merged: AbstractSet[str] = frozenset(),
     ) -> None:
         self.forms = offered(thresholded=thresholded)
         self.kept = kept
@@ -81,7 +82,7 @@ class Offers:
         self._forms = dict(forms)
         self._default_form = default_form
         self._parts = tables, lookups, operators, one_hot
-        self._added = added
+        self._added, self._merged = added, merged
         self.operators = dict(operators)
         self.dense = tuple(dense)
         sharded = [f for family in families if family.kind != "replicate" for f in family.features]
@@ -131,6 +132,7 @@ class Offers:
             most_stay=most_stay,
             learned=self.learned,
             added=self._added,
+            merged=self._merged,
         )
 
     def single(self, form: str) -> dict[str, str]:

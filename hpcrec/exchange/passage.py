@@ -1,4 +1,4 @@
-"""What every way of messages between owners and dense ranks is: ``way``, past stages; ``host_sums``, added by hosts.
+"""What every way of messages between owners and dense ranks is: ``way``, past stages; ``between_hosts``, with sums.
 
 An owner writes its messages as if they went straight to dense ranks, and a dense rank reads them so; what lies between
 is the way's. Knows neither.

@@ -71,7 +71,7 @@ CASES: dict[str, dict[str, Any]] = {
         "embedding": {"share": {}},
     },
 }
-NOTHING_ADDED = {"rows", "thresholds", "ahead", "cached", "cached ahead"}
+NOTHING_ADDED = {"thresholds", "ahead", "cached", "cached ahead"}
 
 
 def config_of(folder: Path, path: str, **sections: dict[str, Any]) -> Config:
@@ -106,7 +106,8 @@ def dynamic_of(session: Session) -> dict[str, np.ndarray]:
 
 def ran(config: Config, name: str) -> tuple[Any, frozenset[str]]:
     with open_session(config) as session:
-        main, added = session.parts.world.main, session.parts.exchange.layout.added
+        main, layout = session.parts.world.main, session.parts.exchange.layout
+        added = layout.added | layout.merged
         losses = [float(main.allreduce(np.array([step.run()]))[0]) for step in session.steps()]
         session.parts.pipeline.settle()
         return (losses, dynamic_of(session) if name.startswith("dynamic") else gather_tables(session)), added
