@@ -12,28 +12,25 @@ phase of values or gradients; ids, ``control`` and dense gradients stay below th
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from _report import claim, interval
 from _workloads import zipf_ids
-from des_parts.cells import Row, show
+from des_parts.cells import Row
 from hybrid_parts import runs
+from levels_parts import arms
 from on_ranks import launch
 
-from hpcrec.comm.ledger import TAGS
 from hpcrec.data.layout import Column, Columns
 from hpcrec.preparation.writer import Writer
 from hpcrec.types import Feature
 
-CONFIG = Path(__file__).resolve().parent / "levels.toml"
 TABLES, IDS, ROWS, CAPACITY, BATCH, N_DENSE = 8, 20, 60_000, 64_000, 512, 4
-RANKS, WARMUP, COOLDOWN, STEPS, REPEATS, SEED = 2, 4, 2, 10, 5, 11
+RANKS, STEPS, REPEATS, SEED = 2, 10, 5, 11
 BURST = "8kb"
-RATES = ("1gbit", "100mbit", "unshaped")
-UNSHAPED = "40gbit"  # more than 2 cores carry
 GOALS = {"1gbit": 1.7, "100mbit": 4.0}
 WITHIN, OVER_ALL = (
     tuple(f"embedding.tables.f{t}.shard={kind}" for t in range(TABLES)) for kind in ("host", "row")
@@ -55,13 +52,13 @@ def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list
         return [{"part": "dealt", "result": reason}], []
     rows, claims = list[Row](), list[Row]()
     steps, repeats = (4, 1) if quick else (STEPS, REPEATS)
-    data = prepared(cache, BATCH * (STEPS + WARMUP + COOLDOWN))
-    for rate in RATES[: 1 if quick else None]:
-        link = UNSHAPED if rate == "unshaped" else rate
+    data = prepared(cache, BATCH * (STEPS + arms.WARMUP + arms.COOLDOWN))
+    for rate in arms.RATES[: 1 if quick else None]:
+        link = arms.UNSHAPED if rate == "unshaped" else rate
         there = partial(launch.on_hosts, cluster=cluster, rate=link, ranks_per_host=RANKS, burst=BURST)
         found = runs.in_turn(there, {name: job(data, own, steps) for name, own in ARMS.items()}, repeats)
         best = min(BEFORE, key=lambda name: statistics.median(row["step_s"] for row in found[name]))
-        rows += [line(found, name, best, rate) for name in ARMS]
+        rows += [arms.line("dealt", found, name, best, rate, RANKS) for name in ARMS]
         ratios = [b["step_s"] / a["step_s"] for a, b in zip(found["levels"], found[best], strict=True)]
         goal = f">= {GOALS[rate]}" if rate in GOALS else None
         claims.append(
@@ -73,10 +70,10 @@ def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list
                 sure=interval(ratios),
             )
         )
-        if rate == RATES[0]:
-            flat = crossing(found["pooled"][0])
+        if rate == arms.RATES[0]:
+            flat = arms.crossing(found["pooled"][0], RANKS)
             for name, arm, most in (("dealt", "over all, levels", 0.55), ("within", "levels", 0.15)):
-                share = crossing(found[arm][0]) / flat
+                share = arms.crossing(found[arm][0], RANKS) / flat
                 unit = "of the bytes of values and gradients across hosts"
                 claims.append(claim(f"levels.cross_ratio.{name}", share, unit, f"<= {most}"))
     return rows, claims
@@ -85,28 +82,7 @@ def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list
 def job(data: Path, own: Sequence[str], steps: int) -> Row:
     """A run."""
     dynamic = [f"embedding.tables.f{t}.dynamic.capacity={CAPACITY}" for t in range(TABLES)]
-    settings = [f"data.train={data}", f"train.steps={WARMUP + steps + COOLDOWN}", *dynamic, *own]
-    return {"kind": "train", "config": str(CONFIG), "settings": settings, "warmup": WARMUP, "cooldown": COOLDOWN}
-
-
-def line(found: Mapping[str, Sequence[Row]], name: str, best: str, rate: str) -> Row:
-    """Of the table: how many times as fast as the best without levels, and what crosses in a step."""
-    faster, low, high = runs.faster(found, name, best)
-    row: Row = {"part": "dealt", "rate": rate, "arm": name, "runs": len(found[name])}
-    row |= {f"{key}_ms": 1e3 * statistics.median(of[f"{key}_s"] for of in found[name]) for key in ("step", "cpu")}
-    row |= {"faster": faster, "low": low, "high": high, "crossing_kb": 1e-3 * crossing(found[name][0])}
-    row["crossing_all_kb"] = 1e-3 * crossing(found[name][0], every_tag=True)
-    show(row)
-    return row
-
-
-def crossing(row: Row, *, every_tag: bool = False) -> float:
-    """Bytes a step from host to host: of values and gradients, or of all."""
-    bytes_TRR = np.array(row["bytes_TRR"])
-    host_R = np.arange(bytes_TRR.shape[1]) // RANKS
-    far_RR = host_R[:, None] != host_R[None, :]
-    tags = [t for t, tag in enumerate(TAGS) if every_tag or tag in ("values", "gradients")]
-    return float((bytes_TRR[tags].sum(axis=0) * far_RR).sum())
+    return arms.job(data, (*dynamic, *own), steps)
 
 
 def prepared(cache: Path, samples: int) -> Path:

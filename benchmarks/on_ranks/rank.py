@@ -28,6 +28,7 @@ from clock import Clock
 import hpcrec
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
+from hpcrec.comm import world as world_module
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.start import start
@@ -65,6 +66,7 @@ def train(
     again_from: bool = False,
     settled: Mapping[str, Any] | None = None,
     leave_after: int | None = None,
+    ranks_a_host: int | None = None,
 ) -> Any:
     """One run: bytes a step by tag, sender and receiver, and the mean time of a step.
 
@@ -92,7 +94,11 @@ def train(
         What ``settle.fill`` is given, where copies of rows are to be there from the start.
     leave_after : int, optional
         Steps after which the run is left, without what its end would do.
+    ranks_a_host : int, optional
+        The run is told that so many ranks, one after the other, are on a host, wherever they are.
     """
+    if ranks_a_host is not None:
+        world_module.hosts_of = lambda comm: tuple(rank // ranks_a_host for rank in range(comm.size))
     clock = Clock() if clocked else None
     began_s, used_s = time.perf_counter(), 0.0
     with hpcrec.open_session(config, settings) as session:

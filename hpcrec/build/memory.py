@@ -36,6 +36,7 @@ from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.roots import Roots
+from hpcrec.exchange.runners import Runners
 from hpcrec.operators.base import weights_of
 from hpcrec.plan.lines import lines_of
 from hpcrec.plan.memory import RankMemory, dealing_bytes, rank_memory
@@ -104,7 +105,8 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         looked = () if affinity is None else affinity.features
         dense = _dense_rank(config, dataset, model, layout, mean_ids, topology, reduction, looked)
         auto = _auto(config, dataset, offers)
-    roots = Roots(layout, topology.dense, topology.host_of)
+    there = layout, topology.dense, topology.host_of
+    roots, runners = Roots(*there), Runners(*there)
     wholes = sum(w.numel() for o in operators.values() for w in weights_of(o, o.lookups))
     return [
         rank_memory(
@@ -116,7 +118,8 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             written=_written(config, wire_bytes),
             read_bytes=_read_bytes(config, dataset, layout, rank, looked),
             added_elements=samples * reduction.elements_at(rank)
-            + _added_elements(config, layout, rank, mean_ids, roots),
+            + _added_elements(config, layout, rank, mean_ids, roots)
+            + _merged_elements(layout, rank, mean_ids, runners, samples),
             auto=auto if rank in topology.dense else None,
             held_ids=_held_ids(families, rank),
             lookups=topology.table_sets,
@@ -151,6 +154,18 @@ def _added_elements(config: Config, layout: Layout, rank: int, mean_ids: dict[st
             width = sum(s.width for s in leg.streams if s.entry == e) + _PLACE_ELEMENTS
             # of each dense rank elsewhere one of the members is the root, which has all parts
             found += roots.n_far(rank) * (2 - 1 / members) * width * entry.form.vectors(ids, batch)
+    return found
+
+
+def _merged_elements(layout: Layout, rank: int, mean_ids: dict[str, float], runners: Runners, samples: float) -> float:
+    """Of rows that a dense rank wants of other hosts and its host asks for together, as ``_added_elements`` counts."""
+    found = 0.0
+    for holder, leg in layout.legs.items():
+        for e, entry in enumerate(leg.entries):
+            if entry.merged and runners.merges(entry.features, holder, rank):
+                ids = samples * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts
+                width = sum(s.width for s in leg.streams if s.entry == e) + _PLACE_ELEMENTS
+                found += width * entry.form.vectors(ids, samples)
     return found
 
 

@@ -27,7 +27,7 @@ class Runners:
     """
 
     def __init__(self, layout: Layout, dense: Sequence[int], host_of: Sequence[int]) -> None:
-        self._layout, self._host_of = layout, tuple(host_of)
+        self._host_of, self._dense = tuple(host_of), frozenset(dense)
         self._here = {host: [d for d in dense if host_of[d] == host] for host in sorted(set(host_of))}
         self._of: dict[tuple[int, tuple[str, ...], int], int] = {}
         weights = [
@@ -49,7 +49,7 @@ class Runners:
 
     def merges(self, features: tuple[str, ...], holder: int, dense: int) -> bool:
         """Whether they are asked for together with those that others of its host want."""
-        return (self._host_of[dense], features, holder) in self._of
+        return dense in self._dense and (self._host_of[dense], features, holder) in self._of
 
     def any_on(self, host: int) -> bool:
         """Whether dense ranks of a host ask for anything together."""

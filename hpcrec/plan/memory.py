@@ -35,7 +35,7 @@ _SEEN_BYTES_AN_ID = 91  # of a batch in the window: 40 of dealt rows, and 51 in 
 _SEEN_BYTES_A_BAG = 16
 _VECTOR_COPIES = 3  # at a holder: values, gradients, the sums of a row's gradients
 _LEAF_COPIES = 6  # at a dense rank: values, leaves, operators' results, their gradients, leaf gradients, the message
-_SUM_COPIES = 4  # of what owners add among them: messages, parts that are kept, sums, their gradients
+_SUM_COPIES = 4  # of what ranks of a host add: messages, parts that are kept, sums, their gradients
 _WINNER_BYTES = 4
 _WINDOW_SIDES = 2  # of a message's memory that neighbours read: comm.window
 _DEALT_BYTES_AN_ID = 100  # while a batch is dealt: sample, place, owner, weight, twice, and where they are counted
@@ -119,7 +119,7 @@ def rank_memory(
         What it reads of ids as a holder (``exchange.ids = "read"``): windows of the data set, and batches ahead.
     added_elements : float
         Of partial results, and vectors of bags, that it gives to other owners, is given by them, or adds to theirs
-        (``exchange.reduce``, ``exchange.path``).
+        (``exchange.reduce``, ``exchange.path``); and of rows that it asks for with other dense ranks of its host.
     auto : mapping of str to float, optional
         What form ``auto`` may take besides: term -> bytes.
     held_ids : sequence of HeldIds
@@ -155,7 +155,7 @@ def rank_memory(
     asked_elements = (dense.samples * dense.leaf_elements, dense.kept) if dense else (0.0, 0.0)
     if written is not None:
         terms |= written_terms(written, item_bytes, *(_times(in_flight, n) for n in (held_elements, asked_elements)))
-    some = {"ids read": read_bytes, "sums among owners": in_flight * _SUM_COPIES * item_bytes * added_elements}
+    some = {"ids read": read_bytes, "sums in hosts": in_flight * _SUM_COPIES * item_bytes * added_elements}
     some |= {"lags of copies": traffic.lag_bytes, "dealing": dealt_bytes}
     some["saving"] = 0 if saves is None else _saving_bytes(held, item_bytes, marks, steps=saves)
     some["id maps"] = sum(_map_bytes(h) for h in held_ids) + traffic.dynamic_ids * _FIND_BYTES_AN_ID if held_ids else 0

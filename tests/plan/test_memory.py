@@ -417,7 +417,7 @@ def test_what_owners_add_among_them_takes_memory(tmp_path):
         ("auto", [0, 0, 1], [0, 0], 2 * 34),
     ):
         found = [m.terms for m in predict_memory(load_config(config, [*wanted, f"exchange.reduce='{way}'"]), hosts)]
-        added = [m.get("sums among owners", 0) for m in found]
+        added = [m.get("sums in hosts", 0) for m in found]
         assert sorted(added) == [0, *sorted(4 * 4 * 100 * n for n in terms)], way
         assert found[2]["leaves"] == 6 * 4 * 100 * received, way
 
@@ -429,8 +429,15 @@ def test_what_hosts_add_takes_memory(tmp_path):
     wanted += [f"embedding.tables.f{i}.{key}" for i in range(4) for key in ("shard='row'", "owners=[0,1]")]
     for reduce, hosts, vectors in (("auto", [0, 0, 1], 2 * 2 + 2), ("dense", [0, 0, 1], 0), ("auto", [0, 1, 1], 0)):
         found = predict_memory(load_config(config, [*wanted, f"exchange.reduce='{reduce}'"]), hosts)
-        added = [m.terms.get("sums among owners", 0) for m in found]
+        added = [m.terms.get("sums in hosts", 0) for m in found]
         assert added == [4 * 4 * 100 * (32 + 2) * vectors] * 2 + [0], (reduce, hosts)
+    rows = [*wanted, "exchange.form='rows'"]  # a dense rank wants 2 of 4 ids of each bag from either owner
+    for hosts, elsewhere in (([0, 0, 1, 1], 2), ([0, 1, 1, 1], 1), ([0, 1, 2, 2], 2), ([0, 0, 1, 2], 0)):
+        found = predict_memory(
+            load_config(config, [*rows, "topology.owners=2", "topology.dense=2", "train.batch_size=200"]), hosts
+        )
+        added = [m.terms.get("sums in hosts", 0) for m in found]
+        assert added == [0, 0] + [4 * 4 * 100 * (32 + 2) * 4 * 2 * elsewhere] * 2, hosts
     free = ["exchange.path='levels'", *(f"embedding.tables.f{i}.dynamic.capacity=2000" for i in range(4))]
     alone = [predict_memory(load_config(config, own), [0, 1, 2]) for own in (free, free[1:])]
     assert [m.terms for m in alone[0]] == [m.terms for m in alone[1]], "a rank a host: nothing is dealt otherwise"
